@@ -1,0 +1,50 @@
+"""What a checkpoint reader gives: a config, tensors by their Hugging Face names, and a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ipex_lookahead.formats.base import PackedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What is known of a tensor before it is read: shape, and the format its bits are in (``FORMATS``)."""
+
+    shape: tuple[int, ...]
+    format: str
+    group_size: int = 0
+
+
+class Checkpoint(Protocol):
+    """An opened checkpoint. Opening validates everything but the tensors' values; reading is tensor by tensor.
+
+    ``config`` uses Hugging Face's names and holds only allow-listed, type-checked keys, whatever the file kind.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+
+    def names(self) -> Sequence[str]:
+        """Tensor names in Hugging Face's spelling, such as ``model.layers.0.self_attn.q_proj.weight``."""
+        ...
+
+    def info(self, name: str) -> TensorInfo:
+        """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""
+        ...
+
+    def read(self, name: str) -> PackedWeight:
+        """The tensor, its bits as they are in the file (a copy: the file may go away afterwards)."""
+        ...
+
+    def tokenizer(self) -> Any | None:
+        """The checkpoint's ``transformers`` tokenizer, or None where the checkpoint carries none."""
+        ...
+
+    def close(self) -> None:
+        """Release the file. Tensors already read stay valid."""
+        ...

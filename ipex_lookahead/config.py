@@ -1,0 +1,49 @@
+"""Frozen settings, validated where they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ipex_lookahead.errors import InputError
+
+MAX_DRAFT = 64
+"""Most drafted rows a step; a larger budget has never paid on a CPU and would only cost memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookaheadConfig:
+    """How drafts are made. By promise 1 nothing here changes the output.
+
+    Attributes:
+        strategy: a key of ``PROPOSERS``.
+        num_draft_tokens: most drafted tokens a step, 0 (lookahead off) to 64.
+        max_matching_ngram_size: longest n-gram that prompt lookup matches (ipex-llm's name), 1 to 64.
+    """
+
+    strategy: str = "prompt_lookup"
+    num_draft_tokens: int = 3
+    max_matching_ngram_size: int = 3
+
+    def __post_init__(self) -> None:
+        _in_range("num_draft_tokens (lookahead)", self.num_draft_tokens, 0, MAX_DRAFT)
+        _in_range("max_matching_ngram_size", self.max_matching_ngram_size, 1, 64)
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> LookaheadConfig:
+        """Read a preset. An unknown key is an error that lists the known ones."""
+        import yaml
+
+        loaded: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(loaded, dict):
+            raise InputError(f"{path}: a lookahead preset is a YAML mapping, got {type(loaded).__name__}")
+        known = {f.name for f in fields(cls)}
+        if unknown := sorted(set(map(str, loaded)) - known):
+            raise InputError(f"{path}: unknown key {unknown[0]!r}; the known keys are {', '.join(sorted(known))}")
+        return cls(**loaded)
+
+
+def _in_range(name: str, value: object, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise InputError(f"{name} is {value!r}; it must be a whole number from {low} to {high}")

@@ -1,0 +1,67 @@
+"""Counters and times of one generation. They belong to the generation, not to the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class GenerationStats:
+    """What one generation did. Times in seconds.
+
+    Attributes:
+        prompt_tokens: prompt tokens of all sequences.
+        tokens: tokens emitted, all sequences.
+        steps: target forwards after prefill.
+        sequence_steps: steps summed over the sequences that took part in each.
+        drafted, accepted: draft tokens verified, and those of them that were emitted.
+        prefill_seconds: from the start to the end of the prompt pass.
+        first_token_seconds: from the start to the first emitted token (TTFT).
+        decode_seconds: from the first emitted token to the last.
+        proposer_seconds, engine_seconds, sampler_seconds: parts of decode_seconds; what is left over is the loop's own.
+    """
+
+    prompt_tokens: int = 0
+    tokens: int = 0
+    steps: int = 0
+    sequence_steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    prefill_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    proposer_seconds: float = 0.0
+    engine_seconds: float = 0.0
+    sampler_seconds: float = 0.0
+    sequences: int = 1
+    extra: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def decode_tokens(self) -> int:
+        """Tokens after the first of each sequence: those that ``decode_seconds`` was spent on."""
+        return max(0, self.tokens - self.sequences)
+
+    @property
+    def decode_tok_s(self) -> float:
+        """Tokens a second after the first token."""
+        return self.decode_tokens / self.decode_seconds if self.decode_seconds > 0 else 0.0
+
+    @property
+    def prefill_tok_s(self) -> float:
+        """Prompt tokens a second."""
+        return self.prompt_tokens / self.prefill_seconds if self.prefill_seconds > 0 else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens emitted a target forward of a sequence, bonus included (vLLM's definition)."""
+        return self.decode_tokens / self.sequence_steps if self.sequence_steps else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted over drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def python_seconds(self) -> float:
+        """Everything in decode that is not the engine: proposer, sampler and the loop itself."""
+        return max(0.0, self.decode_seconds - self.engine_seconds)

@@ -1,0 +1,93 @@
+"""Where a model runs: the two protocols every engine fulfils."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Cache(Protocol):
+    """Keys and values of one sequence. ``length`` counts the committed positions."""
+
+    @property
+    def length(self) -> int: ...
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Commit rows of the last forward, a path root first, at positions length, length + 1, ...; drop the others.
+
+        ``rows`` are indices among this sequence's own rows in that forward. Raises InputError where they are no path.
+        """
+        ...
+
+    def crop(self, length: int) -> None:
+        """Keep the first ``length`` positions (absolute). Raises InputError beyond the present length."""
+        ...
+
+    def fork(self) -> Cache:
+        """A second sequence that shares this one's committed prefix and goes on independently."""
+        ...
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rows of one or several sequences for one forward.
+
+    Attributes:
+        caches: one cache a sequence, no cache twice.
+        counts: rows of each sequence, each >= 1; the rows of a sequence are contiguous.
+        tokens: int32 [rows], token ids.
+        parents: int32 [rows]; index of the parent among the same sequence's rows (smaller than the row's own), or -1:
+            the row follows the committed prefix. A row's position is ``cache.length`` + its depth, and it attends to
+            the committed prefix, its ancestors and itself.
+        want: int32 [wanted], rows (indices into the whole batch, ascending) whose output is asked for; None = all.
+        logits: True returns float32 logits, False only their argmax.
+    """
+
+    caches: Sequence[Cache]
+    counts: Sequence[int]
+    tokens: npt.NDArray[np.int32]
+    parents: npt.NDArray[np.int32]
+    want: npt.NDArray[np.int32] | None = None
+    logits: bool = False
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """Outputs in the order of ``Batch.want``.
+
+    Attributes:
+        argmax: int32 [wanted]; the lowest id wins a tie.
+        logits: float32 [wanted, vocab_size], owned by the caller, or None.
+    """
+
+    argmax: npt.NDArray[np.int32]
+    logits: npt.NDArray[np.float32] | None
+
+
+class Engine(Protocol):
+    """A loaded model. Thread-compatible: one forward at a time; caches of different generations do not interact."""
+
+    name: str
+    row_invariant: bool
+    vocab_size: int
+    max_context: int
+    """Positions a sequence may have at most."""
+
+    def new_cache(self) -> Cache: ...
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """One pass over the batch's rows. Nothing is committed: call ``keep`` on each cache, or forward again to drop.
+
+        Raises:
+            ContextLengthError: a row's position would not be below ``max_context``.
+            InputError: a token id outside the vocabulary, or parents that are no forest.
+        """
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Facts for ``info`` and for reports: engine, isa, threads, low_bit, weight_bytes, kv_bytes_per_token."""
+        ...

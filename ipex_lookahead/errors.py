@@ -1,0 +1,69 @@
+"""Every error this package raises on purpose, one tree.
+
+    LookaheadError
+    ├── ModelFormatError      a checkpoint's bytes are not what its format says (file, field, offset)
+    ├── UnsupportedModelError the checkpoint is well formed, but asks for something this package cannot run
+    ├── LowBitFormatError     an unknown or unfit low-bit format
+    ├── InputError            what the caller passed: empty prompt, negative budget, bad sampling parameter
+    │   └── ContextLengthError   more positions than the model or its cache can hold
+    ├── EngineError           the engine cannot run here (no compiled core, forced ISA absent)
+    └── DownloadError         a model could not be fetched, or its checksum is wrong
+
+Every message says what was got, what is allowed and what to do. ``hint`` is the command or the change that mends it;
+the command line prints it on a line of its own.
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+
+
+class LookaheadError(Exception):
+    """Base of all errors of this package. ``hint`` says what to do, and may be empty."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class ModelFormatError(LookaheadError):
+    """A checkpoint whose bytes contradict its format.
+
+    Attributes:
+        file: the file at fault.
+        field: the name of the field, tensor or key at fault.
+        offset: byte offset of the field in the file, or None where the fault has no place (a missing key).
+    """
+
+    def __init__(
+        self, file: str | PathLike[str], field: str, offset: int | None, problem: str, *, hint: str = ""
+    ) -> None:
+        where = f" at byte {offset}" if offset is not None else ""
+        super().__init__(f"{file}: {field}{where}: {problem}", hint=hint)
+        self.file = str(file)
+        self.field = field
+        self.offset = offset
+
+
+class UnsupportedModelError(LookaheadError):
+    """A well-formed checkpoint that asks for something this package cannot run."""
+
+
+class LowBitFormatError(LookaheadError, ValueError):
+    """An unknown low-bit format, or one that does not fit the weight."""
+
+
+class InputError(LookaheadError, ValueError):
+    """An argument outside what is allowed."""
+
+
+class ContextLengthError(InputError):
+    """More positions than the model or its cache can hold."""
+
+
+class EngineError(LookaheadError, RuntimeError):
+    """The engine cannot run on this machine."""
+
+
+class DownloadError(LookaheadError, RuntimeError):
+    """A model could not be fetched, or what was fetched is not what was asked for."""
