@@ -1,0 +1,147 @@
+"""What the float formats share: widening to float32, rounding to 16 bits, and the checks on values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.errors import LowBitFormatError
+from ipex_lookahead.formats.base import PackedWeight
+
+FLOAT_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.uint16, "bf16": np.uint16}
+"""Dtype of the codes of each float format."""
+
+CHUNK = 1 << 22
+"""Values handled at a time, so that temporaries stay small beside the weight itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class FloatFormat:
+    """A format whose codes are the values themselves: no groups, no scales.
+
+    Attributes:
+        name: ``fp32``, ``fp16`` or ``bf16``.
+        bits: bits of a value.
+        group_sizes: always ``(0,)``; the ``group_size`` of ``quantize`` is not used.
+    """
+
+    name: str
+    bits: int
+    group_sizes: tuple[int, ...] = (0,)
+
+    def quantize(self, weight: PackedWeight, group_size: int = 32, threads: int | None = None) -> PackedWeight:
+        """A float weight of any shape, rounded to nearest even; the same object where it is in this format already.
+
+        Raises:
+            LowBitFormatError: not a float weight, or a value that is NaN, infinite or beyond this format's range.
+        """
+        check_float(weight)
+        check_finite(weight)
+        if weight.format == self.name:
+            return weight
+        codes = np.empty(weight.shape, FLOAT_DTYPES[self.name])
+        flat, source = codes.reshape(-1), weight.codes.reshape(-1)
+        for start in range(0, flat.size, CHUNK):
+            part = slice(start, start + CHUNK)
+            flat[part] = narrow(widen(source[part], weight.format), self.name)
+        result = PackedWeight(self.name, weight.shape, codes)
+        check_finite(result, overflow_from=weight)
+        return result
+
+    def dequantize(self, weight: PackedWeight) -> npt.NDArray[np.float32]:
+        """The values, float32 [*shape], exactly. A copy, also for fp32."""
+        check_float(weight, self.name)
+        return widen(weight.codes, weight.format)
+
+
+def widen(codes: npt.NDArray[Any], kind: str) -> npt.NDArray[np.float32]:
+    """Codes of a float format as float32 of the same shape (exact; always a copy)."""
+    if kind == "fp16":
+        return codes.view(np.float16).astype(np.float32)
+    if kind == "bf16":
+        return (codes.astype(np.uint32) << 16).view(np.float32)
+    return codes.astype(np.float32)
+
+
+def narrow(values: npt.NDArray[np.float32], kind: str) -> npt.NDArray[Any]:
+    """Finite float32 as codes of a float format, rounded to nearest even; what is too large becomes infinity."""
+    if kind == "fp16":
+        return to_binary16(values)
+    if kind == "bf16":
+        bits = values.view(np.uint32)
+        return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+    return values
+
+
+def to_binary16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Bit patterns of the nearest binary16 (ties to even, subnormals kept, infinity beyond 65519.99)."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        return values.astype(np.float16).view(np.uint16)
+
+
+def from_binary16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
+    """Binary16 bit patterns as float32 (exact)."""
+    return bits.view(np.float16).astype(np.float32)
+
+
+def check_float(weight: PackedWeight, name: str | None = None) -> None:
+    """Raise LowBitFormatError unless the weight is a float one (of format ``name``) whose codes have its shape."""
+    if weight.format not in FLOAT_DTYPES or (name is not None and weight.format != name):
+        allowed = name or ", ".join(sorted(FLOAT_DTYPES))
+        raise LowBitFormatError(f"the weight is in {weight.format!r}; what is needed here is a weight in {allowed}")
+    dtype = np.dtype(FLOAT_DTYPES[weight.format])
+    if weight.codes.shape != tuple(weight.shape) or weight.codes.dtype != dtype:
+        raise LowBitFormatError(
+            f"{weight.format} codes are {weight.codes.dtype} {list(weight.codes.shape)}; "
+            f"the weight's shape asks for {dtype} {list(weight.shape)}"
+        )
+
+
+def check_finite(weight: PackedWeight, overflow_from: PackedWeight | None = None) -> None:
+    """Raise LowBitFormatError naming the first NaN or infinite value of a float weight.
+
+    With ``overflow_from`` the infinity arose in conversion, and the message gives the value that it came from.
+    """
+    flat = weight.codes.reshape(-1)
+    for start in range(0, flat.size, CHUNK):
+        bad = ~finite(flat[start : start + CHUNK], weight.format)
+        if bad.any():
+            index = tuple(int(i) for i in np.unravel_index(start + int(bad.argmax()), weight.shape))
+            if overflow_from is not None:
+                value = value_at(overflow_from, index)
+                raise LowBitFormatError(
+                    f"{place(index)} is {value:g}, beyond the range of {weight.format}",
+                    hint="load the model in bf16 or fp32, or in a format with a scale such as sym_int8",
+                )
+            raise not_finite(index, value_at(weight, index))
+
+
+def finite(codes: npt.NDArray[Any], kind: str) -> npt.NDArray[np.bool_]:
+    """Which codes of a float format are finite numbers."""
+    if kind == "fp32":
+        ordinary: npt.NDArray[np.bool_] = np.isfinite(codes)
+    else:
+        exponent = 0x7C00 if kind == "fp16" else 0x7F80
+        ordinary = (codes & exponent) != exponent
+    return ordinary
+
+
+def value_at(weight: PackedWeight, index: tuple[int, ...]) -> float:
+    """One value of a float weight."""
+    return float(widen(weight.codes[index].reshape(1), weight.format)[0])
+
+
+def not_finite(index: tuple[int, ...], value: float) -> LowBitFormatError:
+    """The error for a NaN or infinite value."""
+    return LowBitFormatError(
+        f"{place(index)} is {value}; weights must be finite numbers",
+        hint="the checkpoint is damaged, or its training diverged; fetch it again",
+    )
+
+
+def place(index: tuple[int, ...]) -> str:
+    """Where a value is, in words."""
+    return f"the value in row {index[0]}, column {index[1]}" if len(index) == 2 else f"the value at {list(index)}"

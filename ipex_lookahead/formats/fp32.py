@@ -1,0 +1,7 @@
+"""IEEE binary32, as most checkpoints were trained."""
+
+from __future__ import annotations
+
+from ipex_lookahead.formats.float_base import FloatFormat
+
+FORMAT = FloatFormat("fp32", 32)
