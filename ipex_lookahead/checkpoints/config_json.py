@@ -1,0 +1,217 @@
+"""``config.json`` and ``generation_config.json``: an allow-list of keys, each checked, and nothing else.
+
+Keys that are not listed are dropped, whatever they hold. That includes ``auto_map``, ``custom_pipelines``, everything
+that starts with an underscore or ends with ``_internal``: keys like these have made other loaders import code.
+"""
+
+from __future__ import annotations
+
+import logging
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from ipex_lookahead.checkpoints.files import BinaryFile
+from ipex_lookahead.checkpoints.hparams import (
+    MAX_CONTEXT,
+    ROPE,
+    SIZES,
+    Source,
+    boolean,
+    check_rope,
+    check_sizes,
+    real,
+    shown,
+    text,
+    token_id,
+    token_ids,
+    whole,
+)
+from ipex_lookahead.checkpoints.strict_json import JsonObject, parse
+from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 64
+
+_REQUIRED = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+)
+_DEFAULTS: dict[str, Any] = {
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+"""What transformers' LlamaConfig takes for keys that are missing."""
+_OTHERS = {
+    "hidden_act": text,
+    "tie_word_embeddings": boolean,
+    "attention_bias": boolean,
+    "mlp_bias": boolean,
+    "partial_rotary_factor": real(0, 1, above=True),
+    "sliding_window": whole(1, MAX_CONTEXT),
+}
+_DTYPES = ("float32", "float16", "bfloat16")
+
+_GENERATION = {
+    "max_new_tokens": whole(1, MAX_CONTEXT),
+    "max_length": whole(1, MAX_CONTEXT),
+    "min_new_tokens": whole(0, MAX_CONTEXT),
+    "min_length": whole(0, MAX_CONTEXT),
+    "do_sample": boolean,
+    "num_beams": whole(1, 1024),
+    "temperature": real(0, 1e6),
+    "top_k": whole(0, 2**31 - 1),
+    "top_p": real(0, 1),
+    "min_p": real(0, 1),
+    "repetition_penalty": real(0, 1e6, above=True),
+    "no_repeat_ngram_size": whole(0, MAX_CONTEXT),
+}
+
+_log = logging.getLogger(__name__)
+
+
+def read_json(path: str | PathLike[str], *, limit: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> JsonObject:
+    """A JSON file whose top is an object. Raises ModelFormatError; reads nothing of a file larger than ``limit``."""
+    path = Path(path)
+    file = BinaryFile(path)
+    try:
+        if file.size > limit:
+            raise ModelFormatError(path, path.name, None, f"is {file.size} bytes; at most {limit} are read")
+        data = file.read(0, file.size, path.name)
+    finally:
+        file.close()
+    value = parse(data, path, path.name, max_depth=max_depth)
+    if not isinstance(value, JsonObject):
+        raise ModelFormatError(path, path.name, 0, "is not a JSON object")
+    return value
+
+
+def read_config(path: str | PathLike[str]) -> dict[str, Any]:
+    """``config.json`` as :func:`checked_config` gives it. Raises ModelFormatError or UnsupportedModelError."""
+    return checked_config(read_json(path), path)
+
+
+def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]:
+    """The allow-listed part of a config, with usual values for what is missing.
+
+    Rope comes out as ``rope_theta`` (float) and ``rope_scaling`` (dict with ``rope_type``, or None), however it is
+    spelled; ``dtype`` stands for ``torch_dtype`` too; ids are int, ``eos_token_id`` int or list of int.
+    """
+    source = _source(raw, path)
+    config: dict[str, Any] = {}
+    if raw.get("model_type") is None:
+        raise source.error("model_type", "is missing")
+    config["model_type"] = text(source, "model_type", raw["model_type"])
+    if raw.get("quantization_config") is not None:
+        raise UnsupportedModelError(
+            f"{path}: the checkpoint is quantised already (quantization_config), in a format that is not read",
+            hint="use the original float checkpoint and load_in_low_bit, or a GGUF file",
+        )
+    for key in _REQUIRED:
+        if raw.get(key) is None:
+            if config["model_type"] == "llama":
+                raise source.error(key, "is missing")
+            raise UnsupportedModelError(
+                f"{path}: model_type {shown(config['model_type'])} has no {key}; it is not a decoder this package knows"
+            )
+    rope, rope_source = _spelled_rope(raw, source)
+    for key in SIZES:
+        value = rope.get(key) if key == "rope_theta" and rope.get(key) is not None else raw.get(key)
+        if value is not None:
+            config[key] = value
+    for key, check in _OTHERS.items():
+        if raw.get(key) is not None:
+            config[key] = check(source, key, raw[key])
+    for key, value in _DEFAULTS.items():
+        config.setdefault(key, value)
+    check_sizes(config, rope_source)
+    config["rope_scaling"] = check_rope(rope or None, rope_source) if _is_scaled(rope) else None
+    if "partial_rotary_factor" in (config["rope_scaling"] or {}):
+        config["partial_rotary_factor"] = config["rope_scaling"].pop("partial_rotary_factor")
+    elif rope.get("partial_rotary_factor") is not None:
+        config["partial_rotary_factor"] = ROPE["partial_rotary_factor"](
+            rope_source, "rope_scaling.partial_rotary_factor", rope["partial_rotary_factor"]
+        )
+    config.update(_architectures(raw, source))
+    config.update(_dtype(raw, source))
+    config.update(_ids(raw, source, config["vocab_size"]))
+    _log_ignored(raw, path)
+    return config
+
+
+def read_generation_config(path: str | PathLike[str], vocab: int) -> dict[str, Any]:
+    """``generation_config.json``, or {} where there is none. Raises ModelFormatError."""
+    if not Path(path).exists():
+        return {}
+    raw = read_json(path)
+    source = _source(raw, path)
+    found = {key: check(source, key, raw[key]) for key, check in _GENERATION.items() if raw.get(key) is not None}
+    return found | _ids(raw, source, vocab)
+
+
+def _source(raw: JsonObject, path: str | PathLike[str]) -> Source:
+    return Source(path, {key: (key, at) for key, at in raw.at.items()})
+
+
+def _spelled_rope(raw: JsonObject, source: Source) -> tuple[dict[str, Any], Source]:
+    """The rope object under either name, {} for none, and a source that knows the places inside it."""
+    key = "rope_parameters" if raw.get("rope_parameters") is not None else "rope_scaling"
+    rope = raw.get(key)
+    if rope is None:
+        return {}, source
+    if not isinstance(rope, JsonObject):
+        raise source.error(key, f"is {shown(rope)}; it must be an object or null")
+    if any(isinstance(value, dict) for value in rope.values()):
+        raise UnsupportedModelError(f"{source.file}: {key} differs by kind of layer, which this package cannot run")
+    places = dict(source.places)
+    places["rope_scaling"] = (key, raw.at[key])
+    places |= {f"rope_scaling.{name}": (f"{key}.{name}", at) for name, at in rope.at.items()}
+    if rope.get("rope_theta") is not None:
+        places["rope_theta"] = places["rope_scaling.rope_theta"]
+    return rope, Source(source.file, places)
+
+
+def _is_scaled(rope: dict[str, Any]) -> bool:
+    """transformers 5 writes ``rope_parameters`` for plain rope too, sometimes with nothing but a theta."""
+    return bool(set(rope) - {"rope_theta", "partial_rotary_factor"})
+
+
+def _architectures(raw: JsonObject, source: Source) -> dict[str, Any]:
+    names = raw.get("architectures")
+    if names is None:
+        return {}
+    if not isinstance(names, list) or len(names) > 16:
+        raise source.error("architectures", f"is {shown(names)}; it must be a short list of strings")
+    return {"architectures": [text(source, "architectures", name) for name in names]}
+
+
+def _dtype(raw: JsonObject, source: Source) -> dict[str, Any]:
+    key = "dtype" if raw.get("dtype") is not None else "torch_dtype"
+    if raw.get(key) is None:
+        return {}
+    name = text(source, key, raw[key]).removeprefix("torch.")
+    return {"dtype": name} if name in _DTYPES else {}
+
+
+def _ids(raw: JsonObject, source: Source, vocab: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key in ("bos_token_id", "pad_token_id", "eos_token_id"):
+        value = raw.get(key)
+        if value is None or (key == "pad_token_id" and value == -1):  # the first Llama's way to say "none"
+            continue
+        found[key] = (token_ids if key == "eos_token_id" else token_id)(vocab)(source, key, value)
+    return found
+
+
+def _log_ignored(raw: JsonObject, path: str | PathLike[str]) -> None:
+    for key in raw:
+        if key.startswith("_") or key.endswith("_internal") or key in ("auto_map", "custom_pipelines"):
+            _log.info("%s: %s is ignored: nothing in a checkpoint is ever imported or run", path, key[:60])

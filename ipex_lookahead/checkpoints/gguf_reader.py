@@ -1,0 +1,401 @@
+"""The GGUF container: header, metadata and tensor table, checked before anything is allocated.
+
+Written from the description of the format (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). The work is
+linear in the size of the metadata; no count or length from the file is believed before it has been compared with the
+bytes that are left.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import struct
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from ipex_lookahead.checkpoints.files import BinaryFile
+from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+
+MAGIC = b"GGUF"
+MAX_RECORDS = 65_536
+"""Most metadata entries, and most tensors; real files have some tens, and less than ten thousand."""
+MAX_ALIGNMENT = 1 << 16
+MAX_KEY = 65_535
+MAX_NAME = 1024
+MAX_STRING = 16 << 20
+MAX_ELEMENTS = 64 << 20
+MAX_ARRAY_STRINGS = 4 << 20
+"""Most strings in all arrays together: a Python string takes several times the bytes a short one has in the file."""
+MAX_DIM = 1 << 40
+
+_SMALLEST_ENTRY = 8 + 1 + 4 + 1
+_SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8
+
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+BOOL, STRING, ARRAY, UINT32 = 7, 8, 9, 4
+_SCALARS = {
+    0: (struct.Struct("<B"), np.uint8),
+    1: (struct.Struct("<b"), np.int8),
+    2: (struct.Struct("<H"), np.uint16),
+    3: (struct.Struct("<h"), np.int16),
+    4: (_U32, np.uint32),
+    5: (struct.Struct("<i"), np.int32),
+    6: (struct.Struct("<f"), np.float32),
+    7: (struct.Struct("<B"), np.uint8),
+    10: (_U64, np.uint64),
+    11: (struct.Struct("<q"), np.int64),
+    12: (struct.Struct("<d"), np.float64),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """How a tensor's values are stored: ``block`` of them take ``nbytes`` bytes. ``format`` is a key of ``FORMATS``."""
+
+    name: str
+    block: int
+    nbytes: int
+    format: str
+
+
+TENSOR_TYPES = {
+    0: TensorType("F32", 1, 4, "fp32"),
+    1: TensorType("F16", 1, 2, "fp16"),
+    30: TensorType("BF16", 1, 2, "bf16"),
+    8: TensorType("Q8_0", 32, 34, "sym_int8"),
+    2: TensorType("Q4_0", 32, 18, "sym_int4"),
+    3: TensorType("Q4_1", 32, 20, "asym_int4"),
+}
+"""The tensor types that are read, by their number in the file."""
+
+OTHER_TYPES = {
+    6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K",
+    16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS",
+    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+}  # fmt: skip
+REMOVED_TYPES = {
+    4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+}  # fmt: skip
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """One entry of the tensor table.
+
+    Attributes:
+        name: as in the file.
+        shape: slowest dimension first, as numpy has it (the file has the fastest first).
+        type: how the values are stored.
+        offset: of the data, from the start of the file.
+        nbytes: of the data.
+        entry: offset of the entry itself, for error messages.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: TensorType
+    offset: int
+    nbytes: int
+    entry: int
+
+
+class GgufFile:
+    """A GGUF file whose structure has been validated.
+
+    Attributes:
+        metadata: key to value: int, float, bool, str, a list of str, or a one-dimensional numpy array for arrays of
+            numbers (uint8 0/1 become bool).
+        offsets: key to the byte offset of its value.
+        tensors: name to entry, in the file's order. Empty until :meth:`read_tensor_table`.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        """Read header and metadata. Raises ModelFormatError."""
+        self.file = BinaryFile(path)
+        self.path = self.file.path
+        self.metadata: dict[str, Any] = {}
+        self.offsets: dict[str, int] = {}
+        self.tensors: dict[str, GgufTensor] = {}
+        self._kinds: dict[str, int] = {}
+        self._cursor = _Cursor(self.file)
+        try:
+            self._read_header()
+            for index in range(self._entry_count):
+                self._read_entry(f"metadata entry {index}")
+            self._alignment = self._read_alignment()
+        except BaseException:
+            self.file.close()
+            raise
+
+    def error(self, field: str, offset: int | None, problem: str, *, hint: str = "") -> ModelFormatError:
+        """The error to raise for a field of this file."""
+        return ModelFormatError(self.path, field, offset, problem, hint=hint)
+
+    def scalar(self, key: str, default: Any = None) -> Any:
+        """A single value of the metadata, or ``default``. Raises ModelFormatError if it is an array."""
+        value = self.metadata.get(key, default)
+        if isinstance(value, list | np.ndarray):
+            raise self.error(key, self.offsets[key], "is an array; it must be a single value")
+        return value
+
+    def _read_header(self) -> None:
+        cursor = self._cursor
+        magic = cursor.take(4, "magic")
+        if magic != MAGIC:
+            raise self.error("magic", 0, f"is {magic!r}; a GGUF file starts with {MAGIC!r}")
+        version = cursor.number(_U32, "version")
+        if version and version & 0xFFFF == 0:
+            raise self.error("version", 4, "is byte-swapped: this is a big-endian file; convert it to little-endian")
+        if version not in (2, 3):
+            raise self.error("version", 4, f"is {version}; versions 2 and 3 are read")
+        self._tensor_count = self._read_count("tensor_count", _SMALLEST_TENSOR)
+        self._entry_count = self._read_count("metadata_kv_count", _SMALLEST_ENTRY)
+
+    def _read_count(self, field: str, smallest: int) -> int:
+        at = self._cursor.at
+        count = int(self._cursor.number(_U64, field))
+        if count > MAX_RECORDS:
+            raise self.error(field, at, f"is {count}; at most {MAX_RECORDS} are read")
+        if count * smallest > self._cursor.left:
+            raise self.error(field, at, f"is {count}, which {self._cursor.left} bytes cannot hold")
+        return count
+
+    def _read_entry(self, field: str) -> None:
+        cursor = self._cursor
+        at = cursor.at
+        key = cursor.name(f"key of {field}", MAX_KEY)
+        if key in self.metadata:
+            raise self.error(key, at, "appears twice in the metadata")
+        at = cursor.at
+        kind = int(cursor.number(_U32, f"type of {key}"))
+        self.offsets[key] = cursor.at
+        if kind == STRING:
+            self.metadata[key] = cursor.string(key, MAX_STRING)
+        elif kind == ARRAY:
+            self.metadata[key] = self._read_array(key)
+        elif kind in _SCALARS:
+            value = cursor.number(_SCALARS[kind][0], key)
+            if kind == BOOL and value not in (0, 1):
+                raise self.error(key, self.offsets[key], f"is {value}; a bool is 0 or 1")
+            self.metadata[key] = bool(value) if kind == BOOL else value
+        else:
+            raise self.error(f"type of {key}", at, f"is {kind}; the types are 0 to 12")
+        self._kinds[key] = kind
+
+    def _read_array(self, key: str) -> Any:
+        cursor = self._cursor
+        at = cursor.at
+        kind = int(cursor.number(_U32, f"element type of {key}"))
+        if kind == ARRAY:
+            raise self.error(f"element type of {key}", at, "is array; arrays of arrays are not allowed")
+        if kind != STRING and kind not in _SCALARS:
+            raise self.error(f"element type of {key}", at, f"is {kind}; the types are 0 to 12")
+        at = cursor.at
+        count = int(cursor.number(_U64, f"length of {key}"))
+        size = 8 if kind == STRING else _SCALARS[kind][0].size
+        if count > MAX_ELEMENTS:
+            raise self.error(f"length of {key}", at, f"is {count}; at most {MAX_ELEMENTS} elements are read")
+        if count * size > cursor.left:
+            raise self.error(f"length of {key}", at, f"is {count}, which {cursor.left} bytes cannot hold")
+        if kind == STRING:
+            return cursor.strings(count, key)
+        at = cursor.at
+        values = np.frombuffer(cursor.take(count * size, key), _SCALARS[kind][1])
+        if kind == BOOL:
+            if count and int(values.max()) > 1:
+                raise self.error(key, at + int(np.argmax(values > 1)), "holds a bool that is neither 0 nor 1")
+            return values.astype(bool)
+        return values
+
+    def _read_alignment(self) -> int:
+        key = "general.alignment"
+        if key not in self.metadata:
+            return 32
+        value = self.metadata[key]
+        if self._kinds[key] != UINT32:
+            raise self.error(key, self.offsets[key], "is not of type uint32")
+        if not 0 < value <= MAX_ALIGNMENT or value & (value - 1):
+            raise self.error(key, self.offsets[key], f"is {value}; it must be a power of two up to {MAX_ALIGNMENT}")
+        return int(value)
+
+    def read_tensor_table(self) -> None:
+        """Read and check the tensor table. Raises ModelFormatError, or UnsupportedModelError for a tensor type."""
+        cursor = self._cursor
+        entries = [self._read_tensor(f"tensor {index}") for index in range(self._tensor_count)]
+        start = _padded(cursor.at, self._alignment)
+        expected = 0
+        for name, shape, kind, offset, entry, offset_at in entries:
+            nbytes = math.prod(shape) // kind.block * kind.nbytes
+            if offset != expected:
+                raise self.error(
+                    f"offset of {name}",
+                    offset_at,
+                    f"is {offset}; tensors lie one after another, so it must be {expected}",
+                )
+            if start + offset + nbytes > self.file.size:
+                raise self.error(
+                    name,
+                    offset_at,
+                    f"ends at byte {start + offset + nbytes}, but the file ends at byte {self.file.size}",
+                    hint="the file is incomplete: download or convert it again",
+                )
+            self.tensors[name] = GgufTensor(name, shape, kind, start + offset, nbytes, entry)
+            expected = _padded(offset + nbytes, self._alignment)
+        if self.file.size > start + expected:
+            _log.warning("%s: %d bytes follow the last tensor", self.path, self.file.size - start - expected)
+
+    def _read_tensor(self, field: str) -> tuple[str, tuple[int, ...], TensorType, int, int, int]:
+        cursor = self._cursor
+        entry = cursor.at
+        name = cursor.name(f"name of {field}", MAX_NAME)
+        if name in self.tensors:
+            raise self.error(name, entry, "appears twice in the tensor table")
+        at = cursor.at
+        dims = int(cursor.number(_U32, f"n_dims of {name}"))
+        if not 1 <= dims <= 4:
+            raise self.error(f"n_dims of {name}", at, f"is {dims}; it must be 1 to 4")
+        shape_at = cursor.at
+        shape = tuple(int(cursor.number(_U64, f"dimension {i} of {name}")) for i in range(dims))
+        for index, size in enumerate(shape):
+            if not 1 <= size <= MAX_DIM:
+                raise self.error(
+                    f"dimension {index} of {name}", shape_at + 8 * index, f"is {size}; it must be 1 to 2^40"
+                )
+        at = cursor.at
+        kind = self._tensor_type(name, int(cursor.number(_U32, f"type of {name}")), at)
+        if shape[0] % kind.block:
+            raise self.error(
+                f"dimension 0 of {name}", shape_at, f"is {shape[0]}; {kind.name} needs a multiple of {kind.block}"
+            )
+        at = cursor.at
+        offset = int(cursor.number(_U64, f"offset of {name}"))
+        # Reserved now, so that the next entry of this name is found out; filled in when all offsets are known.
+        self.tensors[name] = GgufTensor(name, shape[::-1], kind, 0, 0, entry)
+        return name, shape[::-1], kind, offset, entry, at
+
+    def _tensor_type(self, name: str, number: int, at: int) -> TensorType:
+        if number in TENSOR_TYPES:
+            return TENSOR_TYPES[number]
+        supported = ", ".join(sorted(kind.name for kind in TENSOR_TYPES.values()))
+        if number in OTHER_TYPES:
+            raise UnsupportedModelError(
+                f"{self.path}: tensor {name} has type {OTHER_TYPES[number]}; the supported types are {supported}",
+                hint="get or make the file in one of the supported types, such as Q4_0 or Q8_0",
+            )
+        if number in REMOVED_TYPES:
+            raise self.error(
+                f"type of {name}", at, f"is {REMOVED_TYPES[number]}, which GGUF has removed; supported are {supported}"
+            )
+        raise self.error(f"type of {name}", at, f"is {number}, which is unknown; the supported types are {supported}")
+
+    def close(self) -> None:
+        """Release the file."""
+        self.file.close()
+
+
+class _Cursor:
+    """Reads values one after another through a window on the file, and checks every length against what is left."""
+
+    _WINDOW = 1 << 20
+
+    def __init__(self, file: BinaryFile) -> None:
+        self._file = file
+        self._base = 0
+        self._window = b""
+        self._position = 0
+        self._strings_left = MAX_ARRAY_STRINGS
+
+    @property
+    def at(self) -> int:
+        """Offset of the next byte."""
+        return self._base + self._position
+
+    @property
+    def left(self) -> int:
+        """Bytes from here to the end of the file."""
+        return self._file.size - self.at
+
+    def _need(self, count: int, field: str) -> None:
+        if len(self._window) - self._position < count:
+            if count > self.left:
+                raise ModelFormatError(
+                    self._file.path, field, self.at, f"needs {count} bytes, but {self.left} are left in the file"
+                )
+            at = self.at
+            self._window = self._file.read(at, min(self.left, max(count, self._WINDOW)), field)
+            self._base, self._position = at, 0
+
+    def take(self, count: int, field: str) -> bytes:
+        self._need(count, field)
+        start = self._position
+        self._position += count
+        return self._window[start : self._position]
+
+    def number(self, kind: struct.Struct, field: str) -> Any:
+        self._need(kind.size, field)
+        (value,) = kind.unpack_from(self._window, self._position)
+        self._position += kind.size
+        return value
+
+    def string(self, field: str, limit: int) -> str:
+        at = self.at
+        length = int(self.number(_U64, f"length of {field}"))
+        if length > limit:
+            raise ModelFormatError(
+                self._file.path, f"length of {field}", at, f"is {length}; at most {limit} bytes are read"
+            )
+        at = self.at
+        raw = self.take(length, field)
+        return self._decode(raw, at, field)
+
+    def name(self, field: str, limit: int) -> str:
+        """A key or a tensor's name: not empty, no NUL."""
+        at = self.at
+        value = self.string(field, limit)
+        if not value:
+            raise ModelFormatError(self._file.path, field, at, "is empty")
+        if "\0" in value:
+            raise ModelFormatError(self._file.path, field, at, "holds a NUL character")
+        return value
+
+    def strings(self, count: int, field: str) -> list[str]:
+        """An array of strings. This loop sees a hundred thousand tokens and merges, hence the local names."""
+        if count > self._strings_left:
+            raise ModelFormatError(
+                self._file.path, f"length of {field}", self.at - 8, f"more than {MAX_ARRAY_STRINGS} strings in arrays"
+            )
+        self._strings_left -= count
+        found: list[str] = []
+        unpack = _U64.unpack_from
+        while len(found) < count:
+            window, position, end = self._window, self._position, len(self._window)
+            try:
+                while len(found) < count and position + 8 <= end:
+                    (length,) = unpack(window, position)
+                    stop = position + 8 + length
+                    if stop > end:
+                        break
+                    found.append(window[position + 8 : stop].decode())
+                    position = stop
+            except UnicodeDecodeError:
+                pass  # the slow path below finds it again and says where
+            self._position = position
+            if len(found) < count:
+                found.append(self.string(f"{field}[{len(found)}]", MAX_STRING))
+        return found
+
+    def _decode(self, raw: bytes, at: int, field: str) -> str:
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise ModelFormatError(self._file.path, field, at + error.start, "is not valid UTF-8") from None
+
+
+def _padded(offset: int, alignment: int) -> int:
+    return (offset + alignment - 1) // alignment * alignment

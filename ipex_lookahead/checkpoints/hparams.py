@@ -1,0 +1,195 @@
+"""What a model's sizes may be, whichever kind of file they come from.
+
+Every value is checked for type and range, and against the other values, before anything is computed from it. Keys that
+are not in the table do not exist for this package: nothing in a config can name code, files or remote repositories.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any
+
+from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+
+MAX_LAYERS = 512
+MAX_VOCAB = 4 << 20
+MAX_CONTEXT = 16 << 20
+MAX_HEAD_DIM = 1024
+
+Place = tuple[str, int | None]
+"""The name of a field as its file spells it, and its byte offset there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where values come from, so that an error can point at the field in the file.
+
+    ``places`` gives the spelling and the offset of a key where the file's own differ from the key.
+    """
+
+    file: str | PathLike[str]
+    places: Mapping[str, Place] = field(default_factory=dict)
+
+    def error(self, key: str, problem: str, *, hint: str = "") -> ModelFormatError:
+        """The error to raise for ``key``."""
+        name, offset = self.places.get(key, (key, None))
+        return ModelFormatError(self.file, name, offset, problem, hint=hint)
+
+
+def whole(low: int, high: int) -> Callable[[Source, str, Any], int]:
+    """A check for whole numbers from ``low`` to ``high``."""
+
+    def check(source: Source, key: str, value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise source.error(key, f"is {shown(value)}; it must be a whole number from {low} to {high}")
+        return value
+
+    return check
+
+
+def real(low: float, high: float, *, above: bool = False) -> Callable[[Source, str, Any], float]:
+    """A check for finite numbers from ``low`` (excluded if ``above``) to ``high``."""
+
+    def check(source: Source, key: str, value: Any) -> float:
+        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not good or not low <= value <= high or (above and value == low):
+            raise source.error(
+                key, f"is {shown(value)}; it must be a number {'above' if above else 'from'} {low:g} to {high:g}"
+            )
+        return float(value)
+
+    return check
+
+
+def boolean(source: Source, key: str, value: Any) -> bool:
+    """A check for true or false."""
+    if not isinstance(value, bool):
+        raise source.error(key, f"is {shown(value)}; it must be true or false")
+    return value
+
+
+def text(source: Source, key: str, value: Any) -> str:
+    """A check for a short string."""
+    if not isinstance(value, str) or not 0 < len(value) <= 256:
+        raise source.error(key, f"is {shown(value)}; it must be a string of 1 to 256 characters")
+    return value
+
+
+def shown(value: Any) -> str:
+    """A value for a message: short, whatever it is."""
+    as_text = repr(value)
+    return as_text if len(as_text) <= 60 else as_text[:57] + "..."
+
+
+SIZES: dict[str, Callable[[Source, str, Any], Any]] = {
+    "hidden_size": whole(1, 1 << 20),
+    "intermediate_size": whole(1, 1 << 22),
+    "num_hidden_layers": whole(1, MAX_LAYERS),
+    "num_attention_heads": whole(1, 1 << 16),
+    "num_key_value_heads": whole(1, 1 << 16),
+    "head_dim": whole(1, MAX_HEAD_DIM),
+    "vocab_size": whole(1, MAX_VOCAB),
+    "max_position_embeddings": whole(1, MAX_CONTEXT),
+    "rms_norm_eps": real(0, 1, above=True),
+    "rope_theta": real(0, 1e15, above=True),
+}
+"""The numbers every decoder has, by their Hugging Face names."""
+
+ROPE: dict[str, Callable[[Source, str, Any], Any]] = {
+    "factor": real(0, 1e6, above=True),
+    "original_max_position_embeddings": whole(1, MAX_CONTEXT),
+    "low_freq_factor": real(0, 1e6, above=True),
+    "high_freq_factor": real(0, 1e6, above=True),
+    "beta_fast": real(0, 1e6, above=True),
+    "beta_slow": real(0, 1e6, above=True),
+    "attention_factor": real(0, 1e6, above=True),
+    "mscale": real(0, 1e6),
+    "mscale_all_dim": real(0, 1e6),
+    "partial_rotary_factor": real(0, 1, above=True),
+    "truncate": boolean,
+}
+"""The parameters of rope scaling. ``rope_type`` itself is the architecture's to judge."""
+
+_ROPE_NEEDS: dict[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+
+
+def check_sizes(config: dict[str, Any], source: Source) -> None:
+    """Check the numbers of ``config`` one by one and against each other, in place.
+
+    A missing ``num_key_value_heads`` or ``head_dim`` gets its usual value. Raises ModelFormatError, or
+    UnsupportedModelError for a head size that is not a multiple of 8.
+    """
+    for key, check in SIZES.items():
+        if key in config:
+            config[key] = check(source, key, config[key])
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    kv_heads = config.setdefault("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise source.error("num_key_value_heads", f"is {kv_heads}, which does not divide the {heads} attention heads")
+    if "head_dim" not in config:
+        if hidden % heads:
+            raise source.error(
+                "hidden_size", f"is {hidden}, which {heads} attention heads do not divide, and no head_dim is given"
+            )
+        config["head_dim"] = whole(1, MAX_HEAD_DIM)(source, "head_dim", hidden // heads)
+    if config["head_dim"] % 8:
+        raise UnsupportedModelError(
+            f"{source.file}: head_dim is {config['head_dim']}; this package runs head sizes that are multiples of 8"
+        )
+
+
+def check_rope(scaling: Any, source: Source) -> dict[str, Any] | None:
+    """Rope scaling in one spelling: ``rope_type`` and its numbers, or None for plain rope.
+
+    ``type`` (the older spelling) and a ``rope_type`` of "default" are normalised away. Raises ModelFormatError.
+    """
+    if scaling is None:
+        return None
+    if not isinstance(scaling, dict):
+        raise source.error("rope_scaling", f"is {shown(scaling)}; it must be an object or null")
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind is None:
+        raise source.error("rope_scaling", "has no rope_type")
+    kind = text(source, "rope_scaling", kind)
+    if kind == "default":
+        return None
+    found: dict[str, Any] = {"rope_type": kind}
+    for key, check in ROPE.items():
+        if scaling.get(key) is not None:
+            found[key] = check(source, f"rope_scaling.{key}", scaling[key])
+    for key in _ROPE_NEEDS.get(kind, ()):
+        if key not in found:
+            raise source.error("rope_scaling", f"of type {kind!r} has no {key}")
+    if kind == "llama3" and found["low_freq_factor"] >= found["high_freq_factor"]:
+        raise source.error(
+            "rope_scaling",
+            f"has low_freq_factor {found['low_freq_factor']:g}, which is not below "
+            f"high_freq_factor {found['high_freq_factor']:g}",
+        )
+    return found
+
+
+def token_id(vocab: int) -> Callable[[Source, str, Any], int]:
+    """A check for a token id of a vocabulary."""
+    return whole(0, vocab - 1)
+
+
+def token_ids(vocab: int) -> Callable[[Source, str, Any], int | list[int]]:
+    """A check for a token id or a list of 1 to 256 of them."""
+
+    def check(source: Source, key: str, value: Any) -> int | list[int]:
+        if not isinstance(value, list):
+            return token_id(vocab)(source, key, value)
+        if not 0 < len(value) <= 256:
+            raise source.error(key, f"is a list of {len(value)}; it must hold 1 to 256 token ids")
+        return [token_id(vocab)(source, key, one) for one in value]
+
+    return check

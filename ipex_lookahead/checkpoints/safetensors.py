@@ -1,0 +1,174 @@
+"""Hugging Face folders: ``config.json`` and float safetensors, one file or shards with an index."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.checkpoints.base import TensorInfo
+from ipex_lookahead.checkpoints.config_json import read_config, read_generation_config, read_json
+from ipex_lookahead.checkpoints.hparams import shown
+from ipex_lookahead.checkpoints.safetensors_reader import SafetensorsFile, StoredTensor
+from ipex_lookahead.checkpoints.strict_json import JsonObject
+from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from ipex_lookahead.formats.base import PackedWeight
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+MAX_INDEX_BYTES = 16 << 20
+MAX_SHARDS = 512
+
+_SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors", re.ASCII)
+_FORMATS = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+_CODES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.uint16, "bf16": np.uint16}
+
+
+class SafetensorsCheckpoint:
+    """A folder with float weights. See :class:`ipex_lookahead.checkpoints.base.Checkpoint`."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        """Open and validate the config, the index and every header.
+
+        Raises ModelFormatError or UnsupportedModelError; reads no tensor yet.
+        """
+        self.path = Path(path)
+        self.config: dict[str, Any] = read_config(self.path / "config.json")
+        self.generation_config = read_generation_config(self.path / "generation_config.json", self.config["vocab_size"])
+        self._files: list[SafetensorsFile] = []
+        self._tensors: dict[str, tuple[SafetensorsFile, StoredTensor]] = {}
+        try:
+            self._open()
+            for name, (file, tensor) in self._tensors.items():
+                _check_kind(file, name, tensor)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        if (self.path / SINGLE).exists():
+            self._add(self.path / SINGLE)
+        elif (self.path / INDEX).exists():
+            self._open_shards(self.path / INDEX)
+        else:
+            raise _no_weights(self.path)
+        if not self._tensors:
+            raise ModelFormatError(self.path, "tensors", None, "the checkpoint holds no tensor")
+
+    def _add(self, path: Path) -> SafetensorsFile:
+        file = SafetensorsFile(path)
+        self._files.append(file)
+        for name, tensor in file.tensors.items():
+            if name in self._tensors:
+                other = self._tensors[name][0].path.name
+                raise ModelFormatError(path, name, tensor.entry, f"is in {other} too")
+            self._tensors[name] = (file, tensor)
+        return file
+
+    def _open_shards(self, index: Path) -> None:
+        raw = read_json(index, limit=MAX_INDEX_BYTES, max_depth=4)
+        weight_map = raw.get("weight_map")
+        if not isinstance(weight_map, JsonObject) or not weight_map:
+            raise ModelFormatError(
+                index, "weight_map", raw.at.get("weight_map"), "must be an object of tensor names and file names"
+            )
+        shards: dict[str, SafetensorsFile] = {}
+        for name, shard in weight_map.items():
+            at = weight_map.at[name]
+            # A name only: a path could lead out of the folder, another extension to a format that runs code.
+            if not isinstance(shard, str) or not _SHARD_NAME.fullmatch(shard) or ".." in shard:
+                raise ModelFormatError(
+                    index, name, at, f"is in {shown(shard)}; a shard is a plain file name that ends in .safetensors"
+                )
+            if shard not in shards:
+                if len(shards) == MAX_SHARDS:
+                    raise ModelFormatError(
+                        index, name, at, f"is in shard {MAX_SHARDS + 1}; at most {MAX_SHARDS} are read"
+                    )
+                if not (self.path / shard).exists():
+                    raise ModelFormatError(
+                        index,
+                        name,
+                        at,
+                        f"is in {shard}, which is not in the folder",
+                        hint="the checkpoint is incomplete: download it again",
+                    )
+                shards[shard] = self._add(self.path / shard)
+            if name not in shards[shard].tensors:
+                raise ModelFormatError(index, name, at, f"is not in {shard}")
+        for name, (file, tensor) in self._tensors.items():
+            if name not in weight_map:
+                raise ModelFormatError(file.path, name, tensor.entry, f"is not listed in {INDEX}")
+
+    def names(self) -> Sequence[str]:
+        """Tensor names, as in the files."""
+        return list(self._tensors)
+
+    def info(self, name: str) -> TensorInfo:
+        """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""
+        tensor = self._find(name)[1]
+        return TensorInfo(tensor.shape, _FORMATS[tensor.dtype])
+
+    def read(self, name: str) -> PackedWeight:
+        """The tensor as it is in the file; takes the tensor's own memory and no more.
+
+        Raises ModelFormatError if the file has been cut meanwhile.
+        """
+        file, tensor = self._find(name)
+        kind = _FORMATS[tensor.dtype]
+        values: npt.NDArray[np.generic] = np.empty(tensor.shape, _CODES[kind])
+        file.file.read_into(tensor.offset, values, name)
+        return PackedWeight(kind, tensor.shape, values)
+
+    def _find(self, name: str) -> tuple[SafetensorsFile, StoredTensor]:
+        if name not in self._tensors:
+            raise ModelFormatError(self.path, name, None, "there is no tensor of this name")
+        return self._tensors[name]
+
+    def tokenizer(self) -> Any | None:
+        """The folder's tokenizer, or None where it carries none."""
+        from ipex_lookahead.tokenization.folder import tokenizer_from_folder
+
+        return tokenizer_from_folder(self.path, self.config)
+
+    def close(self) -> None:
+        """Release the files. Tensors already read stay valid."""
+        for file in self._files:
+            file.close()
+
+
+def _check_kind(file: SafetensorsFile, name: str, tensor: StoredTensor) -> None:
+    if tensor.dtype not in _FORMATS:
+        raise UnsupportedModelError(
+            f"{file.path}: tensor {name} has dtype {tensor.dtype}; the supported dtypes are {', '.join(_FORMATS)}",
+            hint="use the original float checkpoint",
+        )
+    if not 1 <= len(tensor.shape) <= 2:
+        raise UnsupportedModelError(
+            f"{file.path}: tensor {name} has shape {list(tensor.shape)}; vectors and matrices are supported"
+        )
+    if 0 in tensor.shape:
+        raise ModelFormatError(file.path, name, tensor.entry, f"has shape {list(tensor.shape)}: it holds no value")
+
+
+def _no_weights(folder: Path) -> Exception:
+    pickles = sorted(
+        p.name
+        for p in folder.iterdir()
+        if p.suffix in (".bin", ".pt", ".pth", ".ckpt") and not p.name.startswith("training_args")
+    )
+    if pickles:
+        return UnsupportedModelError(
+            f"{folder}: the weights are in {pickles[0]}, a pickle, which can run code when it is read and is never "
+            f"opened here; {SINGLE} or {INDEX} is needed",
+            hint="convert it on a machine you can lose: in Python, "
+            "transformers.AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)",
+        )
+    others = sorted(p.name for p in folder.glob("*.safetensors"))
+    found = f"; found {', '.join(others[:3])}" if others else ""
+    return ModelFormatError(folder, SINGLE, None, f"is missing, and so is {INDEX}{found}")
