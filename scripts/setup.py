@@ -104,7 +104,9 @@ def check_compiler():
             raise SetupError("the C++ compiler {} cannot be run: {}".format(compiler, error.strerror)) from None
     if done.returncode != 0:
         raise SetupError(
-            "{} cannot build a C++17 program: {}".format(compiler, (done.stdout.strip() or "no message").splitlines()[0]),
+            "{} cannot build a C++17 program: {}".format(
+                compiler, (done.stdout.strip() or "no message").splitlines()[0]
+            ),
             "install a C++17 compiler (gcc 9 or newer, clang 10 or newer), or set CXX",
         )
     include = output([PYTHON, "-c", "import sysconfig; print(sysconfig.get_path('include'))"])

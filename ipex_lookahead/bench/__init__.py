@@ -1,0 +1,1 @@
+"""Measuring: speed, and that lookahead changed nothing."""

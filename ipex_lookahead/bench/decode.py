@@ -1,0 +1,181 @@
+"""Decoding speed with and without lookahead on real prompts, and whether the tokens are the same.
+
+The modes alternate prompt by prompt (and their order turns round from prompt to prompt), so that what else the machine
+does falls on all of them alike and their ratio is fair. Lookahead 0 always runs: it is the baseline.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.errors import InputError
+
+PACKAGED_PROMPTS = Path(__file__).with_name("prompts.jsonl")
+"""Our own prompts, by category, for when none are given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One line of a prompt file: ``{"id": ..., "category": ..., "prompt": ...}``; id and category may be missing."""
+
+    id: str
+    category: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One answer: its new token ids, and what it took."""
+
+    tokens: list[int]
+    stats: GenerationStats
+
+
+Generate = Callable[[Sequence[int], int], Generation]
+"""``generate(prompt_ids, lookahead) -> Generation``, the same sampling settings every time."""
+
+
+@dataclass(slots=True)
+class Mode:
+    """All that was measured with one lookahead budget."""
+
+    lookahead: int
+    answers: list[list[Generation]] = field(default_factory=list)
+    """By prompt, then by repetition."""
+
+
+def read_prompts(paths: Iterable[str | Path], limit: int | None = None) -> list[Prompt]:
+    """The prompts of JSONL files, and of every ``*.jsonl`` in folders; the first ``limit`` of each file.
+
+    Raises:
+        InputError: a path that is not there, a line that is no such object, or no prompt at all.
+    """
+    prompts: list[Prompt] = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise InputError(f"no prompt file at {path}", hint='one JSON object a line: {"id": "a", "prompt": "..."}')
+        files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        if not files:
+            raise InputError(f"the folder {path} holds no .jsonl file")
+        for file in files:
+            prompts += _read_file(file)[:limit]
+    if not prompts:
+        raise InputError("there are no prompts in the files given")
+    return prompts
+
+
+def _read_file(file: Path) -> list[Prompt]:
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} is not UTF-8 text (byte {error.start})") from error
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise InputError(f"{file}, line {number}: not JSON: {error}") from error
+        text = found.get("prompt") if isinstance(found, dict) else None
+        if not isinstance(text, str) or not text:
+            raise InputError(f'{file}, line {number}: an object with a non-empty text "prompt" is expected')
+        prompts.append(Prompt(str(found.get("id", f"{file.stem}/{number}")), str(found.get("category", "")), text))
+    return prompts
+
+
+def generator(model: Any, max_new_tokens: int, **sampling: Any) -> Generate:
+    """``measure``'s view of a model: greedy, or sampled with the same settings and seed every time."""
+    import torch
+
+    def generate(prompt: Sequence[int], lookahead: int) -> Generation:
+        ids = torch.tensor([list(prompt)], dtype=torch.long)
+        out = model.generate(ids, max_new_tokens=max_new_tokens, lookahead=lookahead, **sampling)
+        return Generation(out[0, len(prompt) :].tolist(), replace(model.stats))
+
+    return generate
+
+
+def measure(
+    generate: Generate,
+    prompts: Sequence[Sequence[int]],
+    lookaheads: Iterable[int],
+    *,
+    repeat: int = 1,
+    advance: Callable[[], None] = lambda: None,
+) -> list[Mode]:
+    """Run every prompt in every mode, alternating.
+
+    Args:
+        generate: one answer for prompt ids and a lookahead budget.
+        prompts: token ids of each prompt.
+        lookaheads: budgets to compare; 0 is added if missing and comes first.
+        repeat: runs of each prompt in each mode.
+        advance: called after each answer, for a progress bar.
+    """
+    modes = [Mode(n) for n in sorted({0, *lookaheads})]
+    for mode in modes:  # warm-up: pages, threads, and what calibrates itself
+        generate(prompts[0], mode.lookahead)
+    for index, prompt in enumerate(prompts):
+        for mode in modes:
+            mode.answers.append([])
+        for turn in range(repeat):
+            order = modes if (index + turn) % 2 == 0 else modes[::-1]
+            for mode in order:
+                mode.answers[-1].append(generate(prompt, mode.lookahead))
+                advance()
+    return modes
+
+
+def summarise(modes: Sequence[Mode]) -> list[dict[str, Any]]:
+    """One row for each mode; the first is the baseline. Speeds in tokens a second, ``ttft_ms`` a median.
+
+    A prompt's speed is the median of its repetitions; ``decode_tok_s`` weighs prompts by their tokens.
+    ``slowest_prompt_ratio`` is the worst prompt's speed over the same prompt's at lookahead 0.
+    """
+    plain = modes[0]
+    return [_row(mode, plain) for mode in modes]
+
+
+def _row(mode: Mode, plain: Mode) -> dict[str, Any]:
+    everything = [g.stats for answers in mode.answers for g in answers]
+    firsts = [answers[0].stats for answers in mode.answers]
+    speeds = [(_speed(answers), _speed(base)) for answers, base in zip(mode.answers, plain.answers, strict=True)]
+    ratios = [mine / base for mine, base in speeds if mine > 0 and base > 0]
+    same = sum(
+        all(g.tokens == base[0].tokens for g in answers)
+        for base, answers in zip(plain.answers, mode.answers, strict=True)
+    )
+    drafted, accepted = (sum(getattr(s, name) for s in everything) for name in ("drafted", "accepted"))
+    steps, sequence_steps = (sum(getattr(s, name) for s in everything) for name in ("steps", "sequence_steps"))
+    return {
+        "lookahead": mode.lookahead,
+        "prompts": len(mode.answers),
+        "tokens": sum(s.tokens for s in firsts),
+        "decode_tok_s": _over(sum(s.decode_tokens for s in firsts), sum(map(_decode_seconds, mode.answers))),
+        "prefill_tok_s": _over(sum(s.prompt_tokens for s in everything), sum(s.prefill_seconds for s in everything)),
+        "ttft_ms": 1000 * median(s.first_token_seconds for s in everything),
+        "mean_acceptance_length": _over(sum(s.decode_tokens for s in everything), sequence_steps),
+        "acceptance_rate": _over(accepted, drafted),
+        "identical_to_plain": f"{same}/{len(mode.answers)}",
+        "slowest_prompt_ratio": min(ratios) if ratios else 1.0,
+        "python_us_per_step": 1e6 * _over(sum(s.python_seconds for s in everything), steps),
+    }
+
+
+def _decode_seconds(answers: Sequence[Generation]) -> float:
+    return median(g.stats.decode_seconds for g in answers)
+
+
+def _speed(answers: Sequence[Generation]) -> float:
+    return _over(answers[0].stats.decode_tokens, _decode_seconds(answers))
+
+
+def _over(value: float, by: float) -> float:
+    return value / by if by > 0 else 0.0

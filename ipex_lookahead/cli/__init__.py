@@ -1,0 +1,1 @@
+"""The command ``ipex-lookahead``: one command a file, on click."""

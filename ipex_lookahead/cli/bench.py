@@ -1,0 +1,122 @@
+"""``ipex-lookahead bench``: measure. One subcommand for now: ``decode``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from ipex_lookahead.cli.options import Sampling, model_options, option, sampling_options
+from ipex_lookahead.config import MAX_DRAFT
+
+
+@click.group()
+def bench() -> None:
+    """Measure. Every command takes --json and then prints one JSON object as its last line."""
+
+
+@bench.command()
+@model_options
+@option("--prompts", multiple=True, metavar="FILE.jsonl", help="Prompts, or a folder of them; ours if not given.")
+@option("--limit", type=click.IntRange(1), metavar="K", help="The first K prompts of each file.")
+@option("--max-new-tokens", "-n", type=click.IntRange(1), default=128, help="Most tokens to generate.")
+@option(
+    "--lookahead",
+    type=click.IntRange(0, MAX_DRAFT),
+    multiple=True,
+    default=(0, 3),
+    help="Most drafted tokens a step; several are compared. 0, the baseline, always runs.",
+)
+@option("--repeat", type=click.IntRange(1), default=1, help="Runs of each prompt in each mode; the median counts.")
+@sampling_options
+@option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
+def decode(
+    model: str,
+    low_bit: str | None,
+    threads: int | None,
+    prompts: tuple[str, ...],
+    limit: int | None,
+    max_new_tokens: int,
+    lookahead: tuple[int, ...],
+    repeat: int,
+    as_json: bool,
+    **sampler: Any,
+) -> None:
+    """Decoding speed with and without lookahead, and whether the tokens are the same."""
+    sampling = Sampling(**sampler)
+    sampling.check()
+    if sampling.temperature > 0 and sampling.seed is None:
+        sampling.seed = 0  # without a fixed seed there is nothing to compare
+
+    from ipex_lookahead.bench.decode import PACKAGED_PROMPTS, generator, measure, read_prompts, summarise
+
+    texts = read_prompts(prompts or [PACKAGED_PROMPTS], limit)
+
+    from ipex_lookahead.tokenization.prompts import build_prompt
+
+    from ipex_lookahead.cli.loading import load
+
+    loaded, tokenizer = load(model, low_bit=low_bit, threads=threads, progress=True)
+    encoded = [build_prompt(tokenizer, loaded.config, prompt.text) for prompt in texts]
+    answers = len(encoded) * len({0, *lookahead}) * repeat
+    with _progress(answers) as advance:
+        modes = measure(
+            generator(loaded, max_new_tokens, **sampling.arguments()),
+            encoded,
+            lookahead,
+            repeat=repeat,
+            advance=advance,
+        )
+    engine = loaded.engine.describe()
+    report = {"model": model, **{key: engine.get(key) for key in ("low_bit", "isa", "threads")}}
+    report |= {"max_new_tokens": max_new_tokens, "repeat": repeat, **sampling.arguments(), "runs": summarise(modes)}
+    _print_table(report, to_stderr=as_json)
+    if as_json:
+        click.echo(json.dumps(report))
+
+
+def _progress(total: int) -> Any:
+    """A context that gives a function to call after each answer; it draws on a terminal's standard error only."""
+    from contextlib import contextmanager
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    @contextmanager
+    def drawn() -> Any:
+        console = Console(stderr=True)
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task("measuring", total=total)
+            yield lambda: bar.advance(task)
+
+    return drawn()
+
+
+def _print_table(report: dict[str, Any], *, to_stderr: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    runs = report["runs"]
+    title = f"{report['model']} · {report['low_bit']} · {report['isa']} · {report['threads']} threads"
+    table = Table(title=f"{title} · {runs[0]['prompts']} prompts")
+    for heading in ("lookahead", "tok/s", "ratio", "slowest prompt", "tokens/step", "accepted", "prompt tok/s"):
+        table.add_column(heading, justify="right")
+    table.add_column("TTFT ms", justify="right")
+    table.add_column("Python µs/step", justify="right")
+    table.add_column("identical", justify="right")
+    plain = runs[0]["decode_tok_s"]
+    for run in runs:
+        table.add_row(
+            str(run["lookahead"]),
+            f"{run['decode_tok_s']:.1f}",
+            f"{run['decode_tok_s'] / plain:.2f}x" if plain else "-",
+            f"{run['slowest_prompt_ratio']:.2f}x",
+            f"{run['mean_acceptance_length']:.2f}",
+            f"{100 * run['acceptance_rate']:.0f}%",
+            f"{run['prefill_tok_s']:.0f}",
+            f"{run['ttft_ms']:.1f}",
+            f"{run['python_us_per_step']:.0f}",
+            run["identical_to_plain"],
+        )
+    Console(stderr=to_stderr).print(table)

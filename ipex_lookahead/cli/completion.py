@@ -1,0 +1,17 @@
+"""``ipex-lookahead completion``: a shell's completion script."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of SHELL; for bash: eval "$(ipex-lookahead completion bash)"."""
+    from ipex_lookahead.cli.main import cli
+
+    made = get_completion_class(shell)
+    assert made is not None  # the choice above lists those that click knows
+    click.echo(made(cli, {}, "ipex-lookahead", "_IPEX_LOOKAHEAD_COMPLETE").source())

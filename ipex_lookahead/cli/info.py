@@ -1,0 +1,173 @@
+"""``ipex-lookahead info``: what this machine is, or what a model is."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ipex_lookahead.cli.options import option
+from ipex_lookahead.errors import EngineError
+
+PACKAGES = ("ipex-lookahead", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+
+
+@click.command()
+@click.argument("model", required=False)
+@option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def info(model: str | None, as_json: bool) -> None:
+    """Facts about this machine, or about MODEL: a folder, a .gguf file, a hub id or 'default'."""
+    facts = machine_facts() if model is None else model_facts(model, progress=not as_json)
+    if as_json:
+        click.echo(json.dumps(facts))
+    else:
+        _print(facts)
+
+
+def machine_facts() -> dict[str, Any]:
+    """Machine, instruction sets, threads, memory in bytes, versions, cache folder."""
+    from ipex_lookahead.hub import cache_folder
+
+    return {
+        "machine": {
+            "processor": _processor(),
+            "architecture": platform.machine(),
+            "system": platform.platform(),
+            "cores_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        },
+        "engine": _engine(),
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "cache_folder": str(cache_folder()),
+    }
+
+
+def _engine() -> dict[str, Any]:
+    """The native core's facts, or why there are none: ``info`` is what people run when something is wrong."""
+    try:
+        from ipex_lookahead.engines import native
+
+        return {
+            "isa_available": list(native.available_isas()),
+            "isa_chosen": native.chosen_isa(),
+            "threads": native.default_threads(),
+        }
+    except (ImportError, EngineError) as error:
+        return {"isa_available": [], "isa_chosen": None, "threads": None, "problem": str(error)}
+
+
+def model_facts(name: str, *, progress: bool) -> dict[str, Any]:
+    """Architecture, formats by tensor, bytes, context, tokenizer, licence; nothing of the weights is read."""
+    from ipex_lookahead.checkpoints import open_checkpoint
+    from ipex_lookahead.hub import resolve_model
+
+    path = resolve_model(name, progress=progress)
+    checkpoint = open_checkpoint(path)
+    try:
+        config = checkpoint.config
+        formats: dict[str, dict[str, int]] = {}
+        parameters = 0
+        for tensor in checkpoint.names():
+            found = checkpoint.info(tensor)
+            entry = formats.setdefault(found.format, {"tensors": 0, "bytes": 0})
+            entry["tensors"] += 1
+            entry["bytes"] += packed_bytes(found.format, found.shape, found.group_size)
+            parameters += _product(found.shape)
+        tokenizer = checkpoint.tokenizer()
+    finally:
+        checkpoint.close()
+    return {
+        "model": name,
+        "path": str(path),
+        "architecture": config.get("model_type"),
+        "parameters": parameters,
+        "bytes": sum(entry["bytes"] for entry in formats.values()),
+        "formats": formats,
+        "layers": config.get("num_hidden_layers"),
+        "hidden_size": config.get("hidden_size"),
+        "heads": config.get("num_attention_heads"),
+        "kv_heads": config.get("num_key_value_heads"),
+        "vocab_size": config.get("vocab_size"),
+        "context": config.get("max_position_embeddings"),
+        "tokenizer": type(tokenizer).__name__ if tokenizer is not None else None,
+        "chat_template": bool(getattr(tokenizer, "chat_template", None)),
+        "licence": _licence(name, path),
+    }
+
+
+def packed_bytes(format_name: str, shape: tuple[int, ...], group_size: int) -> int:
+    """Bytes of a packed tensor, as ``PackedWeight.nbytes`` would say, from its shape alone."""
+    widths = {"fp32": 4, "fp16": 2, "bf16": 2}
+    if format_name in widths:
+        return _product(shape) * widths[format_name]
+    rows, inputs = _product(shape[:-1]), shape[-1]
+    codes = -(-inputs // 32) * (32 if format_name == "sym_int8" else 16)
+    streams = 2 if format_name.startswith("asym") else 1
+    return rows * (codes + 2 * streams * -(-inputs // max(group_size, 1)))
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total
+
+
+def _licence(name: str, path: Path) -> str | None:
+    """The embedded model's, or what the model card beside the weights says; None where nothing says so."""
+    if name == "default":
+        from ipex_lookahead.hub import DEFAULT
+
+        return DEFAULT.licence
+    card = (path if path.is_dir() else path.parent) / "README.md"
+    try:
+        with card.open(encoding="utf-8", errors="replace") as source:
+            head = source.read(20_000)
+    except OSError:
+        return None
+    found = re.match(r"---\n(?:.*\n)*?license:[ \t]*([^\n]+)\n", head)
+    return found[1].strip() if found else None
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor() or "unknown"
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1] if found else platform.processor() or "unknown"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _print(facts: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for key, value in facts.items():
+        inner = value.items() if isinstance(value, dict) else [("", value)]
+        for label, fact in inner:
+            table.add_row(f"{key} {label}".strip().replace("_", " "), _spoken(f"{key} {label}", fact))
+    Console(soft_wrap=True).print(table)
+
+
+def _spoken(label: str, fact: object) -> str:
+    if isinstance(fact, dict):
+        return f"{fact['tensors']} tensors, {fact['bytes'] / 1e6:,.1f} MB"
+    if isinstance(fact, list):
+        return ", ".join(map(str, fact)) or "none"
+    if isinstance(fact, int) and not isinstance(fact, bool):
+        return f"{fact / 1e6:,.1f} MB" if "bytes" in label else f"{fact:,}"
+    return {None: "-", True: "yes", False: "no"}.get(fact, str(fact)) if fact in (None, True, False) else str(fact)

@@ -1,0 +1,91 @@
+"""Options that several commands share, and what they mean to ``generate``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from ipex_lookahead.config import MAX_DRAFT
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def option(*names: str, **settings: Any) -> Decorator:
+    """A click option whose help names its default and its environment variable."""
+    settings.setdefault("show_default", settings.get("default") is not None)
+    return click.option(*names, show_envvar=True, **settings)
+
+
+def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--model --low-bit --threads``."""
+    for decorate in (
+        option("--threads", type=click.IntRange(1), help="Worker threads; all physical cores if not given."),
+        low_bit_option,
+        option("--model", "-m", default="default", help="A folder, a .gguf file, a hub id, or 'default'."),
+    ):
+        command = decorate(command)
+    return command
+
+
+low_bit_option = option(
+    "--low-bit", metavar="FORMAT", help="sym_int4, sym_int8, bf16, fp16; as the file has it if not given."
+)
+
+
+def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--temperature --top-k --top-p --min-p --seed``."""
+    for decorate in (
+        option("--seed", type=click.IntRange(0, 2**63 - 1), help="Of the sampler: the same seed, the same text."),
+        option("--min-p", type=click.FloatRange(0, 1), help="Keep tokens at least this likely, beside the likeliest."),
+        option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Keep the likeliest up to this sum."),
+        option("--top-k", type=click.IntRange(0), help="Keep this many of the likeliest; 0 keeps all."),
+        option("--temperature", type=click.FloatRange(0), default=0.0, help="0 always takes the likeliest token."),
+    ):
+        command = decorate(command)
+    return command
+
+
+def lookahead_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--lookahead N``."""
+    return option(
+        "--lookahead",
+        type=click.IntRange(0, MAX_DRAFT),
+        default=3,
+        help="Most drafted tokens a step; 0 is off. Never changes the text.",
+    )(command)
+
+
+SAMPLER_SETTINGS = ("top_k", "top_p", "min_p", "seed")
+"""What only means something when tokens are sampled."""
+
+
+@dataclass(slots=True)
+class Sampling:
+    """How tokens are chosen; ``temperature`` 0 is greedy."""
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+
+    def given(self) -> dict[str, Any]:
+        """The settings beside the temperature that are set."""
+        return {name: getattr(self, name) for name in SAMPLER_SETTINGS if getattr(self, name) is not None}
+
+    def check(self) -> None:
+        """Raise UsageError for a setting that greedy decoding would ignore."""
+        if self.temperature == 0 and (ignored := self.given()):
+            flag = "--" + next(iter(ignored)).replace("_", "-")
+            raise click.UsageError(
+                f"{flag} has no effect at temperature 0; add --temperature 0.7, say, or leave it out"
+            )
+
+    def arguments(self) -> dict[str, Any]:
+        """As keyword arguments of ``generate``."""
+        if self.temperature == 0:
+            return {"do_sample": False}
+        return {"do_sample": True, "temperature": self.temperature, **self.given()}
