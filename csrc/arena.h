@@ -1,0 +1,63 @@
+// Memory for weights and pages: 64-byte aligned, zeroed, huge pages advised. Nothing is given back before the end.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <vector>
+
+namespace ipex_lookahead {
+
+class Arena {
+ public:
+  Arena() = default;
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+  ~Arena() {
+    for (auto& c : chunks_) munmap(c.base, c.size);
+  }
+
+  // Zeroed memory that lives as long as the arena. Throws std::bad_alloc.
+  void* take(size_t bytes) {
+    bytes = (bytes + 63) & ~size_t(63);
+    if (chunks_.empty() || chunks_.back().size - chunks_.back().used < bytes) grow(bytes);
+    Chunk& c = chunks_.back();
+    void* at = static_cast<uint8_t*>(c.base) + c.used;
+    c.used += bytes;
+    return at;
+  }
+
+  size_t used() const {
+    size_t total = 0;
+    for (auto& c : chunks_) total += c.used;
+    return total;
+  }
+
+ private:
+  struct Chunk {
+    void* base;
+    size_t size, used;
+  };
+  static constexpr size_t kHuge = size_t(2) << 20;
+  static constexpr size_t kChunk = size_t(64) << 20;
+
+  void grow(size_t bytes) {
+    const size_t wanted = bytes > kChunk ? bytes : kChunk;
+    const size_t size = (wanted + kHuge - 1) / kHuge * kHuge;
+    // One huge page more than needed, so that the start can be moved up to a 2 MiB boundary.
+    uint8_t* raw = static_cast<uint8_t*>(
+        mmap(nullptr, size + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    if (raw == MAP_FAILED) throw std::bad_alloc();
+    uint8_t* base = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(raw) + kHuge - 1) / kHuge * kHuge);
+    if (base > raw) munmap(raw, size_t(base - raw));
+    munmap(base + size, size_t(raw + kHuge - base));
+    madvise(base, size, MADV_HUGEPAGE);  // advice only: without huge pages it is merely slower
+    chunks_.push_back({base, size, 0});
+  }
+
+  std::vector<Chunk> chunks_;
+};
+
+}  // namespace ipex_lookahead

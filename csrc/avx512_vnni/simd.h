@@ -1,0 +1,105 @@
+// AVX-512 with VNNI (Ice Lake, Zen 4 and later): one 512-bit register is a whole tile row.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#define SIMD_INLINE static inline __attribute__((always_inline))
+
+namespace ipex_lookahead {
+namespace avx512_vnni {
+
+using f32x16 = __m512;
+using i32x16 = __m512i;
+
+constexpr int kMaxRows = 16;      // rows of an integer tile held in registers
+constexpr int kMaxFloatRows = 4;  // rows of a float tile (four accumulators each)
+constexpr int kQueryTile = 4;     // queries x 4 chunks of values in registers
+
+SIMD_INLINE f32x16 zero() { return _mm512_setzero_ps(); }
+SIMD_INLINE f32x16 set1(float x) { return _mm512_set1_ps(x); }
+SIMD_INLINE f32x16 load(const float* p) { return _mm512_loadu_ps(p); }
+SIMD_INLINE void store(float* p, f32x16 v) { _mm512_storeu_ps(p, v); }
+SIMD_INLINE f32x16 add(f32x16 a, f32x16 b) { return _mm512_add_ps(a, b); }
+SIMD_INLINE f32x16 sub(f32x16 a, f32x16 b) { return _mm512_sub_ps(a, b); }
+SIMD_INLINE f32x16 mul(f32x16 a, f32x16 b) { return _mm512_mul_ps(a, b); }
+SIMD_INLINE f32x16 div(f32x16 a, f32x16 b) { return _mm512_div_ps(a, b); }
+SIMD_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return _mm512_fmadd_ps(a, b, c); }
+SIMD_INLINE f32x16 max(f32x16 a, f32x16 b) { return _mm512_max_ps(a, b); }
+SIMD_INLINE f32x16 min(f32x16 a, f32x16 b) { return _mm512_min_ps(a, b); }
+SIMD_INLINE f32x16 abs(f32x16 a) { return _mm512_abs_ps(a); }
+SIMD_INLINE i32x16 round(f32x16 a) { return _mm512_cvtps_epi32(a); }  // half to even
+SIMD_INLINE f32x16 to_float(i32x16 a) { return _mm512_cvtepi32_ps(a); }
+SIMD_INLINE f32x16 scale_by_power(f32x16 a, i32x16 n) {  // a * 2^n, for n that keeps the result normal
+  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_slli_epi32(n, 23)));
+}
+SIMD_INLINE f32x16 load_f16(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+SIMD_INLINE f32x16 load_bf16(const uint16_t* p) {
+  return _mm512_castsi512_ps(
+      _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
+}
+SIMD_INLINE void store_f16(uint16_t* p, f32x16 v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+SIMD_INLINE void store_i8(int8_t* p, i32x16 v) {  // saturating
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(v));
+}
+// Canonical order: lane i + lane i + 8, then 4, 2, 1.
+SIMD_INLINE float reduce_add(f32x16 a) {
+  __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  q = _mm_add_ss(q, _mm_movehdup_ps(q));
+  return _mm_cvtss_f32(q);
+}
+SIMD_INLINE float reduce_max(f32x16 a) { return _mm512_reduce_max_ps(a); }
+SIMD_INLINE int32_t reduce_add(i32x16 a) { return _mm512_reduce_add_epi32(a); }
+
+// 16 outputs x 32 inputs of codes, unpacked once and then used for every row.
+struct Int4Tile {
+  static constexpr int kBytes = 256;
+  __m512i w[8];
+};
+struct Int8Tile {
+  static constexpr int kBytes = 512;
+  __m512i w[8];
+};
+SIMD_INLINE Int4Tile unpack(const uint8_t* p, Int4Tile*) {
+  Int4Tile t;
+  const __m512i mask = _mm512_set1_epi8(15);
+  for (int c = 0; c < 4; ++c) {
+    const __m512i x = _mm512_loadu_si512(p + 64 * c);
+    t.w[c] = _mm512_and_si512(x, mask);
+    t.w[c + 4] = _mm512_and_si512(_mm512_srli_epi16(x, 4), mask);
+  }
+  return t;
+}
+SIMD_INLINE Int8Tile unpack(const uint8_t* p, Int8Tile*) {
+  Int8Tile t;
+  for (int c = 0; c < 8; ++c) t.w[c] = _mm512_loadu_si512(p + 64 * c);
+  return t;
+}
+SIMD_INLINE __m512i broadcast4(const int8_t* a) {
+  int32_t x;
+  std::memcpy(&x, a, 4);
+  return _mm512_set1_epi32(x);
+}
+SIMD_INLINE i32x16 dot_unsigned(const __m512i* w, const int8_t* a, int32_t start) {
+  __m512i even = _mm512_set1_epi32(start), odd = _mm512_setzero_si512();
+  for (int c = 0; c < 8; c += 2) {
+    even = _mm512_dpbusd_epi32(even, w[c], broadcast4(a + 4 * c));
+    odd = _mm512_dpbusd_epi32(odd, w[c + 1], broadcast4(a + 4 * c + 4));
+  }
+  return _mm512_add_epi32(even, odd);
+}
+// start + sum of unsigned codes * a.
+SIMD_INLINE i32x16 dot(const Int4Tile& t, const int8_t* a, int32_t start) { return dot_unsigned(t.w, a, start); }
+// Sum of signed codes * a, where bias8 = -128 * sum of a undoes the codes' bias.
+SIMD_INLINE i32x16 dot(const Int8Tile& t, const int8_t* a, int32_t bias8) { return dot_unsigned(t.w, a, bias8); }
+
+}  // namespace avx512_vnni
+}  // namespace ipex_lookahead

@@ -1,0 +1,276 @@
+// The Python module ipex_lookahead._native: checks shapes and dtypes, calls, nothing else.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <stdexcept>
+
+#include "decoder.h"
+#include "dispatch.h"
+#include "quantize.h"
+#if __has_include("sampling.h")
+#include "sampling.h"
+#define HAVE_SAMPLING 1
+#endif
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace ipex_lookahead;
+
+namespace {
+
+using FloatVector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using IntVector = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using HalfMatrix = nb::ndarray<const uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using AnyMatrix = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+const char* const kFormatNames[kFormats] = {"fp32", "fp16", "bf16", "sym_int8", "sym_int4", "asym_int4"};
+
+WeightFormat format_of(const std::string& name) {
+  for (int i = 0; i < kFormats; ++i)
+    if (name == kFormatNames[i]) return WeightFormat(i);
+  throw std::invalid_argument("the native engine has no kernel for format '" + name + "'");
+}
+
+// Arrays for Python that own their memory.
+template <typename T>
+struct Owned {
+  std::unique_ptr<T[]> data;
+  explicit Owned(size_t n) : data(new T[n]()) {}
+  template <typename... Shape>
+  nb::object array(Shape... shape) {
+    T* raw = data.get();
+    nb::capsule owner(data.release(), [](void* p) noexcept { delete[] static_cast<T*>(p); });
+    return nb::cast(nb::ndarray<nb::numpy, T>(raw, {size_t(shape)...}, owner));
+  }
+};
+
+PlainMatrix plain_of(const std::string& format, int64_t n_out, int64_t n_in, int group, const AnyMatrix& codes,
+                     const std::optional<HalfMatrix>& scales, const std::optional<HalfMatrix>& minimums) {
+  const WeightFormat f = format_of(format);
+  const auto fail = [](const std::string& what) { throw std::invalid_argument(what); };
+  if (n_out < 1 || n_in < 1) fail("a weight matrix needs at least one output and one input");
+  if (int64_t(codes.shape(0)) != n_out || int64_t(codes.shape(1) * codes.itemsize()) != code_bytes(f, n_in))
+    fail("codes of a " + format + " matrix [" + std::to_string(n_out) + ", " + std::to_string(n_in) +
+         "] have the wrong shape");
+  const bool needs_minimums = f == WeightFormat::asym_int4;
+  if (!is_float(f)) {
+    if (group != 32 && group != 64) fail("group size is " + std::to_string(group) + "; it must be 32 or 64");
+    const int64_t groups = groups_of(f, n_in, group);
+    const auto fits = [&](const std::optional<HalfMatrix>& s) {
+      return s && int64_t(s->shape(0)) == n_out && int64_t(s->shape(1)) == groups;
+    };
+    if (!fits(scales) || (needs_minimums && !fits(minimums)))
+      fail("scales of a " + format + " matrix must have shape [" + std::to_string(n_out) + ", " +
+           std::to_string(groups) + "]");
+  }
+  return {f, n_out, n_in, group, codes.data(), scales ? scales->data() : nullptr,
+          needs_minimums ? minimums->data() : nullptr};
+}
+
+const float* vector_of(const std::optional<FloatVector>& v, int64_t n, const char* what) {
+  if (!v) return nullptr;
+  if (int64_t(v->shape(0)) != n)
+    throw std::invalid_argument(std::string(what) + " must have " + std::to_string(n) + " values");
+  return v->data();
+}
+
+nb::object export_matrix(Decoder& d, const Matrix& m) {
+  const int64_t bytes = code_bytes(m.format, m.n_in), group = m.group_blocks * kGroup;
+  const int64_t groups = groups_of(m.format, m.n_in, int(group));
+  Owned<uint8_t> codes(size_t(m.n_out * bytes));
+  Owned<uint16_t> scales(size_t(m.n_out * groups)), minimums(size_t(m.minimums ? m.n_out * groups : 0));
+  {
+    nb::gil_scoped_release release;
+    unpack(m, codes.data.get(), scales.data.get(), minimums.data.get(), d.pool());
+  }
+  return nb::make_tuple(kFormatNames[int(m.format)], m.n_out, m.n_in, is_float(m.format) ? 0 : group,
+                        codes.array(m.n_out, bytes), m.scales ? scales.array(m.n_out, groups) : nb::none(),
+                        m.minimums ? minimums.array(m.n_out, groups) : nb::none());
+}
+
+nb::object export_vector(const float* values, int64_t n) {
+  if (values == nullptr) return nb::none();
+  Owned<float> copy{size_t(n)};
+  std::copy(values, values + n, copy.data.get());
+  return copy.array(n);
+}
+
+nb::tuple quantize(const std::string& format, const std::string& kind, const AnyMatrix& weight, int group, int threads) {
+  const WeightFormat f = format_of(format), k = format_of(kind);
+  if (is_float(f) || !is_float(k)) throw std::invalid_argument("quantize goes from a float kind to an integer format");
+  if (int(weight.itemsize()) != (k == WeightFormat::fp32 ? 4 : 2))
+    throw std::invalid_argument("the weight's item size does not fit kind '" + kind + "'");
+  if (group != 32 && group != 64) throw std::invalid_argument("group size must be 32 or 64");
+  const int64_t n_out = int64_t(weight.shape(0)), n_in = int64_t(weight.shape(1));
+  if (n_out < 1 || n_in < 1) throw std::invalid_argument("a weight matrix needs at least one output and one input");
+  const FloatKind from = k == WeightFormat::fp32 ? FloatKind::fp32 : k == WeightFormat::fp16 ? FloatKind::fp16 : FloatKind::bf16;
+  const int64_t bytes = code_bytes(f, n_in), groups = groups_of(f, n_in, group);
+  const bool asymmetric = f == WeightFormat::asym_int4;
+  Owned<uint8_t> codes(size_t(n_out * bytes));
+  Owned<uint16_t> scales(size_t(n_out * groups)), minimums(size_t(asymmetric ? n_out * groups : 0));
+  int64_t bad;
+  {
+    nb::gil_scoped_release release;
+    uint8_t* c = codes.data.get();
+    const void* source = weight.data();
+    if (f == WeightFormat::sym_int4)
+      bad = quantize_sym_int4(source, from, n_out, n_in, group, threads, c, scales.data.get());
+    else if (f == WeightFormat::asym_int4)
+      bad = quantize_asym_int4(source, from, n_out, n_in, group, threads, c, scales.data.get(), minimums.data.get());
+    else
+      bad = quantize_sym_int8(source, from, n_out, n_in, group, threads, reinterpret_cast<int8_t*>(c), scales.data.get());
+  }
+  if (bad >= 0)
+    throw std::invalid_argument("row " + std::to_string(bad) +
+                                " holds a NaN or infinite value, or its scale is beyond binary16");
+  nb::object out = codes.array(n_out, bytes);
+  if (f == WeightFormat::sym_int8) out = out.attr("view")("int8");
+  return nb::make_tuple(out, scales.array(n_out, groups), asymmetric ? minimums.array(n_out, groups) : nb::none());
+}
+
+nb::tuple forward(Decoder& d, const std::vector<KVCache*>& caches, const std::vector<int64_t>& counts, IntVector tokens,
+                  IntVector parents, std::optional<IntVector> want, bool logits) {
+  Step step;
+  step.caches = caches;
+  step.counts = counts;
+  step.rows = int64_t(tokens.shape(0));
+  if (parents.shape(0) != tokens.shape(0)) throw std::invalid_argument("tokens and parents must have the same length");
+  step.tokens = tokens.data();
+  step.parents = parents.data();
+  std::vector<int32_t> all;
+  if (want) {
+    step.want = want->data();
+    step.wanted = int64_t(want->shape(0));
+  } else {
+    all.resize(size_t(step.rows));
+    for (size_t i = 0; i < all.size(); ++i) all[i] = int32_t(i);
+    step.want = all.data();
+    step.wanted = step.rows;
+  }
+  const int64_t vocab = d.shape().vocab;
+  Owned<int32_t> argmax{size_t(step.wanted)};
+  std::unique_ptr<float[]> values(logits ? new float[size_t(step.wanted * vocab)] : nullptr);  // not zeroed: all written
+  {
+    nb::gil_scoped_release release;
+    d.forward(step, argmax.data.get(), values.get());
+  }
+  nb::object out = nb::none();
+  if (logits) {
+    float* raw = values.get();
+    nb::capsule owner(values.release(), [](void* p) noexcept { delete[] static_cast<float*>(p); });
+    out = nb::cast(nb::ndarray<nb::numpy, float>(raw, {size_t(step.wanted), size_t(vocab)}, owner));
+  }
+  return nb::make_tuple(argmax.array(step.wanted), out);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "Native core of ipex_lookahead: decoder, KV cache, quantisers, sampler.";
+  m.def("known_isas", &known_isas);
+  m.def("available_isas", &available_isas);
+  m.def("chosen_isa", [](const std::string& name) { return std::string(kernels_for(name)->name); }, "name"_a = "");
+  m.def("quantize", &quantize, "format"_a, "kind"_a, "weight"_a, "group_size"_a, "threads"_a);
+#ifdef HAVE_SAMPLING
+  m.def(
+      "sample",
+      [](FloatVector logits, double temperature, int64_t top_k, double top_p, double min_p, uint64_t seed,
+         uint32_t sequence, uint32_t position) {
+        static thread_local SamplingWorkspace workspace;
+        return sample(logits.data(), int64_t(logits.shape(0)), SamplingParams{temperature, top_k, top_p, min_p}, seed,
+                      sequence, position, workspace);
+      },
+      "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "sequence"_a, "position"_a);
+#endif
+
+  nb::class_<KVCache>(m, "KVCache")
+      .def_prop_ro("length", &KVCache::length)
+      .def("keep", [](KVCache& c, const std::vector<int64_t>& rows) { c.keep(rows.data(), int64_t(rows.size())); })
+      .def("crop", &KVCache::crop, "length"_a)
+      .def("fork", &KVCache::fork);
+
+  nb::enum_<Slot>(m, "Slot")
+      .value("q", Slot::q)
+      .value("k", Slot::k)
+      .value("v", Slot::v)
+      .value("o", Slot::o)
+      .value("gate", Slot::gate)
+      .value("up", Slot::up)
+      .value("down", Slot::down);
+
+  nb::class_<Decoder>(m, "Decoder")
+      .def(
+          "__init__",
+          [](Decoder* self, int layers, int hidden, int intermediate, int heads, int kv_heads, int head_dim, int vocab,
+             float rms_epsilon, int64_t max_context, FloatVector rope_frequencies, float rope_attention_factor,
+             int threads, const std::string& isa) {
+            if (layers < 1 || hidden < 1 || intermediate < 1 || heads < 1 || kv_heads < 1 || heads % kv_heads != 0 ||
+                head_dim < 8 || head_dim % 8 != 0 || head_dim > 1024 || vocab < 1 || max_context < 1 || threads < 1 ||
+                int64_t(rope_frequencies.shape(0)) != head_dim / 2)
+              throw std::invalid_argument("the decoder's shape is out of range");
+            DecoderShape shape{layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, rms_epsilon, max_context,
+                               rope_attention_factor, {}};
+            shape.rope_frequencies.assign(rope_frequencies.data(), rope_frequencies.data() + head_dim / 2);
+            new (self) Decoder(shape, threads, isa);
+          },
+          nb::kw_only(), "layers"_a, "hidden"_a, "intermediate"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "vocab"_a,
+          "rms_epsilon"_a, "max_context"_a, "rope_frequencies"_a, "rope_attention_factor"_a, "threads"_a, "isa"_a)
+      .def(
+          "set_matrix",
+          [](Decoder& d, int layer, Slot slot, const std::string& format, int64_t n_out, int64_t n_in, int group,
+             AnyMatrix codes, std::optional<HalfMatrix> scales, std::optional<HalfMatrix> minimums,
+             std::optional<FloatVector> bias) {
+            d.set_matrix(layer, slot, plain_of(format, n_out, n_in, group, codes, scales, minimums),
+                         vector_of(bias, n_out, "the bias"));
+          },
+          "layer"_a, "slot"_a, "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none(),
+          "minimums"_a.none(), "bias"_a.none())
+      .def(
+          "set_lm_head",
+          [](Decoder& d, const std::string& format, int64_t n_out, int64_t n_in, int group, AnyMatrix codes,
+             std::optional<HalfMatrix> scales, std::optional<HalfMatrix> minimums) {
+            d.set_lm_head(plain_of(format, n_out, n_in, group, codes, scales, minimums), nullptr);
+          },
+          "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none(), "minimums"_a.none())
+      .def(
+          "set_embedding",
+          [](Decoder& d, const std::string& format, int64_t n_out, int64_t n_in, int group, AnyMatrix codes,
+             std::optional<HalfMatrix> scales, std::optional<HalfMatrix> minimums) {
+            d.set_embedding(plain_of(format, n_out, n_in, group, codes, scales, minimums));
+          },
+          "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none(), "minimums"_a.none())
+      .def("tie_embedding", &Decoder::tie_embedding)
+      .def("set_norms",
+           [](Decoder& d, int layer, FloatVector attention, FloatVector mlp) {
+             d.set_norms(layer, vector_of(attention, d.shape().hidden, "a norm"),
+                         vector_of(mlp, d.shape().hidden, "a norm"));
+           })
+      .def("set_final_norm",
+           [](Decoder& d, FloatVector norm) { d.set_final_norm(vector_of(norm, d.shape().hidden, "a norm")); })
+      .def("missing", &Decoder::missing)
+      .def("new_cache", &Decoder::new_cache)
+      .def("forward", &forward, "caches"_a, "counts"_a, "tokens"_a, "parents"_a, "want"_a.none(), "logits"_a)
+      .def("export_matrix",
+           [](Decoder& d, int layer, Slot slot) { return export_matrix(d, d.matrix(layer, slot)); })
+      .def("export_bias",
+           [](Decoder& d, int layer, Slot slot) {
+             const Matrix& m = d.matrix(layer, slot);
+             return export_vector(m.bias, m.n_out);
+           })
+      .def("export_lm_head", [](Decoder& d) { return export_matrix(d, d.lm_head()); })
+      .def("export_embedding", [](Decoder& d) { return export_matrix(d, d.embedding()); })
+      .def("export_norms",
+           [](Decoder& d, int layer) {
+             return nb::make_tuple(export_vector(d.attention_norm(layer), d.shape().hidden),
+                                   export_vector(d.mlp_norm(layer), d.shape().hidden));
+           })
+      .def("export_final_norm", [](Decoder& d) { return export_vector(d.final_norm(), d.shape().hidden); })
+      .def_prop_ro("isa", [](const Decoder& d) { return std::string(d.isa()); })
+      .def_prop_ro("threads", &Decoder::threads)
+      .def_prop_ro("weight_bytes", &Decoder::weight_bytes);
+}

@@ -1,0 +1,13 @@
+// What this processor and operating system offer (cpuid and xgetbv), without any library.
+#pragma once
+
+namespace ipex_lookahead {
+
+struct CpuFeatures {
+  bool avx2 = false;         // with fma and f16c, registers saved by the system
+  bool avx512_vnni = false;  // avx512 f, bw, vl, dq and vnni
+};
+
+const CpuFeatures& cpu_features();
+
+}  // namespace ipex_lookahead

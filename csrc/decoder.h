@@ -1,0 +1,145 @@
+// A decoder of the Llama family: one call is one step, from token ids to logits or their argmax.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "arena.h"
+#include "kernels.h"
+#include "kv_cache.h"
+#include "packing.h"
+#include "thread_pool.h"
+
+namespace ipex_lookahead {
+
+struct DecoderShape {
+  int layers, hidden, intermediate, heads, kv_heads, head_dim, vocab;
+  float rms_epsilon;
+  int64_t max_context;
+  float rope_attention_factor;         // multiplies cos and sin (yarn)
+  std::vector<float> rope_frequencies;  // head_dim / 2 angles a position
+};
+
+enum class Slot : int { q, k, v, o, gate, up, down };
+constexpr int kSlots = 7;
+
+// One step's rows: several sequences, each with its own cache.
+struct Step {
+  std::vector<KVCache*> caches;
+  std::vector<int64_t> counts;
+  const int32_t* tokens = nullptr;
+  const int32_t* parents = nullptr;
+  int64_t rows = 0;
+  const int32_t* want = nullptr;  // rows whose output is asked for
+  int64_t wanted = 0;
+};
+
+class Decoder {
+ public:
+  Decoder(const DecoderShape& shape, int threads, const std::string& isa);
+
+  // Weights are copied into tiles; call in execution order, so that a step reads memory from front to back.
+  void set_matrix(int layer, Slot slot, const PlainMatrix& plain, const float* bias);
+  void set_norms(int layer, const float* attention, const float* mlp);
+  void set_final_norm(const float* weight);
+  void set_lm_head(const PlainMatrix& plain, const float* bias);
+  void set_embedding(const PlainMatrix& plain);
+  void tie_embedding();
+  std::string missing() const;  // the first weight that was not set, or ""
+
+  const DecoderShape& shape() const { return shape_; }
+  const char* isa() const { return kernels_->name; }
+  int threads() const { return pool_.size(); }
+  size_t weight_bytes() const { return arena_.used(); }
+  KVCache new_cache() const;
+
+  const Matrix& matrix(int layer, Slot slot) const { return layers_[size_t(layer)].matrix[int(slot)]; }
+  const Matrix& lm_head() const { return lm_head_; }
+  const Matrix& embedding() const { return embedding_; }
+  const float* attention_norm(int layer) const { return layers_[size_t(layer)].attention_norm; }
+  const float* mlp_norm(int layer) const { return layers_[size_t(layer)].mlp_norm; }
+  const float* final_norm() const { return final_norm_; }
+  ThreadPool& pool() { return pool_; }
+
+  // Writes the argmax (-1 where no logit is above -inf) of each wanted row, and the logits unless null [wanted][vocab].
+  // Throws std::out_of_range beyond max_context, std::invalid_argument for bad tokens or parents; nothing is committed.
+  void forward(const Step& step, int32_t* argmax, float* logits);
+
+ private:
+  struct Layer {
+    Matrix matrix[kSlots];
+    const float* attention_norm = nullptr;
+    const float* mlp_norm = nullptr;
+  };
+  // What a sequence of the step looks like to attention.
+  struct Sequence {
+    const KVCache* cache;
+    int64_t first_row, rows, length;
+    bool chain;                // every row follows the one before
+    int64_t ancestors;         // offset of its paths in ancestors_, [rows][rows]
+    int64_t blocks;            // of positions that its furthest row sees
+  };
+  // Memory behind Rows, reused for every width.
+  struct RowsMemory {
+    std::vector<float> values, scales, sums;
+    std::vector<int8_t> codes;
+    std::vector<int32_t> bias4, bias8;
+    void reserve(int64_t rows, int64_t width);
+    Rows view(int64_t rows, int64_t width);
+  };
+  using MakeRow = void (Decoder::*)(int thread, int layer, int64_t row, float* out);
+
+  const float* copy_vector(const float* values, int64_t n);
+  void check(const Step& step) const;
+  void plan(const Step& step);
+  void reserve(const Step& step, bool own_logits);
+  void reserve_rope(int64_t positions);
+
+  // The phases of a step, each run by every thread.
+  void run(int thread, const Step& step, int32_t* argmax, float* logits);
+  void embed(int thread, const Step& step);
+  Rows prepare(int thread, int layer, int64_t rows, int64_t width, bool integer, MakeRow make);
+  void norm_attention(int thread, int layer, int64_t row, float* out);
+  void norm_mlp(int thread, int layer, int64_t row, float* out);
+  void norm_final(int thread, int layer, int64_t row, float* out);
+  void merge_heads(int thread, int layer, int64_t row, float* out);
+  void copy_gated(int thread, int layer, int64_t row, float* out);
+  void qkv(int thread, const Layer& layer, const Rows& x);
+  void rope_and_store(int thread, int layer);
+  void attend_blocks(int thread, int layer);
+  void attend_tiles(int thread, int layer);
+  Keys keys_of(const Sequence& s, int layer, int head) const;
+  float* partial(int64_t row, int64_t head, int64_t block);
+  void head_and_argmax(int thread, const Rows& x, int64_t wanted, int32_t* argmax, float* logits);
+
+  const DecoderShape shape_;
+  const CacheShape cache_shape_;
+  const KernelTable* const kernels_;
+  ThreadPool pool_;
+  Arena arena_;
+  std::mutex mutex_;  // one step at a time
+  std::vector<Layer> layers_;
+  Matrix lm_head_, embedding_;
+  const float* final_norm_ = nullptr;
+  std::vector<float> cos_, sin_;  // [positions][head_dim / 2]
+
+  // The step in hand.
+  std::vector<Sequence> sequences_;
+  std::vector<int32_t> depth_, ancestors_, sequence_of_;
+  const int32_t* want_ = nullptr;
+  int64_t rows_ = 0;
+  int64_t partial_blocks_ = 1;  // partials kept a (row, head)
+
+  // Scratch, grown between steps only. Widths are padded to 16, rows of RowsMemory to 32.
+  int64_t hidden_stride_, qkv_stride_, k_column_, v_column_, gated_stride_, widest_;
+  std::vector<float> hidden_, qkv_, gated_, partials_, logits_;
+  std::vector<std::vector<float>> scratch_;  // a thread
+  RowsMemory shared_rows_;
+  std::vector<RowsMemory> own_rows_;  // a thread
+  std::vector<int64_t> best_;         // [threads][wanted]
+  std::vector<float> top_;
+};
+
+}  // namespace ipex_lookahead

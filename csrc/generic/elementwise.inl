@@ -1,0 +1,91 @@
+// Norm, rope, silu, quantisation and argmax of one row, in fixed orders.
+
+// e^x for finite x, clamped to [-87, 88]: 2^n times a degree-6 Taylor polynomial on |r| <= ln(2) / 2 (relative error
+// below 2e-7). Explicit fma everywhere, so the bits are the same on every instruction set.
+SIMD_INLINE f32x16 exponential(f32x16 x) {
+  x = min(max(x, set1(-87.0f)), set1(88.0f));
+  const i32x16 n = round(mul(x, set1(1.44269504f)));
+  const f32x16 nf = to_float(n);
+  f32x16 r = fma(nf, set1(-0.693359375f), x);  // ln 2 in two parts, the first exact in products with n
+  r = fma(nf, set1(2.12194440e-4f), r);
+  f32x16 p = set1(1.0f / 720);
+  p = fma(p, r, set1(1.0f / 120));
+  p = fma(p, r, set1(1.0f / 24));
+  p = fma(p, r, set1(1.0f / 6));
+  p = fma(p, r, set1(0.5f));
+  p = fma(p, r, set1(1.0f));
+  p = fma(p, r, set1(1.0f));
+  return scale_by_power(p, n);
+}
+
+SIMD_INLINE f32x16 silu(f32x16 x) { return div(x, add(set1(1.0f), exponential(sub(zero(), x)))); }
+
+SIMD_INLINE float exponential(float x) {
+  alignas(64) float lanes[kLanes];
+  store(lanes, exponential(set1(x)));
+  return lanes[0];
+}
+
+static void rms_norm(const float* x, const float* weight, int64_t n, float eps, float* out) {
+  f32x16 squares = zero();
+  for (int64_t k = 0; k < n; k += kLanes) {
+    const f32x16 v = load(x + k);
+    squares = fma(v, v, squares);
+  }
+  const float mean = reduce_add(squares) / float(n);
+  const f32x16 inverse = div(set1(1.0f), set1(__builtin_sqrtf(mean + eps)));
+  for (int64_t k = 0; k < n; k += kLanes) store(out + k, mul(mul(load(x + k), inverse), load(weight + k)));
+}
+
+static void quantize_row(const Rows& x, int64_t r) {
+  const float* values = x.values + r * x.stride;
+  int8_t* codes = x.codes + r * x.stride;
+  for (int64_t b = 0; b < x.blocks; ++b) {
+    const f32x16 low = load(values + b * kGroup), high = load(values + b * kGroup + kLanes);
+    const float largest = reduce_max(max(abs(low), abs(high)));
+    const bool tiny = !(largest > 1e-30f);  // also keeps 127 / largest finite
+    const float scale = tiny ? 0.0f : largest / 127.0f;
+    const f32x16 inverse = set1(tiny ? 0.0f : 127.0f / largest);
+    const i32x16 a = round(mul(low, inverse)), c = round(mul(high, inverse));
+    store_i8(codes + b * kGroup, a);
+    store_i8(codes + b * kGroup + kLanes, c);
+    const int32_t sum = reduce_add(a) + reduce_add(c);
+    x.scales[r * x.blocks + b] = scale;
+    x.bias4[r * x.blocks + b] = -8 * sum;
+    x.bias8[r * x.blocks + b] = -128 * sum;
+    x.sums[r * x.blocks + b] = scale * float(sum);
+  }
+}
+
+static void rope(float* head, const float* cos, const float* sin, int head_dim, float scale) {
+  const int half = head_dim / 2;
+  for (int i = 0; i < half; ++i) {
+    const float a = head[i], b = head[i + half];
+    head[i] = __builtin_fmaf(a, cos[i], -(b * sin[i])) * scale;
+    head[i + half] = __builtin_fmaf(b, cos[i], a * sin[i]) * scale;
+  }
+}
+
+static int64_t argmax(const float* x, int64_t begin, int64_t end, float* best) {
+  int64_t at = -1;
+  float top = -__builtin_inff();
+  int64_t i = begin;
+  for (; i + kLanes <= end; i += kLanes) {
+    // A whole vector is looked at lane by lane only if it holds something larger.
+    const f32x16 v = load(x + i);
+    if (reduce_max(v) > top) {
+      for (int64_t j = i; j < i + kLanes; ++j)
+        if (x[j] > top) {
+          top = x[j];
+          at = j;
+        }
+    }
+  }
+  for (; i < end; ++i)
+    if (x[i] > top) {
+      top = x[i];
+      at = i;
+    }
+  *best = top;
+  return at;
+}

@@ -1,0 +1,102 @@
+// The seam between the decoder and the instruction sets: plain structs and one table of functions for each ISA.
+//
+// Promise of every function here: an output row depends on its input row alone, through operations in a fixed order,
+// so the bits are the same for any number of rows, any split over threads, and every ISA (scalar is the oracle).
+#pragma once
+
+#include <cstdint>
+
+namespace ipex_lookahead {
+
+constexpr int kLanes = 16;      // outputs in a weight tile; lanes of every canonical reduction
+constexpr int kGroup = 32;      // inputs in a block of codes; activations are quantised in groups of this many
+constexpr int kPage = 64;       // positions in a page of the KV cache
+constexpr int kBlock = 256;     // positions in a block of attention; partial results are merged in ascending order
+
+enum class WeightFormat : int32_t { fp32, fp16, bf16, sym_int8, sym_int4, asym_int4 };
+constexpr int kFormats = 6;
+inline bool is_float(WeightFormat f) { return f <= WeightFormat::bf16; }
+
+// A prepacked weight matrix. Tiles of 16 outputs follow each other; the last tile is padded with zero scales.
+//   int4   [n/16][blocks][4][64]: byte j of chunk c: output j/4; low nibble input 4c + j%4, high nibble 16 + 4c + j%4
+//   int8   [n/16][blocks][8][64]: byte j of chunk c: output j/4, input 4c + j%4; biased by 128
+//   float  [n/16][n_in][16]
+//   scales, minimums [n/16][ceil(n_in / group)][16], binary16
+struct Matrix {
+  WeightFormat format = WeightFormat::fp32;
+  int64_t n_out = 0, n_in = 0;
+  int32_t blocks = 0;        // ceil(n_in / 32)
+  int32_t group_blocks = 1;  // blocks that share a scale: 1 or 2
+  const uint8_t* codes = nullptr;
+  const uint16_t* scales = nullptr;
+  const uint16_t* minimums = nullptr;
+  const float* bias = nullptr;
+  int64_t tiles() const { return (n_out + kLanes - 1) / kLanes; }
+};
+
+// Activation rows. `values` for float weights; the rest, made by quantize_row, for integer weights.
+struct Rows {
+  float* values = nullptr;        // [count][stride], zero from n_in to stride
+  int8_t* codes = nullptr;        // [count][stride]
+  float* scales = nullptr;        // [count][blocks]: value = scale * code
+  int32_t* bias4 = nullptr;       // [count][blocks]: -8 * sum of the block's codes
+  int32_t* bias8 = nullptr;       // [count][blocks]: -128 * sum of the block's codes
+  float* sums = nullptr;          // [count][blocks]: scale * sum of the block's codes
+  int64_t stride = 0, blocks = 0;
+  int64_t count = 0;
+};
+
+// One sequence's keys and values as attention sees them.
+struct Keys {
+  uint16_t* const* pages = nullptr;  // page i holds slots 64 i ...; slot = position for committed rows
+  int64_t k_offset = 0;              // of this layer and head in a page: keys [4][head_dim][16]
+  int64_t v_offset = 0;              // values [64][head_dim16]
+  int64_t length = 0;                // committed positions; row r of the step lies in slot length + r
+  const int32_t* depth = nullptr;    // [rows]: row r has position length + depth[r]
+  const int32_t* ancestors = nullptr;  // [rows][ancestor_stride]: the row at each depth up to and with itself; null = chain
+  int64_t ancestor_stride = 0;
+};
+
+// A partial softmax over one block of positions: {max, sum, 14 unused, weighted values [head_dim16]}.
+constexpr int kPartialHead = 16;
+
+struct KernelTable {
+  const char* name;
+
+  // out[r][n] = (add ? out[r][n] : 0) + bias[n] + sum over k of x[r][k] w[n][k], for the tiles of 16 outputs [begin, end).
+  void (*linear)(const Matrix& w, const Rows& x, int64_t begin, int64_t end, float* out, int64_t out_stride, bool add);
+  // out[r][n] = silu(gate(x)) * up(x).
+  void (*gate_up)(const Matrix& gate, const Matrix& up, const Rows& x, int64_t begin, int64_t end, float* out,
+                  int64_t out_stride);
+  // Row `row` of the matrix as float [n_in] (the embedding look-up).
+  void (*dequantize_row)(const Matrix& w, int64_t row, float* out);
+  // out = x / sqrt(mean(x^2) + eps) * weight; x and weight are zero-padded to a multiple of 16.
+  void (*rms_norm)(const float* x, const float* weight, int64_t n, float eps, float* out);
+  // Fills codes, scales and sums of row r from its values.
+  void (*quantize_row)(const Rows& x, int64_t r);
+  // Rotary embedding of one head in place, then times `scale` (half rotation: i with i + head_dim / 2).
+  void (*rope)(float* head, const float* cos, const float* sin, int head_dim, float scale);
+  void (*store_key)(const float* k, uint16_t* page_keys, int64_t slot_in_page, int head_dim);
+  void (*store_value)(const float* v, uint16_t* page_values, int64_t slot_in_page, int head_dim);
+  // Scores, softmax and weighted values of the rows [begin, end) and `heads` query heads that share one key head, over
+  // the positions [256 block, 256 block + 256). q + r * q_stride + h * head_dim is a query, its partial goes to
+  // partials + r * partial_row_stride + h * partial_head_stride. Scratch: attention_scratch(rows of the step) floats.
+  void (*attend)(const Keys& keys, const float* q, int64_t q_stride, int heads, int head_dim, int64_t begin, int64_t end,
+                 int64_t step_rows, int64_t block, float* partials, int64_t partial_row_stride,
+                 int64_t partial_head_stride, float* scratch);
+  // state = merge(state, next), both partials.
+  void (*merge)(float* state, const float* next, int head_dim);
+  // out = weighted values / sum.
+  void (*finish)(const float* state, int head_dim, float* out);
+  // Index of the largest value in [begin, end) (the lowest wins a tie, NaN never wins); -1 if none is above -inf.
+  int64_t (*argmax)(const float* x, int64_t begin, int64_t end, float* best);
+};
+
+constexpr int kQueries = 16;  // queries attended to together
+inline int64_t attention_scratch(int64_t step_rows) { return kQueries * (kBlock + step_rows + 2 * kLanes); }
+
+const KernelTable* scalar_kernels();
+const KernelTable* avx2_kernels();
+const KernelTable* avx512_vnni_kernels();
+
+}  // namespace ipex_lookahead

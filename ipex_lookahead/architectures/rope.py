@@ -1,0 +1,90 @@
+"""Rotary position embedding (Su et al., arXiv 2104.09864) and the ways checkpoints stretch it to longer contexts.
+
+Each kind is a function of the config alone, so a token's keys never depend on how long its sequence becomes. That rules
+out "dynamic" NTK scaling beyond the original context, where every new token would change all keys before it: there the
+context simply ends at ``max_position_embeddings``, up to which dynamic scaling is plain rope.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.errors import UnsupportedModelError
+
+Floats = npt.NDArray[np.float32]
+
+
+def rope(config: dict[str, Any]) -> tuple[Floats, float]:
+    """Frequencies, float32 [head_dim / 2] in radians a position, and the factor on cos and sin.
+
+    Raises UnsupportedModelError for a rope type that is not one of those below.
+    """
+    head_dim, theta = config["head_dim"], config["rope_theta"]
+    scaling = config.get("rope_scaling") or {"rope_type": "default"}
+    if scaling.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModelError("partial rotary embeddings are not supported; the whole head must be rotated")
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    plain = (np.float32(1.0) / np.float32(theta) ** exponents).astype(np.float32)
+    kind = scaling["rope_type"]
+    if kind in ("default", "dynamic"):
+        return plain, 1.0
+    if kind == "linear":
+        return plain / np.float32(scaling["factor"]), 1.0
+    if kind == "llama3":
+        return _llama3(plain, scaling), 1.0
+    if kind == "yarn":
+        return _yarn(plain, config, scaling)
+    if kind == "freq_factors":  # a GGUF file's own divisor for each pair
+        return (plain / np.asarray(scaling["factors"], dtype=np.float32)).astype(np.float32), 1.0
+    raise UnsupportedModelError(
+        f"rope scaling of type {kind!r} is not supported; supported are default, linear, dynamic, llama3 and yarn"
+    )
+
+
+def _llama3(plain: Floats, scaling: dict[str, Any]) -> Floats:
+    """Llama 3.1: long wavelengths divided by the factor, short ones kept, a ramp between (Meta's model card)."""
+    original = scaling["original_max_position_embeddings"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    wavelength = 2 * math.pi / plain
+    ramp = (original / wavelength - low) / (high - low)
+    smooth = (1 - ramp) * (plain / scaling["factor"]) + ramp * plain
+    scaled = np.where(wavelength > original / low, plain / scaling["factor"], plain)
+    between = (wavelength <= original / low) & (wavelength >= original / high)
+    return np.where(between, smooth, scaled).astype(np.float32)
+
+
+def _yarn(plain: Floats, config: dict[str, Any], scaling: dict[str, Any]) -> tuple[Floats, float]:
+    """YaRN (Peng et al., arXiv 2309.00071): a ramp over dimensions by their number of turns in the original context."""
+    head_dim, theta, factor = config["head_dim"], config["rope_theta"], scaling["factor"]
+    original = scaling.get("original_max_position_embeddings") or config["max_position_embeddings"]
+
+    def dimension(turns: float) -> float:
+        """The (fractional) pair that makes ``turns`` turns in the original context."""
+        return head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension(scaling.get("beta_fast") or 32), dimension(scaling.get("beta_slow") or 1)
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = np.clip((np.arange(head_dim // 2, dtype=np.float32) - low) / (high - low), 0, 1).astype(np.float32)
+    frequencies = plain / np.float32(factor) * ramp + plain * (1 - ramp)
+    return frequencies.astype(np.float32), _yarn_attention(factor, scaling)
+
+
+def _yarn_attention(factor: float, scaling: dict[str, Any]) -> float:
+    if (given := scaling.get("attention_factor")) is not None:
+        return float(given)
+
+    def magnitude(mscale: float) -> float:
+        return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    mscale, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    if mscale and all_dim:
+        return magnitude(mscale) / magnitude(all_dim)
+    return magnitude(1.0)

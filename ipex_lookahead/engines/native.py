@@ -1,0 +1,237 @@
+"""The native engine: our own C++ core on any x86-64 CPU. Row-invariant, hence exact under lookahead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ipex_lookahead.architectures.base import SLOTS, DecoderSpec
+from ipex_lookahead.checkpoints.base import Checkpoint
+from ipex_lookahead.engines.base import Batch, Cache, StepOutput
+from ipex_lookahead.engines.machine import check_threads, default_threads
+from ipex_lookahead.engines.weights import WeightPlan, read_bias, read_matrix, read_vector
+from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, ModelFormatError
+from ipex_lookahead.formats.base import PackedWeight
+
+try:
+    from ipex_lookahead import _native
+except ImportError as missing:  # pragma: no cover - exercised in a subprocess
+    _native = None  # type: ignore[assignment,unused-ignore]
+    _missing: ImportError | None = missing
+else:
+    _missing = None
+
+ISA_VARIABLE = "IPEX_LOOKAHEAD_ISA"
+Progress = Callable[[int, int, str], None]
+"""Called as progress(tensors done, tensors in all, name of the tensor in hand)."""
+
+
+def _core() -> Any:
+    if _native is None:
+        raise EngineError(
+            f"the native core is not built for this Python: {_missing}", hint="pip install . (needs a C++17 compiler)"
+        )
+    return _native
+
+
+def available_isas() -> list[str]:
+    """Instruction sets that this processor has kernels for, best first."""
+    return list(_core().available_isas())
+
+
+def chosen_isa() -> str:
+    """The instruction set in use: ``IPEX_LOOKAHEAD_ISA`` if set, else the best. Raises EngineError if it is absent."""
+    wanted = os.environ.get(ISA_VARIABLE, "")
+    try:
+        return str(_core().chosen_isa(wanted))
+    except ValueError as error:
+        raise EngineError(str(error), hint=f"unset {ISA_VARIABLE}, or set it to one of the available") from None
+
+
+class NativeCache:
+    """Keys and values of one sequence, float16, in pages that forks share. See ``engines.base.Cache``."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+
+    @property
+    def length(self) -> int:
+        """Committed positions."""
+        return int(self.raw.length)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Commit a path of the last step's rows. Raises InputError if it is none."""
+        try:
+            self.raw.keep(rows if isinstance(rows, list) else list(rows))
+        except (ValueError, TypeError) as error:
+            raise InputError(str(error)) from None
+
+    def crop(self, length: int) -> None:
+        """Keep the first ``length`` positions. Raises InputError if there are fewer."""
+        try:
+            self.raw.crop(length)
+        except (ValueError, TypeError) as error:
+            raise InputError(str(error)) from None
+
+    def fork(self) -> NativeCache:
+        """A second sequence with the same committed prefix."""
+        return NativeCache(self.raw.fork())
+
+
+class NativeEngine:
+    """A decoder in the native core. Make one with ``NativeEngine.load``."""
+
+    name = "native"
+    row_invariant = True
+
+    def __init__(self, decoder: Any, spec: DecoderSpec, low_bit: str) -> None:
+        self._decoder = decoder
+        self._forward = decoder.forward
+        self.spec = spec
+        self.low_bit = low_bit
+        self.vocab_size = spec.vocab
+        self.max_context = spec.max_context
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        spec: DecoderSpec,
+        plan: WeightPlan,
+        *,
+        threads: int | None = None,
+        progress: Progress | None = None,
+    ) -> NativeEngine:
+        """Read, quantise and pack the weights tensor by tensor, in the order a step reads them.
+
+        At no time more than the packed model and two tensors are in memory.
+
+        Raises:
+            ModelFormatError: a tensor is missing, has another shape than the config says, or holds NaN or infinity.
+            EngineError: no compiled core, or a forced instruction set that this processor lacks.
+        """
+        threads = default_threads() if threads is None else check_threads(threads)
+        decoder = _core().Decoder(
+            layers=spec.layers,
+            hidden=spec.hidden,
+            intermediate=spec.intermediate,
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            vocab=spec.vocab,
+            rms_epsilon=spec.rms_epsilon,
+            max_context=spec.max_context,
+            rope_frequencies=np.ascontiguousarray(spec.rope_frequencies, dtype=np.float32),
+            rope_attention_factor=spec.rope_attention_factor,
+            threads=threads,
+            isa=chosen_isa(),
+        )
+        total, done = spec.layers * len(SLOTS) + 1, 0
+
+        def matrix(name: str, shape: tuple[int, int], *, keep: bool = False) -> tuple[Any, ...]:
+            nonlocal done
+            if progress is not None:
+                progress(done, total, name)
+            done += 1
+            return _streams(read_matrix(checkpoint, name, shape, plan, keep=keep, threads=threads))
+
+        if not spec.tied:
+            decoder.set_embedding(*matrix(spec.embedding, (spec.vocab, spec.hidden), keep=True))
+            total += 1
+        for layer in range(spec.layers):
+            decoder.set_norms(
+                layer,
+                read_vector(checkpoint, spec.attention_norm.format(layer=layer), spec.hidden),
+                read_vector(checkpoint, spec.mlp_norm.format(layer=layer), spec.hidden),
+            )
+            for slot in SLOTS:
+                name, shape = spec.matrices[slot].format(layer=layer), spec.shape(slot)
+                bias = read_bias(checkpoint, name + ".bias", shape[0]) if slot in spec.biased else None
+                decoder.set_matrix(layer, getattr(_core().Slot, slot), *matrix(name + ".weight", shape), bias)
+        decoder.set_final_norm(read_vector(checkpoint, spec.final_norm, spec.hidden))
+        head = spec.embedding if spec.tied else spec.lm_head
+        decoder.set_lm_head(*matrix(head, (spec.vocab, spec.hidden)))
+        if spec.tied:
+            decoder.tie_embedding()
+        if absent := decoder.missing():
+            raise ModelFormatError(checkpoint.path, absent, None, "is missing")
+        if progress is not None:
+            progress(total, total, "")
+        return cls(decoder, spec, plan.label)
+
+    def new_cache(self) -> NativeCache:
+        """An empty sequence."""
+        return NativeCache(self._decoder.new_cache())
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """One native call for the whole decoder, GIL released. See ``engines.base.Engine.forward``."""
+        try:
+            argmax, logits = self._forward(
+                [_raw(c) for c in batch.caches], batch.counts, batch.tokens, batch.parents, batch.want, batch.logits
+            )
+        except IndexError as error:
+            raise ContextLengthError(str(error), hint="shorten the prompt or max_new_tokens") from None
+        except (ValueError, TypeError) as error:
+            raise InputError(f"the step's arguments do not fit: {error}") from None
+        if argmax.size and argmax.min() < 0:
+            raise EngineError("the model's logits are not finite", hint="the checkpoint's weights are damaged")
+        return StepOutput(argmax, logits)
+
+    def describe(self) -> dict[str, Any]:
+        """Facts for ``info`` and for reports."""
+        spec = self.spec
+        padded = (spec.head_dim + 15) // 16 * 16
+        return {
+            "engine": self.name,
+            "isa": self._decoder.isa,
+            "threads": self._decoder.threads,
+            "low_bit": self.low_bit,
+            "weight_bytes": int(self._decoder.weight_bytes),
+            "kv_bytes_per_token": 2 * spec.layers * spec.kv_heads * (spec.head_dim + padded),
+            "max_context": self.max_context,
+            "row_invariant": self.row_invariant,
+        }
+
+    def weights(self) -> Iterator[tuple[str, PackedWeight]]:
+        """All tensors in plain order under the checkpoint's names, one at a time: what ``save_low_bit`` writes."""
+        spec, core = self.spec, self._decoder
+        yield spec.embedding, _plain(core.export_embedding())
+        for layer in range(spec.layers):
+            attention, mlp = core.export_norms(layer)
+            yield spec.attention_norm.format(layer=layer), _vector(attention)
+            yield spec.mlp_norm.format(layer=layer), _vector(mlp)
+            for slot in SLOTS:
+                name, which = spec.matrices[slot].format(layer=layer), getattr(_core().Slot, slot)
+                yield name + ".weight", _plain(core.export_matrix(layer, which))
+                if (bias := core.export_bias(layer, which)) is not None:
+                    yield name + ".bias", _vector(bias)
+        yield spec.final_norm, _vector(core.export_final_norm())
+        if not spec.tied:
+            yield spec.lm_head, _plain(core.export_lm_head())
+
+
+def _raw(cache: Cache) -> Any:
+    if not isinstance(cache, NativeCache):
+        raise InputError(f"the native engine needs its own caches, got {type(cache).__name__}")
+    return cache.raw
+
+
+def _streams(weight: PackedWeight) -> tuple[Any, ...]:
+    return (weight.format, *weight.shape, weight.group_size, weight.codes, weight.scales, weight.minimums)
+
+
+_CODE_TYPES: dict[str, Any] = {"fp32": np.float32, "fp16": np.uint16, "bf16": np.uint16, "sym_int8": np.int8}
+
+
+def _plain(exported: tuple[Any, ...]) -> PackedWeight:
+    name, n_out, n_in, group, codes, scales, minimums = exported
+    return PackedWeight(name, (n_out, n_in), codes.view(_CODE_TYPES.get(name, np.uint8)), group, scales, minimums)
+
+
+def _vector(values: Any) -> PackedWeight:
+    return PackedWeight("fp32", values.shape, values)

@@ -1,0 +1,127 @@
+"""From a checkpoint's tensors to the formats an engine was asked for, checked against the config on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.checkpoints.base import Checkpoint
+from ipex_lookahead.errors import InputError, LowBitFormatError, ModelFormatError
+from ipex_lookahead.formats import FORMATS, dequantize, get_format, quantize
+from ipex_lookahead.formats.base import PackedWeight
+
+FLOATS = ("fp32", "fp16", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPlan:
+    """Which format each matrix gets.
+
+    Attributes:
+        low_bit: a key of ``FORMATS``, or None: every tensor stays as it is in the file.
+        group_size: inputs that share a scale, 32 or 64 (ipex-llm's).
+        mixed_precision: the lm_head in sym_int8 whatever ``low_bit`` says.
+        not_converted: substrings of names whose matrices stay in the file's float format.
+        head: name of the tensor that serves as lm_head.
+    """
+
+    low_bit: str | None = None
+    group_size: int = 32
+    mixed_precision: bool = False
+    not_converted: tuple[str, ...] = ()
+    head: str = "lm_head.weight"
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        if self.low_bit is not None:
+            sizes = get_format(self.low_bit).group_sizes
+            if sizes and self.group_size not in sizes:
+                raise LowBitFormatError(
+                    f"group size {self.group_size} does not go with {self.low_bit}; it must be one of "
+                    f"{', '.join(map(str, sizes))}"
+                )
+
+    def target(self, name: str) -> str | None:
+        """The format for the matrix of that name; None = as in the file."""
+        if self.low_bit is None or any(part in name for part in self.not_converted):
+            return "sym_int8" if self.mixed_precision and name == self.head else None
+        return "sym_int8" if self.mixed_precision and name == self.head else self.low_bit
+
+
+def check_low_bit(name: object) -> str:
+    """``name`` as the name of a format that weights can be loaded in."""
+    if not isinstance(name, str) or name not in FORMATS:
+        raise LowBitFormatError(
+            f"unknown low-bit format {name!r}; the known formats are {', '.join(FORMATS)}",
+            hint='for example load_in_low_bit="sym_int4"',
+        )
+    return name
+
+
+def _read(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> PackedWeight:
+    got = checkpoint.info(name).shape
+    if tuple(got) != shape:
+        raise ModelFormatError(
+            checkpoint.path, name, None, f"has shape {list(got)}, but the config implies {list(shape)}"
+        )
+    weight = checkpoint.read(name)
+    if not _finite(weight):
+        raise ModelFormatError(checkpoint.path, name, None, "holds NaN or infinite values")
+    return weight
+
+
+def _finite(weight: PackedWeight) -> bool:
+    streams = [s for s in (weight.scales, weight.minimums) if s is not None]
+    if weight.format == "fp32":
+        return bool(np.isfinite(weight.codes).all())
+    if weight.format == "bf16":
+        return not bool((np.bitwise_and(weight.codes, 0x7F80) == 0x7F80).any())
+    if weight.format == "fp16":
+        streams = [weight.codes]  # type: ignore[list-item]
+    return not any(bool((np.bitwise_and(s, 0x7C00) == 0x7C00).any()) for s in streams)
+
+
+def read_matrix(
+    checkpoint: Checkpoint,
+    name: str,
+    shape: tuple[int, int],
+    plan: WeightPlan,
+    *,
+    keep: bool = False,
+    threads: int | None = None,
+) -> PackedWeight:
+    """A weight matrix in the format of the plan; ``keep`` leaves it as it is in the file (the embedding).
+
+    A weight that is low bit in the file and asked for in another format is dequantised to float32 and quantised again.
+    """
+    weight = _read(checkpoint, name, shape)
+    target = None if keep else plan.target(name)
+    if target is None or weight.format == target and (target in FLOATS or weight.group_size == plan.group_size):
+        return weight
+    if weight.format not in FLOATS:
+        weight = PackedWeight("fp32", weight.shape, dequantize(weight))
+    try:
+        return quantize(weight, target, plan.group_size, threads)
+    except LowBitFormatError as error:
+        raise ModelFormatError(checkpoint.path, name, None, str(error)) from None
+
+
+def read_vector(checkpoint: Checkpoint, name: str, n: int) -> npt.NDArray[np.float32]:
+    """A norm's weights as float32 [n]."""
+    return np.ascontiguousarray(dequantize(_read(checkpoint, name, (n,))), dtype=np.float32)
+
+
+def read_bias(checkpoint: Checkpoint, name: str, n: int) -> npt.NDArray[np.float32]:
+    """A bias as float32 [n]."""
+    return read_vector(checkpoint, name, n)
+
+
+def not_converted(names: object) -> tuple[str, ...]:
+    """``modules_to_not_convert`` as a tuple of name parts. Raises InputError if it is not a list of strings."""
+    if names is None:
+        return ()
+    if isinstance(names, str) or not all(isinstance(n, str) and n for n in names):  # type: ignore[attr-defined]
+        raise InputError(f"modules_to_not_convert is {names!r}; it must be a list of (parts of) module names")
+    return tuple(names)  # type: ignore[arg-type]
