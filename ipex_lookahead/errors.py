@@ -7,7 +7,8 @@
     ├── InputError            what the caller passed: empty prompt, negative budget, bad sampling parameter
     │   └── ContextLengthError   more positions than the model or its cache can hold
     ├── EngineError           the engine cannot run here (no compiled core, forced ISA absent)
-    └── DownloadError         a model could not be fetched, or its checksum is wrong
+    ├── DownloadError         a model could not be fetched, or its checksum is wrong
+    └── SaveError             a folder could not be written; what was there before is as it was
 
 Every message says what was got, what is allowed and what to do. ``hint`` is the command or the change that mends it;
 the command line prints it on a line of its own.
@@ -67,3 +68,7 @@ class EngineError(LookaheadError, RuntimeError):
 
 class DownloadError(LookaheadError, RuntimeError):
     """A model could not be fetched, or what was fetched is not what was asked for."""
+
+
+class SaveError(LookaheadError, RuntimeError):
+    """A folder could not be written. What was there before is as it was."""

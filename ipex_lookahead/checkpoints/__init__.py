@@ -6,34 +6,85 @@ or UnsupportedModelError; sizes are checked against the file before memory is ta
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 
 from ipex_lookahead.checkpoints.base import Checkpoint, TensorInfo
+from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.gguf import GgufCheckpoint
+from ipex_lookahead.checkpoints.low_bit import MARKER, LowBitCheckpoint
+from ipex_lookahead.checkpoints.low_bit_save import save
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
-from ipex_lookahead.errors import InputError, ModelFormatError
+from ipex_lookahead.errors import InputError, ModelFormatError, UnsupportedModelError
 
-__all__ = ["READERS", "Checkpoint", "TensorInfo", "open_checkpoint"]
+__all__ = [
+    "READERS",
+    "Checkpoint",
+    "GgufCheckpoint",
+    "LowBitCheckpoint",
+    "SafetensorsCheckpoint",
+    "TensorInfo",
+    "open_checkpoint",
+    "save",
+]
 
 READERS: dict[str, Callable[[Path], Checkpoint]] = {
     "gguf": GgufCheckpoint,
+    "low_bit": LowBitCheckpoint,
     "safetensors": SafetensorsCheckpoint,
 }
 """Kind of checkpoint to what opens it."""
 
+_IPEX_LLM_MARKER = "bigdl_transformers_low_bit"
+
 
 def open_checkpoint(path: str | PathLike[str]) -> Checkpoint:
-    """Open whatever checkpoint lies at ``path``: a GGUF file, or a folder.
+    """Open whatever checkpoint lies at ``path``: a GGUF file, a Hugging Face folder, or a folder of ours.
 
-    Raises InputError if there is nothing to open, ModelFormatError or UnsupportedModelError if it cannot be used.
+    What it is follows from what is there, never from its name. Raises InputError if there is nothing to open,
+    ModelFormatError or UnsupportedModelError if it cannot be used.
     """
     path = Path(path).expanduser()
-    if path.is_dir():
-        if (path / "config.json").exists():
-            return READERS["safetensors"](path)
-        raise ModelFormatError(path, "config.json", None, "is missing from the folder")
-    if path.exists():
-        return READERS["gguf"](path)
-    raise InputError(f"{path}: there is no such file or folder")
+    kind, path = _kind_of_folder(path) if os.path.isdir(path) else ("gguf", _checked_file(path))
+    return READERS[kind](path)
+
+
+def _kind_of_folder(folder: Path) -> tuple[str, Path]:
+    config = folder / "config.json"
+    if os.path.exists(config):
+        raw = read_json(config)
+        if _IPEX_LLM_MARKER in raw:
+            raise UnsupportedModelError(
+                f"{folder}: was saved by ipex-llm, whose packed weights are not read",
+                hint="load the original checkpoint with load_in_low_bit and save it again with save_low_bit",
+            )
+        return "low_bit" if MARKER in raw else "safetensors", folder
+    files = sorted(name for name in _listed(folder) if name.endswith(".gguf"))
+    if len(files) == 1:
+        return "gguf", folder / files[0]
+    if files:
+        raise InputError(
+            f"{folder}: holds {len(files)} GGUF files ({', '.join(files[:3])}{', ...' if files[3:] else ''}); "
+            "give the one to open",
+            hint=f"for example {folder / files[0]}",
+        )
+    raise ModelFormatError(
+        folder, "config.json", None, "is missing from the folder", hint="give a Hugging Face folder or a GGUF file"
+    )
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError as error:
+        raise ModelFormatError(folder, "folder", None, f"cannot be listed: {error.strerror}") from None
+
+
+def _checked_file(path: Path) -> Path:
+    if not os.path.exists(path):
+        raise InputError(f"{path}: there is no such file or folder", hint="check the path")
+    if path.suffix in (".safetensors", ".json"):
+        raise InputError(f"{path}: is one file of a checkpoint", hint=f"give the folder: {path.parent}")
+    return path

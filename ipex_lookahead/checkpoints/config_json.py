@@ -7,6 +7,7 @@ that starts with an underscore or ends with ``_internal``: keys like these have 
 from __future__ import annotations
 
 import logging
+import os
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,7 @@ def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]
 
 def read_generation_config(path: str | PathLike[str], vocab: int) -> dict[str, Any]:
     """``generation_config.json``, or {} where there is none. Raises ModelFormatError."""
-    if not Path(path).exists():
+    if not os.path.exists(path):
         return {}
     raw = read_json(path)
     source = _source(raw, path)
@@ -180,7 +181,7 @@ def _spelled_rope(raw: JsonObject, source: Source) -> tuple[dict[str, Any], Sour
 
 
 def _is_scaled(rope: dict[str, Any]) -> bool:
-    """transformers 5 writes ``rope_parameters`` for plain rope too, sometimes with nothing but a theta."""
+    """Since version 5 transformers writes ``rope_parameters`` for plain rope too, sometimes with nothing but a theta."""
     return bool(set(rope) - {"rope_theta", "partial_rotary_factor"})
 
 

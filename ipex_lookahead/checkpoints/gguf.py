@@ -69,7 +69,8 @@ class GgufCheckpoint:
     def read(self, name: str) -> PackedWeight:
         """The tensor, codes and scales as in the file, rows in Hugging Face's order.
 
-        Memory: the tensor and 4 MiB (twice the tensor for float tensors whose rows move). Raises ModelFormatError if the file has been cut meanwhile.
+        Memory: the tensor and 4 MiB, or twice the tensor for float tensors whose rows move. Raises ModelFormatError if
+        the file has been cut meanwhile.
         """
         tensor = self._find(name)
         source = tensor.source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from os import PathLike
@@ -24,6 +25,7 @@ INDEX = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 16 << 20
 MAX_SHARDS = 512
 
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors", re.ASCII)
 _FORMATS = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 _CODES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.uint16, "bf16": np.uint16}
@@ -45,15 +47,15 @@ class SafetensorsCheckpoint:
         try:
             self._open()
             for name, (file, tensor) in self._tensors.items():
-                _check_kind(file, name, tensor)
+                check_kind(file, name, tensor)
         except BaseException:
             self.close()
             raise
 
     def _open(self) -> None:
-        if (self.path / SINGLE).exists():
+        if os.path.exists(self.path / SINGLE):
             self._add(self.path / SINGLE)
-        elif (self.path / INDEX).exists():
+        elif os.path.exists(self.path / INDEX):
             self._open_shards(self.path / INDEX)
         else:
             raise _no_weights(self.path)
@@ -90,7 +92,7 @@ class SafetensorsCheckpoint:
                     raise ModelFormatError(
                         index, name, at, f"is in shard {MAX_SHARDS + 1}; at most {MAX_SHARDS} are read"
                     )
-                if not (self.path / shard).exists():
+                if not os.path.exists(self.path / shard):
                     raise ModelFormatError(
                         index,
                         name,
@@ -120,10 +122,7 @@ class SafetensorsCheckpoint:
         Raises ModelFormatError if the file has been cut meanwhile.
         """
         file, tensor = self._find(name)
-        kind = _FORMATS[tensor.dtype]
-        values: npt.NDArray[np.generic] = np.empty(tensor.shape, _CODES[kind])
-        file.file.read_into(tensor.offset, values, name)
-        return PackedWeight(kind, tensor.shape, values)
+        return read_float(file, name, tensor)
 
     def _find(self, name: str) -> tuple[SafetensorsFile, StoredTensor]:
         if name not in self._tensors:
@@ -142,7 +141,16 @@ class SafetensorsCheckpoint:
             file.close()
 
 
-def _check_kind(file: SafetensorsFile, name: str, tensor: StoredTensor) -> None:
+def read_float(file: SafetensorsFile, name: str, tensor: StoredTensor) -> PackedWeight:
+    """A float tensor as it is in the file. Raises ModelFormatError if the file has been cut meanwhile."""
+    kind = _FORMATS[tensor.dtype]
+    values: npt.NDArray[np.generic] = np.empty(tensor.shape, _CODES[kind])
+    file.file.read_into(tensor.offset, values, name)
+    return PackedWeight(kind, tensor.shape, values)
+
+
+def check_kind(file: SafetensorsFile, name: str, tensor: StoredTensor) -> None:
+    """Refuse a tensor that is no float vector or matrix. Raises UnsupportedModelError or ModelFormatError."""
     if tensor.dtype not in _FORMATS:
         raise UnsupportedModelError(
             f"{file.path}: tensor {name} has dtype {tensor.dtype}; the supported dtypes are {', '.join(_FORMATS)}",
@@ -157,11 +165,9 @@ def _check_kind(file: SafetensorsFile, name: str, tensor: StoredTensor) -> None:
 
 
 def _no_weights(folder: Path) -> Exception:
-    pickles = sorted(
-        p.name
-        for p in folder.iterdir()
-        if p.suffix in (".bin", ".pt", ".pth", ".ckpt") and not p.name.startswith("training_args")
-    )
+    """The error for a folder without weights that can be read; it names what lies there instead."""
+    present = sorted(os.listdir(folder))
+    pickles = [name for name in present if name.endswith(_PICKLES) and not name.startswith("training_args")]
     if pickles:
         return UnsupportedModelError(
             f"{folder}: the weights are in {pickles[0]}, a pickle, which can run code when it is read and is never "
@@ -169,6 +175,11 @@ def _no_weights(folder: Path) -> Exception:
             hint="convert it on a machine you can lose: in Python, "
             "transformers.AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)",
         )
-    others = sorted(p.name for p in folder.glob("*.safetensors"))
-    found = f"; found {', '.join(others[:3])}" if others else ""
-    return ModelFormatError(folder, SINGLE, None, f"is missing, and so is {INDEX}{found}")
+    others = [name for name in present if name.endswith((".safetensors", ".gguf"))]
+    return ModelFormatError(
+        folder,
+        SINGLE,
+        None,
+        f"is missing, and so is {INDEX}" + (f"; found {', '.join(others[:3])}" if others else ""),
+        hint=f"give the GGUF file itself: {folder / others[0]}" if others and others[0].endswith(".gguf") else "",
+    )

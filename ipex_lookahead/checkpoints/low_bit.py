@@ -1,0 +1,196 @@
+"""Our own folders, written by ``save_low_bit``: Hugging Face's layout with packed weights in one safetensors file.
+
+``config.json`` has the key ``ipex_lookahead``: version, low-bit format, files written. A float tensor is stored under
+its name; a low-bit one as ``NAME.codes``, ``NAME.scales`` and ``NAME.minimums``, and the file's ``__metadata__`` says
+for NAME its format, group size and logical shape, as in ``"sym_int4 32 576x1536"``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.checkpoints.base import TensorInfo
+from ipex_lookahead.checkpoints.config_json import checked_config, read_generation_config, read_json
+from ipex_lookahead.checkpoints.hparams import Source, boolean, shown, text, whole
+from ipex_lookahead.checkpoints.safetensors import SINGLE, check_kind, read_float
+from ipex_lookahead.checkpoints.safetensors_reader import MAX_DIM, SafetensorsFile, StoredTensor
+from ipex_lookahead.checkpoints.strict_json import JsonObject
+from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from ipex_lookahead.formats.base import GROUP, PackedWeight
+
+MARKER = "ipex_lookahead"
+VERSION = 1
+GROUP_SIZES = (32, 64)
+FLOATS = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
+"""Float formats and their safetensors dtypes."""
+
+_NUMPY: dict[str, type[np.generic]] = {
+    "F32": np.float32, "F16": np.uint16, "BF16": np.uint16, "U8": np.uint8, "I8": np.int8,
+}  # fmt: skip
+_PACKED = {"sym_int8": ("I8", 32, False), "sym_int4": ("U8", 16, False), "asym_int4": ("U8", 16, True)}
+"""Low-bit formats: dtype of the codes, elements in a block of 32 weights, whether there are minimums."""
+
+_STORED_AS = re.compile(r"([a-z0-9_]{1,32}) ([0-9]{1,4}) ([0-9]{1,13})x([0-9]{1,13})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One stored array of a weight: ``suffix`` to the weight's name, safetensors dtype, shape."""
+
+    suffix: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def kind(self) -> npt.DTypeLike:
+        """The numpy dtype of its elements."""
+        return _NUMPY[self.dtype]
+
+
+def streams(info: TensorInfo) -> list[Stream] | None:
+    """The arrays a weight is stored as: codes, then scales, then minimums; None if there is no such weight."""
+    if info.format in FLOATS:
+        return [Stream("", FLOATS[info.format], info.shape)]
+    if info.format not in _PACKED or info.group_size not in GROUP_SIZES or len(info.shape) != 2:
+        return None
+    dtype, per_block, has_minimums = _PACKED[info.format]
+    n_out, n_in = info.shape
+    scales = (n_out, -(-n_in // info.group_size))
+    found = [Stream(".codes", dtype, (n_out, -(-n_in // GROUP) * per_block)), Stream(".scales", "F16", scales)]
+    return [*found, Stream(".minimums", "F16", scales)] if has_minimums else found
+
+
+def stored_as(info: TensorInfo) -> str:
+    """The line of ``__metadata__`` for a low-bit weight."""
+    return f"{info.format} {info.group_size} {info.shape[0]}x{info.shape[1]}"
+
+
+class LowBitCheckpoint:
+    """A folder written by ``save_low_bit``. See :class:`ipex_lookahead.checkpoints.base.Checkpoint`.
+
+    Attributes:
+        low_bit: ``low_bit`` (format's name), ``group_size``, ``mixed_precision``.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        """Open and validate. Raises ModelFormatError or UnsupportedModelError; reads no tensor yet."""
+        self.path = Path(path)
+        config_path = self.path / "config.json"
+        raw = read_json(config_path)
+        self.low_bit = _read_marker(raw, config_path)
+        self.config: dict[str, Any] = checked_config(raw, config_path)
+        self.generation_config = read_generation_config(self.path / "generation_config.json", self.config["vocab_size"])
+        self._file = SafetensorsFile(self.path / SINGLE)
+        try:
+            self._tensors = self._find_tensors()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _find_tensors(self) -> dict[str, tuple[TensorInfo, list[StoredTensor]]]:
+        stored = dict(self._file.tensors)
+        found: dict[str, tuple[TensorInfo, list[StoredTensor]]] = {}
+        for name, line in self._file.metadata.items():
+            if name == "format":
+                continue
+            at = self._file.metadata.at[name]
+            match = _STORED_AS.fullmatch(line)
+            shape = (int(match[3]), int(match[4])) if match else (0, 0)
+            info = TensorInfo(shape, match[1] if match else "", int(match[2]) if match else 0)
+            parts = streams(info) if all(0 < size <= MAX_DIM for size in shape) and info.format in _PACKED else None
+            if parts is None:
+                raise self._error(
+                    name, at, f"is stored as {shown(line)}; it must be FORMAT GROUP_SIZE ROWSxCOLUMNS, "
+                    f"a format of {', '.join(_PACKED)}, a group size of {' or '.join(map(str, GROUP_SIZES))}"
+                )  # fmt: skip
+            found[name] = (info, [self._take(stored, name + part.suffix, part, at) for part in parts])
+        for name, tensor in stored.items():
+            check_kind(self._file, name, tensor)
+            if name in found:
+                raise self._error(name, tensor.entry, "is stored both as a float and as a low-bit tensor")
+            found[name] = (TensorInfo(tensor.shape, _FLOAT_FORMATS[tensor.dtype]), [tensor])
+        if not found:
+            raise self._error("tensors", None, "the checkpoint holds no tensor")
+        return found
+
+    def _take(self, stored: dict[str, StoredTensor], name: str, part: Stream, at: int) -> StoredTensor:
+        if name not in stored:
+            raise self._error(name, at, "is missing from the file")
+        tensor = stored.pop(name)
+        if (tensor.dtype, tensor.shape) != (part.dtype, part.shape):
+            raise self._error(
+                name,
+                tensor.entry,
+                f"is {tensor.dtype} {list(tensor.shape)}; it must be {part.dtype} {list(part.shape)}",
+            )
+        return tensor
+
+    def names(self) -> Sequence[str]:
+        """Tensor names in Hugging Face's spelling."""
+        return list(self._tensors)
+
+    def info(self, name: str) -> TensorInfo:
+        """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""
+        return self._find(name)[0]
+
+    def read(self, name: str) -> PackedWeight:
+        """The weight exactly as it was saved; takes the weight's own memory and no more."""
+        info, stored = self._find(name)
+        if info.format in FLOATS:
+            return read_float(self._file, name, stored[0])
+        arrays: list[npt.NDArray[Any]] = []
+        for tensor in stored:
+            array: npt.NDArray[Any] = np.empty(tensor.shape, _NUMPY[tensor.dtype])
+            self._file.file.read_into(tensor.offset, array, name)
+            arrays.append(array)
+        return PackedWeight(
+            info.format, info.shape, arrays[0], info.group_size, arrays[1], arrays[2] if len(arrays) > 2 else None
+        )
+
+    def _find(self, name: str) -> tuple[TensorInfo, list[StoredTensor]]:
+        if name not in self._tensors:
+            raise self._error(name, None, "there is no tensor of this name")
+        return self._tensors[name]
+
+    def _error(self, field: str, offset: int | None, problem: str) -> ModelFormatError:
+        return ModelFormatError(self._file.path, field, offset, problem)
+
+    def tokenizer(self) -> Any | None:
+        """The folder's tokenizer, or None where it carries none."""
+        from ipex_lookahead.tokenization.folder import tokenizer_from_folder
+
+        return tokenizer_from_folder(self.path, self.config)
+
+    def close(self) -> None:
+        """Release the file. Tensors already read stay valid."""
+        self._file.close()
+
+
+_FLOAT_FORMATS = {dtype: name for name, dtype in FLOATS.items()}
+
+
+def _read_marker(raw: JsonObject, path: Path) -> dict[str, Any]:
+    source = Source(path, {MARKER: (MARKER, raw.at.get(MARKER))})
+    marker = raw.get(MARKER)
+    if not isinstance(marker, JsonObject):
+        raise source.error(MARKER, f"is {shown(marker)}; a folder written by save_low_bit has an object here")
+    source = Source(path, {key: (f"{MARKER}.{key}", at) for key, at in marker.at.items()})
+    version = whole(1, 2**31 - 1)(source, "version", marker.get("version"))
+    if version != VERSION:
+        raise UnsupportedModelError(
+            f"{path}: was written in version {version} of the format; this release reads version {VERSION}",
+            hint="upgrade ipex-lookahead, or save the model again with this release",
+        )
+    return {
+        "low_bit": text(source, "low_bit", marker.get("low_bit")),
+        "group_size": whole(0, 4096)(source, "group_size", marker.get("group_size")),
+        "mixed_precision": boolean(source, "mixed_precision", marker.get("mixed_precision")),
+    }

@@ -1,0 +1,257 @@
+"""Writing our own folders so that nothing is ever lost: all of the new one first, then a rename.
+
+The folder is built beside its place under a temporary name, flushed to the disk, and only then renamed. Whatever goes
+wrong before that (a full disk, an interrupt, a bad weight) removes the temporary folder and touches nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import shutil
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ipex_lookahead.checkpoints.base import TensorInfo
+from ipex_lookahead.checkpoints.config_json import read_json
+from ipex_lookahead.checkpoints.low_bit import FLOATS, MARKER, VERSION, Stream, stored_as, streams
+from ipex_lookahead.checkpoints.safetensors import SINGLE
+from ipex_lookahead.errors import InputError, ModelFormatError, SaveError
+from ipex_lookahead.formats.base import PackedWeight
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes written so far and the bytes in all."""
+
+
+def save(
+    folder: str | PathLike[str],
+    *,
+    config: Mapping[str, Any],
+    generation_config: Mapping[str, Any],
+    infos: Mapping[str, TensorInfo],
+    weights: Iterable[tuple[str, PackedWeight]],
+    low_bit: Mapping[str, Any],
+    tokenizer: Any | None = None,
+    progress: Progress | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a model as a folder that :class:`LowBitCheckpoint` reads back bit for bit, and return the folder.
+
+    Args:
+        folder: where to; must not exist, be empty, or (with ``overwrite``) hold an earlier save and nothing else.
+        config: the model's Hugging Face config.
+        generation_config: as the checkpoint had it; may be empty.
+        infos: shape and format of every weight that ``weights`` will yield.
+        weights: every name of ``infos`` once, in any order; one weight is held at a time.
+        low_bit: ``low_bit`` (name), ``group_size`` and ``mixed_precision``.
+        tokenizer: has ``save_pretrained(folder)``.
+        progress: see :data:`Progress`.
+        overwrite: replace an earlier save. The old one is removed once the new one is in its place.
+
+    Raises:
+        InputError: the folder is something else, or the weights are not what ``infos`` says.
+        SaveError: the disk is full, or writing fails otherwise; what was there before is as it was.
+    """
+    target = Path(os.path.realpath(Path(folder).expanduser()))
+    _check_target(target, overwrite)
+    layout = _Layout(infos)
+    temporary = target.parent / f".{target.name}.saving-{secrets.token_hex(4)}"
+    parents = [p for p in target.parents if not p.exists()]
+    try:
+        try:
+            temporary.mkdir(parents=True)
+            _write_tensors(temporary / SINGLE, layout, weights, progress)
+            if generation_config:
+                _write_json(temporary / "generation_config.json", dict(generation_config))
+            if tokenizer is not None:
+                tokenizer.save_pretrained(str(temporary))
+            files = sorted(path.name for path in temporary.iterdir())
+            marker = {"version": VERSION, **low_bit, "files": [*files, "config.json"]}
+            _write_json(temporary / "config.json", {**config, MARKER: marker})
+            _flush(temporary)
+            _put_in_place(temporary, target)
+        except OSError as error:
+            raise _save_error(target, error) from error
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        for parent in parents:
+            with contextlib.suppress(OSError):
+                parent.rmdir()
+        raise
+    return target
+
+
+class _Layout:
+    """Where in the file each array of each weight goes, and the header that says so."""
+
+    def __init__(self, infos: Mapping[str, TensorInfo]) -> None:
+        if not infos:
+            raise InputError("there are no weights to save")
+        self.infos = infos
+        self.places: dict[str, list[tuple[Stream, int]]] = {}
+        metadata = {"format": "pt"}
+        entries: dict[str, Any] = {}
+        end = 0
+        for name, info in infos.items():
+            parts = streams(info)
+            if parts is None:
+                raise InputError(f"weight {name} has format {info.format!r}, group size {info.group_size}: unknown")
+            if info.format not in FLOATS:
+                metadata[name] = stored_as(info)
+            self.places[name] = []
+            for part in parts:
+                if name + part.suffix in entries or name in ("format", "__metadata__"):
+                    raise InputError(f"weight {name} would be stored under a name that is taken")
+                begin, end = end, end + int(np.prod(part.shape, dtype=object)) * np.dtype(part.kind).itemsize
+                entries[name + part.suffix] = {
+                    "dtype": part.dtype,
+                    "shape": list(part.shape),
+                    "data_offsets": [begin, end],
+                }
+                self.places[name].append((part, begin))
+        header = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
+        header += b" " * (-len(header) % 8)
+        self.header = struct.pack("<Q", len(header)) + header
+        self.data_bytes = end
+
+
+def _write_tensors(
+    path: Path, layout: _Layout, weights: Iterable[tuple[str, PackedWeight]], progress: Progress | None
+) -> None:
+    start = len(layout.header)
+    missing = dict(layout.places)
+    done = 0
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        # A disk that is too small is found out now, not after an hour of quantising.
+        _reserve(descriptor, start + layout.data_bytes)
+        _write(descriptor, 0, memoryview(layout.header))
+        for name, weight in weights:
+            if name not in missing:
+                raise InputError(f"weight {name} was {'given twice' if name in layout.places else 'not announced'}")
+            info = layout.infos[name]
+            if (weight.format, weight.shape, weight.group_size) != (info.format, info.shape, info.group_size):
+                raise InputError(
+                    f"weight {name} is {weight.format} {list(weight.shape)} with group size {weight.group_size}, "
+                    f"announced as {info.format} {list(info.shape)} with {info.group_size}"
+                )
+            for (part, begin), array in zip(
+                missing.pop(name), (weight.codes, weight.scales, weight.minimums), strict=False
+            ):
+                if array is None or array.shape != part.shape or array.dtype != part.kind:
+                    raise InputError(f"weight {name}{part.suffix} is not {part.dtype} {list(part.shape)}")
+                flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+                _write(descriptor, start + begin, memoryview(flat))
+                done += flat.size
+            if progress is not None:
+                progress(done, layout.data_bytes)
+        if missing:
+            raise InputError(f"weight {next(iter(missing))} was announced and not given ({len(missing)} in all)")
+    finally:
+        os.close(descriptor)
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+        os.ftruncate(descriptor, size)
+
+
+def _write(descriptor: int, offset: int, data: memoryview) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done : done + (1 << 28)], offset + done)
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    try:
+        as_text = json.dumps(value, indent=2, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path.name} cannot be written as JSON: {error}") from None
+    path.write_text(as_text + "\n", encoding="utf-8")
+
+
+def _flush(folder: Path) -> None:
+    """Everything to the disk, the folder's own entries last."""
+    for path in [*(p for p in folder.rglob("*") if p.is_file()), folder]:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _put_in_place(temporary: Path, target: Path) -> None:
+    """Rename; an old folder steps aside first, and comes back if the new one cannot take its place."""
+    old: Path | None = None
+    if target.exists() and any(target.iterdir()):
+        old = target.parent / f".{target.name}.old-{secrets.token_hex(4)}"
+    try:
+        if old is not None:
+            target.rename(old)
+        temporary.rename(target)
+    except BaseException:
+        if old is not None and old.exists() and not target.exists():
+            old.rename(target)
+        raise
+    with contextlib.suppress(OSError):  # the new folder is complete; only the durability of its name is at stake
+        descriptor = os.open(target.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _check_target(target: Path, overwrite: bool) -> None:
+    if not os.path.lexists(target):
+        return
+    if not target.is_dir():
+        raise InputError(f"{target}: is a file; a folder is needed", hint="choose another name")
+    present = {path.name for path in target.iterdir()}
+    if not present:
+        return
+    ours = _files_of_save(target)
+    if ours is None:
+        raise InputError(
+            f"{target}: is not empty and was not written by save_low_bit; it is left alone", hint="choose a new folder"
+        )
+    if not overwrite:
+        raise InputError(
+            f"{target}: already holds a saved model", hint="choose a new folder, or pass overwrite=True to replace it"
+        )
+    if strangers := sorted(present - ours):
+        raise InputError(
+            f"{target}: holds {strangers[0]}, which save_low_bit did not write and will not delete",
+            hint="move it away, or choose a new folder",
+        )
+
+
+def _files_of_save(folder: Path) -> set[str] | None:
+    """The files an earlier save wrote into ``folder``, or None if it is no save of ours."""
+    try:
+        marker = read_json(folder / "config.json").get(MARKER)
+    except ModelFormatError:
+        return None
+    files = marker.get("files") if isinstance(marker, dict) else None
+    return {name for name in files if isinstance(name, str)} if isinstance(files, list) else None
+
+
+def _save_error(target: Path, error: OSError) -> SaveError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return SaveError(
+        f"{target}: could not be saved: {error.strerror or error}; nothing that was there has been changed",
+        hint="free some space, or choose a folder on another disk" if full else "check the folder and its permissions",
+    )
