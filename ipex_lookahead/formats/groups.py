@@ -132,7 +132,7 @@ def rounded(scale: Floats) -> tuple[Floats, Floats]:
 def pack_nibbles(codes: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """Codes 0..15 [rows, blocks * 32] to bytes [rows, blocks * 16]: code i low, code i + 16 high, in each block."""
     halves = codes.astype(np.uint8).reshape(codes.shape[0], -1, 2, GROUP // 2)
-    packed: npt.NDArray[np.uint8] = halves[:, :, 0] | (halves[:, :, 1] << 4)
+    packed: npt.NDArray[np.uint8] = halves[:, :, 0] | (halves[:, :, 1] << np.uint8(4))
     return packed.reshape(codes.shape[0], -1)
 
 

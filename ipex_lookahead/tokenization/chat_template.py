@@ -1,0 +1,120 @@
+"""Chat templates: programs that come with a checkpoint, run where they can do no harm.
+
+A template is Jinja, as Hugging Face's tokenizers use it: blocks trimmed, ``raise_exception``, ``strftime_now``,
+``tojson``, loop controls. It runs in Jinja's immutable sandbox, inside a process of its own with a budget of loop steps,
+processor time and memory (``template_worker.py``). Starting that process takes some tens of milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ipex_lookahead.errors import InputError, ModelFormatError
+
+MAX_SOURCE = 256 << 10
+MAX_OUTPUT = 8 << 20
+MAX_STEPS = 1 << 20
+MAX_SECONDS = 1.0
+MAX_MEMORY = 512 << 20
+
+_PATIENCE = 20.0
+"""Seconds until a worker is given up that neither answers nor reaches its own limits (a machine near standstill)."""
+
+Message = Mapping[str, Any]
+
+
+def render_chat(
+    template: str,
+    messages: Sequence[Message],
+    *,
+    add_generation_prompt: bool,
+    bos_token: str | None,
+    eos_token: str | None,
+    **extra: Any,
+) -> str:
+    """The prompt that a chat template makes of a conversation.
+
+    Args:
+        template: Jinja source, at most 256 KiB.
+        messages: ``{"role": ..., "content": ...}`` each; plain JSON values only.
+        add_generation_prompt: whether the prompt should end with the assistant's opening.
+        bos_token: the template's ``bos_token``; None leaves it undefined, as ``eos_token``.
+        eos_token: the template's ``eos_token``.
+        extra: further variables of the template (``tools``, ``documents``, ...).
+
+    Raises:
+        ModelFormatError: the template is too long, is no valid Jinja, fails, is stopped by the sandbox, takes more than
+            2**20 loop steps, one second of processor time or 512 MiB, or writes more than 8 MiB.
+        InputError: the template refuses the conversation, or the conversation holds something that is not JSON.
+    """
+    variables = {"add_generation_prompt": add_generation_prompt, "bos_token": bos_token, "eos_token": eos_token, **extra}
+    return render_chats(template, [messages], variables)[0]
+
+
+def render_chats(template: str, conversations: Sequence[Sequence[Message]], variables: Mapping[str, Any]) -> list[str]:
+    """As :func:`render_chat` for several conversations at once; variables that are None stay undefined.
+
+    ``tools`` and ``documents`` are None, not undefined, where they are not given: templates ask ``tools is not none``.
+    """
+    if len(template.encode("utf-8", "replace")) > MAX_SOURCE:
+        raise _fault(f"has more than {MAX_SOURCE} bytes")
+    given = {name: value for name, value in variables.items() if value is not None}
+    request = {
+        "path": sys.path,
+        "template": template,
+        "variables": {"tools": None, "documents": None, **given},
+        "contexts": [{"messages": list(messages)} for messages in conversations],
+        "limits": {"steps": MAX_STEPS, "output": MAX_OUTPUT, "seconds": MAX_SECONDS, "memory": MAX_MEMORY},
+    }
+    try:
+        question = json.dumps(request)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"the messages or template variables hold something that is not a string, number, list or mapping: {error}"
+        ) from None
+    return _answer(question)
+
+
+def _answer(question: str) -> list[str]:
+    """Ask a new worker and turn what it says, or its death, into a result or an error."""
+    worker = Path(__file__).with_name("template_worker.py")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", str(worker)],
+            input=question.encode("ascii"),
+            capture_output=True,
+            timeout=_PATIENCE,
+            env={},
+            start_new_session=True,  # Ctrl-C in a terminal is for the caller alone
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise _fault(f"did not finish within {_PATIENCE:g} s") from None
+    except OSError as error:
+        raise InputError(
+            f"no Python process for the chat template could be started: {error}",
+            hint="pass plain text instead of chat messages",
+        ) from None
+    if done.returncode < 0:
+        raise _fault(f"was stopped: it takes more than {MAX_SECONDS:g} s of processor time or {MAX_MEMORY >> 20} MiB")
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        reason = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        raise _fault(f"could not be run: {reason[0]}") from None
+    if "ok" in answer:
+        return list(answer["ok"])
+    if answer["error"] == "raised":
+        raise InputError(f"the chat template refuses these messages: {answer['message']}")
+    raise _fault(answer["message"])
+
+
+def _fault(problem: str) -> ModelFormatError:
+    return ModelFormatError(
+        "chat template", "chat_template", None, problem, hint="pass plain text, or a chat template that works"
+    )

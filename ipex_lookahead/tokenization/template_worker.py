@@ -1,0 +1,129 @@
+"""The process a chat template runs in. Started by ``chat_template.py`` as a script; imports nothing of the package.
+
+A sandbox keeps a template from reaching Python's insides, but not from running for ever or filling the memory. Here the
+kernel sees to both: address space and processor time are limited, no file can be written, and when a limit is reached
+the process dies, whatever it is doing. It reads one JSON request from standard input and writes one JSON answer.
+"""
+
+import json
+import sys
+
+
+def render(request):
+    """Answer a request: {"ok": [texts]} or {"error": kind, "message": ...}."""
+    import jinja2
+    import jinja2.debug  # while files may still be opened
+    import jinja2.ext
+    import jinja2.nodes
+    import jinja2.sandbox
+    import jinja2.visitor
+
+    class Raised(Exception):
+        """The template called raise_exception."""
+
+    class Budget(Exception):
+        """The template took more steps, or wrote more, than it may."""
+
+    limits = request["limits"]
+    steps = 0
+
+    def counted(items):
+        nonlocal steps
+        for item in items:
+            steps += 1
+            if steps > limits["steps"]:
+                raise Budget(f"it takes more than {limits['steps']} loop steps")
+            yield item
+
+    class CountLoops(jinja2.visitor.NodeTransformer):
+        def visit_For(self, node):
+            self.generic_visit(node)
+            node.iter = jinja2.nodes.Filter(node.iter, "_counted", [], [], None, None, lineno=node.lineno)
+            return node
+
+    class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+        def _parse(self, source, name, filename):
+            return CountLoops().visit(super()._parse(source, name, filename))
+
+    class Generation(jinja2.ext.Extension):
+        """``{% generation %}`` marks what the assistant wrote; it renders its contents."""
+
+        tags = {"generation"}
+
+        def parse(self, parser):
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+            return jinja2.nodes.Scope(body, lineno=line)
+
+    def raise_exception(message):
+        raise Raised(str(message))
+
+    def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    environment = Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols], cache_size=0
+    )
+    environment.filters.update(tojson=tojson, _counted=counted)
+    environment.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
+
+    limit_resources(limits)
+    try:
+        template = environment.from_string(request["template"])
+        texts, size = [], 0
+        for context in request["contexts"]:
+            parts = []
+            for part in template.generate({**request["variables"], **context}):
+                parts.append(part)
+                size += len(part)
+                if size > limits["output"]:
+                    raise Budget(f"it writes more than {limits['output']} characters")
+            texts.append("".join(parts))
+        return {"ok": texts}
+    except Raised as error:
+        return {"error": "raised", "message": str(error)}
+    except Budget as error:
+        return {"error": "budget", "message": str(error)}
+    except (MemoryError, RecursionError, OverflowError) as error:
+        return {"error": "budget", "message": f"it needs too much memory or nests too deep ({type(error).__name__})"}
+    except jinja2.TemplateSyntaxError as error:
+        return {"error": "syntax", "message": f"line {error.lineno}: {error.message}"}
+    except Exception as error:  # whatever the template's own expressions raise
+        return {"error": "failed", "message": f"{type(error).__name__}: {error}"[:2000]}
+
+
+def strftime_now(form):
+    """The local time now, in the format given."""
+    from datetime import datetime
+
+    return datetime.now().strftime(form)
+
+
+def limit_resources(limits):
+    """Limits that the kernel enforces. The alarms' default action ends the process inside any operation."""
+    try:
+        import resource
+        import signal
+    except ImportError:  # not on this system: the parent's deadline remains
+        return
+    from datetime import datetime
+
+    datetime.now().strftime("%d")
+    resource.setrlimit(resource.RLIMIT_AS, (limits["memory"], limits["memory"]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, limits["seconds"])
+
+
+def main():
+    """Read the request, answer it."""
+    request = json.loads(sys.stdin.buffer.read())
+    sys.path[:] = request["path"]
+    answer = json.dumps(render(request))
+    sys.stdout.write(answer)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
