@@ -338,10 +338,10 @@ def _fetch_from_hub(repo_id: str, *, progress: bool) -> Path:
     from huggingface_hub import errors, snapshot_download
     from huggingface_hub.utils.tqdm import tqdm
 
-    class Bar(tqdm):  # type: ignore[type-arg, misc]
+    class Bar(tqdm):
         def __init__(self, *arguments: object, **options: object) -> None:
             options["disable"] = not progress or None  # None: drawn on a terminal only
-            super().__init__(*arguments, **options)
+            super().__init__(*arguments, **options)  # type: ignore[no-untyped-call]
 
     _note(progress, f"looking for {repo_id} on the hub")
     try:

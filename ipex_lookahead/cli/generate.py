@@ -57,9 +57,9 @@ def generate(
     import torch
 
     from ipex_lookahead.cli.report import stats_json, stats_line
-    from ipex_lookahead.cli.stream import Answer
+    from ipex_lookahead.cli.stream import Answer, show
 
-    answer = Answer(tokenizer, (lambda part: None) if as_json else _show)
+    answer = Answer(tokenizer, (lambda part: None) if as_json else show)
     try:
         loaded.generate(
             torch.tensor([ids], dtype=torch.long),
@@ -72,7 +72,7 @@ def generate(
         )
     finally:
         if not as_json:
-            _show("\n")
+            show("\n")
     if as_json:
         facts = {"model": model, **_engine_facts(loaded), "lookahead": lookahead, "text": answer.text}
         reason = "length" if len(answer.ids) >= max_new_tokens else "stop"
@@ -93,11 +93,6 @@ def _read(prompt: str | None) -> str:
     if not prompt.strip():
         raise InputError("the prompt is empty", hint="ipex-lookahead generate 'Why is the sky blue?'")
     return prompt
-
-
-def _show(part: str) -> None:
-    sys.stdout.write(part)
-    sys.stdout.flush()
 
 
 def _engine_facts(loaded: Any) -> dict[str, Any]:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from transformers import TextStreamer
+
+_CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def show(part: str) -> None:
+    """Write to standard output at once. On a terminal, control characters are left out: a model may not steer it."""
+    sys.stdout.write(part.translate(_CONTROL) if sys.stdout.isatty() else part)
+    sys.stdout.flush()
 
 
 class Answer(TextStreamer):  # type: ignore[misc]

@@ -1,0 +1,152 @@
+"""``ipex-lookahead chat``: talk with a model in the terminal, or line by line through a pipe."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ipex_lookahead.cli.options import Sampling, lookahead_option, model_options, option, sampling_options
+from ipex_lookahead.errors import InputError
+
+HISTORY_LINES = 1000
+
+
+@click.command()
+@model_options
+@lookahead_option
+@option("--max-new-tokens", "-n", type=click.IntRange(1), default=512, help="Most tokens in an answer.")
+@sampling_options
+@option("--system", metavar="TEXT", help="What the model is told before the conversation.")
+@option("--history/--no-history", default=True, help="Keep typed lines in a file, for the arrow keys.")
+def chat(
+    model: str,
+    low_bit: str | None,
+    threads: int | None,
+    lookahead: int,
+    max_new_tokens: int,
+    system: str | None,
+    history: bool,
+    **sampler: Any,
+) -> None:
+    """Talk with a model. /help lists what can be typed; Ctrl-C stops an answer, Ctrl-D leaves."""
+    sampling = Sampling(**sampler)
+    sampling.check()
+
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.text import Text
+
+    from ipex_lookahead.cli.loading import load
+    from ipex_lookahead.cli.session import Session
+    from ipex_lookahead.cli.stream import show
+
+    typed = sys.stdin.isatty()
+    aside = Console(stderr=True, soft_wrap=True, highlight=False)
+    loaded, tokenizer = load(model, low_bit=low_bit, threads=threads, progress=True)
+    session = Session(
+        loaded,
+        tokenizer,
+        system=system,
+        sampling=sampling,
+        lookahead=lookahead,
+        max_new_tokens=max_new_tokens,
+        say=show,
+        tell=lambda line: aside.print(Text(line, style="dim")),
+    )
+    if typed:
+        facts = loaded.engine.describe()
+        head = f"{model} · {facts.get('low_bit')} · {facts.get('isa')} · {facts.get('threads')} threads"
+        aside.print(Panel(Text(f"{head}\n/help lists the commands, Ctrl-D leaves"), expand=False))
+        lines = _typed(history, session.tell)
+    else:
+        lines = _piped()
+    converse(session, lines)
+
+
+def converse(session: Any, messages: Iterator[str]) -> None:
+    """Answer messages and run slash commands until there are no more, or until ``/bye``."""
+    from ipex_lookahead.cli.slash import run_slash
+
+    for message in messages:
+        if not message.strip():
+            continue
+        if message.startswith("/"):
+            run_slash(session, message.rstrip())
+        else:
+            session.answer(message)
+        if session.over:
+            return
+
+
+def _piped() -> Iterator[str]:
+    """One message a line, or several lines between two ``\"\"\"``."""
+    try:
+        yield from _joined(lambda prompt: sys.stdin.readline() or None)
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input is not UTF-8 text (byte {error.start})") from error
+
+
+def _typed(history: bool, tell: Callable[[str], None]) -> Iterator[str]:
+    """Messages from the keyboard, with line editing. Ctrl-C says how to leave, Ctrl-D leaves."""
+    import readline
+
+    from ipex_lookahead.cli.slash import SLASHES
+
+    names = [f"/{name}" for name in SLASHES]
+    readline.set_completer(lambda text, n: [*(x for x in names if x.startswith(text)), None][n])
+    readline.set_completer_delims(" ")
+    readline.parse_and_bind("tab: complete")
+    file = history_file()
+    if history:
+        try:
+            readline.read_history_file(file)
+        except OSError:  # the first time there is none
+            readline.clear_history()
+
+    def ask(prompt: str) -> str | None:
+        while True:
+            try:
+                return input(prompt) + "\n"
+            except EOFError:
+                print(file=sys.stderr)
+                return None
+            except KeyboardInterrupt:
+                print(file=sys.stderr)
+                tell("Ctrl-D or /bye leaves")
+
+    try:
+        yield from _joined(ask)
+    finally:
+        if history:
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                readline.set_history_length(HISTORY_LINES)
+                readline.write_history_file(file)
+                file.chmod(0o600)  # it holds what people typed
+            except OSError as error:
+                tell(f"the history could not be saved: {error}")
+
+
+def _joined(ask: Callable[[str], str | None]) -> Iterator[str]:
+    """Lines as messages; those between two ``\"\"\"`` are one message. None ends it, and what was begun is given."""
+    quote = '"""'
+    while (line := ask(">>> ")) is not None:
+        line = line.rstrip("\n")
+        if not line.startswith(quote):
+            yield line
+            continue
+        block, closed = line.removeprefix(quote), False
+        while not (closed := block.rstrip().endswith(quote)) and (following := ask("... ")) is not None:
+            block += "\n" + following.rstrip("\n")
+        yield block.rstrip().removesuffix(quote).strip("\n") if closed else block
+
+
+def history_file() -> Path:
+    """``$XDG_STATE_HOME/ipex-lookahead/chat_history``, by default below ``~/.local/state``."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "ipex-lookahead" / "chat_history"

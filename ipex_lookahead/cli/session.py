@@ -1,0 +1,120 @@
+"""A running chat: the model, the conversation and the settings; how one answer is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ipex_lookahead.cli.conversation import Conversation, Message, Turn
+from ipex_lookahead.cli.options import Sampling
+from ipex_lookahead.cli.report import stats_line
+from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.errors import LookaheadError
+
+
+class Session:
+    """What the slash commands work on.
+
+    Args:
+        model, tokenizer: as loaded.
+        system: what the model is told first, or None.
+        sampling, lookahead, max_new_tokens: how answers are made.
+        say: shows the answer, piece by piece.
+        tell: shows a line that is not the model's.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        system: str | None = None,
+        sampling: Sampling,
+        lookahead: int,
+        max_new_tokens: int,
+        say: Callable[[str], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        self.sampling = sampling
+        self.lookahead = lookahead
+        self.max_new_tokens = max_new_tokens
+        self.tell = tell
+        self.over = False
+        self.last_stats: GenerationStats | None = None
+        self.context: int = model.engine.max_context
+        self.conversation = Conversation(self._encode, self._tokenize, system)
+        self._encoded: dict[tuple[tuple[str, str], ...], list[int]] = {}
+        self._model = model
+        self._tokenizer = tokenizer
+        self._say = say
+
+    def answer(self, text: str) -> None:
+        """Answer a message. An interrupt ends the answer and keeps what has come; an error keeps the conversation."""
+        turn = Turn(text)
+        try:
+            fitted = self.conversation.fit([*self.conversation.turns, turn], self.context, self.max_new_tokens)
+            if fitted is None:
+                self.tell(f"error: the message alone exceeds the context of {self.context:,} tokens; shorten it")
+                return
+            if fitted.dropped_turns:
+                del self.conversation.turns[: fitted.dropped_turns]
+                self.tell(
+                    f"dropped the oldest {fitted.dropped_turns} turns ({fitted.dropped_tokens:,} tokens): the context "
+                    f"holds {self.context:,}, {self.max_new_tokens:,} of them for the answer (/set max_new_tokens=N)"
+                )
+            turn.answer, turn.ids = self._generate(fitted.ids, min(self.max_new_tokens, fitted.room))
+        except LookaheadError as error:
+            self.tell(f"error: {error}")
+            if error.hint:
+                self.tell(f"hint: {error.hint}")
+            return
+        if turn.ids:
+            self.conversation.turns.append(turn)
+
+    def past_turn(self, user: str, answer: str) -> Turn:
+        """A turn whose answer is known as text only."""
+        return Turn(user, answer, self._tokenize(answer))
+
+    def _generate(self, ids: list[int], new_tokens: int) -> tuple[str, list[int]]:
+        import torch
+
+        from ipex_lookahead.cli.stream import Answer
+
+        streamed = Answer(self._tokenizer, self._say)
+        interrupted = False
+        try:
+            self._model.generate(
+                torch.tensor([ids], dtype=torch.long),
+                max_new_tokens=new_tokens,
+                lookahead=self.lookahead,
+                streamer=streamed,
+                tokenizer=self._tokenizer,
+                **self.sampling.arguments(),
+            )
+        except KeyboardInterrupt:
+            interrupted = True
+            streamed.end()
+        finally:
+            self._say("\n")
+        if interrupted:
+            self.tell("stopped; what has come is kept (/undo forgets it)" if streamed.ids else "stopped")
+        else:
+            self.last_stats = replace(self._model.stats)
+            self.tell(stats_line(self.last_stats))
+        kept = streamed.ids
+        if kept and kept[-1] in self._tokenizer.all_special_ids:
+            kept = kept[:-1]  # the end-of-turn token belongs to the template
+        return streamed.text, kept
+
+    def _encode(self, messages: list[Message]) -> list[int]:
+        """A prompt's ids, remembered: a template runs in a process of its own, and every turn asks for all before."""
+        key = tuple((message["role"], message["content"]) for message in messages)
+        if key not in self._encoded:
+            from ipex_lookahead.tokenization.prompts import build_chat_prompt
+
+            self._encoded[key] = list(build_chat_prompt(self._tokenizer, self._model.config, messages))
+        return self._encoded[key]
+
+    def _tokenize(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -1,0 +1,183 @@
+"""The slash commands of ``chat``: each a function of the session and of what follows the name."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ipex_lookahead.cli.options import Sampling
+from ipex_lookahead.cli.report import stats_line
+from ipex_lookahead.config import MAX_DRAFT
+from ipex_lookahead.errors import InputError
+
+if TYPE_CHECKING:
+    from ipex_lookahead.cli.session import Session
+
+LIMITS: dict[str, tuple[type, float, float]] = {
+    "temperature": (float, 0, 100),
+    "top_k": (int, 0, 10**9),
+    "top_p": (float, 0, 1),
+    "min_p": (float, 0, 1),
+    "seed": (int, 0, 2**63 - 1),
+    "max_new_tokens": (int, 1, 10**9),
+}
+"""Setting -> its type, smallest and largest value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slash:
+    """One command: what may follow its name, one line of help, and what it does."""
+
+    takes: str
+    help: str
+    run: Callable[[Session, str], None]
+
+
+def run_slash(session: Session, line: str) -> None:
+    """Run ``/name rest``. An unknown name is answered with the nearest known one; it never reaches the model."""
+    name, _, rest = line[1:].partition(" ")
+    command = SLASHES.get(name.strip())
+    if command is None:
+        near = difflib.get_close_matches(name, SLASHES, 1)
+        session.tell(f"there is no /{name}; " + (f"did you mean /{near[0]}?" if near else "/help lists the commands"))
+        return
+    try:
+        command.run(session, rest.strip())
+    except InputError as error:
+        session.tell(f"error: {error}")
+    except OSError as error:
+        session.tell(f"error: {error.filename or name}: {error.strerror}")
+
+
+def _help(session: Session, _: str) -> None:
+    for name, command in SLASHES.items():
+        session.tell(f"  /{name} {command.takes}".ljust(24) + command.help)
+    session.tell('  """ begins and ends a message of several lines; Ctrl-C stops an answer; Ctrl-D leaves')
+
+
+def _system(session: Session, text: str) -> None:
+    if text:
+        session.conversation.system = text
+    session.tell(f"system: {session.conversation.system or '(none)'}")
+
+
+def _clear(session: Session, _: str) -> None:
+    session.conversation.turns.clear()
+    session.tell("the conversation is empty")
+
+
+def _regen(session: Session, _: str) -> None:
+    if not session.conversation.turns:
+        raise InputError("there is no answer to give again")
+    session.answer(session.conversation.turns.pop().user)
+
+
+def _undo(session: Session, _: str) -> None:
+    if not session.conversation.turns:
+        raise InputError("there is nothing to undo")
+    session.tell(f"forgotten: {session.conversation.turns.pop().user}")
+
+
+def _stats(session: Session, _: str) -> None:
+    if session.last_stats is None:
+        raise InputError("nothing has been generated yet")
+    session.tell(stats_line(session.last_stats))
+    turns = session.conversation.turns
+    used = len(session.conversation.prompt(turns)) + len(turns[-1].ids) if turns else 0
+    session.tell(f"context: {used:,} of {session.context:,} tokens in {len(turns)} turns")
+
+
+def _lookahead(session: Session, text: str) -> None:
+    if text:
+        session.lookahead = int(_number("lookahead", text, int, 0, MAX_DRAFT))
+    session.tell(f"lookahead: {session.lookahead} (never changes the text)")
+
+
+def _set(session: Session, text: str) -> None:
+    if text:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        key = key.replace("-", "_")
+        if key not in LIMITS or not equals:
+            raise InputError(f"/set {text}: give one of {', '.join(LIMITS)} as name=value, such as temperature=0.7")
+        chosen = None if value in ("", "none") and key != "max_new_tokens" else _number(key, value, *LIMITS[key])
+        if key == "max_new_tokens":
+            session.max_new_tokens = int(chosen or 0)
+        else:
+            setattr(session.sampling, key, 0.0 if key == "temperature" and chosen is None else chosen)
+    shown = {f.name: getattr(session.sampling, f.name) for f in fields(Sampling)}
+    shown["max_new_tokens"] = session.max_new_tokens
+    session.tell(", ".join(f"{name}={value}" for name, value in shown.items() if value is not None))
+    if session.sampling.temperature == 0 and session.sampling.given():
+        session.tell("at temperature 0 the likeliest token is always taken; the other settings wait")
+
+
+def _number(name: str, text: str, kind: type, low: float, high: float) -> float:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = None
+    if value is None or not low <= value <= high:
+        raise InputError(
+            f"{name} is {text!r}; it must be {'a whole' if kind is int else 'a'} number from {low} to {high}"
+        )
+    return float(value) if kind is float else int(value)
+
+
+def _save(session: Session, text: str) -> None:
+    if not text:
+        raise InputError("/save needs a file's name")
+    path = Path(text).expanduser()
+    content = {
+        "system": session.conversation.system,
+        "turns": [{"user": turn.user, "assistant": turn.answer} for turn in session.conversation.turns],
+    }
+    try:
+        out = path.open("x", encoding="utf-8")  # never replaces a file
+    except FileExistsError:
+        raise InputError(f"{path} exists; choose another name") from None
+    try:
+        with out:
+            json.dump(content, out, ensure_ascii=False, indent=1)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    session.tell(f"saved {len(session.conversation.turns)} turns to {path}")
+
+
+def _load(session: Session, text: str) -> None:
+    if not text:
+        raise InputError("/load needs a file's name")
+    path = Path(text).expanduser()
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        system, turns = found["system"], [(turn["user"], turn["assistant"]) for turn in found["turns"]]
+        if not all(isinstance(said, str) for turn in turns for said in turn) or not isinstance(system, str | None):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InputError(f"{path} is no conversation saved by /save") from None
+    session.conversation.system = system
+    session.conversation.turns = [session.past_turn(user, answer) for user, answer in turns]
+    session.tell(f"loaded {len(turns)} turns from {path}")
+
+
+def _bye(session: Session, _: str) -> None:
+    session.over = True
+
+
+SLASHES: dict[str, Slash] = {
+    "help": Slash("", "this list", _help),
+    "system": Slash("[TEXT]", "show or set what the model is told first", _system),
+    "clear": Slash("", "forget the conversation", _clear),
+    "regen": Slash("", "answer the last message again", _regen),
+    "undo": Slash("", "forget the last message and its answer", _undo),
+    "stats": Slash("", "speed of the last answer, and how full the context is", _stats),
+    "lookahead": Slash("[N]", "show or set the drafted tokens a step; 0 is off", _lookahead),
+    "set": Slash("[NAME=VALUE]", "show or set temperature, top_k, top_p, min_p, seed, max_new_tokens", _set),
+    "save": Slash("FILE", "save the conversation as JSON", _save),
+    "load": Slash("FILE", "go on with a saved conversation", _load),
+    "bye": Slash("", "leave", _bye),
+}

@@ -1,0 +1,152 @@
+"""Imports point downwards only, and some packages are imported in few places only. Read from the sources, by AST."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "ipex_lookahead"
+
+LEVELS = {
+    "errors": 0,
+    "config": 1,
+    "safe_json": 1,
+    "hub": 1,
+    "_native": 1,
+    "formats": 2,
+    "checkpoints": 3,
+    "tokenization": 3,
+    "architectures": 4,
+    "engines": 5,
+    "drafting": 6,
+    "decoding": 7,
+    "model": 8,
+    "auto": 9,
+    "": 10,
+    "transformers": 10,
+    "bench": 11,
+    "cli": 12,
+}
+"""Room -> level; ``""`` is the package itself. A file imports from its own room and from lower levels."""
+
+SAME_LEVEL = {("checkpoints", "tokenization"), ("transformers", "")}
+"""Neighbours on one level that may look at each other, in this direction only."""
+
+ONLY_IN = {
+    "ipex_lookahead._native": ("engines/native.py", "formats/", "decoding/sampling.py"),
+    "ipex_llm": ("engines/ipex_llm.py",),
+    "click": ("cli/",),
+}
+"""Package -> the files or folders of ours that may import it."""
+
+NEVER = ("pickle", "argparse", "dill", "marshal", "shelve")
+QUICK = ("errors.py", "config.py", "formats/", "checkpoints/base.py", "drafting/")
+"""Files that may not import torch or transformers when they are imported."""
+
+
+def sources() -> list[Path]:
+    return sorted((ROOT / PACKAGE).rglob("*.py"))
+
+
+def inside(path: Path) -> str:
+    return path.relative_to(ROOT / PACKAGE).as_posix()
+
+
+def room(module: str) -> str:
+    """The room of a module's full name: ``ipex_lookahead.cli.main`` -> ``cli``."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in LEVELS else ""
+
+
+def imports(path: Path, *, at_import: bool = False) -> list[tuple[int, str]]:
+    """(line, full module name) of every import in the file; only those that run at import if asked."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found: list[tuple[int, str]] = []
+    nodes = list(ast.walk(tree)) if not at_import else list(run_at_import(tree))
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{inside(path)}:{node.lineno}: imports are absolute here"
+            module = node.module or ""
+            # `from ipex_lookahead import x` may name a module of ours or a public name.
+            found += [(node.lineno, f"{module}.{a.name}" if module == PACKAGE else module) for a in node.names]
+            if module == f"{PACKAGE}.engines":
+                found += [(node.lineno, f"{module}.{a.name}") for a in node.names]
+    return found
+
+
+def run_at_import(node: ast.AST):
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
+            continue
+        yield child
+        yield from run_at_import(child)
+
+
+def breaches(path: Path) -> list[str]:
+    own = room(f"{PACKAGE}." + inside(path).removesuffix(".py").replace("/", "."))
+    wrong = []
+    for line, module in imports(path):
+        if module.split(".")[0] != PACKAGE:
+            continue
+        other = room(module)
+        allowed = other == own or LEVELS[other] < LEVELS[own] or (own, other) in SAME_LEVEL
+        if not allowed and not public_name_from_below(module, own):
+            wrong.append(f"{inside(path)}:{line}: {own or 'the package'} may not import {module}")
+    return wrong
+
+
+def public_name_from_below(module: str, own: str) -> bool:
+    """``from ipex_lookahead import __version__`` reads one string of the package itself."""
+    return module == f"{PACKAGE}.__version__"
+
+
+def test_every_room_has_a_level():
+    rooms = {p.name.removesuffix(".py") for p in (ROOT / PACKAGE).iterdir() if p.suffix == ".py" or p.is_dir()}
+    rooms -= {"__init__", "__pycache__", "py.typed"}
+    unknown = {r for r in rooms if not r.startswith("_native")} - set(LEVELS)
+    assert not unknown, f"say in LEVELS where {sorted(unknown)} belong"
+
+
+@pytest.mark.parametrize("path", sources(), ids=inside)
+def test_imports_point_downwards(path):
+    assert breaches(path) == []
+
+
+@pytest.mark.parametrize("path", sources(), ids=inside)
+def test_some_packages_stay_in_their_rooms(path):
+    name = inside(path)
+    for line, module in imports(path):
+        assert module.split(".")[0] not in NEVER, f"{name}:{line} imports {module}"
+        for package, places in ONLY_IN.items():
+            if module == package or module.startswith(package + "."):
+                assert name.startswith(places), f"{name}:{line} imports {module}; only {places} may"
+
+
+@pytest.mark.parametrize("path", [p for p in sources() if inside(p).startswith(QUICK)], ids=inside)
+def test_quick_rooms_do_not_import_torch_or_transformers(path):
+    slow = [(n, m) for n, m in imports(path, at_import=True) if m.split(".")[0] in ("torch", "transformers")]
+    assert slow == []
+
+
+def test_the_check_sees_a_breach(tmp_path, monkeypatch):
+    """A wrong import in a copy of the tree is found, wherever it stands."""
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    (tmp_path / PACKAGE / "formats").mkdir(parents=True)
+    file = tmp_path / PACKAGE / "formats" / "x.py"
+    for text in (
+        "from ipex_lookahead.engines.native import y",
+        "import ipex_lookahead.cli.main",
+        "def f():\n    from ipex_lookahead import auto",
+        "from ipex_lookahead import AutoModelForCausalLM",
+    ):
+        file.write_text(text)
+        assert breaches(file), text
+    file.write_text("from ipex_lookahead.errors import LookaheadError\nfrom ipex_lookahead.formats.base import GROUP")
+    assert breaches(file) == []

@@ -1,0 +1,59 @@
+"""The public names. Removing or renaming one breaks people's programs: it must be on purpose."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import ipex_lookahead
+from ipex_lookahead import errors
+
+PUBLIC = {
+    "AutoModelForCausalLM",
+    "LookaheadConfig",
+    "LookaheadError",
+    "ModelFormatError",
+    "UnsupportedModelError",
+    "LowBitFormatError",
+    "InputError",
+    "ContextLengthError",
+    "EngineError",
+    "DownloadError",
+    "__version__",
+}
+
+
+def test_all_is_pinned():
+    assert set(ipex_lookahead.__all__) == PUBLIC
+    assert len(ipex_lookahead.__all__) == len(PUBLIC)
+    for name in PUBLIC:
+        assert getattr(ipex_lookahead, name) is not None
+
+
+def test_model_methods_are_there():
+    for name in ("from_pretrained", "from_gguf", "load_low_bit"):
+        assert callable(getattr(ipex_lookahead.AutoModelForCausalLM, name))
+
+
+def test_every_error_is_public_and_of_one_tree():
+    own = {n: e for n, e in vars(errors).items() if isinstance(e, type) and issubclass(e, Exception)}
+    assert set(own) <= PUBLIC
+    assert all(issubclass(e, errors.LookaheadError) for e in own.values())
+
+
+def test_version_is_the_distributions():
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        assert version("ipex-lookahead") == ipex_lookahead.__version__
+    except PackageNotFoundError:  # run from the sources: then pyproject.toml says it
+        from pathlib import Path
+
+        text = (Path(ipex_lookahead.__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+        assert f'version = "{ipex_lookahead.__version__}"' in text
+
+
+def test_importing_the_package_does_not_import_torch():
+    code = "import sys, ipex_lookahead; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"
