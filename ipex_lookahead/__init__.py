@@ -1,0 +1,45 @@
+"""Llama models in low-bit formats on CPUs, with lookahead decoding that never changes the output."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ipex_lookahead.config import LookaheadConfig
+from ipex_lookahead.errors import (
+    ContextLengthError,
+    DownloadError,
+    EngineError,
+    InputError,
+    LookaheadError,
+    LowBitFormatError,
+    ModelFormatError,
+    UnsupportedModelError,
+)
+
+if TYPE_CHECKING:
+    from ipex_lookahead.auto import AutoModelForCausalLM
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AutoModelForCausalLM",
+    "ContextLengthError",
+    "DownloadError",
+    "EngineError",
+    "InputError",
+    "LookaheadConfig",
+    "LookaheadError",
+    "LowBitFormatError",
+    "ModelFormatError",
+    "UnsupportedModelError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch only when it is asked for, so that the command line starts quickly."""
+    if name == "AutoModelForCausalLM":
+        from ipex_lookahead.auto import AutoModelForCausalLM
+
+        return AutoModelForCausalLM
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
