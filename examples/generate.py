@@ -1,0 +1,28 @@
+"""The shortest way to text: load a model in 4 bits, ask it something, print the answer.
+
+python examples/generate.py --model default "Why is the sky blue?"
+"""
+
+from __future__ import annotations
+
+import click
+import torch
+
+from ipex_lookahead import AutoModelForCausalLM
+from ipex_lookahead.tokenization.prompts import build_prompt
+
+
+@click.command()
+@click.argument("prompt", default="Why is the sky blue?")
+@click.option("--model", "name", default="default", help="A folder, a .gguf file, a hub id, or 'default'.")
+@click.option("--low-bit", help="Such as sym_int4; as the file has it if not given.")
+@click.option("--max-new-tokens", default=64, type=click.IntRange(1))
+def main(prompt: str, name: str, low_bit: str | None, max_new_tokens: int) -> None:
+    model = AutoModelForCausalLM.from_pretrained(name, load_in_low_bit=low_bit)
+    ids = torch.tensor([build_prompt(model.tokenizer, model.config, prompt)])
+    out = model.generate(ids, max_new_tokens=max_new_tokens, lookahead=3)
+    print(model.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
+
+
+if __name__ == "__main__":
+    main()

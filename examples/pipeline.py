@@ -1,0 +1,25 @@
+"""The model in transformers' own pipeline.
+
+python examples/pipeline.py "Once upon a time"
+"""
+
+from __future__ import annotations
+
+import click
+from transformers import pipeline
+
+from ipex_lookahead import AutoModelForCausalLM
+
+
+@click.command()
+@click.argument("prompt", default="Once upon a time")
+@click.option("--model", "name", default="default", help="A folder, a .gguf file, a hub id, or 'default'.")
+@click.option("--max-new-tokens", default=64, type=click.IntRange(1))
+def main(prompt: str, name: str, max_new_tokens: int) -> None:
+    model = AutoModelForCausalLM.from_pretrained(name)
+    writer = pipeline("text-generation", model=model, tokenizer=model.tokenizer)
+    print(writer(prompt, max_new_tokens=max_new_tokens, do_sample=False)[0]["generated_text"])
+
+
+if __name__ == "__main__":
+    main()

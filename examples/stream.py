@@ -1,0 +1,36 @@
+"""Show text as it comes, from a thread of its own, as a server would.
+
+python examples/stream.py "Tell me a story about a clock."
+"""
+
+from __future__ import annotations
+
+from threading import Thread
+
+import click
+import torch
+from transformers import TextIteratorStreamer
+
+from ipex_lookahead import AutoModelForCausalLM
+from ipex_lookahead.tokenization.prompts import build_prompt
+
+
+@click.command()
+@click.argument("prompt", default="Tell me a story about a clock.")
+@click.option("--model", "name", default="default", help="A folder, a .gguf file, a hub id, or 'default'.")
+@click.option("--max-new-tokens", default=64, type=click.IntRange(1))
+def main(prompt: str, name: str, max_new_tokens: int) -> None:
+    model = AutoModelForCausalLM.from_pretrained(name)
+    ids = torch.tensor([build_prompt(model.tokenizer, model.config, prompt)])
+    streamer = TextIteratorStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True)
+    settings = {"max_new_tokens": max_new_tokens, "lookahead": 3, "streamer": streamer}
+    worker = Thread(target=model.generate, args=(ids,), kwargs=settings)
+    worker.start()
+    for piece in streamer:
+        print(piece, end="", flush=True)
+    worker.join()
+    print()
+
+
+if __name__ == "__main__":
+    main()
