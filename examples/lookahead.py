@@ -32,8 +32,8 @@ The idea of opening the river again came from a school. In 2009 a geography clas
 park on a hot day in July and found that it was six degrees warmer than the cemetery a few hundred metres away. Their \
 teacher, Helen Marsh, asked them what could be done about it. One pupil had found an old map in the library and \
 suggested taking the lid off the river. The class wrote a letter to the council, which answered politely that the car \
-park was needed. The pupils then counted the cars on thirty different days, and showed that the car park was never more \
-than half full, except on the four Saturdays before Christmas.
+park was needed. The pupils then counted the cars on thirty different days, and showed that the car park was never \
+more than half full, except on the four Saturdays before Christmas.
 
 It took another eight years before work began. The council was worried about floods, and so were the owners of the \
 houses in Millrace Lane. An engineer explained that the concrete channel itself was the danger: it was too narrow for \
@@ -48,8 +48,8 @@ the river rose to the second step and stayed there; the cellars of Millrace Lane
 anyone could remember. Shops on the square report more customers, although two of them complained at first that there \
 was no longer a place to park in front of the door.
 
-Not everything went as planned. The trout have not come back, because a weir downstream keeps them out. Helen Marsh has \
-retired. The pupil who found the map works as a hydrologist, and last year she came back to measure the temperature in \
+Not everything went as planned. The trout have not come back, because a weir downstream keeps them out. Helen Marsh \
+has retired. The pupil who found the map works as a hydrologist, and last year she came back to measure the temperature in \
 the square with a new class from her old school.
 """
 
