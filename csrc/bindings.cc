@@ -11,6 +11,7 @@
 
 #include "decoder.h"
 #include "dispatch.h"
+#include "linear_probe.h"
 #include "quantize.h"
 #if __has_include("sampling.h")
 #include "sampling.h"
@@ -187,6 +188,28 @@ NB_MODULE(_native, m) {
       },
       "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "sequence"_a, "position"_a);
 #endif
+
+  nb::class_<LinearProbe>(m, "LinearProbe")
+      .def(
+          "__init__",
+          [](LinearProbe* self, const std::string& format, int64_t n_out, int64_t n_in, int group, AnyMatrix codes,
+             std::optional<HalfMatrix> scales, std::optional<HalfMatrix> minimums, std::optional<FloatVector> bias,
+             int threads, const std::string& isa) {
+            new (self) LinearProbe(plain_of(format, n_out, n_in, group, codes, scales, minimums),
+                                   vector_of(bias, n_out, "the bias"), threads, isa);
+          },
+          "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none(), "minimums"_a.none(),
+          "bias"_a.none(), "threads"_a, "isa"_a)
+      .def("__call__", [](LinearProbe& p, nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> x) {
+        if (int64_t(x.shape(1)) != p.n_in()) throw std::invalid_argument("x must have shape [rows, n_in]");
+        const int64_t rows = int64_t(x.shape(0));
+        Owned<float> out{size_t(rows * p.n_out())};
+        {
+          nb::gil_scoped_release release;
+          p.run(x.data(), rows, out.data.get());
+        }
+        return out.array(rows, p.n_out());
+      });
 
   nb::class_<KVCache>(m, "KVCache")
       .def_prop_ro("length", &KVCache::length)

@@ -84,7 +84,9 @@ class AutoModelForCausalLM:
         if ignored.get("trust_remote_code"):
             log.info("trust_remote_code is ignored: this package never runs code from a checkpoint")
         if load_in_4bit and load_in_low_bit not in (None, "sym_int4"):
-            raise InputError(f"load_in_4bit means sym_int4, but load_in_low_bit is {load_in_low_bit!r}; pass one of them")
+            raise InputError(
+                f"load_in_4bit means sym_int4, but load_in_low_bit is {load_in_low_bit!r}; pass one of them"
+            )
         low_bit = "sym_int4" if load_in_4bit else load_in_low_bit
         path = resolve_model(str(pretrained_model_name_or_path), progress=progress)
         with _opened(path) as checkpoint:

@@ -37,7 +37,7 @@ class WeightPlan:
     def __post_init__(self) -> None:
         if self.low_bit is not None:
             sizes = get_format(self.low_bit).group_sizes
-            if sizes and self.group_size not in sizes:
+            if sizes != (0,) and self.group_size not in sizes:
                 raise LowBitFormatError(
                     f"group size {self.group_size} does not go with {self.low_bit}; it must be one of "
                     f"{', '.join(map(str, sizes))}"

@@ -1,0 +1,477 @@
+"""The native engine: right (against transformers in float32), and exact (by bytes) however its rows are served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
+
+from ipex_lookahead.architectures import spec_for
+from ipex_lookahead.checkpoints import open_checkpoint
+from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.native import NativeEngine, available_isas, chosen_isa
+from ipex_lookahead.engines.weights import WeightPlan
+from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, ModelFormatError
+from ipex_lookahead.formats import dequantize
+from tests.support.tiny import write_tiny_gguf, write_tiny_llama
+
+ISAS = available_isas()
+LOW_BITS = [None, "sym_int4", "sym_int8", "asym_int4", "bf16", "fp16"]
+
+
+def load(path: Path, low_bit: str | None = None, threads: int = 1, **plan: object) -> NativeEngine:
+    checkpoint = open_checkpoint(path)
+    spec = spec_for(checkpoint.config)
+    head = spec.embedding if spec.tied else spec.lm_head
+    return NativeEngine.load(checkpoint, spec, WeightPlan(low_bit, head=head, **plan), threads=threads)  # type: ignore[arg-type]
+
+
+def chain(n: int) -> np.ndarray:
+    return np.arange(-1, n - 1, dtype=np.int32)
+
+
+def ids_of(engine: NativeEngine, n: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, engine.vocab_size, n).astype(np.int32)
+
+
+def run(engine: NativeEngine, cache: object, tokens: np.ndarray, parents: np.ndarray | None = None) -> np.ndarray:
+    """Logits of every row; nothing is kept."""
+    parents = chain(len(tokens)) if parents is None else np.asarray(parents, dtype=np.int32)
+    out = engine.forward(Batch([cache], [len(tokens)], tokens, parents, None, True))  # type: ignore[list-item]
+    assert out.logits is not None
+    assert (out.argmax == out.logits.argmax(axis=1)).all()
+    return out.logits
+
+
+def one_by_one(engine: NativeEngine, tokens: np.ndarray) -> np.ndarray:
+    cache, rows = engine.new_cache(), []
+    for token in tokens:
+        rows.append(run(engine, cache, token[None]))
+        cache.keep([0])
+    return np.concatenate(rows)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ragged on purpose: 72 hidden, heads of 24, 105 tokens, 100 in the MLP."""
+    return write_tiny_llama(
+        tmp_path_factory.mktemp("ragged"),
+        vocab=105,
+        hidden=72,
+        layers=2,
+        heads=3,
+        kv_heads=1,
+        head_dim=24,
+        intermediate=100,
+        context=700,
+        seed=5,
+    )
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"tie": False, "attention_bias": True, "mlp_bias": True},
+        {"head_dim": 8, "heads": 8, "kv_heads": 4, "intermediate": 172},
+        {"head_dim": 40, "heads": 2, "kv_heads": 2, "hidden": 72},
+        {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
+        {
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ],
+    ids=lambda s: "-".join(s) or "default",
+)
+def test_float_weights_agree_with_transformers(tmp_path: Path, shape: dict[str, object]) -> None:
+    import torch
+    from transformers import LlamaForCausalLM
+
+    path = write_tiny_llama(tmp_path, seed=11, **shape)  # type: ignore[arg-type]
+    engine = load(path)
+    assert engine.describe()["low_bit"] == ""
+    reference = LlamaForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    tokens = ids_of(engine, 120)
+    with torch.no_grad():
+        expected = reference(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0].numpy()
+    got = run(engine, engine.new_cache(), tokens)
+    # Keys and values are float16 here, so each logit may differ by a part in about a thousand of their spread.
+    assert np.abs(got - expected).max() < 4e-3 * expected.std()
+
+
+@pytest.mark.parametrize("low_bit", ["sym_int4", "sym_int8", "asym_int4", "bf16", "fp16"])
+def test_low_bit_weights_agree_with_transformers_on_the_same_weights(tmp_path: Path, low_bit: str) -> None:
+    """int8 activations cost a little; the logits stay within two hundredths of their spread on average."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    path = write_tiny_llama(tmp_path, seed=12, hidden=128, intermediate=256)
+    engine = load(path, low_bit)
+    reference = LlamaForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    state = {name: torch.from_numpy(dequantize(w).copy()) for name, w in engine.weights()}
+    state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    reference.load_state_dict(state)
+    tokens = ids_of(engine, 100)
+    with torch.no_grad():
+        expected = reference(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0].numpy()
+    got = run(engine, engine.new_cache(), tokens)
+    assert np.abs(got - expected).mean() < 0.02 * expected.std()
+
+
+@pytest.mark.parametrize("quant", ["Q4_0", "Q4_1", "Q8_0", "F16", "BF16", "F32"])
+def test_a_gguf_file_runs_as_the_folder_with_the_same_weights(tmp_path: Path, quant: str) -> None:
+    """The file's permuted rows come back in order: logits as from the float folder, up to the format's own error."""
+    file = write_tiny_gguf(tmp_path / "m.gguf", quant=quant, seed=4)
+    plain = load(write_tiny_llama(tmp_path / "folder", seed=4))
+    engine = load(file)
+    tokens = ids_of(engine, 64)
+    got, expected = run(engine, engine.new_cache(), tokens), run(plain, plain.new_cache(), tokens)
+    error = np.abs(got - expected).mean() / expected.std()
+    assert error < {"Q4_0": 0.35, "Q4_1": 0.35, "Q8_0": 0.03, "F16": 2e-3, "BF16": 0.02, "F32": 1e-6}[quant]
+
+
+@pytest.mark.parametrize("low_bit", LOW_BITS)
+def test_every_isa_and_thread_count_gives_the_same_logits(
+    folder: Path, low_bit: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = {}
+    for isa in ISAS:
+        monkeypatch.setenv("IPEX_LOOKAHEAD_ISA", isa)
+        for threads in (1, 2, 3):
+            engine = load(folder, low_bit, threads)
+            assert engine.describe()["isa"] == isa
+            results[isa, threads] = run(engine, engine.new_cache(), ids_of(engine, 40)).tobytes()
+    assert len(set(results.values())) == 1
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("low_bit", [None, "sym_int4", "bf16"])
+def test_a_prompt_gives_the_same_logits_whole_in_chunks_and_token_by_token(
+    folder: Path, isa: str, low_bit: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over the edges of a page (64) and of a block of positions (256)."""
+    monkeypatch.setenv("IPEX_LOOKAHEAD_ISA", isa)
+    engine = load(folder, low_bit, threads=2)
+    tokens = ids_of(engine, 300 if isa != "scalar" else 270)
+    whole = run(engine, engine.new_cache(), tokens)
+    for sizes in ([100, 1, 7, 150, 500], [16] * 40, [17] * 40, [256, 44]):
+        cache, rows, at = engine.new_cache(), [], 0
+        for size in sizes:
+            chunk = tokens[at : at + size]
+            if not len(chunk):
+                break
+            rows.append(run(engine, cache, chunk))
+            cache.keep(range(len(chunk)))
+            at += len(chunk)
+        assert np.concatenate(rows).tobytes() == whole.tobytes()
+    assert one_by_one(engine, tokens).tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("prefix", [0, 5, 60, 250, 256, 300])
+def test_a_row_of_a_tree_equals_its_path_decoded_alone(
+    folder: Path, isa: str, prefix: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IPEX_LOOKAHEAD_ISA", isa)
+    engine = load(folder, "sym_int4", threads=2)
+    prompt = ids_of(engine, prefix, seed=1)
+    base = engine.new_cache()
+    if prefix:
+        run(engine, base, prompt)
+        base.keep(range(prefix))
+    rng = np.random.default_rng(prefix)
+    for rows in (2, 7, 16, 17, 40):
+        tokens = ids_of(engine, rows, seed=rows)
+        parents = np.array([rng.integers(-1, r) if r else -1 for r in range(rows)], dtype=np.int32)
+        got = run(engine, base.fork(), tokens, parents)
+        for row in range(rows):
+            path = [row]
+            while parents[path[0]] >= 0:
+                path.insert(0, int(parents[path[0]]))
+            alone = base.fork()
+            for at in path:
+                expected = run(engine, alone, tokens[at][None])
+                alone.keep([0])
+            assert got[row].tobytes() == expected[0].tobytes()
+
+
+def test_keeping_a_path_of_a_tree_leaves_the_cache_that_decoding_it_would(folder: Path) -> None:
+    engine = load(folder, "sym_int4", threads=2)
+    prompt, tokens = ids_of(engine, 61, seed=1), ids_of(engine, 8, seed=2)
+    parents = np.array([-1, 0, 0, 2, 2, 4, 5, 3], dtype=np.int32)
+    path = [0, 2, 4, 5, 6]
+    tree = engine.new_cache()
+    run(engine, tree, prompt)
+    tree.keep(range(61))
+    run(engine, tree, tokens, parents)
+    tree.keep(path)
+    assert tree.length == 66
+    follow = ids_of(engine, 5, seed=3)
+    straight = one_by_one(engine, np.concatenate([prompt, tokens[path], follow]))
+    assert run(engine, tree, follow).tobytes() == straight[66:].tobytes()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_sequences_of_a_batch_do_not_see_each_other(folder: Path, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IPEX_LOOKAHEAD_ISA", isa)
+    engine = load(folder, "sym_int4", threads=2)
+    prompts = [ids_of(engine, n, seed=n) for n in (3, 64, 1, 290, 17)]
+    alone = [run(engine, engine.new_cache(), p) for p in prompts]
+    caches = [engine.new_cache() for _ in prompts]
+    batch = Batch(
+        caches,
+        [len(p) for p in prompts],
+        np.concatenate(prompts),
+        np.concatenate([chain(len(p)) for p in prompts]),
+        None,
+        True,
+    )
+    together = engine.forward(batch)
+    assert together.logits is not None
+    assert together.logits.tobytes() == np.concatenate(alone).tobytes()
+    for cache, prompt in zip(caches, prompts, strict=True):
+        cache.keep(range(len(prompt)))
+    trees = [np.array([-1, 0, 0], dtype=np.int32), chain(2), chain(1), np.array([-1, -1], dtype=np.int32), chain(4)]
+    tokens = [ids_of(engine, len(t), seed=40 + i) for i, t in enumerate(trees)]
+    apart = [run(engine, c.fork(), t, p) for c, t, p in zip(caches, tokens, trees, strict=True)]
+    step = engine.forward(
+        Batch(caches, [len(t) for t in trees], np.concatenate(tokens), np.concatenate(trees), None, True)
+    )
+    assert step.logits is not None
+    assert step.logits.tobytes() == np.concatenate(apart).tobytes()
+
+
+def test_only_the_wanted_rows_come_back(folder: Path) -> None:
+    engine = load(folder)
+    tokens = ids_of(engine, 20)
+    every = run(engine, engine.new_cache(), tokens)
+    want = np.array([0, 7, 19], dtype=np.int32)
+    some = engine.forward(Batch([engine.new_cache()], [20], tokens, chain(20), want, True))
+    assert some.logits is not None
+    assert some.logits.tobytes() == every[want].tobytes()
+    none = engine.forward(Batch([engine.new_cache()], [20], tokens, chain(20), np.zeros(0, dtype=np.int32), False))
+    assert none.argmax.shape == (0,)
+    assert none.logits is None
+
+
+def test_forks_share_a_prefix_and_then_part(folder: Path) -> None:
+    engine = load(folder, threads=2)
+    prompt, left, right = ids_of(engine, 70), ids_of(engine, 30, seed=1), ids_of(engine, 30, seed=2)
+    cache = engine.new_cache()
+    run(engine, cache, prompt)
+    cache.keep(range(70))
+    other = cache.fork()
+    for tokens, sequence in ((left, cache), (right, other)):
+        for token in tokens:
+            last = run(engine, sequence, token[None])
+            sequence.keep([0])
+        assert last.tobytes() == one_by_one(engine, np.concatenate([prompt, tokens]))[-1:].tobytes()
+    assert (cache.length, other.length) == (100, 100)
+
+
+def test_crop_is_absolute_and_forgets_what_came_after(folder: Path) -> None:
+    engine = load(folder)
+    tokens = ids_of(engine, 90)
+    cache = engine.new_cache()
+    whole = run(engine, cache, tokens)
+    cache.keep(range(90))
+    cache.crop(40)
+    assert cache.length == 40
+    assert run(engine, cache, tokens[40:]).tobytes() == whole[40:].tobytes()
+    with pytest.raises(InputError, match="crop"):
+        cache.crop(41)
+    with pytest.raises(InputError, match="crop"):
+        cache.crop(-1)
+
+
+def test_a_step_that_is_not_kept_leaves_no_trace(folder: Path) -> None:
+    engine = load(folder)
+    tokens = ids_of(engine, 12)
+    cache = engine.new_cache()
+    run(engine, cache, tokens[:5])
+    cache.keep(range(5))
+    run(engine, cache, ids_of(engine, 30, seed=9))
+    assert cache.length == 5
+    assert run(engine, cache, tokens[5:]).tobytes() == one_by_one(engine, tokens)[5:].tobytes()
+
+
+def test_keep_wants_a_path_from_the_root(folder: Path) -> None:
+    engine = load(folder)
+    cache = engine.new_cache()
+    run(engine, cache, ids_of(engine, 4), np.array([-1, 0, 0, 1], dtype=np.int32))
+    for rows in ([1], [0, 3], [0, 2, 1], [4], [-1], [0, 0]):
+        with pytest.raises(InputError, match="keep"):
+            cache.keep(rows)
+    assert cache.length == 0
+    cache.keep([0, 1, 3])
+    assert cache.length == 3
+    with pytest.raises(InputError, match="keep"):
+        cache.keep([0])
+
+
+def test_bad_steps_are_refused_and_change_nothing(folder: Path) -> None:
+    engine = load(folder)
+    cache = engine.new_cache()
+    good = ids_of(engine, 3)
+
+    def step(
+        tokens: object = good,
+        parents: object = (-1, 0, 1),
+        counts: object = (3,),
+        caches: object = (cache,),
+        want: object = None,
+    ) -> None:
+        engine.forward(
+            Batch(
+                list(caches),
+                list(counts),
+                np.asarray(tokens, dtype=np.int32),
+                np.asarray(parents, dtype=np.int32),
+                want,
+            )  # type: ignore
+        )
+
+    with pytest.raises(InputError, match="token id 105"):
+        step(tokens=(1, 2, 105))
+    with pytest.raises(InputError, match="token id -1"):
+        step(tokens=(1, 2, -1))
+    with pytest.raises(InputError, match="parent"):
+        step(parents=(-1, 1, 0))
+    with pytest.raises(InputError, match="parent"):
+        step(parents=(-2, 0, 1))
+    with pytest.raises(InputError, match="counts"):
+        step(counts=(2,))
+    with pytest.raises(InputError, match="counts"):
+        step(counts=(4,))
+    with pytest.raises(InputError, match="twice"):
+        step(counts=(2, 1), parents=(-1, 0, -1), caches=(cache, cache))
+    with pytest.raises(InputError, match="wanted"):
+        step(want=np.array([3], dtype=np.int32))
+    with pytest.raises(InputError, match="its own caches"):
+        step(caches=(object(),))
+    assert cache.length == 0
+    step()
+
+
+def test_a_cache_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    engine, other = load(folder), load(write_tiny_llama(tmp_path, layers=1))
+    with pytest.raises(InputError, match="another model"):
+        run(engine, other.new_cache(), ids_of(engine, 2))
+
+
+def test_the_context_ends_where_the_config_says(tmp_path: Path) -> None:
+    engine = load(write_tiny_llama(tmp_path, context=20))
+    cache = engine.new_cache()
+    run(engine, cache, ids_of(engine, 19))
+    cache.keep(range(19))
+    run(engine, cache, ids_of(engine, 1))
+    with pytest.raises(ContextLengthError, match="20"):
+        run(engine, cache, ids_of(engine, 2))
+    run(engine, cache, ids_of(engine, 2), np.array([-1, -1], dtype=np.int32))  # two rows, but one position
+    cache.keep([1])
+    with pytest.raises(ContextLengthError):
+        run(engine, cache, ids_of(engine, 1))
+    assert cache.length == 20
+
+
+def test_weights_come_back_as_they_went_in(folder: Path, tmp_path: Path) -> None:
+    """Prepacking loses nothing: the exported tensors are the file's own bits."""
+    for path in (
+        folder,
+        write_tiny_gguf(tmp_path / "m.gguf", quant="Q4_1", seed=4),
+        write_tiny_gguf(tmp_path / "8.gguf", quant="Q8_0"),
+    ):
+        checkpoint = open_checkpoint(path)
+        engine = load(path)
+        for name, weight in engine.weights():
+            original = checkpoint.read(name)
+            if len(original.shape) == 1:
+                assert (dequantize(original) == weight.codes).all()
+                continue
+            assert (original.format, original.shape) == (weight.format, weight.shape)
+            assert original.codes.tobytes() == weight.codes.tobytes()
+            for a, b in ((original.scales, weight.scales), (original.minimums, weight.minimums)):
+                assert (a is None) == (b is None)
+                assert a is None or a.tobytes() == b.tobytes()
+
+
+def test_mixed_precision_and_modules_to_not_convert(folder: Path) -> None:
+    engine = load(folder, "sym_int4", mixed_precision=True, not_converted=("down_proj",))
+    formats = {name: w.format for name, w in engine.weights() if len(w.shape) == 2}
+    assert formats["model.embed_tokens.weight"] == "sym_int8"
+    assert formats["model.layers.0.mlp.down_proj.weight"] == "fp32"
+    assert formats["model.layers.1.self_attn.q_proj.weight"] == "sym_int4"
+
+
+def test_a_forced_isa_is_used_or_refused(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    from ipex_lookahead import _native
+
+    monkeypatch.setenv("IPEX_LOOKAHEAD_ISA", "scalar")
+    assert chosen_isa() == "scalar"
+    monkeypatch.setenv("IPEX_LOOKAHEAD_ISA", "mmx")
+    with pytest.raises(EngineError, match="mmx.*scalar"):
+        load(folder)
+    for absent in set(_native.known_isas()) - set(ISAS):
+        monkeypatch.setenv("IPEX_LOOKAHEAD_ISA", absent)
+        with pytest.raises(EngineError, match="not available"):
+            load(folder)
+
+
+def test_damaged_weights_are_named(tmp_path: Path) -> None:
+    import safetensors.numpy
+
+    folder = write_tiny_llama(tmp_path)
+    file = folder / "model.safetensors"
+    tensors = dict(safetensors.numpy.load_file(file))
+    name = "model.layers.1.mlp.up_proj.weight"
+    for bad in (np.nan, np.inf):
+        spoiled = tensors[name].copy()
+        spoiled[3, 5] = bad
+        safetensors.numpy.save_file({**tensors, name: spoiled}, file)
+        for low_bit in (None, "sym_int4"):
+            with pytest.raises(ModelFormatError, match="up_proj.*NaN or infinite"):
+                load(folder, low_bit)
+    safetensors.numpy.save_file({k: v for k, v in tensors.items() if k != name}, file)
+    with pytest.raises(ModelFormatError, match="up_proj"):
+        load(folder)
+    safetensors.numpy.save_file({**tensors, name: np.zeros((3, 3), dtype=np.float32)}, file)
+    with pytest.raises(ModelFormatError, match=r"up_proj.*\[3, 3\]"):
+        load(folder)
+
+
+def test_a_second_thread_of_the_caller_waits_its_turn(folder: Path) -> None:
+    """Two generations at once on one engine: steps are serialised, results are those of each alone."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    engine = load(folder, "sym_int4", threads=2)
+    prompts = [ids_of(engine, 30, seed=s) for s in range(4)]
+    expected = [one_by_one(engine, p).tobytes() for p in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(lambda p: one_by_one(engine, p).tobytes(), prompts))
+    assert got == expected
+
+
+def test_a_forked_process_computes_with_threads_of_its_own(folder: Path) -> None:
+    import os
+
+    engine = load(folder, "sym_int4", threads=2)
+    expected = run(engine, engine.new_cache(), ids_of(engine, 9)).tobytes()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        got = run(engine, engine.new_cache(), ids_of(engine, 9)).tobytes()
+        os.write(write, b"same" if got == expected else b"diff")
+        os._exit(0)
+    os.close(write)
+    assert os.read(read, 4) == b"same"
+    assert os.waitpid(child, 0)[1] == 0

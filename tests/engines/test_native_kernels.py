@@ -1,0 +1,155 @@
+"""Linear layers of the native core: equal to an integer oracle, and bit for bit the same for any rows, threads and ISA."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ipex_lookahead.formats import dequantize, quantize
+from ipex_lookahead.formats.base import PackedWeight
+
+native = pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
+
+ISAS = native.available_isas()
+FORMATS = ["fp32", "fp16", "bf16", "sym_int8", "sym_int4", "asym_int4"]
+SHAPES = [(16, 32), (1, 1), (17, 33), (105, 128), (48, 172), (64, 352), (33, 576), (31, 95)]
+
+
+def make_weight(name: str, n_out: int, n_in: int, group: int = 32, seed: int = 0) -> PackedWeight:
+    rng = np.random.default_rng(seed)
+    plain = PackedWeight("fp32", (n_out, n_in), rng.standard_normal((n_out, n_in), dtype=np.float32))
+    return quantize(plain, name, group)
+
+
+def linear(
+    weight: PackedWeight, x: np.ndarray, *, isa: str, threads: int = 1, bias: np.ndarray | None = None
+) -> np.ndarray:
+    probe = native.LinearProbe(
+        weight.format,
+        *weight.shape,
+        weight.group_size,
+        weight.codes,
+        weight.scales,
+        weight.minimums,
+        bias,
+        threads,
+        isa,
+    )
+    return probe(np.ascontiguousarray(x, dtype=np.float32))
+
+
+def quantized_activations(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The activation rule restated in numpy: int8 codes and a float32 scale a row and group of 32."""
+    rows, n_in = x.shape
+    blocks = -(-n_in // 32)
+    padded = np.zeros((rows, blocks * 32), dtype=np.float32)
+    padded[:, :n_in] = x
+    groups = padded.reshape(rows, blocks, 32)
+    largest = np.abs(groups).max(axis=2)
+    inverse = np.where(largest > 1e-30, np.float32(127) / np.maximum(largest, np.float32(1e-30)), 0).astype(np.float32)
+    codes = np.rint(groups * inverse[:, :, None]).astype(np.int64)
+    scales = np.where(largest > 1e-30, largest / np.float32(127), 0).astype(np.float32)
+    return codes, scales
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_linear_agrees_with_dequantised_weights(name: str, isa: str, shape: tuple[int, int]) -> None:
+    """Against a float64 product with the very activations and weights that the codes stand for."""
+    n_out, n_in = shape
+    weight = make_weight(name, n_out, n_in, seed=n_in)
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((5, n_in), dtype=np.float32)
+    bias = rng.standard_normal(n_out, dtype=np.float32)
+    got = linear(weight, x, isa=isa, bias=bias)
+    if name in ("fp32", "fp16", "bf16"):
+        seen = x.astype(np.float64)
+    else:
+        codes, scales = quantized_activations(x)
+        seen = (codes * scales[:, :, None].astype(np.float64)).reshape(5, -1)[:, :n_in]
+    dense = dequantize(weight).astype(np.float64)
+    expected = seen @ dense.T + bias
+    bound = np.abs(seen) @ np.abs(dense).T + np.abs(bias)  # rounding errors scale with the sum of magnitudes
+    assert (np.abs(got - expected) <= (n_in / 8 + 4) * 2.0**-23 * bound).all()
+
+
+def test_one_group_is_exact() -> None:
+    """One output, one group: the float32 result is the correctly rounded product of exact integers and scales."""
+    weight = make_weight("sym_int4", 1, 32, seed=3)
+    x = np.random.default_rng(4).standard_normal((1, 32), dtype=np.float32)
+    codes, scales = quantized_activations(x)
+    w = dequantize(weight).astype(np.float64)[0]
+    scale = float(weight.scales.view(np.float16)[0, 0])
+    dot = sum(int(c) * round(v / scale) for c, v in zip(codes[0, 0], w, strict=True))
+    expected = np.float32(float(Fraction(dot) * Fraction(float(np.float32(scale) * scales[0, 0]))))
+    assert linear(weight, x, isa="scalar")[0, 0] == expected
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("group", [32, 64])
+def test_every_isa_and_thread_count_gives_the_same_bytes(name: str, group: int) -> None:
+    for shape in SHAPES:
+        weight = make_weight(name, *shape, group=group, seed=shape[1])
+        for rows in (1, 2, 3, 4, 5, 15, 16, 17, 33):
+            x = np.random.default_rng(rows).standard_normal((rows, shape[1]), dtype=np.float32)
+            oracle = linear(weight, x, isa="scalar").tobytes()
+            for isa in ISAS:
+                for threads in (1, 2, 3):
+                    assert linear(weight, x, isa=isa, threads=threads).tobytes() == oracle, (shape, rows, isa, threads)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_row_does_not_depend_on_its_neighbours(name: str, isa: str) -> None:
+    weight = make_weight(name, 40, 96, seed=7)
+    x = np.random.default_rng(8).standard_normal((100, 96), dtype=np.float32) * 3
+    alone = np.concatenate([linear(weight, row[None], isa=isa) for row in x])
+    for rows in [*range(1, 34), 64, 100]:
+        assert linear(weight, x[:rows], isa=isa).tobytes() == alone[:rows].tobytes()
+    order = np.random.default_rng(9).permutation(100)
+    assert linear(weight, x[order], isa=isa).tobytes() == alone[order].tobytes()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(FORMATS),
+    n_out=st.integers(1, 70),
+    n_in=st.integers(1, 200),
+    rows=st.integers(1, 20),
+    threads=st.integers(1, 4),
+    scale=st.sampled_from([0.0, 1e-38, 1e-20, 1e-3, 1.0, 1e4, 1e30]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_shape_and_magnitude_is_the_same_on_every_isa(
+    name: str, n_out: int, n_in: int, rows: int, threads: int, scale: float, seed: int
+) -> None:
+    weight = make_weight(name, n_out, n_in, seed=seed)
+    x = np.random.default_rng(seed).standard_normal((rows, n_in), dtype=np.float32) * np.float32(scale)
+    oracle = linear(weight, x, isa="scalar")
+    assert oracle.shape == (rows, n_out)
+    for isa in ISAS:
+        assert linear(weight, x, isa=isa, threads=threads).tobytes() == oracle.tobytes()
+
+
+def test_wrong_shapes_are_refused_before_anything_is_read() -> None:
+    weight = make_weight("sym_int4", 16, 64)
+    with pytest.raises(ValueError, match="codes"):
+        native.LinearProbe("sym_int4", 16, 96, 32, weight.codes, weight.scales, None, None, 1, "")
+    with pytest.raises(ValueError, match="scales"):
+        native.LinearProbe("sym_int4", 16, 64, 32, weight.codes, weight.scales[:8], None, None, 1, "")
+    with pytest.raises(ValueError, match="scales"):
+        native.LinearProbe("asym_int4", 16, 64, 32, weight.codes, weight.scales, None, None, 1, "")
+    with pytest.raises(ValueError, match="group size"):
+        native.LinearProbe("sym_int4", 16, 64, 48, weight.codes, weight.scales, None, None, 1, "")
+    with pytest.raises(ValueError, match="no kernel"):
+        native.LinearProbe("nf9", 16, 64, 32, weight.codes, weight.scales, None, None, 1, "")
+    with pytest.raises(ValueError, match="not known"):
+        native.LinearProbe("sym_int4", 16, 64, 32, weight.codes, weight.scales, None, None, 1, "avx9")
+    probe = native.LinearProbe("sym_int4", 16, 64, 32, weight.codes, weight.scales, None, None, 1, "")
+    with pytest.raises(ValueError, match="n_in"):
+        probe(np.zeros((1, 63), dtype=np.float32))
