@@ -78,8 +78,9 @@ class AutoModelForCausalLM:
             DownloadError: the model could not be fetched.
         """
         if unknown := sorted(set(ignored) - set(IGNORED)):
+            accepted = ", ".join(IGNORED)
             raise InputError(
-                f"from_pretrained does not know {unknown[0]!r}; besides its own arguments it accepts {', '.join(IGNORED)}"
+                f"from_pretrained does not know {unknown[0]!r}; besides its own arguments it accepts {accepted}"
             )
         if ignored.get("trust_remote_code"):
             log.info("trust_remote_code is ignored: this package never runs code from a checkpoint")
@@ -103,7 +104,7 @@ class AutoModelForCausalLM:
 
     @classmethod
     def from_gguf(cls, fpath: str | PathLike[str], **kwargs: Any) -> tuple[LookaheadModelForCausalLM, Any]:
-        """A GGUF file's model and tokenizer; takes the arguments of ``from_pretrained`` (``low_bit`` too, as ipex-llm)."""
+        """A GGUF file's model and tokenizer; the arguments of ``from_pretrained``, and ipex-llm's ``low_bit``."""
         if "low_bit" in kwargs:
             kwargs["load_in_low_bit"] = kwargs.pop("low_bit")
         model = cls.from_pretrained(fpath, **kwargs)

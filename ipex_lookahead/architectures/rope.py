@@ -86,5 +86,5 @@ def _yarn_attention(factor: float, scaling: dict[str, Any]) -> float:
 
     mscale, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
     if mscale and all_dim:
-        return magnitude(mscale) / magnitude(all_dim)
+        return magnitude(float(mscale)) / magnitude(float(all_dim))
     return magnitude(1.0)

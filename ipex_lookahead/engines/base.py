@@ -14,7 +14,9 @@ class Cache(Protocol):
     """Keys and values of one sequence. ``length`` counts the committed positions."""
 
     @property
-    def length(self) -> int: ...
+    def length(self) -> int:
+        """Committed positions."""
+        ...
 
     def keep(self, rows: Sequence[int]) -> None:
         """Commit rows of the last forward, a path root first, at positions length, length + 1, ...; drop the others.
@@ -77,7 +79,9 @@ class Engine(Protocol):
     max_context: int
     """Positions a sequence may have at most."""
 
-    def new_cache(self) -> Cache: ...
+    def new_cache(self) -> Cache:
+        """An empty sequence."""
+        ...
 
     def forward(self, batch: Batch) -> StepOutput:
         """One pass over the batch's rows. Nothing is committed: call ``keep`` on each cache, or forward again to drop.

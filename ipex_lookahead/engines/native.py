@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,13 +17,14 @@ from ipex_lookahead.engines.weights import WeightPlan, read_bias, read_matrix, r
 from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, ModelFormatError
 from ipex_lookahead.formats.base import PackedWeight
 
+__all__ = ["NativeCache", "NativeEngine", "available_isas", "chosen_isa", "default_threads"]
+
+_native: Any = None
+_missing: ImportError | None = None
 try:
-    from ipex_lookahead import _native
-except ImportError as missing:  # pragma: no cover - exercised in a subprocess
-    _native = None  # type: ignore[assignment,unused-ignore]
-    _missing: ImportError | None = missing
-else:
-    _missing = None
+    _native = importlib.import_module("ipex_lookahead._native")
+except ImportError as error:
+    _missing = error
 
 ISA_VARIABLE = "IPEX_LOOKAHEAD_ISA"
 Progress = Callable[[int, int, str], None]

@@ -1,4 +1,4 @@
-"""Linear layers of the native core: equal to an integer oracle, and bit for bit the same for any rows, threads and ISA."""
+"""Linear layers of the native core: right, and bit for bit the same for any rows, threads and ISA."""
 
 from __future__ import annotations
 
