@@ -86,7 +86,14 @@ def parse(data: bytes, file: File, *, max_depth: int = MAX_DEPTH, offset: int = 
 
 def kind(value: Any) -> str:
     """What a JSON value is, in words."""
-    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    names = {
+        dict: "an object",
+        list: "an array",
+        str: "a string",
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+    }
     return names.get(type(value), "null")
 
 

@@ -197,14 +197,15 @@ def _native_quantize(weight: PackedWeight, name: str, group_size: int, threads: 
     In the second case numpy takes over, because it can say which value is at fault.
     """
     try:
-        from ipex_lookahead import _native  # type: ignore[attr-defined, unused-ignore]
+        from ipex_lookahead import _native
     except ImportError:
         return None
+    native: Any = _native
     count = threads if threads is not None else _usable_cpus()
     if count < 1:
         raise LowBitFormatError(f"threads is {count}; it must be at least 1")
     try:
-        codes, scales, minimums = _native.quantize(
+        codes, scales, minimums = native.quantize(
             name, weight.format, np.ascontiguousarray(weight.codes), group_size, count
         )
     except ValueError:

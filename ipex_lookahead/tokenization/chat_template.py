@@ -1,8 +1,8 @@
 """Chat templates: programs that come with a checkpoint, run where they can do no harm.
 
 A template is Jinja, as Hugging Face's tokenizers use it: blocks trimmed, ``raise_exception``, ``strftime_now``,
-``tojson``, loop controls. It runs in Jinja's immutable sandbox, inside a process of its own with a budget of loop steps,
-processor time and memory (``template_worker.py``). Starting that process takes some tens of milliseconds.
+``tojson``, loop controls. It runs in Jinja's immutable sandbox, inside a process of its own with a budget of loop
+steps, processor time and memory (``template_worker.py``). Starting that process takes some tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -52,7 +52,12 @@ def render_chat(
             2**20 loop steps, one second of processor time or 512 MiB, or writes more than 8 MiB.
         InputError: the template refuses the conversation, or the conversation holds something that is not JSON.
     """
-    variables = {"add_generation_prompt": add_generation_prompt, "bos_token": bos_token, "eos_token": eos_token, **extra}
+    variables = {
+        "add_generation_prompt": add_generation_prompt,
+        "bos_token": bos_token,
+        "eos_token": eos_token,
+        **extra,
+    }
     return render_chats(template, [messages], variables)[0]
 
 

@@ -5,11 +5,14 @@ kernel sees to both: address space and processor time are limited, no file can b
 the process dies, whatever it is doing. It reads one JSON request from standard input and writes one JSON answer.
 """
 
+from __future__ import annotations
+
 import json
 import sys
+from typing import Any
 
 
-def render(request):
+def render(request: dict[str, Any]) -> dict[str, Any]:
     """Answer a request: {"ok": [texts]} or {"error": kind, "message": ...}."""
     import jinja2
     import jinja2.debug  # while files may still be opened
@@ -27,7 +30,7 @@ def render(request):
     limits = request["limits"]
     steps = 0
 
-    def counted(items):
+    def counted(items: Any) -> Any:
         nonlocal steps
         for item in items:
             steps += 1
@@ -36,13 +39,13 @@ def render(request):
             yield item
 
     class CountLoops(jinja2.visitor.NodeTransformer):
-        def visit_For(self, node):
+        def visit_For(self, node: Any) -> Any:
             self.generic_visit(node)
             node.iter = jinja2.nodes.Filter(node.iter, "_counted", [], [], None, None, lineno=node.lineno)
             return node
 
     class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-        def _parse(self, source, name, filename):
+        def _parse(self, source: Any, name: Any, filename: Any) -> Any:
             return CountLoops().visit(super()._parse(source, name, filename))
 
     class Generation(jinja2.ext.Extension):
@@ -50,15 +53,17 @@ def render(request):
 
         tags = {"generation"}
 
-        def parse(self, parser):
+        def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
             return jinja2.nodes.Scope(body, lineno=line)
 
-    def raise_exception(message):
+    def raise_exception(message: Any) -> None:
         raise Raised(str(message))
 
-    def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+    def tojson(
+        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    ) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
     environment = Environment(
@@ -92,14 +97,14 @@ def render(request):
         return {"error": "failed", "message": f"{type(error).__name__}: {error}"[:2000]}
 
 
-def strftime_now(form):
+def strftime_now(form: str) -> str:
     """The local time now, in the format given."""
     from datetime import datetime
 
     return datetime.now().strftime(form)
 
 
-def limit_resources(limits):
+def limit_resources(limits: dict[str, Any]) -> None:
     """Limits that the kernel enforces. The alarms' default action ends the process inside any operation."""
     try:
         import resource
@@ -116,7 +121,7 @@ def limit_resources(limits):
     signal.setitimer(signal.ITIMER_PROF, limits["seconds"])
 
 
-def main():
+def main() -> None:
     """Read the request, answer it."""
     request = json.loads(sys.stdin.buffer.read())
     sys.path[:] = request["path"]

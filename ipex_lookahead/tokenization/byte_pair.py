@@ -1,0 +1,41 @@
+"""Byte-level byte-pair encoding: its merges checked, its pipeline built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from ipex_lookahead.tokenization.splitting import Splitting
+
+
+def check_merges(
+    merges: Sequence[Any], vocabulary: Mapping[str, int], fail: Callable[[str], Exception]
+) -> list[tuple[str, str]]:
+    """Merges as pairs; each must be two known tokens whose concatenation is a known token, and be there once."""
+    pairs: list[tuple[str, str]] = []
+    for rank, merge in enumerate(merges):
+        pair = tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge)
+        if len(pair) != 2 or not all(isinstance(part, str) and part for part in pair):
+            raise fail(f"merge {rank}, {str(merge)[:80]!r}, is not two tokens with one space between them")
+        for part in (*pair, pair[0] + pair[1]):
+            if part not in vocabulary:
+                raise fail(f"merge {rank}, {str(merge)[:80]!r}, needs {part[:80]!r}, which is not in the vocabulary")
+        pairs.append((pair[0], pair[1]))
+    if len(set(pairs)) != len(pairs):
+        raise fail("the same pair is there twice")
+    return pairs
+
+
+def byte_level_bpe(vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], splitting: Splitting) -> Tokenizer:
+    """A ``tokenizers`` tokenizer of GPT-2's kind that splits text as told."""
+    core = Tokenizer(models.BPE(dict(vocabulary), list(merges), ignore_merges=splitting.whole_words))
+    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if splitting.single_digits else []
+    steps.append(pre_tokenizers.Split(Regex(splitting.pattern), "isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    core.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    core.decoder = decoders.ByteLevel()
+    if splitting.compose:
+        core.normalizer = normalizers.NFC()
+    return core

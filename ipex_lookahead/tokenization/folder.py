@@ -1,0 +1,195 @@
+"""The tokenizer of a Hugging Face folder: ``tokenizer.json``, or a SentencePiece ``tokenizer.model``.
+
+What a class name, an ``auto_map`` or any key not read here says has no effect: nothing in the folder is executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerBase
+
+from ipex_lookahead.errors import ModelFormatError
+from ipex_lookahead.safe_json import kind, load_object, read_file
+from ipex_lookahead.tokenization.chat_template import MAX_SOURCE
+from ipex_lookahead.tokenization.sentencepiece_model import CONTROL, USER_DEFINED, SentencePieceModel, read_model
+from ipex_lookahead.tokenization.tokenizer_json import core_from_json
+from ipex_lookahead.tokenization.tokenizers import BytePairTokenizer, SentencePieceTokenizer
+
+MAX_TOKENIZER = 64 << 20
+MAX_SETTINGS = 4 << 20
+
+_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+def tokenizer_from_folder(path: Path, config: Mapping[str, Any]) -> PreTrainedTokenizerBase | None:
+    """Build the tokenizer of a folder.
+
+    Args:
+        path: the folder.
+        config: the model's config; ``vocab_size`` bounds the ids, ``bos_token_id`` and ``eos_token_id`` serve where
+            the tokenizer's own files do not name those tokens.
+
+    Returns:
+        A tokenizer with its chat template, if there is one, and padding on the left; None if the folder has neither
+        ``tokenizer.json`` nor ``tokenizer.model``.
+
+    Raises:
+        ModelFormatError: a file that is too large, malformed, or contradicts itself, another file or the config.
+        UnsupportedModelError: a kind of tokenizer that is not known.
+    """
+    path = Path(path)
+    built: PreTrainedTokenizerBase
+    if (path / "tokenizer.json").exists():
+        built = _Folder(path, config).byte_pair()
+    elif (path / "tokenizer.model").exists():
+        built = _Folder(path, config).sentencepiece()
+    else:
+        return None
+    built.padding_side = "left"  # generation goes on at the right end
+    return built
+
+
+class _Folder:
+    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+        self.path = path
+        self.config = config
+        self.settings_file = path / "tokenizer_config.json"
+        self.settings: dict[str, Any] = {}
+        for name in ("special_tokens_map.json", "tokenizer_config.json"):  # the second has the last word
+            if (path / name).exists():
+                self.settings |= load_object(path / name, MAX_SETTINGS)
+
+    def fail(self, field: str, problem: str) -> ModelFormatError:
+        return ModelFormatError(self.settings_file, field, None, problem)
+
+    def byte_pair(self) -> PreTrainedTokenizerBase:
+        file = self.path / "tokenizer.json"
+        core = core_from_json(load_object(file, MAX_TOKENIZER), file, self.config.get("vocab_size"))
+        ids = core.get_vocab(with_added_tokens=True)
+        flags = {name: flag for name in ("add_bos_token", "add_eos_token") if (flag := self.flag(name)) is not None}
+        roles = self.roles(ids)
+        for name in list(flags):
+            flags[name] = flags[name] and roles[name[4:]] is not None
+        return BytePairTokenizer(tokenizer_object=core, **self.common(ids, roles), **flags)
+
+    def sentencepiece(self) -> PreTrainedTokenizerBase:
+        file = self.path / "tokenizer.model"
+        model = read_model(read_file(file, MAX_TOKENIZER), file)
+        rows = self.config.get("vocab_size")
+        if rows is not None and len(model.pieces) > rows:
+            problem = f"has {len(model.pieces)} pieces, but the model's embedding has {rows} rows"
+            raise ModelFormatError(file, "pieces", None, problem)
+        ids = {piece.text: i for i, piece in enumerate(model.pieces)}
+        added = {
+            i: AddedToken(piece.text, special=piece.type == CONTROL, normalized=False)
+            for i, piece in enumerate(model.pieces)
+            if piece.type in (CONTROL, USER_DEFINED)
+        }
+        added |= self.added_tokens(model)
+        ids |= {token.content: i for i, token in added.items()}
+        roles = self.roles(ids)
+        add_bos, add_eos = self.flag("add_bos_token"), self.flag("add_eos_token")
+        try:
+            return SentencePieceTokenizer(
+                model.serialize(),
+                added_tokens_decoder=added,
+                add_bos_token=add_bos is not False and roles["bos_token"] is not None,
+                add_eos_token=bool(add_eos) and roles["eos_token"] is not None,
+                **self.common(ids, roles),
+            )
+        except RuntimeError as error:
+            raise ModelFormatError(file, "model", None, f"sentencepiece does not take this model: {error}") from None
+
+    def common(self, ids: Mapping[str, int], roles: Mapping[str, str | None]) -> dict[str, Any]:
+        """What both kinds take from the settings."""
+        length = self.settings.get("model_max_length")
+        sensible = type(length) is int and 0 < length <= 1 << 40
+        extra = self.settings.get("additional_special_tokens", self.settings.get("extra_special_tokens"))
+        names = [self.text("additional_special_tokens", t) for t in extra] if isinstance(extra, list) else []
+        if unknown := next((name for name in names if name not in ids), None):
+            raise self.fail("additional_special_tokens", f"{unknown[:80]!r} is not in the vocabulary")
+        return {
+            **roles,
+            "additional_special_tokens": names,
+            "chat_template": self.chat_template(),
+            "clean_up_tokenization_spaces": False,
+            **({"model_max_length": length} if sensible else {}),
+        }
+
+    def roles(self, ids: Mapping[str, int]) -> dict[str, str | None]:
+        """The special tokens: as the settings name them, else by the config's ids."""
+        by_id = {i: text for text, i in ids.items()}
+        found: dict[str, str | None] = {}
+        for role in _ROLES:
+            named = self.settings.get(role)
+            text = None if named is None else self.text(role, named)
+            if text is not None and text not in ids:
+                raise self.fail(role, f"{text[:80]!r} is not in the vocabulary")
+            i = self.config.get(f"{role}_id")
+            i = i[0] if isinstance(i, list) and i else i
+            if text is None and i is not None:
+                if type(i) is not int or i not in by_id:
+                    raise ModelFormatError(
+                        self.path / "config.json", f"{role}_id", None, f"is {i!r}, which is no id of the tokenizer"
+                    )
+                text = by_id[i]
+            found[role] = text
+        if found["pad_token"] is None:
+            found["pad_token"] = found["eos_token"]  # what pads is masked; it only has to be some token
+        return found
+
+    def text(self, field: str, value: Any) -> str:
+        """A token, spelled as a string or as an object with ``content``."""
+        text = value.get("content") if isinstance(value, dict) else value
+        if not isinstance(text, str) or not text:
+            raise self.fail(field, f"is {kind(value)}; it must be a token, or an object with its content")
+        return text
+
+    def flag(self, name: str) -> bool | None:
+        value = self.settings.get(name)
+        if value is not None and type(value) is not bool:
+            raise self.fail(name, f"is {kind(value)}; it must be true or false")
+        return value
+
+    def added_tokens(self, model: SentencePieceModel) -> dict[int, AddedToken]:
+        """``added_tokens_decoder`` of the settings; it may name the model's pieces, and append to them."""
+        tokens = self.settings.get("added_tokens_decoder", {})
+        if not isinstance(tokens, dict):
+            raise self.fail("added_tokens_decoder", f"is {kind(tokens)}; it must be an object")
+        limit = self.config.get("vocab_size", len(model.pieces) + len(tokens))
+        known = {piece.text: i for i, piece in enumerate(model.pieces)}
+        found: dict[int, AddedToken] = {}
+        for key, entry in tokens.items():
+            field = f"added_tokens_decoder[{key[:20]!r}]"
+            if not (key.isascii() and key.isdigit() and len(key) < 10 and int(key) < limit):
+                raise self.fail(field, f"is no id; the model has ids 0 to {limit - 1}")
+            i, text = int(key), self.text(field, entry)
+            if known.get(text, i) != i or (i < len(model.pieces) and model.pieces[i].text != text):
+                raise self.fail(field, f"{text[:80]!r} has id {i}, which tokenizer.model contradicts")
+            known[text] = i
+            special = entry.get("special", True) if isinstance(entry, dict) else True
+            found[i] = AddedToken(text, special=special is not False, normalized=False)
+        return found
+
+    def chat_template(self) -> str | dict[str, str] | None:
+        """``chat_template.jinja``, else the setting: one template, or several with names."""
+        file = self.path / "chat_template.jinja"
+        if file.exists():
+            try:
+                return read_file(file, MAX_SOURCE).decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise ModelFormatError(file, "chat template", error.start, "is not UTF-8") from None
+        template = self.settings.get("chat_template")
+        if isinstance(template, list):
+            return {self.source(entry, "name"): self.source(entry, "template") for entry in template}
+        return None if template is None else self.source({"template": template}, "template")
+
+    def source(self, entry: Any, key: str) -> str:
+        value = entry.get(key) if isinstance(entry, dict) else None
+        if not isinstance(value, str) or len(value.encode()) > MAX_SOURCE:
+            raise self.fail("chat_template", f"must be text of at most {MAX_SOURCE} bytes, or a list of named ones")
+        return value

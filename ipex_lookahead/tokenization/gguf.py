@@ -1,0 +1,214 @@
+"""The tokenizer inside a GGUF file, from its metadata.
+
+Two kinds are known: ``gpt2`` (byte-level BPE with merges) and ``llama`` (SentencePiece, pieces with scores). Both are
+rebuilt from the arrays in the file; nothing is guessed from the model's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any, TypeVar
+
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerBase
+
+from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from ipex_lookahead.tokenization.byte_pair import byte_level_bpe, check_merges
+from ipex_lookahead.tokenization.chat_template import MAX_SOURCE
+from ipex_lookahead.tokenization.sentencepiece_model import (
+    BYTE,
+    CONTROL,
+    MAX_PIECES,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    Piece,
+    SentencePieceModel,
+    check_model,
+)
+from ipex_lookahead.tokenization.splitting import SPLITTINGS
+from ipex_lookahead.tokenization.tokenizers import BytePairTokenizer, SentencePieceTokenizer
+
+Value = TypeVar("Value")
+
+_PREFIX = "tokenizer.ggml."
+_ROLES = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, Any], file: str | PathLike[str]) -> PreTrainedTokenizerBase:
+    """Build the tokenizer of a GGUF file.
+
+    Args:
+        metadata: the file's keys and values; scalars as Python's, arrays as lists or numpy arrays.
+        file: the file's name, for messages.
+
+    Returns:
+        A tokenizer with its special tokens, its chat template if the file has one, and padding on the left.
+
+    Raises:
+        ModelFormatError: tokens missing, empty or duplicated; arrays of different lengths; merges that are not two
+            known tokens that make a third; special ids outside the vocabulary; values of a wrong type.
+        UnsupportedModelError: a tokenizer or pre-tokenizer that is not known; the message lists the known ones.
+    """
+    return _Reader(metadata, file).tokenizer()
+
+
+class _Reader:
+    def __init__(self, metadata: Mapping[str, Any], file: str | PathLike[str]) -> None:
+        self.metadata = metadata
+        self.file = file
+
+    def fail(self, key: str, problem: str) -> ModelFormatError:
+        return ModelFormatError(self.file, key if "." in key else _PREFIX + key, None, problem)
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        kind = self.scalar("model", str)
+        if kind is None:
+            raise self.fail("model", "is missing")
+        builders = {"gpt2": self.byte_pair, "llama": self.sentencepiece}
+        if kind not in builders:
+            raise UnsupportedModelError(
+                f"{self.file}: the tokenizer is of kind {kind!r}; known are {', '.join(map(repr, builders))}",
+                hint="use a checkpoint of the same model that carries tokenizer.json",
+            )
+        self.tokens = self.strings("tokens")
+        if not self.tokens or len(self.tokens) > MAX_PIECES:
+            raise self.fail("tokens", f"has {len(self.tokens)} tokens; 1 to {MAX_PIECES} are allowed")
+        self.types = self.numbers("token_type", int) or [NORMAL] * len(self.tokens)
+        if bad := next((t for t in self.types if not NORMAL <= t <= BYTE), None):
+            raise self.fail("token_type", f"holds {bad}; types are {NORMAL} to {BYTE}")
+        built = builders[kind]()
+        built.padding_side = "left"  # generation goes on at the right end
+        return built
+
+    def byte_pair(self) -> PreTrainedTokenizerBase:
+        """``gpt2``: tokens spelled in the byte alphabet, and merges in order of rank."""
+        name = self.scalar("pre", str) or "default"
+        if name not in SPLITTINGS:
+            raise UnsupportedModelError(
+                f"{self.file}: the pre-tokenizer is {name!r}; known are {', '.join(sorted(SPLITTINGS))}",
+                hint="use a checkpoint of the same model that carries tokenizer.json",
+            )
+        splitting = SPLITTINGS[name]
+        vocabulary = {token: i for i, token in enumerate(self.tokens)}
+        if len(vocabulary) != len(self.tokens):
+            twice = next(token for i, token in enumerate(self.tokens) if vocabulary[token] != i)
+            raise self.fail("tokens", f"holds {twice[:80]!r} twice")
+        merges = check_merges(self.strings("merges"), vocabulary, lambda problem: self.fail("merges", problem))
+        core = byte_level_bpe(vocabulary, merges, splitting)
+        special, ordinary = self.added_tokens()
+        core.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
+        core.add_tokens([AddedToken(t, special=False, normalized=False) for t in ordinary])
+        add_bos, add_eos = self.scalar("add_bos_token", bool), self.scalar("add_eos_token", bool)
+        roles = self.roles()
+        return BytePairTokenizer(
+            tokenizer_object=core,
+            add_bos_token=(splitting.bos if add_bos is None else add_bos) and "bos_token" in roles,
+            add_eos_token=bool(add_eos) and "eos_token" in roles,
+            chat_template=self.chat_template(),
+            clean_up_tokenization_spaces=False,
+            **{role: roles.get(role) for role in _ROLES},
+        )
+
+    def sentencepiece(self) -> PreTrainedTokenizerBase:
+        """``llama``: pieces with scores, merged best score first, bytes for what has no piece."""
+        scores = self.numbers("scores", float)
+        if scores is None:
+            raise self.fail("scores", "is missing")
+        unknown = self.special_id("unknown_token_id")
+        if UNKNOWN not in self.types:
+            if unknown is None:
+                raise self.fail("token_type", "names no unknown token, nor does unknown_token_id")
+            self.types[unknown] = UNKNOWN
+        remove_extra, prefix = self.scalar("remove_extra_whitespaces", bool), self.scalar("add_space_prefix", bool)
+        charsmap = self.metadata.get(_PREFIX + "precompiled_charsmap")
+        model = SentencePieceModel(
+            [Piece(*entry) for entry in zip(self.tokens, scores, self.types, strict=True)],
+            byte_fallback=BYTE in self.types,
+            add_dummy_prefix=prefix is not False,
+            remove_extra_whitespaces=bool(remove_extra),
+            precompiled_charsmap=b"" if charsmap is None else bytes(bytearray(int(c) & 0xFF for c in charsmap)),
+        )
+        fields = {"piece": "tokens", "score": "scores", "type": "token_type"}
+        check_model(model, lambda field, _, problem: self.fail(fields.get(field, "tokens"), problem))
+        special, ordinary = self.added_tokens()
+        roles = self.roles()
+        add_bos, add_eos = self.scalar("add_bos_token", bool), self.scalar("add_eos_token", bool)
+        ids = {token: i for i, token in enumerate(self.tokens)}
+        added = {ids[t]: AddedToken(t, special=True, normalized=False) for t in special}
+        added |= {ids[t]: AddedToken(t, special=False, normalized=False) for t in ordinary}
+        try:
+            return SentencePieceTokenizer(
+                model.serialize(),
+                added_tokens_decoder=added,
+                add_bos_token=add_bos is not False and "bos_token" in roles,
+                add_eos_token=bool(add_eos) and "eos_token" in roles,
+                chat_template=self.chat_template(),
+                clean_up_tokenization_spaces=False,
+                **{role: roles.get(role) for role in _ROLES},
+            )
+        except RuntimeError as error:
+            raise self.fail("tokens", f"sentencepiece does not take this model: {error}") from None
+
+    def added_tokens(self) -> tuple[list[str], list[str]]:
+        """Control tokens, and user-defined ones, in order of id."""
+        by_type = [[t for t, kind in zip(self.tokens, self.types, strict=True) if kind == wanted and t]
+                   for wanted in (CONTROL, USER_DEFINED)]  # fmt: skip
+        return by_type[0], by_type[1]
+
+    def roles(self) -> dict[str, str]:
+        """The special tokens by ``transformers``' names."""
+        ids = {role: self.special_id(key) for role, key in _ROLES.items()}
+        found = {role: self.tokens[i] for role, i in ids.items() if i is not None}
+        if "pad_token" not in found and "eos_token" in found:
+            found["pad_token"] = found["eos_token"]  # what pads is masked; it only has to be some token
+        return found
+
+    def special_id(self, key: str) -> int | None:
+        value = self.scalar(key, int)
+        if value is not None and not 0 <= value < len(self.tokens):
+            raise self.fail(key, f"is {value}; the vocabulary has ids 0 to {len(self.tokens) - 1}")
+        return value
+
+    def chat_template(self) -> str | None:
+        template = self.scalar("tokenizer.chat_template", str)
+        if template is not None and len(template.encode()) > MAX_SOURCE:
+            raise self.fail("tokenizer.chat_template", f"has more than {MAX_SOURCE} bytes")
+        return template
+
+    def scalar(self, key: str, kind: type[Value]) -> Value | None:
+        value = self.metadata.get(key if "." in key else _PREFIX + key)
+        if value is not None and type(value) is not kind:
+            raise self.fail(key, f"is of type {type(value).__name__}; it must be {kind.__name__}")
+        return value
+
+    def strings(self, key: str) -> list[str]:
+        value = self.array(key)
+        if not all(isinstance(item, str) for item in value):
+            raise self.fail(key, "must be an array of strings")
+        return value
+
+    def numbers(self, key: str, kind: type[Value]) -> list[Value] | None:
+        """An array as long as the tokens, or None where there is none."""
+        if _PREFIX + key not in self.metadata:
+            return None
+        value = self.array(key)
+        if len(value) != len(self.tokens):
+            raise self.fail(key, f"has {len(value)} entries for {len(self.tokens)} tokens")
+        if not all(type(item) is kind for item in value):
+            raise self.fail(key, f"must be an array of {kind.__name__}")
+        return value
+
+    def array(self, key: str) -> list[Any]:
+        value: Any = self.metadata.get(_PREFIX + key)
+        if hasattr(value, "tolist"):
+            value = value.tolist()  # numpy's scalars become Python's
+        if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+            raise self.fail(key, "is missing" if value is None else "must be an array")
+        return list(value)

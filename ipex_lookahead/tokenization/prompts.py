@@ -1,0 +1,44 @@
+"""What a user's text becomes before it is given to the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+LLAMA2_VOCABULARY = 32000
+"""Llama-2's vocabulary size, which its descendants without a chat template share."""
+
+
+def llama2_prompt(user: str, system: str | None = None) -> str:
+    """The format that Llama-2's chat models were trained on, for one turn; the tokenizer adds ``<s>``.
+
+    Source: Touvron et al., Llama 2, 2023, and the reference code published with it.
+    """
+    instructions = "" if system is None else f"<<SYS>>\n{system.strip()}\n<</SYS>>\n\n"
+    return f"[INST] {instructions}{user.strip()} [/INST]"
+
+
+def build_prompt(tokenizer: Any, config: Mapping[str, Any], text: str, system: str | None = None) -> list[int]:
+    """Token ids of the prompt for one turn.
+
+    The tokenizer's chat template if it has one; else Llama-2's format for Llama models with its vocabulary; else the
+    text as it stands, after ``system`` and an empty line if that is given.
+
+    Args:
+        tokenizer: a ``transformers`` tokenizer.
+        config: the model's config, with ``model_type`` and ``vocab_size``.
+        text: what the user says.
+        system: instructions to the model, if any.
+
+    Raises:
+        InputError: the chat template refuses the messages (some know no system message).
+        ModelFormatError: the chat template is faulty, or exceeds its budget.
+    """
+    if getattr(tokenizer, "chat_template", None):
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        messages.append({"role": "user", "content": text})
+        rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
+    if config.get("model_type") == "llama" and config.get("vocab_size") == LLAMA2_VOCABULARY:
+        return list(tokenizer(llama2_prompt(text, system))["input_ids"])
+    return list(tokenizer(text if system is None else f"{system}\n\n{text}")["input_ids"])

@@ -1,0 +1,252 @@
+"""``tokenizer.json``: only parts that are known, with settings of known kinds, reach the ``tokenizers`` library.
+
+The file describes a pipeline of parts by type. Each known type is listed here with the settings it may have, and what
+the library gets is rebuilt from them, so that nothing unlisted takes effect. Regular expressions must be among the
+known ones (``splitting.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from ipex_lookahead.safe_json import File, kind
+from ipex_lookahead.tokenization.byte_pair import check_merges
+from ipex_lookahead.tokenization.sentencepiece_model import MAX_PIECES
+from ipex_lookahead.tokenization.splitting import KNOWN_PATTERNS
+
+Check = Callable[[Any], bool]
+
+
+def _is(*types: type) -> Check:
+    return lambda value: type(value) in types
+
+
+def _one_of(*values: str) -> Check:
+    return lambda value: value in values
+
+
+_TEXT, _FLAG, _COUNT = _is(str), _is(bool), lambda value: type(value) is int and 0 <= value < 1 << 16
+_BEHAVIOUR = _one_of("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
+_PATTERN = "pattern"  # checked by _check_pattern
+_METASPACE: dict[str, Any] = {
+    "replacement": lambda value: type(value) is str and len(value) == 1,
+    "prepend_scheme": _one_of("always", "never", "first"),
+    "split": _FLAG,
+    "add_prefix_space": _FLAG,
+}
+_BYTE_LEVEL: dict[str, Any] = {"add_prefix_space": _FLAG, "trim_offsets": _FLAG, "use_regex": _FLAG}
+_REPLACE: dict[str, Any] = {"pattern": _PATTERN, "content": _TEXT}
+
+_PARTS: dict[str, dict[str, dict[str, Any]]] = {
+    "normalizer": {
+        "NFC": {}, "NFD": {}, "NFKC": {}, "NFKD": {}, "Lowercase": {},
+        "Prepend": {"prepend": _TEXT},
+        "Replace": _REPLACE,
+        "Strip": {"strip_left": _FLAG, "strip_right": _FLAG},
+    },
+    "pre_tokenizer": {
+        "ByteLevel": _BYTE_LEVEL,
+        "Digits": {"individual_digits": _FLAG},
+        "Metaspace": _METASPACE,
+        "Punctuation": {"behavior": _BEHAVIOUR},
+        "Split": {"pattern": _PATTERN, "behavior": _BEHAVIOUR, "invert": _FLAG},
+        "WhitespaceSplit": {},
+    },
+    "decoder": {
+        "ByteFallback": {}, "Fuse": {},
+        "ByteLevel": _BYTE_LEVEL,
+        "Metaspace": _METASPACE,
+        "Replace": _REPLACE,
+        "Strip": {"content": _TEXT, "start": _COUNT, "stop": _COUNT},
+    },
+    "post_processor": {
+        "ByteLevel": _BYTE_LEVEL,
+        "TemplateProcessing": {"single": "template", "pair": "template", "special_tokens": "template"},
+    },
+}  # fmt: skip
+_SEQUENCES = {
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "decoder": "decoders",
+    "post_processor": "processors",
+}
+
+
+def core_from_json(description: Mapping[str, Any], file: File, vocab_size: int | None) -> Tokenizer:
+    """The ``tokenizers`` object that a parsed ``tokenizer.json`` describes, without truncation or padding.
+
+    Args:
+        description: the file's JSON object.
+        file: its name, for messages.
+        vocab_size: rows of the model's embedding, which every id must stay below; None if not known.
+
+    Raises:
+        ModelFormatError: a part or a setting of a wrong type, ids or merges that contradict the vocabulary.
+        UnsupportedModelError: a type of part or a regular expression that is not known.
+    """
+    return _Reader(file, vocab_size).core(description)
+
+
+class _Reader:
+    def __init__(self, file: File, vocab_size: int | None) -> None:
+        self.file = file
+        self.limit = MAX_PIECES if vocab_size is None else vocab_size
+
+    def fail(self, field: str, problem: str) -> ModelFormatError:
+        return ModelFormatError(self.file, field, None, problem)
+
+    def unsupported(self, field: str, got: Any, known: Any) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"{self.file}: {field}: {str(got)[:200]!r} is not supported; known are {', '.join(sorted(known))}"
+        )
+
+    def object(self, value: Any, field: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self.fail(field, f"is {kind(value)}; it must be an object")
+        return value
+
+    def core(self, description: Mapping[str, Any]) -> Tokenizer:
+        model = self.model(self.object(description.get("model"), "model"))
+        clean: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "model": model}
+        clean["added_tokens"] = self.added_tokens(description.get("added_tokens", []), model["vocab"])
+        for stage in _PARTS:
+            part = description.get(stage)
+            clean[stage] = None if part is None else self.part(self.object(part, stage), stage)
+        try:
+            return Tokenizer.from_str(json.dumps(clean))
+        except BaseException as error:  # a panic in the library is no Exception
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            raise self.fail("file", f"the tokenizers library does not take it: {error}") from None
+
+    def model(self, model: dict[str, Any]) -> dict[str, Any]:
+        if model.get("type", "BPE") != "BPE":
+            raise self.unsupported("model.type", model.get("type"), ["BPE"])
+        vocab = self.object(model.get("vocab"), "model.vocab")
+        if not 0 < len(vocab) <= MAX_PIECES:
+            raise self.fail("model.vocab", f"has {len(vocab)} tokens; 1 to {MAX_PIECES} are allowed")
+        for token, i in vocab.items():
+            self.identifier(i, f"model.vocab[{token[:80]!r}]")
+        if len(set(vocab.values())) != len(vocab):
+            raise self.fail("model.vocab", "two tokens have the same id")
+        merges = model.get("merges")
+        if not isinstance(merges, list) or not all(isinstance(merge, str | list) for merge in merges):
+            raise self.fail("model.merges", "must be an array of pairs")
+        pairs = check_merges(merges, vocab, lambda problem: self.fail("model.merges", problem))
+        unknown = model.get("unk_token")
+        if unknown is not None and (type(unknown) is not str or unknown not in vocab):
+            raise self.fail("model.unk_token", f"is {str(unknown)[:80]!r}, which is not in the vocabulary")
+        if model.get("dropout"):
+            raise self.unsupported("model.dropout", model["dropout"], ["null"])
+        clean: dict[str, Any] = {"type": "BPE", "vocab": vocab, "merges": pairs, "unk_token": unknown}
+        for name in ("fuse_unk", "byte_fallback", "ignore_merges"):
+            clean[name] = self.setting(model.get(name, False), _FLAG, f"model.{name}")
+        for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+            if model.get(name):
+                raise self.unsupported(f"model.{name}", model[name], ["null"])
+        return clean
+
+    def added_tokens(self, tokens: Any, vocab: Mapping[str, int]) -> list[dict[str, Any]]:
+        if not isinstance(tokens, list) or len(tokens) > 1 << 16:
+            raise self.fail("added_tokens", "must be an array of at most 65536 tokens")
+        by_id = {i: token for token, i in vocab.items()}
+        clean: list[dict[str, Any]] = []
+        for n, entry in enumerate(tokens):
+            field = f"added_tokens[{n}]"
+            token = self.object(entry, field)
+            i = self.identifier(token.get("id"), f"{field}.id")
+            content = self.setting(token.get("content"), lambda v: type(v) is str and v != "", f"{field}.content")
+            if by_id.setdefault(i, content) != content or vocab.get(content, i) != i:
+                raise self.fail(field, f"{content[:80]!r} has id {i}, which the vocabulary contradicts")
+            flags = {
+                name: self.setting(token.get(name, False), _FLAG, f"{field}.{name}")
+                for name in ("single_word", "lstrip", "rstrip", "normalized", "special")
+            }
+            clean.append({"id": i, "content": content, **flags})
+        if len({token["content"] for token in clean}) != len(clean):
+            raise self.fail("added_tokens", "the same token is there twice")
+        missing = [i for i in range(len(by_id)) if i not in by_id] if clean else []
+        if missing and any(token["content"] not in vocab and token["id"] > missing[0] for token in clean):
+            # The library numbers added tokens itself, after the vocabulary: with a gap it would give them other ids.
+            raise self.fail("added_tokens", f"ids leave out {missing[0]}, and later ones are given to added tokens")
+        return sorted(clean, key=lambda token: token["id"])
+
+    def part(self, part: dict[str, Any], stage: str) -> dict[str, Any]:
+        name = part.get("type")
+        known = _PARTS[stage]
+        if name == "Sequence":
+            key = _SEQUENCES[stage]
+            members = part.get(key)
+            if not isinstance(members, list):
+                raise self.fail(f"{stage}.{key}", "must be an array")
+            return {"type": name, key: [self.part(self.object(member, stage), stage) for member in members]}
+        if not isinstance(name, str) or name not in known:
+            raise self.unsupported(f"{stage}.type", name, [*known, "Sequence"])
+        clean: dict[str, Any] = {"type": name}
+        for key, value in part.items():
+            check = known[name].get(key)
+            if check is None:
+                continue
+            field = f"{stage}.{name}.{key}"
+            if check == "pattern":
+                clean[key] = self.pattern(value, field)
+            elif check == "template":
+                clean[key] = value
+            else:
+                clean[key] = self.setting(value, check, field)
+        if name == "TemplateProcessing":
+            self.template(clean)
+        return clean
+
+    def pattern(self, value: Any, field: str) -> dict[str, str]:
+        pattern = self.object(value, field)
+        if set(pattern) == {"String"} and isinstance(pattern["String"], str) and pattern["String"]:
+            return {"String": pattern["String"]}
+        if set(pattern) != {"Regex"} or not isinstance(pattern["Regex"], str):
+            raise self.fail(field, "must be a String or a Regex")
+        if pattern["Regex"] not in KNOWN_PATTERNS:
+            raise self.unsupported(field, pattern["Regex"], ["those of GPT-2, Llama 3, Qwen 2 and Tekken"])
+        return {"Regex": pattern["Regex"]}
+
+    def template(self, clean: dict[str, Any]) -> None:
+        """TemplateProcessing: which tokens go round a text."""
+        tokens = self.object(clean.get("special_tokens"), "post_processor.special_tokens")
+        special: dict[str, Any] = {}
+        for name, value in tokens.items():
+            field = f"post_processor.special_tokens[{name[:80]!r}]"
+            entry = self.object(value, field)
+            ids, texts = entry.get("ids"), entry.get("tokens")
+            if not isinstance(ids, list) or not isinstance(texts, list) or len(ids) != len(texts) or len(ids) > 64:
+                raise self.fail(field, "needs as many ids as tokens, at most 64")
+            if not all(isinstance(text, str) for text in texts):
+                raise self.fail(field, "tokens must be strings")
+            special[name] = {"id": name, "ids": [self.identifier(i, field) for i in ids], "tokens": texts}
+        clean["special_tokens"] = special
+        for side in ("single", "pair"):
+            clean[side] = [self.template_item(item, f"post_processor.{side}", special) for item in
+                           self.setting(clean.get(side), lambda v: type(v) is list and len(v) <= 64,
+                                        f"post_processor.{side}")]  # fmt: skip
+
+    def template_item(self, item: Any, field: str, special: Mapping[str, Any]) -> dict[str, Any]:
+        entry = self.object(item, field)
+        for name in ("SpecialToken", "Sequence"):
+            if set(entry) == {name}:
+                inner = self.object(entry[name], field)
+                if inner.get("id") in (special if name == "SpecialToken" else ("A", "B")):
+                    return {name: {"id": inner["id"], "type_id": self.setting(inner.get("type_id", 0), _COUNT, field)}}
+        raise self.fail(field, "holds something that is neither a sequence nor a listed special token")
+
+    def identifier(self, value: Any, field: str) -> int:
+        if type(value) is not int or not 0 <= value < self.limit:
+            raise self.fail(field, f"is {value!r}; the model has ids 0 to {self.limit - 1}")
+        return value
+
+    def setting(self, value: Any, check: Check, field: str) -> Any:
+        if not check(value):
+            raise self.fail(field, f"is {str(value)[:80]!r}, which is not allowed there")
+        return value
