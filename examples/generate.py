@@ -19,7 +19,7 @@ from ipex_lookahead.tokenization.prompts import build_prompt
 @click.option("--max-new-tokens", default=64, type=click.IntRange(1))
 def main(prompt: str, name: str, low_bit: str | None, max_new_tokens: int) -> None:
     model = AutoModelForCausalLM.from_pretrained(name, load_in_low_bit=low_bit)
-    ids = torch.tensor([build_prompt(model.tokenizer, model.config, prompt)])
+    ids = torch.tensor([build_prompt(model.tokenizer, model.config.to_dict(), prompt)])
     out = model.generate(ids, max_new_tokens=max_new_tokens, lookahead=3)
     print(model.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
 

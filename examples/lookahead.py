@@ -49,8 +49,8 @@ anyone could remember. Shops on the square report more customers, although two o
 was no longer a place to park in front of the door.
 
 Not everything went as planned. The trout have not come back, because a weir downstream keeps them out. Helen Marsh \
-has retired. The pupil who found the map works as a hydrologist, and last year she came back to measure the temperature in \
-the square with a new class from her old school.
+has retired. The pupil who found the map works as a hydrologist, and last year she came back to measure the \
+temperature in the square with a new class from her old school.
 """
 
 
@@ -107,7 +107,7 @@ def main(
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise click.ClickException(f"{repo_id_or_model_path} carries no tokenizer")
-    ids = build_prompt(tokenizer, model.config, prompt)
+    ids = build_prompt(tokenizer, model.config.to_dict(), prompt)
 
     for lookahead in (0, n_lookahead_tokens):  # warm-up
         generate(model, tokenizer, ids, min(n_predict, 16), lookahead, quiet=True)

@@ -21,7 +21,7 @@ from ipex_lookahead.tokenization.prompts import build_prompt
 @click.option("--max-new-tokens", default=64, type=click.IntRange(1))
 def main(prompt: str, name: str, max_new_tokens: int) -> None:
     model = AutoModelForCausalLM.from_pretrained(name)
-    ids = torch.tensor([build_prompt(model.tokenizer, model.config, prompt)])
+    ids = torch.tensor([build_prompt(model.tokenizer, model.config.to_dict(), prompt)])
     streamer = TextIteratorStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True)
     settings = {"max_new_tokens": max_new_tokens, "lookahead": 3, "streamer": streamer}
     worker = Thread(target=model.generate, args=(ids,), kwargs=settings)

@@ -231,7 +231,7 @@ def build_native():
 def install_package(dependencies, extras):
     """Build the core and install the package, editable; with its dependencies or alone."""
     key = digest(NATIVE_SOURCES)
-    say("building the native core")
+    say("building the native core and installing the package (about a minute the first time)")
     target = ROOT + ("[" + ",".join(extras) + "]" if extras else "")
     flags = [] if dependencies else ["--no-deps", "--no-index"]
     try:
@@ -261,7 +261,7 @@ def pip(*arguments, **options):
         for line in process.stdout:
             said.append(line)
             if not options.get("quiet") and wanted(line):
-                sys.stdout.write("    " + line)
+                sys.stdout.write("    " + line.split(" (from ")[0].rstrip() + "\n")
                 sys.stdout.flush()
         code = process.wait()
     except BaseException:

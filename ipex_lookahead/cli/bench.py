@@ -53,12 +53,11 @@ def decode(
 
     texts = read_prompts(prompts or [PACKAGED_PROMPTS], limit)
 
+    from ipex_lookahead.cli.loading import config_of, load
     from ipex_lookahead.tokenization.prompts import build_prompt
 
-    from ipex_lookahead.cli.loading import load
-
     loaded, tokenizer = load(model, low_bit=low_bit, threads=threads, progress=True)
-    encoded = [build_prompt(tokenizer, loaded.config, prompt.text) for prompt in texts]
+    encoded = [build_prompt(tokenizer, config_of(loaded), prompt.text) for prompt in texts]
     answers = len(encoded) * len({0, *lookahead}) * repeat
     with _progress(answers) as advance:
         modes = measure(

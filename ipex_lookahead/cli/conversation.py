@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 Message = dict[str, str]
 Encode = Callable[[list[Message]], list[int]]
@@ -94,3 +95,37 @@ class Conversation:
         if len(ids) >= context:
             return None
         return Fitted(ids, context - len(ids), dropped, len(everything) - len(ids))
+
+
+def chat_encoder(tokenizer: Any, config: Mapping[str, Any]) -> Encode:
+    """How a model wants conversations: its chat template, Llama-2's format, or plain text, as ``build_prompt`` chooses.
+
+    What was encoded once is remembered: a template runs in a process of its own, and every turn asks for those before.
+    """
+    from ipex_lookahead.tokenization.prompts import LLAMA2_VOCABULARY, build_prompt
+
+    plain = config.get("model_type") != "llama" or config.get("vocab_size") != LLAMA2_VOCABULARY
+    known: dict[tuple[tuple[str, str], ...], list[int]] = {}
+
+    def encode(messages: list[Message]) -> list[int]:
+        key = tuple((message["role"], message["content"]) for message in messages)
+        if key not in known:
+            known[key] = made(messages)
+        return known[key]
+
+    def made(messages: list[Message]) -> list[int]:
+        if getattr(tokenizer, "chat_template", None):
+            text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        system = messages[0]["content"] if messages[0]["role"] == "system" else None
+        said = [message["content"] for message in messages[system is not None :]]
+        if plain:
+            return build_prompt(tokenizer, config, "\n".join(said), system)
+        # Llama-2: each question in a [INST] of its own, each answer closed by the end token, the system text first.
+        ids: list[int] = []
+        for index in range(0, len(said) - 1, 2):
+            ids += build_prompt(tokenizer, config, said[index], system if index == 0 else None)
+            ids += [*tokenizer(said[index + 1], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        return ids + build_prompt(tokenizer, config, said[-1], system if len(said) == 1 else None)
+
+    return encode

@@ -44,7 +44,7 @@ def generate(
         raise click.UsageError("--system needs the chat template, which --raw leaves out")
     text = _read(prompt)
 
-    from ipex_lookahead.cli.loading import load
+    from ipex_lookahead.cli.loading import config_of, load
 
     loaded, tokenizer = load(model, low_bit=low_bit, threads=threads, progress=not quiet)
     if raw:
@@ -52,7 +52,7 @@ def generate(
     else:
         from ipex_lookahead.tokenization.prompts import build_prompt
 
-        ids = build_prompt(tokenizer, loaded.config, text, system)
+        ids = build_prompt(tokenizer, config_of(loaded), text, system)
 
     import torch
 

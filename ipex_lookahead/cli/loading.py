@@ -1,4 +1,4 @@
-"""Load a model for a command that needs its tokenizer."""
+"""Load a model for a command that needs its tokenizer, and ask for its config."""
 
 from __future__ import annotations
 
@@ -18,3 +18,8 @@ def load(name: str, *, low_bit: str | None, threads: int | None, progress: bool)
             hint="put its tokenizer.json or tokenizer.model into the folder",
         )
     return model, tokenizer
+
+
+def config_of(model: Any) -> dict[str, Any]:
+    """The model's config as a plain mapping, which ``build_prompt`` wants."""
+    return dict(model.config.to_dict())

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ipex_lookahead.cli.conversation import Conversation, Message, Turn
+from ipex_lookahead.cli.conversation import Conversation, Turn, chat_encoder
+from ipex_lookahead.cli.loading import config_of
 from ipex_lookahead.cli.options import Sampling
 from ipex_lookahead.cli.report import stats_line
 from ipex_lookahead.decoding.stats import GenerationStats
@@ -43,8 +44,7 @@ class Session:
         self.over = False
         self.last_stats: GenerationStats | None = None
         self.context: int = model.engine.max_context
-        self.conversation = Conversation(self._encode, self._tokenize, system)
-        self._encoded: dict[tuple[tuple[str, str], ...], list[int]] = {}
+        self.conversation = Conversation(chat_encoder(tokenizer, config_of(model)), self._tokenize, system)
         self._model = model
         self._tokenizer = tokenizer
         self._say = say
@@ -59,8 +59,9 @@ class Session:
                 return
             if fitted.dropped_turns:
                 del self.conversation.turns[: fitted.dropped_turns]
+                turns = "turn" if fitted.dropped_turns == 1 else f"{fitted.dropped_turns} turns"
                 self.tell(
-                    f"dropped the oldest {fitted.dropped_turns} turns ({fitted.dropped_tokens:,} tokens): the context "
+                    f"dropped the oldest {turns} ({fitted.dropped_tokens:,} tokens): the context "
                     f"holds {self.context:,}, {self.max_new_tokens:,} of them for the answer (/set max_new_tokens=N)"
                 )
             turn.answer, turn.ids = self._generate(fitted.ids, min(self.max_new_tokens, fitted.room))
@@ -106,15 +107,6 @@ class Session:
         if kept and kept[-1] in self._tokenizer.all_special_ids:
             kept = kept[:-1]  # the end-of-turn token belongs to the template
         return streamed.text, kept
-
-    def _encode(self, messages: list[Message]) -> list[int]:
-        """A prompt's ids, remembered: a template runs in a process of its own, and every turn asks for all before."""
-        key = tuple((message["role"], message["content"]) for message in messages)
-        if key not in self._encoded:
-            from ipex_lookahead.tokenization.prompts import build_chat_prompt
-
-            self._encoded[key] = list(build_chat_prompt(self._tokenizer, self._model.config, messages))
-        return self._encoded[key]
 
     def _tokenize(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -1,0 +1,247 @@
+"""``chat`` line by line: turns, slash commands, interrupts, what does not fit, what is kept."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+from ipex_lookahead.cli import chat as chat_module
+from ipex_lookahead.cli.main import run
+from ipex_lookahead.cli.slash import SLASHES
+from ipex_lookahead.errors import ContextLengthError
+
+
+@pytest.fixture
+def talk(monkeypatch, capsys):
+    """``talk("hi", "/bye")`` -> (answers on stdout, asides on stderr)."""
+
+    def run_lines(*lines: str, arguments: tuple[str, ...] = ()) -> tuple[str, str]:
+        content = "".join(line + "\n" for line in lines).encode()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
+        assert run(["chat", *arguments]) == 0
+        return capsys.readouterr()
+
+    return run_lines
+
+
+def asked(model, index=-1) -> str:
+    return model.tokenizer.decode(model.asked[index][0])
+
+
+def test_turns_build_on_each_other(scripted, talk):
+    model = scripted("one", "two")
+    out, err = talk("first", "second")
+    assert out == "one\ntwo\n"
+    assert err.count("tok/s") == 4, "a line of statistics for each answer, two speeds in each"
+    assert asked(model) == (
+        "<|im_start|>user\nfirst<|im_end|>\n<|im_start|>assistant\none<|im_end|>\n"
+        "<|im_start|>user\nsecond<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert model.asked[1][0][: len(model.asked[0][0])] == model.asked[0][0]
+
+
+def test_no_colours_and_no_panel_in_a_pipe(scripted, talk):
+    scripted("one")
+    out, err = talk("first")
+    assert "\x1b" not in out + err
+    assert ">>>" not in out + err
+
+
+def test_several_lines_between_quotes(scripted, talk):
+    model = scripted("one")
+    talk('"""first', "second", '"""')
+    assert "user\nfirst\nsecond<|im_end|>" in asked(model)
+    talk('"""all on one line"""', '"""and', "an end of input")
+    assert "user\nand\nan end of input<|im_end|>" in asked(model)
+
+
+def test_interrupt_keeps_what_has_come(scripted, talk):
+    model = scripted("one two three", "next")
+    model.interrupt_after = 8
+    out, err = talk("first", "second")
+    assert out.startswith("one two \n")
+    assert "stopped" in err
+    assert "assistant\none two <|im_end|>\n<|im_start|>user\nsecond" in asked(model)
+
+
+def test_interrupt_before_the_first_token_keeps_nothing(scripted, talk):
+    model = scripted("one", "next")
+    model.interrupt_after = 0
+    talk("first", "second")
+    assert "first" not in asked(model)
+
+
+def test_overflow_drops_the_oldest_and_says_so(scripted, talk):
+    model = scripted("a" * 30, context=150)
+    _, err = talk("b" * 30, "c" * 30, arguments=("--max-new-tokens", "40"))
+    assert "dropped the oldest turn (" in err
+    assert "the context holds 150, 40 of them for the answer" in err
+    assert "b" * 30 not in asked(model)
+    assert "c" * 30 in asked(model)
+    assert len(model.asked[-1][0]) + model.asked[-1][1]["max_new_tokens"] <= 150
+
+
+def test_message_longer_than_the_context(scripted, talk):
+    model = scripted("fine", context=100)
+    out, err = talk("x" * 200, "hi")
+    assert "the message alone exceeds the context of 100 tokens" in err
+    assert out == "fine\n"
+    assert "xxx" not in asked(model), "it is not kept"
+
+
+def test_an_error_ends_the_answer_not_the_chat(scripted, talk, monkeypatch):
+    model = scripted("fine")
+    answer = model.generate
+
+    def fail(*arguments, **settings):
+        model.generate = answer
+        raise ContextLengthError("too long", hint="shorten it")
+
+    model.generate = fail
+    out, err = talk("first", "second")
+    assert "error: too long\nhint: shorten it" in err
+    assert out.endswith("fine\n")
+    assert "first" not in asked(model)
+
+
+def test_help_lists_every_command(scripted, talk):
+    scripted()
+    _, err = talk("/help")
+    for name in SLASHES:
+        assert f"/{name}" in err
+
+
+def test_unknown_slash_is_not_sent_to_the_model(scripted, talk):
+    model = scripted()
+    _, err = talk("/regin", "/xyzzy", "/")
+    assert "did you mean /regen?" in err
+    assert err.count("/help lists the commands") == 2
+    assert model.asked == []
+
+
+def test_bye_leaves(scripted, talk):
+    model = scripted()
+    talk("/bye", "hello")
+    assert model.asked == []
+
+
+def test_regen_undo_clear(scripted, talk):
+    model = scripted("one", "two", "three", "four", "five")
+    _, err = talk("/regen", "/undo", "first", "/regen", "second", "/undo", "third", "/clear", "fourth")
+    assert "error: there is no answer to give again" in err
+    assert "error: there is nothing to undo" in err
+    assert asked(model, 0) == asked(model, 1), "the same question again"
+    assert "assistant\ntwo<" in asked(model, 2)
+    assert "second" not in asked(model, 3)
+    assert asked(model, 4) == "<|im_start|>user\nfourth<|im_end|>\n<|im_start|>assistant\n"
+    assert "forgotten: second" in err
+
+
+def test_system_is_shown_and_set(scripted, talk):
+    model = scripted()
+    _, err = talk("/system", "/system be brief", "hi")
+    assert "system: (none)" in err
+    assert "system: be brief" in err
+    assert asked(model).startswith("<|im_start|>system\nbe brief")
+
+
+def test_lookahead_and_settings(scripted, talk):
+    model = scripted()
+    talk(
+        "/lookahead 7", "/set temperature=0.5", "/set top-k = 4", "/set max_new_tokens=9", "hi", "/set top_k=none", "hi"
+    )
+    first, second = (settings for _, settings in model.asked)
+    assert (first["lookahead"], first["temperature"], first["top_k"], first["max_new_tokens"]) == (7, 0.5, 4, 9)
+    assert "top_k" not in second
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/lookahead x",
+        "/lookahead -1",
+        "/lookahead 65",
+        "/set x=1",
+        "/set temperature",
+        "/set temperature=hot",
+        "/set top_p=2",
+    ]
+    + ["/set max_new_tokens=0", "/set temperature=nan", "/set seed=-1", "/save", "/load", "/load /no/such", "/stats"],
+)
+def test_bad_slash_arguments(line, scripted, talk):
+    model = scripted()
+    out, err = talk(line, "hi")
+    assert "error: " in err
+    assert out == "a fine day\n", "the chat goes on"
+    assert model.asked[0][1]["lookahead"] == 3
+    assert model.asked[0][1]["do_sample"] is False
+
+
+def test_stats(scripted, talk):
+    scripted()
+    _, err = talk("hi", "/stats")
+    assert "context: " in err
+    assert "of 2,048 tokens in 1 turns" in err
+
+
+def test_save_and_load(scripted, talk, tmp_path):
+    file = tmp_path / "talk.json"
+    model = scripted("one", "two")
+    talk("/system be kind", "first", f"/save {file}")
+    assert json.loads(file.read_text()) == {"system": "be kind", "turns": [{"user": "first", "assistant": "one"}]}
+    _, err = talk(f"/load {file}", "second")
+    assert "loaded 1 turns" in err
+    assert "be kind" in asked(model)
+    assert "first<|im_end|>\n<|im_start|>assistant\none<|im_end|>\n<|im_start|>user\nsecond" in asked(model)
+
+
+def test_save_never_replaces_a_file(scripted, talk, tmp_path):
+    file = tmp_path / "mine.txt"
+    file.write_text("mine")
+    scripted()
+    _, err = talk("hi", f"/save {file}")
+    assert "exists; choose another name" in err
+    assert file.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"system": 1, "turns": []}', '{"system": null, "turns": [{"user": 1}]}', "[" * 100000]
+)
+def test_load_refuses_other_files(content, scripted, talk, tmp_path):
+    file = tmp_path / "talk.json"
+    file.write_text(content)
+    model = scripted()
+    _, err = talk("first", f"/load {file}", "second")
+    assert "is no conversation saved by /save" in err
+    assert "first" in asked(model), "the conversation is as it was"
+
+
+def test_input_that_is_not_text(scripted, monkeypatch, capsys):
+    scripted()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding="utf-8"))
+    assert run(["chat"]) == 1
+    assert "not UTF-8" in capsys.readouterr().err
+
+
+def test_history_file_place(monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+    assert str(chat_module.history_file()) == "/state/ipex-lookahead/chat_history"
+    monkeypatch.setenv("XDG_STATE_HOME", "")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert str(chat_module.history_file()) == "/home/someone/.local/state/ipex-lookahead/chat_history"
+
+
+def test_llama2_turns_without_a_template(tokenizer):
+    from ipex_lookahead.cli.conversation import chat_encoder
+
+    tokenizer.chat_template = None
+    encode = chat_encoder(tokenizer, {"model_type": "llama", "vocab_size": 32000})
+    messages = [{"role": "system", "content": "S"}]
+    messages += [{"role": r, "content": c} for r, c in (("user", "q"), ("assistant", "a"), ("user", "r"))]
+    assert tokenizer.decode(encode(messages)) == "[INST] <<SYS>>\nS\n<</SYS>>\n\nq [/INST]a<|im_end|>[INST] r [/INST]"
+    plain = chat_encoder(tokenizer, {"model_type": "llama", "vocab_size": 300})
+    assert tokenizer.decode(plain(messages)) == "S\n\nq\na\nr"

@@ -1,0 +1,138 @@
+"""``generate``: where the prompt comes from, what the model is asked, what is printed where."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+from ipex_lookahead.cli.main import run
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    def put(content: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
+
+    return put
+
+
+def prompt_text(model, index=-1) -> str:
+    return model.tokenizer.decode(model.asked[index][0])
+
+
+def test_answer_on_stdout_statistics_on_stderr(scripted, capsys):
+    model = scripted("a fine day")
+    assert run(["generate", "how is it?"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "a fine day\n"
+    assert len(err.splitlines()) == 1
+    for fact in ("11 tokens", "10.0 tok/s", "2.00 tokens/step", "45% drafted", "prompt", "peak"):
+        assert fact in err
+    assert prompt_text(model) == "<|im_start|>user\nhow is it?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_quiet_is_the_text_alone(scripted, capsys):
+    scripted("a fine day")
+    assert run(["generate", "-q", "how is it?"]) == 0
+    assert capsys.readouterr() == ("a fine day\n", "")
+
+
+def test_raw_leaves_the_template_out(scripted):
+    model = scripted()
+    assert run(["generate", "--raw", "Once upon"]) == 0
+    assert prompt_text(model) == "Once upon"
+
+
+def test_system(scripted):
+    model = scripted()
+    assert run(["generate", "--system", "be brief", "hi"]) == 0
+    assert prompt_text(model).startswith("<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi")
+
+
+def test_settings_reach_the_model(scripted):
+    model = scripted()
+    arguments = (
+        "--lookahead 7 -n 9 --temperature 0.5 --top-k 4 --top-p 0.9 --min-p 0.1 --seed 3 --stop A --stop B".split()
+    )
+    assert run(["generate", "hi", *arguments]) == 0
+    asked = model.asked[0][1]
+    assert asked.pop("tokenizer") is model.tokenizer
+    assert asked == {
+        "max_new_tokens": 9,
+        "lookahead": 7,
+        "do_sample": True,
+        "temperature": 0.5,
+        "top_k": 4,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "seed": 3,
+        "stop_strings": ["A", "B"],
+    }
+
+
+def test_greedy_by_default(scripted):
+    model = scripted()
+    assert run(["generate", "hi"]) == 0
+    asked = model.asked[0][1]
+    assert asked["do_sample"] is False
+    assert asked["stop_strings"] is None
+    assert not {"temperature", "top_k", "top_p", "min_p", "seed"} & set(asked)
+
+
+@pytest.mark.parametrize("arguments", [["-"], []])
+def test_prompt_from_standard_input(arguments, scripted, stdin):
+    model = scripted()
+    stdin("tell me of Zürich".encode())
+    assert run(["generate", "--raw", *arguments]) == 0
+    assert prompt_text(model) == "tell me of Zürich"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(b"", "empty"), (b" \n", "empty"), (b"ab\xff", "not UTF-8 text (byte 2)")]
+)
+def test_bad_standard_input(content, says, scripted, stdin, capsys):
+    scripted()
+    stdin(content)
+    assert run(["generate"]) == 1
+    assert says in capsys.readouterr().err
+
+
+def test_empty_prompt(scripted, capsys):
+    scripted()
+    assert run(["generate", ""]) == 1
+    assert "the prompt is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("limit", "reason", "text"), [("4", "length", "a fi"), ("100", "stop", "a fine day")])
+def test_json(limit, reason, text, scripted, capsys):
+    model = scripted("a fine day")
+    assert run(["generate", "--json", "-n", limit, "hi"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    found = json.loads(out)
+    assert found["text"] == text
+    assert found["finish_reason"] == reason
+    assert found["tokens"] == len(found["token_ids"])
+    assert model.tokenizer.decode(found["token_ids"], skip_special_tokens=True) == text
+    assert found["prompt_tokens"] == len(model.asked[0][0])
+    assert found["isa"] == "scalar"
+    assert found["peak_memory_bytes"] > 10_000_000
+
+
+def test_interrupt_leaves_the_text_and_a_line_end(scripted, capsys):
+    scripted("one two three").interrupt_after = 8
+    assert run(["generate", "hi"]) == 130
+    out, err = capsys.readouterr()
+    assert out == "one two \n"
+    assert err.strip() == "interrupted"
+
+
+def test_control_characters_do_not_reach_a_terminal(monkeypatch, capsys):
+    from ipex_lookahead.cli import stream
+
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    stream.show("a\x1b[2Jb\x9b31m\n\tc\x07")
+    assert capsys.readouterr().out == "a[2Jb31m\n\tc"
