@@ -19,6 +19,9 @@ class GenerationStats:
         first_token_seconds: from the start to the first emitted token (TTFT).
         decode_seconds: from the first emitted token to the last.
         proposer_seconds, engine_seconds, sampler_seconds: parts of decode_seconds; what is left over is the loop's own.
+        finish_reasons: for each sequence "stop" (an end token, stop string or criterion), "length" (as asked for),
+            "context" (the model can hold no more) or "abandoned" (an exception ended the generation).
+        per_step: for each step (drafted, accepted, proposer seconds, engine seconds).
     """
 
     prompt_tokens: int = 0
@@ -34,6 +37,8 @@ class GenerationStats:
     engine_seconds: float = 0.0
     sampler_seconds: float = 0.0
     sequences: int = 1
+    finish_reasons: list[str] = field(default_factory=list)
+    per_step: list[tuple[int, int, float, float]] = field(default_factory=list)
     extra: dict[str, float] = field(default_factory=dict)
 
     @property

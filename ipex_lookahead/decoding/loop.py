@@ -1,0 +1,225 @@
+"""THE loop: propose, forward, verify, keep, observe; over one or several sequences in one forward."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.decoding.controller import Controller
+from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.decoding.verify import verify
+from ipex_lookahead.drafting.base import Proposer
+from ipex_lookahead.drafting.draft import Draft, Outcome
+from ipex_lookahead.engines.base import Batch, Cache, Engine, StepOutput
+from ipex_lookahead.errors import EngineError, InputError
+
+PREFILL_ROWS = 512
+"""Prompt rows in one forward: enough to be compute bound, few enough to bound the engine's scratch memory."""
+
+_NO_DRAFT = Draft()
+
+
+@dataclass(slots=True, eq=False)
+class DecodingSequence:
+    """One sequence on its way. The loop owns ``last``, ``length`` and ``finish``.
+
+    Attributes:
+        index: its number, for the controller.
+        prompt: int32 [n], n >= 1.
+        limit: length, prompt included, at which the sequence ends; more than n.
+        cache: an empty cache of its own.
+        proposer: None decodes token by token.
+        choose: float32 [vocab_size] logits -> token, called once for each emitted position in order; None is the
+            argmax, for which the engine need not hand out logits.
+        accept: told each emitted token, in order; True ends the sequence with that token.
+        limit_reason: what ``finish`` becomes at the limit.
+        last, length: the last committed token, and how many are committed.
+        finish: None while it goes on, else "stop" or ``limit_reason``.
+    """
+
+    index: int
+    prompt: npt.NDArray[np.int32]
+    limit: int
+    cache: Cache
+    proposer: Proposer | None
+    choose: Callable[[npt.NDArray[np.float32]], int] | None
+    accept: Callable[[int], bool]
+    limit_reason: str = "length"
+    last: int = -1
+    length: int = 0
+    finish: str | None = None
+
+
+def decode(
+    engine: Engine,
+    sequences: Sequence[DecodingSequence],
+    controller: Controller,
+    stats: GenerationStats,
+    *,
+    prefill_rows: int = PREFILL_ROWS,
+) -> None:
+    """Run every sequence to its end. ``stats`` is right also when an exception leaves the loop half-way."""
+    started = perf_counter()
+    first_token_at = started
+    try:
+        _prefill(engine, sequences, stats, prefill_rows, started)
+        first_token_at = started + stats.first_token_seconds
+        stats.sampler_seconds = 0.0
+        live = [s for s in sequences if s.finish is None]
+        for sequence in live:
+            if sequence.proposer is not None:
+                sequence.proposer.begin([*sequence.prompt.tolist(), sequence.last])
+        while live:
+            _step(engine, live, controller, stats)
+            live = [s for s in live if s.finish is None]
+    finally:
+        if stats.tokens:
+            stats.decode_seconds = perf_counter() - first_token_at
+        stats.finish_reasons = [s.finish or "abandoned" for s in sequences]
+
+
+def _step(engine: Engine, live: Sequence[DecodingSequence], controller: Controller, stats: GenerationStats) -> None:
+    """One forward: every live sequence emits at least one token."""
+    began = perf_counter()
+    drafts: list[Draft] = []
+    counts: list[int] = []
+    tokens: list[int] = []
+    parents: list[int] = []
+    for sequence in live:
+        draft = _propose(sequence, controller)
+        drafts.append(draft)
+        counts.append(1 + len(draft))
+        tokens.append(sequence.last)
+        tokens.extend(draft.tokens)
+        parents.append(-1)
+        parents.extend(parent + 1 for parent in draft.parents)
+    batch = Batch(
+        caches=[s.cache for s in live],
+        counts=counts,
+        tokens=np.array(tokens, np.int32),
+        parents=np.array(parents, np.int32),
+        logits=any(s.choose is not None for s in live),
+    )
+    proposed = perf_counter()
+    output = engine.forward(batch)
+    answered = perf_counter()
+    argmax = output.argmax.tolist()
+
+    first = accepted_rows = 0
+    for sequence, draft, count in zip(live, drafts, counts, strict=True):
+        accepted, emitted = verify(draft, partial(_emit, sequence, argmax, output, stats, first))
+        accepted_rows += len(accepted)
+        scratch = argmax[first + count - draft.scratch : first + count] if draft.scratch else ()
+        outcome = Outcome(draft, accepted, emitted, scratch)
+        if sequence.finish is None:
+            sequence.cache.keep([0, *(row + 1 for row in accepted)])
+            if sequence.proposer is not None:
+                sequence.proposer.observe(outcome)
+        controller.observe(sequence.index, outcome)
+        first += count
+    controller.timed(first, max(s.length for s in live), answered - proposed)
+
+    drafted = first - len(live)
+    stats.steps += 1
+    stats.sequence_steps += len(live)
+    stats.drafted += drafted
+    stats.accepted += accepted_rows
+    stats.proposer_seconds += proposed - began
+    stats.engine_seconds += answered - proposed
+    stats.per_step.append((drafted, accepted_rows, proposed - began, answered - proposed))
+
+
+def _propose(sequence: DecodingSequence, controller: Controller) -> Draft:
+    """A draft that ends before the sequence's limit: the bonus token needs a place too."""
+    if sequence.proposer is None:
+        return _NO_DRAFT
+    room = sequence.limit - sequence.length - 1
+    budget = min(controller.budget(sequence.index, sequence.length), room)
+    if budget <= 0:
+        return _NO_DRAFT
+    draft = sequence.proposer.propose(budget)
+    if len(draft) > budget:
+        name = type(sequence.proposer).__name__
+        raise InputError(
+            f"{name} proposed {len(draft)} tokens with a budget of {budget}; propose no more than the budget"
+        )
+    return draft
+
+
+def _emit(
+    sequence: DecodingSequence,
+    argmax: list[int],
+    output: StepOutput,
+    stats: GenerationStats,
+    first: int,
+    row: int,
+) -> tuple[int, bool]:
+    """Choose the token after a row, commit it, and say whether the sequence ends with it."""
+    if sequence.choose is None:
+        token = argmax[first + row]
+        if token < 0:
+            raise EngineError("the engine's logits hold NaN: the weights or the activations are not finite")
+    else:
+        began = perf_counter()
+        assert output.logits is not None
+        token = sequence.choose(output.logits[first + row])
+        stats.sampler_seconds += perf_counter() - began
+    sequence.last = token
+    sequence.length += 1
+    stats.tokens += 1
+    if sequence.accept(token):
+        sequence.finish = "stop"
+    elif sequence.length >= sequence.limit:
+        sequence.finish = sequence.limit_reason
+    return token, sequence.finish is not None
+
+
+def _prefill(
+    engine: Engine,
+    sequences: Sequence[DecodingSequence],
+    stats: GenerationStats,
+    rows_at_once: int,
+    started: float,
+) -> None:
+    """Run the prompts, several to a forward where they fit, and emit each sequence's first token."""
+    waiting = deque(sequences)
+    while waiting:
+        pieces: list[tuple[DecodingSequence, int]] = []
+        room = rows_at_once
+        for sequence in waiting:
+            count = min(room, len(sequence.prompt) - sequence.length)
+            pieces.append((sequence, count))
+            room -= count
+            if not room:
+                break
+        ends = np.cumsum([count for _, count in pieces])
+        done = [s.length + count == len(s.prompt) for s, count in pieces]
+        output = engine.forward(
+            Batch(
+                caches=[s.cache for s, _ in pieces],
+                counts=[count for _, count in pieces],
+                tokens=np.concatenate([s.prompt[s.length : s.length + count] for s, count in pieces]),
+                parents=np.concatenate([np.arange(-1, count - 1, dtype=np.int32) for _, count in pieces]),
+                want=np.array([end - 1 for end, finished in zip(ends, done, strict=True) if finished], np.int32),
+                logits=any(s.choose is not None for s, _ in pieces),
+            )
+        )
+        stats.prefill_seconds = perf_counter() - started
+        argmax = output.argmax.tolist()
+        answer = 0
+        for (sequence, count), finished in zip(pieces, done, strict=True):
+            sequence.cache.keep(list(range(count)))
+            sequence.length += count
+            stats.prompt_tokens += count
+            if finished:
+                waiting.popleft()
+                _emit(sequence, argmax, output, stats, 0, answer)
+                answer += 1
+                if not stats.first_token_seconds:
+                    stats.first_token_seconds = perf_counter() - started

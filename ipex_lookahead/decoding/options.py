@@ -1,0 +1,201 @@
+"""Hugging Face's generation arguments, resolved and checked before any work is done."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from typing import Any
+
+from transformers import GenerationConfig
+
+from ipex_lookahead.config import MAX_DRAFT, LookaheadConfig
+from ipex_lookahead.errors import InputError
+
+DEFAULT_NEW_TOKENS = 20
+"""Hugging Face's default where neither ``max_new_tokens`` nor ``max_length`` is given."""
+
+_DEFAULTS: dict[str, Any] = {
+    "do_sample": False,
+    "temperature": 1.0,
+    "top_k": 50,
+    "top_p": 1.0,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "num_return_sequences": 1,
+}
+"""What Hugging Face assumes where neither the model nor the caller says anything."""
+
+_SAMPLE_INSTEAD = (
+    "this engine decodes greedily or by sampling: leave the option out, and use do_sample=True for variety"
+)
+_LOOKAHEAD_INSTEAD = (
+    "leave the option out and use lookahead=N, which needs no second model and never changes the output"
+)
+
+_UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "num_beams": ((1,), _SAMPLE_INSTEAD),
+    "num_beam_groups": ((1,), _SAMPLE_INSTEAD),
+    "diversity_penalty": ((0,), _SAMPLE_INSTEAD),
+    "constraints": (
+        (),
+        "leave the option out; prefix_allowed_tokens_fn or a logits_processor can constrain the output",
+    ),
+    "force_words_ids": ((), "leave the option out; sequence_bias or a logits_processor can favour words"),
+    "penalty_alpha": ((0,), "contrastive search is not supported: " + _SAMPLE_INSTEAD),
+    "dola_layers": ((), "DoLa is not supported: " + _SAMPLE_INSTEAD),
+    "guidance_scale": ((1,), "classifier-free guidance is not supported: leave the option out"),
+    "token_healing": ((False,), "token healing is not supported: leave the option out"),
+    "output_attentions": ((False,), "the engine keeps no attention weights: leave the option out"),
+    "output_hidden_states": ((False,), "the engine keeps no hidden states: leave the option out"),
+    "cache_implementation": (("dynamic",), "the engine has its own cache: leave the option out"),
+    "prompt_lookup_num_tokens": ((0,), "use lookahead=N, which is the same idea"),
+    "assistant_early_exit": ((), _LOOKAHEAD_INSTEAD),
+    "use_mtp": ((False,), _LOOKAHEAD_INSTEAD),
+    "encoder_repetition_penalty": ((1,), "there is no encoder: use repetition_penalty"),
+    "encoder_no_repeat_ngram_size": ((0,), "there is no encoder: use no_repeat_ngram_size"),
+}
+"""Option -> (values that ask for nothing beside None, what to do instead)."""
+
+_FLAGS = ("do_sample", "return_dict_in_generate", "output_scores", "output_logits", "remove_invalid_values")
+
+
+def resolve(
+    model_defaults: GenerationConfig, passed: GenerationConfig | None, kwargs: dict[str, Any]
+) -> tuple[GenerationConfig, dict[str, Any]]:
+    """Merge the layers: keyword arguments before ``passed`` before the model's own before Hugging Face's defaults.
+
+    A keyword argument that is None switches the option off, as in transformers.
+
+    Returns:
+        The settings, validated, and the keyword arguments that are no generation option.
+    """
+    if passed is not None and not isinstance(passed, GenerationConfig):
+        raise InputError(f"generation_config is a {type(passed).__name__}; pass a transformers.GenerationConfig")
+    settings = GenerationConfig()
+    unset = dict(vars(settings))
+    for name, value in _DEFAULTS.items():
+        setattr(settings, name, value)
+    for layer in (model_defaults, passed):
+        for name, value in vars(layer).items() if layer is not None else ():
+            if name in unset and not name.startswith("_") and value is not None and value != unset[name]:
+                setattr(settings, name, value)
+    left = {}
+    for name, value in kwargs.items():
+        if name in unset and not name.startswith("_"):
+            setattr(settings, name, value)
+        else:
+            left[name] = value
+    _refuse_unsupported(settings)
+    _validate(settings)
+    return settings, left
+
+
+def resolve_lookahead(lookahead: Any, max_matching_ngram_size: Any = None) -> LookaheadConfig | None:
+    """What ``generate(lookahead=...)`` means: None, False and 0 are off; an integer is how many tokens to draft."""
+    if max_matching_ngram_size is not None:
+        LookaheadConfig(max_matching_ngram_size=max_matching_ngram_size)
+    if lookahead is None or lookahead is False:
+        return None
+    if isinstance(lookahead, LookaheadConfig):
+        config = lookahead
+    elif isinstance(lookahead, str):
+        if lookahead != "auto":
+            raise InputError(
+                f'lookahead is {lookahead!r}; it may be a number from 0 to {MAX_DRAFT}, "auto" or a LookaheadConfig'
+            )
+        config = LookaheadConfig()
+    else:
+        config = LookaheadConfig(num_draft_tokens=whole("lookahead", lookahead, 0, MAX_DRAFT))
+    if max_matching_ngram_size is not None:
+        config = dataclasses.replace(config, max_matching_ngram_size=max_matching_ngram_size)
+    return config if config.num_draft_tokens else None
+
+
+def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
+    """A whole number in a range, or InputError."""
+    allowed = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InputError(f"{name} is {value!r}; it must be {allowed}") from None
+    if isinstance(value, bool) or number < low or (high is not None and number > high):
+        raise InputError(f"{name} is {value!r}; it must be {allowed}")
+    return number
+
+
+def real(name: str, value: Any, low: float, high: float, *, above: bool = False) -> float:
+    """A finite number in ``[low, high]``, or in ``(low, high]`` with ``above``; or InputError."""
+    upper = "" if math.isinf(high) else f" and at most {high:g}"
+    allowed = f"a number {'above' if above else 'of at least'} {low:g}{upper}"
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} is {value!r}; it must be {allowed}") from None
+    if isinstance(value, bool) or not math.isfinite(number) or not low <= number <= high or (above and number == low):
+        raise InputError(f"{name} is {value!r}; it must be {allowed}")
+    return number
+
+
+def token_ids(name: str, value: Any, vocab_size: int) -> tuple[int, ...]:
+    """One token id or several, as a tuple; None is the empty one."""
+    if value is None:
+        return ()
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    values = value if isinstance(value, (list, tuple, set, frozenset)) else [value]
+    # Negative ids are Hugging Face's way of saying "none" in older configurations.
+    return tuple(whole(name, v, -1, vocab_size - 1) for v in values if v != -1)
+
+
+def _refuse_unsupported(settings: GenerationConfig) -> None:
+    for name, (harmless, instead) in _UNSUPPORTED.items():
+        value = getattr(settings, name, None)
+        if value is not None and not any(value is h or (value == h and type(value) is not list) for h in harmless):
+            raise InputError(f"{name}={value!r} is not supported; {instead}")
+
+
+def _validate(settings: GenerationConfig) -> None:
+    for name in _FLAGS:
+        value = getattr(settings, name)
+        if value is not None and not isinstance(value, bool):
+            raise InputError(f"{name} is {value!r}; it must be True or False")
+    for name, low in (("max_new_tokens", 0), ("max_length", 1), ("min_new_tokens", 0), ("min_length", 0)):
+        value = getattr(settings, name)
+        if value is not None:
+            setattr(settings, name, whole(name, value, low))
+    whole("num_return_sequences", settings.num_return_sequences, 1)
+    whole("no_repeat_ngram_size", settings.no_repeat_ngram_size or 0, 0)
+    if settings.repetition_penalty is not None:
+        real("repetition_penalty", settings.repetition_penalty, 0, math.inf, above=True)
+    if settings.max_time is not None:
+        real("max_time", settings.max_time, 0, math.inf)
+    if settings.stop_strings is not None:
+        _validate_stop_strings(settings)
+    if settings.do_sample:
+        _validate_sampling(settings)
+    elif settings.num_return_sequences > 1:
+        raise InputError(
+            f"num_return_sequences={settings.num_return_sequences} with greedy decoding would give the same text"
+            " each time; add do_sample=True"
+        )
+
+
+def _validate_sampling(settings: GenerationConfig) -> None:
+    if settings.temperature is not None:
+        if settings.temperature == 0:
+            raise InputError("temperature is 0; it must be a number above 0: for greedy decoding use do_sample=False")
+        real("temperature", settings.temperature, 0, math.inf, above=True)
+    if settings.top_k is not None:
+        whole("top_k", settings.top_k, 0)
+    if settings.top_p is not None:
+        real("top_p", settings.top_p, 0, 1)
+    if settings.min_p is not None:
+        real("min_p", settings.min_p, 0, 1)
+
+
+def _validate_stop_strings(settings: GenerationConfig) -> None:
+    strings = [settings.stop_strings] if isinstance(settings.stop_strings, str) else list(settings.stop_strings)
+    if not all(isinstance(s, str) and s for s in strings):
+        raise InputError(f"stop_strings is {settings.stop_strings!r}; it must be a text or several, none of them empty")
+    settings.stop_strings = strings or None

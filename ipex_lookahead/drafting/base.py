@@ -1,0 +1,28 @@
+"""What every proposer can do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ipex_lookahead.drafting.draft import Draft, Outcome
+
+
+class Proposer(Protocol):
+    """Puts drafts forward for one sequence. It sees committed tokens only, so it has nothing to roll back.
+
+    The order of calls is ``begin``, then any number of ``propose`` and ``observe`` in turn. A proposer is
+    deterministic: the same calls give the same drafts.
+    """
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Start a sequence: the prompt and whatever has been emitted before the first draft, token ids."""
+        ...
+
+    def propose(self, budget: int) -> Draft:
+        """At most ``budget`` tokens (scratch rows included) that may follow the committed ones; may be empty."""
+        ...
+
+    def observe(self, outcome: Outcome) -> None:
+        """What verification made of the last draft. ``outcome.emitted`` are the newly committed tokens."""
+        ...

@@ -1,0 +1,77 @@
+"""Prompt lookup: what followed these tokens the last time may follow them again.
+
+The idea is prompt lookup decoding (Apoorv Saxena, 2023), which ipex-llm offers as ``lookahead=N``. Done right, every
+n-gram of the committed tokens is indexed, those inside a several-token accept included, and the most recent occurrence
+is the one that is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ipex_lookahead.drafting.draft import Draft, Outcome
+
+_TOKEN_BITS = 32
+
+
+class PromptLookup:
+    """Copies what followed the most recent earlier occurrence of the longest matching suffix.
+
+    With ``max_ngram = 2`` and the committed tokens ``[1, 2, 3, 4, 2, 3]`` the suffix ``2 3`` occurred before, followed
+    by ``4 2 3``: ``propose(2)`` is the chain ``4 2``. After ``[1, 2, 9, 3, 2]`` no 2-gram matches, the 1-gram ``2``
+    does: the chain is ``9 3``. Where a copy runs past the end it goes on into itself, so ``[7, 8, 7, 8]`` gives ``7 8 7
+        8 7``.
+
+    The index is a trie of reversed suffixes, each node an n-gram (n = 1 .. ``max_ngram``) with the position where it
+    ended last. Committing a token walks its ``max_ngram`` suffixes once: the deepest node that was already there is the
+    longest match, and its former position the most recent occurrence. So a token costs O(max_ngram), a proposal
+    O(budget).
+    """
+
+    def __init__(self, max_ngram: int = 3) -> None:
+        self._max_ngram = max_ngram
+        self.begin(())
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Forget everything, then index the prompt."""
+        self._tokens: list[int] = []
+        # Node 0 is the empty suffix; a child is found by (node, the token before it), packed into one integer.
+        self._children: dict[int, int] = {}
+        self._ended_at: list[int] = [-1]
+        self._match = -1
+        self.match_length = 0
+        for token in prompt:
+            self._commit(token)
+
+    def propose(self, budget: int) -> Draft:
+        """The continuation of the match, at most ``budget`` tokens; empty where no suffix has occurred before."""
+        if budget <= 0 or self._match < 0:
+            return Draft()
+        start = self._match + 1
+        found = self._tokens[start : start + budget]
+        period = len(found)
+        while len(found) < budget:
+            found.append(found[len(found) - period])
+        return Draft.chain(found)
+
+    def observe(self, outcome: Outcome) -> None:
+        """Index the newly committed tokens."""
+        for token in outcome.emitted:
+            self._commit(token)
+
+    def _commit(self, token: int) -> None:
+        tokens, children, ended_at = self._tokens, self._children, self._ended_at
+        tokens.append(token)
+        here = len(tokens) - 1
+        node, match, length = 0, -1, 0
+        for at in range(here, max(-1, here - self._max_ngram), -1):
+            key = node << _TOKEN_BITS | tokens[at]
+            child = children.get(key)
+            if child is None:
+                child = children[key] = len(ended_at)
+                ended_at.append(here)
+            else:
+                match, length = ended_at[child], here - at + 1
+                ended_at[child] = here
+            node = child
+        self._match, self.match_length = match, length
