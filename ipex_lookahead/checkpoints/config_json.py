@@ -181,7 +181,7 @@ def _spelled_rope(raw: JsonObject, source: Source) -> tuple[dict[str, Any], Sour
 
 
 def _is_scaled(rope: dict[str, Any]) -> bool:
-    """Since version 5 transformers writes ``rope_parameters`` for plain rope too, sometimes with nothing but a theta."""
+    """Since version 5 transformers writes ``rope_parameters`` for plain rope too, if only with a theta."""
     return bool(set(rope) - {"rope_theta", "partial_rotary_factor"})
 
 

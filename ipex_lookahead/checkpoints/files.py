@@ -44,7 +44,7 @@ class BinaryFile:
     def read_into(self, offset: int, buffer: npt.NDArray[np.generic], field: str) -> None:
         """Fill the C-contiguous ``buffer`` with the bytes from ``offset`` on. Raises as :meth:`read`."""
         self._bounded(offset, buffer.nbytes, field)
-        view = memoryview(buffer.reshape(-1).view(np.uint8))
+        view = buffer.reshape(-1).view(np.uint8).data
         done = 0
         while done < len(view):
             try:

@@ -100,7 +100,8 @@ class LlamaTensor:
             return None
         rows = np.arange(self.source.shape[0], dtype=np.intp)
         half = self.source.shape[0] // self.rope_heads // 2
-        return rows.reshape(self.rope_heads, 2, half).swapaxes(1, 2).reshape(-1)
+        order: npt.NDArray[np.intp] = rows.reshape(self.rope_heads, 2, half).swapaxes(1, 2).reshape(-1)
+        return order
 
 
 def llama_config(file: GgufFile) -> dict[str, Any]:
@@ -244,7 +245,7 @@ def _token_ids(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
     }
     # A chat model's end of turn ends a generation too; Hugging Face says so with a list of end-of-sequence ids.
     ends = list(dict.fromkeys(ids[n] for n in ("eos_token_id", "eot_token_id", "eom_token_id") if n in ids))
-    found = {name: ids[name] for name in ("bos_token_id", "pad_token_id") if name in ids}
+    found: dict[str, Any] = {name: ids[name] for name in ("bos_token_id", "pad_token_id") if name in ids}
     if ends:
         found["eos_token_id"] = ends[0] if len(ends) == 1 else ends
     return found

@@ -149,7 +149,7 @@ def _write_tensors(
                 if array is None or array.shape != part.shape or array.dtype != part.kind:
                     raise InputError(f"weight {name}{part.suffix} is not {part.dtype} {list(part.shape)}")
                 flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-                _write(descriptor, start + begin, memoryview(flat))
+                _write(descriptor, start + begin, flat.data)
                 done += flat.size
             if progress is not None:
                 progress(done, layout.data_bytes)
@@ -185,11 +185,15 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 def _flush(folder: Path) -> None:
     """Everything to the disk, the folder's own entries last."""
     for path in [*(p for p in folder.rglob("*") if p.is_file()), folder]:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _put_in_place(temporary: Path, target: Path) -> None:
@@ -205,14 +209,12 @@ def _put_in_place(temporary: Path, target: Path) -> None:
         if old is not None and old.exists() and not target.exists():
             old.rename(target)
         raise
-    with contextlib.suppress(OSError):  # the new folder is complete; only the durability of its name is at stake
-        descriptor = os.open(target.parent, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)
+    try:
+        with contextlib.suppress(OSError):  # the new folder is complete; only the durability of its name is at stake
+            _sync(target.parent)
+    finally:
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def _check_target(target: Path, overwrite: bool) -> None:

@@ -1,0 +1,71 @@
+"""``open_checkpoint`` goes by what is there, and says what is wrong where nothing can be opened."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ipex_lookahead.checkpoints import (
+    READERS,
+    GgufCheckpoint,
+    SafetensorsCheckpoint,
+    open_checkpoint,
+)
+from ipex_lookahead.errors import InputError, ModelFormatError, UnsupportedModelError
+from tests.support.tiny import write_tiny_gguf, write_tiny_llama
+
+
+def test_kinds(tmp_path: Path) -> None:
+    assert sorted(READERS) == ["gguf", "low_bit", "safetensors"]
+    folder = write_tiny_llama(tmp_path / "m")
+    assert isinstance(open_checkpoint(str(folder)), SafetensorsCheckpoint)
+    file = write_tiny_gguf(tmp_path / "m.gguf")
+    assert isinstance(open_checkpoint(file), GgufCheckpoint)
+    shutil.copy(file, tmp_path / "blob")  # what it is, not what it is called
+    assert isinstance(open_checkpoint(tmp_path / "blob"), GgufCheckpoint)
+    assert open_checkpoint(file).path == file
+
+
+def test_a_folder_with_gguf_files(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    write_tiny_gguf(folder / "b.gguf")
+    assert isinstance(open_checkpoint(folder), GgufCheckpoint)
+    write_tiny_gguf(folder / "a.gguf")
+    with pytest.raises(InputError, match=r"holds 2 GGUF files \(a.gguf, b.gguf\)") as caught:
+        open_checkpoint(folder)
+    assert str(folder / "a.gguf") in caught.value.hint
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent", tmp_path / ("x" * 5000), tmp_path / "nul\0byte"):
+        with pytest.raises(InputError, match="no such file or folder"):
+            open_checkpoint(path)
+    with pytest.raises(ModelFormatError, match=r"config\.json: is missing from the folder") as caught:
+        open_checkpoint(tmp_path)
+    assert caught.value.hint
+
+
+def test_other_files(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "m")
+    for name in ("model.safetensors", "config.json"):
+        with pytest.raises(InputError, match="one file of a checkpoint") as caught:
+            open_checkpoint(folder / name)
+        assert str(folder) in caught.value.hint
+    (tmp_path / "x.bin").write_bytes(b"\x80\x04]\x94.")
+    with pytest.raises(ModelFormatError, match="a GGUF file starts with"):
+        open_checkpoint(tmp_path / "x.bin")
+
+
+def test_ipex_llms_folders(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(
+        json.dumps(config | {"bigdl_transformers_low_bit": "sym_int4"}), encoding="utf-8"
+    )
+    with pytest.raises(UnsupportedModelError, match="saved by ipex-llm") as caught:
+        open_checkpoint(folder)
+    assert "original checkpoint" in caught.value.hint

@@ -1,0 +1,116 @@
+"""The strict parser: what it takes equals what the standard library takes, and the rest is an error with a place."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipex_lookahead.checkpoints.strict_json import JsonObject, parse
+from ipex_lookahead.errors import ModelFormatError
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(), inner, max_size=5),
+    max_leaves=30,
+)
+
+
+def refused(text: str | bytes, **limits: int) -> ModelFormatError:
+    data = text.encode() if isinstance(text, str) else text
+    with pytest.raises(ModelFormatError) as caught:
+        parse(data, "x.json", "x.json", **limits)
+    assert caught.value.field == "x.json"
+    return caught.value
+
+
+@given(JSON, st.sampled_from([None, 1]), st.booleans())
+def test_what_the_standard_library_writes(value: Any, indent: int | None, ascii_only: bool) -> None:
+    text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:  # a lone surrogate has no UTF-8
+        return
+    if any(0xD800 <= ord(c) < 0xE000 for c in str(json.loads(text))):
+        return
+    assert parse(data, "x.json", "x.json") == value
+
+
+@given(st.binary(max_size=40) | st.text(alphabet='{}[]",:\\u0019eE+-. truefalsn', max_size=40).map(str.encode))
+def test_any_bytes_give_a_value_the_standard_library_gives_too_or_an_error(data: bytes) -> None:
+    refusal: ModelFormatError | None = None
+    value: Any = None
+    try:
+        value = parse(data, "x.json", "x.json")
+    except ModelFormatError as error:
+        refusal = error
+    if refusal is None:
+        assert value == json.loads(data)
+    else:
+        assert refusal.offset is not None
+        assert 0 <= refusal.offset <= len(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "offset", "words"),
+    [
+        ("", 0, "value must stand here"),
+        ("  ", 2, "value must stand here"),
+        ("{", 1, "key in double quotes"),
+        ('{"a" 1}', 5, "colon"),
+        ('{"a":1,}', 7, "key in double quotes"),
+        ('{"a":1 "b":2}', 7, "comma"),
+        ("{a:1}", 1, "key in double quotes"),
+        ("[1,]", 3, "value must stand here"),
+        ("[1 2]", 3, "comma"),
+        ("[1]x", 3, "after the end"),
+        ('{"a":1,"a":2}', 7, "twice"),
+        ('{"b":{"a":1,"\\u0061":2}}', 12, "twice"),
+        ("NaN", 0, "value must stand here"),
+        ("-Infinity", 0, "value must stand here"),
+        ("[1e999]", 1, "too large"),
+        ("01", 1, "after the end"),
+        ("+1", 0, "value must stand here"),
+        (".5", 0, "value must stand here"),
+        ("[" + "9" * 65 + "]", 1, "65 characters"),
+        ('"\t"', 1, "control character"),
+        ('"abc', 4, "no end"),
+        ('"\\x"', 1, "escape"),
+        ('"\\u12g4"', 1, "escape"),
+        ('"\\ud800"', 7, "escape"),
+        ('"\\ud800\\u0041"', 1, "surrogate"),
+        ('"\\udc00"', 1, "surrogate"),
+        ("﻿{}", 0, "byte order mark"),
+        (b'"\xff"', 1, "UTF-8"),
+        (b'"\xed\xa0\x80"', 1, "UTF-8"),
+        ("// c\n1", 0, "value must stand here"),
+        ("truefalse", 4, "after the end"),
+    ],
+)
+def test_what_is_refused(text: str | bytes, offset: int, words: str) -> None:
+    error = refused(text)
+    assert words in str(error)
+    assert error.offset == offset
+
+
+def test_depth_and_count_have_limits() -> None:
+    assert parse(b"[" * 64 + b"]" * 64, "x", "x") is not None
+    assert "deeper than 64" in str(refused("[" * 65 + "]" * 65))
+    assert "deeper than 64" in str(refused("[" * 1_000_000))
+    assert "deeper than 2" in str(refused('{"a":{"b":{}}}', max_depth=2))
+    assert "more than 3 values" in str(refused("[1,2,3]", max_values=3))
+
+
+def test_objects_know_where_their_values_are() -> None:
+    data = '{"é": 1, "b": {"c": [true]}}'.encode()
+    value = parse(data, "x", "x", start=100)
+    assert isinstance(value, JsonObject)
+    assert data[value.at["é"] - 100 :].startswith(b"1")
+    assert data[value["b"].at["c"] - 100 :].startswith(b"[true]")
+
+
+def test_escapes() -> None:
+    assert parse(rb'"\"\\\/\b\f\n\r\t\u00e9\ud83d\ude00"', "x", "x") == '"\\/\b\f\n\r\té😀'
