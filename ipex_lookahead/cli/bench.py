@@ -73,6 +73,15 @@ def decode(
     _print_table(report, to_stderr=as_json)
     if as_json:
         click.echo(json.dumps(report))
+    differing = [run["lookahead"] for run in report["runs"] if not _all_same(run["identical_to_plain"])]
+    if differing:
+        click.echo(f"error: with lookahead {differing[0]} the tokens differ from those without", err=True)
+        raise click.exceptions.Exit(1)
+
+
+def _all_same(counted: str) -> bool:
+    same, _, prompts = counted.partition("/")
+    return same == prompts
 
 
 def _progress(total: int) -> Any:
@@ -98,12 +107,15 @@ def _print_table(report: dict[str, Any], *, to_stderr: bool) -> None:
 
     runs = report["runs"]
     title = f"{report['model']} · {report['low_bit']} · {report['isa']} · {report['threads']} threads"
-    table = Table(title=f"{title} · {runs[0]['prompts']} prompts")
-    for heading in ("lookahead", "tok/s", "ratio", "slowest prompt", "tokens/step", "accepted", "prompt tok/s"):
-        table.add_column(heading, justify="right")
-    table.add_column("TTFT ms", justify="right")
-    table.add_column("Python µs/step", justify="right")
-    table.add_column("identical", justify="right")
+    table = Table(
+        title=f"{title} · {runs[0]['prompts']} prompts",
+        caption="worst: the slowest prompt's ratio; accepted: of the drafted tokens; µs/step: Python's share of a step",
+        box=None,
+        padding=(0, 1),
+    )
+    headings = "lookahead tok/s ratio worst tok/step accepted prompt/s TTFT-ms µs/step identical"
+    for heading in headings.split():
+        table.add_column(heading, justify="right", no_wrap=True)
     plain = runs[0]["decode_tok_s"]
     for run in runs:
         table.add_row(
@@ -118,4 +130,4 @@ def _print_table(report: dict[str, Any], *, to_stderr: bool) -> None:
             f"{run['python_us_per_step']:.0f}",
             run["identical_to_plain"],
         )
-    Console(stderr=to_stderr).print(table)
+    Console(stderr=to_stderr, soft_wrap=True).print(table)

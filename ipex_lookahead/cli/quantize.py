@@ -21,7 +21,7 @@ def quantize(model: str, out: Path, low_bit: str, group_size: str, mixed_precisi
     """Save MODEL (a folder, a .gguf file, a hub id or 'default') in a low-bit format as the new folder OUT."""
     from ipex_lookahead.auto import load_model_and_tokenizer
 
-    loaded, tokenizer = load_model_and_tokenizer(
+    loaded, _ = load_model_and_tokenizer(
         model,
         low_bit=low_bit,
         group_size=int(group_size),
@@ -30,8 +30,6 @@ def quantize(model: str, out: Path, low_bit: str, group_size: str, mixed_precisi
         progress=True,
     )
     loaded.save_low_bit(out)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(out)
     saved = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     click.echo(f"saved {out}: {saved / 1e6:.1f} MB in {low_bit} (group size {group_size})")
     if shutil.which("ipex-lookahead"):

@@ -1,0 +1,152 @@
+"""``bench decode``: reading prompts, alternating modes, the sums, and that differing tokens are seen."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ipex_lookahead.bench.decode import PACKAGED_PROMPTS, Generation, Mode, measure, read_prompts, summarise
+from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.errors import InputError
+
+
+def write(path, *lines):
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_packaged_prompts():
+    prompts = read_prompts([PACKAGED_PROMPTS])
+    assert 8 <= len(prompts) <= 12
+    assert len({p.id for p in prompts}) == len(prompts)
+    assert len({p.category for p in prompts}) >= 5
+    assert all(len(p.text) > 80 for p in prompts)
+
+
+def test_limit_is_for_each_file_and_folders_are_read_in_order(tmp_path):
+    write(tmp_path / "b.jsonl", *(json.dumps({"id": f"b{i}", "prompt": "x"}) for i in range(3)))
+    write(tmp_path / "a.jsonl", *(json.dumps({"prompt": "x"}) for i in range(3)))
+    write(tmp_path / "other.txt", "not read")
+    assert [p.id for p in read_prompts([tmp_path], 2)] == ["a/1", "a/2", "b0", "b1"]
+    assert len(read_prompts([tmp_path / "a.jsonl", tmp_path])) == 9
+
+
+def test_line_separators_inside_a_prompt_do_not_split_it(tmp_path):
+    file = write(tmp_path / "a.jsonl", json.dumps({"prompt": "a\u2028b\x85c"}, ensure_ascii=False), "")
+    assert [p.text for p in read_prompts([file])] == ["a\u2028b\x85c"]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{", "line 2: not JSON"),
+        ("[1]", 'line 2: an object with a non-empty text "prompt"'),
+        ('{"prompt": ""}', "line 2"),
+        ('{"prompt": 3}', "line 2"),
+        ('{"text": "a"}', "line 2"),
+        ("[" * 100_000, "line 2: not JSON"),
+    ],
+)
+def test_bad_lines_are_named(line, says, tmp_path):
+    file = write(tmp_path / "a.jsonl", '{"prompt": "fine"}', line)
+    with pytest.raises(InputError, match=says) as caught:
+        read_prompts([file])
+    assert str(file) in str(caught.value)
+
+
+def test_bad_files(tmp_path):
+    with pytest.raises(InputError, match="no prompt file"):
+        read_prompts([tmp_path / "absent.jsonl"])
+    with pytest.raises(InputError, match=r"holds no \.jsonl"):
+        read_prompts([tmp_path])
+    with pytest.raises(InputError, match="no prompts"):
+        read_prompts([write(tmp_path / "empty.jsonl")])
+    (tmp_path / "bytes.jsonl").write_bytes(b'{"prompt": "a"}\n\xff')
+    with pytest.raises(InputError, match="not UTF-8 text \\(byte 16\\)"):
+        read_prompts([tmp_path / "bytes.jsonl"])
+
+
+def generation(tokens, seconds=1.0, **counts):
+    stats = GenerationStats(prompt_tokens=10, tokens=len(tokens), prefill_seconds=0.1, first_token_seconds=0.2)
+    stats.decode_seconds = seconds
+    for name, value in counts.items():
+        setattr(stats, name, value)
+    return Generation(list(tokens), stats)
+
+
+def test_modes_alternate_and_the_baseline_always_runs():
+    asked = []
+
+    def generate(prompt, lookahead):
+        asked.append((prompt[0], lookahead))
+        return generation([1, 2])
+
+    done = []
+    modes = measure(generate, [[7], [8]], [3], repeat=2, advance=lambda: done.append(1))
+    assert [m.lookahead for m in modes] == [0, 3]
+    assert asked[:2] == [(7, 0), (7, 3)], "the warm-up, each mode once, not counted"
+    assert asked[2:] == [(7, 0), (7, 3), (7, 3), (7, 0), (8, 3), (8, 0), (8, 0), (8, 3)]
+    assert len(done) == 8
+    assert [[len(a) for a in m.answers] for m in modes] == [[2, 2], [2, 2]]
+
+
+def test_duplicate_modes_run_once():
+    assert [m.lookahead for m in measure(lambda p, n: generation([1]), [[7]], [3, 0, 3, 1])] == [0, 1, 3]
+
+
+def test_sums():
+    plain = Mode(
+        0,
+        [
+            [generation(range(11), 2.0, steps=10, sequence_steps=10)],
+            [generation(range(6), 1.0, steps=5, sequence_steps=5)],
+        ],
+    )
+    ahead = Mode(
+        3,
+        [
+            [generation(range(11), 1.0, steps=5, sequence_steps=5, drafted=15, accepted=5, engine_seconds=0.9)],
+            [generation(range(6), 1.25, steps=5, sequence_steps=5, drafted=5, accepted=0, engine_seconds=1.2)],
+        ],
+    )
+    first, second = summarise([plain, ahead])
+    assert first["lookahead"] == 0
+    assert first["decode_tok_s"] == pytest.approx(15 / 3)
+    assert first["slowest_prompt_ratio"] == 1.0
+    assert first["identical_to_plain"] == "2/2"
+    assert second["prompts"] == 2
+    assert second["tokens"] == 17
+    assert second["decode_tok_s"] == pytest.approx(15 / 2.25)
+    assert second["prefill_tok_s"] == pytest.approx(20 / 0.2)
+    assert second["ttft_ms"] == pytest.approx(200)
+    assert second["mean_acceptance_length"] == pytest.approx(15 / 10)
+    assert second["acceptance_rate"] == pytest.approx(5 / 20)
+    assert second["slowest_prompt_ratio"] == pytest.approx(1.0 / 1.25)
+    assert second["python_us_per_step"] == pytest.approx(0.15 / 10 * 1e6)
+    assert set(first) == set(second)
+
+
+def test_median_of_repetitions():
+    plain = Mode(0, [[generation(range(11), s) for s in (1.0, 1.0, 9.0)]])
+    assert summarise([plain])[0]["decode_tok_s"] == pytest.approx(10)
+
+
+@pytest.mark.parametrize("differing", [[1, 2, 4], [1, 2], [1, 2, 3, 4], []])
+def test_differing_tokens_are_counted(differing):
+    plain = Mode(0, [[generation([1, 2, 3])], [generation([5, 6])]])
+    ahead = Mode(3, [[generation(differing)], [generation([5, 6])]])
+    assert [run["identical_to_plain"] for run in summarise([plain, ahead])] == ["2/2", "1/2"]
+
+
+def test_a_repetition_that_differs_counts_as_different():
+    plain = Mode(0, [[generation([1, 2]), generation([1, 2])]])
+    ahead = Mode(3, [[generation([1, 2]), generation([1, 3])]])
+    assert summarise([plain, ahead])[1]["identical_to_plain"] == "0/1"
+
+
+def test_nothing_generated_divides_by_nothing():
+    run = summarise([Mode(0, [[generation([1], 0.0)]])])[0]
+    assert run["decode_tok_s"] == 0.0
+    assert run["slowest_prompt_ratio"] == 1.0
+    json.dumps(run, allow_nan=False)

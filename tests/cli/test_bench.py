@@ -1,0 +1,67 @@
+"""``bench decode`` as a command: what it prints, and that a difference is an error."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ipex_lookahead.cli.main import run
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"id": "a", "prompt": "hello"}\n{"id": "b", "prompt": "good day"}\n')
+    return str(file)
+
+
+def test_json_is_the_last_line_and_has_the_fields(scripted, prompts, capsys):
+    model = scripted("a fine day")
+    assert run(["bench", "decode", "--prompts", prompts, "--lookahead", "3", "--max-new-tokens", "8", "--json"]) == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out.splitlines()[-1])
+    assert {"model", "low_bit", "isa", "threads", "runs"} <= set(report)
+    assert [r["lookahead"] for r in report["runs"]] == [0, 3]
+    fields = "lookahead prompts tokens decode_tok_s prefill_tok_s ttft_ms mean_acceptance_length acceptance_rate"
+    fields += " identical_to_plain slowest_prompt_ratio python_us_per_step"
+    for found in report["runs"]:
+        assert set(found) == set(fields.split())
+        assert found["identical_to_plain"] == "2/2"
+        assert found["tokens"] == 16
+    assert "lookahead" in err, "the table for people is there too"
+    assert len(model.asked) == 2 + 4
+
+
+def test_table(scripted, prompts, capsys):
+    scripted()
+    assert run(["bench", "decode", "--prompts", prompts, "--limit", "1"]) == 0
+    out, _ = capsys.readouterr()
+    assert "1.00x" in out
+    assert "1/1" in out
+
+
+def test_a_difference_is_an_error(scripted, prompts, capsys):
+    scripted("warm", "up", "the same", "another", "the same", "the same")
+    assert run(["bench", "decode", "--prompts", prompts, "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out.splitlines()[-1])["runs"][1]["identical_to_plain"] == "1/2"
+    assert "error: with lookahead 3 the tokens differ" in err
+
+
+def test_sampling_has_a_seed(scripted, prompts):
+    model = scripted()
+    assert run(["bench", "decode", "--prompts", prompts, "--temperature", "0.8"]) == 0
+    assert {(s["temperature"], s["seed"], s["do_sample"]) for _, s in model.asked} == {(0.8, 0, True)}
+
+
+def test_our_own_prompts_by_default(scripted, capsys):
+    model = scripted()
+    assert run(["bench", "decode", "--limit", "2", "--lookahead", "0"]) == 0
+    assert "three day walk" in model.tokenizer.decode(model.asked[0][0])
+
+
+def test_bad_prompt_file(scripted, capsys):
+    scripted()
+    assert run(["bench", "decode", "--prompts", "/no/such.jsonl"]) == 1
+    assert "error: no prompt file at /no/such.jsonl" in capsys.readouterr().err
