@@ -81,7 +81,8 @@ class _Reader:
         if not self.tokens or len(self.tokens) > MAX_PIECES:
             raise self.fail("tokens", f"has {len(self.tokens)} tokens; 1 to {MAX_PIECES} are allowed")
         self.types = self.numbers("token_type", int) or [NORMAL] * len(self.tokens)
-        if bad := next((t for t in self.types if not NORMAL <= t <= BYTE), None):
+        bad = next((t for t in self.types if not NORMAL <= t <= BYTE), None)
+        if bad is not None:
             raise self.fail("token_type", f"holds {bad}; types are {NORMAL} to {BYTE}")
         built = builders[kind]()
         built.padding_side = "left"  # generation goes on at the right end
