@@ -13,10 +13,7 @@
 #include "dispatch.h"
 #include "linear_probe.h"
 #include "quantize.h"
-#if __has_include("sampling.h")
 #include "sampling.h"
-#define HAVE_SAMPLING 1
-#endif
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -177,7 +174,6 @@ NB_MODULE(_native, m) {
   m.def("available_isas", &available_isas);
   m.def("chosen_isa", [](const std::string& name) { return std::string(kernels_for(name)->name); }, "name"_a = "");
   m.def("quantize", &quantize, "format"_a, "kind"_a, "weight"_a, "group_size"_a, "threads"_a);
-#ifdef HAVE_SAMPLING
   m.def(
       "sample",
       [](FloatVector logits, double temperature, int64_t top_k, double top_p, double min_p, uint64_t seed,
@@ -187,7 +183,6 @@ NB_MODULE(_native, m) {
                       sequence, position, workspace);
       },
       "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "sequence"_a, "position"_a);
-#endif
 
   nb::class_<LinearProbe>(m, "LinearProbe")
       .def(

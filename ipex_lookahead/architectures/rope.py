@@ -64,7 +64,7 @@ def _yarn(plain: Floats, config: dict[str, Any], scaling: dict[str, Any]) -> tup
 
     def dimension(turns: float) -> float:
         """The (fractional) pair that makes ``turns`` turns in the original context."""
-        return head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        return float(head_dim) * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = dimension(scaling.get("beta_fast") or 32), dimension(scaling.get("beta_slow") or 1)
     if scaling.get("truncate", True):
