@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import read_config, read_generation_config, read_json
 from ipex_lookahead.checkpoints.hparams import shown
-from ipex_lookahead.checkpoints.safetensors_reader import SafetensorsFile, StoredTensor
+from ipex_lookahead.checkpoints.safetensors_reader import MAX_NAME, SafetensorsFile, StoredTensor
 from ipex_lookahead.checkpoints.strict_json import JsonObject
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats.base import PackedWeight
@@ -82,6 +82,10 @@ class SafetensorsCheckpoint:
         shards: dict[str, SafetensorsFile] = {}
         for name, shard in weight_map.items():
             at = weight_map.at[name]
+            if not 0 < len(name) <= MAX_NAME:
+                raise ModelFormatError(
+                    index, "weight_map", at, f"names a tensor {shown(name)}: 1 to {MAX_NAME} characters"
+                )
             # A name only: a path could lead out of the folder, another extension to a format that runs code.
             if not isinstance(shard, str) or not _SHARD_NAME.fullmatch(shard) or ".." in shard:
                 raise ModelFormatError(
