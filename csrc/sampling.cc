@@ -1,0 +1,315 @@
+#include "sampling.h"
+
+#include <emmintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+
+namespace ipex_lookahead {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr int64_t kBlock = 64;
+
+constexpr double kLog2E = 1.4426950408889634;
+constexpr double kLn2High = 0.6931471803691238;
+constexpr double kLn2Low = 1.9082149292705877e-10;
+constexpr double kLn2Above = 0.69314718056;  // a little more than ln 2, for bounds
+constexpr double kSqrtHalf = 0.7071067811865476;
+constexpr double kSteepest = 1e30;
+
+constexpr uint32_t kPhilox0 = 0xD2511F53, kPhilox1 = 0xCD9E8D57;  // Salmon et al., table 2
+constexpr uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
+
+// exp(x) for x <= 0, and 0 below -708. Without a branch, so that a loop over it becomes vector code.
+inline double exponential(double x) {
+  const double inside = x < -708.0 ? -708.0 : x;
+  const double shifter = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to a whole number, ties to even,
+  const double shifted = inside * kLog2E + shifter;  // which the low bits of the sum then hold
+  const double k = shifted - shifter;
+  const double r = (inside - k * kLn2High) - k * kLn2Low;
+  double p = 1.0 / 6227020800.0;
+  p = p * r + 1.0 / 479001600.0;
+  p = p * r + 1.0 / 39916800.0;
+  p = p * r + 1.0 / 3628800.0;
+  p = p * r + 1.0 / 362880.0;
+  p = p * r + 1.0 / 40320.0;
+  p = p * r + 1.0 / 5040.0;
+  p = p * r + 1.0 / 720.0;
+  p = p * r + 1.0 / 120.0;
+  p = p * r + 1.0 / 24.0;
+  p = p * r + 1.0 / 6.0;
+  p = p * r + 1.0 / 2.0;
+  p = p * r + 1.0;
+  p = p * r + 1.0;
+  uint64_t bits;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits + 1023) << 52;  // 2^k: k >= -1022, so it is normal
+  double scale;
+  std::memcpy(&scale, &bits, sizeof scale);
+  return x < -708.0 ? 0.0 : p * scale;
+}
+
+double logarithm(double x) {  // normal, > 0
+  uint64_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  int64_t exponent = int64_t(bits >> 52) - 1022;
+  bits = (bits & 0x000FFFFFFFFFFFFF) | 0x3FE0000000000000;
+  double m;
+  std::memcpy(&m, &bits, sizeof m);  // in [1/2, 1)
+  if (m < kSqrtHalf) {
+    m *= 2.0;
+    exponent -= 1;
+  }
+  const double s = (m - 1.0) / (m + 1.0);
+  const double square = s * s;
+  double p = 2.0 / 23.0;
+  for (double c : {2.0 / 21.0, 2.0 / 19.0, 2.0 / 17.0, 2.0 / 15.0, 2.0 / 13.0, 2.0 / 11.0, 2.0 / 9.0, 2.0 / 7.0,
+                   2.0 / 5.0, 2.0 / 3.0, 2.0})
+    p = p * square + c;
+  return double(exponent) * kLn2High + (s * p + double(exponent) * kLn2Low);
+}
+
+double gumbel(uint64_t bits) {
+  const double uniform = (double(bits >> 12) + 0.5) * 0x1p-52;
+  return -logarithm(-logarithm(uniform));
+}
+
+// At least gumbel(bits): -log(v) >= 1 - v, and 1 - v lies above a power of two that the leading ones of `bits` tell.
+double gumbel_bound(uint64_t bits) {
+  const uint64_t rest = ~bits;
+  const int ones = rest >> 12 ? __builtin_clzll(rest) : 52;
+  return double(ones + 1) * kLn2Above;
+}
+constexpr double kLargestGumbel = 53 * kLn2Above;
+
+// The noise of tokens 2i and 2i + 1 comes from block i of the generator.
+struct Noise {
+  uint64_t seed;
+  uint32_t sequence, position;
+
+  uint64_t of(int32_t token) const {
+    uint32_t words[4] = {uint32_t(token) >> 1, position, sequence, 0};
+    philox4x32(words, seed);
+    const uint32_t* pair = words + 2 * (token & 1);
+    return uint64_t(pair[1]) << 32 | pair[0];
+  }
+
+  // Of the tokens 2 * block, 2 * block + 1, ..., 2 * kLanes in all: even ones and odd ones. The rounds of philox4x32,
+  // two blocks to a vector of the baseline instruction set; words sit in 64-bit lanes, whose upper halves mean nothing.
+  static constexpr int kLanes = 8;
+  void of_many(uint32_t block, uint64_t even[kLanes], uint64_t odd[kLanes]) const {
+    constexpr int kVectors = kLanes / 2;
+    __m128i a[kVectors], b[kVectors], c[kVectors], d[kVectors];
+    for (int i = 0; i < kVectors; ++i) {
+      a[i] = _mm_set_epi64x(int64_t(block) + 2 * i + 1, int64_t(block) + 2 * i);
+      b[i] = _mm_set1_epi64x(position);
+      c[i] = _mm_set1_epi64x(sequence);
+      d[i] = _mm_setzero_si128();
+    }
+    const __m128i factor0 = _mm_set1_epi64x(kPhilox0), factor1 = _mm_set1_epi64x(kPhilox1);
+    uint32_t key0 = uint32_t(seed), key1 = uint32_t(seed >> 32);
+    for (int round = 0; round < 10; ++round) {
+      const __m128i k0 = _mm_set1_epi64x(key0), k1 = _mm_set1_epi64x(key1);
+      for (int i = 0; i < kVectors; ++i) {
+        const __m128i left = _mm_mul_epu32(a[i], factor0), right = _mm_mul_epu32(c[i], factor1);
+        a[i] = _mm_xor_si128(_mm_xor_si128(_mm_srli_epi64(right, 32), b[i]), k0);
+        b[i] = right;
+        c[i] = _mm_xor_si128(_mm_xor_si128(_mm_srli_epi64(left, 32), d[i]), k1);
+        d[i] = left;
+      }
+      key0 += kWeyl0;
+      key1 += kWeyl1;
+    }
+    const __m128i low = _mm_set1_epi64x(0xFFFFFFFF);
+    for (int i = 0; i < kVectors; ++i) {
+      const __m128i first = _mm_or_si128(_mm_slli_epi64(b[i], 32), _mm_and_si128(a[i], low));
+      const __m128i second = _mm_or_si128(_mm_slli_epi64(d[i], 32), _mm_and_si128(c[i], low));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(even + 2 * i), first);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(odd + 2 * i), second);
+    }
+  }
+};
+
+// The best token so far.
+struct Best {
+  double score;
+  int32_t token;
+
+  bool beyond(double x, uint64_t bits) const { return x + gumbel_bound(bits) < score; }
+  void offer(double x, uint64_t bits, int32_t candidate) {
+    const double value = x + gumbel(bits);
+    if (value > score || (value == score && candidate < token)) *this = {value, candidate};
+  }
+};
+
+// Unsigned order of the results = falling order of the floats; -0 and +0 are one.
+uint32_t descending(float value) {
+  value += 0.0f;
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits >> 31 ? bits : ~bits & 0x7FFFFFFFu;
+}
+
+// The k-th largest logit, 0 < k < n. A threshold rises while we read, so that nearly every block is passed over.
+float kth_largest(const float* logits, int64_t n, int64_t k, std::vector<float>& found) {
+  const size_t full = size_t(std::max<int64_t>(4 * k, 1024));
+  found.clear();
+  found.reserve(full + kBlock);
+  float threshold = -kInfinity;
+  const auto shrink = [&] {
+    std::nth_element(found.begin(), found.begin() + (k - 1), found.end(), std::greater<float>());
+    threshold = found[size_t(k - 1)];
+    found.resize(size_t(k));
+  };
+  for (int64_t first = 0; first < n; first += kBlock) {
+    const int64_t end = std::min(first + kBlock, n);
+    if (threshold != -kInfinity && end - first == kBlock) {
+      int any = 0;
+      for (int64_t i = 0; i < kBlock; ++i) any |= logits[first + i] > threshold;
+      if (!any) continue;
+    }
+    for (int64_t i = first; i < end; ++i)
+      if (logits[i] > threshold) found.push_back(logits[i]);
+    if (found.size() >= full) shrink();
+  }
+  if (found.size() < size_t(k)) return -kInfinity;  // the others are all -inf
+  if (found.size() > size_t(k)) shrink();
+  else threshold = *std::min_element(found.begin(), found.end());
+  return threshold;
+}
+
+// Top-p over ids and x in place. Sorts as few as are needed: the 64 largest, then eight times as many, and so on.
+void keep_top_p(const float* logits, int64_t n, double top_p, SamplingWorkspace& workspace) {
+  auto& ids = workspace.ids;
+  auto& x = workspace.x;
+  auto& weights = workspace.weights;
+  auto& order = workspace.order;
+  const size_t count = ids.size();
+  weights.resize(count);
+  for (size_t i = 0; i < count; ++i) weights[i] = exponential(x[i]);
+  double whole = 0.0;
+  for (size_t i = 0; i < count; ++i) whole += weights[i];
+  const double enough = top_p * whole;
+
+  size_t kept = 0;
+  double mass = 0.0;
+  for (int64_t some = 64;; some *= 8) {
+    // Falling logit, then rising index, as one integer. Ties with the last are all in: a round extends the one before.
+    const float lowest = some < int64_t(count) ? kth_largest(logits, n, some, workspace.largest) : -kInfinity;
+    order.clear();
+    for (size_t i = 0; i < count; ++i)
+      if (logits[ids[i]] >= lowest) order.push_back(uint64_t(descending(logits[ids[i]])) << 32 | i);
+    std::sort(order.begin(), order.end());
+    while (kept < order.size() && (kept == 0 || mass < enough)) mass += weights[uint32_t(order[kept++])];
+    if (kept < order.size() || mass >= enough || order.size() == count) break;
+  }
+  order.resize(kept);
+  for (auto& key : order) key = uint32_t(key);
+  std::sort(order.begin(), order.end());
+  for (size_t i = 0; i < kept; ++i) {
+    ids[i] = ids[order[i]];
+    x[i] = x[order[i]];
+  }
+  ids.resize(kept);
+  x.resize(kept);
+}
+
+int32_t best_of_all(const float* logits, int64_t n, double slope, double min_p, int32_t start, const Noise& noise) {
+  constexpr int64_t kTokens = 2 * Noise::kLanes;
+  const double largest = logits[start];
+  Best best{gumbel(noise.of(start)), start};
+  uint64_t bits[2][Noise::kLanes];
+  for (int64_t first = 0; first < n; first += kTokens) {
+    const int64_t end = std::min(first + kTokens, n);
+    float top = -kInfinity;
+    for (int64_t i = first; i < end; ++i) top = logits[i] > top ? logits[i] : top;
+    const double gap = best.score - (double(top) - largest) * slope;
+    if (!(gap <= kLargestGumbel)) continue;  // none can win, whatever its noise
+    noise.of_many(uint32_t(first >> 1), bits[0], bits[1]);
+
+    // To close the gap takes this many leading ones, by gumbel_bound; mostly nobody in the group has them.
+    const int ones = std::min(32, std::max(0, int(gap / kLn2Above) - 1));
+    const uint64_t needed = ones ? ~uint64_t(0) << (64 - ones) : 0;
+    int any = 0;
+    for (const auto& half : bits)
+      for (int i = 0; i < Noise::kLanes; ++i) any |= (~half[i] & needed) == 0;
+    if (!any) continue;
+    for (int64_t i = first; i < end; ++i) {
+      const double x = (double(logits[i]) - largest) * slope;
+      const uint64_t noise_bits = bits[i & 1][(i - first) >> 1];
+      if (best.beyond(x, noise_bits) || logits[i] == -kInfinity || (min_p > 0.0 && exponential(x) < min_p)) continue;
+      best.offer(x, noise_bits, int32_t(i));
+    }
+  }
+  return best.token;
+}
+
+}  // namespace
+
+void philox4x32(uint32_t w[4], uint64_t key) {
+  uint32_t key0 = uint32_t(key), key1 = uint32_t(key >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t left = uint64_t(w[0]) * kPhilox0, right = uint64_t(w[2]) * kPhilox1;
+    const uint32_t w1 = w[1], w3 = w[3];
+    w[0] = uint32_t(right >> 32) ^ w1 ^ key0;
+    w[1] = uint32_t(right);
+    w[2] = uint32_t(left >> 32) ^ w3 ^ key1;
+    w[3] = uint32_t(left);
+    key0 += kWeyl0;
+    key1 += kWeyl1;
+  }
+}
+
+int32_t sample(const float* logits, int64_t n, const SamplingParams& params, uint64_t seed, uint32_t sequence,
+               uint32_t position, SamplingWorkspace& workspace) {
+  // `!(l < inf)` is true for NaN and for +inf, and keeps the loop free of branches.
+  int bad = 0;
+  float largest = -kInfinity;
+  for (int64_t i = 0; i < n; ++i) {
+    bad |= !(logits[i] < kInfinity);
+    largest = logits[i] > largest ? logits[i] : largest;
+  }
+  if (bad) return kBadLogits;
+  if (largest == -kInfinity) return kAllForbidden;
+
+  const Noise noise{seed, sequence, position};
+  const double inverse = params.temperature > 0.0 ? 1.0 / params.temperature : HUGE_VAL;
+  const double slope = std::min(inverse, kSteepest);
+  const bool top_k = params.top_k > 0 && params.top_k < n;
+  if (!top_k && !(params.top_p < 1.0)) {
+    const int32_t start = int32_t(std::find(logits, logits + n, largest) - logits);
+    return best_of_all(logits, n, slope, params.min_p, start, noise);
+  }
+
+  const float lowest = top_k ? kth_largest(logits, n, params.top_k, workspace.largest) : -kInfinity;
+  auto& ids = workspace.ids;
+  auto& x = workspace.x;
+  ids.clear();
+  x.clear();
+  for (int64_t first = 0; first < n; first += kBlock) {
+    const int64_t end = std::min(first + kBlock, n);
+    int any = 0;
+    for (int64_t i = first; i < end; ++i) any |= logits[i] >= lowest;
+    if (!any) continue;
+    for (int64_t i = first; i < end; ++i)
+      if (logits[i] >= lowest && logits[i] > -kInfinity) {
+        ids.push_back(int32_t(i));
+        x.push_back((double(logits[i]) - double(largest)) * slope);
+      }
+  }
+  if (params.top_p < 1.0) keep_top_p(logits, n, params.top_p, workspace);
+
+  Best best{-HUGE_VAL, std::numeric_limits<int32_t>::max()};
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const uint64_t bits = noise.of(ids[i]);
+    if (best.beyond(x[i], bits) || (params.min_p > 0.0 && exponential(x[i]) < params.min_p)) continue;
+    best.offer(x[i], bits, ids[i]);
+  }
+  return best.token;
+}
+
+}  // namespace ipex_lookahead
