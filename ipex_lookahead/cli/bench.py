@@ -109,11 +109,12 @@ def _print_table(report: dict[str, Any], *, to_stderr: bool) -> None:
     title = f"{report['model']} · {report['low_bit']} · {report['isa']} · {report['threads']} threads"
     table = Table(
         title=f"{title} · {runs[0]['prompts']} prompts",
-        caption="worst: the slowest prompt's ratio; accepted: of the drafted tokens; µs/step: Python's share of a step",
+        caption="worst: the slowest prompt's ratio; accept: of the drafted tokens; µs/step: Python's share of a step",
         box=None,
-        padding=(0, 1),
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
     )
-    headings = "lookahead tok/s ratio worst tok/step accepted prompt/s TTFT-ms µs/step identical"
+    headings = "lookahead tok/s ratio worst tok/step accept prompt/s TTFT-ms µs/step identical"
     for heading in headings.split():
         table.add_column(heading, justify="right", no_wrap=True)
     plain = runs[0]["decode_tok_s"]

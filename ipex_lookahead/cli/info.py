@@ -159,7 +159,8 @@ def _print(facts: dict[str, Any]) -> None:
     for key, value in facts.items():
         inner = value.items() if isinstance(value, dict) else [("", value)]
         for label, fact in inner:
-            table.add_row(f"{key} {label}".strip().replace("_", " "), _spoken(f"{key} {label}", fact))
+            spoken = label if key == "formats" else label.replace("_", " ")
+            table.add_row(f"{key.replace('_', ' ')} {spoken}".strip(), _spoken(f"{key} {label}", fact))
     Console(soft_wrap=True).print(table)
 
 

@@ -1,0 +1,106 @@
+"""Every example runs on a tiny model, as a program of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.byte_tokenizer import SIZE, byte_tokenizer
+from tests.support.tiny import write_tiny_llama
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    made = write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", vocab=SIZE, context=4096)
+    byte_tokenizer().save_pretrained(made)
+    return str(made)
+
+
+def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_lookahead_compares(model):
+    done = run("lookahead.py", "--repo-id-or-model-path", model, "--n-predict", "24", "--n-lookahead-tokens", "3")
+    assert done.returncode == 0, done.stderr
+    counts = re.findall(r"^Tokens generated (\d+)$", done.stdout, re.MULTILINE)
+    assert len(counts) == 2
+    assert counts[0] == counts[1]
+    assert len(re.findall(r"^E2E Generation time \d+\.\d{4}s$", done.stdout, re.MULTILINE)) == 2
+    assert len(re.findall(r"^First token latency \d+\.\d{4}s$", done.stdout, re.MULTILINE)) == 2
+    assert re.search(r"with lookahead .*\byes", done.stdout)
+
+
+def test_lookahead_with_every_option(model):
+    arguments = ["--prompt", "ab ab ab", "--n-predict", "8", "--low-bit", "sym_int4", "--threads", "1"]
+    done = run("lookahead.py", "--repo-id-or-model-path", model, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "sym_int4" in done.stdout
+    assert "1 threads" in done.stdout
+
+
+def test_lookahead_fails_where_outputs_differ(model):
+    """The comparison is real: with a model that answers otherwise under lookahead, the example ends with code 1."""
+    code = (
+        "import sys, runpy\n"
+        "from ipex_lookahead.model import LookaheadModelForCausalLM as M\n"
+        "right = M.generate\n"
+        "def wrong(self, ids, *, lookahead=0, **k):\n"
+        "    out = right(self, ids, lookahead=lookahead, **k)\n"
+        "    out[0, -1] += lookahead\n"
+        "    return out\n"
+        "M.generate = wrong\n"
+        f"sys.argv = ['lookahead.py', '--repo-id-or-model-path', {model!r}, '--n-predict', '8']\n"
+        f"runpy.run_path({str(EXAMPLES / 'lookahead.py')!r}, run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "the two outputs differ" in done.stderr
+
+
+def test_lookahead_error_is_a_sentence():
+    done = run("lookahead.py", "--repo-id-or-model-path", "./absent")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_stream_and_generate_print_the_same(model):
+    streamed, whole = (
+        run(name, "--model", model, "--max-new-tokens", "8", "hello") for name in ("stream.py", "generate.py")
+    )
+    assert streamed.returncode == 0, streamed.stderr
+    assert whole.returncode == 0, whole.stderr
+    assert streamed.stdout == whole.stdout
+    assert len(whole.stdout) > 1
+
+
+def test_pipeline(model):
+    done = run("pipeline.py", "--model", model, "--max-new-tokens", "8", "hello")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("hello")
+
+
+def test_save_and_load_low_bit(model, tmp_path):
+    done = run("save_and_load_low_bit.py", "--model", model, "--low-bit", "sym_int4", "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert "before and after: yes" in done.stdout
+    assert (tmp_path / "out").is_dir()
+
+
+def test_every_example_is_short_and_run_here():
+    tested = Path(__file__).read_text(encoding="utf-8")
+    for file in EXAMPLES.glob("*.py"):
+        assert f'"{file.name}"' in tested, f"{file.name} is not run by a test"
+        if file.name != "lookahead.py":
+            assert len(file.read_text(encoding="utf-8").splitlines()) < 60
