@@ -13,6 +13,7 @@ from ipex_lookahead.errors import (
     LookaheadError,
     LowBitFormatError,
     ModelFormatError,
+    SaveError,
     UnsupportedModelError,
 )
 
@@ -31,6 +32,7 @@ __all__ = [
     "LookaheadError",
     "LowBitFormatError",
     "ModelFormatError",
+    "SaveError",
     "UnsupportedModelError",
     "__version__",
 ]

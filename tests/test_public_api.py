@@ -19,6 +19,7 @@ PUBLIC = {
     "ContextLengthError",
     "EngineError",
     "DownloadError",
+    "SaveError",
     "__version__",
 }
 
