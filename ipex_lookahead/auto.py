@@ -179,6 +179,7 @@ def _load(
         generation_config=_generation_config(checkpoint),
         low_bit=label,
         tokenizer=checkpoint.tokenizer(),
+        checkpoint_config=dict(checkpoint.config),
         source=checkpoint.path,
     )
 

@@ -98,6 +98,13 @@ SIZES: dict[str, Callable[[Source, str, Any], Any]] = {
 }
 """The numbers every decoder has, by their Hugging Face names."""
 
+def divisors(source: Source, key: str, value: Any) -> list[float]:
+    """A check for the frequency divisors that a GGUF file may bring, one a pair of the head's dimensions."""
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_HEAD_DIM // 2:
+        raise source.error(key, f"is {shown(value)}; it must be a list of up to {MAX_HEAD_DIM // 2} numbers")
+    return [real(0, 1e9, above=True)(source, key, one) for one in value]
+
+
 ROPE: dict[str, Callable[[Source, str, Any], Any]] = {
     "factor": real(0, 1e6, above=True),
     "original_max_position_embeddings": whole(1, MAX_CONTEXT),
@@ -110,6 +117,7 @@ ROPE: dict[str, Callable[[Source, str, Any], Any]] = {
     "mscale_all_dim": real(0, 1e6),
     "partial_rotary_factor": real(0, 1, above=True),
     "truncate": boolean,
+    "factors": divisors,
 }
 """The parameters of rope scaling. ``rope_type`` itself is the architecture's to judge."""
 
