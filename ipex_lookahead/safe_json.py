@@ -31,14 +31,16 @@ def read_file(path: File, limit: int) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError) as error:
         raise ModelFormatError(path, "file", None, f"cannot be opened: {error}") from None
-    with os.fdopen(descriptor, "rb") as stream:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise ModelFormatError(path, "file", None, "is not a regular file")
-        try:
+        with os.fdopen(descriptor, "rb", closefd=False) as stream:
             data = stream.read(limit + 1) if status.st_size <= limit else None
-        except OSError as error:
-            raise ModelFormatError(path, "file", None, f"cannot be read: {error}") from None
+    except OSError as error:
+        raise ModelFormatError(path, "file", None, f"cannot be read: {error}") from None
+    finally:
+        os.close(descriptor)
     if data is None or len(data) > limit:
         raise ModelFormatError(path, "file", None, f"has {status.st_size} bytes; at most {limit} are allowed")
     return data

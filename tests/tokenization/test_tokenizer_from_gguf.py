@@ -121,7 +121,9 @@ def test_special_tokens_bos_and_eos(bpe_metadata):
 
 def test_chat_template_comes_along(bpe_metadata):
     tokenizer = tokenizer_from_gguf(bpe_metadata, "x.gguf")
-    text = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], add_generation_prompt=True, tokenize=False)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], add_generation_prompt=True, tokenize=False
+    )
     assert text == "<|start|>user\nHi<|end|>\n<|start|>assistant\n"
 
 

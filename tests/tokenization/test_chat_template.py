@@ -1,0 +1,192 @@
+"""Chat templates: right in the usual cases, harmless in the hostile ones."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+
+from ipex_lookahead.errors import InputError, ModelFormatError
+from ipex_lookahead.tokenization import chat_template
+from ipex_lookahead.tokenization.chat_template import render_chat, render_chats
+
+from .conftest import CHATML
+
+CHAT = [{"role": "user", "content": "Hi é 🙂"}, {"role": "assistant", "content": "Hello"}]
+LLAMA2 = """{% if messages[0]['role'] == 'system' %}
+    {% set system = messages[0]['content'] %}
+    {% set rest = messages[1:] %}
+{% else %}
+    {% set rest = messages %}
+{% endif %}
+{% for message in rest %}
+    {% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
+    {% endif %}
+    {% if message['role'] == 'user' %}
+        {{- bos_token + '[INST] ' + message['content'].strip() + ' [/INST]' -}}
+    {% else %}
+        {{- ' ' + message['content'] + ' ' + eos_token -}}
+    {% endif %}
+{% endfor %}"""
+
+
+def render(template, messages=CHAT, **options):
+    settings = {"add_generation_prompt": True, "bos_token": "<s>", "eos_token": "</s>", **options}
+    return render_chat(template, messages, **settings)
+
+
+def test_the_usual_templates():
+    text = "<|start|>user\nHi é 🙂<|end|>\n<|start|>assistant\nHello<|end|>\n"
+    assert render(CHATML) == text + "<|start|>assistant\n"
+    assert render(CHATML, add_generation_prompt=False) == text
+    assert render(LLAMA2) == "<s>[INST] Hi é 🙂 [/INST] Hello </s>"
+
+
+@pytest.mark.parametrize(
+    "template", [CHATML, LLAMA2, "{% generation %}\n  x{% endgeneration %}\n{{ messages|length }}\n"]
+)
+def test_equal_to_transformers(template):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    expected, _ = render_jinja_template(
+        [CHAT], chat_template=template, add_generation_prompt=True, bos_token="<s>", eos_token="</s>"
+    )
+    assert render(template) == expected[0]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{{ {'a': 'é', 'b': [1]}|tojson }}", '{"a": "é", "b": [1]}'),
+        ("{{ [1, 2]|tojson(indent=1) }}", "[\n 1,\n 2\n]"),
+        ("{% for i in [1, 2, 3] %}{{ loop.length }}{{ loop.last }}{% if i == 2 %}{% break %}{% endif %}{% endfor %}",
+         "3False3False"),
+        ("{% for i in [1, 2] recursive %}{{ i }}{% else %}none{% endfor %}", "12"),
+        ("{% set n = namespace(x=1) %}{% for i in range(3) %}{% set n.x = n.x + i %}{% endfor %}{{ n.x }}", "4"),
+        ("{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f('a') }}", "<a>"),
+        ("{% if tools is not none %}tools{% else %}none{% endif %}", "none"),
+        ("{% if pad_token is defined %}pad{% else %}undefined{% endif %}", "undefined"),
+        ("{{ bos_token }}{{ thinking }}", "<s>"),
+        ("a  \n  {% if true %}\nb\n  {% endif %}\nc\n", "a  \nb\nc"),
+        ("{{ '<b>' }}", "<b>"),
+    ],
+)  # fmt: skip
+def test_what_templates_may_use(template, expected):
+    assert render(template) == expected
+
+
+def test_the_time_and_variables():
+    assert render("{{ strftime_now('%Y') }}") in {str(datetime.datetime.now().year + d) for d in (-1, 0, 1)}
+    assert render("{{ tools[0].name }} {{ mood }}", tools=[{"name": "look"}], mood="good") == "look good"
+    assert render("{{ bos_token is defined }}", bos_token=None) == "False"
+
+
+def test_several_conversations_at_once():
+    chats = [[{"role": "user", "content": str(i)}] for i in range(3)]
+    assert render_chats("{{ messages[0].content }}{{ x }}", chats, {"x": "!"}) == ["0!", "1!", "2!"]
+
+
+def test_a_template_that_refuses_is_the_callers_error():
+    with pytest.raises(InputError, match="refuses these messages: Conversation roles must alternate"):
+        render(LLAMA2, [{"role": "assistant", "content": "x"}])
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", float])
+def test_only_json_goes_in(value):
+    with pytest.raises(InputError, match="not a string, number, list or mapping"):
+        render(CHATML, [{"role": "user", "content": value}])
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% for %}", "line 1: Expected an expression"),
+        ("{{ 'x' ", "line 1"),
+        ("{{ messages[5].content }}", "UndefinedError"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{% include 'x' %}", "loader"),
+        ("{% import '/etc/passwd' as x %}", "loader"),
+        ("{% extends 'x' %}", "loader"),
+        ("{{ nothing() }}", "undefined"),
+        ("{{ 'x'|nofilter }}", "nofilter"),
+    ],
+)
+def test_faulty_templates_are_named(template, reason):
+    with pytest.raises(ModelFormatError, match=reason):
+        render(template)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ lipsum.__globals__['os'].popen('true').read() }}",
+        "{{ cycler.__init__.__globals__.os }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ strftime_now.__globals__['sys'] }}",
+        "{{ (''|attr('format'))('{0.__class__}') and messages.append(1) }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ messages.pop() }}",
+        "{{ messages[0].update({'role': 'x'}) }}",
+        "{{ messages.__class__ }}",
+        "{{ ''['__class__'].__base__ }}",
+        "{% set x = namespace() %}{% set x.__class__ = 1 %}",
+        "{{ ('%c' % 95)|format and ''|attr('__class__')|attr('__base__') }}",
+    ],
+)
+def test_the_sandbox_holds(template):
+    try:
+        assert "class" not in render(template)
+    except ModelFormatError as error:
+        assert "unsafe" in str(error) or "Error" in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(10**9) %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{{ f(n + 1) }}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for i in [[[]]] recursive %}{{ loop([[1]]) }}{% endfor %}",
+        "{{ 'a' * 10**10 }}",
+        "{{ 'a' * 10**8 }}",
+        "{{ [0] * 10**10 }}",
+        "{{ 'x'|center(10**9) }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ ('a' * 10**6).replace('a', 'a' * 10**6) }}",
+        "{% set n = namespace(s='a') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}",
+        "{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}",
+        "{{ lipsum(n=100000) }}",
+        "{{ range(99999)|map('string')|join('a' * 10000) }}",
+        "{{ (9 ** 9999999) % 7 }}",
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{{ 1" + " + 1" * 60000 + " }}",
+    ],
+)
+def test_runaway_templates_are_stopped(template):
+    with pytest.raises(ModelFormatError, match="more than|too much|too deep|too large|Range|Error"):
+        render(template)
+
+
+def test_source_and_output_are_limited():
+    with pytest.raises(ModelFormatError, match="more than 262144 bytes"):
+        render("é" * (128 * 1024 + 1))
+    assert render("x" * (256 * 1024)) == "x" * (256 * 1024)
+    with pytest.raises(ModelFormatError, match="more than 8388608 characters"):
+        render("{{ 'a' * 8388609 }}")
+    assert len(render("{{ 'a' * 8388608 }}")) == 8388608
+
+
+def test_a_machine_that_cannot_start_processes_says_so(monkeypatch):
+    monkeypatch.setattr(chat_template.sys, "executable", "/nowhere/python")
+    with pytest.raises(InputError, match="no Python process"):
+        render(CHATML)
+
+
+def test_a_worker_that_breaks_says_so(monkeypatch):
+    monkeypatch.setattr(chat_template.sys, "path", [])
+    with pytest.raises(ModelFormatError, match="could not be run: ModuleNotFoundError"):
+        render(CHATML)

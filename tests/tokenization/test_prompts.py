@@ -1,0 +1,44 @@
+"""Which prompt format is chosen, and what it looks like."""
+
+from __future__ import annotations
+
+import pytest
+
+from ipex_lookahead.errors import InputError
+from ipex_lookahead.tokenization.gguf import tokenizer_from_gguf
+from ipex_lookahead.tokenization.prompts import build_prompt, llama2_prompt
+
+LLAMA2 = {"model_type": "llama", "vocab_size": 32000}
+
+
+def test_llama2_prompt():
+    assert llama2_prompt(" Hi ") == "[INST] Hi [/INST]"
+    assert llama2_prompt("Hi", "Be brief. ") == "[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST]"
+
+
+def test_the_chat_template_comes_first(bpe_metadata):
+    tokenizer = tokenizer_from_gguf({**bpe_metadata, "tokenizer.ggml.add_bos_token": True}, "x.gguf")
+    ids = build_prompt(tokenizer, LLAMA2, "Hi", system="Be brief.")
+    text = "<|start|>system\nBe brief.<|end|>\n<|start|>user\nHi<|end|>\n<|start|>assistant\n"
+    assert tokenizer.decode(ids) == text  # the template writes its special tokens itself: no second bos
+    assert ids == tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_llama2_without_a_template(spm_metadata):
+    tokenizer = tokenizer_from_gguf(spm_metadata, "x.gguf")
+    assert build_prompt(tokenizer, LLAMA2, "Hi", "Be brief.") == tokenizer.encode(llama2_prompt("Hi", "Be brief."))
+    assert build_prompt(tokenizer, LLAMA2, "Hi")[0] == tokenizer.bos_token_id
+
+
+@pytest.mark.parametrize("config", [{"model_type": "llama", "vocab_size": 512}, {"vocab_size": 32000}, {}])
+def test_other_models_get_the_plain_text(spm_metadata, config):
+    tokenizer = tokenizer_from_gguf(spm_metadata, "x.gguf")
+    assert build_prompt(tokenizer, config, "Hi") == tokenizer.encode("Hi")
+    assert build_prompt(tokenizer, config, "Hi", "Be brief.") == tokenizer.encode("Be brief.\n\nHi")
+
+
+def test_a_template_without_system_messages_says_so(bpe_metadata):
+    template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system messages') }}{% endif %}x"
+    tokenizer = tokenizer_from_gguf({**bpe_metadata, "tokenizer.chat_template": template}, "x.gguf")
+    with pytest.raises(InputError, match="no system messages"):
+        build_prompt(tokenizer, {}, "Hi", system="x")
