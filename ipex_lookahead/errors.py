@@ -34,6 +34,7 @@ class ModelFormatError(LookaheadError):
         file: the file at fault.
         field: the name of the field, tensor or key at fault.
         offset: byte offset of the field in the file, or None where the fault has no place (a missing key).
+        problem: what is wrong, without the place.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class ModelFormatError(LookaheadError):
         self.file = str(file)
         self.field = field
         self.offset = offset
+        self.problem = problem
 
 
 class UnsupportedModelError(LookaheadError):

@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.checkpoints.base import TensorInfo
+from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.gguf_llama import LlamaTensor, llama_config, llama_tensors
-from ipex_lookahead.checkpoints.gguf_reader import GgufFile
+from ipex_lookahead.checkpoints.gguf_reader import GgufFile, GgufTensor
 from ipex_lookahead.checkpoints.hparams import shown
-from ipex_lookahead.errors import UnsupportedModelError
+from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats.base import GROUP, PackedWeight
 
 _READ_AT_ONCE = 4 << 20
@@ -69,8 +70,8 @@ class GgufCheckpoint:
     def read(self, name: str) -> PackedWeight:
         """The tensor, codes and scales as in the file, rows in Hugging Face's order.
 
-        Memory: the tensor and 4 MiB, or twice the tensor for float tensors whose rows move. Raises ModelFormatError if
-        the file has been cut meanwhile.
+        Memory: the tensor and 4 MiB, or twice the tensor for float tensors whose rows move. Raises ModelFormatError for
+        NaN and infinity (in a float or a scale), and if the file has been cut meanwhile.
         """
         tensor = self._find(name)
         source = tensor.source
@@ -89,6 +90,7 @@ class GgufCheckpoint:
             buffer = np.empty((stop - start, blocks), block)
             self._file.file.read_into(source.offset + start * row_bytes, buffer, source.name)
             place: Any = slice(start, stop) if order is None else order[start:stop]
+            self._check_scales(buffer, source, start * row_bytes)
             codes[place] = buffer["codes"].reshape(stop - start, -1)
             scales[place] = buffer["scale"]
             if minimums is not None:
@@ -99,11 +101,24 @@ class GgufCheckpoint:
         source = tensor.source
         values: npt.NDArray[np.generic] = np.empty(source.shape, _FLOATS[source.type.format])
         self._file.file.read_into(source.offset, values, source.name)
+        if (bad := first_not_finite(values, source.type.format)) is not None:
+            raise self._not_finite(source, "value", bad, source.offset + bad * values.itemsize)
         order = tensor.row_order()
         if order is not None:
             in_file, values = values, np.empty_like(values)
             values[order] = in_file
         return PackedWeight(source.type.format, source.shape, values)
+
+    def _check_scales(self, blocks: npt.NDArray[np.void], source: GgufTensor, start: int) -> None:
+        fields = [name for name in ("scale", "minimum") if name in (blocks.dtype.names or ())]
+        for field in fields:
+            bad = first_not_finite(np.ascontiguousarray(blocks[field]), "fp16")
+            if bad is not None:
+                at = source.offset + start + bad * blocks.dtype.itemsize + 2 * fields.index(field)
+                raise self._not_finite(source, field, start // blocks.dtype.itemsize + bad, at)
+
+    def _not_finite(self, source: GgufTensor, what: str, index: int, at: int) -> ModelFormatError:
+        return self._file.error(source.name, at, f"{what} {index} is NaN or infinite")
 
     def _find(self, name: str) -> LlamaTensor:
         if name not in self._tensors:
@@ -116,7 +131,13 @@ class GgufCheckpoint:
             return None
         from ipex_lookahead.tokenization.gguf import tokenizer_from_gguf
 
-        return tokenizer_from_gguf(self.metadata, self.path)
+        try:
+            return tokenizer_from_gguf(self.metadata, self.path)
+        except ModelFormatError as error:
+            if error.offset is None and error.field in self._file.offsets:
+                at = self._file.offsets[error.field]
+                raise self._file.error(error.field, at, error.problem, hint=error.hint) from None
+            raise
 
     def close(self) -> None:
         """Release the file. Tensors already read stay valid."""

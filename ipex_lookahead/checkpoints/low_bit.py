@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import checked_config, read_generation_config, read_json
+from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.hparams import Source, boolean, shown, text, whole
 from ipex_lookahead.checkpoints.safetensors import SINGLE, check_kind, read_float
 from ipex_lookahead.checkpoints.safetensors_reader import MAX_DIM, SafetensorsFile, StoredTensor
@@ -142,7 +143,10 @@ class LowBitCheckpoint:
         return self._find(name)[0]
 
     def read(self, name: str) -> PackedWeight:
-        """The weight exactly as it was saved; takes the weight's own memory and no more."""
+        """The weight exactly as it was saved; takes the weight's own memory and no more.
+
+        Raises ModelFormatError for NaN and infinity, and if the file has been cut meanwhile.
+        """
         info, stored = self._find(name)
         if info.format in FLOATS:
             return read_float(self._file, name, stored[0])
@@ -150,6 +154,8 @@ class LowBitCheckpoint:
         for tensor in stored:
             array: npt.NDArray[Any] = np.empty(tensor.shape, _NUMPY[tensor.dtype])
             self._file.file.read_into(tensor.offset, array, name)
+            if tensor.dtype == "F16" and (bad := first_not_finite(array, "fp16")) is not None:
+                raise self._error(name, tensor.offset + 2 * bad, f"scale or minimum {bad} is NaN or infinite")
             arrays.append(array)
         return PackedWeight(
             info.format, info.shape, arrays[0], info.group_size, arrays[1], arrays[2] if len(arrays) > 2 else None

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import read_config, read_generation_config, read_json
+from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.hparams import shown
 from ipex_lookahead.checkpoints.safetensors_reader import MAX_NAME, SafetensorsFile, StoredTensor
 from ipex_lookahead.checkpoints.strict_json import JsonObject
@@ -123,7 +124,7 @@ class SafetensorsCheckpoint:
     def read(self, name: str) -> PackedWeight:
         """The tensor as it is in the file; takes the tensor's own memory and no more.
 
-        Raises ModelFormatError if the file has been cut meanwhile.
+        Raises ModelFormatError for NaN and infinity, and if the file has been cut meanwhile.
         """
         file, tensor = self._find(name)
         return read_float(file, name, tensor)
@@ -146,10 +147,16 @@ class SafetensorsCheckpoint:
 
 
 def read_float(file: SafetensorsFile, name: str, tensor: StoredTensor) -> PackedWeight:
-    """A float tensor as it is in the file. Raises ModelFormatError if the file has been cut meanwhile."""
+    """A float tensor as it is in the file.
+
+    Raises ModelFormatError for NaN and infinity, and if the file has been cut meanwhile.
+    """
     kind = _FORMATS[tensor.dtype]
     values: npt.NDArray[np.generic] = np.empty(tensor.shape, _CODES[kind])
     file.file.read_into(tensor.offset, values, name)
+    if (bad := first_not_finite(values, kind)) is not None:
+        at = tensor.offset + bad * values.itemsize
+        raise ModelFormatError(file.path, name, at, f"value {bad} is NaN or infinite")
     return PackedWeight(kind, tensor.shape, values)
 
 

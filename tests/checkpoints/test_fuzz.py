@@ -45,17 +45,17 @@ def outcome(path: Path) -> str:
     """Open and read everything. Returns what happened; raises what must not."""
     try:
         checkpoint = open_checkpoint(path)
+        try:
+            for name in checkpoint.names():
+                assert well_formed(checkpoint.read(name), checkpoint.info(name)), name
+            json.dumps([checkpoint.config, checkpoint.generation_config], allow_nan=False)
+        finally:
+            checkpoint.close()
     except ModelFormatError as error:
         named = bool(error.field) and str(path.parent) in error.file
         return "refused" if named else f"an error that names nothing: {error}"
     except UnsupportedModelError:
         return "unsupported"
-    try:
-        for name in checkpoint.names():
-            assert well_formed(checkpoint.read(name), checkpoint.info(name)), name
-        json.dumps([checkpoint.config, checkpoint.generation_config], allow_nan=False)
-    finally:
-        checkpoint.close()
     return "opened"
 
 
@@ -100,9 +100,10 @@ def truncations(data: bytes) -> Iterator[bytes]:
     return (data[:length] for length in range(len(data)))
 
 
-def replacements(data: bytes) -> Iterator[bytes]:
+def replacements(data: bytes, few_from: int | None = None) -> Iterator[bytes]:
+    """Every value at every offset; from ``few_from`` on only the two values that can make a NaN."""
     for offset in range(len(data)):
-        for value in BYTES:
+        for value in BYTES if few_from is None or offset < few_from else (0x7F, 0xFF):
             if data[offset] != value:
                 yield data[:offset] + bytes([value]) + data[offset + 1 :]
 
@@ -230,7 +231,9 @@ def test_every_truncation_is_refused(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", SEEDS)
 def test_five_byte_values_at_every_offset(tmp_path: Path, kind: str) -> None:
     target, opened = SEEDS[kind](tmp_path)
-    seen = run(replacements(target.read_bytes()), target, opened)
+    # The values inside tensors are gone through in full for the other GGUF file; blocks are twice as many bytes.
+    few_from = llama_bytes(quantised=True).at["token_embd.weight:data"] if kind == "gguf_quantised" else None
+    seen = run(replacements(target.read_bytes(), few_from), target, opened)
     assert seen["refused"] > 50
     if kind not in ("generation_config_json", "index_json"):
         assert seen["opened"] > 50  # values inside tensors and names may be anything
