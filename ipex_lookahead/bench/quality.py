@@ -1,6 +1,6 @@
 """What low-bit weights and int8 activations cost in quality: perplexity beside transformers in float32.
 
-The reference runs the *same* dequantised weights, so the difference is what our arithmetic adds, not what the format lost.
+The reference runs the *same* dequantised weights: the difference is what our arithmetic adds, not what the format lost.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def perplexity(
         if progress is not None:
             progress(min(start + window, len(tokens)), len(tokens))
     if count == 0:
-        raise InputError(f"perplexity needs at least 2 tokens in a window, got {len(tokens)} tokens and window {window}")
+        raise InputError(f"perplexity needs 2 tokens in a window or more, got {len(tokens)} tokens and window {window}")
     return float(np.exp(total / count))
 
 
