@@ -38,6 +38,7 @@ READERS: dict[str, Callable[[Path], Checkpoint]] = {
 """Kind of checkpoint to what opens it."""
 
 _IPEX_LLM_MARKER = "bigdl_transformers_low_bit"
+_IPEX_LLM_FILE = "bigdl_config.json"
 
 
 def open_checkpoint(path: str | PathLike[str]) -> Checkpoint:
@@ -55,7 +56,7 @@ def _kind_of_folder(folder: Path) -> tuple[str, Path]:
     config = folder / "config.json"
     if os.path.exists(config):
         raw = read_json(config)
-        if _IPEX_LLM_MARKER in raw:
+        if _IPEX_LLM_MARKER in raw or os.path.exists(folder / _IPEX_LLM_FILE):
             raise UnsupportedModelError(
                 f"{folder}: was saved by ipex-llm, whose packed weights are not read",
                 hint="load the original checkpoint with load_in_low_bit and save it again with save_low_bit",

@@ -27,7 +27,7 @@ MAX_KEY = 65_535
 MAX_NAME = 1024
 MAX_STRING = 16 << 20
 MAX_ELEMENTS = 64 << 20
-MAX_ARRAY_STRINGS = 4 << 20
+MAX_ARRAY_STRINGS = 2 << 20
 """Most strings in all arrays together: a Python string takes several times the bytes a short one has in the file."""
 MAX_DIM = 1 << 40
 

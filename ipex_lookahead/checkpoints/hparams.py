@@ -98,6 +98,7 @@ SIZES: dict[str, Callable[[Source, str, Any], Any]] = {
 }
 """The numbers every decoder has, by their Hugging Face names."""
 
+
 def divisors(source: Source, key: str, value: Any) -> list[float]:
     """A check for the frequency divisors that a GGUF file may bring, one a pair of the head's dimensions."""
     if not isinstance(value, list) or not 0 < len(value) <= MAX_HEAD_DIM // 2:

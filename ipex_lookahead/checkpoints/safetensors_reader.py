@@ -20,6 +20,8 @@ from ipex_lookahead.errors import ModelFormatError
 MAX_HEADER = 100_000_000
 MAX_TENSORS = 65_536
 MAX_NAME = 1024
+MAX_VALUES = 9 * MAX_TENSORS
+"""Most values in the header: a matrix takes eight (object, dtype, shape and its two, offsets and their two)."""
 MAX_DIMS = 8
 MAX_DIM = 1 << 40
 
@@ -74,7 +76,7 @@ class SafetensorsFile:
         data = self.file.read(8, length, "header")
         if data[:1] != b"{":
             raise self._error("header", 8, f"starts with {data[:1]!r}; it must start with '{{'")
-        header = parse(data, self.path, "header", start=8, max_depth=4)
+        header = parse(data, self.path, "header", start=8, max_depth=4, max_values=MAX_VALUES)
         assert isinstance(header, JsonObject)  # it starts with a brace
         return header, 8 + length
 

@@ -48,7 +48,8 @@ def parse(
 
     Objects come back as :class:`JsonObject`. Raises ModelFormatError, naming ``field`` and the offset, for anything
     that RFC 8259 does not allow, and for duplicate keys, numbers too large for a float, lone surrogates, nesting
-    deeper than ``max_depth`` and more than ``max_values`` values. Time and memory are linear in ``len(data)``.
+    deeper than ``max_depth`` and more than ``max_values`` values and escapes. Time and memory are linear in
+    ``len(data)``, and what is slow about them in ``max_values``.
     """
     if data.startswith(b"\xef\xbb\xbf"):
         raise ModelFormatError(file, field, start, "starts with a byte order mark; JSON is UTF-8 without one")
@@ -84,9 +85,7 @@ class _Parser:
         return self.data[self.at] if self.at < len(self.data) else -1
 
     def value(self, depth: int) -> Any:
-        self._values_left -= 1
-        if self._values_left < 0:
-            raise self.error(f"holds more than {self._max_values} values")
+        self._count()
         first = self._peek()
         if first in (0x7B, 0x5B):  # { [
             if depth > self._max_depth:
@@ -99,6 +98,12 @@ class _Parser:
                 self.at += len(word)
                 return meaning
         return self._number()
+
+    def _count(self) -> None:
+        """Count what takes a step of the interpreter, so that a large file cannot take many of them."""
+        self._values_left -= 1
+        if self._values_left < 0:
+            raise self.error(f"holds more than {self._max_values} values and escapes")
 
     def _object(self, depth: int) -> JsonObject:
         found = JsonObject()
@@ -175,6 +180,7 @@ class _Parser:
             parts.append(self._escape())
 
     def _escape(self) -> str:
+        self._count()
         at = self.at
         letter = self.data[at + 1] if at + 1 < len(self.data) else -1
         if letter in _ESCAPES:

@@ -62,6 +62,10 @@ def test_other_files(tmp_path: Path) -> None:
 
 def test_ipex_llms_folders(tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path / "m")
+    (folder / "bigdl_config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UnsupportedModelError, match="saved by ipex-llm"):
+        open_checkpoint(folder)
+    (folder / "bigdl_config.json").unlink()
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(
         json.dumps(config | {"bigdl_transformers_low_bit": "sym_int4"}), encoding="utf-8"

@@ -102,6 +102,7 @@ def test_depth_and_count_have_limits() -> None:
     assert "deeper than 64" in str(refused("[" * 1_000_000))
     assert "deeper than 2" in str(refused('{"a":{"b":{}}}', max_depth=2))
     assert "more than 3 values" in str(refused("[1,2,3]", max_values=3))
+    assert "more than 3 values" in str(refused(r'"\n\n\u0020"', max_values=3))
 
 
 def test_objects_know_where_their_values_are() -> None:
