@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Iterable
 from os import PathLike
@@ -22,6 +23,9 @@ MAX_CONTAINERS = 2 << 20
 MAX_ITEMS = 16 << 20
 
 File = str | PathLike[str]
+
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def read_file(path: File, limit: int) -> bytes:
@@ -81,7 +85,7 @@ def parse(data: bytes, file: File, *, max_depth: int = MAX_DEPTH, offset: int = 
         fail(str(error), None)
     if _depth_exceeds(value, max_depth):
         fail(f"is nested deeper than {max_depth}", None)
-    if b"\\u" in data and _has_surrogate(value):
+    if _SURROGATE_ESCAPE.search(data) and _has_surrogate(value):
         fail("a string holds a lone surrogate, which is no character", None)
     return value
 
@@ -139,7 +143,7 @@ def _has_surrogate(value: Any) -> bool:
     while pending:
         item = pending.pop()
         if isinstance(item, str):
-            if any("\ud800" <= character <= "\udfff" for character in item):
+            if _SURROGATE.search(item):
                 return True
         elif isinstance(item, dict):
             pending.extend(item)

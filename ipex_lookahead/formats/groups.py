@@ -88,8 +88,20 @@ def quantize_groups(
         LowBitFormatError: what ``check_quantizable`` refuses, a NaN or infinite value, or a scale beyond binary16.
     """
     check_quantizable(weight, name, group_size)
-    packed = _native_quantize(weight, name, group_size, threads)
-    return packed if packed is not None else numpy_quantize(weight, name, group_size, quantizer, nibbles=nibbles)
+    core = _native_core()
+    if core is None:
+        return numpy_quantize(weight, name, group_size, quantizer, nibbles=nibbles)
+    count = threads if threads is not None else _usable_cpus()
+    if count < 1:
+        raise LowBitFormatError(f"threads is {count}; it must be at least 1")
+    try:
+        codes, scales, minimums = core.quantize(
+            name, weight.format, np.ascontiguousarray(weight.codes), group_size, count
+        )
+    except ValueError:
+        numpy_quantize(weight, name, group_size, quantizer, nibbles=nibbles)  # raises, and says which value is at fault
+        raise  # or it does not: then the two disagree, and that is not to be hidden
+    return PackedWeight(name, weight.shape, codes, group_size, scales, minimums)
 
 
 def numpy_quantize(
@@ -191,23 +203,10 @@ def _usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _native_quantize(weight: PackedWeight, name: str, group_size: int, threads: int | None) -> PackedWeight | None:
-    """The compiled twin's answer; None where there is no compiled core, or where it met a value it cannot represent.
-
-    In the second case numpy takes over, because it can say which value is at fault.
-    """
+def _native_core() -> Any | None:
+    """The compiled core, or None where it was not built."""
     try:
         from ipex_lookahead import _native
     except ImportError:
         return None
-    native: Any = _native
-    count = threads if threads is not None else _usable_cpus()
-    if count < 1:
-        raise LowBitFormatError(f"threads is {count}; it must be at least 1")
-    try:
-        codes, scales, minimums = native.quantize(
-            name, weight.format, np.ascontiguousarray(weight.codes), group_size, count
-        )
-    except ValueError:
-        return None
-    return PackedWeight(name, weight.shape, codes, group_size, scales, minimums)
+    return _native

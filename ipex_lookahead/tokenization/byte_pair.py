@@ -16,13 +16,14 @@ def check_merges(
     """Merges as pairs; each must be two known tokens whose concatenation is a known token, and be there once."""
     pairs: list[tuple[str, str]] = []
     for rank, merge in enumerate(merges):
-        pair = tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge)
-        if len(pair) != 2 or not all(isinstance(part, str) and part for part in pair):
+        parts = merge.split(" ") if isinstance(merge, str) else merge
+        if len(parts) != 2 or not isinstance(parts[0], str) or not isinstance(parts[1], str) or "" in parts:
             raise fail(f"merge {rank}, {str(merge)[:80]!r}, is not two tokens with one space between them")
-        for part in (*pair, pair[0] + pair[1]):
-            if part not in vocabulary:
-                raise fail(f"merge {rank}, {str(merge)[:80]!r}, needs {part[:80]!r}, which is not in the vocabulary")
-        pairs.append((pair[0], pair[1]))
+        left, right = parts
+        if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
+            missing = next(token for token in (left, right, left + right) if token not in vocabulary)
+            raise fail(f"merge {rank}, {str(merge)[:80]!r}, needs {missing[:80]!r}, which is not in the vocabulary")
+        pairs.append((left, right))
     if len(set(pairs)) != len(pairs):
         raise fail("the same pair is there twice")
     return pairs

@@ -8,6 +8,7 @@ steps, processor time and memory (``template_worker.py``). Starting that process
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,9 @@ MAX_OUTPUT = 8 << 20
 MAX_STEPS = 1 << 20
 MAX_SECONDS = 1.0
 MAX_MEMORY = 512 << 20
+
+_ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
+"""All that the worker gets to see of the environment: what starting Python takes, and the time zone."""
 
 _PATIENCE = 20.0
 """Seconds until a worker is given up that neither answers nor reaches its own limits (a machine near standstill)."""
@@ -70,7 +74,7 @@ def render_chats(template: str, conversations: Sequence[Sequence[Message]], vari
         raise _fault(f"has more than {MAX_SOURCE} bytes")
     given = {name: value for name, value in variables.items() if value is not None}
     request = {
-        "path": sys.path,
+        "path": [folder for folder in sys.path if os.path.isabs(folder)],  # not what lies in the current folder
         "template": template,
         "variables": {"tools": None, "documents": None, **given},
         "contexts": [{"messages": list(messages)} for messages in conversations],
@@ -94,7 +98,7 @@ def _answer(question: str) -> list[str]:
             input=question.encode("ascii"),
             capture_output=True,
             timeout=_PATIENCE,
-            env={},
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
             start_new_session=True,  # Ctrl-C in a terminal is for the caller alone
             check=False,
         )

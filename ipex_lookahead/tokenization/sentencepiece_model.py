@@ -19,7 +19,8 @@ import numpy as np
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.safe_json import File
 
-MAX_PIECES = 4 << 20
+MAX_PIECES = 1 << 20
+"""Largest vocabulary of any kind; known ones have at most 0.9 million tokens."""
 MAX_PIECE_BYTES = 4096
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)

@@ -14,6 +14,7 @@ from typing import Any
 
 import sentencepiece
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
+from transformers.utils import get_json_schema
 
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.tokenization.chat_template import render_chats
@@ -42,7 +43,7 @@ class SandboxedChat:
         tokenizer_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As in ``transformers``, whose names these are. ``tools`` are JSON schemas (not functions).
+        """As in ``transformers``, whose names these are. ``tools`` are JSON schemas, or documented functions.
 
         Raises:
             InputError: no template, no messages, a conversation the template refuses, or an option not supported here.
@@ -59,6 +60,8 @@ class SandboxedChat:
         if continue_final_message:
             for chat in conversations:
                 _mark_end(chat)
+        if tools is not None:
+            tools = [get_json_schema(tool) if callable(tool) else tool for tool in tools]
         variables = {"tools": tools, "documents": documents, "add_generation_prompt": add_generation_prompt}
         template = chat_template_of(self, chat_template, bool(tools))
         texts = render_chats(template, conversations, {**variables, **self.special_tokens_map, **kwargs})

@@ -83,3 +83,29 @@ def test_the_package_uses_the_compiled_core():
 def test_threads_below_one_are_refused():
     with pytest.raises(LowBitFormatError, match="threads is 0"):
         quantize(PackedWeight("fp32", (1, 1), np.ones((1, 1), np.float32)), "sym_int4", threads=0)
+
+
+def test_a_disagreement_with_the_definition_is_not_hidden(monkeypatch):
+    """If the core refuses what numpy takes, the core's error comes out; nothing falls back in silence."""
+    from ipex_lookahead.formats import groups
+
+    class Broken:
+        @staticmethod
+        def quantize(*arguments):
+            raise ValueError("row 0 is not to my taste")
+
+    monkeypatch.setattr(groups, "_native_core", lambda: Broken)
+    with pytest.raises(ValueError, match="not to my taste"):
+        quantize(PackedWeight("fp32", (1, 1), np.ones((1, 1), np.float32)), "sym_int4")
+
+
+@pytest.mark.parametrize("name", INTEGER)
+def test_numpy_serves_where_no_core_was_built(monkeypatch, name):
+    from ipex_lookahead.formats import groups
+
+    weight = PackedWeight("fp32", (5, 70), np.random.default_rng(0).standard_normal((5, 70)).astype(np.float32))
+    expected = quantize(weight, name)
+    monkeypatch.setattr(groups, "_native_core", lambda: None)
+    packed = quantize(weight, name)
+    assert np.array_equal(packed.codes, expected.codes)
+    assert np.array_equal(packed.scales, expected.scales)

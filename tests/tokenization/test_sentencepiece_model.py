@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipex_lookahead.errors import LookaheadError, ModelFormatError, UnsupportedModelError
+from ipex_lookahead.tokenization import sentencepiece_model
 from ipex_lookahead.tokenization.sentencepiece_model import Piece, SentencePieceModel, read_model
 
 from .conftest import TEXTS, train_sentencepiece
@@ -134,6 +135,13 @@ def test_offsets_point_at_the_piece():
     with pytest.raises(ModelFormatError) as caught:
         read_model(UNK + piece(b"a") + piece(b"a"), "m")
     assert caught.value.offset == len(UNK) + len(piece(b"a"))
+
+
+def test_the_number_of_pieces_is_limited(monkeypatch):
+    monkeypatch.setattr(sentencepiece_model, "MAX_PIECES", 2)
+    assert len(read_model(UNK + piece(b"a"), "m").pieces) == 2
+    with pytest.raises(ModelFormatError, match="more than 2 pieces"):
+        read_model(UNK + piece(b"a") + piece(b"b"), "m")
 
 
 @pytest.mark.parametrize("kind", [3, 4])

@@ -71,6 +71,19 @@ def test_chat_templates(tokenizer):
     assert tokenizer.apply_chat_template([{**CHAT[0], "name": None}], tokenize=False, chat_template="{{ messages[0] }}")
 
 
+def test_tools_may_be_functions(tokenizer):
+    def weather(city: str) -> str:
+        """Tell the weather.
+
+        Args:
+            city: where
+        """
+        return city
+
+    options = {"tokenize": False, "chat_template": "{{ tools[0]['function']['name'] }} {{ tools | length }}"}
+    assert tokenizer.apply_chat_template(CHAT, tools=[weather, {"type": "function"}], **options) == "weather 2"
+
+
 def test_the_last_message_can_be_continued(tokenizer):
     text = tokenizer.apply_chat_template(CHAT, continue_final_message=True, tokenize=False)
     assert text == "<|start|>user\nthe cat<|end|>\n<|start|>assistant\nsat on "
