@@ -12,7 +12,6 @@ import fcntl
 import glob
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -187,15 +186,14 @@ def has_torch():
 def refuse_cuda():
     """Several GB of CUDA libraries are of no use here: look at what pip would bring before it does."""
     done = subprocess.run(
-        [PYTHON, "-m", "pip", "install", "--dry-run", "--quiet", "--ignore-installed", "--report", "-", TORCH],
+        [PYTHON, "-m", "pip", "install", "--dry-run", "--quiet", "--no-deps", "--report", "-", TORCH],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         universal_newlines=True,
     )
     if done.returncode != 0:
         raise no_network(done.stderr)
-    names = re.findall(r'"name": "([^"]+)"', done.stdout)
-    if any(name.startswith("nvidia-") for name in names):
+    if '"nvidia-' in done.stdout:  # among the requirements that the wheel states
         raise SetupError(
             "torch's CPU build could not be fetched from {}, and pip's other sources have the CUDA build only".format(
                 TORCH_CPU_INDEX
@@ -253,21 +251,20 @@ def pip(*arguments, **options):
     write(INSTALLING, "")
     command = [PYTHON, "-m", "pip", "--disable-pip-version-check"] + list(arguments)
     environment = dict(os.environ, PIP_NO_INPUT="1", CMAKE_BUILD_PARALLEL_LEVEL=str(jobs()))
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True
-    )
     said = []
-    try:
-        for line in process.stdout:
-            said.append(line)
-            if not options.get("quiet") and wanted(line):
-                sys.stdout.write("    " + line.split(" (from ")[0].rstrip() + "\n")
-                sys.stdout.flush()
-        code = process.wait()
-    except BaseException:
-        process.terminate()
-        process.wait()
-        raise
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True
+    ) as process:
+        try:
+            for line in process.stdout:
+                said.append(line)
+                if not options.get("quiet") and wanted(line):
+                    sys.stdout.write("    " + line.split(" (from ")[0].rstrip() + "\n")
+                    sys.stdout.flush()
+        except BaseException:
+            process.terminate()
+            raise
+    code = process.returncode
     if code != 0:
         raise pip_failure("".join(said), bool(options.get("quiet")))
     os.remove(INSTALLING)
