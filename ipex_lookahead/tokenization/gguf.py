@@ -128,15 +128,15 @@ class _Reader:
                 raise self.fail("token_type", "names no unknown token, nor does unknown_token_id")
             self.types[unknown] = UNKNOWN
         remove_extra, prefix = self.scalar("remove_extra_whitespaces", bool), self.scalar("add_space_prefix", bool)
-        charsmap = self.metadata.get(_PREFIX + "precompiled_charsmap")
         model = SentencePieceModel(
             [Piece(*entry) for entry in zip(self.tokens, scores, self.types, strict=True)],
             byte_fallback=BYTE in self.types,
             add_dummy_prefix=prefix is not False,
             remove_extra_whitespaces=bool(remove_extra),
-            precompiled_charsmap=b"" if charsmap is None else bytes(bytearray(int(c) & 0xFF for c in charsmap)),
+            precompiled_charsmap=self.octets("precompiled_charsmap"),
         )
-        fields = {"piece": "tokens", "score": "scores", "type": "token_type"}
+        fields = {"score": "scores", "type": "token_type"}
+        fields["normalizer_spec.precompiled_charsmap"] = "precompiled_charsmap"
         check_model(model, lambda field, _, problem: self.fail(fields.get(field, "tokens"), problem))
         special, ordinary = self.added_tokens()
         roles = self.roles()
@@ -205,6 +205,13 @@ class _Reader:
         if not all(type(item) is kind for item in value):
             raise self.fail(key, f"must be an array of {kind.__name__}")
         return value
+
+    def octets(self, key: str) -> bytes:
+        """An array of bytes, signed or unsigned; empty where there is none."""
+        value = self.array(key) if _PREFIX + key in self.metadata else []
+        if not all(type(item) is int and -128 <= item <= 255 for item in value):
+            raise self.fail(key, "must be an array of bytes")
+        return bytes(item & 0xFF for item in value)
 
     def array(self, key: str) -> list[Any]:
         value: Any = self.metadata.get(_PREFIX + key)

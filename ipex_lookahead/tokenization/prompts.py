@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+from ipex_lookahead.errors import InputError
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 LLAMA2_VOCABULARY = 32000
 """Llama-2's vocabulary size, which its descendants without a chat template share."""
@@ -31,9 +36,12 @@ def build_prompt(tokenizer: Any, config: Mapping[str, Any], text: str, system: s
         system: instructions to the model, if any.
 
     Raises:
-        InputError: the chat template refuses the messages (some know no system message).
+        InputError: the chat template refuses the messages (some know no system message), or a text is not Unicode.
         ModelFormatError: the chat template is faulty, or exceeds its budget.
     """
+    for part in (text, system or ""):
+        if _SURROGATE.search(part):  # what Python makes of bytes on a command line that are not UTF-8
+            raise InputError("the text holds a lone surrogate, which is no character; it must be valid UTF-8")
     if getattr(tokenizer, "chat_template", None):
         messages = [{"role": "system", "content": system}] if system is not None else []
         messages.append({"role": "user", "content": text})

@@ -42,3 +42,9 @@ def test_a_template_without_system_messages_says_so(bpe_metadata):
     tokenizer = tokenizer_from_gguf({**bpe_metadata, "tokenizer.chat_template": template}, "x.gguf")
     with pytest.raises(InputError, match="no system messages"):
         build_prompt(tokenizer, {}, "Hi", system="x")
+
+
+@pytest.mark.parametrize(("text", "system"), [("a\udc80", None), ("a", "\ud800")])
+def test_text_that_is_no_unicode_is_refused(bpe_metadata, text, system):
+    with pytest.raises(InputError, match="lone surrogate"):
+        build_prompt(tokenizer_from_gguf(bpe_metadata, "x.gguf"), {}, text, system)

@@ -12,8 +12,9 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from ipex_lookahead.errors import LookaheadError, ModelFormatError, UnsupportedModelError
 from ipex_lookahead.hub import cache_folder
+from ipex_lookahead.tokenization.folder import tokenizer_from_folder
 from ipex_lookahead.tokenization.gguf import tokenizer_from_gguf
 from ipex_lookahead.tokenization.sentencepiece_model import read_model
 from ipex_lookahead.tokenization.splitting import SPLITTINGS
@@ -148,6 +149,18 @@ def test_sentencepiece_ids_equal_the_package(spm_bytes, spm_metadata):
     check_against(tokenizer_from_gguf(spm_metadata, "x.gguf"), reference(spm_bytes), TEXTS)
 
 
+@pytest.fixture(scope="module")
+def spm_pair(spm_bytes):
+    metadata = metadata_of(read_model(spm_bytes, "tokenizer.model"))
+    return tokenizer_from_gguf(metadata, "x.gguf"), reference(spm_bytes)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=40) | st.text("ab ▁\n", max_size=40))
+def test_sentencepiece_ids_equal_the_package_for_any_text(spm_pair, text):
+    check_against(*spm_pair, [text])
+
+
 @pytest.mark.parametrize("name", ["no bytes", "normalised", "no prefix", "user symbols"])
 def test_sentencepiece_variants_equal_the_package(spm_variants, name):
     metadata = metadata_of(read_model(spm_variants[name], "tokenizer.model"))
@@ -276,8 +289,11 @@ def damaged_spm(good):
         "token with NUL": (change(good, tokens=[*tokens[:-1], "a\0"]), "tokens"),
         "byte misspelled": (change(good, tokens=[*tokens[:byte], "<0xZZ>", *tokens[byte + 1 :]]), "tokens"),
         "byte missing": (change(good, token_type=[*types[:byte], 1, *types[byte + 1 :]]), "tokens"),
-        "charsmap short": (change(good, precompiled_charsmap=[1, 2]), "tokens"),
-        "charsmap outside": (change(good, precompiled_charsmap=[4, 0, 0, 0, 255, 255, 255, 255, 0]), "tokens"),
+        "charsmap short": (change(good, precompiled_charsmap=[1, 2]), "precompiled_charsmap"),
+        "charsmap outside": (
+            change(good, precompiled_charsmap=[4, 0, 0, 0, 255, 255, 255, 255, 0]),
+            "precompiled_charsmap",
+        ),
         "bos beyond": (change(good, bos_token_id=n), "bos_token_id"),
         "unk beyond": (change(good, unknown_token_id=n), "unknown_token_id"),
     }
@@ -292,3 +308,33 @@ def test_damaged_sentencepiece_metadata(spm_metadata, case):
     with pytest.raises(ModelFormatError) as caught:
         tokenizer_from_gguf(metadata, "x.gguf")
     assert field in caught.value.field
+
+
+ODD = [True, -1, 1 << 70, 1.5, float("nan"), "", "x", b"x", [], [None], [[1]], ["a", "b"], {}, np.zeros(3), np.int64(1)]
+
+
+@pytest.mark.parametrize("value", ODD, ids=repr)
+def test_odd_values_anywhere_are_an_error_of_ours_or_work(bpe_metadata, spm_metadata, value):
+    for good in (bpe_metadata, {**spm_metadata, P + "precompiled_charsmap": []}):
+        for key in good:
+            try:
+                tokenizer_from_gguf({**good, key: value}, "x.gguf").encode("the cat")
+            except LookaheadError as error:
+                assert "x.gguf" in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize("kind", ["gpt-2", "smollm", "llama-bpe", "qwen2", "llama"])
+def test_what_is_saved_loads_again_from_its_folder(tmp_path, bpe_metadata, spm_metadata, kind):
+    template = bpe_metadata["tokenizer.chat_template"]
+    metadata = {**bpe_metadata, P + "pre": kind, P + "add_bos_token": True}
+    tokenizer = tokenizer_from_gguf(
+        {**spm_metadata, "tokenizer.chat_template": template} if kind == "llama" else metadata, "x.gguf"
+    )
+    tokenizer.save_pretrained(tmp_path)
+    again = tokenizer_from_folder(tmp_path, {"vocab_size": len(tokenizer)})
+    for text in TEXTS:
+        ids = tokenizer.encode(text)
+        assert again.encode(text) == ids
+        assert again.decode(ids) == tokenizer.decode(ids)
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "chat_template", "padding_side"):
+        assert getattr(again, name) == getattr(tokenizer, name)
