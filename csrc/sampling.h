@@ -4,7 +4,7 @@
 // Every result depends on IEEE double additions, multiplications, divisions and comparisons in a fixed order, with an
 // exponential and a logarithm of our own: equal on every machine, and equal to the oracle bit for bit.
 //
-// 49,152 logits on one core at 4 GHz: 60 us with top-k 50, 230 us with temperature alone.
+// 49,152 logits on one Zen 5 core: 60 us with top-k 50, 230 us with temperature alone.
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipex_lookahead.drafting import Draft, Outcome, PromptLookup
+
+
+def begun(tokens: list[int], max_ngram: int = 2) -> PromptLookup:
+    proposer = PromptLookup(max_ngram)
+    proposer.begin(tokens)
+    return proposer
+
+
+def chain(draft: Draft) -> list[int]:
+    assert list(draft.parents) == list(range(-1, len(draft) - 1))
+    assert draft.scratch == 0
+    return list(draft.tokens)
+
+
+def brute_force(tokens: list[int], max_ngram: int, budget: int) -> list[int]:
+    """The definition, word by word: longest n first, most recent earlier occurrence, copied on into the copy itself."""
+    for n in range(min(max_ngram, len(tokens) - 1), 0, -1):
+        suffix = tokens[-n:]
+        for end in range(len(tokens) - 1, n - 1, -1):
+            if tokens[end - n : end] == suffix:
+                text = list(tokens)
+                for k in range(budget):
+                    text.append(text[end + k])
+                return text[len(tokens) :]
+    return []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "budget", "expected"),
+    [
+        ([1, 2, 3, 4, 2, 3], 2, [4, 2]),
+        ([1, 2, 9, 3, 2], 2, [9, 3]),
+        ([7, 8, 7, 8], 5, [7, 8, 7, 8, 7]),
+        ([5, 1, 5, 2, 5], 1, [2]),  # the most recent of two occurrences
+        ([1, 2, 8, 3, 2, 9, 1, 2], 1, [8]),  # the longer n-gram wins over the more recent shorter one
+        ([1, 2, 3], 3, []),
+        ([4], 3, []),
+        ([], 3, []),
+        ([6, 6], 3, [6, 6, 6]),
+    ],
+)
+def test_examples(tokens: list[int], budget: int, expected: list[int]) -> None:
+    assert chain(begun(tokens).propose(budget)) == expected
+
+
+def test_ngrams_inside_an_accepted_draft_are_indexed() -> None:
+    proposer = begun([1, 2, 3])
+    proposer.observe(Outcome(Draft(), [], [40, 41, 42, 43]))
+    proposer.observe(Outcome(Draft(), [], [9, 40, 41]))
+    assert chain(proposer.propose(2)) == [42, 43]
+    assert proposer.match_length == 2
+
+
+def test_begin_forgets_the_sequence_before() -> None:
+    proposer = begun([1, 2, 1])
+    proposer.begin([3, 1])
+    assert chain(proposer.propose(3)) == []
+
+
+@pytest.mark.parametrize("budget", [0, -1])
+def test_no_budget_no_draft(budget: int) -> None:
+    assert len(begun([1, 1, 1]).propose(budget)) == 0
+
+
+@given(
+    pieces=st.lists(st.lists(st.integers(0, 3), max_size=12), min_size=1, max_size=8),
+    max_ngram=st.integers(1, 6),
+    budget=st.integers(1, 9),
+)
+def test_equals_the_definition_however_the_tokens_arrive(pieces: list[list[int]], max_ngram: int, budget: int) -> None:
+    proposer = begun(pieces[0], max_ngram)
+    tokens = list(pieces[0])
+    for piece in pieces[1:]:
+        assert chain(proposer.propose(budget)) == brute_force(tokens, max_ngram, budget)
+        proposer.observe(Outcome(Draft(), [], piece))
+        tokens += piece
+    assert chain(proposer.propose(budget)) == brute_force(tokens, max_ngram, budget)
+
+
+def test_large_token_ids_do_not_collide() -> None:
+    largest = 2**32 - 1
+    assert chain(begun([largest, 0, 5, largest, 0], 3).propose(1)) == [5]
+    assert chain(begun([0, largest, 5, 1, largest], 3).propose(1)) == [5]
