@@ -137,7 +137,7 @@ def test_one_broken_field(tmp_path: Path, place: str | int, value: bytes, field:
     error = refused(tmp_path, GOOD.patched(place, value))
     at = GOOD.at[place] if isinstance(place, str) else place
     assert error.field == field
-    assert words in str(error)
+    assert words in error.problem
     assert error.offset is not None
     assert abs(error.offset - at) <= 40  # the field itself, or the length or entry that it belongs to
 

@@ -132,10 +132,17 @@ BROKEN: list[tuple[str, bytes, str, int | None, str]] = [
 def test_one_broken_field(tmp_path: Path, content: bytes, field: str, offset: int | None, words: str) -> None:
     error = refused(tmp_path, content)
     assert error.field == field
-    assert words in str(error)
+    assert words in error.problem
     assert error.offset is not None
     if offset is not None:
         assert error.offset == offset
+
+
+def test_too_many_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ipex_lookahead.checkpoints import safetensors_reader as module
+
+    monkeypatch.setattr(module, "MAX_TENSORS", 1)
+    assert "lists 2 tensors; at most 1" in refused(tmp_path, raw_file(two([0, 4], [4, 8]), EIGHT)).problem
 
 
 def test_padded_headers_and_order_are_free(tmp_path: Path) -> None:
@@ -254,6 +261,21 @@ def test_index_and_shards_agree(sharded: Path) -> None:
     assert f"is in {first} too" in str(index_refused(sharded))
     (sharded / second).unlink()
     assert "not in the folder" in str(index_refused(sharded))
+
+
+@pytest.mark.parametrize("name", ["", "x" * 1025])
+def test_names_in_the_index(sharded: Path, name: str) -> None:
+    shard = "model-00001-of-00002.safetensors"
+    change_index(sharded, lambda index: index["weight_map"].update({name: shard}))
+    error = index_refused(sharded)
+    assert error.field == "weight_map"
+    assert "1 to 1024 characters" in error.problem
+
+
+def test_a_name_that_is_not_there(sharded: Path) -> None:
+    with pytest.raises(ModelFormatError, match="no tensor of this name") as caught:
+        SafetensorsCheckpoint(sharded).info("nope")
+    assert caught.value.field == "nope"
 
 
 @pytest.mark.parametrize("weight_map", [None, {}, [], "x"])
