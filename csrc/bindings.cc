@@ -132,7 +132,8 @@ nb::tuple quantize(const std::string& format, const std::string& kind, const Any
 }
 
 nb::tuple forward(Decoder& d, const std::vector<KVCache*>& caches, const std::vector<int64_t>& counts, IntVector tokens,
-                  IntVector parents, std::optional<IntVector> want, bool logits) {
+                  IntVector parents, std::optional<IntVector> want, bool logits, int top) {
+  if (top < 1 || top > 64) throw std::invalid_argument("top must be from 1 to 64");
   Step step;
   step.caches = caches;
   step.counts = counts;
@@ -151,11 +152,11 @@ nb::tuple forward(Decoder& d, const std::vector<KVCache*>& caches, const std::ve
     step.wanted = step.rows;
   }
   const int64_t vocab = d.shape().vocab;
-  Owned<int32_t> argmax{size_t(step.wanted)};
+  Owned<int32_t> ids{size_t(step.wanted * top)};
   std::unique_ptr<float[]> values(logits ? new float[size_t(step.wanted * vocab)] : nullptr);  // not zeroed: all written
   {
     nb::gil_scoped_release release;
-    d.forward(step, argmax.data.get(), values.get());
+    d.forward(step, top, ids.data.get(), values.get());
   }
   nb::object out = nb::none();
   if (logits) {
@@ -163,7 +164,7 @@ nb::tuple forward(Decoder& d, const std::vector<KVCache*>& caches, const std::ve
     nb::capsule owner(values.release(), [](void* p) noexcept { delete[] static_cast<float*>(p); });
     out = nb::cast(nb::ndarray<nb::numpy, float>(raw, {size_t(step.wanted), size_t(vocab)}, owner));
   }
-  return nb::make_tuple(argmax.array(step.wanted), out);
+  return nb::make_tuple(ids.array(step.wanted, top), out);
 }
 
 }  // namespace
@@ -272,7 +273,7 @@ NB_MODULE(_native, m) {
            [](Decoder& d, FloatVector norm) { d.set_final_norm(vector_of(norm, d.shape().hidden, "a norm")); })
       .def("missing", &Decoder::missing)
       .def("new_cache", &Decoder::new_cache)
-      .def("forward", &forward, "caches"_a, "counts"_a, "tokens"_a, "parents"_a, "want"_a.none(), "logits"_a)
+      .def("forward", &forward, "caches"_a, "counts"_a, "tokens"_a, "parents"_a, "want"_a.none(), "logits"_a, "top"_a)
       .def("export_matrix",
            [](Decoder& d, int layer, Slot slot) { return export_matrix(d, d.matrix(layer, slot)); })
       .def("export_bias",

@@ -29,7 +29,8 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
       pool_(threads),
       layers_(size_t(shape.layers)),
       scratch_(size_t(pool_.size())),
-      own_rows_(size_t(pool_.size())) {
+      own_rows_(size_t(pool_.size())),
+      merge_at_(size_t(pool_.size())) {
   hidden_stride_ = padded(shape.hidden, kLanes);
   k_column_ = padded(int64_t(shape.heads) * shape.head_dim, kLanes);
   v_column_ = k_column_ + padded(int64_t(shape.kv_heads) * shape.head_dim, kLanes);
@@ -201,14 +202,14 @@ Rows Decoder::RowsMemory::view(int64_t rows, int64_t width) {
   return r;
 }
 
-void Decoder::forward(const Step& step, int32_t* argmax, float* logits) {
+void Decoder::forward(const Step& step, int top, int32_t* ids, float* logits) {
   std::lock_guard<std::mutex> lock(mutex_);
   check(step);
   plan(step);
-  reserve(step, logits == nullptr);
+  reserve(step, top, logits == nullptr);
   for (size_t i = 0; i < step.caches.size(); ++i) step.caches[i]->prepare(step.counts[i]);
   float* out = logits != nullptr ? logits : logits_.data();
-  pool_.run([&](int thread) { run(thread, step, argmax, out); });
+  pool_.run([&](int thread) { run(thread, step, top, ids, out); });
   int64_t first = 0;
   for (size_t i = 0; i < step.caches.size(); first += step.counts[i], ++i)
     step.caches[i]->set_step(step.parents + first, step.counts[i]);

@@ -63,9 +63,10 @@ class Decoder {
   const float* final_norm() const { return final_norm_; }
   ThreadPool& pool() { return pool_; }
 
-  // Writes the argmax (-1 where no logit is above -inf) of each wanted row, and the logits unless null [wanted][vocab].
+  // Writes the `top` largest logits' ids of each wanted row, [wanted][top], largest first and the lowest id first among
+  // equals (-1 where no further logit is above -inf), and the logits unless null [wanted][vocab].
   // Throws std::out_of_range beyond max_context, std::invalid_argument for bad tokens or parents; nothing is committed.
-  void forward(const Step& step, int32_t* argmax, float* logits);
+  void forward(const Step& step, int top, int32_t* ids, float* logits);
 
  private:
   struct Layer {
@@ -94,11 +95,11 @@ class Decoder {
   const float* copy_vector(const float* values, int64_t n);
   void check(const Step& step) const;
   void plan(const Step& step);
-  void reserve(const Step& step, bool own_logits);
+  void reserve(const Step& step, int top, bool own_logits);
   void reserve_rope(int64_t positions);
 
   // The phases of a step, each run by every thread.
-  void run(int thread, const Step& step, int32_t* argmax, float* logits);
+  void run(int thread, const Step& step, int top, int32_t* ids, float* logits);
   void embed(int thread, const Step& step);
   Rows prepare(int thread, int layer, int64_t rows, int64_t width, bool integer, MakeRow make);
   void norm_attention(int thread, int layer, int64_t row, float* out);
@@ -112,7 +113,7 @@ class Decoder {
   void attend_tiles(int thread, int layer);
   Keys keys_of(const Sequence& s, int layer, int head) const;
   float* partial(int64_t row, int64_t head, int64_t block);
-  void head_and_argmax(int thread, const Rows& x, int64_t wanted, int32_t* argmax, float* logits);
+  void head_and_top(int thread, const Rows& x, int64_t wanted, int top, int32_t* ids, float* logits);
 
   const DecoderShape shape_;
   const CacheShape cache_shape_;
@@ -138,8 +139,9 @@ class Decoder {
   std::vector<std::vector<float>> scratch_;  // a thread
   RowsMemory shared_rows_;
   std::vector<RowsMemory> own_rows_;  // a thread
-  std::vector<int64_t> best_;         // [threads][wanted]
-  std::vector<float> top_;
+  std::vector<float> top_values_;     // [wanted][threads][top]
+  std::vector<int32_t> top_ids_;
+  std::vector<int> merge_at_;         // [threads]
 };
 
 }  // namespace ipex_lookahead

@@ -23,7 +23,7 @@ void ensure(std::vector<T>& v, int64_t n) {
 
 }  // namespace
 
-void Decoder::reserve(const Step& step, bool own_logits) {
+void Decoder::reserve(const Step& step, int top, bool own_logits) {
   const int64_t rows = step.rows, head = kPartialHead + cache_shape_.head_dim16();
   int64_t blocks = 1;
   if (rows <= kSplitPositions)
@@ -34,8 +34,8 @@ void Decoder::reserve(const Step& step, bool own_logits) {
   ensure(gated_, rows * gated_stride_);
   ensure(partials_, rows * shape_.heads * blocks * head);
   if (own_logits) ensure(logits_, step.wanted * shape_.vocab);
-  ensure(best_, pool_.size() * step.wanted);
-  ensure(top_, pool_.size() * step.wanted);
+  ensure(top_values_, pool_.size() * step.wanted * top);
+  ensure(top_ids_, pool_.size() * step.wanted * top);
   if (rows > kPreparedByAll) shared_rows_.reserve(rows, widest_);
   for (int t = 0; t < pool_.size(); ++t) {
     own_rows_[size_t(t)].reserve(std::min(rows, kPreparedByAll), widest_);
@@ -49,7 +49,7 @@ float* Decoder::partial(int64_t row, int64_t head, int64_t block) {
   return partials_.data() + ((row * shape_.heads + head) * partial_blocks_ + block) * size;
 }
 
-void Decoder::run(int thread, const Step& step, int32_t* argmax, float* logits) {
+void Decoder::run(int thread, const Step& step, int top, int32_t* ids, float* logits) {
   const int64_t rows = step.rows, q_width = int64_t(shape_.heads) * shape_.head_dim;
   embed(thread, step);
   pool_.barrier();
@@ -84,7 +84,7 @@ void Decoder::run(int thread, const Step& step, int32_t* argmax, float* logits) 
   }
   if (step.wanted == 0) return;
   const Rows x = prepare(thread, 0, step.wanted, shape_.hidden, !is_float(lm_head_.format), &Decoder::norm_final);
-  head_and_argmax(thread, x, step.wanted, argmax, logits);
+  head_and_top(thread, x, step.wanted, top, ids, logits);
 }
 
 void Decoder::embed(int thread, const Step& step) {
@@ -245,24 +245,32 @@ void Decoder::attend_tiles(int thread, int layer) {
     }
 }
 
-void Decoder::head_and_argmax(int thread, const Rows& x, int64_t wanted, int32_t* argmax, float* logits) {
+void Decoder::head_and_top(int thread, const Rows& x, int64_t wanted, int top, int32_t* ids, float* logits) {
   const auto part = pool_.share(thread, lm_head_.tiles());
   kernels_->linear(lm_head_, x, part.first, part.second, logits, shape_.vocab, false);
-  for (int64_t w = 0; w < wanted; ++w)
-    best_[size_t(thread * wanted + w)] =
-        kernels_->argmax(logits + w * shape_.vocab, part.first * kLanes,
-                         std::min<int64_t>(part.second * kLanes, shape_.vocab), &top_[size_t(thread * wanted + w)]);
+  const int threads = pool_.size();
+  const auto values_of = [&](int64_t w, int t) { return top_values_.data() + (w * threads + t) * top; };
+  const auto ids_of = [&](int64_t w, int t) { return top_ids_.data() + (w * threads + t) * top; };
+  for (int64_t w = 0; w < wanted; ++w) {
+    const int found = kernels_->top_k(logits + w * shape_.vocab, part.first * kLanes,
+                                      std::min<int64_t>(part.second * kLanes, shape_.vocab), top, values_of(w, thread),
+                                      ids_of(w, thread));
+    std::fill(ids_of(w, thread) + found, ids_of(w, thread) + top, -1);
+  }
   pool_.barrier();
   if (thread != 0) return;
+  // Threads hold ascending ranges of outputs, so an earlier thread wins a tie.
   for (int64_t w = 0; w < wanted; ++w) {
-    int64_t best = -1;
-    float top = -INFINITY;
-    for (int t = 0; t < pool_.size(); ++t)
-      if (top_[size_t(t * wanted + w)] > top) {
-        top = top_[size_t(t * wanted + w)];
-        best = best_[size_t(t * wanted + w)];
-      }
-    argmax[w] = int32_t(best);
+    std::vector<int>& next = merge_at_;
+    std::fill(next.begin(), next.end(), 0);
+    for (int i = 0; i < top; ++i) {
+      int best = -1;
+      for (int t = 0; t < threads; ++t)
+        if (next[size_t(t)] < top && ids_of(w, t)[next[size_t(t)]] >= 0 &&
+            (best < 0 || values_of(w, t)[next[size_t(t)]] > values_of(w, best)[next[size_t(best)]]))
+          best = t;
+      ids[w * top + i] = best < 0 ? -1 : ids_of(w, best)[next[size_t(best)]++];
+    }
   }
 }
 

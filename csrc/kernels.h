@@ -88,8 +88,9 @@ struct KernelTable {
   void (*merge)(float* state, const float* next, int head_dim);
   // out = weighted values / sum.
   void (*finish)(const float* state, int head_dim, float* out);
-  // Index of the largest value in [begin, end) (the lowest wins a tie, NaN never wins); -1 if none is above -inf.
-  int64_t (*argmax)(const float* x, int64_t begin, int64_t end, float* best);
+  // The k largest values in [begin, end), largest first, the lowest index first among equals; NaN and -inf never count.
+  // Returns how many there are; `values` and `indices` hold k each.
+  int (*top_k)(const float* x, int64_t begin, int64_t end, int k, float* values, int32_t* indices);
 };
 
 constexpr int kQueries = 16;  // queries attended to together

@@ -72,6 +72,11 @@ SIMD_INLINE float reduce_add(f32x16 a) {
   q = _mm_add_ss(q, _mm_movehdup_ps(q));
   return _mm_cvtss_f32(q);
 }
+SIMD_INLINE bool any_greater(f32x16 a, float b) {
+  const __m256 bound = _mm256_set1_ps(b);
+  return _mm256_movemask_ps(
+             _mm256_or_ps(_mm256_cmp_ps(a.lo, bound, _CMP_GT_OQ), _mm256_cmp_ps(a.hi, bound, _CMP_GT_OQ))) != 0;
+}
 SIMD_INLINE float reduce_max(f32x16 a) {
   const __m256 h = _mm256_max_ps(a.lo, a.hi);
   __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));

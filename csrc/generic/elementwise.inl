@@ -66,26 +66,31 @@ static void rope(float* head, const float* cos, const float* sin, int head_dim, 
   }
 }
 
-static int64_t argmax(const float* x, int64_t begin, int64_t end, float* best) {
-  int64_t at = -1;
-  float top = -__builtin_inff();
-  int64_t i = begin;
-  for (; i + kLanes <= end; i += kLanes) {
-    // A whole vector is looked at lane by lane only if it holds something larger.
-    const f32x16 v = load(x + i);
-    if (reduce_max(v) > top) {
-      for (int64_t j = i; j < i + kLanes; ++j)
-        if (x[j] > top) {
-          top = x[j];
-          at = j;
-        }
-    }
+// Keeps the k largest so far in order; `count` of them are there.
+SIMD_INLINE int insert_top(float value, int32_t index, int k, int count, float* values, int32_t* indices) {
+  int at = count < k ? count : k - 1;
+  for (; at > 0 && values[at - 1] < value; --at) {
+    values[at] = values[at - 1];
+    indices[at] = indices[at - 1];
   }
-  for (; i < end; ++i)
-    if (x[i] > top) {
-      top = x[i];
-      at = i;
-    }
-  *best = top;
-  return at;
+  values[at] = value;
+  indices[at] = index;
+  return count < k ? count + 1 : k;
+}
+
+static int top_k(const float* x, int64_t begin, int64_t end, int k, float* values, int32_t* indices) {
+  int count = 0;
+  float least = -__builtin_inff();  // what a value must exceed to enter
+  const auto look = [&](int64_t i) {
+    if (!(x[i] > least)) return;
+    count = insert_top(x[i], int32_t(i), k, count, values, indices);
+    if (count == k) least = values[k - 1];
+  };
+  int64_t i = begin;
+  for (; i + kLanes <= end; i += kLanes)
+    // A whole vector is looked at lane by lane only if something in it may enter.
+    if (any_greater(load(x + i), least))
+      for (int64_t j = i; j < i + kLanes; ++j) look(j);
+  for (; i < end; ++i) look(i);
+  return count;
 }

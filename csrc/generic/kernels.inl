@@ -6,6 +6,6 @@
 
 static const KernelTable* table(const char* name) {
   static const KernelTable kernels = {name,  linear, gate_up,   dequantize_row, rms_norm, quantize_row, rope,
-                                      store_key, store_value, attend,         merge,    finish,       argmax};
+                                      store_key, store_value, attend,         merge,    finish,       top_k};
   return &kernels;
 }

@@ -71,6 +71,11 @@ SIMD_INLINE float reduce_add(f32x16 a) {
     for (int i = 0; i < half; ++i) a.v[i] = a.v[i] + a.v[i + half];
   return a.v[0];
 }
+SIMD_INLINE bool any_greater(f32x16 a, float b) {
+  bool any = false;
+  for (int i = 0; i < 16; ++i) any |= a.v[i] > b;
+  return any;
+}
 SIMD_INLINE float reduce_max(f32x16 a) {
   float m = a.v[0];
   for (int i = 1; i < 16; ++i) m = a.v[i] > m ? a.v[i] : m;

@@ -47,6 +47,7 @@ class Batch:
             the committed prefix, its ancestors and itself.
         want: int32 [wanted], rows (indices into the whole batch, ascending) whose output is asked for; None = all.
         logits: True returns float32 logits, False only their argmax.
+        top: how many of the most likely ids to return for each wanted row, 0 to 64.
     """
 
     caches: Sequence[Cache]
@@ -55,6 +56,7 @@ class Batch:
     parents: npt.NDArray[np.int32]
     want: npt.NDArray[np.int32] | None = None
     logits: bool = False
+    top: int = 0
 
 
 @dataclass(slots=True)
@@ -64,10 +66,13 @@ class StepOutput:
     Attributes:
         argmax: int32 [wanted]; the lowest id wins a tie.
         logits: float32 [wanted, vocab_size], owned by the caller, or None.
+        top: int32 [wanted, top], most likely first, the lowest id first among equals (-1 where the vocabulary has no
+            more); None unless asked for.
     """
 
     argmax: npt.NDArray[np.int32]
     logits: npt.NDArray[np.float32] | None
+    top: npt.NDArray[np.int32] | None = None
 
 
 class Engine(Protocol):

@@ -173,16 +173,23 @@ class NativeEngine:
     def forward(self, batch: Batch) -> StepOutput:
         """One native call for the whole decoder, GIL released. See ``engines.base.Engine.forward``."""
         try:
-            argmax, logits = self._forward(
-                [_raw(c) for c in batch.caches], batch.counts, batch.tokens, batch.parents, batch.want, batch.logits
+            top, logits = self._forward(
+                [_raw(c) for c in batch.caches],
+                batch.counts,
+                batch.tokens,
+                batch.parents,
+                batch.want,
+                batch.logits,
+                max(batch.top, 1),
             )
         except IndexError as error:
             raise ContextLengthError(str(error), hint="shorten the prompt or max_new_tokens") from None
         except (ValueError, TypeError) as error:
             raise InputError(f"the step's arguments do not fit: {error}") from None
+        argmax = top[:, 0]
         if argmax.size and argmax.min() < 0:
             raise EngineError("the model's logits are not finite", hint="the checkpoint's weights are damaged")
-        return StepOutput(argmax, logits)
+        return StepOutput(argmax, logits, top if batch.top else None)
 
     def describe(self) -> dict[str, Any]:
         """Facts for ``info`` and for reports."""

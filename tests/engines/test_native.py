@@ -264,6 +264,39 @@ def test_only_the_wanted_rows_come_back(folder: Path) -> None:
     assert none.logits is None
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_top_ids_are_those_of_a_stable_sort(
+    folder: Path, isa: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IPEX_LOOKAHEAD_ISA", isa)
+    engine = load(folder, "sym_int4", threads)
+    tokens = ids_of(engine, 12)
+    for top in (1, 2, 8, 64):
+        out = engine.forward(Batch([engine.new_cache()], [12], tokens, chain(12), None, True, top))
+        assert out.logits is not None
+        assert out.top is not None
+        assert (out.top == np.argsort(-out.logits, axis=1, kind="stable")[:, :top]).all()
+    with pytest.raises(InputError, match="top"):
+        engine.forward(Batch([engine.new_cache()], [12], tokens, chain(12), None, True, 65))
+
+
+def test_equal_logits_go_by_the_lowest_id(tmp_path: Path) -> None:
+    """Every row of the head is the same, so every logit is: the top is 0, 1, 2, ... on any number of threads."""
+    import safetensors.numpy
+
+    path = write_tiny_llama(tmp_path, tie=False, vocab=100)
+    tensors = dict(safetensors.numpy.load_file(path / "model.safetensors"))
+    tensors["lm_head.weight"][:] = tensors["lm_head.weight"][:1]
+    safetensors.numpy.save_file(tensors, path / "model.safetensors")
+    for threads in (1, 2, 3):
+        engine = load(path, threads=threads)
+        out = engine.forward(Batch([engine.new_cache()], [2], ids_of(engine, 2), chain(2), None, False, 5))
+        assert out.top is not None
+        assert out.top.tolist() == [[0, 1, 2, 3, 4]] * 2
+        assert out.argmax.tolist() == [0, 0]
+
+
 def test_forks_share_a_prefix_and_then_part(folder: Path) -> None:
     engine = load(folder, threads=2)
     prompt, left, right = ids_of(engine, 70), ids_of(engine, 30, seed=1), ids_of(engine, 30, seed=2)
