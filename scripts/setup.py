@@ -247,7 +247,7 @@ def install_package(dependencies, extras):
 
 
 def pip(*arguments, **options):
-    """Run pip; its own messages go to the terminal unless ``quiet``."""
+    """Run pip and show what it fetches; ``quiet`` keeps a failure's log from the terminal."""
     write(INSTALLING, "")
     command = [PYTHON, "-m", "pip", "--disable-pip-version-check"] + list(arguments)
     environment = dict(os.environ, PIP_NO_INPUT="1", CMAKE_BUILD_PARALLEL_LEVEL=str(jobs()))
@@ -258,7 +258,7 @@ def pip(*arguments, **options):
         try:
             for line in process.stdout:
                 said.append(line)
-                if not options.get("quiet") and wanted(line):
+                if wanted(line):
                     sys.stdout.write("    " + line.split(" (from ")[0].rstrip() + "\n")
                     sys.stdout.flush()
         except BaseException:

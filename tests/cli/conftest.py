@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ipex_lookahead.decoding.stats import GenerationStats
-from tests.support.byte_tokenizer import SIZE, byte_tokenizer
+from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 
 
 class ScriptedModel:
@@ -56,7 +56,7 @@ class ScriptedModel:
 
 @pytest.fixture
 def tokenizer() -> Any:
-    return byte_tokenizer()
+    return chat_tokenizer()
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ import pytest
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.cli.info import packed_bytes
 from ipex_lookahead.cli.main import run
-from tests.support.byte_tokenizer import SIZE, byte_tokenizer
+from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     made = write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", vocab=SIZE, context=512)
-    byte_tokenizer().save_pretrained(made)
+    chat_tokenizer().save_pretrained(made)
     (made / "README.md").write_text("---\nlanguage: en\nlicense: mit\n---\n# Tiny\n")
     return made
 

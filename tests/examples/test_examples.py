@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.byte_tokenizer import SIZE, byte_tokenizer
+from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.tiny import write_tiny_llama
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +20,7 @@ EXAMPLES = ROOT / "examples"
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     made = write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", vocab=SIZE, context=4096)
-    byte_tokenizer().save_pretrained(made)
+    chat_tokenizer().save_pretrained(made)
     return str(made)
 
 

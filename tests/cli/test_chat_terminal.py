@@ -1,0 +1,88 @@
+"""``chat`` on a pseudo-terminal: the prompt, Ctrl-C in an answer and at the prompt, Ctrl-D, the history."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = """
+import time
+from tests.cli.conftest import ScriptedModel
+from tests.support.chat_tokenizer import chat_tokenizer
+from ipex_lookahead.cli import loading, main
+tokenizer = chat_tokenizer()
+model = ScriptedModel(tokenizer, ["one answer", "slow " * 100])
+quick = tokenizer.__class__.decode
+def decode(self, *a, **k):
+    if len(model.asked) == 2:
+        time.sleep(0.05)
+    return quick(self, *a, **k)
+tokenizer.__class__.decode = decode
+loading.load = lambda name, **options: (model, tokenizer)
+main.main(["chat"])
+"""
+
+
+class Terminal:
+    """A program on a pseudo-terminal, and what it has shown."""
+
+    def __init__(self, environment):
+        self.master, slave = pty.openpty()
+        self.shown = ""
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=ROOT,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+        )
+        os.close(slave)
+
+    def wait_for(self, text: str, seconds: float = 60) -> None:
+        end = time.monotonic() + seconds
+        while text not in self.shown:
+            ready, _, _ = select.select([self.master], [], [], max(0, end - time.monotonic()))
+            assert ready, f"{text!r} did not come; shown: {self.shown!r}"
+            try:
+                self.shown += os.read(self.master, 65536).decode("utf-8", "replace")
+            except OSError:  # the program has closed its end
+                assert text in self.shown, self.shown
+
+    def type(self, text: str) -> None:
+        self.shown = ""
+        os.write(self.master, text.encode())
+
+
+def test_a_whole_chat(tmp_path):
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "NO_COLOR": "1", "TERM": "xterm", "COLUMNS": "100"}
+    terminal = Terminal(environment)
+    terminal.wait_for(">>> ")
+    assert "/help lists the commands, Ctrl-D leaves" in terminal.shown
+    terminal.type("hello\n")
+    terminal.wait_for("one answer")
+    terminal.wait_for(">>> ")
+    assert "tok/s" in terminal.shown
+    assert "\x1b[3" not in terminal.shown, "NO_COLOR is respected"
+    terminal.type("again\n")
+    terminal.wait_for("slow slow")
+    terminal.type("\x03")
+    terminal.wait_for("stopped; what has come is kept")
+    terminal.wait_for(">>> ")
+    terminal.type("\x03")
+    terminal.wait_for("Ctrl-D or /bye leaves")
+    terminal.wait_for(">>> ")
+    terminal.type("\x04")
+    assert terminal.process.wait(timeout=30) == 0
+    os.close(terminal.master)
+    history = tmp_path / "ipex-lookahead" / "chat_history"
+    assert history.read_text().split() == ["hello", "again"]
+    assert history.stat().st_mode & 0o077 == 0
