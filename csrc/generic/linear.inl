@@ -37,8 +37,8 @@ static void integer_tile(const Matrix& w, int64_t tile, const Rows& x, int64_t r
       const f32x16 minimum = load_f16(minimums + (b >> shift) * kLanes);
       for (int m = 0; m < M; ++m) {
         const f32x16 sum = to_float(dot(t, a + m * x.stride + b * kGroup, 0));
-        const f32x16 shared = mul(minimum, set1(a_sum[m * x.blocks + b]));
-        acc[m] = add(acc[m], fma(sum, mul(scale, set1(a_scale[m * x.blocks + b])), shared));
+        acc[m] = fma(minimum, set1(a_sum[m * x.blocks + b]), acc[m]);
+        acc[m] = fma(sum, mul(scale, set1(a_scale[m * x.blocks + b])), acc[m]);
       }
     } else {
       for (int m = 0; m < M; ++m) {
