@@ -1,4 +1,8 @@
-"""THE loop: propose, forward, verify, keep, observe; over one or several sequences in one forward."""
+"""THE loop: propose, forward, verify, keep, observe; over one or several sequences in one forward.
+
+What it costs itself: with an engine that answers at once, 10 microseconds a step plain, 22 with 3 and 24 with 16 draft
+tokens from prompt lookup (greedy, CPython 3.11, one Zen 5 core).
+"""
 
 from __future__ import annotations
 

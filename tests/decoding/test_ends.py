@@ -1,4 +1,4 @@
-"""Where a generation ends: end tokens, stop strings, criteria, lengths; also inside a draft, where all of it was accepted."""
+"""Where a generation ends: end tokens, stop strings, criteria, lengths; also in the midst of a draft that is all right."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_all_criteria_see_the_token_that_ends(lookahead: int) -> None:
 
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
 def test_a_streamer_may_stop_the_generation_through_a_criterion(lookahead: int) -> None:
-    """put, then the criteria, for each token in turn: a stop button works at the same token with and without lookahead."""
+    """put, then the criteria, for each token in turn: a stop button stops at the same token with any lookahead."""
 
     class Button(Recorder):
         def stop(self, ids: torch.Tensor, scores: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Promise 1 at the loop: whatever the proposer and its budget, the same tokens and the same logits as plain decoding."""
+"""Promise 1 at the loop: whatever the proposer and its budget, the tokens and the logits are those of plain decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processors see each emitted position once, in order, on the unpadded prefix; ours equal transformers' own pipeline."""
+"""Processors see each emitted position once, in order, on the unpadded prefix; and do what they do in transformers."""
 
 from __future__ import annotations
 

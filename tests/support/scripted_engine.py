@@ -116,7 +116,7 @@ def scripted(text: Sequence[int], vocab_size: int, prompt_length: int, **kwargs:
 def markov(
     vocab_size: int = 12, order: int = 2, seed: int = 0, sharpness: float = 2.0, **kwargs: Any
 ) -> ScriptedEngine:
-    """Random logits that depend on the last ``order`` tokens: text that repeats itself, so that lookups hit and miss."""
+    """Random logits that depend on the last ``order`` tokens: the text repeats itself, so lookups hit and miss."""
     known: dict[tuple[int, ...], npt.NDArray[np.float32]] = {}
 
     def logits(tokens: list[int]) -> npt.NDArray[np.float32]:
