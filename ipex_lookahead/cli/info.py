@@ -50,16 +50,16 @@ def machine_facts() -> dict[str, Any]:
 
 def _engine() -> dict[str, Any]:
     """The native core's facts, or why there are none: ``info`` is what people run when something is wrong."""
+    facts: dict[str, Any] = {"isa_available": [], "threads": None, "isa_chosen": None}
     try:
         from ipex_lookahead.engines import native
 
-        return {
-            "isa_available": list(native.available_isas()),
-            "isa_chosen": native.chosen_isa(),
-            "threads": native.default_threads(),
-        }
+        facts["isa_available"] = list(native.available_isas())
+        facts["threads"] = native.default_threads()
+        facts["isa_chosen"] = native.chosen_isa()
     except (ImportError, EngineError) as error:
-        return {"isa_available": [], "isa_chosen": None, "threads": None, "problem": str(error)}
+        facts["problem"] = str(error)
+    return facts
 
 
 def model_facts(name: str, *, progress: bool) -> dict[str, Any]:

@@ -40,6 +40,14 @@ def test_info_about_the_machine(capsys, monkeypatch, tmp_path):
     assert "scalar" in capsys.readouterr().out
 
 
+def test_info_with_a_forced_isa_that_is_absent(capsys, monkeypatch):
+    monkeypatch.setenv("IPEX_LOOKAHEAD_ISA", "neon")
+    assert run(["info", "--json"]) == 0
+    engine = output_json(capsys)["engine"]
+    assert "neon" in engine["problem"]
+    assert "scalar" in engine["isa_available"]
+
+
 def test_info_without_a_native_core_says_why(capsys, monkeypatch):
     from ipex_lookahead.engines import native
     from ipex_lookahead.errors import EngineError
