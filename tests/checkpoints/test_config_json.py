@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ipex_lookahead.checkpoints.config_json import read_config, read_generation_config
+from ipex_lookahead.checkpoints.hparams import Source, check_rope
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from tests.support.tiny import TinyLlama
 
@@ -200,6 +201,10 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling", "has no low_freq_factor"),
     ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 4.0}}, "rope_scaling", "not below"),
     ({"rope_parameters": {"rope_type": "default", "rope_theta": -1}}, "rope_parameters.rope_theta", "above 0"),
+    ({"rope_scaling": {"rope_type": "freq_factors", "factors": 1.0}}, "rope_scaling.factors", "up to 512 numbers"),
+    ({"rope_scaling": {"rope_type": "freq_factors", "factors": []}}, "rope_scaling.factors", "up to 512 numbers"),
+    ({"rope_scaling": {"rope_type": "freq_factors", "factors": [1] * 513}}, "rope_scaling.factors", "up to 512"),
+    ({"rope_scaling": {"rope_type": "freq_factors", "factors": [1, 0]}}, "rope_scaling.factors", "above 0"),
     ({"rope_parameters": []}, "rope_parameters", "object or null"),
     ({"torch_dtype": 32}, "torch_dtype", "string"),
     ({"sliding_window": 0}, "sliding_window", "whole number"),
@@ -252,6 +257,12 @@ def test_bad_json(tmp_path: Path, text: str | bytes, words: str) -> None:
 def test_what_cannot_be_run(tmp_path: Path, raw: dict[str, Any], words: str) -> None:
     with pytest.raises(UnsupportedModelError, match=words):
         config_of(tmp_path, BASE | raw)
+
+
+def test_rope_checks_stand_alone() -> None:
+    with pytest.raises(ModelFormatError, match="object or null"):
+        check_rope("linear", Source("x"))
+    assert check_rope(None, Source("x")) is None
 
 
 def test_the_first_llamas_pad_token(tmp_path: Path) -> None:

@@ -369,6 +369,16 @@ def test_missing_and_left_over_arrays(tmp_path: Path) -> None:
     assert caught.value.field == "other.weight.codes"
 
 
+def test_one_name_twice_and_no_tensor(tmp_path: Path) -> None:
+    folder = rewritten(saved(tmp_path / "out"), lambda h: h.update({"ragged.weight": h.pop("half.weight")}))
+    with pytest.raises(ModelFormatError, match="both as a float and as a low-bit tensor") as caught:
+        LowBitCheckpoint(folder)
+    assert caught.value.field == "ragged.weight"
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    with pytest.raises(ModelFormatError, match="holds no tensor"):
+        LowBitCheckpoint(folder)
+
+
 def edit_config(folder: Path, change: Any) -> Path:
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
