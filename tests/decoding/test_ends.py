@@ -1,4 +1,4 @@
-"""Where a generation ends: end tokens, stop strings, criteria, lengths; also in the midst of a draft that is all right."""
+"""Where a generation ends: end tokens, stop strings, criteria, lengths; also in the midst of a draft that is right."""
 
 from __future__ import annotations
 
@@ -60,6 +60,8 @@ def test_max_new_tokens(lookahead: int, length: int) -> None:
     new, stats = run(lookahead, max_new_tokens=length)
     assert new == TEXT[:length]
     assert stats.finish_reasons == ["length"]
+    # No draft reaches beyond the end: each step's bonus token still had its place.
+    assert stats.tokens == 1 + stats.steps + stats.drafted
 
 
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)

@@ -1,4 +1,4 @@
-"""Promise 1 at the loop: whatever the proposer and its budget, the tokens and the logits are those of plain decoding."""
+"""Promise 1 at the loop: whatever the proposer and budget, the tokens and the logits are those of plain decoding."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.generate import generate
+from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import PROPOSERS, Proposer, make_proposer
 from tests.support.numpy_engine import tiny_numpy_engine
@@ -150,13 +151,25 @@ def test_chunks_of_the_prompt_do_not_matter(
     monkeypatch.setattr(module, "decode", lambda *args: decode(*args, prefill_rows=prefill_rows))
     before = len(engine.batches)
     assert_same(run(engine, PROMPTS), plain)
-    prompt_rows = 0
+    prompt_rows = answers = 0
     for counts, wanted, _ in engine.batches[before:]:
         if prompt_rows == sum(map(len, PROMPTS)):
             break
         assert sum(counts) <= prefill_rows
-        assert wanted <= len(counts)
         prompt_rows += sum(counts)
+        answers += wanted
+    assert answers == len(PROMPTS)
+
+
+def test_the_noise_is_that_of_the_absolute_position(engine: ScriptedEngine) -> None:
+    """Each token is the sampler's own answer for (seed, sequence, position), position counting the prompt unpadded."""
+    out = run(
+        engine, PROMPTS, make_proposer, 4, do_sample=True, seed=77, temperature=0.9, top_k=7, sequence_ids=[5, 0, 2]
+    )
+    for row, (number, prompt) in enumerate(zip([5, 0, 2], PROMPTS, strict=True)):
+        sampler = Sampler(SamplingParams(temperature=0.9, top_k=7), 77, number)
+        for step, token in enumerate(new_tokens(out, 11)[row]):
+            assert token == sampler(out.logits[step][row].numpy(), len(prompt) + step)
 
 
 def test_what_a_step_emits_is_what_is_counted(engine: ScriptedEngine) -> None:

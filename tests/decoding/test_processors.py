@@ -209,6 +209,33 @@ def test_scores_are_processed_logits_are_raw() -> None:
         assert torch.isfinite(scores[0, out.sequences[0, 6 + step]])
 
 
+def test_raw_logits_stay_raw_under_a_processor_that_works_in_place() -> None:
+    def in_place(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[:, 3] = 99.0
+        return scores
+
+    engine = markov(vocab_size=16, seed=2)
+    options = {"return_dict_in_generate": True, "output_logits": True, "output_scores": True, "max_new_tokens": 2}
+    out: Any = generate(engine, torch.tensor([PROMPT]), logits_processor=[in_place], eos_token_id=None, **options)
+    assert out.sequences[0, 6:].tolist() == [3, 3]
+    assert np.array_equal(out.logits[0][0].numpy(), engine._logits_of(PROMPT))
+    assert out.scores[0][0, 3] == 99
+
+
+def test_prefix_allowed_tokens_fn_gets_the_prompts_number_and_its_tokens() -> None:
+    seen: dict[int, list[int]] = {}
+
+    def allowed(row: int, ids: torch.Tensor) -> list[int]:
+        seen.setdefault(row, ids.tolist())
+        return [4 + row]
+
+    ids, mask = torch.tensor([[9, 9, 5], [1, 2, 3]]), torch.tensor([[0, 0, 1], [1, 1, 1]])
+    options = {"do_sample": True, "num_return_sequences": 2, "max_new_tokens": 3}
+    rows = run(2, ids, mask, prefix_allowed_tokens_fn=allowed, **options)
+    assert rows == [[4] * 3, [4] * 3, [5] * 3, [5] * 3]
+    assert seen == {0: [5], 1: [1, 2, 3]}
+
+
 def test_nan_logits_are_an_error_not_a_token() -> None:
     def poisoned(tokens: list[int]) -> Any:
         return np.full(16, np.nan, np.float32)
