@@ -13,5 +13,6 @@ def completion(shell: str) -> None:
     from ipex_lookahead.cli.main import cli
 
     made = get_completion_class(shell)
-    assert made is not None  # the choice above lists those that click knows
+    if made is None:  # the choice above lists those that click knows
+        raise click.UsageError(f"click has no completion for {shell}")
     click.echo(made(cli, {}, "ipex-lookahead", "_IPEX_LOOKAHEAD_COMPLETE").source())
