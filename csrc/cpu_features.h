@@ -5,6 +5,7 @@ namespace ipex_lookahead {
 
 struct CpuFeatures {
   bool avx2 = false;         // with fma and f16c, registers saved by the system
+  bool avx_vnni = false;     // avx2 with 256-bit integer dot products
   bool avx512_vnni = false;  // avx512 f, bw, vl, dq and vnni
 };
 

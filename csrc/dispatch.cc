@@ -16,6 +16,9 @@ struct Entry {
 const std::vector<Entry>& entries() {
   static const std::vector<Entry> all = {
       {"avx512_vnni", avx512_vnni_kernels, cpu_features().avx512_vnni},
+#ifdef HAS_AVX_VNNI  // compilers before gcc 11 cannot build it; avx2 serves then
+      {"avx_vnni", avx_vnni_kernels, cpu_features().avx_vnni},
+#endif
       {"avx2", avx2_kernels, cpu_features().avx2},
       {"scalar", scalar_kernels, true},
   };

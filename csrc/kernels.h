@@ -98,6 +98,7 @@ inline int64_t attention_scratch(int64_t step_rows) { return kQueries * (kBlock 
 
 const KernelTable* scalar_kernels();
 const KernelTable* avx2_kernels();
+const KernelTable* avx_vnni_kernels();
 const KernelTable* avx512_vnni_kernels();
 
 }  // namespace ipex_lookahead

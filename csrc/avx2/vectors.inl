@@ -1,0 +1,105 @@
+// Sixteen lanes in two 256-bit registers: everything AVX2 and AVX-VNNI have in common. Included inside a namespace.
+
+struct f32x16 {
+  __m256 lo, hi;
+};
+struct i32x16 {
+  __m256i lo, hi;
+};
+
+SIMD_INLINE f32x16 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+SIMD_INLINE f32x16 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+SIMD_INLINE f32x16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+SIMD_INLINE void store(float* p, f32x16 v) {
+  _mm256_storeu_ps(p, v.lo);
+  _mm256_storeu_ps(p + 8, v.hi);
+}
+SIMD_INLINE f32x16 add(f32x16 a, f32x16 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+SIMD_INLINE f32x16 sub(f32x16 a, f32x16 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+SIMD_INLINE f32x16 mul(f32x16 a, f32x16 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+SIMD_INLINE f32x16 div(f32x16 a, f32x16 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+SIMD_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
+  return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+SIMD_INLINE f32x16 max(f32x16 a, f32x16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+SIMD_INLINE f32x16 min(f32x16 a, f32x16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+SIMD_INLINE f32x16 abs(f32x16 a) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi)};
+}
+SIMD_INLINE i32x16 round(f32x16 a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
+SIMD_INLINE f32x16 to_float(i32x16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+SIMD_INLINE __m256 scale_by_power(__m256 a, __m256i n) {
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(n, 23)));
+}
+SIMD_INLINE f32x16 scale_by_power(f32x16 a, i32x16 n) {
+  return {scale_by_power(a.lo, n.lo), scale_by_power(a.hi, n.hi)};
+}
+SIMD_INLINE __m128i load8(const uint16_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
+SIMD_INLINE f32x16 load_f16(const uint16_t* p) { return {_mm256_cvtph_ps(load8(p)), _mm256_cvtph_ps(load8(p + 8))}; }
+SIMD_INLINE __m256 widen_bf16(const uint16_t* p) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load8(p)), 16));
+}
+SIMD_INLINE f32x16 load_bf16(const uint16_t* p) { return {widen_bf16(p), widen_bf16(p + 8)}; }
+SIMD_INLINE void store_f16(uint16_t* p, f32x16 v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v.lo, _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(v.hi, _MM_FROUND_TO_NEAREST_INT));
+}
+SIMD_INLINE void store_i8(int8_t* p, i32x16 v) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(v.lo, v.hi), 0xd8);
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+SIMD_INLINE float reduce_add(f32x16 a) {
+  const __m256 h = _mm256_add_ps(a.lo, a.hi);
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  q = _mm_add_ss(q, _mm_movehdup_ps(q));
+  return _mm_cvtss_f32(q);
+}
+SIMD_INLINE bool any_greater(f32x16 a, float b) {
+  const __m256 bound = _mm256_set1_ps(b);
+  return _mm256_movemask_ps(
+             _mm256_or_ps(_mm256_cmp_ps(a.lo, bound, _CMP_GT_OQ), _mm256_cmp_ps(a.hi, bound, _CMP_GT_OQ))) != 0;
+}
+SIMD_INLINE float reduce_max(f32x16 a) {
+  const __m256 h = _mm256_max_ps(a.lo, a.hi);
+  __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+  q = _mm_max_ss(q, _mm_movehdup_ps(q));
+  return _mm_cvtss_f32(q);
+}
+SIMD_INLINE int32_t reduce_add(i32x16 a) {
+  const __m256i h = _mm256_add_epi32(a.lo, a.hi);
+  __m128i q = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+  q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0x4e));
+  q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0xb1));
+  return _mm_cvtsi128_si32(q);
+}
+
+// Half h of a tile holds outputs 8 h ... 8 h + 7.
+struct Int4Tile {
+  static constexpr int kBytes = 256;
+  __m256i w[2][8];
+};
+struct Int8Tile {
+  static constexpr int kBytes = 512;
+  __m256i w[2][8];
+};
+SIMD_INLINE __m256i load32(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+SIMD_INLINE Int4Tile unpack(const uint8_t* p, Int4Tile*) {
+  Int4Tile t;
+  const __m256i mask = _mm256_set1_epi8(15);
+  for (int h = 0; h < 2; ++h)
+    for (int c = 0; c < 4; ++c) {
+      const __m256i x = load32(p + 64 * c + 32 * h);
+      t.w[h][c] = _mm256_and_si256(x, mask);
+      t.w[h][c + 4] = _mm256_and_si256(_mm256_srli_epi16(x, 4), mask);
+    }
+  return t;
+}
+SIMD_INLINE __m256i broadcast4(const int8_t* a) {
+  int32_t x;
+  std::memcpy(&x, a, 4);
+  return _mm256_set1_epi32(x);
+}

@@ -1,0 +1,44 @@
+// AVX-VNNI (Alder Lake, Zen 5 and later): AVX2 with integer dot products of 256 bits.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#define SIMD_INLINE static inline __attribute__((always_inline))
+
+namespace ipex_lookahead {
+namespace avx_vnni {
+
+constexpr int kMaxRows = 4;
+constexpr int kMaxFloatRows = 1;
+constexpr int kQueryTile = 1;
+
+#include "../avx2/vectors.inl"
+
+// The weights are the unsigned operand. Two chains a half, so that latency does not bind at one row.
+SIMD_INLINE __m256i dot_half(const __m256i* w, const int8_t* a, int32_t start) {
+  __m256i even = _mm256_set1_epi32(start), odd = _mm256_setzero_si256();
+  for (int c = 0; c < 8; c += 2) {
+    even = _mm256_dpbusd_avx_epi32(even, w[c], broadcast4(a + 4 * c));
+    odd = _mm256_dpbusd_avx_epi32(odd, w[c + 1], broadcast4(a + 4 * c + 4));
+  }
+  return _mm256_add_epi32(even, odd);
+}
+SIMD_INLINE i32x16 dot(const Int4Tile& t, const int8_t* a, int32_t start) {
+  return {dot_half(t.w[0], a, start), dot_half(t.w[1], a, start)};
+}
+SIMD_INLINE Int8Tile unpack(const uint8_t* p, Int8Tile*) {
+  Int8Tile t;
+  for (int h = 0; h < 2; ++h)
+    for (int c = 0; c < 8; ++c) t.w[h][c] = load32(p + 64 * c + 32 * h);
+  return t;
+}
+// Sum of signed codes * a, where bias8 = -128 * sum of a undoes the codes' bias.
+SIMD_INLINE i32x16 dot(const Int8Tile& t, const int8_t* a, int32_t bias8) {
+  return {dot_half(t.w[0], a, bias8), dot_half(t.w[1], a, bias8)};
+}
+
+}  // namespace avx_vnni
+}  // namespace ipex_lookahead
