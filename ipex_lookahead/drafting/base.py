@@ -13,7 +13,15 @@ class Proposer(Protocol):
 
     The order of calls is ``begin``, then any number of ``propose`` and ``observe`` in turn. A proposer is
     deterministic: the same calls give the same drafts.
+
+    Attributes:
+        top: how many of the target's most likely ids at every row the proposer wants in its outcomes; mostly 0.
     """
+
+    @property
+    def top(self) -> int:
+        """Ids a row that ``observe`` wants to see in ``Outcome.top``, 0 to 64."""
+        ...
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Start a sequence: the prompt and whatever has been emitted before the first draft, token ids."""

@@ -14,6 +14,9 @@ class Draft:
         tokens: draft token ids.
         parents: for each draft token the index of its parent in ``tokens``; -1 = the last committed token.
         scratch: how many trailing rows are evaluated but never accepted (their argmax goes back in the Outcome).
+        probs: for each token an estimate, 0 to 1, that it is accepted if its parent is; empty where none is made. A
+            proposer that estimates puts the tokens best first, so that the controller may take the first few.
+        sources: for each token the name of what put it forward, for statistics; empty where one name does for all.
 
     Example: after ``... 7``, ``Draft(tokens=[3, 4, 9], parents=[-1, 0, -1])`` says that 7 may be followed by 3 4 or by 9.
     """
@@ -21,6 +24,8 @@ class Draft:
     tokens: Sequence[int] = ()
     parents: Sequence[int] = ()
     scratch: int = 0
+    probs: Sequence[float] = ()
+    sources: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -29,6 +34,12 @@ class Draft:
     def chain(cls, tokens: Sequence[int]) -> Draft:
         """One path: every token hangs from the one before."""
         return cls(tokens, range(-1, len(tokens) - 1))
+
+    def first(self, count: int) -> Draft:
+        """The first ``count`` tokens and no scratch row: a tree again, since parents come before children."""
+        if count >= len(self.tokens) and not self.scratch:
+            return self
+        return Draft(self.tokens[:count], self.parents[:count], 0, self.probs[:count], self.sources[:count])
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +52,12 @@ class Outcome:
         emitted: the tokens committed by this step: the accepted ones, then the bonus token. Shorter where a stop
             condition ended the sequence inside the draft.
         scratch_argmax: argmax of the target at each scratch row.
+        top: the target's most likely ids at every row, most likely first: ``top[0]`` after the last committed token,
+            ``top[i + 1]`` after draft token i, rejected ones included. None unless the proposer's ``top`` asks for them.
     """
 
     draft: Draft
     accepted: Sequence[int]
     emitted: Sequence[int]
     scratch_argmax: Sequence[int] = field(default=())
+    top: Sequence[Sequence[int]] | None = None

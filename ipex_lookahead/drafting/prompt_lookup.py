@@ -28,6 +28,8 @@ class PromptLookup:
     O(budget).
     """
 
+    top = 0
+
     def __init__(self, max_ngram: int = 3) -> None:
         self._max_ngram = max_ngram
         self.begin(())
