@@ -18,7 +18,7 @@ class Draft:
             proposer that estimates puts the tokens best first, so that the controller may take the first few.
         sources: for each token the name of what put it forward, for statistics; empty where one name does for all.
 
-    Example: after ``... 7``, ``Draft(tokens=[3, 4, 9], parents=[-1, 0, -1])`` says that 7 may be followed by 3 4 or by 9.
+    Example: after ``... 7``, ``Draft(tokens=[3, 4, 9], parents=[-1, 0, -1])`` says that 3 4 or 9 may follow.
     """
 
     tokens: Sequence[int] = ()
@@ -53,7 +53,7 @@ class Outcome:
             condition ended the sequence inside the draft.
         scratch_argmax: argmax of the target at each scratch row.
         top: the target's most likely ids at every row, most likely first: ``top[0]`` after the last committed token,
-            ``top[i + 1]`` after draft token i, rejected ones included. None unless the proposer's ``top`` asks for them.
+            ``top[i + 1]`` after draft token i, rejected ones included. None unless the proposer asks (its ``top``).
     """
 
     draft: Draft
