@@ -100,9 +100,10 @@ def _step(engine: Engine, live: Sequence[DecodingSequence], controller: Controll
         drafts.append(draft)
         counts.append(1 + len(draft))
         tokens.append(sequence.last)
-        tokens.extend(draft.tokens)
         parents.append(-1)
-        parents.extend(parent + 1 for parent in draft.parents)
+        if len(draft):
+            tokens.extend(draft.tokens)
+            parents.extend([parent + 1 for parent in draft.parents])
     batch = Batch(
         caches=[s.cache for s in live],
         counts=counts,
@@ -115,7 +116,7 @@ def _step(engine: Engine, live: Sequence[DecodingSequence], controller: Controll
     answered = perf_counter()
     argmax = output.argmax.tolist()
 
-    first = accepted_rows = 0
+    first = accepted_rows = longest = 0
     for sequence, draft, count in zip(live, drafts, counts, strict=True):
         accepted, emitted = verify(draft, partial(_emit, sequence, argmax, output, stats, first))
         accepted_rows += len(accepted)
@@ -127,7 +128,8 @@ def _step(engine: Engine, live: Sequence[DecodingSequence], controller: Controll
                 sequence.proposer.observe(outcome)
         controller.observe(sequence.index, outcome)
         first += count
-    controller.timed(first, max(s.length for s in live), answered - proposed)
+        longest = max(longest, sequence.length)
+    controller.timed(first, longest, answered - proposed)
 
     drafted = first - len(live)
     stats.steps += 1

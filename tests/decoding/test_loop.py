@@ -1,0 +1,127 @@
+"""The seams of the loop: what it asks of proposers, controllers and engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ipex_lookahead.decoding.controller import FixedBudget
+from ipex_lookahead.decoding.loop import DecodingSequence, decode
+from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.drafting.draft import Draft, Outcome
+from ipex_lookahead.engines.base import StepOutput
+from ipex_lookahead.errors import EngineError, InputError
+from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer
+from tests.support.scripted_engine import ScriptedEngine, scripted
+
+PROMPT = np.array([1, 2], np.int32)
+TEXT = [5, 6, 7, 8, 9, 10, 11, 12]
+
+
+def sequence(
+    engine: ScriptedEngine, proposer: Any, index: int = 0, accept: Callable[[int], bool] | None = None, limit: int = 10
+) -> DecodingSequence:
+    return DecodingSequence(index, PROMPT, limit, engine.new_cache(), proposer, None, accept or (lambda token: False))
+
+
+def test_a_draft_over_the_budget_is_refused() -> None:
+    class Greedy(RandomProposer):
+        def propose(self, budget: int) -> Draft:
+            return super().propose(budget + 1)
+
+    engine = scripted(TEXT, 32, 2)
+    with pytest.raises(InputError, match="Greedy proposed 4 tokens with a budget of 3"):
+        decode(engine, [sequence(engine, Greedy(32))], FixedBudget(3), GenerationStats())
+
+
+def test_an_engine_without_an_answer_is_an_error() -> None:
+    engine = scripted(TEXT, 32, 2)
+    forward = engine.forward
+    engine.forward = lambda batch: StepOutput(forward(batch).argmax * 0 - 1, None)  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="logits hold NaN"):
+        decode(engine, [sequence(engine, None)], FixedBudget(0), GenerationStats())
+
+
+def test_an_empty_list_of_sequences_is_no_work() -> None:
+    engine = scripted(TEXT, 32, 2)
+    decode(engine, [], FixedBudget(3), GenerationStats())
+    assert not engine.batches
+
+
+class Watching:
+    """A controller with a script of budgets, which keeps what it is told."""
+
+    def __init__(self, budgets: list[int]) -> None:
+        self.budgets = budgets
+        self.asked: list[tuple[int, int]] = []
+        self.outcomes: list[tuple[int, Outcome]] = []
+        self.times: list[tuple[int, int]] = []
+
+    def budget(self, sequence: int, length: int) -> int:
+        self.asked.append((sequence, length))
+        return self.budgets[len(self.asked) - 1]
+
+    def observe(self, sequence: int, outcome: Outcome) -> None:
+        self.outcomes.append((sequence, outcome))
+
+    def timed(self, rows: int, length: int, seconds: float) -> None:
+        assert seconds >= 0
+        self.times.append((rows, length))
+
+
+def test_the_controller_decides_and_is_told() -> None:
+    engine = scripted(TEXT, 32, 2)
+    watching = Watching([2, 0, 99])
+    emitted: list[int] = []
+    one = sequence(engine, OracleProposer([1, 2, *TEXT]), accept=lambda token: emitted.append(token) or False)
+    stats = GenerationStats()
+    decode(engine, [one], watching, stats)
+    assert emitted == TEXT
+    assert one.finish == "length"
+    # After the first token: 2 drafted of 7 left; none of 4; then the room of 2, the bonus token being the last.
+    assert watching.asked == [(0, 3), (0, 6), (0, 7)]
+    assert [len(outcome.draft) for _, outcome in watching.outcomes] == [2, 0, 2]
+    assert [outcome.emitted for _, outcome in watching.outcomes] == [[6, 7, 8], [9], [10, 11, 12]]
+    assert watching.times == [(3, 6), (1, 7), (3, 10)]
+    assert (stats.steps, stats.drafted, stats.accepted, stats.tokens) == (3, 4, 4, 8)
+
+
+def test_scratch_rows_come_back_as_argmax_and_are_never_accepted() -> None:
+    class Scratch(RandomProposer):
+        def __init__(self) -> None:
+            self.outcomes: list[Outcome] = []
+
+        def propose(self, budget: int) -> Draft:
+            return Draft([6, 7, 8], [-1, 0, 1], scratch=2) if budget >= 3 else Draft()
+
+        def observe(self, outcome: Outcome) -> None:
+            self.outcomes.append(outcome)
+
+    engine = scripted(TEXT, 32, 2)
+    proposer = Scratch()
+    decode(engine, [sequence(engine, proposer)], FixedBudget(3), GenerationStats())
+    first = proposer.outcomes[0]
+    assert list(first.accepted) == [0]
+    assert list(first.emitted) == [6, 7]
+    assert list(first.scratch_argmax) == [8, 9]
+
+
+def test_sequences_end_on_their_own_and_leave_the_batch() -> None:
+    engine = scripted(TEXT, 32, 2)
+    ends = [8, 6, 12]
+    all_of_them = [
+        sequence(engine, TreeProposer(32, [1, 2, *TEXT], seed=i), i, accept=lambda token, end=end: token == end)
+        for i, end in enumerate(ends)
+    ]
+    stats = GenerationStats(sequences=3)
+    decode(engine, all_of_them, FixedBudget(2), stats)
+    assert [s.last for s in all_of_them] == ends
+    assert [s.finish for s in all_of_them] == ["stop"] * 3
+    assert stats.finish_reasons == ["stop"] * 3
+    sizes = [len(counts) for counts, _, _ in engine.batches]
+    assert sizes[0] == 3
+    assert sizes == sorted(sizes, reverse=True)
+    assert stats.sequence_steps == sum(sizes[1:])
