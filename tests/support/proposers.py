@@ -12,6 +12,8 @@ from ipex_lookahead.drafting.draft import Draft, Outcome
 class RandomProposer:
     """Chains of random tokens, nearly always wrong."""
 
+    top = 0
+
     def __init__(self, vocab_size: int, seed: int = 0) -> None:
         self._rng = np.random.default_rng(seed)
         self._vocab_size = vocab_size
@@ -26,6 +28,8 @@ class RandomProposer:
 
 class OracleProposer:
     """Chains of what plain decoding emits: always right. ``text`` is prompt and output."""
+
+    top = 0
 
     def __init__(self, text: Sequence[int]) -> None:
         self._text = list(text)
@@ -46,6 +50,8 @@ class OracleProposer:
 
 class TreeProposer:
     """Random trees, with siblings, repeated tokens and scratch rows, some of whose paths are right (``text``)."""
+
+    top = 0
 
     def __init__(self, vocab_size: int, text: Sequence[int] = (), seed: int = 0, scratch: bool = True) -> None:
         self._rng = np.random.default_rng(seed)
