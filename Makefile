@@ -23,6 +23,7 @@ demo:
 
 test:
 	$(call setup,--with test)
+	@$(PY) -m ipex_lookahead.cli.main info default >/dev/null
 	@$(MAKE) --no-print-directory lint types
 	@$(PY) -m pytest $(PYTEST)
 

@@ -41,7 +41,9 @@ def rope(config: dict[str, Any]) -> tuple[Floats, float]:
     if kind == "freq_factors":  # a GGUF file's own divisor for each pair
         factors = np.asarray(scaling["factors"], dtype=np.float32)
         if factors.shape != plain.shape:
-            raise UnsupportedModelError(f"rope has {len(factors)} frequency factors for {len(plain)} pairs of dimensions")
+            raise UnsupportedModelError(
+                f"rope has {len(factors)} frequency factors for {len(plain)} pairs of dimensions"
+            )
         return (plain / factors).astype(np.float32), 1.0
     raise UnsupportedModelError(
         f"rope scaling of type {kind!r} is not supported; supported are default, linear, dynamic, llama3 and yarn"
