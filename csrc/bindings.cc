@@ -12,6 +12,7 @@
 #include "decoder.h"
 #include "dispatch.h"
 #include "linear_probe.h"
+#include "machine_probe.h"
 #include "quantize.h"
 #include "sampling.h"
 
@@ -185,6 +186,21 @@ NB_MODULE(_native, m) {
       },
       "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "sequence"_a, "position"_a);
 
+  m.def(
+      "read_bandwidth",
+      [](int64_t bytes, int threads, const std::string& isa) {
+        nb::gil_scoped_release release;
+        return read_bandwidth(bytes, threads, isa);
+      },
+      "bytes"_a, "threads"_a, "isa"_a = "");
+  m.def(
+      "integer_peak",
+      [](int threads, const std::string& isa) {
+        nb::gil_scoped_release release;
+        return integer_peak(threads, isa);
+      },
+      "threads"_a, "isa"_a = "");
+
   nb::class_<LinearProbe>(m, "LinearProbe")
       .def(
           "__init__",
@@ -211,7 +227,8 @@ NB_MODULE(_native, m) {
       .def_prop_ro("length", &KVCache::length)
       .def("keep", [](KVCache& c, const std::vector<int64_t>& rows) { c.keep(rows.data(), int64_t(rows.size())); })
       .def("crop", &KVCache::crop, "length"_a)
-      .def("fork", &KVCache::fork);
+      .def("fork", &KVCache::fork)
+      .def("fill_blank", &KVCache::fill_blank, "length"_a);
 
   nb::enum_<Slot>(m, "Slot")
       .value("q", Slot::q)
@@ -227,18 +244,21 @@ NB_MODULE(_native, m) {
           "__init__",
           [](Decoder* self, int layers, int hidden, int intermediate, int heads, int kv_heads, int head_dim, int vocab,
              float rms_epsilon, int64_t max_context, FloatVector rope_frequencies, float rope_attention_factor,
-             int threads, const std::string& isa) {
+             int threads, const std::string& isa, const std::string& kv_format) {
+            if (kv_format != "fp16" && kv_format != "int8")
+              throw std::invalid_argument("kv_format is '" + kv_format + "'; it must be 'fp16' or 'int8'");
             if (layers < 1 || hidden < 1 || intermediate < 1 || heads < 1 || kv_heads < 1 || heads % kv_heads != 0 ||
                 head_dim < 8 || head_dim % 8 != 0 || head_dim > 1024 || vocab < 1 || max_context < 1 || threads < 1 ||
                 int64_t(rope_frequencies.shape(0)) != head_dim / 2)
               throw std::invalid_argument("the decoder's shape is out of range");
             DecoderShape shape{layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, rms_epsilon, max_context,
                                rope_attention_factor, {}};
+            shape.kv_format = kv_format == "int8" ? KvFormat::int8 : KvFormat::fp16;
             shape.rope_frequencies.assign(rope_frequencies.data(), rope_frequencies.data() + head_dim / 2);
             new (self) Decoder(shape, threads, isa);
           },
           nb::kw_only(), "layers"_a, "hidden"_a, "intermediate"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "vocab"_a,
-          "rms_epsilon"_a, "max_context"_a, "rope_frequencies"_a, "rope_attention_factor"_a, "threads"_a, "isa"_a)
+          "rms_epsilon"_a, "max_context"_a, "rope_frequencies"_a, "rope_attention_factor"_a, "threads"_a, "isa"_a, "kv_format"_a)
       .def(
           "set_matrix",
           [](Decoder& d, int layer, Slot slot, const std::string& format, int64_t n_out, int64_t n_in, int group,

@@ -24,7 +24,7 @@ void ensure(std::vector<T>& v, int64_t n) {
 
 Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
     : shape_(shape),
-      cache_shape_{shape.layers, shape.kv_heads, shape.head_dim},
+      cache_shape_{shape.layers, shape.kv_heads, shape.head_dim, shape.kv_format},
       kernels_(kernels_for(isa)),
       pool_(threads),
       layers_(size_t(shape.layers)),
@@ -103,9 +103,7 @@ void Decoder::check(const Step& step) const {
   int64_t first = 0;
   for (size_t i = 0; i < step.caches.size(); ++i) {
     const KVCache* cache = step.caches[i];
-    const CacheShape& s = cache->shape();
-    if (s.layers != shape_.layers || s.kv_heads != shape_.kv_heads || s.head_dim != shape_.head_dim)
-      fail("a cache of another model was given");
+    if (!(cache->shape() == cache_shape_)) fail("a cache of another model was given");
     if (std::find(step.caches.begin(), step.caches.begin() + std::ptrdiff_t(i), cache) !=
         step.caches.begin() + std::ptrdiff_t(i))
       fail("the same cache was given twice in one step");
@@ -206,10 +204,9 @@ void Decoder::forward(const Step& step, int top, int32_t* ids, float* logits) {
   std::lock_guard<std::mutex> lock(mutex_);
   check(step);
   plan(step);
-  reserve(step, top, logits == nullptr);
+  reserve(step, top);
   for (size_t i = 0; i < step.caches.size(); ++i) step.caches[i]->prepare(step.counts[i]);
-  float* out = logits != nullptr ? logits : logits_.data();
-  pool_.run([&](int thread) { run(thread, step, top, ids, out); });
+  pool_.run([&](int thread) { run(thread, step, top, ids, logits); });
   int64_t first = 0;
   for (size_t i = 0; i < step.caches.size(); first += step.counts[i], ++i)
     step.caches[i]->set_step(step.parents + first, step.counts[i]);

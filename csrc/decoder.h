@@ -20,6 +20,7 @@ struct DecoderShape {
   int64_t max_context;
   float rope_attention_factor;         // multiplies cos and sin (yarn)
   std::vector<float> rope_frequencies;  // head_dim / 2 angles a position
+  KvFormat kv_format = KvFormat::fp16;
 };
 
 enum class Slot : int { q, k, v, o, gate, up, down };
@@ -95,7 +96,7 @@ class Decoder {
   const float* copy_vector(const float* values, int64_t n);
   void check(const Step& step) const;
   void plan(const Step& step);
-  void reserve(const Step& step, int top, bool own_logits);
+  void reserve(const Step& step, int top);
   void reserve_rope(int64_t positions);
 
   // The phases of a step, each run by every thread.
@@ -114,6 +115,7 @@ class Decoder {
   Keys keys_of(const Sequence& s, int layer, int head) const;
   float* partial(int64_t row, int64_t head, int64_t block);
   void head_and_top(int thread, const Rows& x, int64_t wanted, int top, int32_t* ids, float* logits);
+  int64_t head_chunk(int64_t wanted) const;
 
   const DecoderShape shape_;
   const CacheShape cache_shape_;
@@ -135,12 +137,13 @@ class Decoder {
 
   // Scratch, grown between steps only. Widths are padded to 16, rows of RowsMemory to 32.
   int64_t hidden_stride_, qkv_stride_, k_column_, v_column_, gated_stride_, widest_;
-  std::vector<float> hidden_, qkv_, gated_, partials_, logits_;
+  std::vector<float> hidden_, qkv_, gated_, partials_;
   std::vector<std::vector<float>> scratch_;  // a thread
   RowsMemory shared_rows_;
   std::vector<RowsMemory> own_rows_;  // a thread
   std::vector<float> top_values_;     // [wanted][threads][top]
   std::vector<int32_t> top_ids_;
+  std::vector<int> top_counts_;       // [threads][wanted]
   std::vector<int> merge_at_;         // [threads]
 };
 

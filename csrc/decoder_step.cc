@@ -23,7 +23,7 @@ void ensure(std::vector<T>& v, int64_t n) {
 
 }  // namespace
 
-void Decoder::reserve(const Step& step, int top, bool own_logits) {
+void Decoder::reserve(const Step& step, int top) {
   const int64_t rows = step.rows, head = kPartialHead + cache_shape_.head_dim16();
   int64_t blocks = 1;
   if (rows <= kSplitPositions)
@@ -33,14 +33,15 @@ void Decoder::reserve(const Step& step, int top, bool own_logits) {
   ensure(qkv_, rows * qkv_stride_);
   ensure(gated_, rows * gated_stride_);
   ensure(partials_, rows * shape_.heads * blocks * head);
-  if (own_logits) ensure(logits_, step.wanted * shape_.vocab);
   ensure(top_values_, pool_.size() * step.wanted * top);
   ensure(top_ids_, pool_.size() * step.wanted * top);
+  ensure(top_counts_, pool_.size() * step.wanted);
   if (rows > kPreparedByAll) shared_rows_.reserve(rows, widest_);
   for (int t = 0; t < pool_.size(); ++t) {
     own_rows_[size_t(t)].reserve(std::min(rows, kPreparedByAll), widest_);
     const int64_t group = shape_.heads / shape_.kv_heads;
-    ensure(scratch_[size_t(t)], attention_scratch(rows) + kRowTile * group * head + head);
+    ensure(scratch_[size_t(t)], std::max(attention_scratch(rows) + kRowTile * group * head + head,
+                                         step.wanted * head_chunk(step.wanted) * kLanes));
   }
 }
 
@@ -174,14 +175,16 @@ void Decoder::rope_and_store(int thread, int layer) {
       kernels_->rope(base + head * d, cos, sin, d, scale);
       continue;
     }
-    uint16_t* page = s.cache->pages()[slot / kPage];
-    const int kv = int((head - shape_.heads) % shape_.kv_heads);
+    uint8_t* page = s.cache->pages()[slot / kPage];
+    const int kv = int((head - shape_.heads) % shape_.kv_heads), format = int(shape_.kv_format);
+    float* scales = reinterpret_cast<float*>(page + cache_shape_.scale_offset(layer, kv));
     if (head < shape_.heads + shape_.kv_heads) {
       float* k = base + k_column_ + kv * d;
       kernels_->rope(k, cos, sin, d, 1.0f);
-      kernels_->store_key(k, page + cache_shape_.k_offset(layer, kv), slot % kPage, d);
+      kernels_->store_key[format](k, page + cache_shape_.k_offset(layer, kv), scales, slot % kPage, d);
     } else {
-      kernels_->store_value(base + v_column_ + kv * d, page + cache_shape_.v_offset(layer, kv), slot % kPage, d);
+      kernels_->store_value[format](base + v_column_ + kv * d, page + cache_shape_.v_offset(layer, kv), scales + kPage,
+                                    slot % kPage, d);
     }
   }
 }
@@ -191,6 +194,7 @@ Keys Decoder::keys_of(const Sequence& s, int layer, int head) const {
   keys.pages = s.cache->pages();
   keys.k_offset = cache_shape_.k_offset(layer, head);
   keys.v_offset = cache_shape_.v_offset(layer, head);
+  keys.scale_offset = cache_shape_.scale_offset(layer, head);
   keys.length = s.length;
   keys.depth = depth_.data() + s.first_row;
   if (!s.chain) {
@@ -209,7 +213,7 @@ void Decoder::attend_blocks(int thread, int layer) {
       const Keys keys = keys_of(s, layer, kv);
       for (int64_t b = 0; b < s.blocks; ++b)
         if (item++ % pool_.size() == thread)
-          kernels_->attend(keys, qkv_.data() + s.first_row * qkv_stride_ + kv * group * shape_.head_dim, qkv_stride_,
+          kernels_->attend[int(shape_.kv_format)](keys, qkv_.data() + s.first_row * qkv_stride_ + kv * group * shape_.head_dim, qkv_stride_,
                            int(group), shape_.head_dim, 0, s.rows, s.rows, b, partial(s.first_row, kv * group, b),
                            shape_.heads * partial_blocks_ * size, partial_blocks_ * size,
                            scratch_[size_t(thread)].data());
@@ -232,7 +236,7 @@ void Decoder::attend_tiles(int thread, int layer) {
           // attend() adds row offsets itself, so the tile's own memory is addressed from its first row on.
           float* to = b == 0 ? partial(s.first_row, kv * group, 0) : next - r0 * group * size;
           const int64_t row_stride = b == 0 ? shape_.heads * size : group * size;
-          kernels_->attend(keys, q, qkv_stride_, int(group), shape_.head_dim, r0, r1, s.rows, b, to, row_stride, size,
+          kernels_->attend[int(shape_.kv_format)](keys, q, qkv_stride_, int(group), shape_.head_dim, r0, r1, s.rows, b, to, row_stride, size,
                            scratch_[size_t(thread)].data());
           if (b == 0) continue;
           for (int64_t r = r0; r < r1; ++r)
@@ -245,18 +249,29 @@ void Decoder::attend_tiles(int thread, int layer) {
     }
 }
 
+// Tiles of the lm_head whose outputs are looked at together: about 16 thousand logits, which stay in the cache.
+int64_t Decoder::head_chunk(int64_t wanted) const { return std::max<int64_t>(1, 1024 / std::max<int64_t>(wanted, 1)); }
+
+// Logits nobody asked for never exist all at once: each chunk of outputs goes from the linear layer into the top and is
+// forgotten.
 void Decoder::head_and_top(int thread, const Rows& x, int64_t wanted, int top, int32_t* ids, float* logits) {
-  const auto part = pool_.share(thread, lm_head_.tiles());
-  kernels_->linear(lm_head_, x, part.first, part.second, logits, shape_.vocab, false);
   const int threads = pool_.size();
   const auto values_of = [&](int64_t w, int t) { return top_values_.data() + (w * threads + t) * top; };
   const auto ids_of = [&](int64_t w, int t) { return top_ids_.data() + (w * threads + t) * top; };
-  for (int64_t w = 0; w < wanted; ++w) {
-    const int found = kernels_->top_k(logits + w * shape_.vocab, part.first * kLanes,
-                                      std::min<int64_t>(part.second * kLanes, shape_.vocab), top, values_of(w, thread),
-                                      ids_of(w, thread));
-    std::fill(ids_of(w, thread) + found, ids_of(w, thread) + top, -1);
+  int* counts = top_counts_.data() + thread * wanted;
+  std::fill(counts, counts + wanted, 0);
+  const auto part = pool_.share(thread, lm_head_.tiles());
+  const int64_t chunk = head_chunk(wanted);
+  for (int64_t tile = part.first; tile < part.second; tile += chunk) {
+    const int64_t end = std::min(tile + chunk, part.second);
+    const int64_t first = tile * kLanes, n = std::min<int64_t>(end * kLanes, shape_.vocab) - first;
+    const int64_t stride = logits != nullptr ? shape_.vocab : chunk * kLanes;
+    float* out = logits != nullptr ? logits + first : scratch_[size_t(thread)].data();
+    kernels_->linear(lm_head_, x, tile, end, out - first, stride, false);
+    for (int64_t w = 0; w < wanted; ++w)
+      counts[w] = kernels_->top_k(out + w * stride, n, first, top, counts[w], values_of(w, thread), ids_of(w, thread));
   }
+  for (int64_t w = 0; w < wanted; ++w) std::fill(ids_of(w, thread) + counts[w], ids_of(w, thread) + top, -1);
   pool_.barrier();
   if (thread != 0) return;
   // Threads hold ascending ranges of outputs, so an earlier thread wins a tie.

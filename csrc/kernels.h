@@ -46,13 +46,19 @@ struct Rows {
   int64_t count = 0;
 };
 
-// One sequence's keys and values as attention sees them.
+// How keys and values are held: binary16, or int8 with a float scale a position and head.
+enum class KvFormat : int32_t { fp16, int8 };
+constexpr int kKvFormats = 2;
+inline int64_t kv_bytes(KvFormat f) { return f == KvFormat::fp16 ? 2 : 1; }
+
+// One sequence's keys and values as attention sees them, offsets in bytes.
 struct Keys {
-  uint16_t* const* pages = nullptr;  // page i holds slots 64 i ...; slot = position for committed rows
-  int64_t k_offset = 0;              // of this layer and head in a page: keys [4][head_dim][16]
-  int64_t v_offset = 0;              // values [64][head_dim16]
-  int64_t length = 0;                // committed positions; row r of the step lies in slot length + r
-  const int32_t* depth = nullptr;    // [rows]: row r has position length + depth[r]
+  uint8_t* const* pages = nullptr;  // page i holds slots 64 i ...; slot = position for committed rows
+  int64_t k_offset = 0;             // of this layer and head in a page: keys [4][head_dim][16]
+  int64_t v_offset = 0;             // values [64][head_dim16]
+  int64_t scale_offset = 0;         // int8 only: float key scales [64], then value scales [64]
+  int64_t length = 0;               // committed positions; row r of the step lies in slot length + r
+  const int32_t* depth = nullptr;   // [rows]: row r has position length + depth[r]
   const int32_t* ancestors = nullptr;  // [rows][ancestor_stride]: the row at each depth up to and with itself; null = chain
   int64_t ancestor_stride = 0;
 };
@@ -76,21 +82,26 @@ struct KernelTable {
   void (*quantize_row)(const Rows& x, int64_t r);
   // Rotary embedding of one head in place, then times `scale` (half rotation: i with i + head_dim / 2).
   void (*rope)(float* head, const float* cos, const float* sin, int head_dim, float scale);
-  void (*store_key)(const float* k, uint16_t* page_keys, int64_t slot_in_page, int head_dim);
-  void (*store_value)(const float* v, uint16_t* page_values, int64_t slot_in_page, int head_dim);
+  // Write one head's key and value to a slot of a page, by KvFormat.
+  void (*store_key[kKvFormats])(const float* k, uint8_t* keys, float* scales, int64_t slot_in_page, int head_dim);
+  void (*store_value[kKvFormats])(const float* v, uint8_t* values, float* scales, int64_t slot_in_page, int head_dim);
   // Scores, softmax and weighted values of the rows [begin, end) and `heads` query heads that share one key head, over
   // the positions [256 block, 256 block + 256). q + r * q_stride + h * head_dim is a query, its partial goes to
   // partials + r * partial_row_stride + h * partial_head_stride. Scratch: attention_scratch(rows of the step) floats.
-  void (*attend)(const Keys& keys, const float* q, int64_t q_stride, int heads, int head_dim, int64_t begin, int64_t end,
-                 int64_t step_rows, int64_t block, float* partials, int64_t partial_row_stride,
-                 int64_t partial_head_stride, float* scratch);
+  void (*attend[kKvFormats])(const Keys& keys, const float* q, int64_t q_stride, int heads, int head_dim, int64_t begin,
+                             int64_t end, int64_t step_rows, int64_t block, float* partials,
+                             int64_t partial_row_stride, int64_t partial_head_stride, float* scratch);
   // state = merge(state, next), both partials.
   void (*merge)(float* state, const float* next, int head_dim);
   // out = weighted values / sum.
   void (*finish)(const float* state, int head_dim, float* out);
-  // The k largest values in [begin, end), largest first, the lowest index first among equals; NaN and -inf never count.
-  // Returns how many there are; `values` and `indices` hold k each.
-  int (*top_k)(const float* x, int64_t begin, int64_t end, int k, float* values, int32_t* indices);
+  // Adds x[0 .. n), of indices first, first + 1, ..., to the k largest so far (`count` of them, whose indices are all
+  // lower): largest first, the lowest index first among equals; NaN and -inf never enter. Returns the new count.
+  int (*top_k)(const float* x, int64_t n, int64_t first, int k, int count, float* values, int32_t* indices);
+  // Reads a buffer from end to end; a multiple of 256 bytes. For measuring bandwidth.
+  float (*read)(const uint8_t* data, int64_t bytes);
+  // `repeats` x 8 independent 16 x 4 integer dot products in registers. For measuring the peak.
+  int32_t (*integer_peak)(int64_t repeats);
 };
 
 constexpr int kQueries = 16;  // queries attended to together

@@ -9,12 +9,12 @@
 namespace ipex_lookahead {
 namespace {
 
-std::shared_ptr<uint16_t> new_page(int64_t elements) {
-  const size_t bytes = (size_t(elements) * sizeof(uint16_t) + 63) & ~size_t(63);
-  void* memory = std::aligned_alloc(64, bytes);
+std::shared_ptr<uint8_t> new_page(int64_t bytes) {
+  const size_t size = (size_t(bytes) + 63) & ~size_t(63);
+  void* memory = std::aligned_alloc(64, size);
   if (memory == nullptr) throw std::bad_alloc();
-  std::memset(memory, 0, bytes);
-  return std::shared_ptr<uint16_t>(static_cast<uint16_t*>(memory), std::free);
+  std::memset(memory, 0, size);
+  return std::shared_ptr<uint8_t>(static_cast<uint8_t*>(memory), std::free);
 }
 
 }  // namespace
@@ -25,9 +25,9 @@ void KVCache::prepare(int64_t rows) {
   raw_.reserve(size_t(needed));
   for (int64_t page = length_ / kPage; page < needed; ++page) {
     if (page < int64_t(pages_.size()) && pages_[page].use_count() == 1) continue;
-    auto fresh = new_page(shape_.page_elements());
+    auto fresh = new_page(shape_.page_bytes());
     if (page < int64_t(pages_.size())) {  // shared with a fork: go on with a copy
-      std::memcpy(fresh.get(), pages_[page].get(), size_t(shape_.page_elements()) * sizeof(uint16_t));
+      std::memcpy(fresh.get(), pages_[page].get(), size_t(shape_.page_bytes()));
       pages_[page] = std::move(fresh);
       raw_[page] = pages_[page].get();
     } else {
@@ -75,19 +75,29 @@ KVCache KVCache::fork() const {
   return other;
 }
 
+void KVCache::fill_blank(int64_t length) {
+  prepare(length);
+  length_ = length;
+}
+
 void KVCache::move_slot(int64_t from, int64_t to) {
-  const int64_t d = shape_.head_dim, padded = shape_.head_dim16();
+  const int64_t d = shape_.head_dim, size = kv_bytes(shape_.format), row = shape_.head_dim16() * size;
+  uint8_t *source = raw_[size_t(from / kPage)], *target = raw_[size_t(to / kPage)];
+  const int64_t s = from % kPage, t = to % kPage;
   for (int layer = 0; layer < shape_.layers; ++layer)
     for (int head = 0; head < shape_.kv_heads; ++head) {
       const int64_t k = shape_.k_offset(layer, head), v = shape_.v_offset(layer, head);
-      auto key = [&](int64_t slot) {
-        return raw_[size_t(slot / kPage)] + k + slot % kPage / kLanes * d * kLanes + slot % kLanes;
-      };
-      auto value = [&](int64_t slot) { return raw_[size_t(slot / kPage)] + v + slot % kPage * padded; };
-      const uint16_t* key_from = key(from);
-      uint16_t* key_to = key(to);
-      for (int64_t i = 0; i < d; ++i) key_to[i * kLanes] = key_from[i * kLanes];
-      std::memcpy(value(to), value(from), size_t(padded) * sizeof(uint16_t));
+      const uint8_t* key_from = source + k + (s / kLanes * d * kLanes + s % kLanes) * size;
+      uint8_t* key_to = target + k + (t / kLanes * d * kLanes + t % kLanes) * size;
+      for (int64_t i = 0; i < d; ++i) std::memcpy(key_to + i * kLanes * size, key_from + i * kLanes * size, size_t(size));
+      std::memcpy(target + v + t * row, source + v + s * row, size_t(row));
+      if (shape_.format == KvFormat::int8) {
+        const int64_t at = shape_.scale_offset(layer, head);
+        float* to_scales = reinterpret_cast<float*>(target + at);
+        const float* from_scales = reinterpret_cast<const float*>(source + at);
+        to_scales[t] = from_scales[s];
+        to_scales[kPage + t] = from_scales[kPage + s];
+      }
     }
 }
 

@@ -14,12 +14,20 @@ namespace ipex_lookahead {
 
 struct CacheShape {
   int layers = 0, kv_heads = 0, head_dim = 0;
+  KvFormat format = KvFormat::fp16;
   int head_dim16() const { return (head_dim + kLanes - 1) / kLanes * kLanes; }
-  // Elements of one head's keys and values in a page, and where they begin.
-  int64_t head_elements() const { return int64_t(kPage) * (head_dim + head_dim16()); }
-  int64_t k_offset(int layer, int head) const { return (int64_t(layer) * kv_heads + head) * head_elements(); }
-  int64_t v_offset(int layer, int head) const { return k_offset(layer, head) + int64_t(kPage) * head_dim; }
-  int64_t page_elements() const { return int64_t(layers) * kv_heads * head_elements(); }
+  // Bytes of one head's keys, values and scales in a page, and where each begins.
+  int64_t key_bytes() const { return int64_t(kPage) * head_dim * kv_bytes(format); }
+  int64_t value_bytes() const { return int64_t(kPage) * head_dim16() * kv_bytes(format); }
+  int64_t scale_bytes() const { return format == KvFormat::int8 ? 2 * kPage * int64_t(sizeof(float)) : 0; }
+  int64_t head_bytes() const { return key_bytes() + value_bytes() + scale_bytes(); }
+  int64_t k_offset(int layer, int head) const { return (int64_t(layer) * kv_heads + head) * head_bytes(); }
+  int64_t v_offset(int layer, int head) const { return k_offset(layer, head) + key_bytes(); }
+  int64_t scale_offset(int layer, int head) const { return v_offset(layer, head) + value_bytes(); }
+  int64_t page_bytes() const { return int64_t(layers) * kv_heads * head_bytes(); }
+  bool operator==(const CacheShape& o) const {
+    return layers == o.layers && kv_heads == o.kv_heads && head_dim == o.head_dim && format == o.format;
+  }
 };
 
 class KVCache {
@@ -32,7 +40,7 @@ class KVCache {
   // Makes the slots [length, length + rows) writable: pages exist and are not shared. Throws std::bad_alloc, and then
   // the cache is as it was.
   void prepare(int64_t rows);
-  uint16_t* const* pages() const { return raw_.data(); }
+  uint8_t* const* pages() const { return raw_.data(); }
 
   // The parents of the step's rows, which keep() checks paths against.
   void set_step(const int32_t* parents, int64_t rows) { parents_.assign(parents, parents + rows); }
@@ -40,6 +48,8 @@ class KVCache {
   // Throws std::invalid_argument if `rows` is no path of the last step from its root.
   void keep(const int64_t* rows, int64_t count);
   void crop(int64_t length);
+  // Commits `length` positions of zeros to an empty cache, for measuring steps at that length.
+  void fill_blank(int64_t length);
   KVCache fork() const;
 
  private:
@@ -47,8 +57,8 @@ class KVCache {
 
   CacheShape shape_;
   int64_t length_ = 0;
-  std::vector<std::shared_ptr<uint16_t>> pages_;
-  std::vector<uint16_t*> raw_;  // pages_, as the kernels read them
+  std::vector<std::shared_ptr<uint8_t>> pages_;
+  std::vector<uint8_t*> raw_;  // pages_, as the kernels read them
   std::vector<int32_t> parents_;
 };
 

@@ -17,6 +17,7 @@ using i32x16 = __m512i;
 constexpr int kMaxRows = 16;      // rows of an integer tile held in registers
 constexpr int kMaxFloatRows = 4;  // rows of a float tile (four accumulators each)
 constexpr int kQueryTile = 4;     // queries x 4 chunks of values in registers
+constexpr int kSubBlocks = 4;     // queries x 4 sub-blocks of keys in registers
 
 SIMD_INLINE f32x16 zero() { return _mm512_setzero_ps(); }
 SIMD_INLINE f32x16 set1(float x) { return _mm512_set1_ps(x); }
@@ -41,6 +42,9 @@ SIMD_INLINE f32x16 load_f16(const uint16_t* p) {
 SIMD_INLINE f32x16 load_bf16(const uint16_t* p) {
   return _mm512_castsi512_ps(
       _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
+}
+SIMD_INLINE f32x16 load_i8(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
 SIMD_INLINE void store_f16(uint16_t* p, f32x16 v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -101,6 +105,14 @@ SIMD_INLINE i32x16 dot_unsigned(const __m512i* w, const int8_t* a, int32_t start
 SIMD_INLINE i32x16 dot(const Int4Tile& t, const int8_t* a, int32_t start) { return dot_unsigned(t.w, a, start); }
 // Sum of signed codes * a, where bias8 = -128 * sum of a undoes the codes' bias.
 SIMD_INLINE i32x16 dot(const Int8Tile& t, const int8_t* a, int32_t bias8) { return dot_unsigned(t.w, a, bias8); }
+
+// Independent integer dot products for measuring the peak: 64 multiply-adds a call.
+using DotAccumulator = __m512i;
+SIMD_INLINE DotAccumulator start_dots() { return _mm512_setzero_si512(); }
+SIMD_INLINE DotAccumulator more_dots(DotAccumulator a) {
+  return _mm512_dpbusd_epi32(a, _mm512_set1_epi8(3), _mm512_set1_epi8(1));
+}
+SIMD_INLINE int32_t finish_dots(DotAccumulator a) { return _mm512_reduce_add_epi32(a); }
 
 }  // namespace avx512_vnni
 }  // namespace ipex_lookahead

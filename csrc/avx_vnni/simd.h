@@ -14,6 +14,7 @@ namespace avx_vnni {
 constexpr int kMaxRows = 4;
 constexpr int kMaxFloatRows = 1;
 constexpr int kQueryTile = 1;
+constexpr int kSubBlocks = 4;
 
 #include "../avx2/vectors.inl"
 
@@ -39,6 +40,15 @@ SIMD_INLINE Int8Tile unpack(const uint8_t* p, Int8Tile*) {
 SIMD_INLINE i32x16 dot(const Int8Tile& t, const int8_t* a, int32_t bias8) {
   return {dot_half(t.w[0], a, bias8), dot_half(t.w[1], a, bias8)};
 }
+
+// Independent integer dot products for measuring the peak: 64 multiply-adds a call.
+using DotAccumulator = i32x16;
+SIMD_INLINE DotAccumulator start_dots() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+SIMD_INLINE DotAccumulator more_dots(DotAccumulator a) {
+  const __m256i w = _mm256_set1_epi8(3), x = _mm256_set1_epi8(1);
+  return {_mm256_dpbusd_avx_epi32(a.lo, w, x), _mm256_dpbusd_avx_epi32(a.hi, w, x)};
+}
+SIMD_INLINE int32_t finish_dots(DotAccumulator a) { return reduce_add(a); }
 
 }  // namespace avx_vnni
 }  // namespace ipex_lookahead

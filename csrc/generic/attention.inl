@@ -7,83 +7,173 @@
 //   blocks     merged in ascending order by merge() (the online softmax of Milakov & Gimelshein, arXiv 1805.02867)
 // A row's positions are the committed prefix, its ancestors in the step and itself; other rows are skipped, not masked.
 
-static void store_key(const float* k, uint16_t* page_keys, int64_t slot, int head_dim) {
-  uint16_t* at = page_keys + slot / kLanes * head_dim * kLanes + slot % kLanes;
-  alignas(64) float in[kLanes];
-  alignas(64) uint16_t out[kLanes];
-  for (int d = 0; d < head_dim; d += kLanes) {
-    const int n = head_dim - d < kLanes ? head_dim - d : kLanes;
-    for (int i = 0; i < kLanes; ++i) in[i] = i < n ? k[d + i] : 0.0f;
-    store_f16(out, load(in));
-    for (int i = 0; i < n; ++i) at[(d + i) * kLanes] = out[i];
-  }
+template <KvFormat F>
+SIMD_INLINE f32x16 load_kv(const uint8_t* p, int64_t index) {
+  if (F == KvFormat::fp16) return load_f16(reinterpret_cast<const uint16_t*>(p) + index);
+  return load_i8(reinterpret_cast<const int8_t*>(p) + index);
 }
 
-static void store_value(const float* v, uint16_t* page_values, int64_t slot, int head_dim) {
-  const int padded = (head_dim + kLanes - 1) / kLanes * kLanes;
-  uint16_t* at = page_values + slot * padded;
+// The head padded to a multiple of 16 as `KvFormat` elements; the scale of int8.
+template <KvFormat F>
+SIMD_INLINE float encode_head(const float* x, int head_dim, uint8_t* out) {
   alignas(64) float in[kLanes];
-  for (int d = 0; d < padded; d += kLanes) {
-    for (int i = 0; i < kLanes; ++i) in[i] = d + i < head_dim ? v[d + i] : 0.0f;
-    store_f16(at + d, load(in));
+  const auto chunk = [&](int d) {
+    for (int i = 0; i < kLanes; ++i) in[i] = d + i < head_dim ? x[d + i] : 0.0f;
+    return load(in);
+  };
+  if (F == KvFormat::fp16) {
+    for (int d = 0; d < head_dim; d += kLanes) store_f16(reinterpret_cast<uint16_t*>(out) + d, chunk(d));
+    return 1.0f;
   }
+  f32x16 largest = zero();
+  for (int d = 0; d < head_dim; d += kLanes) largest = max(largest, abs(chunk(d)));
+  const float top = reduce_max(largest);
+  const bool tiny = !(top > 1e-30f);
+  const f32x16 inverse = set1(tiny ? 0.0f : 127.0f / top);
+  for (int d = 0; d < head_dim; d += kLanes) store_i8(reinterpret_cast<int8_t*>(out) + d, round(mul(chunk(d), inverse)));
+  return tiny ? 0.0f : top / 127.0f;
 }
 
-// Scores of up to kQueryTile queries against the 16 slots of one sub-block of keys.
-template <int Q>
-SIMD_INLINE void score_slots(const uint16_t* keys, const float* const* q, int head_dim, float* const* scores) {
-  f32x16 acc[Q];
-  for (int i = 0; i < Q; ++i) acc[i] = zero();
+constexpr int kMaxHead = 1024;
+
+template <KvFormat F>
+static void store_key(const float* k, uint8_t* keys, float* scales, int64_t slot, int head_dim) {
+  alignas(64) uint8_t head[kMaxHead * 2];
+  const float scale = encode_head<F>(k, head_dim, head);
+  const int64_t at = slot / kLanes * head_dim * kLanes + slot % kLanes;
   for (int d = 0; d < head_dim; ++d) {
-    const f32x16 k = load_f16(keys + d * kLanes);
-    for (int i = 0; i < Q; ++i) acc[i] = fma(k, set1(q[i][d]), acc[i]);
+    if (F == KvFormat::fp16)
+      reinterpret_cast<uint16_t*>(keys)[at + d * kLanes] = reinterpret_cast<const uint16_t*>(head)[d];
+    else
+      keys[at + d * kLanes] = head[d];
   }
-  for (int i = 0; i < Q; ++i) store(scores[i], acc[i]);
+  if (F == KvFormat::int8) scales[slot] = scale;
 }
 
-// values[i] += e[i][p] * V[p] for the slots [begin, end), 16 C dimensions from d on.
-template <int Q, int C>
+template <KvFormat F>
+static void store_value(const float* v, uint8_t* values, float* scales, int64_t slot, int head_dim) {
+  const int padded = (head_dim + kLanes - 1) / kLanes * kLanes;
+  const float scale = encode_head<F>(v, head_dim, values + slot * padded * kv_bytes(F));
+  if (F == KvFormat::int8) scales[slot] = scale;
+}
+
+// Scores of Q queries against S sub-blocks of 16 slots: the keys are widened once for all queries.
+template <KvFormat F, int Q, int S>
+SIMD_INLINE void score_slots(const uint8_t* keys, const float* scales, const float* const* q, int head_dim,
+                             float* const* scores, int64_t at) {
+  f32x16 acc[Q][S];
+  for (int i = 0; i < Q; ++i)
+    for (int s = 0; s < S; ++s) acc[i][s] = zero();
+  for (int d = 0; d < head_dim; ++d) {
+    f32x16 k[S];
+    for (int s = 0; s < S; ++s) k[s] = load_kv<F>(keys, (int64_t(s) * head_dim + d) * kLanes);
+    for (int i = 0; i < Q; ++i) {
+      const f32x16 x = set1(q[i][d]);
+      for (int s = 0; s < S; ++s) acc[i][s] = fma(k[s], x, acc[i][s]);
+    }
+  }
+  for (int i = 0; i < Q; ++i)
+    for (int s = 0; s < S; ++s) {
+      if (F == KvFormat::int8) acc[i][s] = mul(acc[i][s], load(scales + s * kLanes));
+      store(scores[i] + at + s * kLanes, acc[i][s]);
+    }
+}
+
+template <KvFormat F, int Q>
+SIMD_INLINE void score_page(const uint8_t* keys, const float* scales, const float* const* q, int head_dim,
+                            float* const* scores, int64_t at, int64_t sub_blocks) {
+  const int64_t step = int64_t(head_dim) * kLanes * kv_bytes(F);
+  int64_t s = 0;
+  for (; s + kSubBlocks <= sub_blocks; s += kSubBlocks)
+    score_slots<F, Q, kSubBlocks>(keys + s * step, scales + s * kLanes, q, head_dim, scores, at + s * kLanes);
+  for (; s < sub_blocks; ++s)
+    score_slots<F, Q, 1>(keys + s * step, scales + s * kLanes, q, head_dim, scores, at + s * kLanes);
+}
+
+// scores[i][slot - begin] for the slots from begin, a multiple of 16, to end (rounded up to one).
+template <KvFormat F>
+static void score_range(const Keys& keys, int head_dim, int64_t begin, int64_t end, const float* const* q, int count,
+                        float* const* scores) {
+  for (int64_t slot = begin; slot < end;) {
+    const int64_t in_page = slot % kPage;
+    const int64_t stop = end - slot < kPage - in_page ? end - slot : kPage - in_page;
+    const int64_t sub_blocks = (stop + kLanes - 1) / kLanes;
+    const uint8_t* page = keys.pages[slot / kPage];
+    const uint8_t* k = page + keys.k_offset + in_page * head_dim * kv_bytes(F);
+    const float* scales = reinterpret_cast<const float*>(page + keys.scale_offset) + in_page;
+    int i = 0;
+    for (; i + kQueryTile <= count; i += kQueryTile)
+      score_page<F, kQueryTile>(k, scales, q + i, head_dim, scores + i, slot - begin, sub_blocks);
+    switch (count - i) {  // at least two less than kQueryTile remain where that is 4 or more
+      case 3:
+        score_page<F, kQueryTile < 3 ? 1 : 3>(k, scales, q + i, head_dim, scores + i, slot - begin, sub_blocks);
+        break;
+      case 2:
+        score_page<F, kQueryTile < 2 ? 1 : 2>(k, scales, q + i, head_dim, scores + i, slot - begin, sub_blocks);
+        break;
+      case 1:
+        score_page<F, 1>(k, scales, q + i, head_dim, scores + i, slot - begin, sub_blocks);
+        break;
+      default:
+        break;
+    }
+    slot += sub_blocks * kLanes;
+  }
+}
+
+// values[i] += e[i][slot - begin] * V[slot] for the slots [begin, end) in ascending order, 16 C dimensions from d on.
+template <KvFormat F, int Q, int C>
 SIMD_INLINE void add_values(const Keys& keys, int padded, int64_t begin, int64_t end, const float* const* e, int d,
                             float* const* values) {
   f32x16 acc[Q][C];
   for (int i = 0; i < Q; ++i)
     for (int c = 0; c < C; ++c) acc[i][c] = load(values[i] + d + c * kLanes);
-  for (int64_t slot = begin; slot < end; ++slot) {
-    const uint16_t* v = keys.pages[slot / kPage] + keys.v_offset + slot % kPage * padded + d;
-    for (int c = 0; c < C; ++c) {
-      const f32x16 value = load_f16(v + c * kLanes);
-      for (int i = 0; i < Q; ++i) acc[i][c] = fma(value, set1(e[i][slot - begin]), acc[i][c]);
+  for (int64_t slot = begin; slot < end;) {
+    const int64_t in_page = slot % kPage;
+    const int64_t stop = slot + kPage - in_page < end ? slot + kPage - in_page : end;
+    const uint8_t* page = keys.pages[slot / kPage];
+    const uint8_t* v = page + keys.v_offset + (in_page * padded + d) * kv_bytes(F);
+    const float* scales = reinterpret_cast<const float*>(page + keys.scale_offset) + kPage + in_page;
+    for (; slot < stop; ++slot, v += padded * kv_bytes(F), ++scales) {
+      f32x16 value[C];
+      for (int c = 0; c < C; ++c) value[c] = load_kv<F>(v, c * kLanes);
+      for (int i = 0; i < Q; ++i) {
+        const float weight = e[i][slot - begin];
+        const f32x16 x = set1(F == KvFormat::int8 ? weight * *scales : weight);
+        for (int c = 0; c < C; ++c) acc[i][c] = fma(value[c], x, acc[i][c]);
+      }
     }
   }
   for (int i = 0; i < Q; ++i)
     for (int c = 0; c < C; ++c) store(values[i] + d + c * kLanes, acc[i][c]);
 }
 
-template <int Q>
+template <KvFormat F, int Q>
 SIMD_INLINE void add_values(const Keys& keys, int padded, int64_t begin, int64_t end, const float* const* e,
                             float* const* values) {
   int d = 0;
-  for (; d + 4 * kLanes <= padded; d += 4 * kLanes) add_values<Q, 4>(keys, padded, begin, end, e, d, values);
-  for (; d < padded; d += kLanes) add_values<Q, 1>(keys, padded, begin, end, e, d, values);
+  for (; d + 4 * kLanes <= padded; d += 4 * kLanes) add_values<F, Q, 4>(keys, padded, begin, end, e, d, values);
+  for (; d < padded; d += kLanes) add_values<F, Q, 1>(keys, padded, begin, end, e, d, values);
 }
 
+template <KvFormat F>
 static void add_values(const Keys& keys, int padded, int64_t begin, int64_t end, const float* const* e, int count,
                        float* const* values) {
   int i = 0;
   for (; i + kQueryTile <= count; i += kQueryTile)
-    add_values<kQueryTile>(keys, padded, begin, end, e + i, values + i);
-  for (; i < count; ++i) add_values<1>(keys, padded, begin, end, e + i, values + i);
-}
-
-static void score_range(const Keys& keys, int head_dim, int64_t begin, int64_t end, const float* const* q, int count,
-                        float* const* scores) {  // begin is a multiple of 16; scores[i][slot - begin]
-  for (int64_t slot = begin; slot < end; slot += kLanes) {
-    const uint16_t* k = keys.pages[slot / kPage] + keys.k_offset + slot % kPage / kLanes * head_dim * kLanes;
-    float* to[kQueries];
-    for (int i = 0; i < count; ++i) to[i] = scores[i] + (slot - begin);
-    int i = 0;
-    for (; i + kQueryTile <= count; i += kQueryTile) score_slots<kQueryTile>(k, q + i, head_dim, to + i);
-    for (; i < count; ++i) score_slots<1>(k, q + i, head_dim, to + i);
+    add_values<F, kQueryTile>(keys, padded, begin, end, e + i, values + i);
+  switch (count - i) {
+    case 3:
+      add_values<F, kQueryTile < 3 ? 1 : 3>(keys, padded, begin, end, e + i, values + i);
+      break;
+    case 2:
+      add_values<F, kQueryTile < 2 ? 1 : 2>(keys, padded, begin, end, e + i, values + i);
+      break;
+    case 1:
+      add_values<F, 1>(keys, padded, begin, end, e + i, values + i);
+      break;
+    default:
+      break;
   }
 }
 
@@ -105,6 +195,7 @@ SIMD_INLINE void softmax_block(float* scores, int64_t n, float* maximum, float* 
   *sum = reduce_add(total);
 }
 
+template <KvFormat F>
 static void attend(const Keys& keys, const float* q, int64_t q_stride, int heads, int head_dim, int64_t begin,
                    int64_t end, int64_t step_rows, int64_t block, float* partials, int64_t partial_row_stride,
                    int64_t partial_head_stride, float* scratch) {
@@ -145,10 +236,10 @@ static void attend(const Keys& keys, const float* q, int64_t q_stride, int heads
 
       // Slots equal positions on the committed prefix, and everywhere if the rows are one chain.
       const int64_t direct = chain ? first + longest : (keys.length < last ? keys.length : last);
-      if (direct > first) score_range(keys, head_dim, first, direct, queries, count, scores);
+      if (direct > first) score_range<F>(keys, head_dim, first, direct, queries, count, scores);
       if (!chain && last > keys.length) {
         const int64_t slot0 = keys.length / kLanes * kLanes;
-        score_range(keys, head_dim, slot0, keys.length + step_rows, queries, count, exact);
+        score_range<F>(keys, head_dim, slot0, keys.length + step_rows, queries, count, exact);
         for (int i = 0; i < count; ++i) {
           const int32_t* path = keys.ancestors + rows_of[i] * keys.ancestor_stride;
           const int64_t from = first > keys.length ? first : keys.length;
@@ -161,16 +252,16 @@ static void attend(const Keys& keys, const float* q, int64_t q_stride, int heads
       // Positions that every row of the tile sees are added together, so their values are read once.
       int64_t common = chain ? keys.length + keys.depth[r0] + 1 : keys.length;
       common = common < first ? first : common > last ? last : common;
-      add_values(keys, padded, first, common, scores, count, values);
+      add_values<F>(keys, padded, first, common, scores, count, values);
       for (int i = 0; i < count; ++i) {
         const float* e[1] = {scores[i] + (common - first)};
         if (chain) {
-          add_values(keys, padded, common, first + positions[i], e, 1, values + i);
+          add_values<F>(keys, padded, common, first + positions[i], e, 1, values + i);
         } else {
           const int32_t* path = keys.ancestors + rows_of[i] * keys.ancestor_stride;
           for (int64_t p = common; p < first + positions[i]; ++p, ++e[0]) {
             const int64_t slot = keys.length + path[p - keys.length];
-            add_values(keys, padded, slot, slot + 1, e, 1, values + i);
+            add_values<F>(keys, padded, slot, slot + 1, e, 1, values + i);
           }
         }
       }

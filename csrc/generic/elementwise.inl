@@ -78,19 +78,40 @@ SIMD_INLINE int insert_top(float value, int32_t index, int k, int count, float* 
   return count < k ? count + 1 : k;
 }
 
-static int top_k(const float* x, int64_t begin, int64_t end, int k, float* values, int32_t* indices) {
-  int count = 0;
-  float least = -__builtin_inff();  // what a value must exceed to enter
+static int top_k(const float* x, int64_t n, int64_t first, int k, int count, float* values, int32_t* indices) {
+  float least = count == k ? values[k - 1] : -__builtin_inff();  // what a value must exceed to enter
   const auto look = [&](int64_t i) {
     if (!(x[i] > least)) return;
-    count = insert_top(x[i], int32_t(i), k, count, values, indices);
+    count = insert_top(x[i], int32_t(first + i), k, count, values, indices);
     if (count == k) least = values[k - 1];
   };
-  int64_t i = begin;
-  for (; i + kLanes <= end; i += kLanes)
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
     // A whole vector is looked at lane by lane only if something in it may enter.
     if (any_greater(load(x + i), least))
       for (int64_t j = i; j < i + kLanes; ++j) look(j);
-  for (; i < end; ++i) look(i);
+  for (; i < n; ++i) look(i);
   return count;
+}
+
+static float read(const uint8_t* data, int64_t bytes) {
+  f32x16 a = zero(), b = zero(), c = zero(), d = zero();
+  for (int64_t i = 0; i < bytes; i += 256) {
+    const float* p = reinterpret_cast<const float*>(data + i);
+    a = max(a, load(p));
+    b = max(b, load(p + 16));
+    c = max(c, load(p + 32));
+    d = max(d, load(p + 48));
+  }
+  return reduce_max(max(max(a, b), max(c, d)));
+}
+
+static int32_t integer_peak(int64_t repeats) {
+  DotAccumulator acc[8];
+  for (auto& a : acc) a = start_dots();
+  for (int64_t i = 0; i < repeats; ++i)
+    for (auto& a : acc) a = more_dots(a);
+  int32_t sum = 0;
+  for (auto& a : acc) sum += finish_dots(a);
+  return sum;
 }

@@ -5,7 +5,20 @@
 #include "attention.inl"
 
 static const KernelTable* table(const char* name) {
-  static const KernelTable kernels = {name,  linear, gate_up,   dequantize_row, rms_norm, quantize_row, rope,
-                                      store_key, store_value, attend,         merge,    finish,       top_k};
+  static const KernelTable kernels = {name,
+                                      linear,
+                                      gate_up,
+                                      dequantize_row,
+                                      rms_norm,
+                                      quantize_row,
+                                      rope,
+                                      {store_key<KvFormat::fp16>, store_key<KvFormat::int8>},
+                                      {store_value<KvFormat::fp16>, store_value<KvFormat::int8>},
+                                      {attend<KvFormat::fp16>, attend<KvFormat::int8>},
+                                      merge,
+                                      finish,
+                                      top_k,
+                                      read,
+                                      integer_peak};
   return &kernels;
 }

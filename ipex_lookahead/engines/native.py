@@ -91,11 +91,12 @@ class NativeEngine:
     name = "native"
     row_invariant = True
 
-    def __init__(self, decoder: Any, spec: DecoderSpec, low_bit: str) -> None:
+    def __init__(self, decoder: Any, spec: DecoderSpec, low_bit: str, kv_cache: str = "fp16") -> None:
         self._decoder = decoder
         self._forward = decoder.forward
         self.spec = spec
         self.low_bit = low_bit
+        self.kv_cache = kv_cache
         self.vocab_size = spec.vocab
         self.max_context = spec.max_context
 
@@ -107,6 +108,7 @@ class NativeEngine:
         plan: WeightPlan,
         *,
         threads: int | None = None,
+        kv_cache: str = "fp16",
         progress: Progress | None = None,
     ) -> NativeEngine:
         """Read, quantise and pack the weights tensor by tensor, in the order a step reads them.
@@ -117,22 +119,8 @@ class NativeEngine:
             ModelFormatError: a tensor is missing, has another shape than the config says, or holds NaN or infinity.
             EngineError: no compiled core, or a forced instruction set that this processor lacks.
         """
-        threads = default_threads() if threads is None else check_threads(threads)
-        decoder = _core().Decoder(
-            layers=spec.layers,
-            hidden=spec.hidden,
-            intermediate=spec.intermediate,
-            heads=spec.heads,
-            kv_heads=spec.kv_heads,
-            head_dim=spec.head_dim,
-            vocab=spec.vocab,
-            rms_epsilon=spec.rms_epsilon,
-            max_context=spec.max_context,
-            rope_frequencies=np.ascontiguousarray(spec.rope_frequencies, dtype=np.float32),
-            rope_attention_factor=spec.rope_attention_factor,
-            threads=threads,
-            isa=chosen_isa(),
-        )
+        decoder = _decoder(spec, threads, kv_cache)
+        threads = decoder.threads
         total, done = spec.layers * len(SLOTS) + 1, 0
 
         def matrix(name: str, shape: tuple[int, int], *, keep: bool = False) -> tuple[Any, ...]:
@@ -164,7 +152,7 @@ class NativeEngine:
             raise ModelFormatError(checkpoint.path, absent, None, "is missing")
         if progress is not None:
             progress(total, total, "")
-        return cls(decoder, spec, plan.label)
+        return cls(decoder, spec, plan.label, kv_cache)
 
     def new_cache(self) -> NativeCache:
         """An empty sequence."""
@@ -195,13 +183,15 @@ class NativeEngine:
         """Facts for ``info`` and for reports."""
         spec = self.spec
         padded = (spec.head_dim + 15) // 16 * 16
+        head = 2 * (spec.head_dim + padded) if self.kv_cache == "fp16" else spec.head_dim + padded + 8
         return {
             "engine": self.name,
             "isa": self._decoder.isa,
             "threads": self._decoder.threads,
             "low_bit": self.low_bit,
             "weight_bytes": int(self._decoder.weight_bytes),
-            "kv_bytes_per_token": 2 * spec.layers * spec.kv_heads * (spec.head_dim + padded),
+            "kv_cache": self.kv_cache,
+            "kv_bytes_per_token": spec.layers * spec.kv_heads * head,
             "max_context": self.max_context,
             "row_invariant": self.row_invariant,
         }
@@ -222,6 +212,31 @@ class NativeEngine:
         yield spec.final_norm, _vector(core.export_final_norm())
         if not spec.tied:
             yield spec.lm_head, _plain(core.export_lm_head())
+
+
+KV_CACHES = ("fp16", "int8")
+
+
+def _decoder(spec: DecoderSpec, threads: int | None, kv_cache: str) -> Any:
+    """An empty native decoder of that shape."""
+    if kv_cache not in KV_CACHES:
+        raise InputError(f"kv_cache is {kv_cache!r}; it must be one of {', '.join(KV_CACHES)}")
+    return _core().Decoder(
+        layers=spec.layers,
+        hidden=spec.hidden,
+        intermediate=spec.intermediate,
+        heads=spec.heads,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        vocab=spec.vocab,
+        rms_epsilon=spec.rms_epsilon,
+        max_context=spec.max_context,
+        rope_frequencies=np.ascontiguousarray(spec.rope_frequencies, dtype=np.float32),
+        rope_attention_factor=spec.rope_attention_factor,
+        threads=default_threads() if threads is None else check_threads(threads),
+        isa=chosen_isa(),
+        kv_format=kv_cache,
+    )
 
 
 def _raw(cache: Cache) -> Any:

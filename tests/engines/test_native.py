@@ -22,11 +22,15 @@ ISAS = available_isas()
 LOW_BITS = [None, "sym_int4", "sym_int8", "asym_int4", "bf16", "fp16"]
 
 
-def load(path: Path, low_bit: str | None = None, threads: int = 1, **plan: object) -> NativeEngine:
+def load(
+    path: Path, low_bit: str | None = None, threads: int = 1, kv_cache: str = "fp16", **plan: object
+) -> NativeEngine:
     checkpoint = open_checkpoint(path)
     spec = spec_for(checkpoint.config)
     head = spec.embedding if spec.tied else spec.lm_head
-    return NativeEngine.load(checkpoint, spec, WeightPlan(low_bit, head=head, **plan), threads=threads)  # type: ignore[arg-type]
+    return NativeEngine.load(
+        checkpoint, spec, WeightPlan(low_bit, head=head, **plan), threads=threads, kv_cache=kv_cache
+    )  # type: ignore[arg-type]
 
 
 def chain(n: int) -> np.ndarray:
@@ -140,28 +144,31 @@ def test_a_gguf_file_runs_as_the_folder_with_the_same_weights(tmp_path: Path, qu
     assert error < {"Q4_0": 0.35, "Q4_1": 0.35, "Q8_0": 0.03, "F16": 2e-3, "BF16": 0.02, "F32": 1e-6}[quant]
 
 
+@pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
 @pytest.mark.parametrize("low_bit", LOW_BITS)
 def test_every_isa_and_thread_count_gives_the_same_logits(
-    folder: Path, low_bit: str | None, monkeypatch: pytest.MonkeyPatch
+    folder: Path, low_bit: str | None, kv_cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = {}
     for isa in ISAS:
         monkeypatch.setenv("IPEX_LOOKAHEAD_ISA", isa)
         for threads in (1, 2, 3):
-            engine = load(folder, low_bit, threads)
+            engine = load(folder, low_bit, threads, kv_cache)
             assert engine.describe()["isa"] == isa
             results[isa, threads] = run(engine, engine.new_cache(), ids_of(engine, 40)).tobytes()
     assert len(set(results.values())) == 1
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("low_bit", [None, "sym_int4", "bf16"])
+@pytest.mark.parametrize(
+    ("low_bit", "kv_cache"), [(None, "fp16"), ("sym_int4", "fp16"), ("sym_int4", "int8"), ("bf16", "fp16")]
+)
 def test_a_prompt_gives_the_same_logits_whole_in_chunks_and_token_by_token(
-    folder: Path, isa: str, low_bit: str | None, monkeypatch: pytest.MonkeyPatch
+    folder: Path, isa: str, low_bit: str | None, kv_cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over the edges of a page (64) and of a block of positions (256)."""
     monkeypatch.setenv("IPEX_LOOKAHEAD_ISA", isa)
-    engine = load(folder, low_bit, threads=2)
+    engine = load(folder, low_bit, threads=2, kv_cache=kv_cache)
     tokens = ids_of(engine, 300 if isa != "scalar" else 270)
     whole = run(engine, engine.new_cache(), tokens)
     for sizes in ([100, 1, 7, 150, 500], [16] * 40, [17] * 40, [256, 44]):
@@ -178,12 +185,13 @@ def test_a_prompt_gives_the_same_logits_whole_in_chunks_and_token_by_token(
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
 @pytest.mark.parametrize("prefix", [0, 5, 60, 250, 256, 300])
 def test_a_row_of_a_tree_equals_its_path_decoded_alone(
-    folder: Path, isa: str, prefix: int, monkeypatch: pytest.MonkeyPatch
+    folder: Path, isa: str, prefix: int, kv_cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("IPEX_LOOKAHEAD_ISA", isa)
-    engine = load(folder, "sym_int4", threads=2)
+    engine = load(folder, "sym_int4", threads=2, kv_cache=kv_cache)
     prompt = ids_of(engine, prefix, seed=1)
     base = engine.new_cache()
     if prefix:
@@ -205,8 +213,9 @@ def test_a_row_of_a_tree_equals_its_path_decoded_alone(
             assert got[row].tobytes() == expected[0].tobytes()
 
 
-def test_keeping_a_path_of_a_tree_leaves_the_cache_that_decoding_it_would(folder: Path) -> None:
-    engine = load(folder, "sym_int4", threads=2)
+@pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
+def test_keeping_a_path_of_a_tree_leaves_the_cache_that_decoding_it_would(folder: Path, kv_cache: str) -> None:
+    engine = load(folder, "sym_int4", threads=2, kv_cache=kv_cache)
     prompt, tokens = ids_of(engine, 61, seed=1), ids_of(engine, 8, seed=2)
     parents = np.array([-1, 0, 0, 2, 2, 4, 5, 3], dtype=np.int32)
     path = [0, 2, 4, 5, 6]
@@ -249,6 +258,16 @@ def test_sequences_of_a_batch_do_not_see_each_other(folder: Path, isa: str, monk
     )
     assert step.logits is not None
     assert step.logits.tobytes() == np.concatenate(apart).tobytes()
+
+
+def test_an_int8_cache_is_half_as_large_and_nearly_as_good(folder: Path) -> None:
+    engines = [load(folder, kv_cache=kv) for kv in ("fp16", "int8")]
+    halves, ints = (run(e, e.new_cache(), ids_of(e, 200)) for e in engines)
+    assert 0 < np.abs(halves - ints).mean() < 0.02 * halves.std()
+    sizes = [e.describe()["kv_bytes_per_token"] for e in engines]
+    assert sizes[1] < 0.6 * sizes[0]
+    with pytest.raises(InputError, match="kv_cache is 'int3'.*int8"):
+        load(folder, kv_cache="int3")
 
 
 def test_only_the_wanted_rows_come_back(folder: Path) -> None:
