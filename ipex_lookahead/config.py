@@ -20,15 +20,20 @@ class LookaheadConfig:
         strategy: a key of ``PROPOSERS``.
         num_draft_tokens: most drafted tokens a step, 0 (lookahead off) to 64.
         max_matching_ngram_size: longest n-gram that prompt lookup matches (ipex-llm's name), 1 to 64.
+        adaptive: spend rows only where the measured costs and acceptance say that it pays; False always drafts as
+            many tokens as the proposer has, up to ``num_draft_tokens``.
     """
 
     strategy: str = "prompt_lookup"
     num_draft_tokens: int = 3
     max_matching_ngram_size: int = 3
+    adaptive: bool = True
 
     def __post_init__(self) -> None:
         _in_range("num_draft_tokens (lookahead)", self.num_draft_tokens, 0, MAX_DRAFT)
         _in_range("max_matching_ngram_size", self.max_matching_ngram_size, 1, 64)
+        if not isinstance(self.adaptive, bool):
+            raise InputError(f"adaptive is {self.adaptive!r}; it must be True or False")
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> LookaheadConfig:
