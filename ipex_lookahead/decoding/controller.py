@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from ipex_lookahead.drafting.draft import Outcome
+from ipex_lookahead.drafting.draft import Draft, Outcome
 
 
 class Controller(Protocol):
@@ -14,12 +15,22 @@ class Controller(Protocol):
         """Most rows that sequence number ``sequence``, ``length`` tokens long, may draft in this step."""
         ...
 
+    def select(self, sequences: Sequence[int], drafts: Sequence[Draft], length: int) -> Sequence[Draft]:
+        """For each sequence of the batch how much of its draft to verify: ``Draft.first(n)``, or all of it.
+
+        Called only where there is a draft at all; ``length`` is that of the longest sequence.
+        """
+        ...
+
     def observe(self, sequence: int, outcome: Outcome) -> None:
         """What verification made of that sequence's draft, an empty one included."""
         ...
 
-    def timed(self, rows: int, length: int, seconds: float) -> None:
-        """What a forward of ``rows`` rows took, the longest of its sequences being ``length`` tokens long."""
+    def timed(self, rows: int, length: int, seconds: float, proposing: float) -> None:
+        """What a forward of ``rows`` rows took, the longest of its sequences being ``length`` tokens long.
+
+        ``proposing`` is what ``budget``, ``propose`` and ``select`` took before it, seconds.
+        """
         ...
 
 
@@ -33,8 +44,12 @@ class FixedBudget:
         """Always the number given."""
         return self._tokens
 
+    def select(self, sequences: Sequence[int], drafts: Sequence[Draft], length: int) -> Sequence[Draft]:
+        """All of every draft."""
+        return drafts
+
     def observe(self, sequence: int, outcome: Outcome) -> None:
         """Nothing to learn."""
 
-    def timed(self, rows: int, length: int, seconds: float) -> None:
+    def timed(self, rows: int, length: int, seconds: float, proposing: float) -> None:
         """Nothing to learn."""

@@ -27,6 +27,7 @@ PREFILL_ROWS = 512
 """Prompt rows in one forward: enough to be compute bound, few enough to bound the engine's scratch memory."""
 
 _NO_DRAFT = Draft()
+_ROOT_ONLY = [0]
 
 
 @dataclass(slots=True, eq=False)
@@ -80,82 +81,132 @@ def decode(
             if sequence.proposer is not None:
                 sequence.proposer.begin([*sequence.prompt.tolist(), sequence.last])
         while live:
-            _step(engine, live, controller, stats)
+            _together(engine, _Group(live), controller, stats)
             live = [s for s in live if s.finish is None]
     finally:
         if stats.tokens:
             stats.decode_seconds = perf_counter() - first_token_at
         stats.finish_reasons = [s.finish or "abandoned" for s in sequences]
+        stats.fold()
 
 
-def _step(engine: Engine, live: Sequence[DecodingSequence], controller: Controller, stats: GenerationStats) -> None:
-    """One forward: every live sequence emits at least one token."""
-    began = perf_counter()
-    drafts: list[Draft] = []
+class _Group:
+    """The sequences that are decoded together, and what of a batch stays the same until one of them ends."""
+
+    def __init__(self, live: list[DecodingSequence]) -> None:
+        self.live = live
+        self.numbers = [s.index for s in live]
+        self.caches = [s.cache for s in live]
+        self.logits = any(s.choose is not None for s in live)
+        self.tops = [0 if s.proposer is None else s.proposer.top for s in live]
+        self.top = max(self.tops)
+        self.proposing = any(s.proposer is not None for s in live)
+        self.plain_counts = [1] * len(live)
+        self.plain_parents = np.full(len(live), -1, np.int32)
+
+
+def _together(engine: Engine, group: _Group, controller: Controller, stats: GenerationStats) -> None:
+    """Steps until a sequence of the group ends. In each every sequence emits at least one token."""
+    live, forward = group.live, engine.forward
+    while True:
+        began = perf_counter()
+        drafts = _propose(group, controller) if group.proposing else None
+        proposed = perf_counter()
+        batch = _plain_batch(group) if drafts is None else _batch(group, drafts)
+        asked = perf_counter()
+        output = forward(batch)
+        answered = perf_counter()
+
+        argmax = output.argmax.tolist()
+        first = accepted_rows = longest = drafted = 0
+        for number, sequence in enumerate(live):
+            draft = _NO_DRAFT if drafts is None else drafts[number]
+            accepted, emitted = verify(draft, partial(_emit, sequence, argmax, output, stats, first))
+            end = first + 1 + len(draft.tokens)
+            if sequence.finish is None:
+                sequence.cache.keep([0, *[row + 1 for row in accepted]] if accepted else _ROOT_ONLY)
+            if sequence.proposer is not None:
+                scratch = argmax[end - draft.scratch : end] if draft.scratch else ()
+                top = output.top[first:end] if group.tops[number] and output.top is not None else None
+                outcome = Outcome(draft, accepted, emitted, scratch, top)
+                if sequence.finish is None:
+                    sequence.proposer.observe(outcome)
+                controller.observe(sequence.index, outcome)
+            if draft.tokens:
+                stats.verified(draft, accepted)
+                accepted_rows += len(accepted)
+                drafted += len(draft.tokens)
+            first = end
+            if sequence.length > longest:
+                longest = sequence.length
+        if group.proposing:
+            controller.timed(first, longest, answered - asked, proposed - began)
+
+        stats.steps += 1
+        stats.sequence_steps += len(live)
+        stats.drafted += drafted
+        stats.accepted += accepted_rows
+        stats.proposer_seconds += proposed - began
+        stats.engine_seconds += answered - asked
+        stats.per_step.append((drafted, accepted_rows, proposed - began, answered - asked))
+        for sequence in live:
+            if sequence.finish is not None:
+                return
+
+
+def _plain_batch(group: _Group) -> Batch:
+    """One row for each sequence."""
+    return Batch(
+        group.caches,
+        group.plain_counts,
+        np.array([s.last for s in group.live], np.int32),
+        group.plain_parents,
+        None,
+        group.logits,
+        group.top,
+    )
+
+
+def _batch(group: _Group, drafts: Sequence[Draft]) -> Batch:
+    """Each sequence's last token and its draft."""
     counts: list[int] = []
     tokens: list[int] = []
     parents: list[int] = []
-    for sequence in live:
-        draft = _propose(sequence, controller)
-        drafts.append(draft)
-        counts.append(1 + len(draft))
+    for sequence, draft in zip(group.live, drafts, strict=True):
+        counts.append(1 + len(draft.tokens))
         tokens.append(sequence.last)
         parents.append(-1)
-        if len(draft):
+        if draft.tokens:
             tokens.extend(draft.tokens)
             parents.extend([parent + 1 for parent in draft.parents])
-    batch = Batch(
-        caches=[s.cache for s in live],
-        counts=counts,
-        tokens=np.array(tokens, np.int32),
-        parents=np.array(parents, np.int32),
-        logits=any(s.choose is not None for s in live),
-    )
-    proposed = perf_counter()
-    output = engine.forward(batch)
-    answered = perf_counter()
-    argmax = output.argmax.tolist()
-
-    first = accepted_rows = longest = 0
-    for sequence, draft, count in zip(live, drafts, counts, strict=True):
-        accepted, emitted = verify(draft, partial(_emit, sequence, argmax, output, stats, first))
-        accepted_rows += len(accepted)
-        scratch = argmax[first + count - draft.scratch : first + count] if draft.scratch else ()
-        outcome = Outcome(draft, accepted, emitted, scratch)
-        if sequence.finish is None:
-            sequence.cache.keep([0, *(row + 1 for row in accepted)])
-            if sequence.proposer is not None:
-                sequence.proposer.observe(outcome)
-        controller.observe(sequence.index, outcome)
-        first += count
-        longest = max(longest, sequence.length)
-    controller.timed(first, longest, answered - proposed)
-
-    drafted = first - len(live)
-    stats.steps += 1
-    stats.sequence_steps += len(live)
-    stats.drafted += drafted
-    stats.accepted += accepted_rows
-    stats.proposer_seconds += proposed - began
-    stats.engine_seconds += answered - proposed
-    stats.per_step.append((drafted, accepted_rows, proposed - began, answered - proposed))
+    rows, links = np.array(tokens, np.int32), np.array(parents, np.int32)
+    return Batch(group.caches, counts, rows, links, None, group.logits, group.top)
 
 
-def _propose(sequence: DecodingSequence, controller: Controller) -> Draft:
-    """A draft that ends before the sequence's limit: the bonus token needs a place too."""
-    if sequence.proposer is None:
-        return _NO_DRAFT
-    room = sequence.limit - sequence.length - 1
-    budget = min(controller.budget(sequence.index, sequence.length), room)
-    if budget <= 0:
-        return _NO_DRAFT
-    draft = sequence.proposer.propose(budget)
-    if len(draft) > budget:
-        name = type(sequence.proposer).__name__
-        raise InputError(
-            f"{name} proposed {len(draft)} tokens with a budget of {budget}; propose no more than the budget"
-        )
-    return draft
+def _propose(group: _Group, controller: Controller) -> Sequence[Draft] | None:
+    """A draft for each sequence, cut to what the controller thinks worth its rows; None where all are empty.
+
+    A draft ends before the sequence's limit: the bonus token needs a place too.
+    """
+    drafts: list[Draft] = []
+    any_tokens = False
+    for sequence in group.live:
+        draft = _NO_DRAFT
+        if sequence.proposer is not None:
+            room = sequence.limit - sequence.length - 1
+            budget = min(controller.budget(sequence.index, sequence.length), room)
+            if budget > 0:
+                draft = sequence.proposer.propose(budget)
+                if len(draft.tokens) > budget:
+                    name = type(sequence.proposer).__name__
+                    raise InputError(
+                        f"{name} proposed {len(draft)} tokens with a budget of {budget}; propose no more than the budget"
+                    )
+                any_tokens = any_tokens or bool(draft.tokens)
+        drafts.append(draft)
+    if not any_tokens:
+        return None
+    return controller.select(group.numbers, drafts, max(s.length for s in group.live))
 
 
 def _emit(

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from ipex_lookahead.drafting.draft import Draft
+
+FOLD_EVERY = 512
+"""Drafted steps that are kept as they are before they are counted: counting is left out of the decoding loop."""
 
 
 @dataclass(slots=True)
@@ -22,6 +29,10 @@ class GenerationStats:
         finish_reasons: for each sequence "stop" (an end token, stop string or criterion), "length" (as asked for),
             "context" (the model can hold no more) or "abandoned" (an exception ended the generation).
         per_step: for each step (drafted, accepted, proposer seconds, engine seconds).
+        strategy: the name under which drafts without sources of their own are counted.
+        drafted_by_source, accepted_by_source: draft tokens by the name of what put them forward.
+        drafted_by_position, accepted_by_position: draft tokens by depth; index 0 follows the last committed token.
+            Scratch rows have no position: they can never be accepted.
     """
 
     prompt_tokens: int = 0
@@ -39,7 +50,37 @@ class GenerationStats:
     sequences: int = 1
     finish_reasons: list[str] = field(default_factory=list)
     per_step: list[tuple[int, int, float, float]] = field(default_factory=list)
-    extra: dict[str, float] = field(default_factory=dict)
+    strategy: str = ""
+    drafted_by_source: Counter[str] = field(default_factory=Counter)
+    accepted_by_source: Counter[str] = field(default_factory=Counter)
+    drafted_by_position: list[int] = field(default_factory=list)
+    accepted_by_position: list[int] = field(default_factory=list)
+    _uncounted: list[tuple[Draft, Sequence[int]]] = field(default_factory=list, repr=False)
+
+    def verified(self, draft: Draft, accepted: Sequence[int]) -> None:
+        """Note a draft and the indices of its accepted tokens; they are counted later, by ``fold``."""
+        self._uncounted.append((draft, accepted))
+        if len(self._uncounted) >= FOLD_EVERY:
+            self.fold()
+
+    def fold(self) -> None:
+        """Count what was noted by source and by position."""
+        for draft, accepted in self._uncounted:
+            depths: list[int] = []
+            for row in range(len(draft) - draft.scratch):
+                parent = draft.parents[row]
+                depths.append(0 if parent < 0 else depths[parent] + 1)
+            sources = draft.sources or [self.strategy] * len(draft)
+            deepest = max(depths, default=-1) + 1
+            for counts in (self.drafted_by_position, self.accepted_by_position):
+                counts.extend([0] * (deepest - len(counts)))
+            self.drafted_by_source.update(sources[: len(draft)])
+            self.accepted_by_source.update(sources[row] for row in accepted)
+            for depth in depths:
+                self.drafted_by_position[depth] += 1
+            for row in accepted:
+                self.accepted_by_position[depths[row]] += 1
+        self._uncounted.clear()
 
     @property
     def decode_tokens(self) -> int:

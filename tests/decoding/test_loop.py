@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,8 +67,12 @@ class Watching:
     def observe(self, sequence: int, outcome: Outcome) -> None:
         self.outcomes.append((sequence, outcome))
 
-    def timed(self, rows: int, length: int, seconds: float) -> None:
+    def select(self, sequences: Sequence[int], drafts: Sequence[Draft], length: int) -> Sequence[Draft]:
+        return drafts
+
+    def timed(self, rows: int, length: int, seconds: float, proposing: float) -> None:
         assert seconds >= 0
+        assert proposing >= 0
         self.times.append((rows, length))
 
 
