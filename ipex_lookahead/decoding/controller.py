@@ -5,7 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from ipex_lookahead.decoding.acceptance import FADE, Acceptance, Expected
+from ipex_lookahead.decoding.cost import CostCurve
+from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
+
+WORTH = 1.02
+"""A draft must promise at least this much more speed than none: estimates err."""
+WORTH_BEHIND = 1.25
+ALLOWED_LOSS = 0.008
+"""Share of all time that drafting may be behind by, and one forward beside; then it must promise ``WORTH_BEHIND``."""
+DEAR = 0.01
+"""A proposer whose time for a token is above this share of a forward is asked for no more than it can earn back."""
+FIRST_PAUSE, LONGEST_PAUSE = 4, 64
+"""Steps that a dear proposer is left alone after it promised no gain; twice as many each time."""
+WHOLE_PRIOR, WHOLE_FOLLOW = 1.6, 0.05
+"""Tokens a step with all scratch rows before any was seen (Lookahead Decoding, arXiv 2402.02057), and the weight of a
+new one."""
+REMEMBER_STEPS = 16
+"""Steps for which the costs are not looked up again."""
 
 
 class Controller(Protocol):
@@ -53,3 +71,170 @@ class FixedBudget:
 
     def timed(self, rows: int, length: int, seconds: float, proposing: float) -> None:
         """Nothing to learn."""
+
+
+class AdaptiveBudget:
+    """Drafts where it pays: the number of rows that maximises tokens a second, step by step.
+
+    For a draft whose tokens come best first it takes the first n that maximise ``R(n) = E[tokens | n] / T(1 + n)``,
+    where E is one and the sum of the tokens' survivals (:mod:`.acceptance`) and T the measured cost curve
+    (:mod:`.cost`); every n is tried, since T has the steps of the kernels' tiles. Where the best R is below
+    ``WORTH`` times that of no draft, none is verified. Acceptance is learned from drafts that were not verified too, so
+    a draft source that becomes good is noticed without probing it; only a proposer whose own time counts (a second
+    model) is left alone for a growing number of steps, then tried again.
+
+    The sum of what drafting has gained and lost is kept: while it is behind by more than ``ALLOWED_LOSS`` of all the
+    time spent, only drafts that look very good are verified.
+
+    The sequences of a batch share the rows: the likeliest tokens of all of them are taken first.
+
+    Args:
+        curve: the engine's cost curve.
+        most: most rows a sequence may draft in a step.
+        source: name of drafts that carry no sources of their own.
+        proposers: those of the sequences, by number; a proposer's ``match_length``, where it has one, tells how long
+            the match is that its last draft rests on.
+
+    Reference: the objective is that of SmartSpec (Liu et al., arXiv 2406.14066) and Sequoia (Chen et al., arXiv
+    2402.12374), for measured T and best-first trees.
+    """
+
+    def __init__(
+        self, curve: CostCurve, most: int, source: str = "", proposers: Sequence[Proposer | None] = ()
+    ) -> None:
+        self._curve = curve
+        self._most = most
+        self._acceptance = Acceptance(source)
+        self._proposers = list(proposers)
+        self._expected: dict[int, Expected] = {}
+        self._whole = WHOLE_PRIOR
+        self._whole_chosen = False
+        self._times: list[float] = []
+        self._times_left = 0
+        self._emitted = self._taking_part = 0
+        self._spent = self._gained = 0.0
+        # Of the proposer itself: seconds a token, tokens proposed in this step, and how often each depth was right.
+        self._token_seconds = 0.0
+        self._proposed = 0
+        self._right = [[4 * 0.7, 4.0] for _ in range(most)]
+        self._pause = 0
+        self._next_pause = FIRST_PAUSE
+
+    def budget(self, sequence: int, length: int) -> int:
+        """Most rows to propose: all that are allowed, unless proposing itself takes time that counts."""
+        if self._pause:
+            return 0
+        alone = self._time(1, length)
+        if self._token_seconds <= DEAR * alone:
+            return self._most
+        best, worth, expected, survival = 0, WORTH / alone, 1.0, 1.0
+        for n in range(1, self._most + 1):
+            right, tested = self._right[n - 1]
+            survival *= right / tested
+            expected += survival
+            rate = expected / (self._time(1 + n, length) + n * self._token_seconds)
+            if rate > worth:
+                best, worth = n, rate
+        if best:
+            self._next_pause = FIRST_PAUSE
+            return best
+        self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, LONGEST_PAUSE)
+        return min(self._most, 2)  # this once, to learn; then the pause
+
+    def select(self, sequences: Sequence[int], drafts: Sequence[Draft], length: int) -> Sequence[Draft]:
+        """For each sequence the first tokens of its draft that are worth their rows."""
+        live = len(drafts)
+        alone = self._time(live, length)
+        behind = self._gained < -(ALLOWED_LOSS * self._spent + alone)
+        worth = (WORTH_BEHIND if behind else WORTH) * live / alone
+        expected = [self._expect(number, draft) for number, draft in zip(sequences, drafts, strict=True)]
+        tokens, best = float(live), 0
+        if live == 1:
+            order: list[tuple[float, int]] = []
+            for n, survival in enumerate(expected[0].survival, 1):
+                tokens += survival
+                rate = tokens / self._time(1 + n, length)
+                if rate > worth:
+                    best, worth = n, rate
+            taken = [best]
+        else:
+            order = _best_first(expected)
+            for n, (survival, _) in enumerate(order, 1):
+                tokens += survival
+                rate = tokens / self._time(live + n, length)
+                if rate > worth:
+                    best, worth = n, rate
+            taken = [0] * live
+            for _, place in order[:best]:
+                taken[place] += 1
+        chosen = [draft.first(n) for draft, n in zip(drafts, taken, strict=True)]
+        scratch = any(draft.scratch for draft in drafts)
+        self._whole_chosen = False
+        if scratch:
+            # Scratch rows pay in later steps, which no survival says; what steps with all rows have emitted does.
+            rows = live + sum(map(len, drafts))
+            if self._whole * live / self._time(rows, length) > worth:
+                self._whole_chosen = True
+                chosen = list(drafts)
+        for number, draft, seen in zip(sequences, chosen, expected, strict=True):
+            waiting = self._expected.get(number)
+            if draft.tokens or waiting is None or not waiting.open:
+                self._expected[number] = seen
+        return chosen
+
+    def observe(self, sequence: int, outcome: Outcome) -> None:
+        """Learn which of the proposed tokens were right, verified or not."""
+        emitted = outcome.emitted
+        self._emitted += len(emitted)
+        self._taking_part += 1
+        seen = self._expected.get(sequence)
+        if seen is not None and seen.open:
+            known = len(seen.tried)
+            seen.walk(emitted)
+            for depth, right in enumerate(seen.tried[known : self._most], known):
+                cell = self._right[depth]
+                cell[0] = cell[0] * FADE + (1.0 if right else 0.0)
+                cell[1] = cell[1] * FADE + 1.0
+
+    def timed(self, rows: int, length: int, seconds: float, proposing: float) -> None:
+        """Correct the cost curve, and keep account of what drafting brings."""
+        if not self._curve.timed(rows, length, seconds):
+            self._times_left = 0
+        self._times_left -= 1
+        live = self._taking_part or 1
+        alone = self._time(live, length)
+        took = self._time(rows, length)
+        self._spent += took
+        self._gained += alone * (self._emitted / live - 1.0) - (took - alone) - proposing
+        if self._whole_chosen:
+            self._whole += WHOLE_FOLLOW * (self._emitted / live - self._whole)
+            self._whole_chosen = False
+        if self._proposed:
+            self._token_seconds += 0.2 * (proposing / self._proposed - self._token_seconds)
+        elif self._pause:
+            self._pause -= 1
+        self._emitted = self._taking_part = self._proposed = 0
+
+    def _expect(self, number: int, draft: Draft) -> Expected:
+        self._proposed += len(draft.tokens)
+        match = getattr(self._proposers[number], "match_length", 0) if number < len(self._proposers) else 0
+        return self._acceptance.expect(draft, match)
+
+    def _time(self, rows: int, length: int) -> float:
+        """The cost curve at ``rows``, remembered for some steps: a look-up for each n would cost more than it gains."""
+        if self._times_left <= 0:
+            self._times_left = REMEMBER_STEPS
+            self._times = [self._curve(n, length) for n in range(1, self._most + 2)]
+        return self._times[rows - 1] if rows <= len(self._times) else self._curve(rows, length)
+
+
+def _best_first(expected: Sequence[Expected]) -> list[tuple[float, int]]:
+    """(survival, sequence) of all tokens, likeliest first, those of a sequence in their own order."""
+    order = []
+    for place, seen in enumerate(expected):
+        least = 1.0
+        for row, survival in enumerate(seen.survival):
+            least = min(least, survival)
+            order.append((-least, row, place, survival))
+    order.sort()
+    return [(survival, place) for _, _, place, survival in order]

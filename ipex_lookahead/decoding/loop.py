@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -127,7 +128,7 @@ def _together(engine: Engine, group: _Group, controller: Controller, stats: Gene
                 sequence.cache.keep([0, *[row + 1 for row in accepted]] if accepted else _ROOT_ONLY)
             if sequence.proposer is not None:
                 scratch = argmax[end - draft.scratch : end] if draft.scratch else ()
-                top = output.top[first:end] if group.tops[number] and output.top is not None else None
+                top: Any = output.top[first:end] if group.tops[number] and output.top is not None else None
                 outcome = Outcome(draft, accepted, emitted, scratch, top)
                 if sequence.finish is None:
                     sequence.proposer.observe(outcome)
@@ -200,7 +201,8 @@ def _propose(group: _Group, controller: Controller) -> Sequence[Draft] | None:
                 if len(draft.tokens) > budget:
                     name = type(sequence.proposer).__name__
                     raise InputError(
-                        f"{name} proposed {len(draft)} tokens with a budget of {budget}; propose no more than the budget"
+                        f"{name} proposed {len(draft)} tokens with a budget of {budget};"
+                        " propose no more than the budget"
                     )
                 any_tokens = any_tokens or bool(draft.tokens)
         drafts.append(draft)

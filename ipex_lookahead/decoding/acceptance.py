@@ -1,0 +1,129 @@
+"""How likely a draft token is to be accepted, learned while decoding.
+
+A proposer's own estimate is a start; what counts is how often such tokens were right: counted by source, depth and, for
+proposers that make no estimate, the length of the match that the draft rests on. Old counts fade, since a text changes
+its nature. A token is tested only where its parent was right; what follows the first miss is censored, not a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ipex_lookahead.drafting.draft import Draft
+
+FADE = 0.97
+"""What a test leaves of the counts before it."""
+PRIOR_WEIGHT = 2.0
+"""Accepted tokens that a proposer's own estimate counts for."""
+DEEPEST = 3
+"""Depths from here on are counted together."""
+LONGEST_MATCH = 6
+MOST = 0.98
+"""No token is certain."""
+
+_BY_MATCH = (0.5, 0.3, 0.4, 0.55, 0.65, 0.75, 0.85)
+"""First token of a draft without estimates, by match length (0: not known); counted on greedy chat and code answers."""
+_FOLLOWING = 0.75
+"""A later token of such a draft: where one was right the text is being repeated."""
+
+Cell = list[float]
+"""[accepted, expected], both fading."""
+
+
+class Acceptance:
+    """Conditional acceptance of draft tokens: the proposer's estimate times accepted / expected of its like so far."""
+
+    def __init__(self, source: str = "") -> None:
+        self._source = source
+        self._cells: dict[tuple[str, int, int], Cell] = {}
+
+    def expect(self, draft: Draft, match: int = 0) -> Expected:
+        """Estimates for a draft's tokens, scratch rows left out.
+
+        Args:
+            draft: as proposed.
+            match: length of the match it rests on, where the proposer tells; used for drafts without estimates.
+
+        Example: a chain of two tokens with estimates 0.5 and 0.8 of a source that has so far been right half as often
+        as it said has survivals 0.25 and 0.1.
+        """
+        count = len(draft) - draft.scratch
+        parents, probs, sources = draft.parents, draft.probs, draft.sources
+        match = -1 if probs else min(match, LONGEST_MATCH)
+        survival: list[float] = []
+        chances: list[float] = []
+        cells: list[Cell] = []
+        depths: list[int] = []
+        source = self._source
+        for row in range(count):
+            parent = parents[row]
+            depth = 0 if parent < 0 else min(depths[parent] + 1, DEEPEST)
+            depths.append(depth)
+            chance = probs[row] if probs else _FOLLOWING if depth else _BY_MATCH[match]
+            if sources:
+                source = sources[row]
+            cell = self._cells.get((source, depth, match))
+            if cell is None:
+                cell = self._cells[source, depth, match] = [0.0, 0.0]
+            learned = chance * (cell[0] + PRIOR_WEIGHT) / (cell[1] + PRIOR_WEIGHT)
+            if learned > MOST:
+                learned = MOST
+            survival.append(learned if parent < 0 else learned * survival[parent])
+            chances.append(chance)
+            cells.append(cell)
+        return Expected(draft.tokens, parents, survival, chances, cells)
+
+
+class Expected:
+    """A draft with what is expected of it, walked along the emitted tokens, verified or not.
+
+    The target's choices tell whether a token that was never verified would have been accepted; so learning costs no
+    rows, also while nothing is drafted.
+
+    Attributes:
+        survival: for each token the probability that it and all its ancestors are accepted.
+        open: False once the walk has met a miss or the end of the draft.
+        tried: for each depth tested so far whether one of its tokens was right.
+    """
+
+    __slots__ = ("_at", "_cells", "_chances", "_parents", "_tokens", "open", "survival", "tried")
+
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        survival: list[float],
+        chances: list[float],
+        cells: list[Cell],
+    ) -> None:
+        self._tokens = tokens
+        self._parents = parents
+        self._chances = chances
+        self._cells = cells
+        self._at = -1
+        self.survival = survival
+        self.tried: list[bool] = []
+        self.open = bool(survival)
+
+    def walk(self, emitted: Sequence[int]) -> None:
+        """Go on along the tokens that were committed, and count each child that was tested."""
+        tokens, parents, cells = self._tokens, self._parents, self._cells
+        count = len(cells)
+        for token in emitted:
+            if not self.open:
+                return
+            at, found, children = self._at, -1, False
+            for child in range(at + 1, count):
+                if parents[child] != at:
+                    continue
+                children = True
+                right = found < 0 and tokens[child] == token
+                cell = cells[child]
+                cell[0] = cell[0] * FADE + (1.0 if right else 0.0)
+                cell[1] = cell[1] * FADE + self._chances[child]
+                if right:
+                    found = child
+            if children:
+                self.tried.append(found >= 0)
+            self._at = found
+            self.open = found >= 0 and found + 1 < count

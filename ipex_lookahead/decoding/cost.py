@@ -1,0 +1,255 @@
+"""What a forward costs: T(rows, length) of one loaded engine, measured at first use and corrected from step to step.
+
+A step's time grows with its rows in steps of the kernels' tiles and, more slowly, with the context. Drafting pays or
+does not by these ratios alone, so they are measured on the machine at hand, not assumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import re
+import tempfile
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median_low
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from ipex_lookahead.engines.base import Batch, Cache, Engine
+from ipex_lookahead.errors import ModelFormatError
+from ipex_lookahead.safe_json import load_object
+
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 16, 17, 20, 24, 32)
+"""Numbers of rows that are measured: every one that may be a tile's edge, as far as drafts go."""
+COARSER = ((0.2, (1, 4, 16)), (0.02, (1, 2, 4, 5, 8, 16, 32)))
+"""(seconds of a forward of one row, fewer numbers of rows for engines slower than that): a wait must be bounded."""
+PATIENCE_SECONDS = 0.15
+MOST_ROUNDS = 7
+"""Calibration begins no round after so long, or after so many."""
+WORTH_A_FILE_SECONDS = 0.02
+"""A calibration that took less is not written down: doing it again is as quick."""
+FILE_BYTES = 1 << 16
+
+PER_KEY = 0.45
+PER_KEY_AND_ROW = 0.22
+"""What a position of context costs, in units of reading its keys and values as fast as weights are read (measured on
+a Zen 5 core, SmolLM2-135M, 64 to 1088 positions, 1 to 32 rows)."""
+
+FOLLOW = 0.08
+"""Weight of a new time in the running mean of its number of rows."""
+OUTLIER = 1.5
+"""A time further off than this factor counts as this far off: other processes also use the machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Measured seconds of a forward with an empty cache.
+
+    Attributes:
+        rows: ascending, the first one is 1.
+        seconds: for each of ``rows``.
+        key_seconds: what each position of context adds.
+        key_row_seconds: what each position of context adds for each row.
+    """
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+    key_seconds: float = 0.0
+    key_row_seconds: float = 0.0
+
+
+ASSUMED = Calibration((1, 2, 4, 5, 8, 16, 32), (1.0, 1.06, 1.18, 1.5, 1.75, 2.8, 5.0))
+"""Where nothing was measured: the shape of a CPU with int8 dot products, in units of one row's time."""
+
+
+class CostCurve:
+    """T(rows, length), a calibration and what has been learned since."""
+
+    def __init__(self, calibration: Calibration | None = None) -> None:
+        self.calibration = calibration or ASSUMED
+        self._scale = 1.0 if calibration else 0.0
+        self._factors = [1.0] * len(self.calibration.rows)
+        self._table = [0.0, *(self._measured(n) for n in range(1, self.calibration.rows[-1] + 1))]
+
+    def __call__(self, rows: int, length: int = 0) -> float:
+        """Seconds that a forward of ``rows`` rows takes with ``length`` positions of context."""
+        return self._base(rows, length) * self._factors[self._bucket(rows)] * (self._scale or 1.0)
+
+    def timed(self, rows: int, length: int, seconds: float) -> bool:
+        """Learn from a forward that was run anyway. False where that has given the curve its unit."""
+        if not seconds > 0.0:
+            return True
+        base = self._base(rows, length)
+        if not self._scale:  # the first time gives a curve that was assumed its unit
+            self._scale = seconds / base
+            return False
+        bucket = self._bucket(rows)
+        ratio = seconds / (base * self._factors[bucket] * self._scale)
+        change = 1.0 + FOLLOW * (min(OUTLIER, max(1.0 / OUTLIER, ratio)) - 1.0)
+        # A machine that has become slower has become so for every number of rows: half of the news is for all, so that
+        # a curve whose ends are seldom visited keeps its shape.
+        shared = math.sqrt(change)
+        self._scale *= shared
+        self._factors[bucket] *= shared
+        return True
+
+    def table(self, length: int = 0) -> list[tuple[int, float]]:
+        """(rows, seconds) at the calibrated numbers of rows."""
+        return [(rows, self(rows, length)) for rows in self.calibration.rows]
+
+    def _bucket(self, rows: int) -> int:
+        return bisect_right(self.calibration.rows, rows) - 1
+
+    def _base(self, rows: int, length: int) -> float:
+        known = self._table
+        seconds = known[rows] if rows < len(known) else self._measured(rows)
+        return seconds + length * (self.calibration.key_seconds + rows * self.calibration.key_row_seconds)
+
+    def _measured(self, rows: int) -> float:
+        """Between measured points on a line; beyond the last as the last piece goes on."""
+        at, seconds = self.calibration.rows, self.calibration.seconds
+        if len(at) == 1:
+            return seconds[0] * rows / at[0]
+        right = min(max(bisect_right(at, rows), 1), len(at) - 1)
+        slope = (seconds[right] - seconds[right - 1]) / (at[right] - at[right - 1])
+        return max(seconds[right - 1] + (rows - at[right - 1]) * slope, seconds[0])
+
+
+class EngineCosts:
+    """The cost curve of one loaded engine: from the file of an earlier run, or calibrated when first asked for.
+
+    Args:
+        engine: the loaded engine.
+        folder: where calibrations are kept; None keeps none.
+        progress: called with a sentence before a calibration that has to be run.
+    """
+
+    def __init__(
+        self, engine: Engine, folder: Path | None = None, progress: Callable[[str], None] | None = None
+    ) -> None:
+        self._engine = engine
+        self._folder = folder
+        self._progress = progress
+        self._curve: CostCurve | None = None
+
+    def curve(self) -> CostCurve:
+        """The curve, the same object for every generation: what one learns, the next knows."""
+        if self._curve is None:
+            file = None if self._folder is None else self._folder / f"{key_of(self._engine)}.json"
+            found = None if file is None else load(file)
+            if found is None:
+                if self._progress is not None:
+                    self._progress("measuring what a decoding step costs on this machine (once)")
+                began = perf_counter()
+                found = calibrate(self._engine)
+                if file is not None and perf_counter() - began > WORTH_A_FILE_SECONDS:
+                    save(file, found, self._engine)
+            self._curve = CostCurve(found)
+        return self._curve
+
+
+def calibrate(engine: Engine, *, patience: float = PATIENCE_SECONDS) -> Calibration:
+    """Measure forwards of different numbers of rows on a scratch cache, in rounds; each counts by its median.
+
+    A round costs about 30 forwards of one row, half or a fifth of that on slow engines.
+    """
+    cache = engine.new_cache()
+    most = min(ROWS[-1], engine.max_context)
+    tokens = np.arange(most, dtype=np.int32) % engine.vocab_size
+    # Warm-up, which also wakes the threads; the second one tells how fast the engine is.
+    _forward(engine, cache, tokens[:1])
+    once = _forward(engine, cache, tokens[:1])
+    grid = next((coarser for slow, coarser in COARSER if once > slow), ROWS)
+    rows = tuple(n for n in grid if n <= most)
+    times: dict[int, list[float]] = {n: [] for n in rows}
+    began = perf_counter()
+    while not times[1] or (perf_counter() - began < patience and len(times[1]) < MOST_ROUNDS):
+        for n in rows:
+            times[n].append(_forward(engine, cache, tokens[:n]))
+    seconds = [median_low(times[n]) for n in rows]
+    for i in range(1, len(seconds)):  # more rows never cost less: where it looks so, it is noise
+        seconds[i] = max(seconds[i], seconds[i - 1])
+    facts = engine.describe()
+    weights, kv = facts.get("weight_bytes") or 0, facts.get("kv_bytes_per_token") or 0
+    reading = seconds[0] * kv / weights if weights else 0.0
+    return Calibration(rows, tuple(seconds), PER_KEY * reading, PER_KEY_AND_ROW * reading)
+
+
+def _forward(engine: Engine, cache: Cache, tokens: Any) -> float:
+    parents = np.arange(-1, len(tokens) - 1, dtype=np.int32)
+    began = perf_counter()
+    engine.forward(Batch([cache], [len(tokens)], tokens, parents))
+    return perf_counter() - began
+
+
+def key_of(engine: Engine) -> str:
+    """Name of the file of an engine's calibration: the machine and the model's shape, hashed."""
+    return hashlib.sha256(json.dumps(identity(engine), sort_keys=True).encode()).hexdigest()[:24]
+
+
+def identity(engine: Engine) -> dict[str, Any]:
+    """What a calibration depends on."""
+    facts = engine.describe()
+    names = ("engine", "isa", "threads", "low_bit", "weight_bytes", "kv_cache", "kv_bytes_per_token")
+    return {"processor": processor(), "vocab_size": engine.vocab_size, **{name: facts.get(name) for name in names}}
+
+
+def processor() -> str:
+    """The processor's model name."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+def save(file: Path, calibration: Calibration, engine: Engine) -> None:
+    """Write a calibration, by another name and a rename. A folder that cannot be written to is no error."""
+    content = {
+        "engine": identity(engine),
+        "rows": list(calibration.rows),
+        "seconds": list(calibration.seconds),
+        "key_seconds": calibration.key_seconds,
+        "key_row_seconds": calibration.key_row_seconds,
+    }
+    temporary = None
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=".costs-", dir=file.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            json.dump(content, out, indent=1)
+        os.replace(temporary, file)
+    except OSError:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def load(file: Path) -> Calibration | None:
+    """An earlier calibration; None where there is none, or none that can be believed."""
+    try:
+        found = load_object(file, FILE_BYTES)
+    except ModelFormatError:
+        return None
+    rows, seconds = found.get("rows"), found.get("seconds")
+    slopes: tuple[Any, Any] = (found.get("key_seconds"), found.get("key_row_seconds"))
+    if not (isinstance(rows, list) and isinstance(seconds, list) and rows and len(rows) == len(seconds)):
+        return None
+    if not all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= 1024 for n in rows) or rows[0] != 1:
+        return None
+    if not all(map(_is_time, (*seconds, *slopes))) or seconds[0] == 0:
+        return None
+    if sorted(set(rows)) != rows or sorted(seconds) != seconds:
+        return None
+    return Calibration(tuple(rows), tuple(map(float, seconds)), float(slopes[0]), float(slopes[1]))
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0.0 <= value < 3600.0
