@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <stdexcept>
 
 #include "dispatch.h"
@@ -29,8 +30,7 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
       pool_(threads),
       layers_(size_t(shape.layers)),
       scratch_(size_t(pool_.size())),
-      own_rows_(size_t(pool_.size())),
-      merge_at_(size_t(pool_.size())) {
+      own_rows_(size_t(pool_.size())) {
   hidden_stride_ = padded(shape.hidden, kLanes);
   k_column_ = padded(int64_t(shape.heads) * shape.head_dim, kLanes);
   v_column_ = k_column_ + padded(int64_t(shape.kv_heads) * shape.head_dim, kLanes);
@@ -159,6 +159,7 @@ void Decoder::plan(const Step& step) {
     first += rows;
   }
   reserve_rope(furthest + 1);
+  plan_attention();
 }
 
 void Decoder::reserve_rope(int64_t positions) {
@@ -206,7 +207,8 @@ void Decoder::forward(const Step& step, int top, int32_t* ids, float* logits) {
   plan(step);
   reserve(step, top);
   for (size_t i = 0; i < step.caches.size(); ++i) step.caches[i]->prepare(step.counts[i]);
-  pool_.run([&](int thread) { run(thread, step, top, ids, logits); });
+  const auto job = [&](int thread) { run(thread, step, top, ids, logits); };
+  pool_.run(std::cref(job));  // a reference fits into std::function without memory of its own
   int64_t first = 0;
   for (size_t i = 0; i < step.caches.size(); first += step.counts[i], ++i)
     step.caches[i]->set_step(step.parents + first, step.counts[i]);

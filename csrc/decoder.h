@@ -83,6 +83,12 @@ class Decoder {
     int64_t ancestors;         // offset of its paths in ancestors_, [rows][rows]
     int64_t blocks;            // of positions that its furthest row sees
   };
+  // A piece of attention that one thread does: query heads that share a key head, over one block of positions if the
+  // step has few rows, else over all blocks for one tile of rows.
+  struct AttentionItem {
+    int sequence, kv_head, first_head, heads;
+    int64_t block, first_row, last_row;
+  };
   // Memory behind Rows, reused for every width.
   struct RowsMemory {
     std::vector<float> values, scales, sums;
@@ -96,26 +102,25 @@ class Decoder {
   const float* copy_vector(const float* values, int64_t n);
   void check(const Step& step) const;
   void plan(const Step& step);
+  void plan_attention();
   void reserve(const Step& step, int top);
   void reserve_rope(int64_t positions);
 
-  // The phases of a step, each run by every thread.
+  // The phases of a step; every thread goes through all of them.
   void run(int thread, const Step& step, int top, int32_t* ids, float* logits);
-  void embed(int thread, const Step& step);
-  Rows prepare(int thread, int layer, int64_t rows, int64_t width, bool integer, MakeRow make);
+  void make_row(int thread, int layer, const Rows& x, int64_t row, int64_t width, bool integer, MakeRow make);
   void norm_attention(int thread, int layer, int64_t row, float* out);
   void norm_mlp(int thread, int layer, int64_t row, float* out);
   void norm_final(int thread, int layer, int64_t row, float* out);
   void merge_heads(int thread, int layer, int64_t row, float* out);
   void copy_gated(int thread, int layer, int64_t row, float* out);
-  void qkv(int thread, const Layer& layer, const Rows& x);
-  void rope_and_store(int thread, int layer);
-  void attend_blocks(int thread, int layer);
-  void attend_tiles(int thread, int layer);
+  void qkv(const Layer& layer, const Rows& x, int64_t begin, int64_t end);
+  void rope_and_store(int layer, int64_t begin, int64_t end);
+  void attend(int thread, int layer, const AttentionItem& item);
   Keys keys_of(const Sequence& s, int layer, int head) const;
   float* partial(int64_t row, int64_t head, int64_t block);
-  void head_and_top(int thread, const Rows& x, int64_t wanted, int top, int32_t* ids, float* logits);
-  int64_t head_chunk(int64_t wanted) const;
+  void head_and_top(int thread, const Rows& x, int64_t item, int64_t wanted, int top, float* logits);
+  void merge_tops(int64_t wanted, int top, int32_t* ids);
 
   const DecoderShape shape_;
   const CacheShape cache_shape_;
@@ -130,6 +135,8 @@ class Decoder {
 
   // The step in hand.
   std::vector<Sequence> sequences_;
+  std::vector<AttentionItem> attention_items_;
+  Phases phases_;
   std::vector<int32_t> depth_, ancestors_, sequence_of_;
   const int32_t* want_ = nullptr;
   int64_t rows_ = 0;
@@ -141,10 +148,11 @@ class Decoder {
   std::vector<std::vector<float>> scratch_;  // a thread
   RowsMemory shared_rows_;
   std::vector<RowsMemory> own_rows_;  // a thread
-  std::vector<float> top_values_;     // [wanted][threads][top]
+  int64_t head_items_ = 0;            // the lm_head's outputs in this many pieces, ascending
+  std::vector<float> top_values_;     // [head_items][wanted][top]
   std::vector<int32_t> top_ids_;
-  std::vector<int> top_counts_;       // [threads][wanted]
-  std::vector<int> merge_at_;         // [threads]
+  std::vector<int> top_counts_;       // [head_items][wanted]
+  std::vector<int> merge_at_;         // [head_items]
 };
 
 }  // namespace ipex_lookahead

@@ -1,6 +1,6 @@
-// One step of the decoder: the phases every thread runs between barriers.
+// One step of the decoder: the phases that threads go through together.
 //
-// Threads share out outputs, rows or heads, never a sum, so their number does not show in the bits.
+// Items are outputs, rows or heads, never parts of a sum, so neither their number nor who does them shows in the bits.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -10,11 +10,14 @@
 namespace ipex_lookahead {
 namespace {
 
-// Up to this many rows every thread prepares all rows for itself, which is cheaper than waiting for each other.
+// Up to this many rows every thread prepares all rows for itself, which is cheaper than sharing them out.
 constexpr int64_t kPreparedByAll = 4;
-// Up to this many rows threads share out blocks of positions; beyond, tiles of rows.
+// Up to this many rows attention is shared out by blocks of positions; beyond, by tiles of rows.
 constexpr int64_t kSplitPositions = 16;
 constexpr int64_t kRowTile = 16;
+// Pieces a linear layer is shared out in, for each thread: enough that a late thread does not hold up the others.
+constexpr int64_t kPieces = 4;
+constexpr size_t kPhasesALayer = 10;
 
 template <typename T>
 void ensure(std::vector<T>& v, int64_t n) {
@@ -23,26 +26,53 @@ void ensure(std::vector<T>& v, int64_t n) {
 
 }  // namespace
 
+void Decoder::plan_attention() {
+  attention_items_.clear();
+  const int group = shape_.heads / shape_.kv_heads;
+  const bool by_blocks = rows_ <= kSplitPositions;
+  partial_blocks_ = 1;
+  int64_t items = 0;
+  for (const Sequence& s : sequences_) {
+    if (by_blocks) partial_blocks_ = std::max(partial_blocks_, s.blocks);
+    items += shape_.kv_heads * (by_blocks ? s.blocks : (s.rows + kRowTile - 1) / kRowTile);
+  }
+  // Where there are few items, heads that share keys are done apart: the keys come from the cache the second time.
+  const int heads = by_blocks && items < 4 * pool_.size() && pool_.size() > 1 ? 1 : group;
+  for (size_t i = 0; i < sequences_.size(); ++i) {
+    const Sequence& s = sequences_[i];
+    for (int kv = 0; kv < shape_.kv_heads; ++kv)
+      for (int h = 0; h < group; h += heads)
+        if (by_blocks)
+          for (int64_t b = 0; b < s.blocks; ++b) attention_items_.push_back({int(i), kv, h, heads, b, 0, s.rows});
+        else
+          for (int64_t r = 0; r < s.rows; r += kRowTile)
+            attention_items_.push_back({int(i), kv, h, heads, -1, r, std::min(r + kRowTile, s.rows)});
+  }
+}
+
 void Decoder::reserve(const Step& step, int top) {
   const int64_t rows = step.rows, head = kPartialHead + cache_shape_.head_dim16();
-  int64_t blocks = 1;
-  if (rows <= kSplitPositions)
-    for (const Sequence& s : sequences_) blocks = std::max(blocks, s.blocks);
-  partial_blocks_ = blocks;
   ensure(hidden_, rows * hidden_stride_);
   ensure(qkv_, rows * qkv_stride_);
   ensure(gated_, rows * gated_stride_);
-  ensure(partials_, rows * shape_.heads * blocks * head);
-  ensure(top_values_, pool_.size() * step.wanted * top);
-  ensure(top_ids_, pool_.size() * step.wanted * top);
-  ensure(top_counts_, pool_.size() * step.wanted);
+  ensure(partials_, rows * shape_.heads * partial_blocks_ * head);
+  // About 16 thousand logits a piece stay in the cache, and no piece is larger than a thread's share.
+  const int64_t tiles = lm_head_.tiles();
+  const int64_t piece = std::max<int64_t>(1, 1024 / std::max<int64_t>(step.wanted, 1));
+  head_items_ = std::max<int64_t>((tiles + piece - 1) / piece, std::min(tiles, kPieces * pool_.size()));
+  ensure(top_values_, head_items_ * step.wanted * top);
+  ensure(top_ids_, head_items_ * step.wanted * top);
+  ensure(top_counts_, head_items_ * step.wanted);
+  ensure(merge_at_, head_items_);
   if (rows > kPreparedByAll) shared_rows_.reserve(rows, widest_);
+  const int64_t group = shape_.heads / shape_.kv_heads;
+  const int64_t attention = attention_scratch(rows) + kRowTile * group * head + head;
+  const int64_t outputs = step.wanted * (tiles / head_items_ + 1) * kLanes;
   for (int t = 0; t < pool_.size(); ++t) {
     own_rows_[size_t(t)].reserve(std::min(rows, kPreparedByAll), widest_);
-    const int64_t group = shape_.heads / shape_.kv_heads;
-    ensure(scratch_[size_t(t)], std::max(attention_scratch(rows) + kRowTile * group * head + head,
-                                         step.wanted * head_chunk(step.wanted) * kLanes));
+    ensure(scratch_[size_t(t)], std::max(attention, outputs));
   }
+  phases_.reset(kPhasesALayer * size_t(shape_.layers) + 4);
 }
 
 float* Decoder::partial(int64_t row, int64_t head, int64_t block) {
@@ -51,63 +81,80 @@ float* Decoder::partial(int64_t row, int64_t head, int64_t block) {
 }
 
 void Decoder::run(int thread, const Step& step, int top, int32_t* ids, float* logits) {
+  size_t phase = 0;
+  const auto each = [&](int64_t items, const auto& work) { phases_.run(phase++, items, work); };
+  // Shares out `count` things in a few pieces a thread: work(begin, end).
+  const auto split = [&](int64_t count, const auto& work) {
+    const int64_t items = std::min(count, kPieces * pool_.size());
+    each(items, [&](int64_t item) {
+      const auto part = part_of(count, items, item);
+      work(part.first, part.second);
+    });
+  };
+  // A linear layer: its input rows, made by `make`, and then its `count` tiles of outputs. Few rows are made by every
+  // thread that gets a piece, once it has one: until that piece is done nobody goes on and changes what rows are made of.
+  const auto layer_of = [&](int layer, int64_t rows, int64_t width, bool integer, MakeRow make, int64_t count,
+                            const auto& work) {
+    const bool alone = rows <= kPreparedByAll;
+    const Rows x = (alone ? own_rows_[size_t(thread)] : shared_rows_).view(rows, width);
+    bool made = !alone;
+    if (!alone) each(rows, [&](int64_t r) { make_row(thread, layer, x, r, width, integer, make); });
+    split(count, [&](int64_t begin, int64_t end) {
+      for (int64_t r = 0; !made && r < rows; ++r) make_row(thread, layer, x, r, width, integer, make);
+      made = true;
+      work(x, begin, end);
+    });
+  };
+
   const int64_t rows = step.rows, q_width = int64_t(shape_.heads) * shape_.head_dim;
-  embed(thread, step);
-  pool_.barrier();
+  split(rows, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r)
+      kernels_->dequantize_row(embedding_, step.tokens[r], hidden_.data() + r * hidden_stride_);
+  });
   for (int i = 0; i < shape_.layers; ++i) {
     const Layer& layer = layers_[size_t(i)];
     const auto integer = [&](Slot slot) { return !is_float(layer.matrix[int(slot)].format); };
-
-    Rows x = prepare(thread, i, rows, shape_.hidden, integer(Slot::q) || integer(Slot::k) || integer(Slot::v),
-                     &Decoder::norm_attention);
-    qkv(thread, layer, x);
-    pool_.barrier();
-    rope_and_store(thread, i);
-    pool_.barrier();
-    rows <= kSplitPositions ? attend_blocks(thread, i) : attend_tiles(thread, i);
-    pool_.barrier();
-    x = prepare(thread, i, rows, q_width, integer(Slot::o), &Decoder::merge_heads);
-    const Matrix& o = layer.matrix[int(Slot::o)];
-    auto part = pool_.share(thread, o.tiles());
-    kernels_->linear(o, x, part.first, part.second, hidden_.data(), hidden_stride_, true);
-    pool_.barrier();
-
-    x = prepare(thread, i, rows, shape_.hidden, integer(Slot::gate) || integer(Slot::up), &Decoder::norm_mlp);
-    const Matrix& gate = layer.matrix[int(Slot::gate)];
-    part = pool_.share(thread, gate.tiles());
-    kernels_->gate_up(gate, layer.matrix[int(Slot::up)], x, part.first, part.second, gated_.data(), gated_stride_);
-    pool_.barrier();
-    x = prepare(thread, i, rows, shape_.intermediate, integer(Slot::down), &Decoder::copy_gated);
-    const Matrix& down = layer.matrix[int(Slot::down)];
-    part = pool_.share(thread, down.tiles());
-    kernels_->linear(down, x, part.first, part.second, hidden_.data(), hidden_stride_, true);
-    pool_.barrier();
+    const auto tiles = [&](Slot slot) { return layer.matrix[int(slot)].tiles(); };
+    const auto add_to_hidden = [&](Slot slot) {
+      return [&, slot](const Rows& x, int64_t begin, int64_t end) {
+        kernels_->linear(layer.matrix[int(slot)], x, begin, end, hidden_.data(), hidden_stride_, true);
+      };
+    };
+    layer_of(i, rows, shape_.hidden, integer(Slot::q) || integer(Slot::k) || integer(Slot::v), &Decoder::norm_attention,
+             tiles(Slot::q) + tiles(Slot::k) + tiles(Slot::v),
+             [&](const Rows& x, int64_t begin, int64_t end) { qkv(layer, x, begin, end); });
+    split(rows * (shape_.heads + 2 * int64_t(shape_.kv_heads)),
+          [&](int64_t begin, int64_t end) { rope_and_store(i, begin, end); });
+    each(int64_t(attention_items_.size()), [&](int64_t item) { attend(thread, i, attention_items_[size_t(item)]); });
+    layer_of(i, rows, q_width, integer(Slot::o), &Decoder::merge_heads, tiles(Slot::o), add_to_hidden(Slot::o));
+    layer_of(i, rows, shape_.hidden, integer(Slot::gate) || integer(Slot::up), &Decoder::norm_mlp, tiles(Slot::gate),
+             [&](const Rows& x, int64_t begin, int64_t end) {
+               kernels_->gate_up(layer.matrix[int(Slot::gate)], layer.matrix[int(Slot::up)], x, begin, end,
+                                 gated_.data(), gated_stride_);
+             });
+    layer_of(i, rows, shape_.intermediate, integer(Slot::down), &Decoder::copy_gated, tiles(Slot::down),
+             add_to_hidden(Slot::down));
   }
   if (step.wanted == 0) return;
-  const Rows x = prepare(thread, 0, step.wanted, shape_.hidden, !is_float(lm_head_.format), &Decoder::norm_final);
-  head_and_top(thread, x, step.wanted, top, ids, logits);
+  const bool alone = step.wanted <= kPreparedByAll, whole = !is_float(lm_head_.format);
+  const Rows x = (alone ? own_rows_[size_t(thread)] : shared_rows_).view(step.wanted, shape_.hidden);
+  bool made = !alone;
+  const auto make = [&](int64_t r) { make_row(thread, 0, x, r, shape_.hidden, whole, &Decoder::norm_final); };
+  if (!alone) each(step.wanted, make);
+  each(head_items_, [&](int64_t item) {
+    for (int64_t r = 0; !made && r < step.wanted; ++r) make(r);
+    made = true;
+    head_and_top(thread, x, item, step.wanted, top, logits);
+  });
+  if (thread == 0) merge_tops(step.wanted, top, ids);
 }
 
-void Decoder::embed(int thread, const Step& step) {
-  const auto part = pool_.share(thread, step.rows);
-  for (int64_t r = part.first; r < part.second; ++r)
-    kernels_->dequantize_row(embedding_, step.tokens[r], hidden_.data() + r * hidden_stride_);
-}
-
-// The input rows of a linear layer, made by `make`: by every thread for itself if they are few (no one has to wait),
-// else shared out, with a barrier at the end.
-Rows Decoder::prepare(int thread, int layer, int64_t rows, int64_t width, bool integer, MakeRow make) {
-  const bool alone = rows <= kPreparedByAll;
-  Rows x = (alone ? own_rows_[size_t(thread)] : shared_rows_).view(rows, width);
-  const auto part = alone ? std::pair<int64_t, int64_t>(0, rows) : pool_.share(thread, rows);
-  for (int64_t r = part.first; r < part.second; ++r) {
-    float* out = x.values + r * x.stride;
-    std::memset(out + width / kLanes * kLanes, 0, size_t(x.stride - width / kLanes * kLanes) * sizeof(float));
-    (this->*make)(thread, layer, r, out);
-    if (integer) kernels_->quantize_row(x, r);
-  }
-  if (!alone) pool_.barrier();
-  return x;
+void Decoder::make_row(int thread, int layer, const Rows& x, int64_t row, int64_t width, bool integer, MakeRow make) {
+  float* out = x.values + row * x.stride;
+  const int64_t whole = width / kLanes * kLanes;
+  std::memset(out + whole, 0, size_t(x.stride - whole) * sizeof(float));
+  (this->*make)(thread, layer, row, out);
+  if (integer) kernels_->quantize_row(x, row);
 }
 
 void Decoder::norm_attention(int, int layer, int64_t row, float* out) {
@@ -145,27 +192,24 @@ void Decoder::merge_heads(int thread, int, int64_t row, float* out) {
   }
 }
 
-// q, k and v as one run of tiles, so that threads get equal shares of the three together.
-void Decoder::qkv(int thread, const Layer& layer, const Rows& x) {
+// Tiles [begin, end) of q, k and v as one run, so that the three are shared out together.
+void Decoder::qkv(const Layer& layer, const Rows& x, int64_t begin, int64_t end) {
   const int64_t columns[3] = {0, k_column_, v_column_};
-  int64_t total = 0;
-  for (int s = 0; s < 3; ++s) total += layer.matrix[s].tiles();
-  const auto part = pool_.share(thread, total);
   int64_t base = 0;
   for (int s = 0; s < 3; ++s) {
     const int64_t tiles = layer.matrix[s].tiles();
-    const int64_t begin = std::max(part.first - base, int64_t(0)), end = std::min(part.second - base, tiles);
-    if (begin < end) kernels_->linear(layer.matrix[s], x, begin, end, qkv_.data() + columns[s], qkv_stride_, false);
+    const int64_t from = std::max(begin - base, int64_t(0)), to = std::min(end - base, tiles);
+    if (from < to) kernels_->linear(layer.matrix[s], x, from, to, qkv_.data() + columns[s], qkv_stride_, false);
     base += tiles;
   }
 }
 
-void Decoder::rope_and_store(int thread, int layer) {
-  const int d = shape_.head_dim, half = d / 2;
+// Items [begin, end) of every row's query, key and value heads.
+void Decoder::rope_and_store(int layer, int64_t begin, int64_t end) {
+  const int d = shape_.head_dim, half = d / 2, format = int(shape_.kv_format);
   const float scale = 1.0f / std::sqrt(float(d));
   const int64_t heads = shape_.heads + 2 * int64_t(shape_.kv_heads);
-  const auto part = pool_.share(thread, rows_ * heads);
-  for (int64_t item = part.first; item < part.second; ++item) {
+  for (int64_t item = begin; item < end; ++item) {
     const int64_t row = item / heads, head = item % heads;
     const Sequence& s = sequences_[size_t(sequence_of_[size_t(row)])];
     const int64_t position = s.length + depth_[size_t(row)], slot = s.length + row - s.first_row;
@@ -176,7 +220,7 @@ void Decoder::rope_and_store(int thread, int layer) {
       continue;
     }
     uint8_t* page = s.cache->pages()[slot / kPage];
-    const int kv = int((head - shape_.heads) % shape_.kv_heads), format = int(shape_.kv_format);
+    const int kv = int((head - shape_.heads) % shape_.kv_heads);
     float* scales = reinterpret_cast<float*>(page + cache_shape_.scale_offset(layer, kv));
     if (head < shape_.heads + shape_.kv_heads) {
       float* k = base + k_column_ + kv * d;
@@ -204,87 +248,67 @@ Keys Decoder::keys_of(const Sequence& s, int layer, int head) const {
   return keys;
 }
 
-// Few rows: an item is a key head and a block of positions.
-void Decoder::attend_blocks(int thread, int layer) {
-  const int64_t group = shape_.heads / shape_.kv_heads, size = kPartialHead + cache_shape_.head_dim16();
-  int64_t item = 0;
-  for (const Sequence& s : sequences_)
-    for (int kv = 0; kv < shape_.kv_heads; ++kv) {
-      const Keys keys = keys_of(s, layer, kv);
-      for (int64_t b = 0; b < s.blocks; ++b)
-        if (item++ % pool_.size() == thread)
-          kernels_->attend[int(shape_.kv_format)](keys, qkv_.data() + s.first_row * qkv_stride_ + kv * group * shape_.head_dim, qkv_stride_,
-                           int(group), shape_.head_dim, 0, s.rows, s.rows, b, partial(s.first_row, kv * group, b),
-                           shape_.heads * partial_blocks_ * size, partial_blocks_ * size,
-                           scratch_[size_t(thread)].data());
-    }
+void Decoder::attend(int thread, int layer, const AttentionItem& item) {
+  const Sequence& s = sequences_[size_t(item.sequence)];
+  const Keys keys = keys_of(s, layer, item.kv_head);
+  const int64_t size = kPartialHead + cache_shape_.head_dim16();
+  const int64_t head = int64_t(item.kv_head) * (shape_.heads / shape_.kv_heads) + item.first_head;
+  const float* q = qkv_.data() + s.first_row * qkv_stride_ + head * shape_.head_dim;
+  float* scratch = scratch_[size_t(thread)].data();
+  const auto block = [&](int64_t b, float* to, int64_t row_stride, int64_t head_stride) {
+    kernels_->attend[int(shape_.kv_format)](keys, q, qkv_stride_, item.heads, shape_.head_dim, item.first_row,
+                                            item.last_row, s.rows, b, to, row_stride, head_stride, scratch);
+  };
+  const int64_t blocks = partial_blocks_;
+  if (item.block >= 0) {
+    block(item.block, partial(s.first_row, head, item.block), shape_.heads * blocks * size, blocks * size);
+    return;
+  }
+  // Many rows: the tile walks its blocks in ascending order, each merged as soon as it is there. attend() adds the rows'
+  // offsets itself, so the tile's own memory is addressed from the sequence's first row on.
+  float* next = scratch + attention_scratch(rows_) - item.first_row * item.heads * size;
+  block(0, partial(s.first_row, head, 0), shape_.heads * size, size);
+  for (int64_t b = 1; b < s.blocks; ++b) {
+    block(b, next, item.heads * size, size);
+    for (int64_t r = item.first_row; r < item.last_row; ++r)
+      if ((s.length + keys.depth[r]) / kBlock >= b)
+        for (int64_t h = 0; h < item.heads; ++h)
+          kernels_->merge(partial(s.first_row + r, head + h, 0), next + (r * item.heads + h) * size, shape_.head_dim);
+  }
 }
 
-// Many rows: an item is a key head and a tile of rows, which walks its blocks in ascending order.
-void Decoder::attend_tiles(int thread, int layer) {
-  const int64_t group = shape_.heads / shape_.kv_heads, size = kPartialHead + cache_shape_.head_dim16();
-  float* next = scratch_[size_t(thread)].data() + attention_scratch(rows_);
-  int64_t item = 0;
-  for (const Sequence& s : sequences_)
-    for (int kv = 0; kv < shape_.kv_heads; ++kv) {
-      const Keys keys = keys_of(s, layer, kv);
-      const float* q = qkv_.data() + s.first_row * qkv_stride_ + kv * group * shape_.head_dim;
-      for (int64_t r0 = 0; r0 < s.rows; r0 += kRowTile) {
-        if (item++ % pool_.size() != thread) continue;
-        const int64_t r1 = std::min(r0 + kRowTile, s.rows);
-        for (int64_t b = 0; b < s.blocks; ++b) {
-          // attend() adds row offsets itself, so the tile's own memory is addressed from its first row on.
-          float* to = b == 0 ? partial(s.first_row, kv * group, 0) : next - r0 * group * size;
-          const int64_t row_stride = b == 0 ? shape_.heads * size : group * size;
-          kernels_->attend[int(shape_.kv_format)](keys, q, qkv_stride_, int(group), shape_.head_dim, r0, r1, s.rows, b, to, row_stride, size,
-                           scratch_[size_t(thread)].data());
-          if (b == 0) continue;
-          for (int64_t r = r0; r < r1; ++r)
-            if ((s.length + keys.depth[r]) / kBlock >= b)
-              for (int64_t h = 0; h < group; ++h)
-                kernels_->merge(partial(s.first_row + r, kv * group + h, 0), next + ((r - r0) * group + h) * size,
-                                shape_.head_dim);
+// Logits nobody asked for never exist all at once: each piece of the outputs goes from the linear layer into the piece's
+// top and is forgotten.
+void Decoder::head_and_top(int thread, const Rows& x, int64_t item, int64_t wanted, int top, float* logits) {
+  const auto part = part_of(lm_head_.tiles(), head_items_, item);
+  const int64_t first = part.first * kLanes, n = std::min<int64_t>(part.second * kLanes, shape_.vocab) - first;
+  const int64_t stride = logits != nullptr ? shape_.vocab : (part.second - part.first) * kLanes;
+  float* out = logits != nullptr ? logits + first : scratch_[size_t(thread)].data();
+  kernels_->linear(lm_head_, x, part.first, part.second, out - first, stride, false);
+  for (int64_t w = 0; w < wanted; ++w) {
+    const int64_t at = item * wanted + w;
+    top_counts_[size_t(at)] = kernels_->top_k(out + w * stride, n, first, top, 0, top_values_.data() + at * top,
+                                              top_ids_.data() + at * top);
+  }
+}
+
+// Pieces are ascending ranges of outputs, so an earlier piece wins a tie.
+void Decoder::merge_tops(int64_t wanted, int top, int32_t* ids) {
+  for (int64_t w = 0; w < wanted; ++w) {
+    std::fill(merge_at_.begin(), merge_at_.begin() + head_items_, 0);
+    for (int i = 0; i < top; ++i) {
+      int64_t best = -1;
+      float best_value = -INFINITY;
+      for (int64_t item = 0; item < head_items_; ++item) {
+        const int next = merge_at_[size_t(item)];
+        const int64_t at = item * wanted + w;
+        if (next < top_counts_[size_t(at)] && top_values_[size_t(at * top + next)] > best_value) {
+          best = item;
+          best_value = top_values_[size_t(at * top + next)];
         }
       }
-    }
-}
-
-// Tiles of the lm_head whose outputs are looked at together: about 16 thousand logits, which stay in the cache.
-int64_t Decoder::head_chunk(int64_t wanted) const { return std::max<int64_t>(1, 1024 / std::max<int64_t>(wanted, 1)); }
-
-// Logits nobody asked for never exist all at once: each chunk of outputs goes from the linear layer into the top and is
-// forgotten.
-void Decoder::head_and_top(int thread, const Rows& x, int64_t wanted, int top, int32_t* ids, float* logits) {
-  const int threads = pool_.size();
-  const auto values_of = [&](int64_t w, int t) { return top_values_.data() + (w * threads + t) * top; };
-  const auto ids_of = [&](int64_t w, int t) { return top_ids_.data() + (w * threads + t) * top; };
-  int* counts = top_counts_.data() + thread * wanted;
-  std::fill(counts, counts + wanted, 0);
-  const auto part = pool_.share(thread, lm_head_.tiles());
-  const int64_t chunk = head_chunk(wanted);
-  for (int64_t tile = part.first; tile < part.second; tile += chunk) {
-    const int64_t end = std::min(tile + chunk, part.second);
-    const int64_t first = tile * kLanes, n = std::min<int64_t>(end * kLanes, shape_.vocab) - first;
-    const int64_t stride = logits != nullptr ? shape_.vocab : chunk * kLanes;
-    float* out = logits != nullptr ? logits + first : scratch_[size_t(thread)].data();
-    kernels_->linear(lm_head_, x, tile, end, out - first, stride, false);
-    for (int64_t w = 0; w < wanted; ++w)
-      counts[w] = kernels_->top_k(out + w * stride, n, first, top, counts[w], values_of(w, thread), ids_of(w, thread));
-  }
-  for (int64_t w = 0; w < wanted; ++w) std::fill(ids_of(w, thread) + counts[w], ids_of(w, thread) + top, -1);
-  pool_.barrier();
-  if (thread != 0) return;
-  // Threads hold ascending ranges of outputs, so an earlier thread wins a tie.
-  for (int64_t w = 0; w < wanted; ++w) {
-    std::vector<int>& next = merge_at_;
-    std::fill(next.begin(), next.end(), 0);
-    for (int i = 0; i < top; ++i) {
-      int best = -1;
-      for (int t = 0; t < threads; ++t)
-        if (next[size_t(t)] < top && ids_of(w, t)[next[size_t(t)]] >= 0 &&
-            (best < 0 || values_of(w, t)[next[size_t(t)]] > values_of(w, best)[next[size_t(best)]]))
-          best = t;
-      ids[w * top + i] = best < 0 ? -1 : ids_of(w, best)[next[size_t(best)]++];
+      ids[w * top + i] = best < 0 ? -1 : top_ids_[size_t((best * wanted + w) * top + merge_at_[size_t(best)])];
+      if (best >= 0) ++merge_at_[size_t(best)];
     }
   }
 }

@@ -1,5 +1,6 @@
 #include "linear_probe.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "dispatch.h"
@@ -34,8 +35,9 @@ void LinearProbe::run(const float* x, int64_t rows, float* out) {
     std::memcpy(r.values + i * r.stride, x + i * matrix_.n_in, size_t(matrix_.n_in) * sizeof(float));
     if (!is_float(matrix_.format)) kernels_->quantize_row(r, i);
   }
-  pool_.run([&](int thread) {
-    const auto part = pool_.share(thread, matrix_.tiles());
+  const int64_t items = std::min<int64_t>(matrix_.tiles(), 4 * pool_.size());
+  pool_.for_each(items, [&](int64_t item) {
+    const auto part = part_of(matrix_.tiles(), items, item);
     kernels_->linear(matrix_, r, part.first, part.second, out, matrix_.n_out, false);
   });
 }

@@ -15,12 +15,12 @@ namespace {
 
 constexpr int kPasses = 9;
 
-template <typename Job>
-double best_seconds(ThreadPool& pool, const Job& job) {
+template <typename Work>
+double best_seconds(ThreadPool& pool, const Work& work) {  // one item a thread
   double best = 1e30;
   for (int pass = 0; pass < kPasses; ++pass) {
     const auto start = std::chrono::steady_clock::now();
-    pool.run(job);
+    pool.for_each(pool.size(), work);
     best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   return best;
@@ -37,8 +37,8 @@ double read_bandwidth(int64_t bytes, int threads, const std::string& isa) {
   uint8_t* data = static_cast<uint8_t*>(arena.take(size_t(bytes)));
   std::memset(data, 1, size_t(bytes));  // pages exist only once written
   std::atomic<int> sink{0};
-  const double seconds = best_seconds(pool, [&](int thread) {
-    const auto part = pool.share(thread, bytes / 256);
+  const double seconds = best_seconds(pool, [&](int64_t thread) {
+    const auto part = part_of(bytes / 256, threads, thread);
     if (kernels->read(data + part.first * 256, (part.second - part.first) * 256) > 1e30f) ++sink;
   });
   return double(bytes) / seconds;
@@ -50,7 +50,7 @@ double integer_peak(int threads, const std::string& isa) {
   ThreadPool pool(threads);
   constexpr int64_t kRepeats = 200000;
   std::atomic<int> sink{0};
-  const double seconds = best_seconds(pool, [&](int) {
+  const double seconds = best_seconds(pool, [&](int64_t) {
     if (kernels->integer_peak(kRepeats) == 1) ++sink;
   });
   return double(kRepeats) * 8 * 64 * threads / seconds;

@@ -91,21 +91,16 @@ Matrix prepack(const PlainMatrix& plain, Arena& arena, ThreadPool& pool) {
     m.scales = static_cast<uint16_t*>(arena.take(scale_bytes));
     if (plain.minimums != nullptr) m.minimums = static_cast<uint16_t*>(arena.take(scale_bytes));
   }
-  pool.run([&](int thread) {
-    const auto part = pool.share(thread, m.tiles());
-    for (int64_t tile = part.first; tile < part.second; ++tile)
-      convert_tile(m, tile, static_cast<uint8_t*>(const_cast<void*>(plain.codes)), const_cast<uint16_t*>(plain.scales),
-                   const_cast<uint16_t*>(plain.minimums), true);
+  pool.for_each(m.tiles(), [&](int64_t tile) {
+    convert_tile(m, tile, static_cast<uint8_t*>(const_cast<void*>(plain.codes)), const_cast<uint16_t*>(plain.scales),
+                 const_cast<uint16_t*>(plain.minimums), true);
   });
   return m;
 }
 
 void unpack(const Matrix& m, void* codes, uint16_t* scales, uint16_t* minimums, ThreadPool& pool) {
-  pool.run([&](int thread) {
-    const auto part = pool.share(thread, m.tiles());
-    for (int64_t tile = part.first; tile < part.second; ++tile)
-      convert_tile(m, tile, static_cast<uint8_t*>(codes), scales, minimums, false);
-  });
+  pool.for_each(m.tiles(),
+                [&](int64_t tile) { convert_tile(m, tile, static_cast<uint8_t*>(codes), scales, minimums, false); });
 }
 
 }  // namespace ipex_lookahead

@@ -7,8 +7,15 @@
 namespace ipex_lookahead {
 namespace {
 
-constexpr int kSpin = 20000;       // pauses before a worker without a job sleeps: about half a millisecond
-constexpr int kBarrierSpin = 2000;  // pauses before a thread at a barrier gives its core away
+constexpr int kSpin = 20000;      // pauses before a worker without a job sleeps: about half a millisecond
+constexpr int kPhaseSpin = 2000;  // pauses before a thread that waits for others gives its core away
+
+void pause_or_yield(int spins) {
+  if (spins < kPhaseSpin)
+    _mm_pause();
+  else
+    sched_yield();
+}
 
 // Rounding to nearest, no flush to zero, no traps, whatever another library has set in this thread.
 class DefaultFloatMode {
@@ -28,13 +35,11 @@ ThreadPool::~ThreadPool() { stop(); }
 
 void ThreadPool::start() {
   if (owner_ == getpid()) return;
-  if (owner_ != 0) {
-    // After fork() the parent's threads are not here: forget them without joining, and start afresh.
-    for (auto& t : workers_) t.detach();
-    workers_.clear();
-    running_ = waiting_ = 0;
-    asleep_ = 0;
-  }
+  // After fork() the parent's threads are not here: forget them without joining, and start afresh.
+  for (auto& t : workers_) t.detach();
+  workers_.clear();
+  inside_ = 0;
+  asleep_ = 0;
   owner_ = getpid();
   const uint64_t seen = generation_.load();
   for (int t = 1; t < threads_; ++t) workers_.emplace_back(&ThreadPool::work, this, t, seen);
@@ -48,13 +53,16 @@ void ThreadPool::stop() {
   stopping_ = true;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    generation_.fetch_add(1);
+    generation_.fetch_add(2);
   }
   wake_.notify_all();
   for (auto& t : workers_) t.join();
   workers_.clear();
 }
 
+// The job is open while generation_ is odd. A worker first says that it is inside and then looks whether the job is open;
+// the caller first closes it and then looks whether anyone is inside. All four are sequentially consistent, so one of the
+// two sees the other: no worker touches a job that the caller has left.
 void ThreadPool::run(const std::function<void(int)>& job) {
   DefaultFloatMode mode;
   if (threads_ == 1) {
@@ -63,26 +71,22 @@ void ThreadPool::run(const std::function<void(int)>& job) {
   }
   start();
   job_ = &job;
-  running_.store(threads_ - 1, std::memory_order_relaxed);
-  generation_.fetch_add(1);  // sequentially consistent, as is asleep_: either we see the sleeper or it sees the job
+  generation_.fetch_add(1);
   if (asleep_.load() > 0) {
     std::lock_guard<std::mutex> lock(mutex_);
     wake_.notify_all();
   }
   job(0);
-  for (int spins = 0; running_.load(std::memory_order_acquire) != 0; ++spins) {
-    if (spins < kBarrierSpin)
-      _mm_pause();
-    else
-      sched_yield();
-  }
+  generation_.fetch_add(1);
+  for (int spins = 0; inside_.load() != 0; ++spins) pause_or_yield(spins);
 }
 
 void ThreadPool::work(int thread, uint64_t seen) {
   DefaultFloatMode mode;
   for (;;) {
     int spins = 0;
-    while (generation_.load(std::memory_order_acquire) == seen) {
+    uint64_t now;
+    while ((now = generation_.load(std::memory_order_acquire)) == seen) {
       if (++spins < kSpin) {
         _mm_pause();
         continue;
@@ -92,27 +96,31 @@ void ThreadPool::work(int thread, uint64_t seen) {
       wake_.wait(lock, [&] { return generation_.load() != seen; });
       asleep_.fetch_sub(1);
     }
-    ++seen;
     if (stopping_) return;
-    (*job_)(thread);
-    running_.fetch_sub(1, std::memory_order_release);
+    seen = now;
+    if (now % 2 == 0) continue;  // closed again before we came
+    inside_.fetch_add(1);
+    if (generation_.load() == now) (*job_)(thread);
+    inside_.fetch_sub(1);
   }
 }
 
-void ThreadPool::barrier() {
-  if (threads_ == 1) return;
-  const uint64_t phase = phase_.load(std::memory_order_relaxed);
-  if (waiting_.fetch_add(1, std::memory_order_acq_rel) == threads_ - 1) {
-    waiting_.store(0, std::memory_order_relaxed);
-    phase_.store(phase + 1, std::memory_order_release);
-    return;
+void ThreadPool::for_each(int64_t items, const std::function<void(int64_t)>& work) {
+  Phases phases;
+  phases.reset(1);
+  run([&](int) { phases.run(0, items, work); });
+}
+
+void Phases::reset(size_t count) {
+  if (phases_.size() < count) phases_ = std::vector<Phase>(count);
+  for (size_t i = 0; i < count; ++i) {
+    phases_[i].next.store(0, std::memory_order_relaxed);
+    phases_[i].done.store(0, std::memory_order_relaxed);
   }
-  for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins) {
-    if (spins < kBarrierSpin)
-      _mm_pause();
-    else
-      sched_yield();
-  }
+}
+
+void Phases::wait(const Phase& p, int64_t items) {
+  for (int spins = 0; p.done.load(std::memory_order_acquire) < items; ++spins) pause_or_yield(spins);
 }
 
 }  // namespace ipex_lookahead

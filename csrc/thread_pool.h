@@ -1,6 +1,8 @@
-// A pool of threads that takes one job at a time: spin while work is likely to come soon, then sleep.
+// A pool of threads for one job at a time, and phases in which they share out work.
 //
-// The caller is worker 0. Workers never outlive the pool, and a child process after fork() makes new ones.
+// Nobody waits for a thread that has not come: work is counted by items done, not by threads arrived. So a core that the
+// system has given to someone else, a slower core or a worker still asleep costs its share of the speed and no more, and
+// the result is the same, since items are fixed blocks of outputs, whoever does them.
 #pragma once
 
 #include <sys/types.h>
@@ -11,6 +13,7 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace ipex_lookahead {
@@ -24,16 +27,12 @@ class ThreadPool {
 
   int size() const { return threads_; }
 
-  // Runs job(thread) on every thread and returns when all are done. Not reentrant.
+  // Runs job(thread) on the caller (thread 0) and on those workers that come before the caller is through. The job must
+  // be complete when job(0) returns; workers inside it are waited for. Not reentrant; a job must not throw.
   void run(const std::function<void(int)>& job);
 
-  // To be called by every thread of a running job: returns when all have come.
-  void barrier();
-
-  // Contiguous share of `count` items for `thread`: [first, second).
-  std::pair<int64_t, int64_t> share(int thread, int64_t count) const {
-    return {count * thread / threads_, count * (thread + 1) / threads_};
-  }
+  // Runs work(item) for every item in [0, items).
+  void for_each(int64_t items, const std::function<void(int64_t)>& work);
 
  private:
   void start();
@@ -41,17 +40,49 @@ class ThreadPool {
   void work(int thread, uint64_t seen);
 
   const int threads_;
-  pid_t owner_ = 0;  // the process whose threads these are
+  pid_t owner_ = 0;  // the process whose threads these are; a child after fork() makes new ones
   std::vector<std::thread> workers_;
   const std::function<void(int)>* job_ = nullptr;
-  alignas(64) std::atomic<uint64_t> generation_{0};
-  alignas(64) std::atomic<int> running_{0};
-  alignas(64) std::atomic<int> waiting_{0};
-  alignas(64) std::atomic<uint64_t> phase_{0};
+  alignas(64) std::atomic<uint64_t> generation_{0};  // odd while a job is open
+  alignas(64) std::atomic<int> inside_{0};           // workers that may touch the job
+  alignas(64) std::atomic<int> asleep_{0};
   std::atomic<bool> stopping_{false};
-  std::atomic<int> asleep_{0};
   std::mutex mutex_;
   std::condition_variable wake_;
 };
+
+// Phases of a job, each a number of items. Every thread goes through the same phases in the same order.
+class Phases {
+ public:
+  // Makes `count` fresh phases; between jobs only.
+  void reset(size_t count);
+
+  // Does items of phase `phase` until none is left, and returns when all are done, whoever did them.
+  template <typename Work>
+  void run(size_t phase, int64_t items, const Work& work) {
+    Phase& p = phases_[phase];
+    while (p.next.load(std::memory_order_relaxed) < items) {
+      const int64_t item = p.next.fetch_add(1, std::memory_order_relaxed);
+      if (item >= items) break;
+      work(item);
+      p.done.fetch_add(1, std::memory_order_release);
+    }
+    if (p.done.load(std::memory_order_acquire) < items) wait(p, items);
+  }
+
+ private:
+  struct Phase {
+    alignas(64) std::atomic<int64_t> next{0};
+    alignas(64) std::atomic<int64_t> done{0};
+  };
+  static void wait(const Phase& p, int64_t items);
+
+  std::vector<Phase> phases_;
+};
+
+// Item i of `items` as a range of `count` things.
+inline std::pair<int64_t, int64_t> part_of(int64_t count, int64_t items, int64_t i) {
+  return {count * i / items, count * (i + 1) / items};
+}
 
 }  // namespace ipex_lookahead

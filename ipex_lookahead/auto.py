@@ -52,6 +52,7 @@ class AutoModelForCausalLM:
         modules_to_not_convert: list[str] | None = None,
         threads: int | None = None,
         engine: str = "auto",
+        kv_cache: str = "fp16",
         progress: bool = True,
         **ignored: Any,
     ) -> LookaheadModelForCausalLM:
@@ -66,6 +67,8 @@ class AutoModelForCausalLM:
             modules_to_not_convert: parts of module names whose weights stay as they are in the file.
             threads: threads to compute with; None = the physical cores this process may use.
             engine: a key of ``ENGINES``, or "auto".
+            kv_cache: "fp16", or "int8" with a scale a position and head: half the memory, a little less exact to the
+                model (never to lookahead).
             progress: show a progress bar while weights are quantised and packed.
             **ignored: arguments of transformers and ipex-llm that change nothing here (see ``IGNORED``).
 
@@ -99,6 +102,7 @@ class AutoModelForCausalLM:
                 not_converted_names=not_converted(modules_to_not_convert),
                 threads=threads,
                 engine=engine,
+                kv_cache=kv_cache,
                 progress=progress,
             )
 
@@ -126,6 +130,7 @@ def load_model_and_tokenizer(
     group_size: int = 32,
     mixed_precision: bool = False,
     threads: int | None = None,
+    kv_cache: str = "fp16",
     progress: bool = True,
 ) -> tuple[LookaheadModelForCausalLM, Any | None]:
     """What the commands use: a model, and its tokenizer or None. See ``AutoModelForCausalLM.from_pretrained``."""
@@ -135,6 +140,7 @@ def load_model_and_tokenizer(
         group_size=group_size,
         mixed_precision=mixed_precision,
         threads=threads,
+        kv_cache=kv_cache,
         progress=progress,
     )
     return model, model.tokenizer
@@ -158,6 +164,7 @@ def _load(
     not_converted_names: tuple[str, ...],
     threads: int | None,
     engine: str,
+    kv_cache: str,
     progress: bool,
 ) -> LookaheadModelForCausalLM:
     if engine != "auto" and engine not in ENGINES:
@@ -169,7 +176,7 @@ def _load(
     plan = WeightPlan(low_bit, group_size, mixed_precision, not_converted_names, head, label)
     loader = ENGINES["native" if engine == "auto" else engine]
     with _progress(progress) as report:
-        loaded = loader.load(checkpoint, spec, plan, threads=threads, progress=report)
+        loaded = loader.load(checkpoint, spec, plan, threads=threads, kv_cache=kv_cache, progress=report)
 
     from ipex_lookahead.model import LookaheadModelForCausalLM
 

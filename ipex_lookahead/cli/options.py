@@ -19,10 +19,24 @@ def option(*names: str, **settings: Any) -> Decorator:
     return click.option(*names, show_envvar=True, **settings)
 
 
+def comma_separated(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
+    """Callback: ``1,2,4`` as whole numbers above zero."""
+    try:
+        numbers = [int(part) for part in value.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise click.BadParameter(f"{value!r} is not a list of whole numbers above zero, such as 1,2,4")
+    return numbers
+
+
+threads_option = option("--threads", type=click.IntRange(1), help="Worker threads; all physical cores if not given.")
+
+
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """``--model --low-bit --threads``."""
     for decorate in (
-        option("--threads", type=click.IntRange(1), help="Worker threads; all physical cores if not given."),
+        threads_option,
         low_bit_option,
         option("--model", "-m", default="default", help="A folder, a .gguf file, a hub id, or 'default'."),
     ):

@@ -1,4 +1,4 @@
-"""A bar for long measurements."""
+"""What long measurements show: a bar, or a line."""
 
 from __future__ import annotations
 
@@ -20,3 +20,21 @@ def progress_bar(total: int, title: str = "measuring") -> Any:
             yield lambda: bar.advance(task)
 
     return drawn()
+
+
+def status() -> Any:
+    """A context that gives a function to show what is being done, on a terminal's standard error only."""
+    from contextlib import contextmanager
+
+    from rich.console import Console
+
+    @contextmanager
+    def shown() -> Any:
+        console = Console(stderr=True)
+        if not console.is_terminal:
+            yield lambda text: None
+            return
+        with console.status("starting") as line:
+            yield line.update
+
+    return shown()

@@ -13,11 +13,21 @@ from ipex_lookahead.architectures.base import SLOTS, DecoderSpec
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.engines.base import Batch, Cache, StepOutput
 from ipex_lookahead.engines.machine import check_threads, default_threads
-from ipex_lookahead.engines.weights import WeightPlan, read_bias, read_matrix, read_vector
+from ipex_lookahead.engines.weights import WeightPlan, random_matrix, read_bias, read_matrix, read_vector
 from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, ModelFormatError
 from ipex_lookahead.formats.base import PackedWeight
 
-__all__ = ["NativeCache", "NativeEngine", "available_isas", "chosen_isa", "default_threads"]
+__all__ = [
+    "KV_CACHES",
+    "NativeCache",
+    "NativeEngine",
+    "available_isas",
+    "chosen_isa",
+    "default_threads",
+    "integer_peak",
+    "linear_probe",
+    "read_bandwidth",
+]
 
 _native: Any = None
 _missing: ImportError | None = None
@@ -51,6 +61,22 @@ def chosen_isa() -> str:
         return str(_core().chosen_isa(wanted))
     except ValueError as error:
         raise EngineError(str(error), hint=f"unset {ISA_VARIABLE}, or set it to one of the available") from None
+
+
+def read_bandwidth(size: int, threads: int, isa: str = "") -> float:
+    """Bytes a second that ``threads`` threads read from a buffer of ``size`` bytes, best of several passes."""
+    return float(_core().read_bandwidth(size, threads, isa))
+
+
+def integer_peak(threads: int, isa: str = "") -> float:
+    """Integer multiply-adds a second from registers with that instruction set, best of several runs."""
+    return float(_core().integer_peak(threads, isa))
+
+
+def linear_probe(weight: PackedWeight, *, threads: int, isa: str = "") -> Callable[[Any], Any]:
+    """One linear layer by itself: float32 [rows, n_in] -> float32 [rows, n_out], the very path a step takes."""
+    probe: Callable[[Any], Any] = _core().LinearProbe(*_streams(weight), None, threads, isa)
+    return probe
 
 
 class NativeCache:
@@ -154,9 +180,47 @@ class NativeEngine:
             progress(total, total, "")
         return cls(decoder, spec, plan.label, kv_cache)
 
-    def new_cache(self) -> NativeCache:
-        """An empty sequence."""
-        return NativeCache(self._decoder.new_cache())
+    @classmethod
+    def random(
+        cls,
+        spec: DecoderSpec,
+        low_bit: str,
+        *,
+        group_size: int = 32,
+        head_low_bit: str | None = None,
+        threads: int | None = None,
+        kv_cache: str = "fp16",
+        seed: int = 0,
+    ) -> NativeEngine:
+        """A decoder of that shape with random weights, for measuring: its speed is real, its text is not.
+
+        Layers repeat the same random matrices, each in memory of its own. ``head_low_bit`` is the lm_head's format.
+        """
+        decoder = _decoder(spec, threads, kv_cache)
+        rng = np.random.default_rng(seed)
+        made: dict[tuple[tuple[int, int], str], tuple[Any, ...]] = {}
+
+        def matrix(shape: tuple[int, int], name: str) -> tuple[Any, ...]:
+            if (shape, name) not in made:
+                made[shape, name] = _streams(random_matrix(shape, name, group_size, rng))
+            return made[shape, name]
+
+        ones = np.ones(spec.hidden, dtype=np.float32)
+        for layer in range(spec.layers):
+            decoder.set_norms(layer, ones, ones)
+            for slot in SLOTS:
+                decoder.set_matrix(layer, getattr(_core().Slot, slot), *matrix(spec.shape(slot), low_bit), None)
+        decoder.set_final_norm(ones)
+        decoder.set_lm_head(*matrix((spec.vocab, spec.hidden), head_low_bit or low_bit))
+        decoder.tie_embedding()
+        return cls(decoder, spec, low_bit, kv_cache)
+
+    def new_cache(self, blank: int = 0) -> NativeCache:
+        """An empty sequence; or one of ``blank`` positions of zeros, for measuring steps at that length."""
+        cache = NativeCache(self._decoder.new_cache())
+        if blank:
+            cache.raw.fill_blank(blank)
+        return cache
 
     def forward(self, batch: Batch) -> StepOutput:
         """One native call for the whole decoder, GIL released. See ``engines.base.Engine.forward``."""

@@ -94,6 +94,24 @@ def read_matrix(
         raise ModelFormatError(checkpoint.path, name, None, str(error)) from None
 
 
+def random_matrix(shape: tuple[int, int], name: str, group_size: int, rng: np.random.Generator) -> PackedWeight:
+    """A matrix of random codes with values of about 1 / sqrt(n_in), so that activations stay of one size."""
+    n_out, n_in = shape
+    size = n_in**-0.5
+    if name in FLOATS:
+        values = rng.standard_normal(shape, dtype=np.float32) * np.float32(size)
+        return quantize(PackedWeight("fp32", shape, values), name)
+    blocks, groups = -(-n_in // 32), -(-n_in // group_size)
+    spread = {"sym_int8": 74.0, "sym_int4": 4.6, "asym_int4": 4.6}[name]  # standard deviation of uniform codes
+    scales = np.full((n_out, groups), size / spread, dtype=np.float16).view(np.uint16)
+    if name == "sym_int8":
+        codes: npt.NDArray[np.generic] = rng.integers(-127, 128, (n_out, blocks * 32), dtype=np.int8)
+    else:
+        codes = rng.integers(0, 256, (n_out, blocks * 16), dtype=np.uint8)
+    minimums = np.full((n_out, groups), -7.5 * size / spread, dtype=np.float16).view(np.uint16)
+    return PackedWeight(name, shape, codes, group_size, scales, minimums if name == "asym_int4" else None)
+
+
 def read_vector(checkpoint: Checkpoint, name: str, n: int) -> npt.NDArray[np.float32]:
     """A norm's weights as float32 [n]."""
     return np.ascontiguousarray(dequantize(_read(checkpoint, name, (n,))), dtype=np.float32)

@@ -1,0 +1,140 @@
+"""One decoder step on random weights of a known model's shape: milliseconds by rows, beside the machine's roofs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from ipex_lookahead.architectures import DecoderSpec, spec_for
+from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.native import NativeEngine, integer_peak, read_bandwidth
+from ipex_lookahead.errors import InputError
+
+#         layers hidden inter. heads kv  head vocab  context
+_SIZES = {
+    "smollm2-135m": (30, 576, 1536, 9, 3, 64, 49152, 8192),
+    "tinyllama-1.1b": (22, 2048, 5632, 32, 4, 64, 32000, 4096),
+    "llama2-7b": (32, 4096, 11008, 32, 32, 128, 32000, 8192),
+    "llama2-13b": (40, 5120, 13824, 40, 40, 128, 32000, 8192),
+}
+SHAPES = tuple(_SIZES)
+"""Names of the shapes that can be measured."""
+
+
+def shape_of(name: str) -> DecoderSpec:
+    """The decoder of that name. Raises InputError for a name that is not in ``SHAPES``."""
+    if name not in _SIZES:
+        raise InputError(f"shape is {name!r}; it must be one of {', '.join(SHAPES)}")
+    layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, context = _SIZES[name]
+    return spec_for(
+        {
+            "model_type": "llama",
+            "hidden_size": hidden,
+            "intermediate_size": intermediate,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "head_dim": head_dim,
+            "vocab_size": vocab,
+            "max_position_embeddings": context,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": True,
+        }
+    )
+
+
+def linear_operations(spec: DecoderSpec) -> int:
+    """Operations (a multiply-add is two) of all linear layers for one row, lm_head included."""
+    weights = sum(n_out * n_in for n_out, n_in in (spec.shape(slot) for slot in spec.matrices))
+    return 2 * (spec.layers * weights + spec.vocab * spec.hidden)
+
+
+def measure(
+    shape: str,
+    low_bit: str = "sym_int4",
+    rows: Sequence[int] = (1, 2, 4, 8, 16, 64),
+    *,
+    group_size: int = 32,
+    head_low_bit: str | None = None,
+    context: int = 128,
+    threads: int | None = None,
+    kv_cache: str = "fp16",
+    repeat: int = 9,
+    report: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Medians over ``repeat`` rounds; each round takes every row count once, so that drift falls on all alike.
+
+    Rows form a chain at ``context`` positions, and only the last of more than 64 rows asks for its output (a prompt).
+
+    Raises:
+        InputError: an unknown shape, rows below 1, or a context that with the rows exceeds the shape's.
+    """
+    spec = shape_of(shape)
+    if not rows or min(rows) < 1 or context < 0 or context + max(rows) > spec.max_context:
+        raise InputError(
+            f"rows {list(rows)} at context {context} do not fit; rows start at 1, and both together end at "
+            f"{spec.max_context}"
+        )
+    report("making random weights")
+    engine = NativeEngine.random(
+        spec, low_bit, group_size=group_size, head_low_bit=head_low_bit, threads=threads, kv_cache=kv_cache
+    )
+    facts = engine.describe()
+    report("measuring the machine")
+    # As large as the weights, within reason: a buffer that a cache holds would tell nothing.
+    size = min(max(facts["weight_bytes"], 64 << 20), 1 << 30)
+    bandwidth = read_bandwidth(size, facts["threads"])
+    peak = 2 * integer_peak(facts["threads"])
+    cache = engine.new_cache(blank=context)
+    batches = {count: _batch(cache, count) for count in rows}
+    times: dict[int, list[float]] = {count: [] for count in rows}
+    for count in rows:
+        engine.forward(batches[count])
+    for done in range(repeat):
+        report(f"round {done + 1} of {repeat}")
+        for count in rows:
+            started = perf_counter()
+            engine.forward(batches[count])
+            times[count].append(perf_counter() - started)
+    first = median(times[min(rows)])
+    operations = linear_operations(spec)
+    return {
+        "shape": shape,
+        "low_bit": low_bit,
+        "head_low_bit": head_low_bit or low_bit,
+        "group_size": group_size,
+        "isa": facts["isa"],
+        "threads": facts["threads"],
+        "context": context,
+        "kv_cache": kv_cache,
+        "weight_bytes": facts["weight_bytes"],
+        "kv_bytes": context * facts["kv_bytes_per_token"],
+        "bandwidth_gb_s": bandwidth / 1e9,
+        "integer_peak_gops": peak / 1e9,
+        "steps": [
+            {
+                "rows": count,
+                "ms": 1e3 * median(times[count]),
+                "ratio": median(times[count]) / first,
+                "gb_s": (facts["weight_bytes"] + context * facts["kv_bytes_per_token"]) / median(times[count]) / 1e9,
+                "gops": _row_operations(spec, operations, count) / median(times[count]) / 1e9,
+            }
+            for count in rows
+        ],
+    }
+
+
+def _batch(cache: Any, rows: int) -> Batch:
+    want = None if rows <= 64 else np.array([rows - 1], dtype=np.int32)
+    return Batch([cache], [rows], np.full(rows, 7, np.int32), np.arange(-1, rows - 1, dtype=np.int32), want)
+
+
+def _row_operations(spec: DecoderSpec, operations: int, rows: int) -> int:
+    """A prompt's lm_head is run for its last row only."""
+    head = 2 * spec.vocab * spec.hidden
+    return rows * (operations - head) + (rows if rows <= 64 else 1) * head

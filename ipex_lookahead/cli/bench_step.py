@@ -1,0 +1,78 @@
+"""``ipex-lookahead bench step``: one decoder step on random weights of a known shape."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from ipex_lookahead.cli.options import comma_separated, option, threads_option
+
+SHAPES = ("smollm2-135m", "tinyllama-1.1b", "llama2-7b", "llama2-13b")
+
+
+@click.command()
+@option("--shape", type=click.Choice(SHAPES), default="smollm2-135m", help="Whose layers to imitate.")
+@option("--low-bit", default="sym_int4", metavar="FORMAT", help="Format of the weights.")
+@option("--group-size", type=click.Choice(["32", "64"]), default="32", help="Inputs that share a scale.")
+@option("--head-low-bit", metavar="FORMAT", help="Format of the lm_head, if another.")
+@option("--rows", default="1,2,4,8,16,64", callback=comma_separated, metavar="N,N,...", help="Rows of a step.")
+@option("--context", type=click.IntRange(0), default=128, help="Positions already in the KV cache.")
+@option("--kv-cache", type=click.Choice(["fp16", "int8"]), default="fp16", help="How keys and values are held.")
+@option("--repeat", type=click.IntRange(1), default=9, help="Rounds; the median counts.")
+@threads_option
+@option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
+def step(
+    shape: str,
+    low_bit: str,
+    group_size: str,
+    head_low_bit: str | None,
+    rows: list[int],
+    context: int,
+    kv_cache: str,
+    repeat: int,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Milliseconds of a whole decoder step by rows, beside the machine's bandwidth and integer peak."""
+    from ipex_lookahead.bench.step import measure
+    from ipex_lookahead.cli.progress import status
+    from ipex_lookahead.engines.weights import check_low_bit
+
+    with status() as say:
+        report = measure(
+            shape,
+            check_low_bit(low_bit),
+            rows,
+            group_size=int(group_size),
+            head_low_bit=None if head_low_bit is None else check_low_bit(head_low_bit),
+            context=context,
+            threads=threads,
+            kv_cache=kv_cache,
+            repeat=repeat,
+            report=say,
+        )
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        title=f"{shape} · {report['low_bit']} g{group_size} · head {report['head_low_bit']} · {report['isa']} · "
+        f"{report['threads']} threads · context {context}",
+        caption=f"weights {report['weight_bytes'] / 1e6:.0f} MB; this machine reads {report['bandwidth_gb_s']:.1f} GB/s "
+        f"and does {report['integer_peak_gops']:.0f} integer GOPS at most",
+        box=None,
+    )
+    for heading in ("rows", "ms", "ratio", "GB/s", "GOPS", "rows/s"):
+        table.add_column(heading, justify="right")
+    for one in report["steps"]:
+        table.add_row(
+            str(one["rows"]),
+            f"{one['ms']:.3f}",
+            f"{one['ratio']:.2f}",
+            f"{one['gb_s']:.1f}",
+            f"{one['gops']:.0f}",
+            f"{1e3 * one['rows'] / one['ms']:.1f}",
+        )
+    Console(stderr=as_json, soft_wrap=True).print(table)
+    if as_json:
+        click.echo(json.dumps(report))
