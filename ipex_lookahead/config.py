@@ -22,18 +22,24 @@ class LookaheadConfig:
         max_matching_ngram_size: longest n-gram that prompt lookup matches (ipex-llm's name), 1 to 64.
         adaptive: spend rows only where the measured costs and acceptance say that it pays; False always drafts as
             many tokens as the proposer has, up to ``num_draft_tokens``.
+        draft_min_prob: a draft model ends its draft with a token that it gives a lower probability, 0 to 1 (ipex-llm's
+            ``th_stop_draft``).
+        draft_min_prob_auto: let that threshold follow the acceptance (ipex-llm's ``auto_th_stop_draft``).
     """
 
     strategy: str = "prompt_lookup"
     num_draft_tokens: int = 3
     max_matching_ngram_size: int = 3
     adaptive: bool = True
+    draft_min_prob: float = 0.6
+    draft_min_prob_auto: bool = False
 
     def __post_init__(self) -> None:
         _in_range("num_draft_tokens (lookahead)", self.num_draft_tokens, 0, MAX_DRAFT)
         _in_range("max_matching_ngram_size", self.max_matching_ngram_size, 1, 64)
-        if not isinstance(self.adaptive, bool):
-            raise InputError(f"adaptive is {self.adaptive!r}; it must be True or False")
+        _is_probability("draft_min_prob (th_stop_draft)", self.draft_min_prob)
+        _is_flag("adaptive", self.adaptive)
+        _is_flag("draft_min_prob_auto (auto_th_stop_draft)", self.draft_min_prob_auto)
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> LookaheadConfig:
@@ -52,3 +58,13 @@ class LookaheadConfig:
 def _in_range(name: str, value: object, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise InputError(f"{name} is {value!r}; it must be a whole number from {low} to {high}")
+
+
+def _is_probability(name: str, value: object) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise InputError(f"{name} is {value!r}; it must be a number from 0 to 1")
+
+
+def _is_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InputError(f"{name} is {value!r}; it must be True or False")

@@ -52,13 +52,13 @@ class Choose:
         if self.raw is not None:
             self.raw.append(torch.from_numpy(logits.copy()))
         if self._processors:
-            logits = _apply(self._processors, prefix, logits)
+            logits = apply(self._processors, prefix, logits)
         if self._sampler is None:
             token = greedy(logits)
         else:
             token = self._sampler(np.ascontiguousarray(logits), prefix.shape[1])
         if self.scores is not None:
-            self.scores.append(torch.from_numpy(_apply(self._warpers, prefix, logits.copy())))
+            self.scores.append(torch.from_numpy(apply(self._warpers, prefix, logits.copy())))
         return token
 
 
@@ -177,9 +177,10 @@ def _used(value: Any, neutral: float) -> bool:
     return value is not None and value != neutral
 
 
-def _apply(
+def apply(
     processors: Sequence[Processor], prefix: torch.Tensor, logits: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.float32]:
+    """Logits, float32 [vocab_size], through processors. Raises InputError for one that returns anything else."""
     scores = torch.from_numpy(logits)[None]
     for processor in processors:
         scores = processor(prefix, scores)

@@ -44,6 +44,7 @@ _EXP_COEFFICIENTS = tuple(1.0 / math.factorial(k) for k in range(13, -1, -1))
 _LOG_COEFFICIENTS = tuple(2.0 / k for k in range(23, 0, -2))
 _LOWEST_EXPONENT = -708.0
 _STEEPEST = 1e30
+_NEAR, _RIVALS = 6.0, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,22 @@ class Sampler:
         if token < 0:
             raise_bad_logits(token)
         return token
+
+    def lead(self, logits: npt.NDArray[np.float32], position: int, token: int) -> float:
+        """By how much the token drawn won, 0 to 1: the softmax of ``logit / temperature + gumbel`` at it.
+
+        It is an estimate: only tokens at least ``exp(-6)`` times as likely as the likeliest are looked at, of these the
+        64 likeliest, and of them those that the token won against (top-k, top-p and min-p have taken out the others).
+        """
+        near = np.flatnonzero(logits > logits.max() - np.float32(_NEAR * self._params[0]))
+        if near.size > _RIVALS:
+            near = near[np.argpartition(logits[near], -_RIVALS)[-_RIVALS:]]
+        rivals = np.append(near[near != token], token)
+        with np.errstate(over="ignore", invalid="ignore"):
+            x = (logits[rivals].astype(np.float64) - float(logits[token])) * min(1.0 / self._params[0], _STEEPEST)
+            scores = x + gumbel(rivals, self._seed, self._sequence, position)
+            behind = scores - scores[-1]
+            return float(1.0 / np.exp(behind[behind <= 0]).sum())
 
 
 def raise_bad_logits(code: int) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
+from ipex_lookahead.drafting.draft_model import DraftChoice, DraftModel
 from ipex_lookahead.drafting.prompt_lookup import PromptLookup
+from ipex_lookahead.engines.base import Engine
 from ipex_lookahead.errors import InputError
 
 PROPOSERS: dict[str, Callable[[LookaheadConfig], Proposer]] = {
@@ -15,13 +17,45 @@ PROPOSERS: dict[str, Callable[[LookaheadConfig], Proposer]] = {
 }
 """Strategy name -> how to make its proposer for one sequence."""
 
+SECOND_MODEL = {
+    "draft_model": "pass draft_model= to generate, on the command line --draft-model",
+    "self_speculation": "load the model with speculative=True",
+}
+"""Strategies that need the engine of a second model beside their config -> how to give them one."""
+
 
 def make_proposer(config: LookaheadConfig) -> Proposer:
-    """A fresh proposer for one sequence. Raises InputError for a strategy that is not known."""
+    """A fresh proposer for one sequence. Raises InputError for a strategy that is not known or needs a second model."""
+    if config.strategy in SECOND_MODEL:
+        raise InputError(f"strategy {config.strategy!r} needs a second model; {SECOND_MODEL[config.strategy]}")
     if config.strategy not in PROPOSERS:
-        known = ", ".join(sorted(PROPOSERS))
+        known = ", ".join(sorted([*PROPOSERS, *SECOND_MODEL]))
         raise InputError(f"lookahead strategy {config.strategy!r} is not known; choose one of {known}")
     return PROPOSERS[config.strategy](config)
 
 
-__all__ = ["PROPOSERS", "Draft", "Outcome", "PromptLookup", "Proposer", "make_proposer"]
+def make_second_model_proposer(
+    config: LookaheadConfig, engine: Engine, choose: DraftChoice | None, end_tokens: Collection[int] = ()
+) -> Proposer:
+    """A fresh proposer for one sequence, for a strategy of ``SECOND_MODEL``; see :class:`DraftModel`."""
+    return DraftModel(
+        engine,
+        choose,
+        min_prob=config.draft_min_prob,
+        adapt=config.draft_min_prob_auto,
+        end_tokens=end_tokens,
+    )
+
+
+__all__ = [
+    "PROPOSERS",
+    "SECOND_MODEL",
+    "Draft",
+    "DraftChoice",
+    "DraftModel",
+    "Outcome",
+    "PromptLookup",
+    "Proposer",
+    "make_proposer",
+    "make_second_model_proposer",
+]

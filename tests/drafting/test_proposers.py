@@ -8,20 +8,25 @@ import numpy as np
 import pytest
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.drafting import PROPOSERS, Draft, Outcome, make_proposer
+from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL, Draft, Outcome, make_proposer
 from ipex_lookahead.errors import InputError
 
 PRESETS = Path(__file__).resolve().parents[2] / "configs" / "lookahead"
 
 
-@pytest.mark.parametrize("strategy", PROPOSERS)
+@pytest.mark.parametrize("strategy", [*PROPOSERS, *SECOND_MODEL])
 def test_has_a_preset_that_loads(strategy: str) -> None:
     assert LookaheadConfig.from_yaml(PRESETS / f"{strategy}.yaml").strategy == strategy
 
 
 def test_every_preset_has_a_proposer() -> None:
     for preset in PRESETS.glob("*.yaml"):
-        make_proposer(LookaheadConfig.from_yaml(preset))
+        config = LookaheadConfig.from_yaml(preset)
+        if config.strategy in SECOND_MODEL:
+            with pytest.raises(InputError, match="needs a second model; (load|pass)"):
+                make_proposer(config)
+        else:
+            make_proposer(config)
 
 
 def test_the_prompt_lookup_preset_is_the_default() -> None:

@@ -1,0 +1,166 @@
+"""A smaller model of the same vocabulary drafts, one token after the other; the target checks them all in one pass.
+
+The idea is speculative decoding (Leviathan, Kalman and Matias, ICML 2023; Chen et al., 2023), without its rejection
+sampling: the target's choice at a position is a function of its logits and of the noise of that position, so a draft
+model that chooses with the same noise agrees wherever the two models nearly agree, sampled or not, and verification
+only compares tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.drafting.draft import Draft, Outcome
+from ipex_lookahead.engines.base import Batch, Engine
+
+DraftChoice = Callable[[npt.NDArray[np.float32], npt.NDArray[np.int64]], "tuple[int, float] | None"]
+"""(logits float32 [vocab_size], the tokens so far, drafted ones included, int64 [n]) -> the token that follows them
+and how likely it is, 0 to 1, that the target chooses the same; or None: there is nothing to put forward."""
+
+_CHUNK = 512
+"""Rows in one forward while the draft model reads what it has not seen yet."""
+
+_MATCH_DECAY, _MATCH_GOAL, _STEP, _KEEP = 0.5, 0.9, 0.01, 0.9
+"""ipex-llm's ``auto_parameters``: how the threshold follows the share of drafted tokens that is accepted."""
+
+
+class DraftModel:
+    """Drafts a chain with a second engine, whose cache it owns.
+
+    Say the committed tokens are ``[5, 6]`` and the draft model goes on with 7, 8, 9. ``propose(2)`` feeds it 5 and 6 in
+    one forward, which gives 7, then 7, which gives 8: the chain ``7 8``. If the target emits ``7 4``, the row of 7
+    stays in the draft model's cache, and the next ``propose`` feeds 4 alone. If it emits ``7 8 1``, it feeds 8 and 1.
+
+    A token less likely than ``min_prob`` ends the draft; it is put forward still, since it is there already. The draft
+    also ends with an end token, and where the draft model's context ends: beyond it, drafts are empty.
+
+    Args:
+        engine: the draft model, of the target's vocabulary. The target's own engine may serve too.
+        choose: how a token is chosen from the draft model's logits; None takes the most likely, whose probability is
+            the draft model's own.
+        min_prob: 0 to 1. With 0 and no ``choose`` the engine is asked for no logits, and ``probs`` stay empty.
+        adapt: let ``min_prob`` follow the acceptance, as ipex-llm's ``auto_th_stop_draft`` does: up by a thousandth
+            after a step while fewer than nine tenths of the drafted tokens are accepted lately, else down.
+        end_tokens: ids that end a sequence.
+    """
+
+    top = 0
+
+    def __init__(
+        self,
+        engine: Engine,
+        choose: DraftChoice | None = None,
+        *,
+        min_prob: float = 0.4,
+        adapt: bool = False,
+        end_tokens: Collection[int] = (),
+    ) -> None:
+        self._engine = engine
+        self._choose = choose or most_likely
+        self._wants_logits = choose is not None or min_prob > 0
+        self._first_min_prob = min_prob
+        self._adapt = adapt
+        self._end_tokens = frozenset(end_tokens)
+        self.begin(())
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Take the prompt down; the draft model reads it when it is first asked for a draft."""
+        self._cache = self._engine.new_cache()
+        self._tokens = np.array(prompt, np.int64)
+        self._length = len(prompt)
+        self._drafted = 0
+        self._match = 1.0
+        self.min_prob = self._first_min_prob
+
+    def propose(self, budget: int) -> Draft:
+        """A chain of at most ``budget`` tokens, with the draft model's own probabilities."""
+        start = self._length
+        # The row of the last token stands at position length - 1; the draft's last token is never fed.
+        budget = min(budget, self._engine.max_context - start + 1)
+        self._drafted = 0
+        if budget <= 0 or not start:
+            return Draft()
+        self._reserve(start + budget)
+        probs: list[float] = []
+        while self._drafted < budget:
+            at = start + self._drafted
+            chosen = self._next(at)
+            if chosen is None:
+                break
+            token, prob = chosen
+            self._tokens[at] = token
+            self._drafted += 1
+            probs.append(prob)
+            if prob < self.min_prob or token in self._end_tokens:
+                break
+        if not probs:
+            return Draft()
+        tokens = self._tokens[start : start + self._drafted].tolist()
+        return Draft(tokens, range(-1, len(tokens) - 1), probs=probs if self._wants_logits else ())
+
+    def observe(self, outcome: Outcome) -> None:
+        """Commit what was emitted; the rows of drafted tokens that turned out right stay in the cache."""
+        start, emitted = self._length, outcome.emitted
+        drafted = self._tokens[start : start + self._drafted].tolist()
+        self._reserve(start + len(emitted))
+        self._tokens[start : start + len(emitted)] = emitted
+        self._length += len(emitted)
+        self._drafted = 0
+        right = 0
+        # The last emitted token is fed by the next draft, to get its logits, even where its row is there already.
+        while right < min(len(drafted), len(emitted) - 1) and drafted[right] == emitted[right]:
+            right += 1
+        if self._cache.length > start + right:
+            self._cache.crop(start + right)
+        if self._adapt and len(outcome.draft):
+            self._follow(len(outcome.accepted) / len(outcome.draft))
+
+    def _next(self, end: int) -> tuple[int, float] | None:
+        """The token that follows the first ``end`` tokens; those which the draft model has not seen are fed first."""
+        cache, first = self._cache, self._cache.length
+        while True:
+            count = min(end - first, _CHUNK)
+            last = first + count == end
+            output = self._engine.forward(
+                Batch(
+                    [cache],
+                    [count],
+                    self._tokens[first : first + count].astype(np.int32),
+                    np.arange(-1, count - 1, dtype=np.int32),
+                    np.array([count - 1] if last else [], np.int32),
+                    logits=last and self._wants_logits,
+                )
+            )
+            cache.keep(list(range(count)))
+            first += count
+            if last:
+                break
+        if output.logits is None:
+            return int(output.argmax[0]), 1.0
+        return self._choose(output.logits[0], self._tokens[:end])
+
+    def _reserve(self, length: int) -> None:
+        if length > len(self._tokens):
+            grown = np.empty(max(length, 2 * len(self._tokens)), np.int64)
+            grown[: len(self._tokens)] = self._tokens
+            self._tokens = grown
+
+    def _follow(self, accepted: float) -> None:
+        self._match = _MATCH_DECAY * self._match + (1 - _MATCH_DECAY) * accepted
+        wanted = self.min_prob + (_STEP if self._match < _MATCH_GOAL else -_STEP)
+        self.min_prob = min(1.0, max(0.0, _KEEP * self.min_prob + (1 - _KEEP) * wanted))
+
+
+def most_likely(logits: npt.NDArray[np.float32], tokens: npt.NDArray[np.int64]) -> tuple[int, float]:
+    """The argmax, the lowest id in a tie, and its probability."""
+    token = int(logits.argmax())
+    return token, probability(logits, token)
+
+
+def probability(logits: npt.NDArray[np.float32], token: int) -> float:
+    """The softmax of finite ``logits`` (or -inf), float32 [n], at ``token``."""
+    highest = logits.max()
+    return float(np.exp(logits[token] - highest) / np.exp(logits - highest).sum())
