@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -14,9 +16,12 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.config import LookaheadConfig
+from ipex_lookahead.decoding.cost import EngineCosts, cost_folder
 from ipex_lookahead.decoding.generate import LookaheadGenerateOutput, generate
 from ipex_lookahead.decoding.loop import PREFILL_ROWS
+from ipex_lookahead.decoding.second_model import check_vocabulary, second_model_lookahead
 from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.drafting.self_speculation import low_bit_copy
 from ipex_lookahead.engines.base import Batch, Engine
 from ipex_lookahead.errors import ContextLengthError, InputError
 
@@ -40,9 +45,11 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
         tokenizer: used for ``stop_strings``, and saved by ``save_low_bit``; may be None.
         source: where the checkpoint came from.
         checkpoint_config: the config that ``save_low_bit`` writes, by default ``config``'s.
+        speculative: draft with a four-bit copy of the engine's weights wherever ``generate`` gets no ``lookahead``.
 
     Attributes:
         stats: the :class:`GenerationStats` of the last generation, or None.
+        costs: what a forward of n rows costs on this engine, measured when adaptive lookahead is first used.
     """
 
     config_class = LookaheadLlamaConfig
@@ -62,6 +69,7 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
         tokenizer: Any = None,
         source: str | PathLike[str] | None = None,
         checkpoint_config: dict[str, Any] | None = None,
+        speculative: bool = False,
     ) -> None:
         super().__init__(config)
         self.engine = engine
@@ -70,7 +78,11 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
         self.tokenizer = tokenizer
         self.source = None if source is None else Path(source)
         self.stats: GenerationStats | None = None
+        self.costs = EngineCosts(engine, cost_folder(), _note)
+        self.speculative = speculative
         self._checkpoint_config = checkpoint_config
+        self._self_draft: Engine | None = None
+        self._draft_models: WeakSet[Any] = WeakSet()  # those whose vocabulary has been compared
         self.eval()
 
     # ---- generation ------------------------------------------------------------------------------------------------
@@ -89,6 +101,11 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
         *,
         lookahead: int | str | LookaheadConfig | None = None,
         max_matching_ngram_size: int | None = None,
+        adaptive: bool | None = None,
+        draft_model: LookaheadModelForCausalLM | None = None,
+        max_step_draft: int | None = None,
+        th_stop_draft: float | None = None,
+        auto_th_stop_draft: bool | None = None,
         seed: int | None = None,
         tokenizer: Any = None,
         **kwargs: Any,
@@ -96,8 +113,18 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
         """Generate as transformers does, with lookahead and a seed beside.
 
         See :func:`ipex_lookahead.decoding.generate.generate` for what each argument means and which errors it may
-        raise.
+        raise, and :func:`ipex_lookahead.decoding.second_model.second_model_lookahead` for ``max_step_draft``,
+        ``th_stop_draft`` and ``auto_th_stop_draft``. ``draft_model`` is a smaller model of the same vocabulary that
+        drafts; ``assistant_model`` is transformers' name for it.
         """
+        lookahead, draft_engine = self._second_model(
+            lookahead,
+            draft_model,
+            assistant_model,
+            max_step_draft=max_step_draft,
+            th_stop_draft=th_stop_draft,
+            auto_th_stop_draft=auto_th_stop_draft,
+        )
         stats = GenerationStats()
         self.stats = stats
         return generate(
@@ -111,13 +138,41 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
             model_defaults=self.generation_config,
             lookahead=lookahead,
             max_matching_ngram_size=max_matching_ngram_size,
+            adaptive=adaptive,
+            costs=self.costs,
             seed=seed,
             tokenizer=self.tokenizer if tokenizer is None else tokenizer,
             stats=stats,
             synced_gpus=synced_gpus,
-            assistant_model=assistant_model,
+            draft_engine=draft_engine,
             **kwargs,
         )
+
+    def _second_model(
+        self, lookahead: Any, draft_model: Any, assistant_model: Any, **options: Any
+    ) -> tuple[Any, Engine | None]:
+        """What ``lookahead`` means beside a second model, and the second model's engine where there is one."""
+        if draft_model is not None and assistant_model is not None and draft_model is not assistant_model:
+            raise InputError("both draft_model and assistant_model are given; they mean the same: give one of them")
+        draft_model = assistant_model if draft_model is None else draft_model
+        strategy = None
+        if draft_model is not None:
+            if draft_model not in self._draft_models:
+                check_vocabulary(self, draft_model)
+                self._draft_models.add(draft_model)
+            strategy = "draft_model"
+        elif self.speculative:
+            strategy = "self_speculation"
+        lookahead = second_model_lookahead(lookahead, strategy=strategy, **options)
+        if not isinstance(lookahead, LookaheadConfig) or not lookahead.num_draft_tokens:
+            return lookahead, None
+        if lookahead.strategy == "draft_model" and draft_model is not None:
+            return lookahead, draft_model.engine
+        if lookahead.strategy == "self_speculation":
+            if self._self_draft is None:
+                self._self_draft = low_bit_copy(self.engine)
+            return lookahead, self._self_draft
+        return lookahead, None
 
     def can_generate(self) -> bool:
         """Always."""
@@ -341,6 +396,12 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
     def e2e_time_without_first(self) -> Any:
         """Seconds from the first token to the last."""
         return self.stats.decode_seconds if self.stats else 0.0
+
+
+def _note(sentence: str) -> None:
+    """Say what is being waited for, to people only."""
+    if sys.stderr.isatty():
+        print(sentence, file=sys.stderr)
 
 
 def _spans(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[tuple[int, int]]:

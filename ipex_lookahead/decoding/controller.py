@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ipex_lookahead.decoding.acceptance import FADE, Acceptance, Expected
+from ipex_lookahead.decoding.acceptance import Acceptance, Expected
 from ipex_lookahead.decoding.cost import CostCurve
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
@@ -17,6 +17,8 @@ ALLOWED_LOSS = 0.008
 """Share of all time that drafting may be behind by, and one forward beside; then it must promise ``WORTH_BEHIND``."""
 DEAR = 0.01
 """A proposer whose time for a token is above this share of a forward is asked for no more than it can earn back."""
+DEAR_FADE = 0.9
+"""What a test leaves of the counts of a dear proposer: it is tested seldom, so the last few must tell."""
 FIRST_PAUSE, LONGEST_PAUSE = 4, 64
 """Steps that a dear proposer is left alone after it promised no gain; twice as many each time."""
 WHOLE_PRIOR, WHOLE_FOLLOW = 1.6, 0.05
@@ -193,8 +195,10 @@ class AdaptiveBudget:
             seen.walk(emitted)
             for depth, right in enumerate(seen.tried[known : self._most], known):
                 cell = self._right[depth]
-                cell[0] = cell[0] * FADE + (1.0 if right else 0.0)
-                cell[1] = cell[1] * FADE + 1.0
+                cell[0] = cell[0] * DEAR_FADE + (1.0 if right else 0.0)
+                cell[1] = cell[1] * DEAR_FADE + 1.0
+            if self._pause and seen.tried and seen.tried[-1]:
+                self._pause, self._next_pause = min(self._pause, FIRST_PAUSE), FIRST_PAUSE  # it may have become good
 
     def timed(self, rows: int, length: int, seconds: float, proposing: float) -> None:
         """Correct the cost curve, and keep account of what drafting brings."""

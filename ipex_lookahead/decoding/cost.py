@@ -25,6 +25,7 @@ import numpy as np
 
 from ipex_lookahead.engines.base import Batch, Cache, Engine
 from ipex_lookahead.errors import ModelFormatError
+from ipex_lookahead.hub import cache_folder
 from ipex_lookahead.safe_json import load_object
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 16, 17, 20, 24, 32)
@@ -188,6 +189,11 @@ def _forward(engine: Engine, cache: Cache, tokens: Any) -> float:
     began = perf_counter()
     engine.forward(Batch([cache], [len(tokens)], tokens, parents))
     return perf_counter() - began
+
+
+def cost_folder() -> Path:
+    """Where calibrations are kept: ``costs`` in the cache folder."""
+    return cache_folder() / "costs"
 
 
 def key_of(engine: Engine) -> str:

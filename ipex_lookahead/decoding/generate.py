@@ -19,14 +19,23 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.stopping_criteria import MaxTimeCriteria, StopStringCriteria
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.controller import FixedBudget
+from ipex_lookahead.decoding.controller import AdaptiveBudget, Controller, FixedBudget
+from ipex_lookahead.decoding.cost import CostCurve, EngineCosts
 from ipex_lookahead.decoding.inputs import prompts_of
 from ipex_lookahead.decoding.loop import DecodingSequence, decode
 from ipex_lookahead.decoding.options import DEFAULT_NEW_TOKENS, resolve, resolve_lookahead, token_ids, whole
-from ipex_lookahead.decoding.processors import Choose, build_processors, build_warpers, copies_for, sampling_params
+from ipex_lookahead.decoding.processors import (
+    Choose,
+    Processor,
+    build_processors,
+    build_warpers,
+    copies_for,
+    sampling_params,
+)
 from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
+from ipex_lookahead.decoding.second_model import SharedChoice
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.drafting import PROPOSERS, Proposer, make_proposer
+from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL, Proposer, make_proposer, make_second_model_proposer
 from ipex_lookahead.engines.base import Engine
 from ipex_lookahead.errors import ContextLengthError, InputError
 
@@ -84,11 +93,14 @@ def generate(
     model_defaults: GenerationConfig | None = None,
     lookahead: int | str | LookaheadConfig | None = None,
     max_matching_ngram_size: int | None = None,
+    adaptive: bool | None = None,
     seed: int | None = None,
     sequence_ids: Sequence[int] | None = None,
     tokenizer: Any = None,
     stats: GenerationStats | None = None,
     make: MakeProposer = make_proposer,
+    costs: EngineCosts | None = None,
+    draft_engine: Engine | None = None,
     **kwargs: Any,
 ) -> torch.Tensor | LookaheadGenerateOutput:
     """Generate from prompts, one or several.
@@ -104,8 +116,10 @@ def generate(
         streamer: gets the prompt, then token by token as accepted; ``end()`` is called whatever happens. One sequence
             only.
         model_defaults: the model's own generation configuration.
-        lookahead: None, False or 0: off. 1 to 64: that many draft tokens by prompt lookup. "auto"; a LookaheadConfig.
+        lookahead: None, False or 0: off. 1 to 64: at most that many draft tokens a step, by prompt lookup. "auto": the
+            best strategy. A LookaheadConfig.
         max_matching_ngram_size: ipex-llm's option: longest n-gram that prompt lookup matches.
+        adaptive: False always drafts as many tokens as allowed; True, the default, only what pays.
         seed: 0 to 2**64 - 1, for sampling; None draws one from torch's global generator, so ``torch.manual_seed`` and
             ``transformers.set_seed`` make a run repeatable.
         sequence_ids: for each sequence its number in the noise, by default 0, 1, ...; row i of a batch is reproduced
@@ -113,6 +127,8 @@ def generate(
         tokenizer: needed for ``stop_strings``.
         stats: filled where given.
         make: makes the proposer of a sequence from the LookaheadConfig.
+        costs: what forwards cost on this engine; None learns it from this generation alone.
+        draft_engine: the second model, for the strategies ``draft_model`` and ``self_speculation``.
         **kwargs: ``input_ids``, ``attention_mask`` and the options of ``transformers.GenerationConfig``.
 
     Returns:
@@ -127,7 +143,7 @@ def generate(
     """
     try:
         settings, left = resolve(model_defaults or GenerationConfig(), generation_config, kwargs)
-        config = resolve_lookahead(lookahead, max_matching_ngram_size)
+        config = resolve_lookahead(lookahead, max_matching_ngram_size, adaptive)
         eos_ids = token_ids("eos_token_id", settings.eos_token_id, engine.vocab_size)
         given = left.pop("input_ids", None)
         if inputs is not None and given is not None:
@@ -166,15 +182,31 @@ def generate(
             tape.choose = _choose(
                 settings, tape, limit, eos_ids, own, prefix_allowed_tokens_fn, row // times, samplers[row], engine
             )
-            proposer = make(config) if config is not None else None
+            proposer: Proposer | None = None
+            if config is not None and draft_engine is not None and config.strategy in SECOND_MODEL:
+                shared = _shared_choice(settings, len(prompt), limit, eos_ids, samplers[row], engine)
+                proposer = make_second_model_proposer(config, draft_engine, shared, eos_ids)
+            elif config is not None:
+                proposer = make(config)
             sequences.append(
                 DecodingSequence(row, prompt, limit, engine.new_cache(), proposer, tape.choose, tape.accept, reason)
             )
-        decode(engine, sequences, FixedBudget(config.num_draft_tokens if config else 0), stats)
+        if config is not None:
+            stats.strategy = config.strategy
+        decode(engine, sequences, _controller(config, [s.proposer for s in sequences], costs), stats)
         return _result(settings, ids, tapes, eos_ids, stats, engine.vocab_size)
     finally:
         if streamer is not None:
             streamer.end()
+
+
+def _controller(
+    config: LookaheadConfig | None, proposers: Sequence[Proposer | None], costs: EngineCosts | None
+) -> Controller:
+    if config is None or not config.adaptive:
+        return FixedBudget(config.num_draft_tokens if config is not None else 0)
+    curve = CostCurve() if costs is None else costs.curve()
+    return AdaptiveBudget(curve, config.num_draft_tokens, config.strategy, proposers)
 
 
 def _limit(settings: GenerationConfig, prompt_length: int, max_context: int) -> tuple[int, str]:
@@ -241,20 +273,52 @@ def _choose(
     engine: Engine,
 ) -> Choose | None:
     """How this sequence's tokens are chosen; None where the engine's argmax is all there is to it."""
-    try:
-        processors = build_processors(
-            settings, prompt_length=tape.start, limit=limit, eos_ids=eos_ids, own=own, allowed_tokens=allowed, row=row
-        )
-        warpers = build_warpers(settings, engine.vocab_size)
-    except (ValueError, TypeError) as error:
-        raise InputError(f"a generation option is not usable: {error}") from error
-    if sampling_params(settings) is None:
-        processors, warpers = [*processors, *warpers], []
+    processors, warpers = _processors(settings, tape.start, limit, eos_ids, engine, own, allowed, row)
     keep_scores = bool(settings.return_dict_in_generate and settings.output_scores)
     keep_raw = bool(settings.return_dict_in_generate and settings.output_logits)
     if not (processors or sampler or keep_scores or keep_raw):
         return None
     return Choose(tape.prefix, processors, sampler, warpers, keep_scores=keep_scores, keep_raw=keep_raw)
+
+
+def _shared_choice(
+    settings: GenerationConfig,
+    prompt_length: int,
+    limit: int,
+    eos_ids: Sequence[int],
+    sampler: Sampler | None,
+    engine: Engine,
+) -> SharedChoice | None:
+    """How a draft model chooses: as the target does, without the caller's own processors, which may keep state."""
+    processors, _ = _processors(settings, prompt_length, limit, eos_ids, engine)
+    return SharedChoice(processors, sampler) if processors or sampler else None
+
+
+def _processors(
+    settings: GenerationConfig,
+    prompt_length: int,
+    limit: int,
+    eos_ids: Sequence[int],
+    engine: Engine,
+    own: Sequence[Any] = (),
+    allowed: Callable[[int, torch.Tensor], list[int]] | None = None,
+    row: int = 0,
+) -> tuple[list[Processor], list[Processor]]:
+    """What comes before our own sampler, and the warpers that it stands for."""
+    try:
+        processors = build_processors(
+            settings,
+            prompt_length=prompt_length,
+            limit=limit,
+            eos_ids=eos_ids,
+            own=own,
+            allowed_tokens=allowed,
+            row=row,
+        )
+        warpers = build_warpers(settings, engine.vocab_size)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"a generation option is not usable: {error}") from error
+    return (processors, warpers) if sampling_params(settings) is not None else ([*processors, *warpers], [])
 
 
 def _result(
@@ -292,7 +356,8 @@ def _columns(kept: Sequence[list[torch.Tensor] | None], steps: int, vocab_size: 
 def _refuse_rest(left: dict[str, Any]) -> None:
     """Arguments of ``transformers.generate`` that mean nothing here raise, unless they ask for nothing."""
     instead = {
-        "assistant_model": "use lookahead=N, which needs no second model",
+        "assistant_model": "pass it to the model's own generate, as draft_model=",
+        "draft_model": "pass draft_engine=, or use the model's own generate",
         "custom_generate": "leave it out: this model has its own decoding loop",
         "inputs_embeds": "pass input_ids",
         "past_key_values": "leave it out: each generation has its own cache",

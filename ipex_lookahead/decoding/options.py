@@ -10,10 +10,14 @@ from typing import Any
 from transformers import GenerationConfig
 
 from ipex_lookahead.config import MAX_DRAFT, LookaheadConfig
+from ipex_lookahead.drafting import PROPOSERS
 from ipex_lookahead.errors import InputError
 
 DEFAULT_NEW_TOKENS = 20
 """Hugging Face's default where neither ``max_new_tokens`` nor ``max_length`` is given."""
+
+AUTO_TOKENS = 16
+"""Most drafted tokens a step with ``lookahead="auto"``; the controller mostly takes fewer."""
 
 _DEFAULTS: dict[str, Any] = {
     "do_sample": False,
@@ -91,10 +95,20 @@ def resolve(
     return settings, left
 
 
-def resolve_lookahead(lookahead: Any, max_matching_ngram_size: Any = None) -> LookaheadConfig | None:
-    """What ``generate(lookahead=...)`` means: None, False and 0 are off; an integer is how many tokens to draft."""
-    if max_matching_ngram_size is not None:
-        LookaheadConfig(max_matching_ngram_size=max_matching_ngram_size)
+def resolve_lookahead(
+    lookahead: Any, max_matching_ngram_size: Any = None, adaptive: Any = None
+) -> LookaheadConfig | None:
+    """What ``generate(lookahead=...)`` means: None, False and 0 are off; an integer is how many tokens to draft.
+
+    "auto" is the best strategy there is, with as many tokens as the controller finds worth their rows. Arguments that
+    are not None take the place of the configuration's fields.
+    """
+    given = {
+        name: value
+        for name, value in (("max_matching_ngram_size", max_matching_ngram_size), ("adaptive", adaptive))
+        if value is not None
+    }
+    LookaheadConfig(**given)  # also where lookahead is off, a wrong value is an error
     if lookahead is None or lookahead is False:
         return None
     if isinstance(lookahead, LookaheadConfig):
@@ -104,11 +118,11 @@ def resolve_lookahead(lookahead: Any, max_matching_ngram_size: Any = None) -> Lo
             raise InputError(
                 f'lookahead is {lookahead!r}; it may be a number from 0 to {MAX_DRAFT}, "auto" or a LookaheadConfig'
             )
-        config = LookaheadConfig()
+        strategy = "auto" if "auto" in PROPOSERS else "prompt_lookup"
+        config = LookaheadConfig(strategy=strategy, num_draft_tokens=AUTO_TOKENS)
     else:
         config = LookaheadConfig(num_draft_tokens=whole("lookahead", lookahead, 0, MAX_DRAFT))
-    if max_matching_ngram_size is not None:
-        config = dataclasses.replace(config, max_matching_ngram_size=max_matching_ngram_size)
+    config = dataclasses.replace(config, **given)
     return config if config.num_draft_tokens else None
 
 

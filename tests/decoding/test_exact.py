@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,18 @@ import pytest
 import torch
 
 from ipex_lookahead.config import LookaheadConfig
+from ipex_lookahead.decoding.controller import FixedBudget
 from ipex_lookahead.decoding.generate import generate
+from ipex_lookahead.decoding.loop import decode
 from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import PROPOSERS, Proposer, make_proposer
+from ipex_lookahead.drafting.draft import Draft
 from tests.support.numpy_engine import tiny_numpy_engine
 from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer
 from tests.support.scripted_engine import ScriptedEngine, markov
+
+module = importlib.import_module("ipex_lookahead.decoding.generate")
 
 PROMPTS = [[1, 5, 3, 5, 3, 7], [4], [2, 9, 9, 2, 9, 9, 1, 0, 3, 3, 3]]
 MODES: dict[str, dict[str, Any]] = {
@@ -38,8 +44,15 @@ def padded(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
 
 
-def run(engine: Any, prompts: list[list[int]], make: Make | None = None, lookahead: Any = 5, **kwargs: Any) -> Any:
-    extra = {} if make is None else {"make": make, "lookahead": lookahead}
+def run(
+    engine: Any,
+    prompts: list[list[int]],
+    make: Make | None = None,
+    lookahead: Any = 5,
+    adaptive: bool = False,
+    **kwargs: Any,
+) -> Any:
+    extra = {} if make is None else {"make": make, "lookahead": lookahead, "adaptive": adaptive}
     kwargs = {"max_new_tokens": 40, "eos_token_id": 0, "pad_token_id": 0, "return_dict_in_generate": True} | kwargs
     return generate(engine, **padded(prompts), output_logits=True, output_scores=True, **extra, **kwargs)
 
@@ -101,6 +114,58 @@ def test_every_proposer_leaves_tokens_and_logits_alone(
             assert out.stats.acceptance_rate == 1.0
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_an_adaptive_budget_leaves_tokens_and_logits_alone(
+    engine: ScriptedEngine, name: str, mode: str, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the clock says: it decides how much is drafted, and nothing else."""
+    prompts = PROMPTS[:batch]
+    plain = run(engine, prompts, **MODES[mode])
+    texts = [p + new for p, new in zip(prompts, new_tokens(plain, max(map(len, prompts))), strict=True)]
+    rng = np.random.default_rng(batch)
+    drafted = set()
+    for clock in (0.0, 1.0, 1e-9):
+        now = [0.0]
+
+        def odd_clock(now: list[float] = now, clock: float = clock) -> float:
+            now[0] += clock * rng.exponential()
+            return now[0]
+
+        monkeypatch.setattr("ipex_lookahead.decoding.loop.perf_counter", odd_clock)
+        out = run(engine, prompts, makers(texts, 12)[name], 8, adaptive=True, **MODES[mode])
+        assert_same(out, plain)
+        drafted.add(out.stats.drafted)
+    assert name != "oracle" or max(drafted) > 0
+
+
+class RandomBudgets(FixedBudget):
+    """Another budget each time, and another part of each draft."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(0)
+        self._rng = np.random.default_rng(seed)
+
+    def budget(self, sequence: int, length: int) -> int:
+        return int(self._rng.integers(0, 33))
+
+    def select(self, sequences: Sequence[int], drafts: Sequence[Draft], length: int) -> Sequence[Draft]:
+        return [d if self._rng.random() < 0.3 else d.first(int(self._rng.integers(0, len(d) + 1))) for d in drafts]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("mode", MODES)
+def test_random_budgets_leave_tokens_and_logits_alone(
+    engine: ScriptedEngine, name: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = run(engine, PROMPTS, **MODES[mode])
+    texts = [p + new for p, new in zip(PROMPTS, new_tokens(plain, max(map(len, PROMPTS))), strict=True)]
+    for seed in range(3):
+        monkeypatch.setattr(module, "FixedBudget", lambda _, seed=seed: RandomBudgets(seed))
+        assert_same(run(engine, PROMPTS, makers(texts, 12)[name], 8, **MODES[mode]), plain)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_row_of_a_batch_is_what_it_is_alone(engine: ScriptedEngine, mode: str) -> None:
     together = run(engine, PROMPTS, make_proposer, 4, **MODES[mode])
@@ -144,9 +209,6 @@ def test_greedy_without_logits_is_greedy_with_logits(engine: ScriptedEngine, mod
 def test_chunks_of_the_prompt_do_not_matter(
     engine: ScriptedEngine, prefill_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ipex_lookahead.decoding import generate as module
-    from ipex_lookahead.decoding.loop import decode
-
     plain = run(engine, PROMPTS)
     monkeypatch.setattr(module, "decode", lambda *args: decode(*args, prefill_rows=prefill_rows))
     before = len(engine.batches)
@@ -184,6 +246,12 @@ def test_what_a_step_emits_is_what_is_counted(engine: ScriptedEngine) -> None:
     assert stats.drafted == sum(step[0] for step in stats.per_step)
     assert stats.accepted == sum(step[1] for step in stats.per_step)
     assert len(stats.per_step) == stats.steps
+    for counts in (stats.drafted_by_source, stats.drafted_by_position):
+        values = counts.values() if isinstance(counts, dict) else counts
+        assert sum(values) == stats.drafted
+    assert stats.accepted_by_source == {"prompt_lookup": stats.accepted}
+    assert sum(stats.accepted_by_position) == stats.accepted > 0
+    assert stats.accepted_by_position == sorted(stats.accepted_by_position, reverse=True)
     assert stats.first_token_seconds > 0
     assert stats.engine_seconds + stats.proposer_seconds <= stats.decode_seconds
     assert np.isclose(stats.mean_acceptance_length, stats.decode_tokens / stats.sequence_steps)

@@ -14,6 +14,7 @@ from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.generate import generate
 from ipex_lookahead.decoding.options import resolve_lookahead
 from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.drafting import PROPOSERS
 from ipex_lookahead.errors import InputError
 from tests.support.scripted_engine import markov
 
@@ -86,7 +87,7 @@ def run(ids: Any = IDS, **kwargs: Any) -> torch.Tensor:
         ({"force_words_ids": [[1]]}, "force_words_ids=.* is not supported; .*sequence_bias"),
         ({"guidance_scale": 1.5}, "guidance_scale=1.5 is not supported"),
         ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3 is not supported; use lookahead=N"),
-        ({"assistant_model": object()}, "assistant_model is not supported; use lookahead=N"),
+        ({"assistant_model": object()}, "assistant_model is not supported; pass it to the model"),
         ({"assistant_early_exit": 2}, "use lookahead=N"),
         ({"custom_generate": "some/repo"}, "custom_generate is not supported"),
         ({"token_healing": True}, "token healing is not supported"),
@@ -175,12 +176,21 @@ def test_leading_pad_tokens_are_padding_without_a_mask() -> None:
         (1, LookaheadConfig(num_draft_tokens=1)),
         (64, LookaheadConfig(num_draft_tokens=64)),
         (np.int64(3), LookaheadConfig(num_draft_tokens=3)),
-        ("auto", LookaheadConfig()),
+        ("auto", LookaheadConfig("auto" if "auto" in PROPOSERS else "prompt_lookup", 16)),
         (LookaheadConfig(num_draft_tokens=5), LookaheadConfig(num_draft_tokens=5)),
     ],
 )
 def test_what_lookahead_means(value: Any, expected: LookaheadConfig | None) -> None:
     assert resolve_lookahead(value) == expected
+
+
+def test_whether_the_budget_adapts() -> None:
+    assert resolve_lookahead(3) == LookaheadConfig(num_draft_tokens=3, adaptive=True)
+    assert resolve_lookahead(3, adaptive=False) == LookaheadConfig(num_draft_tokens=3, adaptive=False)
+    assert resolve_lookahead(LookaheadConfig(adaptive=False), adaptive=True) == LookaheadConfig(adaptive=True)
+    for wrong in (1, "yes"):
+        with pytest.raises(InputError, match="adaptive .* must be True or False"):
+            resolve_lookahead(None, adaptive=wrong)
 
 
 def test_max_matching_ngram_size_reaches_the_proposer() -> None:

@@ -1,0 +1,197 @@
+"""The adaptive budget: it drafts where it pays, not where it does not, and never changes a token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ipex_lookahead.decoding.controller import LONGEST_PAUSE, AdaptiveBudget
+from ipex_lookahead.decoding.cost import Calibration, CostCurve
+from ipex_lookahead.drafting.draft import Draft, Outcome
+
+TILES = Calibration((1, 2, 3, 4, 5, 8, 9, 16), (1.0, 1.05, 1.1, 1.15, 1.7, 1.75, 2.4, 3.2))
+"""Cheap up to 4 rows, then a step, and another after 8."""
+STEEP = Calibration((1, 2, 16), (1.0, 2.0, 16.0))
+"""Every row costs as much as the first: no draft can pay."""
+
+
+class Play:
+    """A controller at work on a text that a proposer knows with some skill; the clock is the calibration itself."""
+
+    def __init__(self, calibration: Calibration, most: int, *, sequences: int = 1, **options: Any) -> None:
+        self.curve = CostCurve(calibration)
+        self.controller = AdaptiveBudget(self.curve, most, **options)
+        self.sequences = sequences
+        self.rows: list[int] = []
+        self.emitted = self.seconds = self.plain_seconds = 0.0
+        self.true_cost = CostCurve(calibration)
+        self.proposals = 0
+
+    def step(self, drafts: list[Draft], right: list[int], proposing: float = 0.0) -> list[Draft]:
+        """``right`` tokens of each draft's first path are right."""
+        budgets = [self.controller.budget(i, 100) for i in range(self.sequences)]
+        self.proposals += any(budgets)
+        drafts = [draft if budget >= len(draft) else draft.first(budget) for draft, budget in zip(drafts, budgets)]
+        chosen = list(self.controller.select(range(self.sequences), drafts, 100)) if any(map(len, drafts)) else drafts
+        emitted = 0
+        for number, (full, draft) in enumerate(zip(drafts, chosen, strict=True)):
+            accepted = list(range(min(right[number], len(draft) - draft.scratch)))
+            known = [full.tokens[i] for i in range(min(right[number], len(full)))]
+            tokens = [*(draft.tokens[i] for i in accepted), *known[len(accepted) : len(accepted) + 1]]
+            if len(tokens) == len(accepted):
+                tokens.append(-9)
+            emitted += len(tokens)
+            self.controller.observe(number, Outcome(draft, accepted, tokens))
+        rows = self.sequences + sum(map(len, chosen))
+        took = self.true_cost(rows, 100)
+        self.controller.timed(rows, 100, took, proposing if any(budgets) else 0.0)
+        self.rows.append(rows - self.sequences)
+        self.emitted += emitted
+        self.seconds += took + (proposing if any(budgets) else 0.0)
+        self.plain_seconds += emitted / self.sequences * self.true_cost(self.sequences, 100)
+        return chosen
+
+    @property
+    def ratio(self) -> float:
+        """Speed over that of plain decoding."""
+        return self.plain_seconds / self.seconds
+
+
+def chain(length: int, prob: float | None = None) -> Draft:
+    return Draft(range(length), range(-1, length - 1), probs=() if prob is None else [prob] * length)
+
+
+def test_what_is_always_right_is_drafted_in_full() -> None:
+    play = Play(TILES, 8)
+    for _ in range(50):
+        play.step([chain(8)], [8])
+    assert play.rows[-20:] == [7] * 20, "8 rows with the last token: the ninth would cost a tile"
+    assert play.ratio > 3
+
+
+def test_what_is_never_right_is_soon_left_out() -> None:
+    play = Play(TILES, 8)
+    for _ in range(300):
+        play.step([chain(8)], [0])
+    assert sum(play.rows[:20]) > 0, "it was tried"
+    assert sum(play.rows[40:]) == 0
+    assert play.ratio > 0.98
+
+
+@pytest.mark.parametrize("prob", [None, 0.2, 0.9])
+@pytest.mark.parametrize("right", [0.02, 0.1, 0.2, 0.5, 0.9])
+def test_it_is_never_slower(prob: float | None, right: float) -> None:
+    rng = np.random.default_rng(3)
+    play = Play(TILES, 8)
+    for _ in range(256):
+        play.step([chain(8, prob)], [int((rng.random(8) > right).argmax())])
+    assert play.ratio > 0.98
+    if right > 0.3:
+        assert play.ratio > 1.2
+
+
+def test_where_rows_cost_too_much_nothing_is_drafted() -> None:
+    play = Play(STEEP, 8)
+    for _ in range(100):
+        play.step([chain(8)], [8])
+    assert sum(play.rows) == 0
+
+
+def test_a_source_that_becomes_good_is_noticed_without_probes() -> None:
+    play = Play(TILES, 3)
+    for _ in range(200):
+        play.step([chain(3)], [0])
+    assert sum(play.rows[-100:]) == 0
+    for _ in range(40):
+        play.step([chain(3)], [3])
+    assert play.rows[-10:] == [3] * 10
+
+
+def test_rows_stop_at_the_edge_of_a_tile() -> None:
+    """Tokens of middling survival fill the tile that is paid for and do not begin the next."""
+    play = Play(TILES, 8)
+    chosen = play.controller.select([0], [Draft(range(8), [-1] * 8, probs=[0.12] * 8)], 100)
+    assert len(chosen[0]) == 3
+    chosen = play.controller.select([0], [Draft(range(8), [-1] * 3 + [0] * 5, probs=[0.3] * 8)], 100)
+    assert len(chosen[0]) == 3
+
+
+def test_a_batch_shares_the_rows() -> None:
+    controller = AdaptiveBudget(CostCurve(TILES), 3)
+    likely, unlikely = chain(3, 0.9), chain(3, 0.05)
+    chosen = controller.select([0, 1], [unlikely, likely], 100)
+    assert [len(d) for d in chosen] == [0, 2], "four rows in all: a tile"
+    chosen = controller.select([0, 1], [likely, likely], 100)
+    assert [len(d) for d in chosen] == [3, 3]
+    both = controller.select([0, 1], [Draft(), unlikely], 100)
+    assert [len(d) for d in both] == [0, 0]
+
+
+def test_batches_learn_and_never_lose() -> None:
+    play = Play(TILES, 3, sequences=2)
+    for _ in range(200):
+        play.step([chain(3, 0.6), chain(3, 0.6)], [0, 0])
+    assert play.ratio > 0.98
+    for _ in range(60):
+        play.step([chain(3, 0.6), chain(3, 0.6)], [3, 3])
+    assert sum(play.rows[-10:]) > 40
+
+
+def test_a_dear_proposer_is_left_alone_longer_and_longer() -> None:
+    play = Play(TILES, 4)
+    for _ in range(400):
+        play.step([chain(4, 0.5)], [0], proposing=0.5)
+    assert play.proposals < 60
+    before = play.proposals
+    for _ in range(2 * LONGEST_PAUSE):
+        play.step([chain(4, 0.5)], [0], proposing=0.5)
+    assert 1 <= play.proposals - before <= 3, "it is tried again, seldom"
+    for _ in range(4 * LONGEST_PAUSE):
+        play.step([chain(4, 0.9)], [4], proposing=0.1)
+    assert sum(play.rows[-10:]) == 30, "and taken up again when it has become good"
+
+
+def test_a_dear_proposer_is_asked_for_no_more_than_pays() -> None:
+    play = Play(TILES, 8)
+    for _ in range(100):
+        play.step([chain(8, 0.5)], [1], proposing=0.08 * 8)
+    assert 0 < play.controller.budget(0, 100) < 4
+
+
+def test_scratch_rows_are_all_or_nothing() -> None:
+    window = Draft(range(6), [-1] * 6, scratch=5, probs=[0.2] * 6)
+    steep = AdaptiveBudget(CostCurve(STEEP), 8)
+    assert steep.select([0], [window], 100)[0].scratch == 0
+    play = Play(Calibration((1, 8), (1.0, 1.2)), 8)
+    assert play.step([window], [1])[0] is window
+    for _ in range(200):
+        play.step([window], [0])
+    assert play.rows[-1] < 6, "steps with scratch rows that bring nothing are given up"
+
+
+def test_match_lengths_are_asked_of_the_proposer() -> None:
+    class Matching:
+        match_length = 1
+
+    proposer = Matching()
+    play = Play(TILES, 3, proposers=[proposer])
+    for _ in range(40):
+        proposer.match_length = 1
+        play.step([chain(3)], [0])
+        proposer.match_length = 5
+        play.step([chain(3)], [3])
+    assert play.rows[-2:] == [0, 3]
+
+
+@pytest.mark.parametrize("seconds", [0.0, float("nan"), 1e-12, 1e12, -1.0])
+def test_odd_clocks_do_no_harm(seconds: float) -> None:
+    controller = AdaptiveBudget(CostCurve(), 5)
+    for _ in range(100):
+        budget = controller.budget(0, 10)
+        assert 0 <= budget <= 5
+        (draft,) = controller.select([0], [chain(budget)], 10)
+        assert len(draft) <= budget
+        controller.observe(0, Outcome(draft, [], [-1]))
+        controller.timed(1 + len(draft), 10, seconds, seconds)

@@ -1,0 +1,210 @@
+"""The cost curve: what is measured, kept, believed and learned."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ipex_lookahead.decoding import cost
+from ipex_lookahead.decoding.cost import Calibration, CostCurve, EngineCosts, calibrate, load, save
+from tests.support.scripted_engine import ScriptedEngine, markov
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that only the engine moves."""
+    now = [0.0]
+    monkeypatch.setattr(cost, "perf_counter", lambda: now[0])
+    return now
+
+
+def timed_engine(clock: list[float], seconds: Any, max_context: int = 4096) -> ScriptedEngine:
+    """``seconds(rows)`` pass in each forward."""
+    engine = markov(vocab_size=12, max_context=max_context)
+    forward = engine.forward
+
+    def slow(batch: Any) -> Any:
+        clock[0] += seconds(len(batch.tokens))
+        return forward(batch)
+
+    engine.forward = slow  # type: ignore[method-assign]
+    return engine
+
+
+def steps_of_four(rows: int) -> float:
+    return 0.001 * (1 + (rows - 1) // 4)
+
+
+def test_calibration_measures_each_number_of_rows(clock: list[float]) -> None:
+    curve = CostCurve(calibrate(timed_engine(clock, steps_of_four)))
+    for rows in (1, 2, 3, 4, 5, 6, 8, 9, 12, 13, 16, 17, 20):
+        assert curve(rows) == pytest.approx(steps_of_four(rows)), rows
+    assert curve(4) < 1.01 * curve(1)
+    assert curve(5) > 1.9 * curve(4), "the tile's edge is a step, not a slope"
+    assert curve(64) > curve(32) > curve(31)
+
+
+def test_calibration_ends(clock: list[float]) -> None:
+    engine = timed_engine(clock, lambda rows: 0.004 * (1 + rows / 20))
+    calibrate(engine)
+    assert clock[0] < 0.4
+    rounds = [counts for counts, _, _ in engine.batches if counts == [32]]
+    assert 1 < len(rounds) <= cost.MOST_ROUNDS
+    instant = timed_engine(clock, lambda rows: 0.0)
+    calibrate(instant)
+    assert len([1 for counts, _, _ in instant.batches if counts == [32]]) == cost.MOST_ROUNDS
+
+
+@pytest.mark.parametrize(("alone", "most"), [(0.1, 2.5), (1.0, 10.0)])
+def test_slow_engines_are_measured_at_fewer_points(clock: list[float], alone: float, most: float) -> None:
+    curve = CostCurve(calibrate(timed_engine(clock, lambda rows: alone * (1 + rows / 20))))
+    assert clock[0] < most
+    assert curve(4) == pytest.approx(alone * 1.2)
+
+
+def test_noise_is_not_believed(clock: list[float]) -> None:
+    """A hiccup in one round is no cost, and more rows are never cheaper."""
+    rng = np.random.default_rng(0)
+    engine = timed_engine(clock, lambda rows: 0.001 * (1 + rows / 8) * (10.0 if rng.random() < 0.05 else 1.0))
+    curve = CostCurve(calibrate(engine, patience=10.0))
+    values = [seconds for _, seconds in curve.table()]
+    assert values == sorted(values)
+    assert curve(4) / curve(1) == pytest.approx(1.5 / 1.125)
+
+
+def test_a_short_context_is_not_exceeded(clock: list[float]) -> None:
+    calibration = calibrate(timed_engine(clock, steps_of_four, max_context=7))
+    assert calibration.rows[-1] == 7
+
+
+def test_context_makes_a_forward_longer() -> None:
+    curve = CostCurve(Calibration((1, 4), (1.0, 1.2), 0.001, 0.0005))
+    assert curve(1, 1000) == pytest.approx(1.0 + 1.0 + 0.5)
+    assert curve(4, 1000) == pytest.approx(1.2 + 1.0 + 2.0)
+
+
+def test_the_curve_follows_what_is_timed() -> None:
+    curve = CostCurve(Calibration((1, 2, 4), (1.0, 1.1, 1.2)))
+    for _ in range(200):
+        curve.timed(1, 0, 2.0)
+        curve.timed(4, 0, 4.0)
+    assert curve(1) == pytest.approx(2.0, rel=0.05)
+    assert curve(4) == pytest.approx(4.0, rel=0.05)
+    assert curve(2) > 1.1, "what is slower for others is slower for those not seen"
+
+
+def test_one_hiccup_changes_little_and_nonsense_nothing() -> None:
+    curve = CostCurve(Calibration((1, 2, 4), (1.0, 1.1, 1.2)))
+    curve.timed(4, 0, 500.0)
+    assert curve(4) < 1.3
+    before = curve.table()
+    for seconds in (0.0, -1.0, float("nan")):
+        curve.timed(1, 0, seconds)
+    assert curve.table() == before
+
+
+def test_an_assumed_curve_takes_its_unit_from_the_first_time() -> None:
+    curve = CostCurve()
+    assert curve.timed(1, 100, 0.02) is False
+    assert curve(1, 100) == pytest.approx(0.02)
+    assert curve(4, 100) == pytest.approx(0.02 * 1.18)
+    assert curve.timed(1, 100, 0.02) is True
+
+
+def test_kept_and_found_again(tmp_path: Path, clock: list[float]) -> None:
+    engine = timed_engine(clock, steps_of_four)
+    said: list[str] = []
+    first = EngineCosts(engine, tmp_path / "costs", said.append)
+    curve = first.curve()
+    assert first.curve() is curve
+    assert len(said) == 1
+    (file,) = (tmp_path / "costs").iterdir()
+    assert file.name == f"{cost.key_of(engine)}.json"
+    forwards = len(engine.batches)
+    again = EngineCosts(engine, tmp_path / "costs", said.append).curve()
+    assert (len(engine.batches), len(said)) == (forwards, 1)
+    assert again.table() == curve.table()
+
+
+def test_what_was_quick_is_not_written(tmp_path: Path, clock: list[float]) -> None:
+    EngineCosts(timed_engine(clock, lambda rows: 1e-6), tmp_path / "costs").curve()
+    assert not (tmp_path / "costs").exists()
+
+
+def test_another_machine_or_model_is_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = markov()
+    keys = {cost.key_of(engine), cost.key_of(markov(vocab_size=13))}
+    facts = engine.describe()
+    for name, value in (("threads", 9), ("isa", "avx2"), ("low_bit", "sym_int8"), ("weight_bytes", 1)):
+        monkeypatch.setattr(engine, "describe", lambda name=name, value=value: {**facts, name: value})
+        keys.add(cost.key_of(engine))
+    monkeypatch.setattr(cost, "processor", lambda: "another")
+    keys.add(cost.key_of(engine))
+    assert len(keys) == 7
+
+
+GOOD = {"rows": [1, 4], "seconds": [0.1, 0.2], "key_seconds": 0.0, "key_row_seconds": 1e-6}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b"{}",
+        b'{"rows": NaN}',
+        *(
+            json.dumps(GOOD | change).encode()
+            for change in (
+                {"rows": [2, 4]},
+                {"rows": [1, 1]},
+                {"rows": [4, 1]},
+                {"rows": [1]},
+                {"rows": [True, 4]},
+                {"rows": [1, 10**9]},
+                {"rows": "14"},
+                {"rows": [], "seconds": []},
+                {"seconds": [0.2, 0.1]},
+                {"seconds": [0, 0.1]},
+                {"seconds": [-1, 0.1]},
+                {"seconds": [0.1, 1e9]},
+                {"seconds": [0.1, "0.2"]},
+                {"key_seconds": None},
+                {"key_seconds": -1},
+                {"key_row_seconds": True},
+            )
+        ),
+        b" " * (cost.FILE_BYTES + 1),
+    ],
+)
+def test_a_damaged_file_is_measured_again_and_replaced(content: bytes, tmp_path: Path, clock: list[float]) -> None:
+    engine = timed_engine(clock, steps_of_four)
+    file = tmp_path / f"{cost.key_of(engine)}.json"
+    file.write_bytes(json.dumps(GOOD).encode())
+    assert load(file) == Calibration((1, 4), (0.1, 0.2), 0.0, 1e-6)
+    file.write_bytes(content)
+    assert load(file) is None
+    assert EngineCosts(engine, tmp_path).curve()(4) == pytest.approx(0.001)
+    assert load(file) is not None
+    assert [f.name for f in tmp_path.iterdir()] == [file.name], "no temporary file is left"
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path: Path, clock: list[float]) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert EngineCosts(timed_engine(clock, steps_of_four), tmp_path / "file" / "costs").curve()(1) > 0
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*paths: Any) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    save(tmp_path / "a.json", Calibration((1,), (1.0,)), markov())
+    assert not list(tmp_path.iterdir())
