@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -13,6 +14,7 @@
 #include "dispatch.h"
 #include "linear_probe.h"
 #include "machine_probe.h"
+#include "predictor.h"
 #include "quantize.h"
 #include "sampling.h"
 
@@ -24,6 +26,7 @@ namespace {
 
 using FloatVector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using IntVector = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using IntMatrix = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using HalfMatrix = nb::ndarray<const uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using AnyMatrix = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
@@ -77,6 +80,13 @@ const float* vector_of(const std::optional<FloatVector>& v, int64_t n, const cha
     throw std::invalid_argument(std::string(what) + " must have " + std::to_string(n) + " values");
   return v->data();
 }
+
+void check_ids(const int32_t* ids, size_t count) {
+  for (size_t i = 0; i < count; ++i)
+    if (ids[i] < 0) throw std::invalid_argument("token ids must not be negative, got " + std::to_string(ids[i]));
+}
+
+void check_ids(const IntVector& ids) { check_ids(ids.data(), ids.shape(0)); }
 
 nb::object export_matrix(Decoder& d, const Matrix& m) {
   const int64_t bytes = code_bytes(m.format, m.n_in), group = m.group_blocks * kGroup;
@@ -222,6 +232,52 @@ NB_MODULE(_native, m) {
         }
         return out.array(rows, p.n_out());
       });
+
+  nb::class_<CountedSuffixes>(m, "CountedSuffixes")
+      .def(nb::init<int>(), "depth"_a)
+      .def("__len__", &CountedSuffixes::size)
+      .def("extend",
+           [](CountedSuffixes& s, IntVector text) {
+             check_ids(text);
+             s.cut();
+             for (size_t i = 0; i < text.shape(0); ++i) s.extend(text.data()[i]);
+           })
+      .def("followers", [](const CountedSuffixes& s, IntVector context) {
+        check_ids(context);
+        int32_t at = 0;
+        for (size_t i = 0; at >= 0 && i < context.shape(0); ++i) at = s.child(at, context.data()[i]);
+        std::vector<std::pair<int32_t, uint32_t>> found;
+        if (at < 0) return found;
+        for (int32_t c = s.node(at).first_child; c >= 0; c = s.node(c).next)
+          found.emplace_back(s.node(c).token, s.node(c).count);
+        return found;
+      });
+
+  nb::class_<Predictor>(m, "Predictor")
+      .def(nb::init<int, int, const CountedSuffixes*>(), "depth"_a, "width"_a, "store"_a.none(), nb::keep_alive<1, 4>())
+      .def("begin",
+           [](Predictor& p, IntVector prompt) {
+             check_ids(prompt);
+             p.begin(prompt.data(), int64_t(prompt.shape(0)));
+           })
+      .def("propose",
+           [](Predictor& p, int64_t budget) {
+             DraftTree t = p.propose(budget);
+             return nb::make_tuple(t.tokens, t.parents, t.probs, t.sources);
+           })
+      .def(
+          "observe",
+          [](Predictor& p, const std::vector<int32_t>& tokens, const std::vector<int32_t>& parents,
+             const std::vector<int32_t>& emitted, std::optional<IntMatrix> top) {
+            check_ids(tokens.data(), tokens.size());
+            check_ids(emitted.data(), emitted.size());
+            if (!top) return p.commit(emitted.data(), int64_t(emitted.size()));
+            if (top->shape(0) != tokens.size() + 1 || parents.size() != tokens.size())
+              throw std::invalid_argument("top must have a row for the last token and for each draft token");
+            p.commit_step(tokens.data(), parents.data(), int64_t(tokens.size()), emitted.data(),
+                          int64_t(emitted.size()), top->data(), int64_t(top->shape(1)));
+          },
+          "tokens"_a, "parents"_a, "emitted"_a, "top"_a.none());
 
   nb::class_<KVCache>(m, "KVCache")
       .def_prop_ro("length", &KVCache::length)

@@ -8,8 +8,8 @@ from typing import Any
 
 from ipex_lookahead.errors import InputError
 
-MAX_DRAFT = 64
-"""Most drafted rows a step; a larger budget has never paid on a CPU and would only cost memory."""
+MAX_DRAFT = 128
+"""Most drafted rows a step: as many as Lookahead Decoding's window takes (W = G = 15, N = 5: 119); more never paid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +18,18 @@ class LookaheadConfig:
 
     Attributes:
         strategy: a key of ``PROPOSERS``.
-        num_draft_tokens: most drafted tokens a step, 0 (lookahead off) to 64.
+        num_draft_tokens: most drafted tokens a step, 0 (lookahead off) to 128.
         max_matching_ngram_size: longest n-gram that prompt lookup matches (ipex-llm's name), 1 to 64.
         adaptive: spend rows only where the measured costs and acceptance say that it pays; False always drafts as
             many tokens as the proposer has, up to ``num_draft_tokens``.
         draft_min_prob: a draft model ends its draft with a token that it gives a lower probability, 0 to 1 (ipex-llm's
             ``th_stop_draft``).
         draft_min_prob_auto: let that threshold follow the acceptance (ipex-llm's ``auto_th_stop_draft``).
+        window: ``jacobi``: columns of the window (the paper's W), 1 to 60.
+        ngram: ``jacobi``: tokens of an n-gram (the paper's N), 2 to 16.
+        guesses: ``jacobi``: n-grams that are kept for a token and verified at a time (the paper's G), 1 to 60.
+        store: ``suffix`` and ``auto``: file with the outputs of earlier generations, made where there is none; None
+            remembers nothing beyond a generation.
     """
 
     strategy: str = "prompt_lookup"
@@ -33,10 +38,19 @@ class LookaheadConfig:
     adaptive: bool = True
     draft_min_prob: float = 0.6
     draft_min_prob_auto: bool = False
+    window: int = 15
+    ngram: int = 5
+    guesses: int = 15
+    store: str | None = None
 
     def __post_init__(self) -> None:
         _in_range("num_draft_tokens (lookahead)", self.num_draft_tokens, 0, MAX_DRAFT)
         _in_range("max_matching_ngram_size", self.max_matching_ngram_size, 1, 64)
+        _in_range("window", self.window, 1, 60)
+        _in_range("ngram", self.ngram, 2, 16)
+        _in_range("guesses", self.guesses, 1, 60)
+        if self.store is not None and (not isinstance(self.store, str) or not self.store):
+            raise InputError(f"store is {self.store!r}; it must be the path of a file, as text, or None")
         _is_probability("draft_min_prob (th_stop_draft)", self.draft_min_prob)
         _is_flag("adaptive", self.adaptive)
         _is_flag("draft_min_prob_auto (auto_th_stop_draft)", self.draft_min_prob_auto)

@@ -36,7 +36,7 @@ SAME_LEVEL = {("checkpoints", "tokenization"), ("transformers", "")}
 """Neighbours on one level that may look at each other, in this direction only."""
 
 ONLY_IN = {
-    "ipex_lookahead._native": ("engines/native.py", "formats/", "decoding/sampling.py"),
+    "ipex_lookahead._native": ("engines/native.py", "formats/", "decoding/sampling.py", "drafting/partial_matching.py"),
     "ipex_llm": ("engines/ipex_llm.py",),
     "click": ("cli/",),
 }

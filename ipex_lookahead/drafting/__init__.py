@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import Any
 
 from ipex_lookahead.config import LookaheadConfig
+from ipex_lookahead.drafting.auto import Auto
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.draft_model import DraftChoice, DraftModel
 from ipex_lookahead.drafting.prompt_lookup import PromptLookup
+from ipex_lookahead.drafting.recycling import Recycling
+from ipex_lookahead.drafting.suffix import Suffix
 from ipex_lookahead.engines.base import Engine
 from ipex_lookahead.errors import InputError
 
-PROPOSERS: dict[str, Callable[[LookaheadConfig], Proposer]] = {
-    "prompt_lookup": lambda config: PromptLookup(config.max_matching_ngram_size),
+PROPOSERS: dict[str, Callable[[LookaheadConfig, Any], Proposer]] = {
+    "auto": lambda config, store: Auto(store),
+    "prompt_lookup": lambda config, store: PromptLookup(config.max_matching_ngram_size),
+    "recycling": lambda config, store: Recycling(),
+    "suffix": lambda config, store: Suffix(store),
 }
-"""Strategy name -> how to make its proposer for one sequence."""
+"""Strategy name -> how to make its proposer for one sequence, from the settings and ``Store.suffixes`` or None."""
 
 SECOND_MODEL = {
     "draft_model": "pass draft_model= to generate, on the command line --draft-model",
@@ -24,14 +31,18 @@ SECOND_MODEL = {
 """Strategies that need the engine of a second model beside their config -> how to give them one."""
 
 
-def make_proposer(config: LookaheadConfig) -> Proposer:
-    """A fresh proposer for one sequence. Raises InputError for a strategy that is not known or needs a second model."""
+def make_proposer(config: LookaheadConfig, store: Any = None) -> Proposer:
+    """A fresh proposer for one sequence. Raises InputError for a strategy that is not known or needs a second model.
+
+    ``store`` is an open store's ``suffixes``, for the strategies that look there; opening ``config.store`` is the
+    caller's.
+    """
     if config.strategy in SECOND_MODEL:
         raise InputError(f"strategy {config.strategy!r} needs a second model; {SECOND_MODEL[config.strategy]}")
     if config.strategy not in PROPOSERS:
         known = ", ".join(sorted([*PROPOSERS, *SECOND_MODEL]))
         raise InputError(f"lookahead strategy {config.strategy!r} is not known; choose one of {known}")
-    return PROPOSERS[config.strategy](config)
+    return PROPOSERS[config.strategy](config, store)
 
 
 def make_second_model_proposer(
@@ -50,12 +61,15 @@ def make_second_model_proposer(
 __all__ = [
     "PROPOSERS",
     "SECOND_MODEL",
+    "Auto",
     "Draft",
     "DraftChoice",
     "DraftModel",
     "Outcome",
     "PromptLookup",
     "Proposer",
+    "Recycling",
+    "Suffix",
     "make_proposer",
     "make_second_model_proposer",
 ]

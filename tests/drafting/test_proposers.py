@@ -46,15 +46,18 @@ def test_is_deterministic_and_keeps_to_the_budget(strategy: str) -> None:
         drafts = []
         for _ in range(3):
             proposer.begin(rng.integers(0, 4, 10).tolist())
-            for budget in [0, 1, 2, 7, 64]:
+            for budget in [0, 1, 2, 7, 64, 128]:
                 draft = proposer.propose(budget)
                 assert len(draft) <= budget
                 assert len(draft.parents) == len(draft.tokens)
                 assert all(-1 <= parent < row for row, parent in enumerate(draft.parents))
                 assert 0 <= draft.scratch <= len(draft)
                 scratch = rng.integers(0, 4, draft.scratch).tolist()
-                drafts.append(Draft(list(draft.tokens), list(draft.parents), draft.scratch))
-                proposer.observe(Outcome(draft, [], rng.integers(0, 4, 2).tolist(), scratch))
+                assert len(draft.probs) in (0, len(draft))
+                assert len(draft.sources) in (0, len(draft))
+                drafts.append(Draft(list(draft.tokens), list(draft.parents), draft.scratch, list(draft.probs)))
+                top = rng.integers(0, 4, (len(draft) + 1, proposer.top)) if proposer.top else None
+                proposer.observe(Outcome(draft, [], rng.integers(0, 4, 2).tolist(), scratch, top))
         return drafts
 
     assert run() == run()

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ipex_lookahead.engines.base import Batch, StepOutput
 from ipex_lookahead.errors import ContextLengthError, InputError
+from tests.support.scripted_engine import output_of
 
 Array = npt.NDArray[np.float32]
 
@@ -111,8 +112,7 @@ class NumpyEngine:
             first += count
         want = range(len(hidden)) if batch.want is None else batch.want.tolist()
         logits = np.stack([self._logits(hidden[row]) for row in want]) if len(want) else np.zeros((0, self.vocab_size))
-        logits = logits.astype(np.float32)
-        return StepOutput(logits.argmax(-1).astype(np.int32), logits if batch.logits else None)
+        return output_of(logits.astype(np.float32), batch)
 
     def _check(self, cache: NumpyCache, tokens: npt.NDArray[np.int32], parents: npt.NDArray[np.int32]) -> None:
         depths: list[int] = []

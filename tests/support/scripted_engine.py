@@ -53,6 +53,16 @@ class ScriptedCache:
         return other
 
 
+def output_of(logits: npt.NDArray[np.float32], batch: Batch) -> StepOutput:
+    """What the batch asks for, from the logits of its wanted rows."""
+    top = None
+    if batch.top:
+        top = np.full((len(logits), batch.top), -1, np.int32)
+        best = np.argsort(-logits, axis=-1, kind="stable")[:, : batch.top]
+        top[:, : best.shape[1]] = best
+    return StepOutput(logits.argmax(-1).astype(np.int32), logits if batch.logits else None, top)
+
+
 class ScriptedEngine:
     """Logits are a function of the tokens so far; ``batches`` records (rows of each sequence, wanted, logits asked)."""
 
@@ -98,7 +108,7 @@ class ScriptedEngine:
         want = list(range(len(rows))) if batch.want is None else batch.want.tolist()
         self.batches.append((list(batch.counts), len(want), batch.logits))
         logits = np.stack([rows[w] for w in want]) if want else np.zeros((0, self.vocab_size), np.float32)
-        return StepOutput(logits.argmax(-1).astype(np.int32), logits if batch.logits else None)
+        return output_of(logits, batch)
 
 
 def scripted(text: Sequence[int], vocab_size: int, prompt_length: int, **kwargs: Any) -> ScriptedEngine:
