@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.checkpoints import Checkpoint, open_checkpoint
+from ipex_lookahead.drafting.self_speculation import check_gains
 from ipex_lookahead.engines import ENGINES
 from ipex_lookahead.engines.weights import WeightPlan, check_low_bit, not_converted
 from ipex_lookahead.errors import InputError
@@ -53,6 +54,7 @@ class AutoModelForCausalLM:
         threads: int | None = None,
         engine: str = "auto",
         kv_cache: str = "fp16",
+        speculative: bool = False,
         progress: bool = True,
         **ignored: Any,
     ) -> LookaheadModelForCausalLM:
@@ -69,6 +71,8 @@ class AutoModelForCausalLM:
             engine: a key of ``ENGINES``, or "auto".
             kv_cache: "fp16", or "int8" with a scale a position and head: half the memory, a little less exact to the
                 model (never to lookahead).
+            speculative: ipex-llm's: ``generate`` drafts with a four-bit copy of the model, made when first needed; for
+                sym_int8, bf16 and fp16. The text never changes.
             progress: show a progress bar while weights are quantised and packed.
             **ignored: arguments of transformers and ipex-llm that change nothing here (see ``IGNORED``).
 
@@ -103,6 +107,7 @@ class AutoModelForCausalLM:
                 threads=threads,
                 engine=engine,
                 kv_cache=kv_cache,
+                speculative=speculative,
                 progress=progress,
             )
 
@@ -165,6 +170,7 @@ def _load(
     threads: int | None,
     engine: str,
     kv_cache: str,
+    speculative: bool,
     progress: bool,
 ) -> LookaheadModelForCausalLM:
     if engine != "auto" and engine not in ENGINES:
@@ -173,6 +179,8 @@ def _load(
     spec = spec_for(checkpoint.config)
     head = spec.embedding if spec.tied else spec.lm_head
     label = low_bit or _file_format(checkpoint, spec.matrices["down"].format(layer=0) + ".weight")
+    if speculative:
+        check_gains(label)
     plan = WeightPlan(low_bit, group_size, mixed_precision, not_converted_names, head, label)
     loader = ENGINES["native" if engine == "auto" else engine]
     with _progress(progress) as report:
@@ -187,6 +195,7 @@ def _load(
         low_bit=label,
         tokenizer=checkpoint.tokenizer(),
         checkpoint_config=dict(checkpoint.config),
+        speculative=speculative,
         source=checkpoint.path,
     )
 

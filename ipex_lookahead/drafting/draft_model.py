@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import Batch, Engine
+from ipex_lookahead.engines.base import Batch, Engine, StepOutput
 
 DraftChoice = Callable[[npt.NDArray[np.float32], npt.NDArray[np.int64]], "tuple[int, float] | None"]
 """(logits float32 [vocab_size], the tokens so far, drafted ones included, int64 [n]) -> the token that follows them
@@ -30,9 +30,9 @@ _MATCH_DECAY, _MATCH_GOAL, _STEP, _KEEP = 0.5, 0.9, 0.01, 0.9
 class DraftModel:
     """Drafts a chain with a second engine, whose cache it owns.
 
-    Say the committed tokens are ``[5, 6]`` and the draft model goes on with 7, 8, 9. ``propose(2)`` feeds it 5 and 6 in
-    one forward, which gives 7, then 7, which gives 8: the chain ``7 8``. If the target emits ``7 4``, the row of 7
-    stays in the draft model's cache, and the next ``propose`` feeds 4 alone. If it emits ``7 8 1``, it feeds 8 and 1.
+    Say the prompt is ``[5, 6]`` and the draft model goes on with 7, 8, 9. ``begin`` feeds it 5. ``propose(2)`` feeds it
+    6, which gives 7, then 7, which gives 8: the chain ``7 8``. If the target emits ``7 4``, the row of 7 stays in the
+    draft model's cache, and the next ``propose`` feeds 4 alone. If it emits ``7 8 1``, it feeds 8 and 1 in one forward.
 
     A token less likely than ``min_prob`` ends the draft; it is put forward still, since it is there already. The draft
     also ends with an end token, and where the draft model's context ends: beyond it, drafts are empty.
@@ -67,13 +67,15 @@ class DraftModel:
         self.begin(())
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Take the prompt down; the draft model reads it when it is first asked for a draft."""
+        """Read the prompt, all but its last token; one longer than the draft model's context is never read."""
         self._cache = self._engine.new_cache()
         self._tokens = np.array(prompt, np.int64)
         self._length = len(prompt)
         self._drafted = 0
         self._match = 1.0
         self.min_prob = self._first_min_prob
+        if 1 < self._length <= self._engine.max_context:
+            self._feed(self._length - 1)
 
     def propose(self, budget: int) -> Draft:
         """A chain of at most ``budget`` tokens, with the draft model's own probabilities."""
@@ -119,11 +121,18 @@ class DraftModel:
             self._follow(len(outcome.accepted) / len(outcome.draft))
 
     def _next(self, end: int) -> tuple[int, float] | None:
-        """The token that follows the first ``end`` tokens; those which the draft model has not seen are fed first."""
+        """What follows the first ``end`` tokens; those that the draft model has not seen are fed first."""
+        output = self._feed(end, answer=True)
+        if output.logits is None:
+            return int(output.argmax[0]), 1.0
+        return self._choose(output.logits[0], self._tokens[:end])
+
+    def _feed(self, end: int, *, answer: bool = False) -> StepOutput:
+        """Bring the cache to ``end`` tokens, more than it holds; the output is of the last row, if it is asked for."""
         cache, first = self._cache, self._cache.length
         while True:
             count = min(end - first, _CHUNK)
-            last = first + count == end
+            last = answer and first + count == end
             output = self._engine.forward(
                 Batch(
                     [cache],
@@ -136,11 +145,8 @@ class DraftModel:
             )
             cache.keep(list(range(count)))
             first += count
-            if last:
-                break
-        if output.logits is None:
-            return int(output.argmax[0]), 1.0
-        return self._choose(output.logits[0], self._tokens[:end])
+            if first == end:
+                return output
 
     def _reserve(self, length: int) -> None:
         if length > len(self._tokens):

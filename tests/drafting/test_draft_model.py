@@ -32,11 +32,11 @@ def test_the_worked_example() -> None:
     engine = counting()
     proposer = DraftModel(engine)
     proposer.begin([5, 6])
-    assert fed(engine) == []  # nothing is read before a draft is asked for
+    assert fed(engine) == [1]
     draft = proposer.propose(2)
     assert (list(draft.tokens), list(draft.parents)) == ([7, 8], [-1, 0])
     assert draft.probs == pytest.approx([1, 1])
-    assert fed(engine) == [2, 1]
+    assert fed(engine) == [1, 1]
     proposer.observe(Outcome(draft, [0], [7, 4]))
     assert list(proposer.propose(2).tokens) == [5, 6]
     assert fed(engine) == [1, 1]
@@ -79,7 +79,8 @@ def test_a_long_prompt_is_read_in_pieces_and_only_its_last_row_answers() -> None
     assert [(sum(counts), wanted, logits) for counts, wanted, logits in engine.batches] == [
         (512, 0, False),
         (512, 0, False),
-        (76, 1, True),
+        (75, 0, False),
+        (1, 1, True),
     ]
 
 
@@ -132,6 +133,10 @@ def test_it_stops_where_its_context_ends() -> None:
     assert proposer.propose(8) == Draft()
     proposer.observe(Outcome(Draft(), [], [12]))
     assert proposer.propose(8) == Draft()
+    fed(engine)
+    proposer.begin([1] * 7)
+    assert proposer.propose(8) == Draft()
+    assert fed(engine) == []
 
 
 def test_begin_forgets_the_sequence_before() -> None:

@@ -1,0 +1,129 @@
+"""A model that drafts with a four-bit copy of itself: the copy is what quantising would give, the text is unchanged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
+
+from ipex_lookahead import AutoModelForCausalLM, LookaheadConfig
+from ipex_lookahead.drafting import self_speculation
+from ipex_lookahead.drafting.self_speculation import check_gains, low_bit_copy
+from ipex_lookahead.errors import InputError, ModelFormatError
+from ipex_lookahead.formats import dequantize, quantize
+from ipex_lookahead.formats.base import PackedWeight
+from tests.support.numpy_engine import tiny_numpy_engine
+from tests.support.tiny import write_tiny_llama
+
+SAMPLED = {"do_sample": True, "temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1, "seed": 11}
+IDS = torch.tensor([[1, 40, 7, 7, 40, 7], [0, 0, 1, 9, 30, 31]])
+OPTIONS: dict[str, Any] = {"eos_token_id": None, "pad_token_id": 0, "max_new_tokens": 32}
+
+
+def load(folder: Path, low_bit: str | None = "sym_int8", **kwargs: Any) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, load_in_low_bit=low_bit, threads=1, progress=False, **kwargs)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = {"vocab": 96, "hidden": 64, "layers": 3, "tie": request.param, "attention_bias": not request.param}
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny"), context=128, **sizes)
+
+
+@pytest.mark.parametrize("low_bit", ["sym_int8", "bf16", None])
+def test_the_copy_holds_the_models_weights_in_four_bits(folder: Path, low_bit: str | None) -> None:
+    model = load(folder, low_bit)
+    copy = low_bit_copy(model.engine)
+    own, drafts = dict(model.engine.weights()), dict(copy.weights())
+    assert own.keys() == drafts.keys()
+    for name, weight in own.items():
+        kept = len(weight.shape) == 1 or ("embed" in name and "lm_head.weight" in own)
+        expected = weight if kept else quantize(PackedWeight("fp32", weight.shape, dequantize(weight)), "sym_int4")
+        assert drafts[name].format == expected.format
+        assert np.array_equal(drafts[name].codes, expected.codes)
+        assert (drafts[name].scales is None) == (expected.scales is None)
+        assert expected.scales is None or np.array_equal(drafts[name].scales, expected.scales)
+    assert copy.describe()["threads"] == 1
+    assert copy.describe()["weight_bytes"] < model.engine.describe()["weight_bytes"]
+
+
+@pytest.mark.parametrize("low_bit", ["sym_int8", "bf16", "fp16", None])
+@pytest.mark.parametrize("how", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_the_text_is_that_of_plain_decoding(folder: Path, low_bit: str | None, how: dict[str, Any]) -> None:
+    model = load(folder, low_bit, speculative=True)
+    plain = model.generate(IDS, lookahead=0, **OPTIONS, **how)
+    assert model.stats.drafted == 0
+    assert model._self_draft is None  # nothing is made before it is needed
+    out = model.generate(IDS, adaptive=False, **OPTIONS, **how)
+    assert torch.equal(out, plain)
+    assert model.stats.drafted > 0
+    assert model.stats.accepted > 0
+    made = model._self_draft
+    for options in ({"max_step_draft": 3}, {"th_stop_draft": 0.0}, {"auto_th_stop_draft": True}):
+        assert torch.equal(model.generate(IDS, adaptive=False, **options, **OPTIONS, **how), plain)
+    assert torch.equal(model.generate(IDS, **OPTIONS, **how), plain)  # adaptive
+    assert model._self_draft is made  # one copy serves all generations
+
+
+def test_max_step_draft_and_th_stop_draft_are_kept(folder: Path) -> None:
+    model = load(folder, speculative=True)
+    ids, options = IDS[:1], OPTIONS | {"adaptive": False}
+    model.generate(ids, th_stop_draft=0.0, **options)
+    assert max(model.draft_num) == 8
+    model.generate(ids, th_stop_draft=0.0, max_step_draft=3, **options)
+    assert max(model.draft_num) == 3
+    model.generate(ids, th_stop_draft=1.0, **options)
+    assert max(model.draft_num) == 1  # no token is certain: each draft ends with its first
+
+
+def test_an_explicit_lookahead_takes_its_place(folder: Path) -> None:
+    model = load(folder, speculative=True)
+    plain = load(folder).generate(IDS, **OPTIONS)
+    assert torch.equal(model.generate(IDS, lookahead=3, **OPTIONS), plain)
+    assert model._self_draft is None
+
+
+def test_the_strategy_works_without_the_flag(folder: Path) -> None:
+    model = load(folder)
+    plain = model.generate(IDS, **OPTIONS)
+    assert model.stats.drafted == 0
+    config = LookaheadConfig("self_speculation", 5, adaptive=False)
+    assert torch.equal(model.generate(IDS, lookahead=config, **OPTIONS), plain)
+    assert model.stats.drafted > 0
+
+
+@pytest.mark.parametrize("low_bit", ["sym_int4", "asym_int4"])
+def test_a_four_bit_model_gains_nothing(folder: Path, low_bit: str) -> None:
+    with pytest.raises(
+        InputError, match=f"no faster than this model in {low_bit}; load it with load_in_low_bit set to"
+    ):
+        load(folder, low_bit, speculative=True)
+    with pytest.raises(InputError, match=f"no faster than this model in {low_bit}"):
+        low_bit_copy(load(folder, low_bit).engine)
+
+
+def test_an_engine_that_keeps_its_weights_is_refused() -> None:
+    with pytest.raises(InputError, match="the numpy engine cannot give its weights back"):
+        low_bit_copy(tiny_numpy_engine(vocab=24, hidden=32, layers=1, heads=2, kv_heads=1, intermediate=32))
+
+
+def test_formats_that_gain() -> None:
+    for low_bit in ("sym_int8", "bf16", "fp16", "fp32"):
+        check_gains(low_bit)
+
+
+def test_a_stream_of_weights_is_read_in_any_order() -> None:
+    values = {name: PackedWeight("fp32", (2,), np.full(2, i, np.float32)) for i, name in enumerate("abc")}
+    weights = self_speculation._Weights(iter(values.items()))
+    assert weights.info("b").shape == (2,)
+    assert weights.read("c") is values["c"]
+    assert sorted(weights.names()) == ["a", "b"]
+    assert weights.read("a") is values["a"]
+    assert weights.read("b") is values["b"]
+    with pytest.raises(ModelFormatError, match="is missing"):
+        weights.info("a")
