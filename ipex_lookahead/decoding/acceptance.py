@@ -20,6 +20,8 @@ DEEPEST = 3
 LONGEST_MATCH = 6
 MOST = 0.98
 """No token is certain."""
+LEAST = 0.02
+"""The tokens from the first on that is less likely than this are left out of account: no row is that cheap."""
 
 _BY_MATCH = (0.5, 0.3, 0.4, 0.55, 0.65, 0.75, 0.85)
 """First token of a draft without estimates, by match length (0: not known); counted on greedy chat and code answers."""
@@ -38,7 +40,7 @@ class Acceptance:
         self._cells: dict[tuple[str, int, int], Cell] = {}
 
     def expect(self, draft: Draft, match: int = 0) -> Expected:
-        """Estimates for a draft's tokens, scratch rows left out.
+        """Estimates for a draft's tokens, as far as they are worth a look; scratch rows left out.
 
         Args:
             draft: as proposed.
@@ -68,7 +70,11 @@ class Acceptance:
             learned = chance * (cell[0] + PRIOR_WEIGHT) / (cell[1] + PRIOR_WEIGHT)
             if learned > MOST:
                 learned = MOST
-            survival.append(learned if parent < 0 else learned * survival[parent])
+            if parent >= 0:
+                learned *= survival[parent]
+            if learned < LEAST:
+                break
+            survival.append(learned)
             chances.append(chance)
             cells.append(cell)
         return Expected(draft.tokens, parents, survival, chances, cells)
@@ -81,7 +87,7 @@ class Expected:
     rows, also while nothing is drafted.
 
     Attributes:
-        survival: for each token the probability that it and all its ancestors are accepted.
+        survival: for each token the probability that it and all its ancestors are accepted; may end early.
         open: False once the walk has met a miss or the end of the draft.
         tried: for each depth tested so far whether one of its tokens was right.
     """

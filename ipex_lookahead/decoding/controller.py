@@ -24,8 +24,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 4, 64
 WHOLE_PRIOR, WHOLE_FOLLOW = 1.6, 0.05
 """Tokens a step with all scratch rows before any was seen (Lookahead Decoding, arXiv 2402.02057), and the weight of a
 new one."""
-REMEMBER_STEPS = 16
-"""Steps for which the costs are not looked up again."""
+ACCOUNT_STEPS = 12
+"""Steps after which costs and gains are brought up to date."""
 
 
 class Controller(Protocol):
@@ -111,8 +111,9 @@ class AdaptiveBudget:
         self._expected: dict[int, Expected] = {}
         self._whole = WHOLE_PRIOR
         self._whole_chosen = False
-        self._times: list[float] = []
-        self._times_left = 0
+        self._times = [curve(n) for n in range(1, most + 2)]
+        self._steps: list[tuple[int, int, float, float, int, int]] = []
+        self._account_after = 1  # the first step may give the curve its unit
         self._emitted = self._taking_part = 0
         self._spent = self._gained = 0.0
         # Of the proposer itself: seconds a token, tokens proposed in this step, and how often each depth was right.
@@ -202,22 +203,31 @@ class AdaptiveBudget:
 
     def timed(self, rows: int, length: int, seconds: float, proposing: float) -> None:
         """Correct the cost curve, and keep account of what drafting brings."""
-        if not self._curve.timed(rows, length, seconds):
-            self._times_left = 0
-        self._times_left -= 1
-        live = self._taking_part or 1
-        alone = self._time(live, length)
-        took = self._time(rows, length)
-        self._spent += took
-        self._gained += alone * (self._emitted / live - 1.0) - (took - alone) - proposing
+        emitted, live, proposed = self._emitted, self._taking_part or 1, self._proposed
         if self._whole_chosen:
-            self._whole += WHOLE_FOLLOW * (self._emitted / live - self._whole)
+            self._whole += WHOLE_FOLLOW * (emitted / live - self._whole)
             self._whole_chosen = False
-        if self._proposed:
-            self._token_seconds += 0.2 * (proposing / self._proposed - self._token_seconds)
+        if proposed:
+            self._token_seconds += 0.2 * (proposing / proposed - self._token_seconds)
         elif self._pause:
             self._pause -= 1
         self._emitted = self._taking_part = self._proposed = 0
+        self._steps.append((rows, length, seconds, proposing, emitted, live))
+        if len(self._steps) >= self._account_after:
+            self._account()
+
+    def _account(self) -> None:
+        """Go through the last steps at once, which costs a fraction of going through each when caches are cold."""
+        self._account_after = ACCOUNT_STEPS
+        curve = self._curve
+        for rows, length, seconds, proposing, emitted, live in self._steps:
+            curve.timed(rows, length, seconds)
+            alone, took = curve(live, length), curve(rows, length)
+            self._spent += took
+            self._gained += alone * (emitted / live) - took - proposing
+        length = self._steps[-1][1]
+        self._times = [curve(n, length) for n in range(1, self._most + 2)]
+        self._steps.clear()
 
     def _expect(self, number: int, draft: Draft) -> Expected:
         self._proposed += len(draft.tokens)
@@ -225,11 +235,9 @@ class AdaptiveBudget:
         return self._acceptance.expect(draft, match)
 
     def _time(self, rows: int, length: int) -> float:
-        """The cost curve at ``rows``, remembered for some steps: a look-up for each n would cost more than it gains."""
-        if self._times_left <= 0:
-            self._times_left = REMEMBER_STEPS
-            self._times = [self._curve(n, length) for n in range(1, self._most + 2)]
-        return self._times[rows - 1] if rows <= len(self._times) else self._curve(rows, length)
+        """The cost curve at ``rows``, as it was at the last account."""
+        times = self._times
+        return times[rows - 1] if rows <= len(times) else self._curve(rows, length)
 
 
 def _best_first(expected: Sequence[Expected]) -> list[tuple[float, int]]:

@@ -84,14 +84,14 @@ class CostCurve:
         """Seconds that a forward of ``rows`` rows takes with ``length`` positions of context."""
         return self._base(rows, length) * self._factors[self._bucket(rows)] * (self._scale or 1.0)
 
-    def timed(self, rows: int, length: int, seconds: float) -> bool:
-        """Learn from a forward that was run anyway. False where that has given the curve its unit."""
+    def timed(self, rows: int, length: int, seconds: float) -> None:
+        """Learn from a forward that was run anyway."""
         if not seconds > 0.0:
-            return True
+            return
         base = self._base(rows, length)
         if not self._scale:  # the first time gives a curve that was assumed its unit
             self._scale = seconds / base
-            return False
+            return
         bucket = self._bucket(rows)
         ratio = seconds / (base * self._factors[bucket] * self._scale)
         change = 1.0 + FOLLOW * (min(OUTLIER, max(1.0 / OUTLIER, ratio)) - 1.0)
@@ -100,7 +100,6 @@ class CostCurve:
         shared = math.sqrt(change)
         self._scale *= shared
         self._factors[bucket] *= shared
-        return True
 
     def table(self, length: int = 0) -> list[tuple[int, float]]:
         """(rows, seconds) at the calibrated numbers of rows."""

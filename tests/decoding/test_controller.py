@@ -33,7 +33,10 @@ class Play:
         """``right`` tokens of each draft's first path are right."""
         budgets = [self.controller.budget(i, 100) for i in range(self.sequences)]
         self.proposals += any(budgets)
-        drafts = [draft if budget >= len(draft) else draft.first(budget) for draft, budget in zip(drafts, budgets)]
+        drafts = [
+            draft if budget >= len(draft) else draft.first(budget)
+            for draft, budget in zip(drafts, budgets, strict=True)
+        ]
         chosen = list(self.controller.select(range(self.sequences), drafts, 100)) if any(map(len, drafts)) else drafts
         emitted = 0
         for number, (full, draft) in enumerate(zip(drafts, chosen, strict=True)):
