@@ -1,11 +1,12 @@
 # make demo   text from a real model, twice, with and without lookahead     make test   set-up, lint, types, tests
 # make bench  decoding speed on the packaged prompts                        make clean  remove what was built
+# make sanitize  the core under Address-, UndefinedBehavior- and ThreadSanitizer
 # Each does everything from a bare clone: .venv, torch's CPU build, the native core. PYTHON=... names another Python.
 
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo test bench lint types setup clean
+.PHONY: demo test bench sanitize lint types setup clean
 .DEFAULT_GOAL := demo
 
 define setup
@@ -30,6 +31,10 @@ test:
 bench:
 	$(call setup,)
 	@$(PY) -m ipex_lookahead.cli.main bench decode
+
+sanitize:
+	$(call setup,--with test)
+	@scripts/sanitize.sh
 
 lint:
 	@$(PY) -m ruff check .

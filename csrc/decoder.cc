@@ -165,7 +165,7 @@ void Decoder::plan(const Step& step) {
 void Decoder::reserve_rope(int64_t positions) {
   const int64_t half = shape_.head_dim / 2, have = int64_t(cos_.size()) / half;
   if (positions <= have) return;
-  const int64_t wanted = std::min(std::max(positions, 2 * have), shape_.max_context);
+  const int64_t wanted = std::min(std::max({positions, 2 * have, int64_t(1024)}), shape_.max_context);
   cos_.resize(size_t(wanted * half));
   sin_.resize(size_t(wanted * half));
   for (int64_t p = have; p < wanted; ++p)

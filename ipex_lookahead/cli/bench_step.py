@@ -58,8 +58,8 @@ def step(
     table = Table(
         title=f"{shape} · {report['low_bit']} g{group_size} · head {report['head_low_bit']} · {report['isa']} · "
         f"{report['threads']} threads · context {context}",
-        caption=f"weights {report['weight_bytes'] / 1e6:.0f} MB; this machine reads {report['bandwidth_gb_s']:.1f} GB/s "
-        f"and does {report['integer_peak_gops']:.0f} integer GOPS at most",
+        caption=f"weights {report['weight_bytes'] / 1e6:.0f} MB; this machine reads at most "
+        f"{report['bandwidth_gb_s']:.1f} GB/s and does at most {report['integer_peak_gops']:.0f} integer GOPS",
         box=None,
     )
     for heading in ("rows", "ms", "ratio", "GB/s", "GOPS", "rows/s"):

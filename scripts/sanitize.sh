@@ -1,0 +1,35 @@
+#!/bin/sh
+# The native core under AddressSanitizer and UndefinedBehaviorSanitizer, and its thread pool under ThreadSanitizer.
+# Called by `make sanitize` after the set-up; builds in build/asan and build/tsan and leaves the package alone.
+set -eu
+cd "$(dirname "$0")/.."
+python=.venv/bin/python
+real=$($python -c 'import os, sys; print(os.path.realpath(sys.executable))')
+
+echo "== ThreadSanitizer: the thread pool"
+mkdir -p build/tsan
+c++ -std=c++17 -O1 -g -fsanitize=thread -pthread tests/csrc/thread_pool_test.cc csrc/thread_pool.cc -o build/tsan/pool
+# Where addresses are randomised too widely for the sanitizer's shadow, setarch -R turns that off.
+runner=""; command -v setarch >/dev/null && runner="setarch $(uname -m) -R"
+TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 $runner build/tsan/pool without-fork
+
+echo "== AddressSanitizer and UndefinedBehaviorSanitizer: the native tests"
+flags="-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined,float-divide-by-zero,bounds-strict"
+flags="$flags -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS"
+$python -m cmake --version >/dev/null 2>&1 && cmake="$python -m cmake" || cmake=cmake
+$cmake -S . -B build/asan -DCMAKE_BUILD_TYPE=Debug -DPython_EXECUTABLE="$PWD/$python" -DCMAKE_CXX_FLAGS="$flags" >/dev/null
+$cmake --build build/asan -j "$(nproc)"
+rm -rf build/asan/package
+mkdir -p build/asan/package
+cp -r ipex_lookahead build/asan/package/
+rm -f build/asan/package/ipex_lookahead/_native*.so
+cp build/asan/_native*.so build/asan/package/ipex_lookahead/
+ln -sfn "$PWD/tests" build/asan/package/tests
+preload="$(c++ -print-file-name=libasan.so):$(c++ -print-file-name=libubsan.so)"
+cd build/asan/package
+# The interpreter itself leaks a little, and numpy asks for more than it needs: neither is ours to find.
+LD_PRELOAD="$preload" PYTHONPATH="$PWD:$($OLDPWD/$python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1:allocator_may_return_null=1:abort_on_error=1 \
+UBSAN_OPTIONS=print_stacktrace=1 \
+  "$real" -m pytest -q -p no:cacheprovider -p no:randomly tests/engines tests/formats/test_native_quantize.py \
+  --deselect tests/engines/test_native.py::test_a_forked_process_computes_with_threads_of_its_own "$@"

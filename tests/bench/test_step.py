@@ -1,0 +1,101 @@
+"""bench step and bench kernels: what they report, on shapes small enough for a test; never how fast."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
+
+from click.testing import CliRunner
+
+from ipex_lookahead.bench import kernels, step
+from ipex_lookahead.cli.bench_step import SHAPES
+from ipex_lookahead.cli.main import cli
+from ipex_lookahead.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "_SIZES", {**step._SIZES, "smollm2-135m": (2, 64, 96, 4, 2, 16, 200, 512)})
+    monkeypatch.setattr(kernels, "WORKING_SET", 1 << 16)
+    monkeypatch.setattr(step, "read_bandwidth", lambda size, threads: 1e9)
+    monkeypatch.setattr(step, "integer_peak", lambda threads: 1e9)
+    monkeypatch.setattr(kernels, "read_bandwidth", lambda size, threads: 1e9)
+    monkeypatch.setattr(kernels, "integer_peak", lambda threads, isa: 1e9)
+
+
+def test_the_shapes_are_those_of_the_models() -> None:
+    assert SHAPES == step.SHAPES
+    assert step.linear_operations(step.shape_of("llama2-7b")) == 2 * (6_476_005_376 + 32000 * 4096)
+    with pytest.raises(InputError, match="'gpt2'.*llama2-7b"):
+        step.shape_of("gpt2")
+
+
+def test_a_report_counts_bytes_and_operations() -> None:
+    report = step.measure("smollm2-135m", "sym_int4", [1, 4], head_low_bit="sym_int8", threads=1, repeat=3, context=70)
+    assert [s["rows"] for s in report["steps"]] == [1, 4]
+    assert report["steps"][0]["ratio"] == 1
+    assert report["head_low_bit"] == "sym_int8"
+    for one in report["steps"]:
+        seconds = one["ms"] / 1e3
+        assert one["gb_s"] * 1e9 * seconds == pytest.approx(report["weight_bytes"] + report["kv_bytes"])
+        assert one["gops"] * 1e9 * seconds == pytest.approx(
+            one["rows"] * step.linear_operations(step.shape_of("smollm2-135m"))
+        )
+
+
+@pytest.mark.parametrize("rows", [[0], [], [500]])
+def test_rows_that_do_not_fit_are_refused(rows: list[int]) -> None:
+    with pytest.raises(InputError, match="do not fit"):
+        step.measure("smollm2-135m", rows=rows, context=100, threads=1, repeat=1)
+
+
+def last_line(arguments: list[str]) -> Any:
+    done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def test_the_commands_print_one_object_as_their_last_line() -> None:
+    report = last_line(
+        ["bench", "step", "--rows", "1,2", "--threads", "1", "--repeat", "2", "--kv-cache", "int8", "--json"]
+    )
+    assert set(report) >= {"shape", "low_bit", "weight_bytes", "bandwidth_gb_s", "steps"}
+    assert set(report["steps"][0]) == {"rows", "ms", "ratio", "gb_s", "gops"}
+    report = last_line(
+        [
+            "bench",
+            "kernels",
+            "--shape",
+            "64,96",
+            "--format",
+            "bf16",
+            "--isa",
+            "scalar",
+            "--rows",
+            "1,3",
+            "--threads",
+            "1",
+            "--json",
+        ]
+    )
+    assert report["kernels"][0]["format"] == "bf16"
+    assert [s["rows"] for s in report["kernels"][0]["steps"]] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["step", "--rows", "1,x"], ["step", "--shape", "gpt2"], ["kernels", "--shape", "5"], ["kernels", "--rows", "0"]],
+)
+def test_wrong_arguments_are_a_usage_error(arguments: list[str]) -> None:
+    assert CliRunner().invoke(cli, ["bench", *arguments]).exit_code == 2
+
+
+def test_unknown_formats_and_instruction_sets_are_named() -> None:
+    with pytest.raises(InputError, match="'sym_int3'.*sym_int4"):
+        kernels.measure(["sym_int3"], threads=1)
+    with pytest.raises(InputError, match="'neon'.*scalar"):
+        kernels.measure(["sym_int4"], ["neon"], threads=1)

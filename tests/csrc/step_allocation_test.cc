@@ -1,0 +1,88 @@
+// A decoding step takes no memory from the heap: counted at operator new, over rows, trees and threads.
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+#include "../../csrc/decoder.h"
+
+static std::atomic<long> allocations{0};
+
+void* operator new(std::size_t size) {
+  allocations.fetch_add(1);
+  if (void* p = std::malloc(size ? size : 1)) return p;
+  throw std::bad_alloc();
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+
+using namespace ipex_lookahead;
+
+namespace {
+
+struct Weights {
+  std::vector<uint8_t> codes;
+  std::vector<uint16_t> scales;
+  PlainMatrix matrix(int64_t n_out, int64_t n_in) {
+    codes.assign(size_t(n_out * code_bytes(WeightFormat::sym_int4, n_in)), 0x5a);
+    scales.assign(size_t(n_out * groups_of(WeightFormat::sym_int4, n_in, 32)), 0x2400);
+    return {WeightFormat::sym_int4, n_out, n_in, 32, codes.data(), scales.data(), nullptr};
+  }
+};
+
+long count_in_step(Decoder& decoder, KVCache& cache, const std::vector<int32_t>& parents, bool logits) {
+  const int64_t rows = int64_t(parents.size());
+  std::vector<int32_t> tokens(parents.size(), 3), want(parents.size()), ids(parents.size());
+  for (size_t i = 0; i < want.size(); ++i) want[i] = int32_t(i);
+  std::vector<float> out(parents.size() * size_t(decoder.shape().vocab));
+  Step step;
+  step.caches = {&cache};
+  step.counts = {rows};
+  step.tokens = tokens.data();
+  step.parents = parents.data();
+  step.rows = rows;
+  step.want = want.data();
+  step.wanted = rows;
+  const long before = allocations.load();
+  decoder.forward(step, 1, ids.data(), logits ? out.data() : nullptr);
+  return allocations.load() - before;
+}
+
+}  // namespace
+
+int main() {
+  for (int threads : {1, 2}) {
+    DecoderShape shape{2, 64, 96, 4, 2, 16, 100, 1e-5f, 4096, 1.0f, {1, 0.5f, 0.25f, 0.1f, 0.05f, 0.01f, 0.005f, 0.001f}};
+    Decoder decoder(shape, threads, "");
+    Weights w;
+    const std::vector<float> ones(64, 1.0f);
+    for (int layer = 0; layer < 2; ++layer) {
+      decoder.set_norms(layer, ones.data(), ones.data());
+      const int outs[] = {64, 32, 32, 64, 96, 96, 64}, ins[] = {64, 64, 64, 64, 64, 64, 96};
+      for (int s = 0; s < kSlots; ++s) decoder.set_matrix(layer, Slot(s), w.matrix(outs[s], ins[s]), nullptr);
+    }
+    decoder.set_final_norm(ones.data());
+    decoder.set_lm_head(w.matrix(100, 64), nullptr);
+    decoder.tie_embedding();
+    KVCache cache = decoder.new_cache();
+    const std::vector<std::vector<int32_t>> shapes = {{-1}, {-1, 0, 1, 2}, {-1, 0, 0, 1, 2, 2, 4, 0}};
+    // The first steps of each kind may grow buffers; a page of keys and values comes every 64 positions.
+    for (int warm = 0; warm < 2; ++warm)
+      for (const auto& parents : shapes)
+        for (bool logits : {false, true}) count_in_step(decoder, cache, parents, logits);
+    for (int position = 0; position < 40; ++position) {
+      for (const auto& parents : shapes)
+        for (bool logits : {false, true}) {
+          const long count = count_in_step(decoder, cache, parents, logits);
+          if (count != 0) {
+            std::fprintf(stderr, "a step of %zu rows on %d threads allocated %ld times\n", parents.size(), threads, count);
+            return 1;
+          }
+        }
+      const int64_t path[] = {0};
+      cache.keep(path, 1);
+    }
+  }
+  std::puts("step_allocation_test: ok");
+}

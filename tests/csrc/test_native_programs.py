@@ -1,0 +1,42 @@
+"""Compile and run the C++ tests of the core; `make sanitize` runs the pool's under ThreadSanitizer too."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(folder: Path, name: str, sources: list[str], *flags: str) -> str:
+    """Build ``tests/csrc/<name>.cc`` with those files of csrc and return what it prints."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C++ compiler to build the test with")
+    program = folder / name
+    files = [str(ROOT / "tests/csrc" / f"{name}.cc"), *(str(ROOT / "csrc" / source) for source in sources)]
+    subprocess.run([compiler, "-std=c++17", "-O1", "-w", "-pthread", *flags, *files, "-o", program], check=True)
+    done = subprocess.run([program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_pool_does_every_item_once_and_in_order(tmp_path: Path) -> None:
+    assert run(tmp_path, "thread_pool_test", ["thread_pool.cc"], "-g") == "thread_pool_test: ok\n"
+
+
+def test_a_step_takes_no_memory_from_the_heap(tmp_path: Path) -> None:
+    """With the scalar kernels only, which run anywhere: where memory comes from is the decoder's business."""
+    sources = ["decoder.cc", "decoder_step.cc", "kv_cache.cc", "packing.cc", "thread_pool.cc", "scalar/kernels.cc"]
+    stand_in = tmp_path / "dispatch_scalar.cc"
+    stand_in.write_text(
+        '#include "' + str(ROOT / "csrc/dispatch.h") + '"\n'
+        "namespace ipex_lookahead {\n"
+        "const KernelTable* kernels_for(const std::string&) { return scalar_kernels(); }\n"
+        "}\n"
+    )
+    assert run(tmp_path, "step_allocation_test", sources, str(stand_in)) == "step_allocation_test: ok\n"
