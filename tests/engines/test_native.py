@@ -152,7 +152,7 @@ def test_every_isa_and_thread_count_gives_the_same_logits(
     results = {}
     for isa in ISAS:
         monkeypatch.setenv("IPEX_LOOKAHEAD_ISA", isa)
-        for threads in (1, 2, 3):
+        for threads in (1, 2, 3, 5):
             engine = load(folder, low_bit, threads, kv_cache)
             assert engine.describe()["isa"] == isa
             results[isa, threads] = run(engine, engine.new_cache(), ids_of(engine, 40)).tobytes()
@@ -268,6 +268,29 @@ def test_an_int8_cache_is_half_as_large_and_nearly_as_good(folder: Path) -> None
     assert sizes[1] < 0.6 * sizes[0]
     with pytest.raises(InputError, match="kv_cache is 'int3'.*int8"):
         load(folder, kv_cache="int3")
+
+
+@pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
+def test_whole_generations_are_the_same_on_every_isa(
+    folder: Path, kv_cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from ipex_lookahead import AutoModelForCausalLM
+
+    prompt, results = torch.tensor([[5, 80, 33, 9]]), set()
+    sampled = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "seed": 3}
+    for isa in ISAS:
+        monkeypatch.setenv("IPEX_LOOKAHEAD_ISA", isa)
+        for threads in (1, 2, 5):
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, load_in_low_bit="sym_int4", threads=threads, kv_cache=kv_cache, progress=False
+            )
+            for lookahead in (None, 5):
+                greedy = model.generate(prompt, max_new_tokens=60, do_sample=False, lookahead=lookahead)
+                drawn = model.generate(prompt, max_new_tokens=60, lookahead=lookahead, **sampled)
+                results.add((tuple(greedy[0].tolist()), tuple(drawn[0].tolist())))
+    assert len(results) == 1
 
 
 def test_only_the_wanted_rows_come_back(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,10 +26,8 @@ def make_weight(name: str, n_out: int, n_in: int, group: int = 32, seed: int = 0
     return quantize(plain, name, group)
 
 
-def linear(
-    weight: PackedWeight, x: np.ndarray, *, isa: str, threads: int = 1, bias: np.ndarray | None = None
-) -> np.ndarray:
-    probe = native.LinearProbe(
+def probe_of(weight: PackedWeight, *, isa: str, threads: int, bias: np.ndarray | None = None) -> Any:
+    return native.LinearProbe(
         weight.format,
         *weight.shape,
         weight.group_size,
@@ -39,7 +38,12 @@ def linear(
         threads,
         isa,
     )
-    return probe(np.ascontiguousarray(x, dtype=np.float32))
+
+
+def linear(
+    weight: PackedWeight, x: np.ndarray, *, isa: str, threads: int = 1, bias: np.ndarray | None = None
+) -> np.ndarray:
+    return probe_of(weight, isa=isa, threads=threads, bias=bias)(np.ascontiguousarray(x, dtype=np.float32))
 
 
 def quantized_activations(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -92,15 +96,20 @@ def test_one_group_is_exact() -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("group", [32, 64])
-def test_every_isa_and_thread_count_gives_the_same_bytes(name: str, group: int) -> None:
-    for shape in SHAPES:
-        weight = make_weight(name, *shape, group=group, seed=shape[1])
-        for rows in (1, 2, 3, 4, 5, 15, 16, 17, 33):
-            x = np.random.default_rng(rows).standard_normal((rows, shape[1]), dtype=np.float32)
-            oracle = linear(weight, x, isa="scalar").tobytes()
-            for isa in ISAS:
-                for threads in (1, 2, 3):
-                    assert linear(weight, x, isa=isa, threads=threads).tobytes() == oracle, (shape, rows, isa, threads)
+@pytest.mark.parametrize("shape", [(17, 33), (48, 172), (105, 128), (33, 576)], ids=str)
+def test_every_isa_thread_count_and_number_of_rows_gives_the_same_bytes(
+    name: str, group: int, shape: tuple[int, int]
+) -> None:
+    """The oracle is scalar, one thread, each row alone."""
+    weight = make_weight(name, *shape, group=group, seed=shape[1])
+    x = np.random.default_rng(shape[0]).standard_normal((257, shape[1]), dtype=np.float32)
+    scalar = probe_of(weight, isa="scalar", threads=1)
+    oracle = np.concatenate([scalar(row[None]) for row in x])
+    for isa in ISAS:
+        for threads in (1, 2, 3, 5):
+            probe = probe_of(weight, isa=isa, threads=threads)
+            for rows in (*range(1, 34), 64, 100, 257):
+                assert probe(x[:rows]).tobytes() == oracle[:rows].tobytes(), (isa, threads, rows)
 
 
 @pytest.mark.parametrize("isa", ISAS)
