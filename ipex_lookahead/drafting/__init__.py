@@ -10,6 +10,7 @@ from ipex_lookahead.drafting.auto import Auto
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.draft_model import DraftChoice, DraftModel
+from ipex_lookahead.drafting.jacobi import Jacobi
 from ipex_lookahead.drafting.prompt_lookup import PromptLookup
 from ipex_lookahead.drafting.recycling import Recycling
 from ipex_lookahead.drafting.suffix import Suffix
@@ -18,6 +19,7 @@ from ipex_lookahead.errors import InputError
 
 PROPOSERS: dict[str, Callable[[LookaheadConfig, Any], Proposer]] = {
     "auto": lambda config, store: Auto(store),
+    "jacobi": lambda config, store: Jacobi(config.window, config.ngram, config.guesses),
     "prompt_lookup": lambda config, store: PromptLookup(config.max_matching_ngram_size),
     "recycling": lambda config, store: Recycling(),
     "suffix": lambda config, store: Suffix(store),
@@ -65,6 +67,7 @@ __all__ = [
     "Draft",
     "DraftChoice",
     "DraftModel",
+    "Jacobi",
     "Outcome",
     "PromptLookup",
     "Proposer",
