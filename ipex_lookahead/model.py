@@ -82,6 +82,7 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
         self.speculative = speculative
         self._checkpoint_config = checkpoint_config
         self._self_draft: Engine | None = None
+        self._draft_engine: Engine | None = None
         self._draft_models: WeakSet[Any] = WeakSet()  # those whose vocabulary has been compared
         self.eval()
 
@@ -148,6 +149,20 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
             **kwargs,
         )
 
+    def use_draft_model(self, draft_model: LookaheadModelForCausalLM | None) -> None:
+        """Let a smaller model draft wherever ``generate`` gets a ``lookahead`` that names no other strategy.
+
+        None ends it. Raises InputError where it has another vocabulary.
+        """
+        if draft_model is not None:
+            self._check_draft_model(draft_model)
+        self._draft_engine = None if draft_model is None else draft_model.engine
+
+    def _check_draft_model(self, draft_model: Any) -> None:
+        if draft_model not in self._draft_models:
+            check_vocabulary(self, draft_model)
+            self._draft_models.add(draft_model)
+
     def _second_model(
         self, lookahead: Any, draft_model: Any, assistant_model: Any, **options: Any
     ) -> tuple[Any, Engine | None]:
@@ -155,24 +170,22 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
         if draft_model is not None and assistant_model is not None and draft_model is not assistant_model:
             raise InputError("both draft_model and assistant_model are given; they mean the same: give one of them")
         draft_model = assistant_model if draft_model is None else draft_model
-        strategy = None
+        strategy, engine = None, self._draft_engine
         if draft_model is not None:
-            if draft_model not in self._draft_models:
-                check_vocabulary(self, draft_model)
-                self._draft_models.add(draft_model)
+            self._check_draft_model(draft_model)
+            strategy, engine = "draft_model", draft_model.engine
+        elif engine is not None and lookahead is not None and not isinstance(lookahead, LookaheadConfig):
             strategy = "draft_model"
         elif self.speculative:
             strategy = "self_speculation"
         lookahead = second_model_lookahead(lookahead, strategy=strategy, **options)
         if not isinstance(lookahead, LookaheadConfig) or not lookahead.num_draft_tokens:
             return lookahead, None
-        if lookahead.strategy == "draft_model" and draft_model is not None:
-            return lookahead, draft_model.engine
-        if lookahead.strategy == "self_speculation":
-            if self._self_draft is None:
-                self._self_draft = low_bit_copy(self.engine)
-            return lookahead, self._self_draft
-        return lookahead, None
+        if lookahead.strategy != "self_speculation":
+            return lookahead, engine
+        if self._self_draft is None:
+            self._self_draft = low_bit_copy(self.engine)
+        return lookahead, self._self_draft
 
     def can_generate(self) -> bool:
         """Always."""

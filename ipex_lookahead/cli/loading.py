@@ -7,8 +7,13 @@ from typing import Any
 from ipex_lookahead.errors import InputError
 
 
-def load(name: str, *, low_bit: str | None, threads: int | None, progress: bool) -> tuple[Any, Any]:
-    """The model and its tokenizer. Raises InputError where the checkpoint carries no tokenizer."""
+def load(
+    name: str, *, low_bit: str | None, threads: int | None, progress: bool, draft_model: str | None = None
+) -> tuple[Any, Any]:
+    """The model and its tokenizer, and with ``draft_model`` the model that drafts for it wherever it generates.
+
+    Raises InputError where the checkpoint carries no tokenizer, or the draft model has another vocabulary.
+    """
     from ipex_lookahead.auto import load_model_and_tokenizer
 
     model, tokenizer = load_model_and_tokenizer(name, low_bit=low_bit, threads=threads, progress=progress)
@@ -17,6 +22,9 @@ def load(name: str, *, low_bit: str | None, threads: int | None, progress: bool)
             f"{name} carries no tokenizer, so text cannot be turned into tokens",
             hint="put its tokenizer.json or tokenizer.model into the folder",
         )
+    if draft_model is not None:
+        draft, _ = load_model_and_tokenizer(draft_model, low_bit=low_bit, threads=threads, progress=progress)
+        model.use_draft_model(draft)
     return model, tokenizer
 
 

@@ -307,6 +307,38 @@ def test_the_models_generate_takes_a_draft_model_by_both_names() -> None:
         target.generate(ids, draft_model=draft, assistant_model=build(markov(vocab_size=259)))
 
 
+def test_a_model_may_keep_its_draft_model() -> None:
+    target, draft = build(markov(vocab_size=259)), build(markov(vocab_size=259))
+    ids = torch.tensor([[5, 6, 7]])
+    plain = target.generate(ids, max_new_tokens=30)
+    target.use_draft_model(draft)
+    for lookahead in (3, "auto", LookaheadConfig("draft_model", 5)):
+        assert torch.equal(target.generate(ids, max_new_tokens=30, lookahead=lookahead, adaptive=False), plain)
+        assert target.stats.acceptance_rate == 1.0
+    for lookahead in (None, 0):
+        assert torch.equal(target.generate(ids, max_new_tokens=30, lookahead=lookahead), plain)
+        assert target.stats.drafted == 0
+    seen = len(draft.engine.batches)
+    assert torch.equal(target.generate(ids, max_new_tokens=30, lookahead=LookaheadConfig("prompt_lookup")), plain)
+    assert len(draft.engine.batches) == seen
+    with pytest.raises(InputError, match="has 260 token ids"):
+        target.use_draft_model(build(markov(vocab_size=260)))
+    target.use_draft_model(None)
+    assert torch.equal(target.generate(ids, max_new_tokens=30, lookahead=3), plain)
+    assert len(draft.engine.batches) == seen
+
+
+def test_a_model_may_draft_for_itself() -> None:
+    """Nothing is gained, but nothing breaks: the engine's caches do not interact."""
+    target = build(markov(vocab_size=259))
+    target.use_draft_model(target)
+    ids = torch.tensor([[5, 6, 7]])
+    plain = target.generate(ids, max_new_tokens=30)
+    assert torch.equal(target.generate(ids, max_new_tokens=30, lookahead=4, adaptive=False), plain)
+    assert target.stats.acceptance_rate == 1.0
+    assert "engine=scripted" in repr(target)
+
+
 def test_a_draft_model_of_another_vocabulary_is_refused() -> None:
     target = build(markov(vocab_size=259), tokenizer=byte_tokenizer())
     ids = torch.tensor([[5, 6, 7]])

@@ -1,0 +1,75 @@
+"""``--draft-model``: a second model drafts, the text stays what it is."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
+
+from ipex_lookahead.cli.main import run
+from tests.support.chat_tokenizer import SIZE, chat_tokenizer
+from tests.support.tiny import write_tiny_llama
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    made = {}
+    for name, sizes in {"large": {"layers": 2}, "small": {"layers": 1}, "other": {"vocab": SIZE + 32}}.items():
+        folder: Path = write_tiny_llama(
+            tmp_path_factory.mktemp("models") / name, **{"vocab": SIZE, **sizes}, context=512
+        )
+        chat_tokenizer().save_pretrained(folder)
+        made[name] = str(folder)
+    return made
+
+
+def answer(capsys: Any, *arguments: str) -> dict[str, Any]:
+    assert run([*arguments, "--threads", "1", "--json"]) == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+@pytest.mark.parametrize("draft", ["large", "small"])
+def test_generate(models: dict[str, str], capsys: Any, draft: str) -> None:
+    arguments = ["generate", "--raw", "Once upon", "-m", models["large"], "-n", "24"]
+    plain = answer(capsys, *arguments, "--lookahead", "0")
+    drafted = answer(capsys, *arguments, "--lookahead", "4", "--draft-model", models[draft])
+    assert drafted["token_ids"] == plain["token_ids"]
+    assert drafted["drafted_by_source"]["draft_model"] > 0
+    assert draft != "large" or drafted["acceptance_rate"] == 1.0
+
+
+def test_chat(models: dict[str, str], capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = []
+    for extra in ([], ["--draft-model", models["large"]]):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello\n"), encoding="utf-8"))
+        assert run(["chat", "-m", models["large"], "--threads", "1", "-n", "12", "--no-history", *extra]) == 0
+        out, err = capsys.readouterr()
+        said.append(out)
+    assert said[0] == said[1]
+    assert " 0% drafted" not in err
+
+
+def test_bench_decode(models: dict[str, str], capsys: Any, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"id": "a", "category": "b", "prompt": "Once upon"}) + "\n")
+    report = answer(
+        capsys,
+        *["bench", "decode", "-m", models["large"], "-n", "12", "--prompts", str(prompts), "--lookahead", "3"],
+        *["--draft-model", models["large"]],
+    )
+    with_draft = next(r for r in report["runs"] if r["lookahead"] == 3)
+    assert with_draft["identical_to_plain"] == "1/1"
+    assert with_draft["acceptance_rate"] == 1.0
+
+
+def test_another_vocabulary_is_one_sentence(models: dict[str, str], capsys: Any) -> None:
+    assert run(["generate", "x", "-m", models["large"], "--threads", "1", "--draft-model", models["other"]]) == 1
+    err = capsys.readouterr().err
+    assert f"error: the draft model has {SIZE + 32} token ids and the target {SIZE}" in err
+    assert "Traceback" not in err
