@@ -7,13 +7,14 @@ from typing import Any
 
 import click
 
-from ipex_lookahead.cli.options import Sampling, model_options, option, sampling_options
+from ipex_lookahead.cli.options import Sampling, draft_model_option, model_options, option, sampling_options
 from ipex_lookahead.cli.progress import progress_bar
 from ipex_lookahead.config import MAX_DRAFT
 
 
 @click.command()
 @model_options
+@draft_model_option
 @option("--prompts", multiple=True, metavar="FILE.jsonl", help="Prompts, or a folder of them; ours if not given.")
 @option("--limit", type=click.IntRange(1), metavar="K", help="The first K prompts of each file.")
 @option("--max-new-tokens", "-n", type=click.IntRange(1), default=128, help="Most tokens to generate.")
@@ -31,6 +32,7 @@ def decode(
     model: str,
     low_bit: str | None,
     threads: int | None,
+    draft_model: str | None,
     prompts: tuple[str, ...],
     limit: int | None,
     max_new_tokens: int,
@@ -52,7 +54,7 @@ def decode(
     from ipex_lookahead.cli.loading import config_of, load
     from ipex_lookahead.tokenization.prompts import build_prompt
 
-    loaded, tokenizer = load(model, low_bit=low_bit, threads=threads, progress=True)
+    loaded, tokenizer = load(model, low_bit=low_bit, threads=threads, draft_model=draft_model, progress=True)
     encoded = [build_prompt(tokenizer, config_of(loaded), prompt.text) for prompt in texts]
     answers = len(encoded) * len({0, *lookahead}) * repeat
     with progress_bar(answers) as advance:

@@ -10,7 +10,15 @@ from typing import Any
 
 import click
 
-from ipex_lookahead.cli.options import Sampling, lookahead_option, model_options, option, sampling_options
+from ipex_lookahead.cli.lookahead import Lookahead, lookahead_options
+from ipex_lookahead.cli.options import (
+    SAMPLING_OPTIONS,
+    Sampling,
+    draft_model_option,
+    model_options,
+    option,
+    sampling_options,
+)
 from ipex_lookahead.errors import InputError
 
 HISTORY_LINES = 1000
@@ -18,7 +26,8 @@ HISTORY_LINES = 1000
 
 @click.command()
 @model_options
-@lookahead_option
+@draft_model_option
+@lookahead_options
 @option("--max-new-tokens", "-n", type=click.IntRange(1), default=512, help="Most tokens in an answer.")
 @sampling_options
 @option("--system", metavar="TEXT", help="What the model is told before the conversation.")
@@ -27,15 +36,17 @@ def chat(
     model: str,
     low_bit: str | None,
     threads: int | None,
-    lookahead: int,
+    draft_model: str | None,
     max_new_tokens: int,
     system: str | None,
     history: bool,
-    **sampler: Any,
+    **options: Any,
 ) -> None:
     """Talk with a model. /help lists what can be typed; Ctrl-C stops an answer, Ctrl-D leaves."""
-    sampling = Sampling(**sampler)
+    sampling = Sampling(**{name: options.pop(name) for name in SAMPLING_OPTIONS})
     sampling.check()
+    ahead = Lookahead(**options)
+    ahead.check()
 
     from rich.console import Console
     from rich.panel import Panel
@@ -47,13 +58,15 @@ def chat(
 
     typed = sys.stdin.isatty()
     aside = Console(stderr=True, soft_wrap=True, highlight=False)
-    loaded, tokenizer = load(model, low_bit=low_bit, threads=threads, progress=True)
+    loaded, tokenizer = load(model, low_bit=low_bit, threads=threads, draft_model=draft_model, progress=True)
+    drafting = ahead.arguments()
     session = Session(
         loaded,
         tokenizer,
         system=system,
         sampling=sampling,
-        lookahead=lookahead,
+        lookahead=drafting.pop("lookahead"),
+        drafting=drafting,
         max_new_tokens=max_new_tokens,
         say=show,
         tell=lambda line: aside.print(Text(line, style="dim")),

@@ -8,8 +8,6 @@ from typing import Any
 
 import click
 
-from ipex_lookahead.config import MAX_DRAFT
-
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -49,6 +47,11 @@ low_bit_option = option(
 )
 
 
+draft_model_option = option(
+    "--draft-model", metavar="MODEL", help="A smaller model with the same vocabulary, which drafts for the other."
+)
+
+
 def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """``--temperature --top-k --top-p --min-p --seed``."""
     for decorate in (
@@ -62,18 +65,9 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def lookahead_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--lookahead N``."""
-    return option(
-        "--lookahead",
-        type=click.IntRange(0, MAX_DRAFT),
-        default=3,
-        help="Most drafted tokens a step; 0 is off. Never changes the text.",
-    )(command)
-
-
 SAMPLER_SETTINGS = ("top_k", "top_p", "min_p", "seed")
 """What only means something when tokens are sampled."""
+SAMPLING_OPTIONS = ("temperature", *SAMPLER_SETTINGS)
 
 
 @dataclass(slots=True)

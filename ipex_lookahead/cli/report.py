@@ -33,8 +33,50 @@ def stats_json(stats: GenerationStats) -> dict[str, Any]:
         "mean_acceptance_length": stats.mean_acceptance_length,
         "acceptance_rate": stats.acceptance_rate,
         "drafted_share": drafted_share(stats),
+        **details_json(stats),
         "peak_memory_bytes": peak_memory(),
     }
+
+
+def details_json(stats: GenerationStats) -> dict[str, Any]:
+    """Where drafts came from, how deep they were right, and milliseconds a step of each part."""
+    steps = max(stats.steps, 1)
+    return {
+        "drafted_by_source": dict(stats.drafted_by_source),
+        "accepted_by_source": dict(stats.accepted_by_source),
+        "drafted_by_position": stats.drafted_by_position,
+        "accepted_by_position": stats.accepted_by_position,
+        "proposer_ms_per_step": 1000 * stats.proposer_seconds / steps,
+        "engine_ms_per_step": 1000 * stats.engine_seconds / steps,
+        "sampler_ms_per_step": 1000 * stats.sampler_seconds / steps,
+    }
+
+
+def print_details(stats: GenerationStats) -> None:
+    """Two small tables on standard error: drafts by source and position, and where the time of a step went."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    drafts = Table("drafts", "drafted", "accepted", "share", box=None, pad_edge=False)
+    sources = [(name, drafted, stats.accepted_by_source[name]) for name, drafted in stats.drafted_by_source.items()]
+    positions = zip(stats.drafted_by_position, stats.accepted_by_position, strict=True)
+    depths = [(f"position {depth}", *counts) for depth, counts in enumerate(positions, 1)]
+    for name, drafted, accepted in (*sources, *depths):
+        drafts.add_row(name, str(drafted), str(accepted), f"{100 * accepted / drafted:.0f}%" if drafted else "-")
+    times = Table("of a step", "ms", "share", box=None, pad_edge=False)
+    steps, total = max(stats.steps, 1), stats.decode_seconds
+    rest = total - stats.engine_seconds - stats.proposer_seconds - stats.sampler_seconds
+    for name, seconds in (
+        ("engine", stats.engine_seconds),
+        ("proposer", stats.proposer_seconds),
+        ("sampler", stats.sampler_seconds),
+        ("the loop itself", max(rest, 0.0)),
+    ):
+        times.add_row(name, f"{1000 * seconds / steps:.3f}", f"{100 * seconds / total:.1f}%" if total else "-")
+    if stats.drafted:
+        console.print(drafts)
+    console.print(times)
 
 
 def drafted_share(stats: GenerationStats) -> float:

@@ -21,6 +21,7 @@ class Session:
         model, tokenizer: as loaded.
         system: what the model is told first, or None.
         sampling, lookahead, max_new_tokens: how answers are made.
+        drafting: what else ``generate`` is told about lookahead.
         say: shows the answer, piece by piece.
         tell: shows a line that is not the model's.
     """
@@ -32,13 +33,15 @@ class Session:
         *,
         system: str | None = None,
         sampling: Sampling,
-        lookahead: int,
+        lookahead: Any,
         max_new_tokens: int,
+        drafting: dict[str, Any] | None = None,
         say: Callable[[str], None],
         tell: Callable[[str], None],
     ) -> None:
         self.sampling = sampling
         self.lookahead = lookahead
+        self._drafting = drafting or {}
         self.max_new_tokens = max_new_tokens
         self.tell = tell
         self.over = False
@@ -89,6 +92,7 @@ class Session:
                 torch.tensor([ids], dtype=torch.long),
                 max_new_tokens=new_tokens,
                 lookahead=self.lookahead,
+                **self._drafting,
                 streamer=streamed,
                 tokenizer=self._tokenizer,
                 **self.sampling.arguments(),

@@ -93,7 +93,7 @@ def _stats(session: Session, _: str) -> None:
 
 def _lookahead(session: Session, text: str) -> None:
     if text:
-        session.lookahead = int(_number("lookahead", text, int, 0, MAX_DRAFT))
+        session.lookahead = "auto" if text == "auto" else int(_number("lookahead", text, int, 0, MAX_DRAFT))
     session.tell(f"lookahead: {session.lookahead} (never changes the text)")
 
 
@@ -175,7 +175,7 @@ SLASHES: dict[str, Slash] = {
     "regen": Slash("", "answer the last message again", _regen),
     "undo": Slash("", "forget the last message and its answer", _undo),
     "stats": Slash("", "speed of the last answer, and how full the context is", _stats),
-    "lookahead": Slash("[N]", "show or set the drafted tokens a step; 0 is off", _lookahead),
+    "lookahead": Slash("[N|auto]", "show or set the drafted tokens a step; 0 is off", _lookahead),
     "set": Slash("[NAME=VALUE]", "show or set temperature, top_k, top_p, min_p, seed, max_new_tokens", _set),
     "save": Slash("FILE", "save the conversation as JSON", _save),
     "load": Slash("FILE", "go on with a saved conversation", _load),

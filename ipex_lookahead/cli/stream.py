@@ -13,8 +13,13 @@ _CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) n
 
 def show(part: str) -> None:
     """Write to standard output at once. On a terminal, control characters are left out: a model may not steer it."""
-    sys.stdout.write(part.translate(_CONTROL) if sys.stdout.isatty() else part)
+    sys.stdout.write(printable(part) if sys.stdout.isatty() else part)
     sys.stdout.flush()
+
+
+def printable(part: str) -> str:
+    """The text without control characters, line ends and tabs excepted."""
+    return part.translate(_CONTROL)
 
 
 class Answer(TextStreamer):  # type: ignore[misc]

@@ -126,6 +126,29 @@ def resolve_lookahead(
     return config if config.num_draft_tokens else None
 
 
+def strategy_config(strategy: str | None, lookahead: int | str = "auto", **fields: Any) -> LookaheadConfig:
+    """A configuration for a strategy by name, with a budget that suits it where ``lookahead`` is "auto".
+
+    Args:
+        strategy: as in LookaheadConfig; None is the one that ``lookahead`` means alone.
+        lookahead: most drafted tokens a step, or "auto".
+        **fields: the other fields of LookaheadConfig; those that are None keep their default.
+    """
+    fields = {name: value for name, value in fields.items() if value is not None}
+    if lookahead != "auto":
+        fields["num_draft_tokens"] = whole("lookahead", lookahead, 0, MAX_DRAFT)
+    if strategy is None:
+        base = resolve_lookahead("auto") if lookahead == "auto" else LookaheadConfig()
+        return dataclasses.replace(base or LookaheadConfig(), **fields)
+    config = LookaheadConfig(strategy=strategy, **fields)
+    if lookahead != "auto":
+        return config
+    tokens = AUTO_TOKENS
+    if strategy == "jacobi":  # the window and as many n-grams as are verified at a time
+        tokens = min(MAX_DRAFT, (config.ngram - 1) * (config.window + config.guesses))
+    return dataclasses.replace(config, num_draft_tokens=tokens)
+
+
 def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
     """A whole number in a range, or InputError."""
     allowed = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"

@@ -33,6 +33,7 @@ class GenerationStats:
         drafted_by_source, accepted_by_source: draft tokens by the name of what put them forward.
         drafted_by_position, accepted_by_position: draft tokens by depth; index 0 follows the last committed token.
             Scratch rows have no position: they can never be accepted.
+        accepted_sources: the source of each accepted draft token, in order.
     """
 
     prompt_tokens: int = 0
@@ -55,6 +56,7 @@ class GenerationStats:
     accepted_by_source: Counter[str] = field(default_factory=Counter)
     drafted_by_position: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
+    accepted_sources: list[str] = field(default_factory=list)
     _uncounted: list[tuple[Draft, Sequence[int]]] = field(default_factory=list, repr=False)
 
     def verified(self, draft: Draft, accepted: Sequence[int]) -> None:
@@ -75,12 +77,23 @@ class GenerationStats:
             for counts in (self.drafted_by_position, self.accepted_by_position):
                 counts.extend([0] * (deepest - len(counts)))
             self.drafted_by_source.update(sources[: len(draft)])
-            self.accepted_by_source.update(sources[row] for row in accepted)
+            found = [sources[row] for row in accepted]
+            self.accepted_by_source.update(found)
+            self.accepted_sources += found
             for depth in depths:
                 self.drafted_by_position[depth] += 1
             for row in accepted:
                 self.accepted_by_position[depths[row]] += 1
         self._uncounted.clear()
+
+    def origins(self) -> list[str | None]:
+        """For each token of a generation of one sequence the source that had drafted it; None = the target's own."""
+        sources = iter(self.accepted_sources)
+        found: list[str | None] = [None]
+        for _, accepted, _, _ in self.per_step:
+            found += [next(sources) for _ in range(accepted)]
+            found.append(None)
+        return found[: self.tokens]
 
     @property
     def decode_tokens(self) -> int:

@@ -163,7 +163,7 @@ def test_lookahead_and_settings(scripted, talk):
     [
         "/lookahead x",
         "/lookahead -1",
-        "/lookahead 65",
+        "/lookahead 129",
         "/set x=1",
         "/set temperature",
         "/set temperature=hot",

@@ -9,6 +9,9 @@ import sys
 import pytest
 
 from ipex_lookahead.cli.main import run
+from ipex_lookahead.config import LookaheadConfig
+from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.drafting.draft import Draft
 
 
 @pytest.fixture
@@ -136,3 +139,114 @@ def test_control_characters_do_not_reach_a_terminal(monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     stream.show("a\x1b[2Jb\x9b31m\n\tc\x07")
     assert capsys.readouterr().out == "a[2Jb31m\n\tc"
+
+
+# ---- lookahead -------------------------------------------------------------------------------------------------------
+
+
+def asked(model) -> dict:
+    return {name: value for name, value in model.asked[-1][1].items() if name in ("lookahead", "adaptive")}
+
+
+def test_lookahead_as_given(scripted):
+    model = scripted()
+    for arguments, expected in (
+        ([], {"lookahead": 3}),
+        (["--lookahead", "auto"], {"lookahead": "auto"}),
+        (["--lookahead", "5", "--no-adaptive"], {"lookahead": 5, "adaptive": False}),
+        (["--strategy", "prompt_lookup"], {"lookahead": LookaheadConfig("prompt_lookup", 3)}),
+        (["--strategy", "suffix", "--lookahead", "9"], {"lookahead": LookaheadConfig("suffix", 9)}),
+        (["--strategy", "suffix", "--lookahead", "auto"], {"lookahead": LookaheadConfig("suffix", 16)}),
+        (["--strategy", "suffix", "--store", "s"], {"lookahead": LookaheadConfig("suffix", 3, store="s")}),
+        (
+            "--strategy jacobi --lookahead auto --window 3 --ngram 4 --guesses 2".split(),
+            {"lookahead": LookaheadConfig("jacobi", 15, window=3, ngram=4, guesses=2)},
+        ),
+    ):
+        assert run(["generate", "-q", "hi", *arguments]) == 0
+        assert asked(model) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--lookahead", "often"], "neither a number from 0 to"),
+        (["--window", "3"], "--window is for --strategy jacobi"),
+        (["--store", "s"], "--store is for"),
+        (["--store", "s", "--lookahead", "0", "--strategy", "auto"], "--store is for"),
+        (["--show-accepted", "--json"], "--show-accepted is for reading"),
+    ],
+)
+def test_lookahead_options_without_effect(arguments, says, scripted, capsys):
+    scripted()
+    assert run(["generate", "hi", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_verbose_tells_sources_positions_and_times(scripted, capsys):
+    model = scripted("a fine day")
+    generate = model.generate
+
+    def with_drafts(*args, **settings):
+        out = generate(*args, **settings)
+        model.stats.strategy = "prompt_lookup"
+        model.stats.verified(Draft.chain([1, 2]), [0])
+        model.stats.fold()
+        model.stats.engine_seconds, model.stats.proposer_seconds = 0.8, 0.1
+        return out
+
+    model.generate = with_drafts
+    assert run(["generate", "hi", "--verbose"]) == 0
+    rows = [line.split() for line in capsys.readouterr().err.splitlines()]
+    assert ["prompt_lookup", "2", "1", "50%"] in rows
+    assert ["position", "2", "1", "0", "0%"] in rows
+    assert ["engine", "160.000", "80.0%"] in rows
+    assert run(["generate", "hi", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["accepted_by_source"] == {"prompt_lookup": 1}
+    assert found["drafted_by_position"] == [1, 1]
+    assert found["engine_ms_per_step"] == pytest.approx(160)
+
+
+def test_show_accepted_brackets_what_was_free(scripted, capsys, monkeypatch):
+    scripted("a fine day")
+    origins = [None, None, "suffix", "suffix", "recycling"]
+    monkeypatch.setattr(GenerationStats, "origins", lambda stats: [*origins, *[None] * (stats.tokens - 5)])
+    assert run(["generate", "hi", "--show-accepted"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "a [fi][n]e day\n"
+    assert "free: suffix recycling" in err
+
+
+def test_show_accepted_of_an_interrupted_answer(scripted, capsys):
+    scripted("one two three").interrupt_after = 8
+    assert run(["generate", "hi", "--show-accepted"]) == 130
+    assert capsys.readouterr().out == "one two \n"
+
+
+def test_colours_on_a_terminal(scripted, capsys, monkeypatch):
+    from ipex_lookahead.cli.accepted import print_accepted
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    tokenizer = scripted().tokenizer
+    ids = tokenizer("a\x1b[2J b")["input_ids"]
+    print_accepted(tokenizer, ids, ["x"] * len(ids))
+    out = capsys.readouterr().out
+    assert "\x1b[32m" in out
+    assert "\x1b[2J" not in out, "a model may not steer the terminal"
+    assert "a[2J b" in out
+
+
+def test_a_character_of_several_tokens_is_whole():
+    from ipex_lookahead.cli.accepted import runs
+    from tests.support.byte_tokenizer import byte_tokenizer
+
+    tokenizer = byte_tokenizer()
+    text = "aü€b"
+    ids = list(text.encode())
+    for origins in ([None, "x"] * 4)[: len(ids)], ["x", *[None] * (len(ids) - 1)]:
+        parts = list(runs(tokenizer, ids, origins))
+        assert "".join(part for part, _ in parts) == text
+        assert all("\ufffd" not in part for part, _ in parts)

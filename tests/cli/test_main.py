@@ -119,7 +119,7 @@ def test_after_two_dashes_debug_is_a_prompt(scripted):
     [
         (["nonsense"], "No such command"),
         (["generate", "x", "--lookahead", "-1"], "lookahead"),
-        (["generate", "x", "--lookahead", "65"], "lookahead"),
+        (["generate", "x", "--lookahead", "129"], "lookahead"),
         (["generate", "x", "--max-new-tokens", "-1"], "max-new-tokens"),
         (["generate", "x", "--threads", "0"], "threads"),
         (["generate", "x", "--top-p", "0.9"], "no effect at temperature 0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -30,12 +31,12 @@ def run(ids: Any = IDS, **kwargs: Any) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"lookahead": -1}, "lookahead is -1; it must be a whole number from 0 to 64"),
-        ({"lookahead": 65}, "lookahead is 65; it must be a whole number from 0 to 64"),
-        ({"lookahead": 10**30}, "from 0 to 64"),
+        ({"lookahead": -1}, "lookahead is -1; it must be a whole number from 0 to 128"),
+        ({"lookahead": 129}, "lookahead is 129; it must be a whole number from 0 to 128"),
+        ({"lookahead": 10**30}, "from 0 to 128"),
         ({"lookahead": 2.5}, "lookahead is 2.5"),
         ({"lookahead": True}, "lookahead is True"),
-        ({"lookahead": "fast"}, "lookahead is 'fast'; it may be a number from 0 to 64"),
+        ({"lookahead": "fast"}, "lookahead is 'fast'; it may be a number from 0 to 128"),
         ({"lookahead": [3]}, r"lookahead is \[3\]"),
         ({"lookahead": 3, "max_matching_ngram_size": 0}, "max_matching_ngram_size is 0; .* from 1 to 64"),
         ({"max_matching_ngram_size": "many"}, "max_matching_ngram_size is 'many'"),
@@ -174,7 +175,7 @@ def test_leading_pad_tokens_are_padding_without_a_mask() -> None:
         (False, None),
         (LookaheadConfig(num_draft_tokens=0), None),
         (1, LookaheadConfig(num_draft_tokens=1)),
-        (64, LookaheadConfig(num_draft_tokens=64)),
+        (128, LookaheadConfig(num_draft_tokens=128)),
         (np.int64(3), LookaheadConfig(num_draft_tokens=3)),
         ("auto", LookaheadConfig("auto" if "auto" in PROPOSERS else "prompt_lookup", 16)),
         (LookaheadConfig(num_draft_tokens=5), LookaheadConfig(num_draft_tokens=5)),
@@ -306,3 +307,17 @@ def test_harmless_values_of_unsupported_options_pass() -> None:
         ),
         plain,
     )
+
+
+def test_a_strategy_by_name() -> None:
+    from ipex_lookahead.decoding.options import strategy_config
+
+    assert strategy_config(None) == resolve_lookahead("auto")
+    assert strategy_config(None, 5) == LookaheadConfig(num_draft_tokens=5)
+    assert strategy_config(None, "auto", store="s") == dataclasses.replace(resolve_lookahead("auto"), store="s")
+    assert strategy_config("suffix") == LookaheadConfig("suffix", 16)
+    assert strategy_config("suffix", 3, adaptive=False) == LookaheadConfig("suffix", 3, adaptive=False)
+    assert strategy_config("jacobi").num_draft_tokens == 4 * 30
+    assert strategy_config("jacobi", window=60, guesses=60).num_draft_tokens == 128
+    with pytest.raises(InputError, match="lookahead is -1"):
+        strategy_config("suffix", -1)

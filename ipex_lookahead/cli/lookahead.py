@@ -1,0 +1,92 @@
+"""The options of lookahead, and what they mean to ``generate``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from ipex_lookahead.cli.options import Decorator, option
+from ipex_lookahead.config import MAX_DRAFT
+
+
+class Tokens(click.ParamType[int | str]):
+    """A number of drafted tokens, or "auto"."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """A number from 0 to ``MAX_DRAFT``, or "auto"."""
+        if value == "auto":
+            return "auto"
+        try:
+            number = int(value)
+        except ValueError:
+            number = -1
+        if not 0 <= number <= MAX_DRAFT:
+            self.fail(f"{value!r} is neither a number from 0 to {MAX_DRAFT} nor 'auto'.", param, ctx)
+        return number
+
+
+def lookahead_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--lookahead`` and ``--strategy`` for one generation, and all of ``strategy_options``."""
+    for decorate in (
+        strategy_options,
+        option("--strategy", metavar="NAME", help="Where drafts come from: auto, prompt_lookup, suffix, jacobi, ..."),
+        option(
+            "--lookahead",
+            type=Tokens(),
+            default=3,
+            help="Most drafted tokens a step, or 'auto'; 0 is off. Never changes the text.",
+        ),
+    ):
+        command = decorate(command)
+    return command
+
+
+def strategy_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--no-adaptive --store --window --ngram --guesses``."""
+    decorators: tuple[Decorator, ...] = (
+        option("--guesses", type=click.IntRange(1), help="jacobi: n-grams verified at a time (the paper's G)."),
+        option("--ngram", type=click.IntRange(2), help="jacobi: tokens of an n-gram (the paper's N)."),
+        option("--window", type=click.IntRange(1), help="jacobi: columns of the window (the paper's W)."),
+        option("--store", metavar="FILE", help="suffix, auto: remember outputs in this file for the next time."),
+        option("--no-adaptive", is_flag=True, help="Always draft as much as allowed, whether or not it pays."),
+    )
+    for decorate in decorators:
+        command = decorate(command)
+    return command
+
+
+@dataclass(slots=True)
+class Lookahead:
+    """The options of ``lookahead_options``."""
+
+    lookahead: int | str = 3
+    strategy: str | None = None
+    no_adaptive: bool = False
+    store: str | None = None
+    window: int | None = None
+    ngram: int | None = None
+    guesses: int | None = None
+
+    def check(self) -> None:
+        """Raise UsageError for an option that would have no effect."""
+        for name in ("window", "ngram", "guesses"):
+            if getattr(self, name) is not None and self.strategy != "jacobi":
+                raise click.UsageError(f"--{name} is for --strategy jacobi; add that, or leave it out")
+        stores = self.strategy in ("suffix", "auto") or (self.strategy is None and self.lookahead == "auto")
+        if self.store is not None and not (stores and self.lookahead != 0):
+            raise click.UsageError("--store is for --lookahead auto and --strategy suffix; add one, or leave it out")
+
+    def arguments(self) -> dict[str, Any]:
+        """As keyword arguments of ``generate``: as given where no strategy is said, else a LookaheadConfig."""
+        adaptive = {"adaptive": False} if self.no_adaptive else {}
+        fields = {name: getattr(self, name) for name in ("store", "window", "ngram", "guesses")}
+        if self.strategy is None and all(value is None for value in fields.values()):
+            return {"lookahead": self.lookahead, **adaptive}
+        from ipex_lookahead.decoding.options import strategy_config
+
+        return {"lookahead": strategy_config(self.strategy, self.lookahead, **fields), **adaptive}
