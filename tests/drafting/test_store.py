@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
+
+from ipex_lookahead.drafting import Auto, Suffix
+from ipex_lookahead.drafting.store import Store, vocabulary_digest
+from ipex_lookahead.errors import InputError, LookaheadError, SaveError
+
+DIGEST = vocabulary_digest({"a": 0, "b": 1})
+
+
+def filled(*texts: list[int]) -> Store:
+    store = Store(100, DIGEST)
+    for text in texts:
+        store.add(text)
+    return store
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    file = tmp_path / "outputs.store"
+    filled([5, 6, 7], [1, 2, 3, 99], [0]).save(file)
+    return file
+
+
+def sealed(content: bytes) -> bytes:
+    return content + hashlib.sha256(content).digest()
+
+
+def test_later_generations_look_into_it() -> None:
+    store = filled([5, 6, 7])
+    for proposer in (Suffix(store.suffixes), Auto(store.suffixes)):
+        proposer.begin([9, 5, 6])
+        draft = proposer.propose(4)
+        assert list(draft.tokens) == [7]
+        assert list(draft.sources) == ["store"]
+
+
+def test_texts_do_not_run_into_each_other() -> None:
+    proposer = Suffix(filled([1, 2], [3, 4]).suffixes)
+    proposer.begin([2])
+    assert len(proposer.propose(4)) == 0
+
+
+@settings(max_examples=30)
+@given(st.lists(st.lists(st.integers(0, 99), max_size=9), max_size=9))
+def test_round_trip(tmp_path_factory: pytest.TempPathFactory, texts: list[list[int]]) -> None:
+    file = tmp_path_factory.mktemp("store") / "x"
+    filled(*texts).save(file)
+    back = Store.open(file, 100, DIGEST)
+    assert back.texts() == [text for text in texts if text]
+    assert len(back) == sum(map(len, texts))
+    assert len(back.suffixes) == len(filled(*texts).suffixes)
+    again = file.with_name("y")
+    back.save(again)
+    assert again.read_bytes() == file.read_bytes()
+
+
+def test_where_there_is_no_file_a_store_begins(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "none", 100)
+    assert len(store) == 0
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_oldest_go_where_it_is_full() -> None:
+    store = Store(100, capacity=20)
+    old = store.suffixes
+    store.add(list(range(50, 55)))
+    proposer = Suffix(old)
+    proposer.begin([50])
+    for start in (10, 20, 30, 40):
+        store.add(list(range(start, start + 5)))
+    assert store.texts() == [list(range(start, start + 5)) for start in (20, 30, 40)]
+    assert store.suffixes is not old
+    assert list(proposer.propose(1).tokens) == [51]  # a generation under way keeps its index
+    late = Suffix(store.suffixes)
+    late.begin([50])
+    assert len(late.propose(1)) == 0
+    store.add(list(range(60, 95)))
+    assert store.texts() == [list(range(75, 95))]  # of a text longer than the store the end
+
+
+def test_a_smaller_capacity_takes_the_newest(saved: Path) -> None:
+    assert Store.open(saved, 100, DIGEST, capacity=5).texts() == [[1, 2, 3, 99], [0]]
+
+
+def test_every_damaged_byte_is_noticed(saved: Path) -> None:
+    good = saved.read_bytes()
+    for at in range(len(good)):
+        for flip in (1, 0x80):
+            bad = bytearray(good)
+            bad[at] ^= flip
+            saved.write_bytes(bad)
+            with pytest.raises(InputError, match="store"):
+                Store.open(saved, 100, DIGEST)
+
+
+def test_every_length_but_the_right_one_is_noticed(saved: Path) -> None:
+    good = saved.read_bytes()
+    for size in range(len(good)):
+        saved.write_bytes(good[:size])
+        with pytest.raises(InputError, match="no lookahead store, or is damaged"):
+            Store.open(saved, 100, DIGEST)
+    saved.write_bytes(good + b"\0")
+    with pytest.raises(InputError, match="no lookahead store"):
+        Store.open(saved, 100, DIGEST)
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=50)
+def test_any_bytes_are_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    file = tmp_path_factory.getbasetemp() / "any.store"
+    file.write_bytes(content)
+    with pytest.raises(LookaheadError):
+        Store.open(file, 100)
+
+
+def head(texts: int, tokens: int, *, version: int = 1, vocab: int = 100) -> bytes:
+    return struct.pack("<16sII32sQQ", b"ipex-lookahead S", version, vocab, DIGEST, texts, tokens)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (sealed(head(1, 2) + np.array([3, 1, 1], "<u4").tobytes()), "contradicts itself"),
+        (sealed(head(1, 1) + np.array([1, 100], "<u4").tobytes()), "contradicts itself"),
+        (sealed(head(2, 2) + np.array([0, 2, 1, 1], "<u4").tobytes()), "contradicts itself"),
+        (sealed(head(0, 1) + np.array([1], "<u4").tobytes()), "contradicts itself"),
+        (sealed(head(2**62, 2**62)), "damaged"),  # would be the right size modulo 2**64
+        (sealed(head(0, 0, version=2)), "version 2; this package reads version 1"),
+        (sealed(head(0, 0, vocab=101)), r"another vocabulary \(101 tokens, this model's has 100\)"),
+    ],
+)
+def test_what_lies_under_a_right_checksum_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    file = tmp_path / "x"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        Store.open(file, 100, DIGEST)
+
+
+def test_another_models_store_is_refused(saved: Path) -> None:
+    for vocab_size, digest in ((100, b""), (100, vocabulary_digest({"a": 1, "b": 0})), (64, DIGEST)):
+        with pytest.raises(InputError, match="another vocabulary"):
+            Store.open(saved, vocab_size, digest)
+
+
+def test_vocabularies_differ_by_tokens_and_ids() -> None:
+    several = [{"a": 0, "b": 1}, {"a": 1, "b": 0}, {"ab": 0}, {"a": 0}, {"\udcff": 0, "b": 1}]
+    assert len({vocabulary_digest(v) for v in several}) == len(several)
+    assert vocabulary_digest({"b": 1, "a": 0}) == DIGEST
+
+
+def test_ids_outside_the_vocabulary_are_refused() -> None:
+    for text in ([100], [-1], [2**40]):
+        with pytest.raises(InputError, match="from 0 to 99"):
+            filled(text)
+
+
+def test_a_failed_save_leaves_the_file_alone(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = saved.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(SaveError, match="No space left"):
+        filled([1]).save(saved)
+    assert saved.read_bytes() == before
+    assert [p.name for p in saved.parent.iterdir()] == [saved.name]
+
+
+def test_places_that_are_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(InputError, match="is no file"):
+            Store.open(place, 100)
+    with pytest.raises(SaveError):
+        filled([1]).save(tmp_path / "absent" / "x")
+    with pytest.raises(InputError, match="at least one"):
+        Store(100, capacity=0)
+
+
+def test_a_link_stays_a_link(saved: Path) -> None:
+    link = saved.with_name("link")
+    link.symlink_to(saved)
+    filled([1]).save(link)
+    assert link.is_symlink()
+    assert Store.open(saved, 100, DIGEST).texts() == [[1]]
