@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.config import LookaheadConfig
+from ipex_lookahead.decoding.lookahead_decoding import LookaheadDecoding
 from ipex_lookahead.errors import (
     ContextLengthError,
     DownloadError,
@@ -29,6 +30,7 @@ __all__ = [
     "EngineError",
     "InputError",
     "LookaheadConfig",
+    "LookaheadDecoding",
     "LookaheadError",
     "LowBitFormatError",
     "ModelFormatError",

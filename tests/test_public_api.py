@@ -11,6 +11,7 @@ from ipex_lookahead import errors
 PUBLIC = {
     "AutoModelForCausalLM",
     "LookaheadConfig",
+    "LookaheadDecoding",
     "LookaheadError",
     "ModelFormatError",
     "UnsupportedModelError",
