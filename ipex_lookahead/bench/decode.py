@@ -7,12 +7,14 @@ does falls on all of them alike and their ratio is fair. Lookahead 0 always runs
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
+from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import InputError
 
@@ -22,11 +24,15 @@ PACKAGED_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One line of a prompt file: ``{"id": ..., "category": ..., "prompt": ...}``; id and category may be missing."""
+    """One line of a prompt file: ``{"id": ..., "category": ..., "prompt": ...}``; id and category may be missing.
+
+    ``file`` is the file's name without its suffix.
+    """
 
     id: str
     category: str
     text: str
+    file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +43,18 @@ class Generation:
     stats: GenerationStats
 
 
-Generate = Callable[[Sequence[int], int], Generation]
+Setting = int | str | LookaheadConfig
+"""What ``generate(lookahead=...)`` takes."""
+
+Generate = Callable[[Sequence[int], Any], Generation]
 """``generate(prompt_ids, lookahead) -> Generation``, the same sampling settings every time."""
 
 
 @dataclass(slots=True)
 class Mode:
-    """All that was measured with one lookahead budget."""
+    """All that was measured with one setting of lookahead."""
 
-    lookahead: int
+    lookahead: Setting
     answers: list[list[Generation]] = field(default_factory=list)
     """By prompt, then by repetition."""
 
@@ -86,7 +95,8 @@ def _read_file(file: Path) -> list[Prompt]:
         text = found.get("prompt") if isinstance(found, dict) else None
         if not isinstance(text, str) or not text:
             raise InputError(f'{file}, line {number}: an object with a non-empty text "prompt" is expected')
-        prompts.append(Prompt(str(found.get("id", f"{file.stem}/{number}")), str(found.get("category", "")), text))
+        name = str(found.get("id", f"{file.stem}/{number}"))
+        prompts.append(Prompt(name, str(found.get("category", "")), text, file.stem))
     return prompts
 
 
@@ -94,7 +104,7 @@ def generator(model: Any, max_new_tokens: int, **sampling: Any) -> Generate:
     """``measure``'s view of a model: greedy, or sampled with the same settings and seed every time."""
     import torch
 
-    def generate(prompt: Sequence[int], lookahead: int) -> Generation:
+    def generate(prompt: Sequence[int], lookahead: Setting) -> Generation:
         ids = torch.tensor([list(prompt)], dtype=torch.long)
         out = model.generate(ids, max_new_tokens=max_new_tokens, lookahead=lookahead, **sampling)
         return Generation(out[0, len(prompt) :].tolist(), replace(model.stats))
@@ -105,7 +115,7 @@ def generator(model: Any, max_new_tokens: int, **sampling: Any) -> Generate:
 def measure(
     generate: Generate,
     prompts: Sequence[Sequence[int]],
-    lookaheads: Iterable[int],
+    lookaheads: Iterable[Setting],
     *,
     repeat: int = 1,
     advance: Callable[[], None] = lambda: None,
@@ -113,13 +123,13 @@ def measure(
     """Run every prompt in every mode, alternating.
 
     Args:
-        generate: one answer for prompt ids and a lookahead budget.
+        generate: one answer for prompt ids and a setting of lookahead.
         prompts: token ids of each prompt.
-        lookaheads: budgets to compare; 0 is added if missing and comes first.
+        lookaheads: settings to compare, each once; 0 is added if missing and comes first.
         repeat: runs of each prompt in each mode.
         advance: called after each answer, for a progress bar.
     """
-    modes = [Mode(n) for n in sorted({0, *lookaheads})]
+    modes = [Mode(setting) for setting in dict.fromkeys([0, *lookaheads])]
     for mode in modes:  # warm-up: pages, threads, and what calibrates itself
         generate(prompts[0], mode.lookahead)
     for index, prompt in enumerate(prompts):
@@ -133,40 +143,95 @@ def measure(
     return modes
 
 
-def summarise(modes: Sequence[Mode]) -> list[dict[str, Any]]:
+def summarise(modes: Sequence[Mode], files: Sequence[str] = ()) -> list[dict[str, Any]]:
     """One row for each mode; the first is the baseline. Speeds in tokens a second, ``ttft_ms`` a median.
 
-    A prompt's speed is the median of its repetitions; ``decode_tok_s`` weighs prompts by their tokens.
-    ``slowest_prompt_ratio`` is the worst prompt's speed over the same prompt's at lookahead 0.
+    A prompt's speed is the median of its repetitions; ``decode_tok_s`` weighs prompts by their tokens. A ratio is a
+    speed over that of the same prompt at lookahead 0: ``prompt_ratios`` in the order of the prompts, their mean in
+    ``mean_prompt_ratio``, the worst in ``slowest_prompt_ratio``; 1 where nothing could be timed. ``files`` names each
+    prompt's file, for ``by_file``.
     """
     plain = modes[0]
-    return [_row(mode, plain) for mode in modes]
+    return [_row(mode, plain, files) for mode in modes]
 
 
-def _row(mode: Mode, plain: Mode) -> dict[str, Any]:
+def _row(mode: Mode, plain: Mode, files: Sequence[str]) -> dict[str, Any]:
     everything = [g.stats for answers in mode.answers for g in answers]
     firsts = [answers[0].stats for answers in mode.answers]
     speeds = [(_speed(answers), _speed(base)) for answers, base in zip(mode.answers, plain.answers, strict=True)]
-    ratios = [mine / base for mine, base in speeds if mine > 0 and base > 0]
+    ratios = [mine / base if mine > 0 and base > 0 else 1.0 for mine, base in speeds]
     same = sum(
         all(g.tokens == base[0].tokens for g in answers)
         for base, answers in zip(plain.answers, mode.answers, strict=True)
     )
     drafted, accepted = (sum(getattr(s, name) for s in everything) for name in ("drafted", "accepted"))
-    steps, sequence_steps = (sum(getattr(s, name) for s in everything) for name in ("steps", "sequence_steps"))
+    steps = sum(s.steps for s in everything)
     return {
-        "lookahead": mode.lookahead,
+        **_meaning(mode.lookahead),
         "prompts": len(mode.answers),
         "tokens": sum(s.tokens for s in firsts),
         "decode_tok_s": _over(sum(s.decode_tokens for s in firsts), sum(map(_decode_seconds, mode.answers))),
         "prefill_tok_s": _over(sum(s.prompt_tokens for s in everything), sum(s.prefill_seconds for s in everything)),
         "ttft_ms": 1000 * median(s.first_token_seconds for s in everything),
-        "mean_acceptance_length": _over(sum(s.decode_tokens for s in everything), sequence_steps),
+        "mean_acceptance_length": _acceptance_length(everything),
         "acceptance_rate": _over(accepted, drafted),
+        "acceptance_by_source": _by_source(everything),
+        "drafted_by_position": _by_position(everything, "drafted_by_position"),
+        "accepted_by_position": _by_position(everything, "accepted_by_position"),
         "identical_to_plain": f"{same}/{len(mode.answers)}",
-        "slowest_prompt_ratio": min(ratios) if ratios else 1.0,
+        "slowest_prompt_ratio": min(ratios),
+        "mean_prompt_ratio": fmean(ratios),
+        "prompt_ratios": ratios,
+        "by_file": {
+            name: _of_file([n for n, file in enumerate(files) if file == name], mode, ratios)
+            for name in dict.fromkeys(files)
+        },
         "python_us_per_step": 1e6 * _over(sum(s.python_seconds for s in everything), steps),
+        "proposer_ms_per_step": 1e3 * _over(sum(s.proposer_seconds for s in everything), steps),
+        "engine_ms_per_step": 1e3 * _over(sum(s.engine_seconds for s in everything), steps),
+        "sampler_ms_per_step": 1e3 * _over(sum(s.sampler_seconds for s in everything), steps),
     }
+
+
+def _meaning(setting: Setting) -> dict[str, Any]:
+    """The setting as a report names it; ``strategy`` is None where lookahead is off."""
+    from ipex_lookahead.decoding.options import resolve_lookahead
+
+    config = resolve_lookahead(setting)
+    if config is None:
+        return {"lookahead": 0, "strategy": None, "adaptive": None}
+    number = setting if isinstance(setting, (int, str)) else config.num_draft_tokens
+    return {"lookahead": number, "strategy": config.strategy, "adaptive": config.adaptive}
+
+
+def _of_file(places: Sequence[int], mode: Mode, ratios: Sequence[float]) -> dict[str, Any]:
+    answers = [mode.answers[n] for n in places]
+    tokens = sum(a[0].stats.decode_tokens for a in answers)
+    return {
+        "prompts": len(places),
+        "decode_tok_s": _over(tokens, sum(map(_decode_seconds, answers))),
+        "mean_acceptance_length": _acceptance_length([g.stats for a in answers for g in a]),
+        "mean_prompt_ratio": fmean(ratios[n] for n in places),
+        "slowest_prompt_ratio": min(ratios[n] for n in places),
+    }
+
+
+def _acceptance_length(stats: Sequence[GenerationStats]) -> float:
+    return _over(sum(s.decode_tokens for s in stats), sum(s.sequence_steps for s in stats))
+
+
+def _by_source(stats: Sequence[GenerationStats]) -> dict[str, dict[str, Any]]:
+    drafted = sum((s.drafted_by_source for s in stats), Counter())
+    accepted = sum((s.accepted_by_source for s in stats), Counter())
+    return {
+        name: {"drafted": count, "accepted": accepted[name], "acceptance_rate": _over(accepted[name], count)}
+        for name, count in drafted.most_common()
+    }
+
+
+def _by_position(stats: Sequence[GenerationStats], name: str) -> list[int]:
+    lists = [getattr(s, name) for s in stats]
+    return [sum(counts[at] for counts in lists if at < len(counts)) for at in range(max(map(len, lists), default=0))]
 
 
 def _decode_seconds(answers: Sequence[Generation]) -> float:

@@ -7,9 +7,16 @@ from typing import Any
 
 import click
 
-from ipex_lookahead.cli.options import Sampling, draft_model_option, model_options, option, sampling_options
+from ipex_lookahead.cli.lookahead import Lookahead, Tokens, strategy_options
+from ipex_lookahead.cli.options import (
+    SAMPLING_OPTIONS,
+    Sampling,
+    draft_model_option,
+    model_options,
+    option,
+    sampling_options,
+)
 from ipex_lookahead.cli.progress import progress_bar
-from ipex_lookahead.config import MAX_DRAFT
 
 
 @click.command()
@@ -20,11 +27,17 @@ from ipex_lookahead.config import MAX_DRAFT
 @option("--max-new-tokens", "-n", type=click.IntRange(1), default=128, help="Most tokens to generate.")
 @option(
     "--lookahead",
-    type=click.IntRange(0, MAX_DRAFT),
+    type=Tokens(),
     multiple=True,
-    default=(0, 3),
-    help="Most drafted tokens a step; several are compared. 0, the baseline, always runs.",
+    help="Most drafted tokens a step, or 'auto'; several are compared. 0, the baseline, always runs. 3 if not given.",
 )
+@option(
+    "--strategy",
+    multiple=True,
+    metavar="NAME",
+    help="Where drafts come from; several are compared, with each --lookahead or, if none is given, with 'auto'.",
+)
+@strategy_options
 @option("--repeat", type=click.IntRange(1), default=1, help="Runs of each prompt in each mode; the median counts.")
 @sampling_options
 @option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
@@ -36,14 +49,16 @@ def decode(
     prompts: tuple[str, ...],
     limit: int | None,
     max_new_tokens: int,
-    lookahead: tuple[int, ...],
+    lookahead: tuple[int | str, ...],
+    strategy: tuple[str, ...],
     repeat: int,
     as_json: bool,
-    **sampler: Any,
+    **options: Any,
 ) -> None:
     """Decoding speed with and without lookahead, and whether the tokens are the same."""
-    sampling = Sampling(**sampler)
+    sampling = Sampling(**{name: options.pop(name) for name in SAMPLING_OPTIONS})
     sampling.check()
+    _check(lookahead, strategy, options)
     if sampling.temperature > 0 and sampling.seed is None:
         sampling.seed = 0  # without a fixed seed there is nothing to compare
 
@@ -56,25 +71,74 @@ def decode(
 
     loaded, tokenizer = load(model, low_bit=low_bit, threads=threads, draft_model=draft_model, progress=True)
     encoded = [build_prompt(tokenizer, config_of(loaded), prompt.text) for prompt in texts]
-    answers = len(encoded) * len({0, *lookahead}) * repeat
+    settings = _settings(lookahead, strategy, options)
+    answers = len(encoded) * len({0, *settings}) * repeat
     with progress_bar(answers) as advance:
         modes = measure(
             generator(loaded, max_new_tokens, **sampling.arguments()),
             encoded,
-            lookahead,
+            settings,
             repeat=repeat,
             advance=advance,
         )
     engine = loaded.engine.describe()
     report = {"model": model, **{key: engine.get(key) for key in ("low_bit", "isa", "threads")}}
-    report |= {"max_new_tokens": max_new_tokens, "repeat": repeat, **sampling.arguments(), "runs": summarise(modes)}
+    report |= {"max_new_tokens": max_new_tokens, "repeat": repeat, **sampling.arguments()}
+    report |= {"prompts": [p.id for p in texts], "runs": summarise(modes, [p.file for p in texts])}
     _print_table(report, to_stderr=as_json)
     if as_json:
         click.echo(json.dumps(report))
-    differing = [run["lookahead"] for run in report["runs"] if not _all_same(run["identical_to_plain"])]
+    differing = [_name(run) for run in report["runs"] if not _all_same(run["identical_to_plain"])]
     if differing:
         click.echo(f"error: with lookahead {differing[0]} the tokens differ from those without", err=True)
         raise click.exceptions.Exit(1)
+
+
+def _check(lookahead: tuple[int | str, ...], strategies: tuple[str, ...], options: dict[str, Any]) -> None:
+    """Raise UsageError where an option has no effect on any mode."""
+    problem: click.UsageError | None = None
+    for name in ("window", "ngram", "guesses", "store"):
+        if options[name] is None:
+            continue
+        for number, strategy in _pairs(lookahead, strategies):
+            try:
+                Lookahead(number, strategy, **{name: options[name]}).check()
+                break
+            except click.UsageError as error:
+                problem = error
+        else:
+            raise problem or click.UsageError(f"--{name} has no effect")
+
+
+def _pairs(lookahead: tuple[int | str, ...], strategies: tuple[str, ...]) -> list[tuple[int | str, str | None]]:
+    """(most tokens, strategy) of each mode beside the baseline."""
+    numbers = lookahead or (("auto",) if strategies else (3,))
+    return [(number, strategy) for strategy in strategies or (None,) for number in numbers if number != 0]
+
+
+def _settings(lookahead: tuple[int | str, ...], strategies: tuple[str, ...], options: dict[str, Any]) -> list[Any]:
+    """What ``generate(lookahead=...)`` gets in each mode; an option reaches the modes that have a use for it."""
+    from ipex_lookahead.decoding.options import resolve_lookahead
+
+    found: list[Any] = []
+    for number, strategy in _pairs(lookahead, strategies):
+        fitting = {}
+        for name in ("window", "ngram", "guesses", "store"):
+            try:
+                Lookahead(number, strategy, **{name: options[name]}).check()
+                fitting[name] = options[name]
+            except click.UsageError:
+                pass
+        setting = Lookahead(number, strategy, **fitting).arguments()["lookahead"]
+        found.append(resolve_lookahead(setting, adaptive=False) if options["no_adaptive"] else setting)
+    return found
+
+
+def _name(run: dict[str, Any]) -> str:
+    """A mode in a few letters."""
+    if run["strategy"] is None or run["lookahead"] == "auto":
+        return str(run["lookahead"])
+    return f"{run['lookahead']} {run['strategy']}"
 
 
 def _all_same(counted: str) -> bool:
@@ -101,7 +165,7 @@ def _print_table(report: dict[str, Any], *, to_stderr: bool) -> None:
     plain = runs[0]["decode_tok_s"]
     for run in runs:
         table.add_row(
-            str(run["lookahead"]),
+            _name(run),
             f"{run['decode_tok_s']:.1f}",
             f"{run['decode_tok_s'] / plain:.2f}x" if plain else "-",
             f"{run['slowest_prompt_ratio']:.2f}x",

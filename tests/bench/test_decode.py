@@ -7,7 +7,9 @@ import json
 import pytest
 
 from ipex_lookahead.bench.decode import PACKAGED_PROMPTS, Generation, Mode, measure, read_prompts, summarise
+from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.errors import InputError
 
 
@@ -92,7 +94,7 @@ def test_modes_alternate_and_the_baseline_always_runs():
 
 
 def test_duplicate_modes_run_once():
-    assert [m.lookahead for m in measure(lambda p, n: generation([1]), [[7]], [3, 0, 3, 1])] == [0, 1, 3]
+    assert [m.lookahead for m in measure(lambda p, n: generation([1]), [[7]], [3, 0, 3, "auto"])] == [0, 3, "auto"]
 
 
 def test_sums():
@@ -125,6 +127,53 @@ def test_sums():
     assert second["slowest_prompt_ratio"] == pytest.approx(1.0 / 1.25)
     assert second["python_us_per_step"] == pytest.approx(0.15 / 10 * 1e6)
     assert set(first) == set(second)
+
+
+def test_modes_are_named_and_counted_by_source_and_position():
+    def drafts(*verified):
+        made = generation([1, 2, 3], steps=4, sequence_steps=4, proposer_seconds=0.4, sampler_seconds=0.2)
+        made.stats.strategy = "suffix"
+        for draft, accepted in verified:
+            made.stats.verified(draft, accepted)
+        made.stats.fold()
+        return made
+
+    tree = Draft([5, 6, 7, 8], [-1, 0, -1, -1], scratch=1, sources=["a", "b", "a", "window"])
+    config = LookaheadConfig("suffix", 7, adaptive=False)
+    answers = [[drafts((tree, [0, 1]), (Draft.chain([4, 4]), [0]))], [drafts((tree, []))]]
+    plain = Mode(0, [[generation([1, 2, 3])], [generation([1, 2, 3])]])
+    rows = summarise([plain, Mode(config, answers), Mode("auto", answers)], ["x", "y"])
+    assert [(r["lookahead"], r["adaptive"]) for r in rows] == [(0, None), (7, False), ("auto", True)]
+    assert [r["strategy"] for r in rows][:2] == [None, "suffix"]
+    row = rows[1]
+    assert row["acceptance_by_source"] == {
+        "a": {"drafted": 4, "accepted": 1, "acceptance_rate": 0.25},
+        "b": {"drafted": 2, "accepted": 1, "acceptance_rate": 0.5},
+        "window": {"drafted": 2, "accepted": 0, "acceptance_rate": 0.0},
+        "suffix": {"drafted": 2, "accepted": 1, "acceptance_rate": 0.5},
+    }
+    assert row["drafted_by_position"] == [5, 3]
+    assert row["accepted_by_position"] == [2, 1]
+    assert row["proposer_ms_per_step"] == pytest.approx(100)
+    assert row["sampler_ms_per_step"] == pytest.approx(50)
+    assert row["prompt_ratios"] == [1.0, 1.0]
+    json.dumps(rows, allow_nan=False)
+
+
+def test_ratios_by_file():
+    plain = Mode(0, [[generation(range(11), 1.0)] for _ in range(3)])
+    ahead = Mode(3, [[generation(range(11), s, sequence_steps=5)] for s in (0.5, 2.0, 0.25)])
+    row = summarise([plain, ahead], ["x", "x", "y"])[1]
+    assert row["prompt_ratios"] == pytest.approx([2.0, 0.5, 4.0])
+    assert row["mean_prompt_ratio"] == pytest.approx(6.5 / 3)
+    assert row["by_file"]["x"] == {
+        "prompts": 2,
+        "decode_tok_s": pytest.approx(8.0),
+        "mean_acceptance_length": 2.0,
+        "mean_prompt_ratio": pytest.approx(1.25),
+        "slowest_prompt_ratio": pytest.approx(0.5),
+    }
+    assert row["by_file"]["y"]["mean_prompt_ratio"] == pytest.approx(4.0)
 
 
 def test_median_of_repetitions():

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from ipex_lookahead.cli.main import run
+from ipex_lookahead.config import LookaheadConfig
 
 
 @pytest.fixture
@@ -24,7 +25,9 @@ def test_json_is_the_last_line_and_has_the_fields(scripted, prompts, capsys):
     assert {"model", "low_bit", "isa", "threads", "runs"} <= set(report)
     assert [r["lookahead"] for r in report["runs"]] == [0, 3]
     fields = "lookahead prompts tokens decode_tok_s prefill_tok_s ttft_ms mean_acceptance_length acceptance_rate"
-    fields += " identical_to_plain slowest_prompt_ratio python_us_per_step"
+    fields += " identical_to_plain slowest_prompt_ratio python_us_per_step strategy adaptive acceptance_by_source"
+    fields += " drafted_by_position accepted_by_position mean_prompt_ratio prompt_ratios by_file"
+    fields += " proposer_ms_per_step engine_ms_per_step sampler_ms_per_step"
     for found in report["runs"]:
         assert set(found) == set(fields.split())
         assert found["identical_to_plain"] == "2/2"
@@ -46,7 +49,7 @@ def test_a_difference_is_an_error(scripted, prompts, capsys):
     assert run(["bench", "decode", "--prompts", prompts, "--json"]) == 1
     out, err = capsys.readouterr()
     assert json.loads(out.splitlines()[-1])["runs"][1]["identical_to_plain"] == "1/2"
-    assert "error: with lookahead 3 the tokens differ" in err
+    assert "error: with lookahead 3 prompt_lookup the tokens differ" in err
 
 
 def test_sampling_has_a_seed(scripted, prompts):
@@ -59,6 +62,36 @@ def test_our_own_prompts_by_default(scripted, capsys):
     model = scripted()
     assert run(["bench", "decode", "--limit", "2", "--lookahead", "0"]) == 0
     assert "three day walk" in model.tokenizer.decode(model.asked[0][0])
+
+
+def settings(model) -> list:
+    return list(dict.fromkeys(s["lookahead"] for _, s in model.asked))
+
+
+def test_strategies_are_modes(scripted, prompts, capsys):
+    model = scripted()
+    arguments = ["bench", "decode", "--prompts", prompts, "--json"]
+    assert run([*arguments, "--strategy", "auto", "--strategy", "prompt_lookup", "--store", "s"]) == 0
+    assert settings(model) == [0, LookaheadConfig("auto", 16, store="s"), LookaheadConfig("prompt_lookup", 16)]
+    runs = json.loads(capsys.readouterr().out.splitlines()[-1])["runs"]
+    assert [r["strategy"] for r in runs] == [None, "auto", "prompt_lookup"]
+    assert [len(r["prompt_ratios"]) for r in runs] == [2, 2, 2]
+    assert set(runs[1]["by_file"]) == {"p"}
+    model = scripted()
+    assert run([*arguments, "--lookahead", "auto", "--lookahead", "5", "--no-adaptive"]) == 0
+    automatic, five = settings(model)[1:]
+    assert (automatic.num_draft_tokens, automatic.adaptive) == (16, False)
+    assert five == LookaheadConfig(num_draft_tokens=5, adaptive=False)
+    model = scripted()
+    assert run([*arguments, "--lookahead", "auto", "--lookahead", "2"]) == 0
+    assert settings(model) == [0, "auto", 2]
+
+
+@pytest.mark.parametrize("arguments", [["--window", "3"], ["--store", "s"], ["--strategy", "suffix", "--guesses", "2"]])
+def test_options_without_effect(arguments, scripted, prompts, capsys):
+    scripted()
+    assert run(["bench", "decode", "--prompts", prompts, *arguments]) == 2
+    assert arguments[-2] in capsys.readouterr().err
 
 
 def test_bad_prompt_file(scripted, capsys):
