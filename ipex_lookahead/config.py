@@ -11,6 +11,9 @@ from ipex_lookahead.errors import InputError
 MAX_DRAFT = 128
 """Most drafted rows a step: as many as Lookahead Decoding's window takes (W = G = 15, N = 5: 119); more never paid."""
 
+STORE_STRATEGIES = ("auto", "suffix")
+"""Strategies that look into a store of earlier outputs."""
+
 
 @dataclass(frozen=True, slots=True)
 class LookaheadConfig:
@@ -51,6 +54,8 @@ class LookaheadConfig:
         _in_range("guesses", self.guesses, 1, 60)
         if self.store is not None and (not isinstance(self.store, str) or not self.store):
             raise InputError(f"store is {self.store!r}; it must be the path of a file, as text, or None")
+        if self.store is not None and self.strategy not in STORE_STRATEGIES:
+            raise InputError(f"strategy {self.strategy!r} looks into no store; use {' or '.join(STORE_STRATEGIES)}")
         _is_probability("draft_min_prob (th_stop_draft)", self.draft_min_prob)
         _is_flag("adaptive", self.adaptive)
         _is_flag("draft_min_prob_auto (auto_th_stop_draft)", self.draft_min_prob_auto)

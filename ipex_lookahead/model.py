@@ -22,6 +22,7 @@ from ipex_lookahead.decoding.loop import PREFILL_ROWS
 from ipex_lookahead.decoding.second_model import check_vocabulary, second_model_lookahead
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.self_speculation import low_bit_copy
+from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.base import Batch, Engine
 from ipex_lookahead.errors import ContextLengthError, InputError
 
@@ -79,6 +80,7 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
         self.source = None if source is None else Path(source)
         self.stats: GenerationStats | None = None
         self.costs = EngineCosts(engine, cost_folder(), _note)
+        self._stores = Stores(engine.vocab_size, getattr(tokenizer, "get_vocab", None))
         self.speculative = speculative
         self._checkpoint_config = checkpoint_config
         self._self_draft: Engine | None = None
@@ -141,6 +143,7 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
             max_matching_ngram_size=max_matching_ngram_size,
             adaptive=adaptive,
             costs=self.costs,
+            stores=self._stores,
             seed=seed,
             tokenizer=self.tokenizer if tokenizer is None else tokenizer,
             stats=stats,

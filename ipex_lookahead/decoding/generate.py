@@ -36,10 +36,12 @@ from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
 from ipex_lookahead.decoding.second_model import SharedChoice
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL, Proposer, make_proposer, make_second_model_proposer
+from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.base import Engine
 from ipex_lookahead.errors import ContextLengthError, InputError
 
-MakeProposer = Callable[[LookaheadConfig], Proposer]
+MakeProposer = Callable[..., Proposer]
+"""From the LookaheadConfig and, where that names a store, the store's ``suffixes``."""
 
 
 @dataclass
@@ -101,6 +103,7 @@ def generate(
     make: MakeProposer = make_proposer,
     costs: EngineCosts | None = None,
     draft_engine: Engine | None = None,
+    stores: Stores | None = None,
     **kwargs: Any,
 ) -> torch.Tensor | LookaheadGenerateOutput:
     """Generate from prompts, one or several.
@@ -116,7 +119,7 @@ def generate(
         streamer: gets the prompt, then token by token as accepted; ``end()`` is called whatever happens. One sequence
             only.
         model_defaults: the model's own generation configuration.
-        lookahead: None, False or 0: off. 1 to 64: at most that many draft tokens a step, by prompt lookup. "auto": the
+        lookahead: None, False or 0: off. 1 to 128: at most that many draft tokens a step, by prompt lookup. "auto": the
             best strategy. A LookaheadConfig.
         max_matching_ngram_size: ipex-llm's option: longest n-gram that prompt lookup matches.
         adaptive: False always drafts as many tokens as allowed; True, the default, only what pays.
@@ -129,6 +132,7 @@ def generate(
         make: makes the proposer of a sequence from the LookaheadConfig.
         costs: what forwards cost on this engine; None learns it from this generation alone.
         draft_engine: the second model, for the strategies ``draft_model`` and ``self_speculation``.
+        stores: keeps the store of ``LookaheadConfig.store`` open between generations; None opens it for this one.
         **kwargs: ``input_ids``, ``attention_mask`` and the options of ``transformers.GenerationConfig``.
 
     Returns:
@@ -174,6 +178,8 @@ def generate(
 
         tapes = [_Tape(p, limit, frozenset(eos_ids)) for p, (limit, _) in zip(prompts, limits, strict=True)]
         criteria = _criteria(settings, stopping_criteria, tokenizer)
+        stores = Stores(engine.vocab_size) if stores is None else stores
+        store = stores.get(config.store) if config is not None and config.store is not None else None
         samplers = _samplers(settings, seed, sequence_ids, len(prompts))
         sequences = []
         for row, (prompt, (limit, reason), tape) in enumerate(zip(prompts, limits, tapes, strict=True)):
@@ -187,13 +193,15 @@ def generate(
                 shared = _shared_choice(settings, len(prompt), limit, eos_ids, samplers[row], engine)
                 proposer = make_second_model_proposer(config, draft_engine, shared, eos_ids)
             elif config is not None:
-                proposer = make(config)
+                proposer = make(config) if store is None else make(config, store.suffixes)
             sequences.append(
                 DecodingSequence(row, prompt, limit, engine.new_cache(), proposer, tape.choose, tape.accept, reason)
             )
         if config is not None:
             stats.strategy = config.strategy
         decode(engine, sequences, _controller(config, [s.proposer for s in sequences], costs), stats)
+        if config is not None and config.store is not None:
+            stores.add(config.store, [tape.ids[0, tape.start : tape.length].tolist() for tape in tapes])
         return _result(settings, ids, tapes, eos_ids, stats, engine.vocab_size)
     finally:
         if streamer is not None:

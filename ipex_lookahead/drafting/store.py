@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import secrets
 import struct
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ import numpy.typing as npt
 
 from ipex_lookahead.drafting.partial_matching import LONGEST_CONTEXT, native_core
 from ipex_lookahead.errors import InputError, SaveError
+
+log = logging.getLogger("ipex_lookahead")
 
 CAPACITY = 131_072
 """Tokens that a store holds: half a mebibyte in the file, up to some 70 in memory, half of it on real texts."""
@@ -172,6 +175,37 @@ class Store:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
+
+
+class Stores:
+    """The stores that a model has open, by file: each is read once, and written after every generation that used it.
+
+    Args:
+        vocab_size: the model's.
+        vocabulary: gives its tokenizer's tokens and ids (``get_vocab``), or None.
+    """
+
+    def __init__(self, vocab_size: int, vocabulary: Callable[[], Mapping[str, int]] | None = None) -> None:
+        self._vocab_size, self._vocabulary = vocab_size, vocabulary
+        self._open: dict[str, Store] = {}
+
+    def get(self, path: str) -> Store:
+        """The store in a file. Raises what :meth:`Store.open` raises."""
+        key = os.path.realpath(Path(path).expanduser())
+        if key not in self._open:
+            digest = b"" if self._vocabulary is None else vocabulary_digest(self._vocabulary())
+            self._open[key] = Store.open(key, self._vocab_size, digest)
+        return self._open[key]
+
+    def add(self, path: str, outputs: Iterable[Sequence[int] | npt.NDArray[np.int32]]) -> None:
+        """Remember finished generations in a file. One that cannot be written costs a warning, not the output."""
+        store = self.get(path)
+        for output in outputs:
+            store.add(output)
+        try:
+            store.save(path)
+        except SaveError as error:
+            log.warning("%s; what was generated is remembered until the program ends", error)
 
 
 def _check_head(file: Path, head: bytes, size: int, vocab_size: int, digest: bytes) -> tuple[int, int] | None:
