@@ -188,15 +188,14 @@ def generate(
             tape.choose = _choose(
                 settings, tape, limit, eos_ids, own, prefix_allowed_tokens_fn, row // times, samplers[row], engine
             )
+            cache = engine.new_cache()
             proposer: Proposer | None = None
             if config is not None and draft_engine is not None and config.strategy in SECOND_MODEL:
                 shared = _shared_choice(settings, len(prompt), limit, eos_ids, samplers[row], engine)
-                proposer = make_second_model_proposer(config, draft_engine, shared, eos_ids)
+                proposer = make_second_model_proposer(config, draft_engine, cache, shared, eos_ids)
             elif config is not None:
                 proposer = make(config) if store is None else make(config, store.suffixes)
-            sequences.append(
-                DecodingSequence(row, prompt, limit, engine.new_cache(), proposer, tape.choose, tape.accept, reason)
-            )
+            sequences.append(DecodingSequence(row, prompt, limit, cache, proposer, tape.choose, tape.accept, reason))
         if config is not None:
             stats.strategy = config.strategy
         decode(engine, sequences, _controller(config, [s.proposer for s in sequences], costs), stats)

@@ -13,8 +13,9 @@ from ipex_lookahead.drafting.draft_model import DraftChoice, DraftModel
 from ipex_lookahead.drafting.jacobi import Jacobi
 from ipex_lookahead.drafting.prompt_lookup import PromptLookup
 from ipex_lookahead.drafting.recycling import Recycling
+from ipex_lookahead.drafting.self_speculation import SelfSpeculation
 from ipex_lookahead.drafting.suffix import Suffix
-from ipex_lookahead.engines.base import Engine
+from ipex_lookahead.engines.base import Cache, Engine
 from ipex_lookahead.errors import InputError
 
 PROPOSERS: dict[str, Callable[[LookaheadConfig, Any], Proposer]] = {
@@ -48,16 +49,20 @@ def make_proposer(config: LookaheadConfig, store: Any = None) -> Proposer:
 
 
 def make_second_model_proposer(
-    config: LookaheadConfig, engine: Engine, choose: DraftChoice | None, end_tokens: Collection[int] = ()
+    config: LookaheadConfig, engine: Engine, cache: Cache, choose: DraftChoice | None, end_tokens: Collection[int] = ()
 ) -> Proposer:
-    """A fresh proposer for one sequence, for a strategy of ``SECOND_MODEL``; see :class:`DraftModel`."""
-    return DraftModel(
-        engine,
-        choose,
-        min_prob=config.draft_min_prob,
-        adapt=config.draft_min_prob_auto,
-        end_tokens=end_tokens,
-    )
+    """A fresh proposer for one sequence, for a strategy of ``SECOND_MODEL``.
+
+    ``engine`` is the second model's, ``cache`` the target's; see :class:`DraftModel` and :class:`SelfSpeculation`.
+    """
+    options: dict[str, Any] = {
+        "min_prob": config.draft_min_prob,
+        "adapt": config.draft_min_prob_auto,
+        "end_tokens": end_tokens,
+    }
+    if config.strategy == "self_speculation":
+        return SelfSpeculation(engine, cache, choose, **options)
+    return DraftModel(engine, choose, **options)
 
 
 __all__ = [
@@ -72,6 +77,7 @@ __all__ = [
     "PromptLookup",
     "Proposer",
     "Recycling",
+    "SelfSpeculation",
     "Suffix",
     "make_proposer",
     "make_second_model_proposer",

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import Batch, Engine, StepOutput
+from ipex_lookahead.engines.base import Batch, Cache, Engine, StepOutput
 
 DraftChoice = Callable[[npt.NDArray[np.float32], npt.NDArray[np.int64]], "tuple[int, float] | None"]
 """(logits float32 [vocab_size], the tokens so far, drafted ones included, int64 [n]) -> the token that follows them
@@ -68,14 +68,12 @@ class DraftModel:
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Read the prompt, all but its last token; one longer than the draft model's context is never read."""
-        self._cache = self._engine.new_cache()
         self._tokens = np.array(prompt, np.int64)
         self._length = len(prompt)
         self._drafted = 0
         self._match = 1.0
         self.min_prob = self._first_min_prob
-        if 1 < self._length <= self._engine.max_context:
-            self._feed(self._length - 1)
+        self._read_prompt()
 
     def propose(self, budget: int) -> Draft:
         """A chain of at most ``budget`` tokens, with the draft model's own probabilities."""
@@ -115,10 +113,18 @@ class DraftModel:
         # The last emitted token is fed by the next draft, to get its logits, even where its row is there already.
         while right < min(len(drafted), len(emitted) - 1) and drafted[right] == emitted[right]:
             right += 1
-        if self._cache.length > start + right:
-            self._cache.crop(start + right)
+        self._crop(start + right)
         if self._adapt and len(outcome.draft):
             self._follow(len(outcome.accepted) / len(outcome.draft))
+
+    def _read_prompt(self) -> None:
+        self._cache: Cache = self._engine.new_cache()
+        if 1 < self._length <= self._engine.max_context:
+            self._feed(self._length - 1)
+
+    def _crop(self, length: int) -> None:
+        if self._cache.length > length:
+            self._cache.crop(length)
 
     def _next(self, end: int) -> tuple[int, float] | None:
         """What follows the first ``end`` tokens; those that the draft model has not seen are fed first."""

@@ -13,11 +13,13 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 
 from ipex_lookahead import AutoModelForCausalLM, LookaheadConfig
 from ipex_lookahead.drafting import self_speculation
-from ipex_lookahead.drafting.self_speculation import check_gains, low_bit_copy
+from ipex_lookahead.drafting.draft import Draft, Outcome
+from ipex_lookahead.drafting.self_speculation import SelfSpeculation, check_gains, low_bit_copy
 from ipex_lookahead.errors import InputError, ModelFormatError
 from ipex_lookahead.formats import dequantize, quantize
 from ipex_lookahead.formats.base import PackedWeight
 from tests.support.numpy_engine import tiny_numpy_engine
+from tests.support.scripted_engine import markov
 from tests.support.tiny import write_tiny_llama
 
 SAMPLED = {"do_sample": True, "temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1, "seed": 11}
@@ -68,6 +70,71 @@ def test_the_text_is_that_of_plain_decoding(folder: Path, low_bit: str | None, h
         assert torch.equal(model.generate(IDS, adaptive=False, **options, **OPTIONS, **how), plain)
     assert torch.equal(model.generate(IDS, **OPTIONS, **how), plain)  # adaptive
     assert model._self_draft is made  # one copy serves all generations
+
+
+@pytest.mark.parametrize("how", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_the_logits_are_those_of_plain_decoding(folder: Path, how: dict[str, Any]) -> None:
+    """The copy writes behind the committed positions of the target's own cache: not a bit of these may change."""
+    model = load(folder, speculative=True)
+    asked = OPTIONS | {
+        "return_dict_in_generate": True,
+        "output_logits": True,
+        "max_new_tokens": 90,
+    }  # over a page's end
+    plain = model.generate(IDS, lookahead=0, **asked, **how)
+    out = model.generate(IDS, adaptive=False, th_stop_draft=0.3, **asked, **how)
+    assert model.stats.accepted > 10
+    assert torch.equal(out.sequences, plain.sequences)
+    assert len(out.logits) == len(plain.logits) == 90
+    assert all(torch.equal(a, b) for a, b in zip(out.logits, plain.logits, strict=True))
+
+
+def test_the_copy_drafts_what_the_target_would(folder: Path) -> None:
+    """With the target as its own copy every token is accepted: it sees the very same keys and values."""
+    model = load(folder)
+    model._self_draft = model.engine
+    config = LookaheadConfig("self_speculation", 7, adaptive=False, draft_min_prob=0.0)
+    for how in ({}, SAMPLED):
+        plain = model.generate(IDS, lookahead=0, **OPTIONS, **how)
+        assert torch.equal(model.generate(IDS, lookahead=config, **OPTIONS, **how), plain)
+        assert model.stats.acceptance_rate == 1.0
+        assert model.stats.steps == 4  # 31 tokens after the first, eight a step
+
+
+def test_the_worked_example_and_what_becomes_of_the_cache() -> None:
+    engine = markov(vocab_size=30, order=1, seed=0)
+    cache = engine.new_cache()
+    cache.tokens = [5]
+    proposer = SelfSpeculation(engine, cache, min_prob=0.0)
+    proposer.begin([5, 6])
+    assert engine.batches == []
+    first = int(engine._logits_of([5, 6]).argmax())
+    second = int(engine._logits_of([6, first]).argmax())
+    assert list(proposer.propose(2).tokens) == [first, second]
+    assert [counts for counts, _, _ in engine.batches] == [[1], [1]]
+    assert cache.tokens == [5]
+    cache.tokens = [5, 6, first]  # the target accepts one and goes its own way
+    proposer.observe(Outcome(Draft.chain([first, second]), [0], [first, 9]))
+    assert cache.tokens == [5, 6, first]
+    assert list(proposer.propose(1).tokens) == [int(engine._logits_of([first, 9]).argmax())]
+    assert cache.tokens == [5, 6, first]
+
+
+def test_an_error_inside_a_draft_leaves_the_cache_as_it_was() -> None:
+    engine = markov(vocab_size=30, order=1, seed=0)
+    cache = engine.new_cache()
+    cache.tokens = [5]
+
+    def choose(logits: np.ndarray, tokens: np.ndarray) -> tuple[int, float]:
+        if len(tokens) == 4:
+            raise KeyboardInterrupt
+        return 3, 1.0
+
+    proposer = SelfSpeculation(engine, cache, choose)
+    proposer.begin([5, 6])
+    with pytest.raises(KeyboardInterrupt):
+        proposer.propose(8)
+    assert cache.tokens == [5]
 
 
 def test_max_step_draft_and_th_stop_draft_are_kept(folder: Path) -> None:
