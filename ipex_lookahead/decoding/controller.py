@@ -15,7 +15,7 @@ WORTH = 1.02
 WORTH_BEHIND = 1.25
 ALLOWED_LOSS = 0.008
 """Share of all time that drafting may be behind by, and one forward beside; then it must promise ``WORTH_BEHIND``."""
-DEAR = 0.01
+DEAR = 0.06
 """A proposer whose time for a token is above this share of a forward is asked for no more than it can earn back."""
 DEAR_FADE = 0.9
 """What a test leaves of the counts of a dear proposer: it is tested seldom, so the last few must tell."""
@@ -208,11 +208,13 @@ class AdaptiveBudget:
             self._whole += WHOLE_FOLLOW * (emitted / live - self._whole)
             self._whole_chosen = False
         if proposed:
-            self._token_seconds += 0.2 * (proposing / proposed - self._token_seconds)
+            each, known = proposing / proposed, self._token_seconds
+            # Once in a while another process has the core; that is not the proposer's doing.
+            self._token_seconds += 0.2 * (min(each, 3.0 * known) - known) if known else each
         elif self._pause:
             self._pause -= 1
         self._emitted = self._taking_part = self._proposed = 0
-        self._steps.append((rows, length, seconds, proposing, emitted, live))
+        self._steps.append((rows, length, seconds, self._token_seconds * proposed, emitted, live))
         if len(self._steps) >= self._account_after:
             self._account()
 

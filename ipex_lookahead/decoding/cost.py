@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median_low
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -37,6 +37,8 @@ MOST_ROUNDS = 7
 """Calibration begins no round after so long, or after so many."""
 WORTH_A_FILE_SECONDS = 0.02
 """A calibration that took less is not written down: doing it again is as quick."""
+TOO_DISTURBED = 1.5
+"""Nor is one whose rounds differed by more than this factor: other processes had the machine. It serves for now."""
 FILE_BYTES = 1 << 16
 
 PER_KEY = 0.45
@@ -149,17 +151,22 @@ class EngineCosts:
                 if self._progress is not None:
                     self._progress("measuring what a decoding step costs on this machine (once)")
                 began = perf_counter()
-                found = calibrate(self._engine)
-                if file is not None and perf_counter() - began > WORTH_A_FILE_SECONDS:
+                found, disturbance = calibrate(self._engine)
+                quick = perf_counter() - began < WORTH_A_FILE_SECONDS
+                if file is not None and not quick and disturbance < TOO_DISTURBED:
                     save(file, found, self._engine)
             self._curve = CostCurve(found)
         return self._curve
 
 
-def calibrate(engine: Engine, *, patience: float = PATIENCE_SECONDS) -> Calibration:
-    """Measure forwards of different numbers of rows on a scratch cache, in rounds; each counts by its median.
+def calibrate(engine: Engine, *, patience: float = PATIENCE_SECONDS) -> tuple[Calibration, float]:
+    """Measure forwards of different numbers of rows on a scratch cache, in rounds; each counts by its lower quartile.
 
     A round costs about 30 forwards of one row, half or a fifth of that on slow engines.
+
+    Returns:
+        The calibration, and by what factor the slowest round was off the quickest, over the numbers of rows in median.
+
     """
     cache = engine.new_cache()
     most = min(ROWS[-1], engine.max_context)
@@ -174,13 +181,14 @@ def calibrate(engine: Engine, *, patience: float = PATIENCE_SECONDS) -> Calibrat
     while not times[1] or (perf_counter() - began < patience and len(times[1]) < MOST_ROUNDS):
         for n in rows:
             times[n].append(_forward(engine, cache, tokens[:n]))
-    seconds = [median_low(times[n]) for n in rows]
+    seconds = [sorted(times[n])[len(times[n]) // 4] for n in rows]
+    disturbance = median(max(times[n]) / max(min(times[n]), 1e-9) for n in rows)
     for i in range(1, len(seconds)):  # more rows never cost less: where it looks so, it is noise
         seconds[i] = max(seconds[i], seconds[i - 1])
     facts = engine.describe()
     weights, kv = facts.get("weight_bytes") or 0, facts.get("kv_bytes_per_token") or 0
     reading = seconds[0] * kv / weights if weights else 0.0
-    return Calibration(rows, tuple(seconds), PER_KEY * reading, PER_KEY_AND_ROW * reading)
+    return Calibration(rows, tuple(seconds), PER_KEY * reading, PER_KEY_AND_ROW * reading), disturbance
 
 
 def _forward(engine: Engine, cache: Cache, tokens: Any) -> float:

@@ -41,7 +41,7 @@ def steps_of_four(rows: int) -> float:
 
 
 def test_calibration_measures_each_number_of_rows(clock: list[float]) -> None:
-    curve = CostCurve(calibrate(timed_engine(clock, steps_of_four)))
+    curve = CostCurve(calibrate(timed_engine(clock, steps_of_four))[0])
     for rows in (1, 2, 3, 4, 5, 6, 8, 9, 12, 13, 16, 17, 20):
         assert curve(rows) == pytest.approx(steps_of_four(rows)), rows
     assert curve(4) < 1.01 * curve(1)
@@ -62,7 +62,7 @@ def test_calibration_ends(clock: list[float]) -> None:
 
 @pytest.mark.parametrize(("alone", "most"), [(0.1, 2.5), (1.0, 10.0)])
 def test_slow_engines_are_measured_at_fewer_points(clock: list[float], alone: float, most: float) -> None:
-    curve = CostCurve(calibrate(timed_engine(clock, lambda rows: alone * (1 + rows / 20))))
+    curve = CostCurve(calibrate(timed_engine(clock, lambda rows: alone * (1 + rows / 20)))[0])
     assert clock[0] < most
     assert curve(4) == pytest.approx(alone * 1.2)
 
@@ -71,14 +71,14 @@ def test_noise_is_not_believed(clock: list[float]) -> None:
     """A hiccup in one round is no cost, and more rows are never cheaper."""
     rng = np.random.default_rng(0)
     engine = timed_engine(clock, lambda rows: 0.001 * (1 + rows / 8) * (10.0 if rng.random() < 0.05 else 1.0))
-    curve = CostCurve(calibrate(engine, patience=10.0))
+    curve = CostCurve(calibrate(engine, patience=10.0)[0])
     values = [seconds for _, seconds in curve.table()]
     assert values == sorted(values)
     assert curve(4) / curve(1) == pytest.approx(1.5 / 1.125)
 
 
 def test_a_short_context_is_not_exceeded(clock: list[float]) -> None:
-    calibration = calibrate(timed_engine(clock, steps_of_four, max_context=7))
+    calibration, _ = calibrate(timed_engine(clock, steps_of_four, max_context=7))
     assert calibration.rows[-1] == 7
 
 
@@ -132,6 +132,17 @@ def test_kept_and_found_again(tmp_path: Path, clock: list[float]) -> None:
 
 def test_what_was_quick_is_not_written(tmp_path: Path, clock: list[float]) -> None:
     EngineCosts(timed_engine(clock, lambda rows: 1e-6), tmp_path / "costs").curve()
+    assert not (tmp_path / "costs").exists()
+
+
+def test_what_was_disturbed_is_not_written(tmp_path: Path, clock: list[float]) -> None:
+    now = [1.0]
+
+    def ever_slower(rows: int) -> float:
+        now[0] *= 1.05
+        return 0.001 * now[0]
+
+    EngineCosts(timed_engine(clock, ever_slower), tmp_path / "costs").curve()
     assert not (tmp_path / "costs").exists()
 
 
