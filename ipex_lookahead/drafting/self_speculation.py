@@ -29,8 +29,8 @@ def check_gains(low_bit: str) -> None:
     """Raise InputError where a four-bit copy of a model in ``low_bit`` could not be faster than the model."""
     if low_bit not in GAINFUL:
         raise InputError(
-            f"speculative=True drafts with a copy of the model in {DRAFT_FORMAT}, which is no faster than this model in"
-            f" {low_bit}; load it with load_in_low_bit set to one of {', '.join(GAINFUL[:3])}, or use lookahead instead"
+            f"self-speculation (speculative=True) drafts with a copy of the model in {DRAFT_FORMAT}, which is no faster"
+            f" than this model in {low_bit}; load it with load_in_low_bit set to one of {', '.join(GAINFUL[:3])}, or use lookahead instead"
         )
 
 
@@ -39,7 +39,7 @@ def low_bit_copy(engine: Engine) -> Engine:
 
     Only one tensor at a time is held besides the copy (for a tied embedding, that one too).
 
-    Example: of a sym_int8 engine with 135 million weights, which takes 145 MB, the copy takes 77 MB more.
+    Example: of a sym_int8 engine with 135 million weights, which takes 143 MB, the copy takes 76 MB more.
 
     Raises:
         InputError: the engine cannot give its weights back, or is in four bits already.
