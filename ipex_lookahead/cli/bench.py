@@ -10,6 +10,7 @@ COMMANDS = {
     "decode": "decoding speed with and without lookahead, and whether the tokens are the same",
     "step": "a whole decoder step on random weights of a known shape, by rows",
     "kernels": "linear layers by format, instruction set and rows",
+    "replay": "proposers and budgets on recorded answers, without a model",
     "quality": "perplexity beside transformers in float32 on the same weights",
 }
 """Subcommand -> its line in ``--help``."""

@@ -15,7 +15,7 @@ import re
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -226,19 +226,12 @@ def processor() -> str:
 
 def save(file: Path, calibration: Calibration, engine: Engine) -> None:
     """Write a calibration, by another name and a rename. A folder that cannot be written to is no error."""
-    content = {
-        "engine": identity(engine),
-        "rows": list(calibration.rows),
-        "seconds": list(calibration.seconds),
-        "key_seconds": calibration.key_seconds,
-        "key_row_seconds": calibration.key_row_seconds,
-    }
     temporary = None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=".costs-", dir=file.parent)
         with os.fdopen(handle, "w", encoding="utf-8") as out:
-            json.dump(content, out, indent=1)
+            json.dump({"engine": identity(engine), **to_json(calibration)}, out, indent=1)
         os.replace(temporary, file)
     except OSError:
         if temporary is not None:
@@ -248,8 +241,19 @@ def save(file: Path, calibration: Calibration, engine: Engine) -> None:
 def load(file: Path) -> Calibration | None:
     """An earlier calibration; None where there is none, or none that can be believed."""
     try:
-        found = load_object(file, FILE_BYTES)
+        return from_json(load_object(file, FILE_BYTES))
     except ModelFormatError:
+        return None
+
+
+def to_json(calibration: Calibration) -> dict[str, Any]:
+    """A calibration as plain values."""
+    return asdict(calibration)
+
+
+def from_json(found: Any) -> Calibration | None:
+    """The calibration that ``to_json`` spelled; None for anything that cannot be one."""
+    if not isinstance(found, dict):
         return None
     rows, seconds = found.get("rows"), found.get("seconds")
     slopes: tuple[Any, Any] = (found.get("key_seconds"), found.get("key_row_seconds"))

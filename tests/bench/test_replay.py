@@ -1,0 +1,139 @@
+"""Replaying recorded answers: the same acceptance as with the model, from a file that anybody may have touched."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ipex_lookahead.bench.replay import Recording, load, record, replay, save
+from ipex_lookahead.cli.main import run
+from ipex_lookahead.config import LookaheadConfig
+from ipex_lookahead.decoding.cost import Calibration, CostCurve, EngineCosts
+from ipex_lookahead.decoding.generate import generate
+from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.drafting import make_proposer
+from ipex_lookahead.drafting.draft import Draft
+from ipex_lookahead.errors import InputError, LookaheadError
+from tests.support.numpy_engine import tiny_numpy_engine
+from tests.support.proposers import OracleProposer, RandomProposer
+
+PROMPTS = [[1, 5, 3, 5, 3, 7], [4, 8]]
+CURVE = Calibration((1, 4, 8), (0.01, 0.012, 0.02))
+
+
+@pytest.fixture(scope="module")
+def model():
+    engine = tiny_numpy_engine(
+        vocab=24, hidden=32, layers=1, heads=2, kv_heads=1, intermediate=32, tie=False, context=64
+    )
+    costs = EngineCosts(engine)
+    costs._curve = CostCurve(CURVE)
+    return SimpleNamespace(
+        engine=engine, costs=costs, generate=lambda ids, **options: generate(engine, ids, eos_token_id=None, **options)
+    )
+
+
+@pytest.fixture(scope="module")
+def recording(model):
+    return record(model, "tiny", PROMPTS, max_new_tokens=40, top=4)
+
+
+def test_what_is_recorded(model, recording):
+    for prompt, answer in zip(PROMPTS, recording.answers, strict=True):
+        assert answer.prompt == prompt
+        assert answer.output == model.generate(torch.tensor([prompt]), max_new_tokens=40)[0, len(prompt) :].tolist()
+        assert [row[0] for row in answer.top] == answer.output, "the likeliest id is the greedy choice"
+        assert all(len(set(row)) == 4 for row in answer.top)
+    assert recording.calibration == CURVE
+
+
+def test_replaying_is_what_the_model_would_do(model, recording):
+    config = LookaheadConfig("prompt_lookup", 4, adaptive=False)
+    found = replay(recording, config, make_proposer)
+    real = [GenerationStats() for _ in PROMPTS]
+    for prompt, stats in zip(PROMPTS, real, strict=True):
+        model.generate(torch.tensor([prompt]), max_new_tokens=40, lookahead=config, stats=stats)
+    assert found["steps"] == sum(s.steps for s in real)
+    assert found["drafted_by_source"] == {"prompt_lookup": sum(s.drafted for s in real)}
+    assert found["accepted_by_source"] == {"prompt_lookup": sum(s.accepted for s in real)}
+    assert found["accepted_by_position"][0] == sum(s.accepted_by_position[0] for s in real)
+    assert found["tokens"] == 80
+
+
+def test_predictions_come_from_the_curve(recording):
+    texts = iter([[*a.prompt, *a.output] for a in recording.answers])
+    found = replay(recording, LookaheadConfig("oracle", 3, adaptive=False), lambda _: OracleProposer(next(texts)))
+    assert found["acceptance_rate"] == 1.0
+    assert found["mean_acceptance_length"] == pytest.approx(78 / 20)
+    assert found["predicted_plain_tok_s"] == pytest.approx(100)
+    assert 2.5 < found["predicted_ratio"] <= 78 * 0.01 / (20 * 0.0115)
+    wrong = replay(recording, LookaheadConfig("wrong", 7, adaptive=False), lambda _: RandomProposer(24, seed=1))
+    assert wrong["predicted_ratio"] < 0.8
+    adaptive = replay(recording, LookaheadConfig("wrong", 7), lambda _: RandomProposer(24, seed=1))
+    assert adaptive["predicted_ratio"] > wrong["predicted_ratio"]
+
+
+def test_a_recording_knows_nothing_of_scratch_rows(recording):
+    class Window(RandomProposer):
+        def propose(self, budget):
+            return Draft([1, 2], [-1, -1], scratch=1)
+
+    with pytest.raises(InputError, match="Window needs scratch rows"):
+        replay(recording, LookaheadConfig("x", 3), lambda _: Window(24))
+
+
+def test_round_trip(tmp_path, recording):
+    save(tmp_path / "r", recording)
+    assert load(tmp_path / "r") == recording
+
+
+def test_damaged_recordings_are_refused(tmp_path, recording):
+    file = tmp_path / "r"
+    save(file, recording)
+    head, first, _ = (json.loads(line) for line in file.read_text().splitlines())
+
+    def lines(*values):
+        return "".join(json.dumps(value) + "\n" for value in values)
+
+    for content in (
+        "",
+        "{",
+        "[]\n",
+        lines(head),
+        lines(first),
+        lines({**head, "recording": 2}, first),
+        lines({**head, "costs": None}, first),
+        lines(head, []),
+        lines(head, {**first, "output": first["output"][:-1]}),
+        lines(head, {**first, "prompt": []}),
+        lines(head, {**first, "prompt": [1.5]}),
+        lines(head, {**first, "output": [2**40] * 40}),
+        lines(head, {**first, "top": [[1]] * 39 + [[1, 2]]}),
+        lines(head, {**first, "top": 3}),
+    ):
+        file.write_text(content)
+        with pytest.raises(LookaheadError) as caught:
+            load(file)
+        assert str(file) in str(caught.value)
+    with pytest.raises(LookaheadError):
+        load(tmp_path / "absent")
+
+
+def test_the_command(tmp_path, recording, capsys):
+    file = tmp_path / "r"
+    save(file, Recording("tiny", CURVE, recording.answers))
+    arguments = ["bench", "replay", "--replay", str(file), "--strategy", "prompt_lookup", "--budget", "2", "--json"]
+    assert run(arguments) == 0
+    out, err = capsys.readouterr()
+    (only,) = json.loads(out.splitlines()[-1])["runs"]
+    assert (only["strategy"], only["budget"], only["adaptive"], only["tokens"]) == ("prompt_lookup", 2, False, 80)
+    assert "prompt_lookup" in err
+    assert run([*arguments, "--adaptive"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["runs"][0]["adaptive"] is True
+    assert run(["bench", "replay"]) == 2
+    assert "either --record FILE or --replay FILE" in capsys.readouterr().err
+    assert run([*arguments[:-5], "--strategy", "nonsense"]) == 1
+    assert "not known" in capsys.readouterr().err
