@@ -7,7 +7,7 @@
 namespace ipex_lookahead {
 namespace {
 
-constexpr size_t kConsidered = 24;    // most recent children looked at
+constexpr size_t kConsidered = 12;    // most recent children looked at
 constexpr double kMemory = 64;       // trials after which old evidence counts half
 constexpr double kPrior = 8;         // trials that a prior is worth,
 constexpr double kRankPrior = 16;    // and for lists
@@ -102,7 +102,10 @@ void Predictor::see_successors(int32_t before, int32_t token, const int32_t* ids
     const int32_t row = rows_[order].at(key, fresh);
     if (row == fresh) successors_.resize(successors_.size() + size_t(width_));
     int32_t* to = successors_.data() + int64_t(row) * width_;
-    for (int64_t i = 0; i < width_; ++i) to[i] = i < count ? ids[i] : -1;
+    int32_t* end = to;
+    for (int64_t i = 0; i < count && ids[i] >= 0 && end < to + width_; ++i)
+      if (std::find(to, end, ids[i]) == end) *end++ = ids[i];
+    std::fill(end, to + width_, -1);
   }
 }
 
@@ -188,6 +191,7 @@ void Predictor::follow(int32_t token, double weight, Source source) {
 void Predictor::mix(double out, double weight) {
   double before = 0;
   for (const Follower& f : followers_) before += guesses_[f.guess].p;
+  if (!(weight + before > 0)) return;  // evidence that has faded to nothing
   const double in = (1 - out) / (weight + (before > 0 ? kBelow : 0)), below = before > 0 ? kBelow / before : 0;
   const double rest = before < 0.99 ? out / (1 - before) : out / 0.01;
   for (const Follower& f : followers_) {

@@ -45,7 +45,8 @@ def native_core() -> Any:
 class PartialMatching:
     """What the strategies ``suffix``, ``recycling`` and ``auto`` have in common; they differ in their sources.
 
-    A token costs O(``depth``), a draft O(rows x followers): about 10 microseconds for 16 rows.
+    A token costs O(``depth``), a draft O(rows x followers): 8 to 27 microseconds for 16 rows
+    (CPython 3.11, one Zen 4 core).
 
     Args:
         depth: longest context in the own text, 0 (none) to 16.

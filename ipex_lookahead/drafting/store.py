@@ -1,7 +1,7 @@
 """The store: outputs of earlier generations, which later ones look into.
 
 Outputs only: what a prompt holds is indexed by its own generation, and a prompt is nobody else's business. The index is
-made of the texts when a store is opened (some 100 ms for a full one); only the texts are in the file.
+made of the texts when a store is opened (a quarter of a second for a full one); only the texts are in the file.
 
 The file, all numbers little-endian:
 
@@ -38,7 +38,7 @@ from ipex_lookahead.errors import InputError, SaveError
 log = logging.getLogger("ipex_lookahead")
 
 CAPACITY = 131_072
-"""Tokens that a store holds: half a mebibyte in the file, up to some 70 in memory, half of it on real texts."""
+"""Tokens that a store holds: half a mebibyte in the file, up to 100 in memory."""
 
 _MOST = 2**24
 """Tokens of the largest file that is read at all."""

@@ -73,10 +73,28 @@ def test_equals_its_twin(
         draft = mine.propose(budget)
         assert (list(draft.tokens), list(draft.parents), list(draft.probs), list(draft.sources)) == twin.propose(budget)
         draft = draft.first(kept)
-        top = np.random.default_rng(seed).permuted(np.tile(np.arange(9), (len(draft) + 1, 1)), axis=1)[:, :8]
-        top[-1, seed % 8 :] = -1
+        top = np.random.default_rng(seed).integers(-1 if seed % 3 else 0, 12, (len(draft) + 1, 8))
         mine.observe(Outcome(draft, [], emitted, (), top))
         twin.observe(draft.tokens, draft.parents, emitted, top.tolist() if width else None)
+
+
+def test_equals_its_twin_where_much_has_followed() -> None:
+    """More followers than are looked at, and evidence old enough to fade."""
+    rng = np.random.default_rng(5)
+    mine, twin = PartialMatching(depth=3, width=4), Twin(3, 4)
+    prompt = [token for other in rng.integers(1, 40, 200).tolist() for token in (0, other)]
+    mine.begin(prompt)
+    twin.begin(prompt)
+    for _ in range(300):
+        emitted = [0, int(rng.integers(1, 40))]
+        top = rng.integers(0, 6, (1, 4))
+        mine.observe(Outcome(Draft(), [], emitted, (), top))
+        twin.observe([], [], emitted, top.tolist())
+    for _ in range(2):
+        draft = mine.propose(40)
+        assert (list(draft.tokens), list(draft.parents), list(draft.probs), list(draft.sources)) == twin.propose(40)
+        mine.observe(Outcome(Draft(), [], [0]))
+        twin.observe([], [], [0])
 
 
 @settings(deadline=None)

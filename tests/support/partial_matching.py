@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
-CONSIDERED, MEMORY, PRIOR, RANK_PRIOR, RECENT, BELOW, WIDTH = 24, 64, 8.0, 16.0, 0.3, 2.0, 8
+CONSIDERED, MEMORY, PRIOR, RANK_PRIOR, RECENT, BELOW, WIDTH = 12, 64, 8.0, 16.0, 0.3, 2.0, 8
 
 ESCAPES = {
     "store": [
@@ -95,7 +96,9 @@ class Twin:
                 paths.append(path)
             for order in (1, 2):
                 if self.width and len(path) >= order and ids and ids[0] >= 0:
-                    self.rows[tuple(path[-order:])] = [t for t in ids[: self.width] if t >= 0]
+                    self.rows[tuple(path[-order:])] = list(dict.fromkeys(takewhile(lambda t: t >= 0, ids)))[
+                        : self.width
+                    ]
 
     def contexts(self, path: list[int]):
         """(kind, key) of what is known about what follows the path, the shortest contexts first."""
