@@ -17,6 +17,9 @@ from ipex_lookahead.errors import EngineError
 
 PACKAGES = ("ipex-lookahead", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 
+MOST_COSTS = 8
+"""Measured cost curves that are listed, the newest first."""
+
 
 @click.command()
 @click.argument("model", required=False)
@@ -31,12 +34,13 @@ def info(model: str | None, as_json: bool) -> None:
 
 
 def machine_facts() -> dict[str, Any]:
-    """Machine, instruction sets, threads, memory in bytes, versions, cache folder."""
+    """Machine, instruction sets, threads, memory in bytes, versions, cache folder, what steps were measured to cost."""
+    from ipex_lookahead.decoding.cost import cost_folder, known_costs, processor
     from ipex_lookahead.hub import cache_folder
 
     return {
         "machine": {
-            "processor": _processor(),
+            "processor": processor(),
             "architecture": platform.machine(),
             "system": platform.platform(),
             "cores_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -45,6 +49,7 @@ def machine_facts() -> dict[str, Any]:
         "engine": _engine(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         "cache_folder": str(cache_folder()),
+        "step_costs": known_costs(cost_folder())[:MOST_COSTS],
     }
 
 
@@ -135,15 +140,6 @@ def _licence(name: str, path: Path) -> str | None:
     return found[1].strip() if found else None
 
 
-def _processor() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return platform.processor() or "unknown"
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found[1] if found else platform.processor() or "unknown"
-
-
 def _version(package: str) -> str | None:
     try:
         return version(package)
@@ -157,11 +153,27 @@ def _print(facts: dict[str, Any]) -> None:
 
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, value in facts.items():
+        if key == "step_costs":
+            for costs in value:
+                table.add_row(*_spoken_costs(costs))
+            continue
         inner = value.items() if isinstance(value, dict) else [("", value)]
         for label, fact in inner:
             spoken = label if key == "formats" else label.replace("_", " ")
             table.add_row(f"{key.replace('_', ' ')} {spoken}".strip(), _spoken(f"{key} {label}", fact))
     Console(soft_wrap=True).print(table)
+
+
+def _spoken_costs(costs: dict[str, Any]) -> tuple[str, str]:
+    """One measured cost curve on a line: a row's time, and how much longer more rows take."""
+    times = costs["milliseconds"]
+    alone = times["1"]
+    more = ", ".join(
+        f"{rows} rows {time / alone:.2f}x" for rows, time in times.items() if rows in ("2", "4", "8", "16")
+    )
+    size = f"{(costs['weight_bytes'] or 0) / 1e6:,.0f} MB"
+    head = f"{size} {costs['low_bit']} {costs['isa']} {costs['threads']} threads"
+    return "step cost", f"{head}: {alone:.2f} ms, {more}"
 
 
 def _spoken(label: str, fact: object) -> str:

@@ -203,6 +203,28 @@ def cost_folder() -> Path:
     return cache_folder() / "costs"
 
 
+def known_costs(folder: Path) -> list[dict[str, Any]]:
+    """The calibrations of this processor in a folder, the newest first: what they are of, and milliseconds by rows."""
+    found = []
+    for file in sorted(folder.glob("*.json"), key=_changed, reverse=True):
+        calibration = load(file)
+        of = load_object(file, FILE_BYTES).get("engine") if calibration is not None else None
+        if calibration is not None and isinstance(of, dict) and of.get("processor") == processor():
+            milliseconds = {
+                str(n): round(1000 * s, 3) for n, s in zip(calibration.rows, calibration.seconds, strict=True)
+            }
+            names = ("engine", "isa", "threads", "low_bit", "weight_bytes", "vocab_size")
+            found.append({**{name: of.get(name) for name in names}, "milliseconds": milliseconds})
+    return found
+
+
+def _changed(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def key_of(engine: Engine) -> str:
     """Name of the file of an engine's calibration: the machine and the model's shape, hashed."""
     return hashlib.sha256(json.dumps(identity(engine), sort_keys=True).encode()).hexdigest()[:24]

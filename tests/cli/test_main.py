@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -205,3 +206,23 @@ def test_completion_completes():
     code = "from ipex_lookahead.cli.main import main; main([])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.stdout.split() == ["plain,generate"], done.stderr
+
+
+def test_info_shows_what_steps_were_measured_to_cost(tmp_path, monkeypatch, capsys):
+    from ipex_lookahead.decoding import cost
+    from tests.support.scripted_engine import markov
+
+    monkeypatch.setenv("IPEX_LOOKAHEAD_CACHE", str(tmp_path))
+    assert run(["info", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_costs"] == []
+    cost.save(cost.cost_folder() / "a.json", cost.Calibration((1, 4), (0.004, 0.005)), markov())
+    (cost.cost_folder() / "damaged.json").write_text("{")
+    assert run(["info", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["step_costs"]
+    assert found["milliseconds"] == {"1": 4.0, "4": 5.0}
+    assert found["low_bit"] == "fp32"
+    assert run(["info"]) == 0
+    assert "4.00 ms, 4 rows 1.25x" in capsys.readouterr().out
+    monkeypatch.setattr(cost, "processor", lambda: "another")
+    assert run(["info", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_costs"] == []
