@@ -12,7 +12,7 @@ from ipex_lookahead.decoding.controller import FixedBudget
 from ipex_lookahead.decoding.loop import DecodingSequence, decode
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import StepOutput
+from ipex_lookahead.engines.base import Batch, StepOutput
 from ipex_lookahead.errors import EngineError, InputError
 from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer
 from tests.support.scripted_engine import ScriptedEngine, scripted
@@ -111,6 +111,57 @@ def test_scratch_rows_come_back_as_argmax_and_are_never_accepted() -> None:
     assert list(first.accepted) == [0]
     assert list(first.emitted) == [6, 7]
     assert list(first.scratch_argmax) == [8, 9]
+
+
+class Learning(TreeProposer):
+    """Keeps what it is shown of the target's likeliest ids."""
+
+    def __init__(self, top: int, seed: int) -> None:
+        super().__init__(32, [1, 2, *TEXT], seed)
+        self.top = top
+
+
+def test_proposers_see_as_many_of_the_likeliest_ids_as_the_most_curious_wants() -> None:
+    engine = scripted(TEXT, 32, 2)
+    asked: list[int] = []
+    forward = engine.forward
+
+    def watched(batch: Batch) -> StepOutput:
+        asked.append(batch.top)
+        return forward(batch)
+
+    engine.forward = watched  # type: ignore[method-assign]
+    proposers = [Learning(3, 0), Learning(5, 1), Learning(0, 2)]
+    ends = [12, 8, 12]
+    decode(
+        engine,
+        [
+            sequence(engine, p, i, accept=lambda token, end=end: token == end)
+            for i, (p, end) in enumerate(zip(proposers, ends, strict=True))
+        ],
+        FixedBudget(1),
+        GenerationStats(),
+    )
+    assert asked[0] == 0, "the prompt's rows are nobody's"
+    assert asked[1] == 5
+    assert asked[-1] in (3, 0), "the one that wanted five has ended"
+    for proposer in proposers[:2]:
+        assert proposer.outcomes
+        for outcome in proposer.outcomes:
+            assert outcome.top is not None
+            assert len(outcome.top) == 1 + len(outcome.draft)
+            rows = [0, *(row + 1 for row in outcome.accepted)]
+            assert [outcome.top[row][0] for row in rows][: len(outcome.emitted)] == list(outcome.emitted)
+    assert all(outcome.top is None for outcome in proposers[2].outcomes)
+
+
+def test_drafted_tokens_are_counted_by_source_and_position() -> None:
+    engine = scripted(TEXT, 32, 2)
+    stats = GenerationStats(strategy="oracle")
+    decode(engine, [sequence(engine, OracleProposer([1, 2, *TEXT]))], FixedBudget(3), stats)
+    assert stats.drafted_by_position == stats.accepted_by_position == [2, 2, 1]
+    assert stats.accepted_by_source == {"oracle": 5}
+    assert stats.origins() == [None, *["oracle"] * 3, None, *["oracle"] * 2, None]
 
 
 def test_sequences_end_on_their_own_and_leave_the_batch() -> None:
