@@ -12,7 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
-import time
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent in the background has it ignored
 from tests.cli.conftest import ScriptedModel
 from tests.support.chat_tokenizer import chat_tokenizer
 from ipex_lookahead.cli import loading, main

@@ -158,7 +158,8 @@ def test_interrupt_is_130_and_no_traceback(monkeypatch, capsys):
 
 def test_a_real_interrupt():
     code = (
-        "import time; from ipex_lookahead.cli import loading, main\n"
+        "import signal, time; from ipex_lookahead.cli import loading, main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a parent in the background has it ignored
         "def load(*a, **k): print('loading', flush=True); time.sleep(60)\n"
         "loading.load = load; main.main(['generate', 'x'])"
     )
