@@ -71,7 +71,7 @@ def print_details(stats: GenerationStats) -> None:
         ("engine", stats.engine_seconds),
         ("proposer", stats.proposer_seconds),
         ("sampler", stats.sampler_seconds),
-        ("the loop itself", max(rest, 0.0)),
+        ("everything else", max(rest, 0.0)),
     ):
         times.add_row(name, f"{1000 * seconds / steps:.3f}", f"{100 * seconds / total:.1f}%" if total else "-")
     if stats.drafted:
