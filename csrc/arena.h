@@ -10,6 +10,24 @@
 
 namespace ipex_lookahead {
 
+// A vector whose memory begins on a page: no value straddles cache lines by the accident of an address, and two runs of a
+// program do not differ in speed by where the heap happened to lie.
+template <typename T>
+struct PageAllocator {
+  using value_type = T;
+  PageAllocator() = default;
+  template <typename U>
+  PageAllocator(const PageAllocator<U>&) {}
+  T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t(4096))); }
+  void deallocate(T* p, size_t) { ::operator delete(p, std::align_val_t(4096)); }
+  template <typename U>
+  bool operator==(const PageAllocator<U>&) const { return true; }
+  template <typename U>
+  bool operator!=(const PageAllocator<U>&) const { return false; }
+};
+template <typename T>
+using Buffer = std::vector<T, PageAllocator<T>>;
+
 class Arena {
  public:
   Arena() = default;

@@ -16,8 +16,8 @@ int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 const char* const kSlotNames[kSlots] = {"q", "k", "v", "o", "gate", "up", "down"};
 
-template <typename T>
-void ensure(std::vector<T>& v, int64_t n) {
+template <typename Vector>
+void ensure(Vector& v, int64_t n) {
   if (int64_t(v.size()) < n) v.resize(size_t(n));
 }
 

@@ -91,9 +91,9 @@ class Decoder {
   };
   // Memory behind Rows, reused for every width.
   struct RowsMemory {
-    std::vector<float> values, scales, sums;
-    std::vector<int8_t> codes;
-    std::vector<int32_t> bias4, bias8;
+    Buffer<float> values, scales, sums;
+    Buffer<int8_t> codes;
+    Buffer<int32_t> bias4, bias8;
     void reserve(int64_t rows, int64_t width);
     Rows view(int64_t rows, int64_t width);
   };
@@ -131,7 +131,7 @@ class Decoder {
   std::vector<Layer> layers_;
   Matrix lm_head_, embedding_;
   const float* final_norm_ = nullptr;
-  std::vector<float> cos_, sin_;  // [positions][head_dim / 2]
+  Buffer<float> cos_, sin_;  // [positions][head_dim / 2]
 
   // The step in hand.
   std::vector<Sequence> sequences_;
@@ -144,12 +144,12 @@ class Decoder {
 
   // Scratch, grown between steps only. Widths are padded to 16, rows of RowsMemory to 32.
   int64_t hidden_stride_, qkv_stride_, k_column_, v_column_, gated_stride_, widest_;
-  std::vector<float> hidden_, qkv_, gated_, partials_;
-  std::vector<std::vector<float>> scratch_;  // a thread
+  Buffer<float> hidden_, qkv_, gated_, partials_;
+  std::vector<Buffer<float>> scratch_;  // a thread
   RowsMemory shared_rows_;
   std::vector<RowsMemory> own_rows_;  // a thread
   int64_t head_items_ = 0;            // the lm_head's outputs in this many pieces, ascending
-  std::vector<float> top_values_;     // [head_items][wanted][top]
+  Buffer<float> top_values_;          // [head_items][wanted][top]
   std::vector<int32_t> top_ids_;
   std::vector<int> top_counts_;       // [head_items][wanted]
   std::vector<int> merge_at_;         // [head_items]

@@ -16,11 +16,13 @@ constexpr int64_t kPreparedByAll = 4;
 constexpr int64_t kSplitPositions = 16;
 constexpr int64_t kRowTile = 16;
 // Pieces a linear layer is shared out in, for each thread: enough that a late thread does not hold up the others.
-constexpr int64_t kPieces = 4;
+constexpr int64_t kPieces = 2;
+// Heads to rotate and store in a piece at least; fewer take less time than sharing them out.
+constexpr int64_t kLeastHeads = 4;
 constexpr size_t kPhasesALayer = 10;
 
-template <typename T>
-void ensure(std::vector<T>& v, int64_t n) {
+template <typename Vector>
+void ensure(Vector& v, int64_t n) {
   if (int64_t(v.size()) < n) v.resize(size_t(n));
 }
 
@@ -83,9 +85,9 @@ float* Decoder::partial(int64_t row, int64_t head, int64_t block) {
 void Decoder::run(int thread, const Step& step, int top, int32_t* ids, float* logits) {
   size_t phase = 0;
   const auto each = [&](int64_t items, const auto& work) { phases_.run(phase++, items, work); };
-  // Shares out `count` things in a few pieces a thread: work(begin, end).
-  const auto split = [&](int64_t count, const auto& work) {
-    const int64_t items = std::min(count, kPieces * pool_.size());
+  // Shares out `count` things in a few pieces a thread, of `least` things at least: work(begin, end).
+  const auto split = [&](int64_t count, int64_t least, const auto& work) {
+    const int64_t items = std::max<int64_t>(1, std::min(count / least, kPieces * pool_.size()));
     each(items, [&](int64_t item) {
       const auto part = part_of(count, items, item);
       work(part.first, part.second);
@@ -99,7 +101,7 @@ void Decoder::run(int thread, const Step& step, int top, int32_t* ids, float* lo
     const Rows x = (alone ? own_rows_[size_t(thread)] : shared_rows_).view(rows, width);
     bool made = !alone;
     if (!alone) each(rows, [&](int64_t r) { make_row(thread, layer, x, r, width, integer, make); });
-    split(count, [&](int64_t begin, int64_t end) {
+    split(count, 1, [&](int64_t begin, int64_t end) {
       for (int64_t r = 0; !made && r < rows; ++r) make_row(thread, layer, x, r, width, integer, make);
       made = true;
       work(x, begin, end);
@@ -107,7 +109,7 @@ void Decoder::run(int thread, const Step& step, int top, int32_t* ids, float* lo
   };
 
   const int64_t rows = step.rows, q_width = int64_t(shape_.heads) * shape_.head_dim;
-  split(rows, [&](int64_t begin, int64_t end) {
+  split(rows, 1, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r)
       kernels_->dequantize_row(embedding_, step.tokens[r], hidden_.data() + r * hidden_stride_);
   });
@@ -123,7 +125,7 @@ void Decoder::run(int thread, const Step& step, int top, int32_t* ids, float* lo
     layer_of(i, rows, shape_.hidden, integer(Slot::q) || integer(Slot::k) || integer(Slot::v), &Decoder::norm_attention,
              tiles(Slot::q) + tiles(Slot::k) + tiles(Slot::v),
              [&](const Rows& x, int64_t begin, int64_t end) { qkv(layer, x, begin, end); });
-    split(rows * (shape_.heads + 2 * int64_t(shape_.kv_heads)),
+    split(rows * (shape_.heads + 2 * int64_t(shape_.kv_heads)), kLeastHeads,
           [&](int64_t begin, int64_t end) { rope_and_store(i, begin, end); });
     each(int64_t(attention_items_.size()), [&](int64_t item) { attend(thread, i, attention_items_[size_t(item)]); });
     layer_of(i, rows, q_width, integer(Slot::o), &Decoder::merge_heads, tiles(Slot::o), add_to_hidden(Slot::o));

@@ -17,6 +17,17 @@ void pause_or_yield(int spins) {
     sched_yield();
 }
 
+// Moves this thread off a core where the caller runs: the kernel wakes a thread where its waker is and may leave the two
+// there for many steps, sharing one core while another is idle. Where the thread may run is as before afterwards.
+void leave_core(int core) {
+  cpu_set_t allowed, others;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  others = allowed;
+  CPU_CLR(core, &others);
+  if (CPU_COUNT(&others) == 0) return;
+  if (sched_setaffinity(0, sizeof others, &others) == 0) sched_setaffinity(0, sizeof allowed, &allowed);
+}
+
 // Rounding to nearest, no flush to zero, no traps, whatever another library has set in this thread.
 class DefaultFloatMode {
  public:
@@ -71,6 +82,7 @@ void ThreadPool::run(const std::function<void(int)>& job) {
   }
   start();
   job_ = &job;
+  caller_core_.store(sched_getcpu(), std::memory_order_relaxed);
   generation_.fetch_add(1);
   if (asleep_.load() > 0) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -81,6 +93,11 @@ void ThreadPool::run(const std::function<void(int)>& job) {
   for (int spins = 0; inside_.load() != 0; ++spins) pause_or_yield(spins);
 }
 
+void ThreadPool::leave_caller() const {
+  const int core = caller_core_.load(std::memory_order_relaxed);
+  if (core >= 0 && core < CPU_SETSIZE && core == sched_getcpu()) leave_core(core);
+}
+
 void ThreadPool::work(int thread, uint64_t seen) {
   DefaultFloatMode mode;
   for (;;) {
@@ -88,6 +105,8 @@ void ThreadPool::work(int thread, uint64_t seen) {
     uint64_t now;
     while ((now = generation_.load(std::memory_order_acquire)) == seen) {
       if (++spins < kSpin) {
+        // The caller may do all the work before a worker that shares its core is let in, so this is the place to look.
+        if (spins % 1024 == 0) leave_caller();
         _mm_pause();
         continue;
       }
@@ -100,7 +119,10 @@ void ThreadPool::work(int thread, uint64_t seen) {
     seen = now;
     if (now % 2 == 0) continue;  // closed again before we came
     inside_.fetch_add(1);
-    if (generation_.load() == now) (*job_)(thread);
+    if (generation_.load() == now) {
+      leave_caller();
+      (*job_)(thread);
+    }
     inside_.fetch_sub(1);
   }
 }

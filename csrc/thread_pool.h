@@ -38,6 +38,7 @@ class ThreadPool {
   void start();
   void stop();
   void work(int thread, uint64_t seen);
+  void leave_caller() const;
 
   const int threads_;
   pid_t owner_ = 0;  // the process whose threads these are; a child after fork() makes new ones
@@ -46,6 +47,7 @@ class ThreadPool {
   alignas(64) std::atomic<uint64_t> generation_{0};  // odd while a job is open
   alignas(64) std::atomic<int> inside_{0};           // workers that may touch the job
   alignas(64) std::atomic<int> asleep_{0};
+  std::atomic<int> caller_core_{-1};
   std::atomic<bool> stopping_{false};
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -31,6 +31,8 @@ static void integer_tile(const Matrix& w, int64_t tile, const Rows& x, int64_t r
   f32x16 acc[M];
   for (int m = 0; m < M; ++m) acc[m] = zero();
   for (int64_t b = 0; b < blocks; ++b) {
+    if (M >= 3)  // more rows outlast the hardware prefetcher: 8 rows of 135M weights 13.0 -> 9.5 ms, 1 row 3.9 -> 4.2
+      for (int i = 0; i < Tile::kBytes; i += 64) __builtin_prefetch(codes + b * Tile::kBytes + 4096 + i);
     const Tile t = unpack(codes + b * Tile::kBytes, static_cast<Tile*>(nullptr));
     const f32x16 scale = load_f16(scales + (b >> shift) * kLanes);
     if (F == WeightFormat::asym_int4) {
