@@ -45,6 +45,7 @@ def decode(
     model: str,
     low_bit: str | None,
     threads: int | None,
+    kv_cache: str,
     draft_model: str | None,
     prompts: tuple[str, ...],
     limit: int | None,
@@ -69,7 +70,9 @@ def decode(
     from ipex_lookahead.cli.loading import config_of, load
     from ipex_lookahead.tokenization.prompts import build_prompt
 
-    loaded, tokenizer = load(model, low_bit=low_bit, threads=threads, draft_model=draft_model, progress=True)
+    loaded, tokenizer = load(
+        model, low_bit=low_bit, threads=threads, kv_cache=kv_cache, draft_model=draft_model, progress=True
+    )
     encoded = [build_prompt(tokenizer, config_of(loaded), prompt.text) for prompt in texts]
     settings = _settings(lookahead, strategy, options)
     answers = len(encoded) * len({0, *settings}) * repeat

@@ -23,6 +23,7 @@ def quality(
     model: str,
     low_bit: str | None,
     threads: int | None,
+    kv_cache: str,
     text: Path,
     tokens: int,
     window: int,
@@ -42,7 +43,7 @@ def quality(
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{text} cannot be read as UTF-8 text: {error}") from error
     asked = read_prompts(prompts) if prompts else []
-    loaded, tokenizer = load(model, low_bit=low_bit, threads=threads, progress=True)
+    loaded, tokenizer = load(model, low_bit=low_bit, threads=threads, kv_cache=kv_cache, progress=True)
     encoded = [build_prompt(tokenizer, config_of(loaded), prompt.text) for prompt in asked]
     passes = 2 if reference else 1
     with progress_bar(passes * -(-tokens // window), "windows") as advance:

@@ -29,6 +29,7 @@ def replay(
     model: str,
     low_bit: str | None,
     threads: int | None,
+    kv_cache: str,
     record_to: str | None,
     replay_from: str | None,
     prompts: tuple[str, ...],
@@ -44,7 +45,7 @@ def replay(
     if (record_to is None) == (replay_from is None):
         raise click.UsageError("give either --record FILE or --replay FILE")
     if record_to is not None:
-        _record(Path(record_to), model, low_bit, threads, prompts, limit, max_new_tokens, top, as_json)
+        _record(Path(record_to), model, low_bit, threads, kv_cache, prompts, limit, max_new_tokens, top, as_json)
         return
     from ipex_lookahead.bench.replay import load
     from ipex_lookahead.bench.replay import replay as run
@@ -65,6 +66,7 @@ def _record(
     model: str,
     low_bit: str | None,
     threads: int | None,
+    kv_cache: str,
     prompts: tuple[str, ...],
     limit: int | None,
     max_new_tokens: int,
@@ -77,7 +79,7 @@ def _record(
     from ipex_lookahead.tokenization.prompts import build_prompt
 
     texts = read_prompts(prompts or [PACKAGED_PROMPTS], limit)
-    loaded, tokenizer = load(model, low_bit=low_bit, threads=threads, progress=True)
+    loaded, tokenizer = load(model, low_bit=low_bit, threads=threads, kv_cache=kv_cache, progress=True)
     encoded = [build_prompt(tokenizer, config_of(loaded), prompt.text) for prompt in texts]
     with progress_bar(len(encoded), "recording") as advance:
         made = record(loaded, model, encoded, max_new_tokens=max_new_tokens, top=top, advance=advance)

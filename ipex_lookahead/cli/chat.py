@@ -36,6 +36,7 @@ def chat(
     model: str,
     low_bit: str | None,
     threads: int | None,
+    kv_cache: str,
     draft_model: str | None,
     max_new_tokens: int,
     system: str | None,
@@ -58,7 +59,9 @@ def chat(
 
     typed = sys.stdin.isatty()
     aside = Console(stderr=True, soft_wrap=True, highlight=False)
-    loaded, tokenizer = load(model, low_bit=low_bit, threads=threads, draft_model=draft_model, progress=True)
+    loaded, tokenizer = load(
+        model, low_bit=low_bit, threads=threads, kv_cache=kv_cache, draft_model=draft_model, progress=True
+    )
     drafting = ahead.arguments()
     session = Session(
         loaded,

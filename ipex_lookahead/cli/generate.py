@@ -39,6 +39,7 @@ def generate(
     model: str,
     low_bit: str | None,
     threads: int | None,
+    kv_cache: str,
     draft_model: str | None,
     max_new_tokens: int,
     stop: tuple[str, ...],
@@ -63,7 +64,9 @@ def generate(
 
     from ipex_lookahead.cli.loading import config_of, load
 
-    loaded, tokenizer = load(model, low_bit=low_bit, threads=threads, draft_model=draft_model, progress=not quiet)
+    loaded, tokenizer = load(
+        model, low_bit=low_bit, threads=threads, kv_cache=kv_cache, draft_model=draft_model, progress=not quiet
+    )
     if raw:
         ids = tokenizer(text)["input_ids"]
     else:

@@ -8,7 +8,13 @@ from ipex_lookahead.errors import InputError
 
 
 def load(
-    name: str, *, low_bit: str | None, threads: int | None, progress: bool, draft_model: str | None = None
+    name: str,
+    *,
+    low_bit: str | None,
+    threads: int | None,
+    progress: bool,
+    kv_cache: str = "fp16",
+    draft_model: str | None = None,
 ) -> tuple[Any, Any]:
     """The model and its tokenizer, and with ``draft_model`` the model that drafts for it wherever it generates.
 
@@ -16,14 +22,15 @@ def load(
     """
     from ipex_lookahead.auto import load_model_and_tokenizer
 
-    model, tokenizer = load_model_and_tokenizer(name, low_bit=low_bit, threads=threads, progress=progress)
+    settings: dict[str, Any] = {"low_bit": low_bit, "threads": threads, "kv_cache": kv_cache, "progress": progress}
+    model, tokenizer = load_model_and_tokenizer(name, **settings)
     if tokenizer is None:
         raise InputError(
             f"{name} carries no tokenizer, so text cannot be turned into tokens",
             hint="put its tokenizer.json or tokenizer.model into the folder",
         )
     if draft_model is not None:
-        draft, _ = load_model_and_tokenizer(draft_model, low_bit=low_bit, threads=threads, progress=progress)
+        draft, _ = load_model_and_tokenizer(draft_model, **settings)
         model.use_draft_model(draft)
     return model, tokenizer
 

@@ -32,8 +32,14 @@ threads_option = option("--threads", type=click.IntRange(1), help="Worker thread
 
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--model --low-bit --threads``."""
+    """``--model --low-bit --threads --kv-cache``."""
     for decorate in (
+        option(
+            "--kv-cache",
+            type=click.Choice(["fp16", "int8"]),
+            default="fp16",
+            help="How keys and values are held; int8 takes half the memory.",
+        ),
         threads_option,
         low_bit_option,
         option("--model", "-m", default="default", help="A folder, a .gguf file, a hub id, or 'default'."),
