@@ -9,70 +9,16 @@ import pytest
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.engines.base import Batch
-from ipex_lookahead.engines.native import NativeEngine, available_isas, chosen_isa
-from ipex_lookahead.engines.weights import WeightPlan
-from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, ModelFormatError
+from ipex_lookahead.engines.native import available_isas, chosen_isa
+from ipex_lookahead.errors import EngineError, InputError, ModelFormatError
 from ipex_lookahead.formats import dequantize
+from tests.support.native import chain, ids_of, load, one_by_one, run
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
 
 ISAS = available_isas()
 LOW_BITS = [None, "sym_int4", "sym_int8", "asym_int4", "bf16", "fp16"]
-
-
-def load(
-    path: Path, low_bit: str | None = None, threads: int = 1, kv_cache: str = "fp16", **plan: object
-) -> NativeEngine:
-    checkpoint = open_checkpoint(path)
-    spec = spec_for(checkpoint.config)
-    head = spec.embedding if spec.tied else spec.lm_head
-    return NativeEngine.load(
-        checkpoint, spec, WeightPlan(low_bit, head=head, **plan), threads=threads, kv_cache=kv_cache
-    )  # type: ignore[arg-type]
-
-
-def chain(n: int) -> np.ndarray:
-    return np.arange(-1, n - 1, dtype=np.int32)
-
-
-def ids_of(engine: NativeEngine, n: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, engine.vocab_size, n).astype(np.int32)
-
-
-def run(engine: NativeEngine, cache: object, tokens: np.ndarray, parents: np.ndarray | None = None) -> np.ndarray:
-    """Logits of every row; nothing is kept."""
-    parents = chain(len(tokens)) if parents is None else np.asarray(parents, dtype=np.int32)
-    out = engine.forward(Batch([cache], [len(tokens)], tokens, parents, None, True))  # type: ignore[list-item]
-    assert out.logits is not None
-    assert (out.argmax == out.logits.argmax(axis=1)).all()
-    return out.logits
-
-
-def one_by_one(engine: NativeEngine, tokens: np.ndarray) -> np.ndarray:
-    cache, rows = engine.new_cache(), []
-    for token in tokens:
-        rows.append(run(engine, cache, token[None]))
-        cache.keep([0])
-    return np.concatenate(rows)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ragged on purpose: 72 hidden, heads of 24, 105 tokens, 100 in the MLP."""
-    return write_tiny_llama(
-        tmp_path_factory.mktemp("ragged"),
-        vocab=105,
-        hidden=72,
-        layers=2,
-        heads=3,
-        kv_heads=1,
-        head_dim=24,
-        intermediate=100,
-        context=700,
-        seed=5,
-    )
 
 
 @pytest.mark.parametrize(
@@ -337,126 +283,6 @@ def test_equal_logits_go_by_the_lowest_id(tmp_path: Path) -> None:
         assert out.top is not None
         assert out.top.tolist() == [[0, 1, 2, 3, 4]] * 2
         assert out.argmax.tolist() == [0, 0]
-
-
-def test_forks_share_a_prefix_and_then_part(folder: Path) -> None:
-    engine = load(folder, threads=2)
-    prompt, left, right = ids_of(engine, 70), ids_of(engine, 30, seed=1), ids_of(engine, 30, seed=2)
-    cache = engine.new_cache()
-    run(engine, cache, prompt)
-    cache.keep(range(70))
-    other = cache.fork()
-    for tokens, sequence in ((left, cache), (right, other)):
-        for token in tokens:
-            last = run(engine, sequence, token[None])
-            sequence.keep([0])
-        assert last.tobytes() == one_by_one(engine, np.concatenate([prompt, tokens]))[-1:].tobytes()
-    assert (cache.length, other.length) == (100, 100)
-
-
-def test_crop_is_absolute_and_forgets_what_came_after(folder: Path) -> None:
-    engine = load(folder)
-    tokens = ids_of(engine, 90)
-    cache = engine.new_cache()
-    whole = run(engine, cache, tokens)
-    cache.keep(range(90))
-    cache.crop(40)
-    assert cache.length == 40
-    assert run(engine, cache, tokens[40:]).tobytes() == whole[40:].tobytes()
-    with pytest.raises(InputError, match="crop"):
-        cache.crop(41)
-    with pytest.raises(InputError, match="crop"):
-        cache.crop(-1)
-
-
-def test_a_step_that_is_not_kept_leaves_no_trace(folder: Path) -> None:
-    engine = load(folder)
-    tokens = ids_of(engine, 12)
-    cache = engine.new_cache()
-    run(engine, cache, tokens[:5])
-    cache.keep(range(5))
-    run(engine, cache, ids_of(engine, 30, seed=9))
-    assert cache.length == 5
-    assert run(engine, cache, tokens[5:]).tobytes() == one_by_one(engine, tokens)[5:].tobytes()
-
-
-def test_keep_wants_a_path_from_the_root(folder: Path) -> None:
-    engine = load(folder)
-    cache = engine.new_cache()
-    run(engine, cache, ids_of(engine, 4), np.array([-1, 0, 0, 1], dtype=np.int32))
-    for rows in ([1], [0, 3], [0, 2, 1], [4], [-1], [0, 0]):
-        with pytest.raises(InputError, match="keep"):
-            cache.keep(rows)
-    assert cache.length == 0
-    cache.keep([0, 1, 3])
-    assert cache.length == 3
-    with pytest.raises(InputError, match="keep"):
-        cache.keep([0])
-
-
-def test_bad_steps_are_refused_and_change_nothing(folder: Path) -> None:
-    engine = load(folder)
-    cache = engine.new_cache()
-    good = ids_of(engine, 3)
-
-    def step(
-        tokens: object = good,
-        parents: object = (-1, 0, 1),
-        counts: object = (3,),
-        caches: object = (cache,),
-        want: object = None,
-    ) -> None:
-        engine.forward(
-            Batch(
-                list(caches),
-                list(counts),
-                np.asarray(tokens, dtype=np.int32),
-                np.asarray(parents, dtype=np.int32),
-                want,
-            )  # type: ignore
-        )
-
-    with pytest.raises(InputError, match="token id 105"):
-        step(tokens=(1, 2, 105))
-    with pytest.raises(InputError, match="token id -1"):
-        step(tokens=(1, 2, -1))
-    with pytest.raises(InputError, match="parent"):
-        step(parents=(-1, 1, 0))
-    with pytest.raises(InputError, match="parent"):
-        step(parents=(-2, 0, 1))
-    with pytest.raises(InputError, match="counts"):
-        step(counts=(2,))
-    with pytest.raises(InputError, match="counts"):
-        step(counts=(4,))
-    with pytest.raises(InputError, match="twice"):
-        step(counts=(2, 1), parents=(-1, 0, -1), caches=(cache, cache))
-    with pytest.raises(InputError, match="wanted"):
-        step(want=np.array([3], dtype=np.int32))
-    with pytest.raises(InputError, match="its own caches"):
-        step(caches=(object(),))
-    assert cache.length == 0
-    step()
-
-
-def test_a_cache_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
-    engine, other = load(folder), load(write_tiny_llama(tmp_path, layers=1))
-    with pytest.raises(InputError, match="another model"):
-        run(engine, other.new_cache(), ids_of(engine, 2))
-
-
-def test_the_context_ends_where_the_config_says(tmp_path: Path) -> None:
-    engine = load(write_tiny_llama(tmp_path, context=20))
-    cache = engine.new_cache()
-    run(engine, cache, ids_of(engine, 19))
-    cache.keep(range(19))
-    run(engine, cache, ids_of(engine, 1))
-    with pytest.raises(ContextLengthError, match="20"):
-        run(engine, cache, ids_of(engine, 2))
-    run(engine, cache, ids_of(engine, 2), np.array([-1, -1], dtype=np.int32))  # two rows, but one position
-    cache.keep([1])
-    with pytest.raises(ContextLengthError):
-        run(engine, cache, ids_of(engine, 1))
-    assert cache.length == 20
 
 
 def test_weights_come_back_as_they_went_in(folder: Path, tmp_path: Path) -> None:

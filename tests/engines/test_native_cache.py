@@ -1,0 +1,135 @@
+"""Sequences of the native engine: forks, crops, paths that are kept, steps that are refused and change nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
+
+from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.errors import ContextLengthError, InputError
+from tests.support.native import ids_of, load, one_by_one, run
+from tests.support.tiny import write_tiny_llama
+
+
+def test_forks_share_a_prefix_and_then_part(folder: Path) -> None:
+    engine = load(folder, threads=2)
+    prompt, left, right = ids_of(engine, 70), ids_of(engine, 30, seed=1), ids_of(engine, 30, seed=2)
+    cache = engine.new_cache()
+    run(engine, cache, prompt)
+    cache.keep(range(70))
+    other = cache.fork()
+    for tokens, sequence in ((left, cache), (right, other)):
+        for token in tokens:
+            last = run(engine, sequence, token[None])
+            sequence.keep([0])
+        assert last.tobytes() == one_by_one(engine, np.concatenate([prompt, tokens]))[-1:].tobytes()
+    assert (cache.length, other.length) == (100, 100)
+
+
+def test_crop_is_absolute_and_forgets_what_came_after(folder: Path) -> None:
+    engine = load(folder)
+    tokens = ids_of(engine, 90)
+    cache = engine.new_cache()
+    whole = run(engine, cache, tokens)
+    cache.keep(range(90))
+    cache.crop(40)
+    assert cache.length == 40
+    assert run(engine, cache, tokens[40:]).tobytes() == whole[40:].tobytes()
+    with pytest.raises(InputError, match="crop"):
+        cache.crop(41)
+    with pytest.raises(InputError, match="crop"):
+        cache.crop(-1)
+
+
+def test_a_step_that_is_not_kept_leaves_no_trace(folder: Path) -> None:
+    engine = load(folder)
+    tokens = ids_of(engine, 12)
+    cache = engine.new_cache()
+    run(engine, cache, tokens[:5])
+    cache.keep(range(5))
+    run(engine, cache, ids_of(engine, 30, seed=9))
+    assert cache.length == 5
+    assert run(engine, cache, tokens[5:]).tobytes() == one_by_one(engine, tokens)[5:].tobytes()
+
+
+def test_keep_wants_a_path_from_the_root(folder: Path) -> None:
+    engine = load(folder)
+    cache = engine.new_cache()
+    run(engine, cache, ids_of(engine, 4), np.array([-1, 0, 0, 1], dtype=np.int32))
+    for rows in ([1], [0, 3], [0, 2, 1], [4], [-1], [0, 0]):
+        with pytest.raises(InputError, match="keep"):
+            cache.keep(rows)
+    assert cache.length == 0
+    cache.keep([0, 1, 3])
+    assert cache.length == 3
+    with pytest.raises(InputError, match="keep"):
+        cache.keep([0])
+
+
+def test_bad_steps_are_refused_and_change_nothing(folder: Path) -> None:
+    engine = load(folder)
+    cache = engine.new_cache()
+    good = ids_of(engine, 3)
+
+    def step(
+        tokens: object = good,
+        parents: object = (-1, 0, 1),
+        counts: object = (3,),
+        caches: object = (cache,),
+        want: object = None,
+    ) -> None:
+        engine.forward(
+            Batch(
+                list(caches),
+                list(counts),
+                np.asarray(tokens, dtype=np.int32),
+                np.asarray(parents, dtype=np.int32),
+                want,
+            )  # type: ignore
+        )
+
+    with pytest.raises(InputError, match="token id 105"):
+        step(tokens=(1, 2, 105))
+    with pytest.raises(InputError, match="token id -1"):
+        step(tokens=(1, 2, -1))
+    with pytest.raises(InputError, match="parent"):
+        step(parents=(-1, 1, 0))
+    with pytest.raises(InputError, match="parent"):
+        step(parents=(-2, 0, 1))
+    with pytest.raises(InputError, match="counts"):
+        step(counts=(2,))
+    with pytest.raises(InputError, match="counts"):
+        step(counts=(4,))
+    with pytest.raises(InputError, match="twice"):
+        step(counts=(2, 1), parents=(-1, 0, -1), caches=(cache, cache))
+    with pytest.raises(InputError, match="wanted"):
+        step(want=np.array([3], dtype=np.int32))
+    with pytest.raises(InputError, match="its own caches"):
+        step(caches=(object(),))
+    assert cache.length == 0
+    step()
+
+
+def test_a_cache_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    engine, other = load(folder), load(write_tiny_llama(tmp_path, layers=1))
+    with pytest.raises(InputError, match="another model"):
+        run(engine, other.new_cache(), ids_of(engine, 2))
+
+
+def test_the_context_ends_where_the_config_says(tmp_path: Path) -> None:
+    engine = load(write_tiny_llama(tmp_path, context=20))
+    cache = engine.new_cache()
+    run(engine, cache, ids_of(engine, 19))
+    cache.keep(range(19))
+    run(engine, cache, ids_of(engine, 1))
+    with pytest.raises(ContextLengthError, match="20"):
+        run(engine, cache, ids_of(engine, 2))
+    run(engine, cache, ids_of(engine, 2), np.array([-1, -1], dtype=np.int32))  # two rows, but one position
+    cache.keep([1])
+    with pytest.raises(ContextLengthError):
+        run(engine, cache, ids_of(engine, 1))
+    assert cache.length == 20

@@ -1,0 +1,49 @@
+"""What tests of the native engine share: loading a checkpoint, chains of rows, running and keeping them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ipex_lookahead.architectures import spec_for
+from ipex_lookahead.checkpoints import open_checkpoint
+from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.native import NativeEngine
+from ipex_lookahead.engines.weights import WeightPlan
+
+
+def load(
+    path: Path, low_bit: str | None = None, threads: int = 1, kv_cache: str = "fp16", **plan: object
+) -> NativeEngine:
+    checkpoint = open_checkpoint(path)
+    spec = spec_for(checkpoint.config)
+    head = spec.embedding if spec.tied else spec.lm_head
+    return NativeEngine.load(
+        checkpoint, spec, WeightPlan(low_bit, head=head, **plan), threads=threads, kv_cache=kv_cache
+    )  # type: ignore[arg-type]
+
+
+def chain(n: int) -> np.ndarray:
+    return np.arange(-1, n - 1, dtype=np.int32)
+
+
+def ids_of(engine: NativeEngine, n: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, engine.vocab_size, n).astype(np.int32)
+
+
+def run(engine: NativeEngine, cache: object, tokens: np.ndarray, parents: np.ndarray | None = None) -> np.ndarray:
+    """Logits of every row; nothing is kept."""
+    parents = chain(len(tokens)) if parents is None else np.asarray(parents, dtype=np.int32)
+    out = engine.forward(Batch([cache], [len(tokens)], tokens, parents, None, True))  # type: ignore[list-item]
+    assert out.logits is not None
+    assert (out.argmax == out.logits.argmax(axis=1)).all()
+    return out.logits
+
+
+def one_by_one(engine: NativeEngine, tokens: np.ndarray) -> np.ndarray:
+    cache, rows = engine.new_cache(), []
+    for token in tokens:
+        rows.append(run(engine, cache, token[None]))
+        cache.keep([0])
+    return np.concatenate(rows)
