@@ -8,6 +8,7 @@ import click
 
 COMMANDS = {
     "decode": "decoding speed with and without lookahead, and whether the tokens are the same",
+    "exact": "whether any strategy, budget or way of sampling changes a token",
     "step": "a whole decoder step on random weights of a known shape, by rows",
     "kernels": "linear layers by format, instruction set and rows",
     "replay": "proposers and budgets on recorded answers, without a model",

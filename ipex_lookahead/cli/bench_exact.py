@@ -1,0 +1,168 @@
+"""``ipex-lookahead bench exact``: whether lookahead changes a token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from ipex_lookahead.cli.options import comma_separated, draft_model_option, model_options, option
+from ipex_lookahead.cli.progress import progress_bar
+from ipex_lookahead.config import MAX_DRAFT
+
+MODES = ("fixed", "adaptive")
+
+
+@click.command()
+@model_options
+@draft_model_option
+@option("--draft-low-bit", metavar="FORMAT", help="The draft model's format; as its file has it if not given.")
+@option("--prompts", multiple=True, metavar="FILE.jsonl", help="Prompts, or a folder of them; ours if not given.")
+@option("--limit", type=click.IntRange(1), metavar="K", help="The first K prompts of each file.")
+@option("--max-new-tokens", "-n", type=click.IntRange(1), default=128, help="Most tokens of an answer.")
+@option("--strategy", multiple=True, metavar="NAME", help="Strategies to check; all that apply if not given.")
+@option("--mode", multiple=True, type=click.Choice(MODES), default=MODES, help="All the draft, or what pays.")
+@option("--draft-tokens", default="1,3,7,31", callback=comma_separated, help="Most drafted tokens a step.")
+@option("--greedy/--no-greedy", default=True, help="Check greedy decoding.")
+@option("--seeds", type=click.IntRange(0), default=3, help="Check sampling with the seeds 0, 1, ...; 0 leaves it out.")
+@option("--temperature", type=click.FloatRange(0, min_open=True), default=0.8, help="Of sampling.")
+@option("--top-k", type=click.IntRange(0), default=0, help="Of sampling; 0 keeps all.")
+@option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=0.95, help="Of sampling.")
+@option("--repetition-penalty", type=click.FloatRange(0, min_open=True), default=1.1, help="Of sampling.")
+@option("--batch", type=click.IntRange(1), default=8, help="Prompts that are decoded together with lookahead.")
+@option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
+def exact(
+    model: str,
+    low_bit: str | None,
+    threads: int | None,
+    kv_cache: str,
+    draft_model: str | None,
+    draft_low_bit: str | None,
+    prompts: tuple[str, ...],
+    limit: int | None,
+    max_new_tokens: int,
+    strategy: tuple[str, ...],
+    mode: tuple[str, ...],
+    draft_tokens: list[int],
+    greedy: bool,
+    seeds: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    repetition_penalty: float,
+    batch: int,
+    as_json: bool,
+) -> None:
+    """Whether the tokens with lookahead are those without: every strategy, budget and way of sampling."""
+    if max(draft_tokens) > MAX_DRAFT:
+        raise click.BadParameter(f"a step drafts at most {MAX_DRAFT} tokens", param_hint="--draft-tokens")
+    if not greedy and not seeds:
+        raise click.UsageError("--no-greedy --seeds 0 leaves nothing to check; leave one of them out")
+    if draft_low_bit is not None and draft_model is None:
+        raise click.UsageError("--draft-low-bit has no effect without --draft-model; add it, or leave it out")
+
+    from ipex_lookahead.bench.decode import PACKAGED_PROMPTS, read_prompts
+    from ipex_lookahead.bench.exact import GREEDY, answerer, check, configurations, sampled, strategies
+    from ipex_lookahead.cli import loading
+    from ipex_lookahead.tokenization.prompts import build_prompt
+
+    texts = read_prompts(prompts or [PACKAGED_PROMPTS], limit)
+    load: dict[str, Any] = {"threads": threads, "kv_cache": kv_cache, "progress": True}
+    loaded, tokenizer = loading.load(model, low_bit=low_bit, **load)
+    draft = None if draft_model is None else loading.load(draft_model, low_bit=draft_low_bit, **load)[0]
+    usable, absent = strategies(loaded, draft)
+    if wrong := [name for name in strategy if name not in usable]:
+        why = absent.get(wrong[0], f"choose from {', '.join(usable)}")
+        raise click.BadParameter(f"{wrong[0]!r} cannot be checked: {why}", param_hint="--strategy")
+    if not strategy:
+        for name, why in absent.items():
+            click.echo(f"left out: {name}: {why}", err=True)
+
+    encoded = [build_prompt(tokenizer, loading.config_of(loaded), prompt.text) for prompt in texts]
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "repetition_penalty": repetition_penalty}
+    samplings = ([GREEDY] if greedy else []) + ([sampled(seeds, **settings)] if seeds else [])
+    configs = configurations(strategy or usable, draft_tokens, mode)
+    answers = (1 + len(configs)) * len(encoded) * sum(len(sampling.runs) for sampling in samplings)
+    answer = answerer(loaded, max_new_tokens, draft)
+    rows = []
+    with progress_bar(answers, "comparing") as advance:
+        for row in check(answer, encoded, configs, samplings, batch=batch, advance=advance):
+            found = _json(row, [prompt.id for prompt in texts])
+            click.echo(_line(found), err=True)  # a long run shows what is known so far
+            rows.append(found)
+    engine = loaded.engine.describe()
+    report = {"model": model, **{key: engine.get(key) for key in ("engine", "low_bit", "isa", "threads", "kv_cache")}}
+    report |= {"prompts": len(texts), "max_new_tokens": max_new_tokens, "batch": batch, **settings, "seeds": seeds}
+    report |= {"left_out": {} if strategy else absent, "rows": rows}
+    _print_table(report, to_stderr=as_json)
+    if as_json:
+        click.echo(json.dumps(report))
+    differing = [found for found in rows if found["differences"]]
+    for found in differing:
+        click.echo(f"error: {_sentence(found)}", err=True)
+    if differing:
+        raise click.exceptions.Exit(1)
+
+
+def _json(row: Any, names: Sequence[str]) -> dict[str, Any]:
+    """A row as plain values; a difference names its prompt."""
+    return {
+        "strategy": row.config.strategy,
+        "mode": MODES[row.config.adaptive],
+        "draft_tokens": row.config.num_draft_tokens,
+        "sampling": row.sampling,
+        "equal": row.equal,
+        "total": row.total,
+        "differences": [
+            {
+                "prompt": names[found.prompt],
+                "position": found.position,
+                "seed": found.seed,
+                "got": found.got,
+                "expected": found.expected,
+            }
+            for found in row.differences
+        ],
+    }
+
+
+def _line(row: dict[str, Any]) -> str:
+    names = ("strategy", "mode", "draft_tokens", "sampling")
+    return " ".join(str(row[name]) for name in names) + f": {row['equal']}/{row['total']}"
+
+
+def _sentence(row: dict[str, Any]) -> str:
+    first = row["differences"][0]
+    seed = "" if first["seed"] is None else f" with seed {first['seed']}"
+    return (
+        f"{_line(row)} equal; {row['sampling']}{seed}, prompt {first['prompt']} has {first['got']} as its new token"
+        f" number {first['position']} (counted from 0), plain decoding {first['expected']}"
+    )
+
+
+def _print_table(report: dict[str, Any], *, to_stderr: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = report["rows"]
+    budgets = list(dict.fromkeys(row["draft_tokens"] for row in rows))
+    table = Table(
+        title=f"{report['model']} · {report['low_bit']} · {report['prompts']} prompts · answers equal to plain",
+        caption="columns: most drafted tokens a step",
+        box=None,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    for heading in ("strategy", "mode", "tokens"):
+        table.add_column(heading, no_wrap=True)
+    for budget in budgets:
+        table.add_column(str(budget), justify="right", no_wrap=True)
+    lines: dict[tuple[str, str, str], dict[int, str]] = {}
+    for row in rows:
+        cells = lines.setdefault((row["strategy"], row["mode"], row["sampling"]), {})
+        cells[row["draft_tokens"]] = f"{row['equal']}/{row['total']}"
+    for names, cells in lines.items():
+        table.add_row(*names, *(cells.get(budget, "") for budget in budgets))
+    Console(stderr=to_stderr, soft_wrap=True).print(table)
