@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -28,6 +29,8 @@ using FloatVector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::devi
 using IntVector = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using IntMatrix = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using HalfMatrix = nb::ndarray<const uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using FloatMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using OutMatrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using AnyMatrix = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 const char* const kFormatNames[kFormats] = {"fp32", "fp16", "bf16", "sym_int8", "sym_int4", "asym_int4"};
@@ -88,18 +91,28 @@ void check_ids(const int32_t* ids, size_t count) {
 
 void check_ids(const IntVector& ids) { check_ids(ids.data(), ids.shape(0)); }
 
-nb::object export_matrix(Decoder& d, const Matrix& m) {
+// A matrix in plain order, as the arguments that make it; `fill` writes the streams.
+template <typename Fill>
+nb::object export_matrix(const Matrix& m, const Fill& fill) {
   const int64_t bytes = code_bytes(m.format, m.n_in), group = m.group_blocks * kGroup;
   const int64_t groups = groups_of(m.format, m.n_in, int(group));
   Owned<uint8_t> codes(size_t(m.n_out * bytes));
   Owned<uint16_t> scales(size_t(m.n_out * groups)), minimums(size_t(m.minimums ? m.n_out * groups : 0));
   {
     nb::gil_scoped_release release;
-    unpack(m, codes.data.get(), scales.data.get(), minimums.data.get(), d.pool());
+    fill(codes.data.get(), scales.data.get(), minimums.data.get());
   }
   return nb::make_tuple(kFormatNames[int(m.format)], m.n_out, m.n_in, is_float(m.format) ? 0 : group,
                         codes.array(m.n_out, bytes), m.scales ? scales.array(m.n_out, groups) : nb::none(),
                         m.minimums ? minimums.array(m.n_out, groups) : nb::none());
+}
+
+nb::object export_matrix(Decoder& d, const Matrix& m) {
+  return export_matrix(m, [&](auto... streams) { unpack(m, streams..., d.pool()); });
+}
+
+void check_linear(const LinearLayer& l, const FloatMatrix& x) {
+  if (int64_t(x.shape(1)) != l.matrix().n_in) throw std::invalid_argument("x must have shape [rows, n_in]");
 }
 
 nb::object export_vector(const float* values, int64_t n) {
@@ -211,26 +224,54 @@ NB_MODULE(_native, m) {
       },
       "threads"_a, "isa"_a = "");
 
-  nb::class_<LinearProbe>(m, "LinearProbe")
+  nb::class_<LinearPool>(m, "LinearPool")
       .def(
           "__init__",
-          [](LinearProbe* self, const std::string& format, int64_t n_out, int64_t n_in, int group, AnyMatrix codes,
-             std::optional<HalfMatrix> scales, std::optional<HalfMatrix> minimums, std::optional<FloatVector> bias,
-             int threads, const std::string& isa) {
-            new (self) LinearProbe(plain_of(format, n_out, n_in, group, codes, scales, minimums),
-                                   vector_of(bias, n_out, "the bias"), threads, isa);
+          [](LinearPool* self, int threads, const std::string& isa) {
+            if (threads < 1) throw std::invalid_argument("threads must be at least 1");
+            new (self) LinearPool(threads, isa);
           },
-          "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none(), "minimums"_a.none(),
-          "bias"_a.none(), "threads"_a, "isa"_a)
-      .def("__call__", [](LinearProbe& p, nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> x) {
-        if (int64_t(x.shape(1)) != p.n_in()) throw std::invalid_argument("x must have shape [rows, n_in]");
-        const int64_t rows = int64_t(x.shape(0));
-        Owned<float> out{size_t(rows * p.n_out())};
+          "threads"_a, "isa"_a = "")
+      .def_prop_ro("isa", &LinearPool::isa)
+      .def_prop_ro("threads", &LinearPool::threads)
+      .def_prop_ro("weight_bytes", &LinearPool::weight_bytes);
+
+  nb::class_<LinearLayer>(m, "LinearLayer")
+      .def(
+          "__init__",
+          [](LinearLayer* self, std::shared_ptr<LinearPool> pool, const std::string& format, int64_t n_out, int64_t n_in,
+             int group, AnyMatrix codes, std::optional<HalfMatrix> scales, std::optional<HalfMatrix> minimums,
+             std::optional<FloatVector> bias) {
+            const PlainMatrix plain = plain_of(format, n_out, n_in, group, codes, scales, minimums);
+            const float* b = vector_of(bias, n_out, "the bias");
+            nb::gil_scoped_release release;
+            new (self) LinearLayer(std::move(pool), plain, b);
+          },
+          "pool"_a, "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none(), "minimums"_a.none(),
+          "bias"_a.none())
+      .def_prop_ro("n_in", [](const LinearLayer& l) { return l.matrix().n_in; })
+      .def_prop_ro("n_out", [](const LinearLayer& l) { return l.matrix().n_out; })
+      .def("export",
+           [](LinearLayer& l) {
+             return export_matrix(l.matrix(), [&](auto... streams) { l.pool().plain(l.matrix(), streams...); });
+           })
+      .def("into",
+           [](LinearLayer& l, FloatMatrix x, OutMatrix out) {
+             check_linear(l, x);
+             if (out.shape(0) != x.shape(0) || int64_t(out.shape(1)) != l.matrix().n_out)
+               throw std::invalid_argument("out must have shape [rows, n_out]");
+             nb::gil_scoped_release release;
+             l.run(x.data(), int64_t(x.shape(0)), out.data());
+           })
+      .def("__call__", [](LinearLayer& l, FloatMatrix x) {
+        check_linear(l, x);
+        const int64_t rows = int64_t(x.shape(0)), n_out = l.matrix().n_out;
+        Owned<float> out{size_t(rows * n_out)};
         {
           nb::gil_scoped_release release;
-          p.run(x.data(), rows, out.data.get());
+          l.run(x.data(), rows, out.data.get());
         }
-        return out.array(rows, p.n_out());
+        return out.array(rows, n_out);
       });
 
   nb::class_<CountedSuffixes>(m, "CountedSuffixes")

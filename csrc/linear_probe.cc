@@ -7,38 +7,61 @@
 
 namespace ipex_lookahead {
 
-LinearProbe::LinearProbe(const PlainMatrix& plain, const float* bias, int threads, const std::string& isa)
-    : kernels_(kernels_for(isa)), pool_(threads), matrix_(prepack(plain, arena_, pool_)) {
+LinearPool::LinearPool(int threads, const std::string& isa) : kernels_(kernels_for(isa)), pool_(threads) {}
+
+Matrix LinearPool::add(const PlainMatrix& plain, const float* bias) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Matrix matrix = prepack(plain, arena_, pool_);
   if (bias != nullptr) {
-    float* copy = static_cast<float*>(arena_.take(size_t(matrix_.tiles() * kLanes) * sizeof(float)));
+    float* copy = static_cast<float*>(arena_.take(size_t(matrix.tiles() * kLanes) * sizeof(float)));
     std::memcpy(copy, bias, size_t(plain.n_out) * sizeof(float));
-    matrix_.bias = copy;
+    matrix.bias = copy;
   }
+  return matrix;
 }
 
-void LinearProbe::run(const float* x, int64_t rows, float* out) {
+void LinearPool::plain(const Matrix& matrix, void* codes, uint16_t* scales, uint16_t* minimums) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  unpack(matrix, codes, scales, minimums, pool_);
+}
+
+void LinearPool::run(const Matrix& matrix, const float* x, int64_t rows, float* out) {
+  std::lock_guard<std::mutex> lock(mutex_);
   Rows r;
-  r.blocks = matrix_.blocks;
+  r.blocks = matrix.blocks;
   r.stride = r.blocks * kGroup;
   r.count = rows;
-  values_.assign(size_t(rows * r.stride), 0.0f);
-  codes_.resize(size_t(rows * r.stride));
-  for (auto* v : {&scales_, &sums_}) v->resize(size_t(rows * r.blocks));
-  for (auto* v : {&bias4_, &bias8_}) v->resize(size_t(rows * r.blocks));
-  r.values = values_.data();
-  r.codes = codes_.data();
-  r.scales = scales_.data();
-  r.sums = sums_.data();
-  r.bias4 = bias4_.data();
-  r.bias8 = bias8_.data();
-  for (int64_t i = 0; i < rows; ++i) {
-    std::memcpy(r.values + i * r.stride, x + i * matrix_.n_in, size_t(matrix_.n_in) * sizeof(float));
-    if (!is_float(matrix_.format)) kernels_->quantize_row(r, i);
+  const bool integer = !is_float(matrix.format);
+  if (integer) {
+    codes_.resize(size_t(rows * r.stride));
+    for (auto* v : {&scales_, &sums_}) v->resize(size_t(rows * r.blocks));
+    for (auto* v : {&bias4_, &bias8_}) v->resize(size_t(rows * r.blocks));
+    r.codes = codes_.data();
+    r.scales = scales_.data();
+    r.sums = sums_.data();
+    r.bias4 = bias4_.data();
+    r.bias8 = bias8_.data();
   }
-  const int64_t items = std::min<int64_t>(matrix_.tiles(), 4 * pool_.size());
-  pool_.for_each(items, [&](int64_t item) {
-    const auto part = part_of(matrix_.tiles(), items, item);
-    kernels_->linear(matrix_, r, part.first, part.second, out, matrix_.n_out, false);
+  // Rows of whole blocks are read where they are: nothing writes to values.
+  const bool in_place = r.stride == matrix.n_in;
+  if (!in_place) values_.resize(size_t(rows * r.stride));
+  r.values = in_place ? const_cast<float*>(x) : values_.data();
+  const auto prepare = [&](int64_t i) {
+    if (!in_place) {
+      float* end = std::copy_n(x + i * matrix.n_in, matrix.n_in, r.values + i * r.stride);
+      std::fill(end, r.values + (i + 1) * r.stride, 0.0f);
+    }
+    if (integer) kernels_->quantize_row(r, i);
+  };
+  const int64_t items = std::min<int64_t>(matrix.tiles(), 4 * pool_.size());
+  const auto multiply = [&](int64_t item) {
+    const auto part = part_of(matrix.tiles(), items, item);
+    kernels_->linear(matrix, r, part.first, part.second, out, matrix.n_out, false);
+  };
+  phases_.reset(2);
+  pool_.run([&](int) {
+    phases_.run(0, rows, prepare);
+    phases_.run(1, items, multiply);
   });
 }
 

@@ -1,9 +1,11 @@
-// One linear layer by itself: what tests compare with their oracles, and what the kernel benchmark times.
+// Linear layers without a decoder: what the torch engine's modules run on, what tests compare with their oracles, and
+// what the kernel benchmark times.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <string>
-#include <vector>
 
 #include "arena.h"
 #include "kernels.h"
@@ -12,24 +14,47 @@
 
 namespace ipex_lookahead {
 
-class LinearProbe {
+// What the layers of one model share: threads, memory for weights, and room for quantised activations. One layer runs at
+// a time; calls from several threads wait for each other.
+class LinearPool {
  public:
-  LinearProbe(const PlainMatrix& plain, const float* bias, int threads, const std::string& isa);
+  LinearPool(int threads, const std::string& isa);
+
+  const char* isa() const { return kernels_->name; }
+  int threads() const { return pool_.size(); }
+  int64_t weight_bytes() const { return int64_t(arena_.used()); }
+
+  // Prepacks a weight. It lives as long as the pool.
+  Matrix add(const PlainMatrix& plain, const float* bias);
+  void plain(const Matrix& matrix, void* codes, uint16_t* scales, uint16_t* minimums);  // the streams, sizes as in packing.h
 
   // out [rows][n_out] = x [rows][n_in] W^T + bias, through the very path a decoder step takes.
-  void run(const float* x, int64_t rows, float* out);
-
-  int64_t n_in() const { return matrix_.n_in; }
-  int64_t n_out() const { return matrix_.n_out; }
+  void run(const Matrix& matrix, const float* x, int64_t rows, float* out);
 
  private:
   const KernelTable* const kernels_;
   ThreadPool pool_;
   Arena arena_;
-  Matrix matrix_;
-  std::vector<float> values_, scales_, sums_;
-  std::vector<int8_t> codes_;
-  std::vector<int32_t> bias4_, bias8_;
+  std::mutex mutex_;
+  Phases phases_;
+  Buffer<float> values_, scales_, sums_;
+  Buffer<int8_t> codes_;
+  Buffer<int32_t> bias4_, bias8_;
+};
+
+class LinearLayer {
+ public:
+  LinearLayer(std::shared_ptr<LinearPool> pool, const PlainMatrix& plain, const float* bias)
+      : pool_(std::move(pool)), matrix_(pool_->add(plain, bias)) {}
+
+  void run(const float* x, int64_t rows, float* out) { pool_->run(matrix_, x, rows, out); }
+
+  const Matrix& matrix() const { return matrix_; }
+  LinearPool& pool() { return *pool_; }
+
+ private:
+  std::shared_ptr<LinearPool> pool_;
+  const Matrix matrix_;
 };
 
 }  // namespace ipex_lookahead

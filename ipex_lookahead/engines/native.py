@@ -75,8 +75,52 @@ def integer_peak(threads: int, isa: str = "") -> float:
 
 def linear_probe(weight: PackedWeight, *, threads: int, isa: str = "") -> Callable[[Any], Any]:
     """One linear layer by itself: float32 [rows, n_in] -> float32 [rows, n_out], the very path a step takes."""
-    probe: Callable[[Any], Any] = _core().LinearProbe(*_streams(weight), None, threads, isa)
+    probe: Callable[[Any], Any] = _core().LinearLayer(_core().LinearPool(threads, isa), *_streams(weight), None)
     return probe
+
+
+class LinearPool:
+    """Threads, memory and scratch that the linear layers of one model share. One layer runs at a time, GIL released.
+
+    Raises:
+        EngineError: no compiled core, or a forced instruction set that this processor lacks.
+    """
+
+    __slots__ = ("raw",)
+
+    def __init__(self, threads: int | None = None) -> None:
+        core, isa = _core(), chosen_isa()
+        self.raw = core.LinearPool(default_threads() if threads is None else check_threads(threads), isa)
+
+    @property
+    def threads(self) -> int:
+        """Threads that share a layer's outputs, the caller's among them."""
+        return int(self.raw.threads)
+
+    @property
+    def isa(self) -> str:
+        """The instruction set in use."""
+        return str(self.raw.isa)
+
+    def layer(self, weight: PackedWeight, bias: Any | None = None) -> LinearLayer:
+        """The weight prepacked, and a bias float32 [n_out]; both live as long as any layer of this pool."""
+        return LinearLayer(_core().LinearLayer(self.raw, *_streams(weight), bias))
+
+
+class LinearLayer:
+    """One weight in a ``LinearPool``. Row i of the output depends on row i of the input alone."""
+
+    __slots__ = ("into", "n_in", "n_out", "raw")
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+        self.n_in, self.n_out = int(raw.n_in), int(raw.n_out)
+        self.into: Callable[[Any, Any], None] = raw.into
+        """``into(x, out)``: float32 [rows, n_in] and float32 [rows, n_out], C order, ``out`` overwritten."""
+
+    def weight(self) -> PackedWeight:
+        """The weight in plain order, bit for bit as it came."""
+        return _plain(self.raw.export())
 
 
 class NativeCache:

@@ -27,7 +27,8 @@ def make_weight(name: str, n_out: int, n_in: int, group: int = 32, seed: int = 0
 
 
 def probe_of(weight: PackedWeight, *, isa: str, threads: int, bias: np.ndarray | None = None) -> Any:
-    return native.LinearProbe(
+    return native.LinearLayer(
+        native.LinearPool(threads, isa),
         weight.format,
         *weight.shape,
         weight.group_size,
@@ -35,8 +36,6 @@ def probe_of(weight: PackedWeight, *, isa: str, threads: int, bias: np.ndarray |
         weight.scales,
         weight.minimums,
         bias,
-        threads,
-        isa,
     )
 
 
@@ -148,17 +147,19 @@ def test_any_shape_and_magnitude_is_the_same_on_every_isa(
 def test_wrong_shapes_are_refused_before_anything_is_read() -> None:
     weight = make_weight("sym_int4", 16, 64)
     with pytest.raises(ValueError, match="codes"):
-        native.LinearProbe("sym_int4", 16, 96, 32, weight.codes, weight.scales, None, None, 1, "")
+        native.LinearLayer(native.LinearPool(1), "sym_int4", 16, 96, 32, weight.codes, weight.scales, None, None)
     with pytest.raises(ValueError, match="scales"):
-        native.LinearProbe("sym_int4", 16, 64, 32, weight.codes, weight.scales[:8], None, None, 1, "")
+        native.LinearLayer(native.LinearPool(1), "sym_int4", 16, 64, 32, weight.codes, weight.scales[:8], None, None)
     with pytest.raises(ValueError, match="scales"):
-        native.LinearProbe("asym_int4", 16, 64, 32, weight.codes, weight.scales, None, None, 1, "")
+        native.LinearLayer(native.LinearPool(1), "asym_int4", 16, 64, 32, weight.codes, weight.scales, None, None)
     with pytest.raises(ValueError, match="group size"):
-        native.LinearProbe("sym_int4", 16, 64, 48, weight.codes, weight.scales, None, None, 1, "")
+        native.LinearLayer(native.LinearPool(1), "sym_int4", 16, 64, 48, weight.codes, weight.scales, None, None)
     with pytest.raises(ValueError, match="no kernel"):
-        native.LinearProbe("nf9", 16, 64, 32, weight.codes, weight.scales, None, None, 1, "")
+        native.LinearLayer(native.LinearPool(1), "nf9", 16, 64, 32, weight.codes, weight.scales, None, None)
     with pytest.raises(ValueError, match="not known"):
-        native.LinearProbe("sym_int4", 16, 64, 32, weight.codes, weight.scales, None, None, 1, "avx9")
-    probe = native.LinearProbe("sym_int4", 16, 64, 32, weight.codes, weight.scales, None, None, 1, "")
+        native.LinearLayer(
+            native.LinearPool(1, "avx9"), "sym_int4", 16, 64, 32, weight.codes, weight.scales, None, None
+        )
+    probe = native.LinearLayer(native.LinearPool(1), "sym_int4", 16, 64, 32, weight.codes, weight.scales, None, None)
     with pytest.raises(ValueError, match="n_in"):
         probe(np.zeros((1, 63), dtype=np.float32))

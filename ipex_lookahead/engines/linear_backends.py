@@ -1,0 +1,156 @@
+"""Which kernel a linear layer gets: the first of its device's list that passes a test against the dequantised weight.
+
+A kernel that is not there, or computes something else, is passed over with its reason in the log and in ``describe``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from ipex_lookahead.engines.linear_kernels import GenericKernel, LinearKernel, NativeKernel, reference
+from ipex_lookahead.engines.native import LinearPool
+from ipex_lookahead.engines.weights import random_matrix
+from ipex_lookahead.engines.xpu_int4 import XpuInt4Kernel
+from ipex_lookahead.errors import EngineError, LookaheadError
+from ipex_lookahead.formats.base import PackedWeight
+
+log = logging.getLogger("ipex_lookahead")
+
+BACKENDS = {"cpu": ("native", "generic"), "xpu": ("xpu-int4", "generic")}
+"""Device type -> kernels in the order they are tried; any other device has the generic one."""
+
+TOLERANCE = 0.02
+"""Largest error of a self-test, relative to the result's norm. Activations in int8 cost 0.5 %, bfloat16 0.3 %, a wrong
+layout more than 100 %."""
+
+TEST_SHAPES = ((64, 256), (40, 172))
+"""Weights of the self-tests: an easy one, and one that no tile, group or row of threads divides."""
+TEST_ROWS = (1, 2, 5, 17)
+
+
+class LinearBackends:
+    """Kernels for the linear layers of one model on one device.
+
+    Args:
+        device: where the model runs.
+        threads: threads of the native kernel; physical cores if None.
+        dtype: the model's activations, which the self-tests use.
+        only: a backend's name; then no other serves, and a failed self-test is an EngineError.
+    """
+
+    def __init__(
+        self,
+        device: torch.device | str = "cpu",
+        *,
+        threads: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        only: str | None = None,
+    ) -> None:
+        self.device = torch.device(device)
+        self.dtype = dtype
+        self.order = BACKENDS.get(self.device.type, ("generic",))
+        if only is not None:
+            if only not in self.order:
+                raise EngineError(
+                    f"there is no linear backend {only!r} for {self.device.type}; there is {', '.join(self.order)}"
+                )
+            self.order = (only,)
+        self._threads = threads
+        self._pool: LinearPool | None = None
+        self._tested: dict[tuple[str, str, int], str | None] = {}
+        self._makers: dict[str, Callable[[PackedWeight], LinearKernel]] = {
+            "generic": lambda weight: GenericKernel(weight, self.device),
+            "native": lambda weight: NativeKernel(weight, self.pool),
+            "xpu-int4": lambda weight: XpuInt4Kernel(weight, self.device),
+        }
+
+    @property
+    def pool(self) -> LinearPool:
+        """What the native layers share. Raises EngineError where there is no compiled core."""
+        if self._pool is None:
+            self._pool = LinearPool(self._threads)
+        return self._pool
+
+    def kernel(self, weight: PackedWeight) -> LinearKernel:
+        """A kernel that holds ``weight``.
+
+        Raises:
+            EngineError: none of the backends passes its self-test.
+        """
+        reasons = []
+        for name in self.order:
+            reason = self.problem(name, weight.format, weight.group_size)
+            if reason is None:
+                return self._makers[name](weight)
+            reasons.append(f"{name}: {reason}")
+        raise EngineError(
+            f"no linear kernel for {weight.format} on {self.device} passes its self-test ({'; '.join(reasons)})",
+            hint="ipex-lookahead doctor shows what this machine can run",
+        )
+
+    def problem(self, name: str, low_bit: str, group_size: int) -> str | None:
+        """Why a backend does not serve a format here, tested at the first question; None where it does."""
+        key = (name, low_bit, group_size)
+        if key not in self._tested:
+            self._tested[key] = reason = self._test(name, low_bit, group_size)
+            if reason is not None:
+                log.warning("linear backend %s is not used for %s on %s: %s", name, low_bit, self.device, reason)
+        return self._tested[key]
+
+    def _test(self, name: str, low_bit: str, group_size: int) -> str | None:
+        try:
+            errors = [self._error(name, low_bit, group_size, shape) for shape in TEST_SHAPES]
+        except (LookaheadError, RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError) as error:
+            # Whatever a library that is too old, too new or not built for this device raises: one line of it.
+            return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        worst = max(errors)
+        if worst <= TOLERANCE:
+            return None
+        return f"its self-test is wrong by {100 * worst:.1f} % ({100 * TOLERANCE:.0f} % allowed)"
+
+    def _error(self, name: str, low_bit: str, group_size: int, shape: tuple[int, int]) -> float:
+        """The largest relative error over ``TEST_ROWS`` with a random weight. EngineError if it comes back changed."""
+        rng = np.random.default_rng(1)
+        weight = random_matrix(shape, low_bit, group_size, rng)
+        kernel = self._makers[name](weight)
+        if not same_bits(kernel.weight(), weight):
+            raise EngineError("its self-test gave the weight back with other bits")
+        worst = 0.0
+        for rows in TEST_ROWS:
+            x = torch.from_numpy(rng.standard_normal((rows, shape[1]), dtype=np.float32)).to(self.dtype)
+            expected = reference(weight, x)
+            got = kernel.run(x.to(self.device)).float().cpu()
+            error = float((got - expected).norm() / expected.norm())
+            worst = max(worst, error if error == error else float("inf"))
+        return worst
+
+    def describe(self) -> dict[str, Any]:
+        """What serves which format, and what was passed over and why."""
+        chosen: dict[str, str] = {}
+        declined = []
+        for (name, low_bit, group_size), reason in self._tested.items():
+            label = low_bit if group_size in (0, 32) else f"{low_bit} (groups of {group_size})"
+            if reason is None:
+                chosen.setdefault(label, name)
+            else:
+                declined.append({"backend": name, "format": label, "reason": reason})
+        facts: dict[str, Any] = {"linear": chosen, "declined": declined}
+        if self._pool is not None:
+            facts |= {"isa": self._pool.isa, "threads": self._pool.threads}
+        return facts
+
+
+def same_bits(a: PackedWeight, b: PackedWeight) -> bool:
+    """Whether two packed weights are the same, stream by stream."""
+    if (a.format, a.shape, a.group_size) != (b.format, b.shape, b.group_size):
+        return False
+    for stream in ("codes", "scales", "minimums"):
+        one, other = getattr(a, stream), getattr(b, stream)
+        if (one is None) != (other is None) or one is not None and one.tobytes() != other.tobytes():
+            return False
+    return True

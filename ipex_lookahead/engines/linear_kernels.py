@@ -1,0 +1,152 @@
+"""How a packed weight multiplies activations: one class a way, all with the same few methods.
+
+A kernel holds the weight in the layout that it reads, and can give it back in plain order. Its buffers are integers,
+bit patterns included, so that no ``model.to(dtype)`` can change what the weight stands for.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ipex_lookahead.engines.native import LinearLayer, LinearPool
+from ipex_lookahead.errors import EngineError
+from ipex_lookahead.formats import dequantize
+from ipex_lookahead.formats.base import GROUP, PackedWeight
+
+FLOAT_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""Float formats and the torch dtypes of their values."""
+
+CPU_CHUNK = 1 << 20
+DEVICE_CHUNK = 1 << 24
+"""Weights dequantised at a time: what a core's cache holds, and what hides a device's launch times."""
+
+
+class LinearKernel(Protocol):
+    """x W^T for one packed weight [n_out, n_in]."""
+
+    name: str
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weight is."""
+        ...
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, n_in] float32, float16 or bfloat16 on ``device`` -> [rows, n_out] of the same dtype."""
+        ...
+
+    def weight(self) -> PackedWeight:
+        """The weight in plain order, bit for bit what the kernel was made from."""
+        ...
+
+
+class GenericKernel(nn.Module):
+    """Dequantises some rows of the weight on its device, multiplies, and goes on: right anywhere, quick nowhere.
+
+    At most ``CPU_CHUNK`` (``DEVICE_CHUNK``) values are held dequantised, or one row where a row is longer.
+    """
+
+    name = "generic"
+
+    def __init__(self, weight: PackedWeight, device: torch.device) -> None:
+        super().__init__()
+        self.format = weight.format
+        self.shape = (weight.shape[0], weight.shape[1])
+        self.group_size = weight.group_size
+        self.codes: torch.Tensor
+        self.scales: torch.Tensor | None
+        self.minimums: torch.Tensor | None
+        self.register_buffer("codes", as_bits(weight.codes, device), persistent=False)
+        for stream in ("scales", "minimums"):
+            values = getattr(weight, stream)
+            self.register_buffer(stream, None if values is None else as_bits(values, device), persistent=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weight is."""
+        return self.codes.device
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``LinearKernel.run``. The weight is rounded to ``x``'s dtype, the sum is the library's."""
+        n_out, n_in = self.shape
+        step = max(1, (CPU_CHUNK if x.device.type == "cpu" else DEVICE_CHUNK) // n_in)
+        if step >= n_out:
+            return functional.linear(x, self.rows(0, n_out).to(x.dtype))
+        out = x.new_empty(x.shape[0], n_out)
+        for start in range(0, n_out, step):
+            end = min(start + step, n_out)
+            out[:, start:end] = functional.linear(x, self.rows(start, end).to(x.dtype))
+        return out
+
+    def rows(self, start: int, end: int) -> torch.Tensor:
+        """Rows of the weight [end - start, n_in] on the device: exactly the values of ``formats.dequantize``.
+
+        float32, but a float format's own dtype where the weight is in one.
+        """
+        codes = self.codes[start:end]
+        if self.scales is None:
+            return codes.view(FLOAT_DTYPES[self.format])
+        if self.format != "sym_int8":
+            blocks = codes.view(end - start, -1, GROUP // 2)
+            codes = torch.cat((blocks & 15, blocks >> 4), dim=2).view(end - start, -1)
+        n_in, size = self.shape[1], self.group_size
+        values = codes.float()
+        if self.format == "sym_int4":
+            values -= 8
+        values = functional.pad(values, (0, self.scales.shape[1] * size - values.shape[1])).view(end - start, -1, size)
+        values *= self.scales[start:end].view(torch.float16).float()[:, :, None]
+        if self.minimums is not None:
+            values += self.minimums[start:end].view(torch.float16).float()[:, :, None]
+        return values.view(end - start, -1)[:, :n_in]
+
+    def weight(self) -> PackedWeight:
+        """See ``LinearKernel.weight``."""
+        kinds: dict[str, Any] = {"fp32": np.float32, "sym_int8": np.int8, "sym_int4": np.uint8, "asym_int4": np.uint8}
+        codes = self.codes.cpu().numpy().view(kinds.get(self.format, np.uint16))
+        scales, minimums = (
+            None if stream is None else stream.cpu().numpy().view(np.uint16) for stream in (self.scales, self.minimums)
+        )
+        return PackedWeight(self.format, self.shape, codes, self.group_size, scales, minimums)
+
+
+def as_bits(array: Any, device: torch.device) -> torch.Tensor:
+    """A numpy stream as a tensor of signed or byte integers of the same width."""
+    whole = {1: array.dtype, 2: np.dtype(np.int16), 4: np.dtype(np.int32)}[array.dtype.itemsize]
+    return torch.from_numpy(np.ascontiguousarray(array).view(whole)).to(device)
+
+
+class NativeKernel(nn.Module):
+    """The compiled core's linear kernel, on the CPU: row-invariant, activations quantised to int8 in groups of 32."""
+
+    name = "native"
+    device: torch.device = torch.device("cpu")
+
+    def __init__(self, weight: PackedWeight, pool: LinearPool) -> None:
+        super().__init__()
+        self.layer: LinearLayer = pool.layer(weight)
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``LinearKernel.run``; computed in float32 and int8 whatever ``x`` is."""
+        if x.device.type != "cpu":
+            raise EngineError(
+                f"this layer was loaded for the CPU, but its input is on {x.device}",
+                hint="load the model with the device it is to run on (device=...)",
+            )
+        rows = x.detach().float().contiguous()
+        out = torch.empty(rows.shape[0], self.layer.n_out)
+        self.layer.into(rows.numpy(), out.numpy())
+        return out.to(x.dtype)
+
+    def weight(self) -> PackedWeight:
+        """See ``LinearKernel.weight``."""
+        return self.layer.weight()
+
+
+def reference(weight: PackedWeight, x: torch.Tensor) -> torch.Tensor:
+    """What every kernel's self-test is held against: ``x`` times the dequantised weight, float32 on the CPU."""
+    return functional.linear(x.float().cpu(), torch.from_numpy(dequantize(weight)))

@@ -1,0 +1,379 @@
+"""Linear layers of a torch model in our low-bit formats: the module, and how it takes the place of float layers.
+
+``replace_linears`` packs the weights of a loaded model, ``load_packed`` fills a model (one on the meta device, say) from
+a checkpoint's tensors, and ``module_weights`` gives them back for ``save_low_bit``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ipex_lookahead.engines.linear_backends import LinearBackends
+from ipex_lookahead.engines.linear_kernels import FLOAT_DTYPES
+from ipex_lookahead.engines.weights import WeightPlan
+from ipex_lookahead.errors import InputError, LowBitFormatError
+from ipex_lookahead.formats import dequantize, quantize
+from ipex_lookahead.formats.base import PackedWeight
+
+__all__ = [
+    "LinearBackends",
+    "LowBitLinear",
+    "Replacement",
+    "is_plain_linear",
+    "load_packed",
+    "module_weights",
+    "packed_from_torch",
+    "replace_linears",
+]
+
+Progress = Callable[[int, int, str], None]
+"""Called as progress(layers done, layers in all, name of the layer in hand)."""
+
+ROUTERS = ("router", "gate", "shared_expert_gate")
+"""Layers of these names choose experts: little memory, and a wrong choice costs more than a wrong value."""
+
+
+class LowBitLinear(nn.Module):
+    """y = x W^T + b with W in one of our formats. For inference: no gradient flows through it.
+
+    Args:
+        weight: [out_features, in_features].
+        bias: [out_features], or None.
+        backends: which kernel holds the weight; the CPU's if None.
+        dtype: the dtype that the layer shows to model code that asks for ``weight.dtype``.
+    """
+
+    def __init__(
+        self,
+        weight: PackedWeight,
+        bias: torch.Tensor | None = None,
+        *,
+        backends: LinearBackends | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        if len(weight.shape) != 2:
+            raise InputError(f"a linear layer needs a weight [out, in], got shape {list(weight.shape)}")
+        self.out_features, self.in_features = weight.shape
+        self.low_bit = weight.format
+        self.group_size = weight.group_size
+        self.kernel: Any = (backends or LinearBackends()).kernel(weight)
+        # Empty: model code looks at weight.dtype and weight.device, and transformers ties whatever is called weight.
+        self.weight = nn.Parameter(torch.empty(0, dtype=dtype, device=self.kernel.device), requires_grad=False)
+        self.bias: nn.Parameter | None
+        self.register_parameter("bias", None)
+        if bias is not None:
+            self.set_bias(bias)
+
+    @property
+    def backend(self) -> str:
+        """Name of the kernel that serves this layer."""
+        return str(self.kernel.name)
+
+    def set_bias(self, bias: torch.Tensor) -> None:
+        """Take a bias [out_features]. Raises InputError for another shape."""
+        if tuple(bias.shape) != (self.out_features,):
+            raise InputError(f"the bias has shape {list(bias.shape)}; the layer has {self.out_features} outputs")
+        self.bias = nn.Parameter(bias.detach().to(self.kernel.device), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] float32, float16 or bfloat16 -> [..., out_features] of the same dtype.
+
+        Raises:
+            InputError: another last dimension.
+            EngineError: the input is on another device than the weight.
+        """
+        shape = x.shape
+        if shape[-1] != self.in_features:
+            raise InputError(f"the layer takes [..., {self.in_features}], got {list(shape)}")
+        y: torch.Tensor = self.kernel.run(x.reshape(-1, self.in_features))
+        if self.bias is not None:
+            y += self.bias
+        return y.view(*shape[:-1], self.out_features)
+
+    def packed(self) -> PackedWeight:
+        """The weight in plain order, bit for bit as it came."""
+        weight: PackedWeight = self.kernel.weight()
+        return weight
+
+    def extra_repr(self) -> str:
+        """Shape, format and backend, as ``print(model)`` shows them."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            f"low_bit={self.low_bit}, backend={self.backend}"
+        )
+
+
+@dataclass(slots=True)
+class Replacement:
+    """What became of a model's layers.
+
+    Attributes:
+        converted: layer -> its format.
+        left: layer, or a parameter that is no layer's -> why it is as it was.
+        packed_bytes: bytes of the converted weights.
+        missing: parameters that ``load_packed`` was given nothing for.
+    """
+
+    converted: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    packed_bytes: int = 0
+    missing: list[str] = field(default_factory=list)
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """Whether a module is x W^T + b and nothing else: ``nn.Linear``, transformers' ``Conv1D`` and ``FalconLinear``.
+
+    Other subclasses of ``nn.Linear`` may compute something else, or have their weight read by their parent.
+    """
+    kind = type(module)
+    return kind is nn.Linear or is_conv1d(module) or _is_from_transformers(kind, "FalconLinear")
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether a module is transformers' ``Conv1D``: a linear layer whose weight is [in, out] (GPT-2's family)."""
+    return _is_from_transformers(type(module), "Conv1D")
+
+
+def _is_from_transformers(kind: type, name: str) -> bool:
+    return kind.__name__ == name and kind.__module__.partition(".")[0] == "transformers"
+
+
+def replace_linears(
+    model: nn.Module,
+    plan: WeightPlan,
+    *,
+    device: torch.device | str = "cpu",
+    not_converted: Sequence[str] = (),
+    backends: LinearBackends | None = None,
+    progress: Progress | None = None,
+) -> Replacement:
+    """Put a ``LowBitLinear`` in the place of each plain linear layer that the plan gives a format.
+
+    One layer at a time: beside the model there is one float weight and its packed form in memory at most. Embeddings
+    stay as they are; an lm_head that shares the embedding's weight gets a packed copy of it. What is no plain linear
+    layer (experts in one tensor, convolutions, hooked or parametrised layers, routers) stays, and the report says why.
+
+    Args:
+        model: any module with its weights loaded; changed in place.
+        plan: formats by name, ``<layer>.weight``.
+        device: where the packed layers run; of no effect where ``backends`` is given.
+        not_converted: further name parts, beside the plan's own.
+        backends: kernels to use, shared by all layers.
+        progress: called before each layer and once at the end.
+
+    Raises:
+        LowBitFormatError: a weight holds NaN or infinity, or values beyond the format; the message names the layer.
+        InputError: a weight is on the meta device (``load_packed`` is for that).
+        EngineError: no kernel for the format passes its self-test on this device.
+    """
+    report = Replacement()
+    backends = backends or LinearBackends(device, dtype=_dtype_of(model))
+    found: list[tuple[list[str], nn.Module, str]] = []
+    for names, module in _modules(model):
+        name = names[0]
+        reason = _left(name, module, plan, not_converted)
+        if reason is None:
+            target = plan.target(f"{name}.weight")
+            if target is not None:
+                found.append((names, module, target))
+                continue
+            reason = "the plan keeps it as it is"
+        if reason:
+            report.left[name] = reason
+    for done, (names, module, target) in enumerate(found):
+        if progress is not None:
+            progress(done, len(found), names[0])
+        layer = _convert(names[0], module, target, plan.group_size, backends)
+        report.converted[names[0]] = layer.low_bit
+        report.packed_bytes += packed_bytes(layer)
+        for name in names:
+            _put(model, name, layer)
+        found[done] = ([], layer, "")  # the float layer goes away here, not after the last one
+    if progress is not None:
+        progress(len(found), len(found), "")
+    return report
+
+
+def _convert(name: str, module: Any, target: str, group_size: int, backends: LinearBackends) -> LowBitLinear:
+    weight = module.weight
+    if weight.device.type == "meta":
+        raise InputError(f"{name}.weight has no values yet (meta device)", hint="load_packed puts them in")
+    try:
+        values = packed_from_torch(weight.t() if is_conv1d(module) else weight)
+        packed = quantize(values, target, group_size)
+    except LowBitFormatError as error:
+        raise LowBitFormatError(
+            f"{name}.weight: {error}", hint=error.hint or f"modules_to_not_convert=[{name!r}] leaves it as it is"
+        ) from None
+    layer = LowBitLinear(packed, module.bias, backends=backends, dtype=weight.dtype)
+    layer.train(module.training)
+    return layer
+
+
+def _left(name: str, module: nn.Module, plan: WeightPlan, not_converted: Sequence[str]) -> str | None:
+    """Why a module stays as it is; None where it is to be converted, "" where there is nothing to tell."""
+    if not is_plain_linear(module):
+        if isinstance(module, nn.Linear):
+            return f"{type(module).__name__} is a linear layer of its own kind"
+        own = [key for key, value in module.named_parameters(recurse=False) if value.dim() > 1]
+        if not own or isinstance(module, nn.Embedding | LowBitLinear):
+            return ""
+        return f"{type(module).__name__} holds {', '.join(own)} itself"
+    parts = (*plan.not_converted, *not_converted)
+    if any(part in f"{name}.weight" for part in parts):
+        return "named in modules_to_not_convert"
+    if name.rpartition(".")[2] in ROUTERS and module.weight.shape[0] < 1024:
+        return "it chooses experts"
+    if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
+        return "it has hooks"
+    if module.weight.dtype not in FLOAT_DTYPES.values():
+        return f"its weight is {module.weight.dtype}"
+    return None
+
+
+def load_packed(
+    model: nn.Module,
+    tensors: Iterable[tuple[str, PackedWeight]],
+    *,
+    device: torch.device | str = "cpu",
+    backends: LinearBackends | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Replacement:
+    """Fill a model, on the meta device or not, from a checkpoint's tensors, which come one at a time.
+
+    A matrix in an integer format becomes a ``LowBitLinear``; all else becomes a parameter or buffer of ``dtype``.
+
+    Args:
+        model: changed in place.
+        tensors: (name in the model, weight); a ``Conv1D``'s weight is [out, in] like any other.
+        device: where everything goes; of no effect on packed layers where ``backends`` is given.
+        backends: kernels to use, shared by all layers.
+        dtype: of the float tensors.
+
+    Raises:
+        InputError: a name that the model has not, a shape that it has otherwise, or an integer format where the model
+            has no plain linear layer.
+        EngineError: no kernel for a format passes its self-test on this device.
+    """
+    report = Replacement()
+    backends = backends or LinearBackends(device, dtype=dtype)
+    for name, weight in tensors:
+        owner, _, attribute = name.rpartition(".")
+        module = _module(model, owner, name)
+        if weight.format not in FLOAT_DTYPES and not (attribute == "weight" and is_plain_linear(module)):
+            raise InputError(f"{name} is in {weight.format}, but the model has no linear layer there")
+        if weight.format in FLOAT_DTYPES:
+            _fill(module, attribute, name, weight, torch.device(device), dtype)
+            continue
+        expected = tuple(reversed(module.weight.shape)) if is_conv1d(module) else tuple(module.weight.shape)
+        if tuple(weight.shape) != expected:
+            raise InputError(f"{name} has shape {list(weight.shape)}, but the model's is {list(expected)}")
+        bias: Any = module.bias
+        layer = LowBitLinear(weight, backends=backends, dtype=dtype)
+        if bias is not None:  # on a meta model it has no values yet: they come under its own name
+            layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
+        layer.train(module.training)
+        _put(model, owner, layer)
+        report.converted[owner] = weight.format
+        report.packed_bytes += weight.nbytes
+    report.missing = [name for name, value in model.named_parameters() if value.device.type == "meta"]
+    return report
+
+
+def _fill(
+    module: nn.Module, attribute: str, name: str, weight: PackedWeight, device: torch.device, dtype: torch.dtype
+) -> None:
+    old: Any = getattr(module, attribute, None)
+    if not isinstance(old, torch.Tensor):
+        raise InputError(f"the model has no tensor {name}")
+    values = torch.from_numpy(dequantize(weight))
+    values = values.t() if attribute == "weight" and is_conv1d(module) else values
+    if values.shape != old.shape:
+        raise InputError(f"{name} has shape {list(weight.shape)}, but the model's is {list(old.shape)}")
+    values = values.to(device, dtype).contiguous()
+    if attribute in dict(module.named_buffers(recurse=False)):
+        setattr(module, attribute, values)
+    elif old.device.type == "meta" or old.device != device or old.dtype != dtype:
+        setattr(module, attribute, nn.Parameter(values, requires_grad=False))
+    else:
+        with torch.no_grad():
+            old.copy_(values)  # whatever is tied to it stays tied
+
+
+def module_weights(model: nn.Module) -> Iterator[tuple[str, PackedWeight]]:
+    """All of a model's tensors under their names, one at a time: packed layers as they are, the rest in their dtypes.
+
+    Raises LowBitFormatError for a parameter whose dtype is none of ours.
+    """
+    seen: set[int] = set()
+    for name, module in model.named_modules():
+        prefix = f"{name}." if name else ""
+        if isinstance(module, LowBitLinear):
+            yield f"{prefix}weight", module.packed()
+            if module.bias is not None:
+                yield f"{prefix}bias", packed_from_torch(module.bias)
+            continue
+        for key, value in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            if id(value) in seen or key in module._non_persistent_buffers_set or not value.is_floating_point():
+                continue
+            seen.add(id(value))
+            conv = key == "weight" and is_conv1d(module)
+            yield f"{prefix}{key}", packed_from_torch(value.t() if conv else value)
+
+
+def packed_from_torch(values: torch.Tensor) -> PackedWeight:
+    """A float32, float16 or bfloat16 tensor as a float ``PackedWeight``, on the CPU."""
+    values = values.detach().cpu().contiguous()
+    for name, dtype in FLOAT_DTYPES.items():
+        if values.dtype == dtype:
+            codes = values.numpy() if dtype == torch.float32 else values.view(torch.int16).numpy().view(np.uint16)
+            return PackedWeight(name, tuple(values.shape), codes)
+    raise LowBitFormatError(f"values are {values.dtype}; they must be one of {', '.join(FLOAT_DTYPES)}")
+
+
+def packed_bytes(layer: LowBitLinear) -> int:
+    """Bytes of a layer's weight as it would be saved."""
+    n_out, n_in = layer.out_features, layer.in_features
+    if layer.low_bit in FLOAT_DTYPES:
+        return n_out * n_in * FLOAT_DTYPES[layer.low_bit].itemsize
+    codes = -(-n_in // 32) * (32 if layer.low_bit == "sym_int8" else 16)
+    streams = 2 if layer.low_bit == "asym_int4" else 1
+    return int(n_out * (codes + 2 * streams * -(-n_in // layer.group_size)))
+
+
+def _modules(model: nn.Module) -> list[tuple[list[str], nn.Module]]:
+    """Every module once, with all the names it goes by."""
+    names: dict[int, list[str]] = {}
+    modules: dict[int, nn.Module] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if name:
+            names.setdefault(id(module), []).append(name)
+            modules[id(module)] = module
+    return [(names[key], module) for key, module in modules.items()]
+
+
+def _module(model: nn.Module, owner: str, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(owner)
+    except AttributeError:
+        raise InputError(f"the model has no tensor {name}") from None
+
+
+def _put(model: nn.Module, name: str, layer: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    owner = model.get_submodule(parent)
+    if isinstance(owner, nn.ModuleList | nn.Sequential):
+        owner[int(child)] = layer
+    else:
+        setattr(owner, child, layer)
+
+
+def _dtype_of(model: nn.Module) -> torch.dtype:
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
