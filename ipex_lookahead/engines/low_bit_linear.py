@@ -1,7 +1,7 @@
 """Linear layers of a torch model in our low-bit formats: the module, and how it takes the place of float layers.
 
-``replace_linears`` packs the weights of a loaded model, ``load_packed`` fills a model (one on the meta device, say) from
-a checkpoint's tensors, and ``module_weights`` gives them back for ``save_low_bit``.
+``replace_linears`` packs the weights of a loaded model, ``load_packed`` fills a model (one on the meta device, say)
+from a checkpoint's tensors, and ``module_weights`` gives them back for ``save_low_bit``.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def _convert(name: str, module: Any, target: str, group_size: int, backends: Lin
     return layer
 
 
-def _left(name: str, module: nn.Module, plan: WeightPlan, not_converted: Sequence[str]) -> str | None:
+def _left(name: str, module: Any, plan: WeightPlan, not_converted: Sequence[str]) -> str | None:
     """Why a module stays as it is; None where it is to be converted, "" where there is nothing to tell."""
     if not is_plain_linear(module):
         if isinstance(module, nn.Linear):
@@ -359,7 +359,7 @@ def _modules(model: nn.Module) -> list[tuple[list[str], nn.Module]]:
     return [(names[key], module) for key, module in modules.items()]
 
 
-def _module(model: nn.Module, owner: str, name: str) -> nn.Module:
+def _module(model: nn.Module, owner: str, name: str) -> Any:
     try:
         return model.get_submodule(owner)
     except AttributeError:
