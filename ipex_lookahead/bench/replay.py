@@ -131,6 +131,7 @@ class RecordedEngine:
 
     name = "recorded"
     row_invariant = True
+    supports_tree = True
     max_context = 1 << 30
 
     def __init__(self, answer: Answer) -> None:

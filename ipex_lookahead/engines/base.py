@@ -80,6 +80,8 @@ class Engine(Protocol):
 
     name: str
     row_invariant: bool
+    supports_tree: bool
+    """Whether drafts may branch; where not, the loop cuts them to one path."""
     vocab_size: int
     max_context: int
     """Positions a sequence may have at most."""

@@ -160,6 +160,7 @@ class NativeEngine:
 
     name = "native"
     row_invariant = True
+    supports_tree = True
 
     def __init__(self, decoder: Any, spec: DecoderSpec, low_bit: str, kv_cache: str = "fp16") -> None:
         self._decoder = decoder

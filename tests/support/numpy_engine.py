@@ -60,6 +60,7 @@ class NumpyEngine:
 
     name = "numpy"
     row_invariant = True
+    supports_tree = True
 
     def __init__(
         self,

@@ -68,6 +68,7 @@ class ScriptedEngine:
 
     name = "scripted"
     row_invariant = True
+    supports_tree = True
 
     def __init__(self, logits_of: Logits, vocab_size: int, max_context: int = 4096) -> None:
         self._logits_of = logits_of

@@ -1,0 +1,322 @@
+"""Keys and values of one sequence of a transformers model: every line that depends on transformers' version is here.
+
+``BufferSequence`` hands the model a cache of ours, whose buffers grow by doubling: a step writes its rows into them and
+copies nothing else. ``ModelSequence`` is for models that insist on caches of their own (tuples, and ipex-llm's): it
+moves the accepted rows in place and shortens the tensors to views.
+
+transformers' own ``crop`` is not used: its argument was a length, and later a number of positions to remove.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache as TransformersCache
+
+from ipex_lookahead.errors import EngineError, InputError
+
+FIRST_POSITIONS = 256
+"""Room of a new buffer; it doubles when it is full."""
+
+
+class SequenceCache:
+    """What the two kinds have in common. See ``engines.base.Cache``; ``length`` and paths are checked here."""
+
+    def __init__(self) -> None:
+        self._length = 0
+        self._parents: Sequence[int] = ()
+
+    @property
+    def length(self) -> int:
+        """Committed positions."""
+        return self._length
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Commit a path of the last forward's rows. Raises InputError if it is none."""
+        previous, parents = -1, self._parents
+        for row in rows:
+            if not 0 <= row < len(parents) or parents[row] != previous:
+                raise InputError(f"rows {list(rows)} of {len(parents)} are no path from the committed prefix")
+            previous = row
+        if rows:
+            self._commit(rows)
+        self._length += len(rows)
+        self._parents = ()
+
+    def crop(self, length: int) -> None:
+        """Keep the first ``length`` positions. Raises InputError if there are fewer."""
+        if not isinstance(length, int) or not 0 <= length <= self._length:
+            raise InputError(f"cannot crop to {length!r}: the cache holds {self._length} positions")
+        self._length = length
+        self._parents = ()
+
+    def fork(self) -> SequenceCache:
+        """A second sequence with a copy of the committed prefix."""
+        raise NotImplementedError
+
+    def begin(self, parents: Sequence[int]) -> Any:
+        """Say which rows come; returns what the model's forward takes as ``past_key_values``."""
+        raise NotImplementedError
+
+    def took(self, returned: Any) -> None:
+        """What the model's forward returned as ``past_key_values``."""
+
+    def bytes_per_position(self) -> int:
+        """Bytes that a position takes over all layers; 0 before the first forward."""
+        raise NotImplementedError
+
+    def _commit(self, rows: Sequence[int]) -> None:
+        """Move those rows to positions length, length + 1, ..."""
+        raise NotImplementedError
+
+
+class BufferSequence(SequenceCache):
+    """A sequence in buffers of ours, one pair [1, heads, capacity, head_dim] a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._past = BufferCache()
+
+    def begin(self, parents: Sequence[int]) -> BufferCache:
+        """Rows go to positions length, length + 1, ... until it is known which of them are kept."""
+        self._parents = parents
+        self._past.append(self._length, len(parents))
+        return self._past
+
+    def begin_block(self, parents: Sequence[int], rows: slice, first: int, visible: int) -> BufferCache:
+        """For forwards of one shape: row ``rows.start + i`` goes to position ``first + i``, others nowhere.
+
+        The model sees ``visible`` positions, written or not: its mask must hide what is not to be seen. ``parents``
+        are those of all rows of the engine's forward, of which this may be a part.
+        """
+        self._parents = parents
+        self._past.write(first, rows, visible)
+        return self._past
+
+    def fork(self) -> BufferSequence:
+        """A second sequence with a copy of the committed prefix."""
+        other = BufferSequence()
+        other._length = self._length
+        other._past.copy(self._past, self._length)
+        return other
+
+    def bytes_per_position(self) -> int:
+        """Bytes that a position takes over all layers; 0 before the first forward."""
+        return sum(b.element_size() * b.shape[1] * b.shape[3] for pair in self._past.buffers.values() for b in pair)
+
+    def _commit(self, rows: Sequence[int]) -> None:
+        skip = 0
+        while skip < len(rows) and rows[skip] == skip:  # rows that are where they belong
+            skip += 1
+        if skip < len(rows):
+            self._past.move([self._length + row for row in rows[skip:]], self._length + skip)
+
+
+class BufferCache(TransformersCache):  # type: ignore[misc]
+    """What a model's layers write to and read from, under the names of transformers 4.37 to 5."""
+
+    is_compileable = False
+    is_initialized = True
+
+    def __init__(self) -> None:
+        # Not the base's own: it makes the layers or states that are replaced here.
+        self.layers: list[Any] = []
+        self.buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._first = self._visible = self._seen = 0
+        self._rows: slice | None = None
+
+    # ---- set by the sequence before each forward ---------------------------------------------------------------------
+
+    def append(self, length: int, count: int) -> None:
+        """All of the ``count`` rows that come go to positions ``length``, ``length`` + 1, ..."""
+        self._seen = self._first = length
+        self._visible = length + count
+        self._rows = None
+
+    def write(self, first: int, rows: slice, visible: int) -> None:
+        """Of the rows that come, those of the slice go to ``first``, ...; the model sees ``visible`` positions."""
+        self._seen = self._first = first
+        self._visible = visible
+        self._rows = rows
+
+    def move(self, places: list[int], to: int) -> None:
+        """The values at ``places``, ascending, go to ``to``, ``to`` + 1, ..."""
+        index: dict[torch.device, torch.Tensor] = {}
+        for pair in self.buffers.values():
+            for buffer in pair:
+                if buffer.device not in index:
+                    index[buffer.device] = torch.tensor(places, device=buffer.device)
+                buffer[:, :, to : to + len(places)] = buffer.index_select(2, index[buffer.device])
+
+    def copy(self, other: BufferCache, length: int) -> None:
+        """The first ``length`` positions of another cache."""
+        for layer, pair in other.buffers.items():
+            key, value = (_room(None, buffer, length) for buffer in pair)
+            key[:, :, :length], value[:, :, :length] = pair[0][:, :, :length], pair[1][:, :, :length]
+            self.buffers[layer] = (key, value)
+
+    # ---- called by the model's layers --------------------------------------------------------------------------------
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write a layer's new keys and values [1, heads, rows, head_dim]; all that is visible comes back, as views."""
+        held = self.buffers.get(layer_idx, (None, None))
+        new = [key_states, value_states]
+        if self._rows is not None:
+            new = [states[:, :, self._rows] for states in new]
+        end = self._first + new[0].shape[2]
+        pair = [_room(buffer, states, max(self._visible, end)) for buffer, states in zip(held, new, strict=True)]
+        for buffer, states in zip(pair, new, strict=True):
+            buffer[:, :, self._first : end] = states
+        self.buffers[layer_idx] = (pair[0], pair[1])
+        return pair[0][:, :, : self._visible], pair[1][:, :, : self._visible]
+
+    def get_seq_length(self, layer_idx: int | None = 0) -> int:
+        """Positions before the rows that come."""
+        return self._seen
+
+    def get_usable_length(self, new_seq_length: int, layer_idx: int | None = 0) -> int:
+        """As transformers 4.37 asks: nothing is ever thrown away to make room."""
+        return self._seen
+
+    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
+        """(positions that ``update`` will hand out, the first one's number)."""
+        return self._visible, 0
+
+    def get_max_length(self, layer_idx: int | None = None) -> Any:
+        """None before transformers 5, where -1 says the same: no most."""
+        return -1 if hasattr(TransformersCache, "get_query_offset") else None
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> Any:
+        """As ``get_max_length``, its name in between."""
+        return None
+
+    def to_legacy_cache(self) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+        """For models that turn every cache into tuples."""
+        return tuple(self)
+
+    def __len__(self) -> int:
+        return len(self.buffers)
+
+    def __bool__(self) -> bool:
+        return True  # an empty cache is a cache
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return (self[layer] for layer in sorted(self.buffers))
+
+    def __getitem__(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
+        key, value = self.buffers[layer_idx]
+        return key[:, :, : self._seen], value[:, :, : self._seen]
+
+
+def _room(buffer: torch.Tensor | None, like: torch.Tensor, positions: int) -> torch.Tensor:
+    """``buffer`` if it holds so many positions, else a larger one with the same values, zeros beyond."""
+    have = 0 if buffer is None else buffer.shape[2]
+    if buffer is not None and have >= positions:
+        return buffer
+    capacity = max(FIRST_POSITIONS, 2 * have)
+    while capacity < positions:
+        capacity *= 2
+    larger = like.new_zeros((like.shape[0], like.shape[1], capacity, like.shape[3]))
+    if buffer is not None:
+        larger[:, :, :have] = buffer
+    return larger
+
+
+class ModelSequence(SequenceCache):
+    """A sequence in whatever cache the model itself returns.
+
+    That may be tuples of (keys, values, ...) or an object with ``key_cache`` and ``value_cache``, each [1, heads,
+    positions, head_dim]. Rows are moved in place, and what is dropped is cut off by a view of the same memory, so
+    caches with room behind their views (ipex-llm's) keep that room.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._past: Any = None
+        self._held = 0  # positions in the model's tensors: committed ones and the last forward's rows
+
+    def begin(self, parents: Sequence[int]) -> Any:
+        """The model's cache, without rows that were not kept."""
+        self._shorten(self._length)
+        self._parents = parents
+        return self._past if self._length else None
+
+    def took(self, returned: Any) -> None:
+        """Take the model's cache back. Raises EngineError where it does not hold what it should."""
+        self._past = returned
+        self._held = expected = self._length + len(self._parents)
+        found = {tensor.shape[2] if tensor.dim() == 4 else -1 for pair in tensors_of(returned) for tensor in pair}
+        if found != {expected}:
+            raise EngineError(
+                f"the model's cache should hold {expected} positions in the third dimension, but has {sorted(found)}",
+                hint="this model's cache cannot be rolled back; use another engine",
+            )
+
+    def fork(self) -> ModelSequence:
+        """A second sequence with a copy of the committed prefix."""
+        other = ModelSequence()
+        other._length = other._held = self._length
+        self._shorten(self._length)
+        if self._past is not None:
+            pairs = [tuple(tensor.clone() for tensor in pair) for pair in tensors_of(self._past)]
+            other._past = _with_tensors(self._past, pairs, self._length, fresh=True)
+        return other
+
+    def bytes_per_position(self) -> int:
+        """Bytes that a position takes over all layers; 0 before the first forward."""
+        if self._past is None:
+            return 0
+        return sum(t.element_size() * t.shape[1] * t.shape[3] for pair in tensors_of(self._past) for t in pair)
+
+    def _commit(self, rows: Sequence[int]) -> None:
+        places = [self._length + row for row in rows]
+        to = range(self._length, self._length + len(rows))
+        if places != list(to):
+            for pair in tensors_of(self._past):
+                for tensor in pair:
+                    index = torch.tensor(places, device=tensor.device)
+                    tensor[:, :, to.start : to.stop] = tensor.index_select(2, index)
+        self._shorten(to.stop)
+
+    def _shorten(self, length: int) -> None:
+        if self._held == length:
+            return
+        if self._past is not None:
+            pairs = [tuple(tensor[:, :, :length] for tensor in pair) for pair in tensors_of(self._past)]
+            self._past = _with_tensors(self._past, pairs, length)
+        self._held = length
+
+
+def tensors_of(past: Any) -> list[tuple[torch.Tensor, ...]]:
+    """(keys, values) of each layer. Raises EngineError for a cache that is neither tuples nor lists of tensors."""
+    if hasattr(past, "key_cache"):
+        return list(zip(past.key_cache, past.value_cache, strict=True))
+    if isinstance(past, tuple | list) and past and all(isinstance(pair, tuple | list) for pair in past):
+        return [tuple(pair[:2]) for pair in past]
+    raise EngineError(
+        f"the model returned a cache of the kind {type(past).__name__}, which cannot be rolled back",
+        hint="use another engine, or a newer transformers",
+    )
+
+
+def _with_tensors(past: Any, pairs: list[tuple[torch.Tensor, ...]], length: int, *, fresh: bool = False) -> Any:
+    """``past`` with other tensors of ``length`` positions; ``fresh`` leaves the one given as it is."""
+    if not hasattr(past, "key_cache"):
+        return tuple((*pair, *old[2:]) for pair, old in zip(pairs, past, strict=True))
+    target = type(past)() if fresh else past
+    target.key_cache, target.value_cache = [key for key, _ in pairs], [value for _, value in pairs]
+    for counter in ("_seen_tokens", "seen_tokens"):
+        if hasattr(past, counter):
+            setattr(target, counter, length)
+    return target
+
+
+def takes_our_cache(model: Any) -> bool:
+    """Whether the model's forward works on a ``Cache`` object that it is handed, by what it says of itself."""
+    if hasattr(TransformersCache, "get_mask_sizes"):  # since 4.53 every model does
+        return True
+    return bool(getattr(model, "_supports_cache_class", False))

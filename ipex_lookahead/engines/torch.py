@@ -1,0 +1,362 @@
+"""The torch engine: any causal language model of transformers, on whatever device torch has.
+
+Every sequence of a batch is a forward of its own, so neighbours never matter. Torch's products may differ in the last
+bit with the number of rows, so ``row_invariant`` is False; ``deterministic=True`` runs every row in forwards of one
+shape, at a place that follows from its position alone, and then plain and lookahead decoding compute the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ipex_lookahead.engines.base import Batch, StepOutput
+from ipex_lookahead.engines.hf_cache import BufferSequence, ModelSequence, SequenceCache, takes_our_cache
+from ipex_lookahead.engines.low_bit_linear import LowBitLinear, packed_bytes
+from ipex_lookahead.engines.machine import check_threads
+from ipex_lookahead.engines.torch_device import device_facts, no_memory, torch_threads
+from ipex_lookahead.engines.torch_probe import masks_of, refuse_unfit
+from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, UnsupportedModelError
+
+BLOCK = 16
+"""``deterministic``: rows of every forward; position p is row p % BLOCK."""
+PREFILL_BLOCK = 256
+"""``deterministic``: rows of a forward where a prompt fills a whole one."""
+VISIBLE = 128
+"""``deterministic``: the keys that a forward sees are a multiple of this."""
+UNBOUNDED_CONTEXT = 1 << 17
+"""Positions where the model's config names no limit (relative positions)."""
+
+
+class TorchEngine:
+    """A transformers model behind the ``Engine`` protocol.
+
+    Args:
+        model: a causal language model of transformers with its weights loaded, quantised by whatever library.
+        device: where its inputs go; None = where its input embedding is.
+        deterministic: forwards of one shape, so that lookahead gives the same text as plain decoding; slower.
+        low_bit: name of the weights' format, for reports.
+        threads: threads of torch's own operators on the CPU while this engine runs; None = as torch is set.
+        max_context: positions a sequence may have; None = by the model's config.
+        new_sequence: makes an empty cache; None = by what the model takes.
+        facts: further entries for ``describe()``.
+
+    Raises:
+        UnsupportedModelError: the model keeps a state that cannot be rolled back, has no cache, or cannot be run
+            deterministically.
+    """
+
+    name = "torch"
+    row_invariant = False
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        device: torch.device | str | None = None,
+        deterministic: bool = False,
+        low_bit: str = "",
+        threads: int | None = None,
+        max_context: int | None = None,
+        new_sequence: Callable[[], SequenceCache] | None = None,
+        facts: dict[str, Any] | None = None,
+    ) -> None:
+        refuse_unfit(model)
+        self.model = model.eval()
+        self.device = torch.device(device) if device is not None else _device_of(model)
+        self.dtype: torch.dtype = _dtype_of(model)
+        self.deterministic = deterministic
+        self.threads = None if threads is None else check_threads(threads)
+        self.low_bit = low_bit or str(self.dtype).removeprefix("torch.")
+        self.facts = dict(facts or {})
+        self._new = new_sequence or (BufferSequence if takes_our_cache(model) else ModelSequence)
+        takes = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in takes
+        self._keep_logits = next((n for n in ("logits_to_keep", "num_logits_to_keep") if n in takes), None)
+        self.max_context = max_context or _max_context(model.config)
+        self._position_bytes = 0
+        self._masks = "none"
+        with torch.inference_mode(), torch_threads(self.threads):
+            self.vocab_size, self._masks, self.why_chains = masks_of(self)
+        if deterministic:
+            self._check_deterministic()
+        self.supports_tree = self._masks != "none" and not deterministic
+
+    def new_cache(self) -> SequenceCache:
+        """An empty sequence."""
+        return self._new()
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """One model forward for each sequence. See ``engines.base.Engine.forward``.
+
+        Raises:
+            InputError: also for a tree where ``supports_tree`` is False.
+            EngineError: the device is out of memory, or the logits are not finite.
+        """
+        caches = self._checked(batch)
+        wanted = range(len(batch.tokens)) if batch.want is None else batch.want.tolist()
+        answers: list[torch.Tensor] = []
+        first = 0
+        with torch.inference_mode(), torch_threads(self.threads), no_memory(self.device):
+            for cache, count in zip(caches, batch.counts, strict=True):
+                tokens = batch.tokens[first : first + count]
+                parents = batch.parents[first : first + count].tolist()
+                want = [row - first for row in wanted if first <= row < first + count]
+                logits = self._sequence(cache, tokens, parents, want)
+                if logits is not None:
+                    answers.append(logits)
+                first += count
+            return self._output(answers, batch)
+
+    def describe(self) -> dict[str, Any]:
+        """Facts for ``info`` and for reports."""
+        return {
+            "engine": self.name,
+            "family": getattr(self.model.config, "model_type", type(self.model).__name__),
+            **device_facts(self.device),
+            "threads": self.threads or torch.get_num_threads(),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "low_bit": self.low_bit,
+            "weight_bytes": _weight_bytes(self.model),
+            "kv_bytes_per_token": self._position_bytes,
+            "max_context": self.max_context,
+            "row_invariant": self.row_invariant,
+            "supports_tree": self.supports_tree,
+            "why_chains": "deterministic" if self.deterministic else self.why_chains,
+            "deterministic": self.deterministic,
+            **self.facts,
+        }
+
+    # ---- one sequence ------------------------------------------------------------------------------------------------
+
+    def _sequence(
+        self, cache: SequenceCache, tokens: npt.NDArray[np.int32], parents: list[int], want: list[int]
+    ) -> torch.Tensor | None:
+        """Logits [wanted, vocab_size] of one sequence's rows, None where none are wanted."""
+        chain = parents == list(range(-1, len(parents) - 1))
+        if not chain and not self.supports_tree:
+            raise InputError(f"this model takes drafts as chains only: {self.describe()['why_chains']}")
+        if self.deterministic:
+            return self._blocks(cache, tokens, parents, want)
+        depths = list(range(len(parents)))
+        if not chain:
+            for row, parent in enumerate(parents):
+                depths[row] = 0 if parent < 0 else depths[parent] + 1
+        past = cache.begin(parents)
+        ids = torch.from_numpy(tokens.astype(np.int64))[None].to(self.device)
+        mask = None if chain else self._tree_mask(cache.length, parents)
+        positions = torch.tensor([depths], device=self.device) + cache.length
+        return self._run(cache, past, ids, positions, mask, want)
+
+    def _run(
+        self,
+        cache: SequenceCache,
+        past: Any,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        want: list[int],
+    ) -> torch.Tensor | None:
+        """The model's forward over ids [1, rows]; logits of the wanted rows."""
+        inputs: dict[str, Any] = {"input_ids": ids, "past_key_values": past, "use_cache": True}
+        if self._takes_positions:
+            inputs["position_ids"] = positions
+        if mask is not None:
+            inputs["attention_mask"] = mask
+        rows = ids.shape[1]
+        few = len(want) < rows and self._keep_logits is not None
+        if few:  # the lm_head is dear: one of the last rows, or none, is asked for while a prompt is read
+            start = min(want, default=rows - 1)
+            inputs[str(self._keep_logits)] = rows - start
+        output = self.model(**inputs)
+        cache.took(getattr(output, "past_key_values", None))
+        if not want:
+            return None
+        logits: torch.Tensor = output.logits[0]
+        at = [row - (rows - logits.shape[0]) for row in want]
+        return logits if at == list(range(logits.shape[0])) else logits[at]
+
+    def _tree_mask(self, length: int, parents: Sequence[int]) -> torch.Tensor:
+        """[1, 1, rows, length + rows]: each row sees the prefix, its ancestors and itself."""
+        rows = len(parents)
+        seen = np.zeros((rows, length + rows), np.bool_)
+        seen[:, :length] = True
+        for row, parent in enumerate(parents):
+            if parent >= 0:
+                seen[row, length:] = seen[parent, length:]
+            seen[row, length + row] = True
+        return self.mask(torch.from_numpy(seen))
+
+    def mask(self, seen: torch.Tensor) -> torch.Tensor:
+        """bool [rows, keys] in the spelling that the model takes, [1, 1, rows, keys] on the device."""
+        seen = seen.to(self.device)[None, None]
+        if self._masks == "ones":  # transformers before 4.40
+            return seen.to(self.dtype)
+        return torch.zeros(seen.shape, dtype=self.dtype, device=self.device).masked_fill_(
+            ~seen, torch.finfo(self.dtype).min
+        )
+
+    # ---- deterministic -----------------------------------------------------------------------------------------------
+
+    def _blocks(
+        self, cache: SequenceCache, tokens: npt.NDArray[np.int32], parents: list[int], want: list[int]
+    ) -> torch.Tensor | None:
+        """The rows of a chain, in forwards that each hold one aligned block of positions.
+
+        Position p is row p % size of its block, and sees keys up to the next multiple of ``VISIBLE``; so the shapes and
+        the place of a row follow from its position, whatever else is drafted.
+        """
+        assert isinstance(cache, BufferSequence)
+        start, found = cache.length, []
+        at, end = start, start + len(tokens)
+        while at < end:
+            size = PREFILL_BLOCK if at % PREFILL_BLOCK == 0 and at + PREFILL_BLOCK <= end else BLOCK
+            first = at - at % size
+            stop = min(first + size, end)
+            here = [position - first for position in (start + row for row in want) if at <= position < stop]
+            ids = np.zeros(size, np.int64)
+            ids[at - first : stop - first] = tokens[at - start : stop - start]
+            visible = (stop - 1) // VISIBLE * VISIBLE + VISIBLE
+            places = torch.arange(first, first + size)
+            seen = torch.arange(visible)[None] <= places[:, None]
+            seen[: at - first, 1:] = False  # rows that are not there look at the first key
+            seen[stop - first :, 1:] = False
+            past = cache.begin_block(parents, slice(at - first, stop - first), at, visible)
+            logits = self._run(
+                cache,
+                past,
+                torch.from_numpy(ids)[None].to(self.device),
+                places.clamp_(max=self.max_context - 1)[None].to(self.device),
+                self.mask(seen),
+                list(range(size)) if here else [],
+            )
+            if logits is not None:
+                found.append(logits[here])
+            at = stop
+        return torch.cat(found) if found else None
+
+    def _check_deterministic(self) -> None:
+        """Raise UnsupportedModelError where forwards of one shape cannot be had."""
+        reason = ""
+        if self._masks == "none":
+            reason = self.why_chains
+        elif self._new is not BufferSequence:
+            reason = "its cache is its own"
+        elif any(getattr(self.model.config, name, None) for name in EXPERTS):
+            reason = "a mixture of experts sends rows to products of different sizes"
+        if reason:
+            raise UnsupportedModelError(
+                f"this model cannot run with deterministic=True: {reason}", hint="leave deterministic out"
+            )
+
+    # ---- what comes in and goes out ----------------------------------------------------------------------------------
+
+    def _checked(self, batch: Batch) -> list[SequenceCache]:
+        """The batch's caches. Raises InputError or ContextLengthError for what no forward can be made of."""
+        counts, caches = list(batch.counts), [cache for cache in batch.caches if isinstance(cache, SequenceCache)]
+        if len(caches) != len(batch.caches):
+            raise InputError(f"the {self.name} engine needs its own caches, not another engine's")
+        if len(caches) != len(counts) or sum(counts) != len(batch.tokens) or min(counts, default=0) < 1:
+            raise InputError(f"{len(caches)} caches and counts {counts} do not fit {len(batch.tokens)} rows")
+        if len({id(cache) for cache in caches}) != len(caches):
+            raise InputError("a cache stands twice in the batch")
+        if not 0 <= batch.top <= 64:
+            raise InputError(f"top is {batch.top}; it must be 0 to 64")
+        tokens = batch.tokens
+        if len(batch.parents) != len(tokens):
+            raise InputError(f"{len(batch.parents)} parents do not fit {len(tokens)} rows")
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= self.vocab_size:
+            wrong = low if low < 0 else high
+            raise InputError(f"token id {wrong} is outside the vocabulary of {self.vocab_size}")
+        first = 0
+        for cache, count in zip(caches, counts, strict=True):
+            depths: list[int] = []
+            for row, parent in enumerate(batch.parents[first : first + count].tolist()):
+                if not -1 <= parent < row:
+                    raise InputError(f"row {row} of a sequence has the parent {parent}; it must be -1 or a row before")
+                depths.append(0 if parent < 0 else depths[parent] + 1)
+            if cache.length + max(depths) >= self.max_context:
+                raise ContextLengthError(
+                    f"position {cache.length + max(depths)} is beyond the model's {self.max_context}",
+                    hint="shorten the prompt or max_new_tokens",
+                )
+            first += count
+        return caches
+
+    def _output(self, answers: list[torch.Tensor], batch: Batch) -> StepOutput:
+        """Argmax, and what else is asked for, of logits [wanted, vocab_size]."""
+        if not answers:
+            empty = np.zeros((0, self.vocab_size), np.float32) if batch.logits else None
+            return StepOutput(np.zeros(0, np.int32), empty, np.zeros((0, batch.top), np.int32) if batch.top else None)
+        logits = (answers[0] if len(answers) == 1 else torch.cat(answers)).float()
+        best, argmax = logits.max(-1)  # the first of equals, as torch promises
+        if not bool(torch.isfinite(best).all()):
+            raise EngineError("the model's logits are not finite", hint="the checkpoint's weights are damaged")
+        top = most_likely(logits, batch.top) if batch.top else None
+        plain = logits.cpu().numpy().copy() if batch.logits else None
+        return StepOutput(argmax.cpu().numpy().astype(np.int32), plain, top)
+
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+def most_likely(logits: torch.Tensor, count: int) -> npt.NDArray[np.int32]:
+    """The ``count`` likeliest ids of each row, the lowest id first among equals; -1 where there are no more."""
+    most = min(count, logits.shape[-1])
+    least = logits.topk(most, dim=-1).values[:, -1:]
+    found = np.full((len(logits), count), -1, np.int32)
+    for row, (values, bound) in enumerate(zip(logits, least, strict=True)):
+        ids = (values >= bound).nonzero()[:, 0]
+        order = torch.sort(values[ids], descending=True, stable=True).indices[:most]
+        found[row, :most] = ids[order].cpu().numpy()
+    return found
+
+
+def _max_context(config: Any) -> int:
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"):
+        value = getattr(text, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return UNBOUNDED_CONTEXT
+
+
+def _device_of(model: Any) -> torch.device:
+    try:
+        return torch.device(model.get_input_embeddings().weight.device)
+    except (AttributeError, NotImplementedError):
+        return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def _dtype_of(model: Any) -> torch.dtype:
+    """The dtype that the model computes in: its embedding's, or that of its first floating point parameter."""
+    try:
+        dtype = model.get_input_embeddings().weight.dtype
+    except (AttributeError, NotImplementedError):
+        dtype = torch.int8
+    if dtype.is_floating_point and dtype.itemsize >= 2:
+        return dtype  # type: ignore[no-any-return]
+    floats = (p.dtype for p in model.parameters() if p.is_floating_point() and p.dtype.itemsize >= 2)
+    return next(floats, torch.float32)
+
+
+def _weight_bytes(model: Any) -> int:
+    """Bytes of all parameters, buffers and packed weights, shared ones once."""
+    seen: dict[int, int] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        seen[tensor.data_ptr() or id(tensor)] = tensor.numel() * tensor.element_size()
+    layers = {id(module): module for module in model.modules() if isinstance(module, LowBitLinear)}
+    kernels = [tensor for layer in layers.values() for tensor in _buffers(layer.kernel)]
+    packed = sum(packed_bytes(layer) for layer in layers.values())
+    return sum(seen.values()) - sum(t.numel() * t.element_size() for t in kernels) + packed
+
+
+def _buffers(kernel: Any) -> list[torch.Tensor]:
+    """Tensors that a kernel shows as a module's: they are counted as packed."""
+    return [*kernel.parameters(), *kernel.buffers()] if isinstance(kernel, torch.nn.Module) else []

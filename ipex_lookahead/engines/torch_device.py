@@ -1,0 +1,100 @@
+"""Devices of torch: is it there, what is it, how full is it, and an error that says what to do where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ipex_lookahead.errors import EngineError, InputError
+
+DEVICES = ("cpu", "xpu", "cuda")
+
+_INSTALL = {
+    "xpu": "for Intel GPUs: pip install torch --index-url https://download.pytorch.org/whl/xpu, and Intel's GPU driver",
+    "cuda": "for NVIDIA GPUs: a build of torch with CUDA (https://pytorch.org/get-started) and NVIDIA's driver",
+}
+
+
+def check_device(device: Any) -> torch.device:
+    """``device`` as a device that is here.
+
+    Raises:
+        InputError: not "cpu", "xpu", "cuda", or one of the latter with a number such as "xpu:1".
+        EngineError: there is no such device, or torch was built without it.
+    """
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError, ValueError):
+        wanted = None
+    if wanted is None or wanted.type not in DEVICES:
+        raise InputError(f"device is {device!r}; it must be one of {', '.join(DEVICES)}, or such as 'xpu:0'")
+    if wanted.type == "cpu":
+        return wanted
+    backend: Any = getattr(torch, wanted.type, None)
+    count = 0
+    if backend is not None and hasattr(backend, "device_count"):
+        try:
+            count = int(backend.device_count()) if backend.is_available() else 0
+        except (RuntimeError, AssertionError):
+            count = 0
+    if not count:
+        raise EngineError(
+            f"torch {torch.__version__} finds no {wanted.type} device on this machine", hint=_INSTALL[wanted.type]
+        )
+    if wanted.index is not None and wanted.index >= count:
+        raise EngineError(f"there is no {wanted}: torch finds {count} {wanted.type} device(s), numbered from 0")
+    return wanted
+
+
+def device_facts(device: torch.device) -> dict[str, Any]:
+    """Name and memory of a device, as reports show them; bytes.
+
+    ``isa`` is what a calibration of costs depends on beside the processor: the instruction set or the device's name.
+    """
+    if device.type == "cpu":
+        capability = getattr(torch.backends.cpu, "get_cpu_capability", lambda: "default")()
+        return {"device": "cpu", "isa": f"torch {capability}".lower()}
+    backend: Any = getattr(torch, device.type)
+    name = str(backend.get_device_name(device))
+    facts: dict[str, Any] = {"device": str(device), "isa": name, "device_name": name}
+    memory = {
+        "allocated": getattr(backend, "memory_allocated", None),
+        "reserved": getattr(backend, "memory_reserved", None),
+        "peak": getattr(backend, "max_memory_allocated", None),
+    }
+    found = {key: int(ask(device)) for key, ask in memory.items() if ask is not None}
+    total = getattr(backend.get_device_properties(device), "total_memory", None)
+    return {**facts, "device_memory": {**found, **({} if total is None else {"total": int(total)})}}
+
+
+@contextmanager
+def torch_threads(threads: int | None) -> Iterator[None]:
+    """Torch's operators with so many threads inside; None changes nothing.
+
+    The number is torch's own for the whole process, so it is put back.
+    """
+    before = torch.get_num_threads()
+    if threads is None or threads == before:
+        yield
+        return
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def no_memory(device: torch.device) -> Iterator[None]:
+    """A device that is out of memory is an EngineError that says what helps."""
+    kind: Any = getattr(torch, "OutOfMemoryError", getattr(torch.cuda, "OutOfMemoryError", MemoryError))
+    try:
+        yield
+    except kind as error:
+        line = (str(error).strip().splitlines() or ["out of memory"])[0]
+        raise EngineError(
+            f"{device} is out of memory: {line}", hint="a shorter prompt, or a lower load_in_low_bit"
+        ) from None
