@@ -213,13 +213,13 @@ def _inline_rope_factors(checkpoint: Checkpoint) -> None:
 
 def _transformers_config(config: dict[str, Any]) -> Any:
     """Our checked config as transformers' own class, which pipelines and streamers ask for."""
-    from transformers import LlamaConfig
+    from ipex_lookahead.compat import llama_config
 
     values = {k: v for k, v in config.items() if k not in ("model_type", "rope_theta", "rope_scaling")}
     scaling = dict(config.get("rope_scaling") or {"rope_type": "default"})
     if scaling["rope_type"] == "freq_factors":  # no name for these in transformers; the engine has the numbers
         scaling = {"rope_type": "default"}
-    return LlamaConfig(**values, rope_parameters={**scaling, "rope_theta": config["rope_theta"]})
+    return llama_config(values, scaling, config["rope_theta"])
 
 
 def _generation_config(checkpoint: Checkpoint) -> Any:

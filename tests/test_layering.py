@@ -12,6 +12,7 @@ PACKAGE = "ipex_lookahead"
 
 LEVELS = {
     "errors": 0,
+    "compat": 1,
     "config": 1,
     "safe_json": 1,
     "hub": 1,

@@ -16,8 +16,9 @@ import numpy.typing as npt
 import torch
 from transformers import GenerationConfig
 from transformers.generation import GenerateDecoderOnlyOutput
-from transformers.generation.stopping_criteria import MaxTimeCriteria, StopStringCriteria
+from transformers.generation.stopping_criteria import MaxTimeCriteria
 
+from ipex_lookahead.compat import StopStringCriteria
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.controller import AdaptiveBudget, Controller, FixedBudget
 from ipex_lookahead.decoding.cost import CostCurve, EngineCosts
@@ -48,6 +49,7 @@ MakeProposer = Callable[..., Proposer]
 class LookaheadGenerateOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
     """Hugging Face's output of ``return_dict_in_generate``, and the generation's :class:`GenerationStats`."""
 
+    logits: tuple[torch.Tensor, ...] | None = None  # transformers has it from 4.39
     stats: GenerationStats | None = None
 
 

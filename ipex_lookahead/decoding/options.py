@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
+from ipex_lookahead.compat import blank_settings, option_defaults
 from ipex_lookahead.config import MAX_DRAFT, LookaheadConfig
 from ipex_lookahead.drafting import PROPOSERS
 from ipex_lookahead.errors import InputError
@@ -76,8 +77,7 @@ def resolve(
     """
     if passed is not None and not isinstance(passed, GenerationConfig):
         raise InputError(f"generation_config is a {type(passed).__name__}; pass a transformers.GenerationConfig")
-    settings = GenerationConfig()
-    unset = dict(vars(settings))
+    settings, unset = blank_settings(), option_defaults()
     for name, value in _DEFAULTS.items():
         setattr(settings, name, value)
     for layer in (model_defaults, passed):

@@ -15,6 +15,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation import logits_process as hf
 
+from ipex_lookahead.compat import MinPLogitsWarper, TopHLogitsWarper
 from ipex_lookahead.decoding.sampling import Sampler, SamplingParams, greedy
 from ipex_lookahead.errors import InputError
 
@@ -76,7 +77,7 @@ def build_processors(
 
     A processor of the caller's replaces the one of the same class that the settings ask for.
     """
-    eos = torch.tensor(list(eos_ids), dtype=torch.int64) if eos_ids else None
+    eos = list(eos_ids) or None
     made: list[Processor] = []
     if settings.sequence_bias is not None:
         made.append(hf.SequenceBiasLogitsProcessor(settings.sequence_bias))
@@ -115,13 +116,13 @@ def build_warpers(settings: GenerationConfig, vocab_size: int) -> list[Processor
         if settings.temperature not in (None, 1.0):
             made.append(hf.TemperatureLogitsWarper(float(settings.temperature)))
         if getattr(settings, "top_h", None) is not None:
-            made.append(hf.TopHLogitsWarper(top_h=settings.top_h))
+            made.append(TopHLogitsWarper(top_h=settings.top_h))
         if settings.top_k:
             made.append(hf.TopKLogitsWarper(top_k=settings.top_k))
         if settings.top_p is not None and settings.top_p < 1.0:
             made.append(hf.TopPLogitsWarper(top_p=float(settings.top_p)))
         if settings.min_p is not None:
-            made.append(hf.MinPLogitsWarper(min_p=float(settings.min_p)))
+            made.append(MinPLogitsWarper(min_p=float(settings.min_p)))
         if _used(settings.typical_p, 1.0):
             made.append(hf.TypicalLogitsWarper(mass=settings.typical_p))
         if _used(settings.epsilon_cutoff, 0.0):

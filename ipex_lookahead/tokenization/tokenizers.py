@@ -14,8 +14,8 @@ from typing import Any
 
 import sentencepiece
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
-from transformers.utils import get_json_schema
 
+from ipex_lookahead.compat import json_schema
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.tokenization.chat_template import render_chats
 
@@ -61,7 +61,7 @@ class SandboxedChat:
             for chat in conversations:
                 _mark_end(chat)
         if tools is not None:
-            tools = [get_json_schema(tool) if callable(tool) else tool for tool in tools]
+            tools = [json_schema(tool) if callable(tool) else tool for tool in tools]
         variables = {"tools": tools, "documents": documents, "add_generation_prompt": add_generation_prompt}
         template = chat_template_of(self, chat_template, bool(tools))
         texts = render_chats(template, conversations, {**variables, **self.special_tokens_map, **kwargs})

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import GenerationConfig, LogitsProcessorList
-from transformers.generation import WatermarkingConfig
+from transformers import GenerationConfig, LogitsProcessorList, generation
 from transformers.generation import logits_process as hf
 
 from ipex_lookahead.decoding.generate import generate
@@ -121,7 +120,7 @@ def by_transformers(options: dict[str, Any]) -> list[int]:
         def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
             return {"input_ids": input_ids}
 
-    model = Plain(LlamaConfig(vocab_size=16, num_hidden_layers=1))
+    model = Plain(LlamaConfig(vocab_size=16, num_hidden_layers=1, bos_token_id=None, eos_token_id=None))
     ids = torch.tensor([PROMPT])
     config = {"max_new_tokens": 24, "eos_token_id": None, "pad_token_id": 0, "use_cache": False} | options
     out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **config)
@@ -159,6 +158,10 @@ def test_left_padding_is_invisible_to_every_option(options: dict[str, Any]) -> N
     [{"typical_p": 0.6}, {"epsilon_cutoff": 0.05}, {"eta_cutoff": 0.1}, {"top_h": 0.5}, {"renormalize_logits": True}],
 )
 def test_rare_warpers_work_and_are_exact(lookahead: int, warper: dict[str, Any]) -> None:
+    if "top_h" in warper and not hasattr(hf, "TopHLogitsWarper"):
+        with pytest.raises(InputError, match="top_h"):
+            run(do_sample=True, **warper)
+        pytest.skip("this release of transformers has no top_h, and says so")
     sampling = {"do_sample": True, "seed": 8, "top_k": 0, **warper}
     plain = run(**sampling)[0]
     assert run(lookahead, text=PROMPT + plain, **sampling)[0] == plain
@@ -173,7 +176,9 @@ def test_a_rare_warper_excludes_what_it_should() -> None:
 
 @pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "seed": 3}])
 def test_watermarking(sampling: dict[str, Any]) -> None:
-    watermark = {"watermarking_config": WatermarkingConfig(bias=8.0, greenlist_ratio=0.25), **sampling}
+    if not hasattr(generation, "WatermarkingConfig"):
+        pytest.skip("this release of transformers has no watermarking yet")
+    watermark = {"watermarking_config": generation.WatermarkingConfig(bias=8.0, greenlist_ratio=0.25), **sampling}
     plain = run(**watermark)[0]
     assert plain != run(**sampling)[0]
     assert run(4, text=PROMPT + plain, **watermark)[0] == plain

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers.generation import logits_process as hf
 
+from ipex_lookahead.compat import MinPLogitsWarper
 from ipex_lookahead.decoding.sampling import (
     ALL_FORBIDDEN,
     BAD_LOGITS,
@@ -122,7 +123,7 @@ def warped(logits: npt.NDArray[np.float32], params: SamplingParams) -> npt.NDArr
     if params.top_p < 1:
         scores = hf.TopPLogitsWarper(params.top_p)(ids, scores)
     if params.min_p:
-        scores = hf.MinPLogitsWarper(params.min_p)(ids, scores)
+        scores = MinPLogitsWarper(params.min_p)(ids, scores)
     return scores.softmax(-1)[0].numpy()
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, TextIteratorStreamer, TextStreamer, pipeline
-from transformers.generation import StopStringCriteria
 
+from ipex_lookahead.compat import StopStringCriteria
 from ipex_lookahead.errors import InputError, ModelFormatError
 from ipex_lookahead.tokenization.gguf import tokenizer_from_gguf
 

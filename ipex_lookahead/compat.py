@@ -1,0 +1,123 @@
+"""What differs between the releases of transformers that this package runs on: 4.37, which ipex-llm needs, to 5.
+
+Everything else is written for the newest one. Caches have a file of their own, ``engines/hf_cache.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import transformers
+from transformers import GenerationConfig, LlamaConfig
+from transformers.generation import logits_process, stopping_criteria
+
+from ipex_lookahead.errors import InputError
+
+RELEASE = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+"""(major, minor) of the transformers that is installed."""
+
+_LATER_OPTIONS = (
+    "assistant_early_exit",
+    "cache_implementation",
+    "dola_layers",
+    "guidance_scale",
+    "min_p",
+    "output_logits",
+    "prompt_lookup_num_tokens",
+    "stop_strings",
+    "token_healing",
+    "top_h",
+    "use_mtp",
+    "watermarking_config",
+)
+"""Generation options that this package reads and that some release does not have yet."""
+
+
+def option_defaults() -> dict[str, Any]:
+    """Every generation option, and what a ``GenerationConfig`` holds where the caller has not set it.
+
+    In transformers 5 that is always None; before, Hugging Face's defaults.
+    """
+    return {**dict.fromkeys(_LATER_OPTIONS), **vars(GenerationConfig())}
+
+
+def blank_settings() -> GenerationConfig:
+    """A ``GenerationConfig`` in which every option is there and None."""
+    settings = GenerationConfig()
+    for name in option_defaults():
+        if not name.startswith("_") and name != "transformers_version":
+            setattr(settings, name, None)
+    return settings
+
+
+def llama_config(values: Mapping[str, Any], rope: Mapping[str, Any], rope_theta: float) -> LlamaConfig:
+    """A LlamaConfig.
+
+    Args:
+        values: its fields, without those about rotary positions.
+        rope: ``rope_type`` and the numbers that go with it.
+        rope_theta: base of the rotary frequencies.
+    """
+    if RELEASE >= (5, 0):
+        return LlamaConfig(**values, rope_parameters={**rope, "rope_theta": rope_theta})
+    config = LlamaConfig(**values, rope_theta=rope_theta)
+    if rope["rope_type"] != "default":  # set, not passed: 4.37 refuses the kinds it does not know
+        config.rope_scaling = {**rope, "type": rope["rope_type"]}
+    return config
+
+
+def json_schema(function: Any) -> Any:
+    """The JSON schema of a documented function, for chat templates with tools. Raises InputError before 4.43."""
+    make = getattr(transformers.utils, "get_json_schema", None)
+    if make is None:
+        raise InputError(
+            f"transformers {transformers.__version__} makes no schemas from functions; pass each tool as a JSON schema"
+        )
+    return make(function)
+
+
+class _MinP(logits_process.LogitsProcessor):  # type: ignore[misc]
+    """Tokens of less than ``min_p`` times the most likely one's probability are out (transformers has it from 4.39)."""
+
+    def __init__(self, min_p: float) -> None:
+        self.min_p = min_p
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        probs = torch.softmax(scores, dim=-1)
+        return scores.masked_fill(probs < self.min_p * probs.amax(dim=-1, keepdim=True), -torch.inf)
+
+
+class _StopStrings(stopping_criteria.StoppingCriteria):  # type: ignore[misc]
+    """Ends a sequence whose last token completes one of the strings (transformers has it from 4.39)."""
+
+    def __init__(self, tokenizer: Any, stop_strings: str | Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._strings = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
+        # A token has at least one byte; four more for a character that the cut goes through.
+        self._tail = max(len(s.encode()) for s in self._strings) + 4
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.tensor([self._ended(row[-self._tail :].tolist()) for row in input_ids])
+
+    def _ended(self, ids: list[int]) -> bool:
+        text, before = self._text(ids), len(self._text(ids[:-1]).rstrip("\ufffd"))
+        return any(text.find(string, max(0, before - len(string) + 1)) >= 0 for string in self._strings)
+
+    def _text(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+
+def _absent(option: str) -> Any:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise InputError(
+            f"transformers {transformers.__version__} has no {option}; leave it out, or install a newer one"
+        )
+
+    return refuse
+
+
+MinPLogitsWarper: Any = getattr(logits_process, "MinPLogitsWarper", _MinP)
+TopHLogitsWarper: Any = getattr(logits_process, "TopHLogitsWarper", _absent("top_h"))
+StopStringCriteria: Any = getattr(stopping_criteria, "StopStringCriteria", _StopStrings)
