@@ -82,7 +82,7 @@ def decode(
             if sequence.proposer is not None:
                 sequence.proposer.begin([*sequence.prompt.tolist(), sequence.last])
         while live:
-            _together(engine, _Group(live), controller, stats)
+            _together(engine, _Group(live, engine), controller, stats)
             live = [s for s in live if s.finish is None]
     finally:
         if stats.tokens:
@@ -94,8 +94,9 @@ def decode(
 class _Group:
     """The sequences that are decoded together, and what of a batch stays the same until one of them ends."""
 
-    def __init__(self, live: list[DecodingSequence]) -> None:
+    def __init__(self, live: list[DecodingSequence], engine: Engine) -> None:
         self.live = live
+        self.engine = engine
         self.numbers = [s.index for s in live]
         self.caches = [s.cache for s in live]
         self.logits = any(s.choose is not None for s in live)
@@ -204,11 +205,23 @@ def _propose(group: _Group, controller: Controller) -> Sequence[Draft] | None:
                         f"{name} proposed {len(draft)} tokens with a budget of {budget};"
                         " propose no more than the budget"
                     )
+                if not group.engine.supports_tree:
+                    draft = _chain(draft, group.engine)
                 any_tokens = any_tokens or bool(draft.tokens)
         drafts.append(draft)
     if not any_tokens:
         return None
     return controller.select(group.numbers, drafts, max(s.length for s in group.live))
+
+
+def _chain(draft: Draft, engine: Engine) -> Draft:
+    """A draft for an engine that takes no trees."""
+    if draft.scratch:
+        raise InputError(
+            f"this strategy evaluates rows beside its draft (scratch rows), for which the {engine.name} engine needs"
+            " trees, and this model takes none; use prompt_lookup, suffix, recycling, auto or a draft model"
+        )
+    return draft.best_chain()
 
 
 def _emit(

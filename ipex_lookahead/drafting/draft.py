@@ -1,4 +1,8 @@
-"""What a proposer puts forward, and what came of it: flat trees, no model and no device."""
+"""What a proposer puts forward, and what came of it: flat trees, no model and no device.
+
+Neither is changed once it is made. They are not frozen, since a frozen dataclass takes three times as long to make, and
+every step makes three of them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Draft:
     """A tree of draft tokens in two flat lists, parents before children.
 
@@ -41,8 +45,39 @@ class Draft:
             return self
         return Draft(self.tokens[:count], self.parents[:count], 0, self.probs[:count], self.sources[:count])
 
+    def best_chain(self) -> Draft:
+        """Of all paths the one that promises the most accepted tokens, and no scratch row: for engines without trees.
 
-@dataclass(frozen=True, slots=True)
+        With ``probs`` a path is worth the sum of its tokens' chances to be reached and accepted; without, a token is
+        worth one, and among equals the path whose last token comes first wins.
+        """
+        count = len(self.tokens) - self.scratch
+        if not self.scratch and list(self.parents) == list(range(-1, count - 1)):
+            return self
+        worth = [0.0] * count
+        reached = [1.0] * count
+        best = -1
+        for at in range(count):
+            parent = self.parents[at]
+            reached[at] = (1.0 if parent < 0 else reached[parent]) * (self.probs[at] if self.probs else 1.0)
+            worth[at] = (0.0 if parent < 0 else worth[parent]) + reached[at]
+            if best < 0 or worth[at] > worth[best]:
+                best = at
+        path: list[int] = []
+        while best >= 0:
+            path.append(best)
+            best = self.parents[best]
+        path.reverse()
+        return Draft(
+            [self.tokens[at] for at in path],
+            range(-1, len(path) - 1),
+            0,
+            [self.probs[at] for at in path] if self.probs else (),
+            [self.sources[at] for at in path] if self.sources else (),
+        )
+
+
+@dataclass(slots=True)
 class Outcome:
     """What verification made of a draft.
 
