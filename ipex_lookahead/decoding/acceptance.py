@@ -30,6 +30,8 @@ _FOLLOWING = 0.75
 
 Cell = list[float]
 """[accepted, expected], both fading."""
+Cells = list[Cell]
+"""Those of one source (and one length of match) by depth, 0 to ``DEEPEST``."""
 
 
 class Acceptance:
@@ -37,7 +39,7 @@ class Acceptance:
 
     def __init__(self, source: str = "") -> None:
         self._source = source
-        self._cells: dict[tuple[str, int, int], Cell] = {}
+        self._cells: dict[str | tuple[str, int], Cells] = {}
 
     def expect(self, draft: Draft, match: int = 0) -> Expected:
         """Estimates for a draft's tokens, as far as they are worth a look; scratch rows left out.
@@ -49,24 +51,30 @@ class Acceptance:
         Example: a chain of two tokens with estimates 0.5 and 0.8 of a source that has so far been right half as often
         as it said has survivals 0.25 and 0.1.
         """
-        count = len(draft) - draft.scratch
+        count = len(draft.tokens) - draft.scratch
         parents, probs, sources = draft.parents, draft.probs, draft.sources
-        match = -1 if probs else min(match, LONGEST_MATCH)
+        match = min(match, LONGEST_MATCH)
         survival: list[float] = []
         chances: list[float] = []
         cells: list[Cell] = []
         depths: list[int] = []
         source = self._source
+        alike = self._alike(source if probs else (source, match))
+        chance = 0.0
         for row in range(count):
             parent = parents[row]
-            depth = 0 if parent < 0 else min(depths[parent] + 1, DEEPEST)
+            depth = 0 if parent < 0 else depths[parent] + 1
+            if depth > DEEPEST:
+                depth = DEEPEST
             depths.append(depth)
-            chance = probs[row] if probs else _FOLLOWING if depth else _BY_MATCH[match]
-            if sources:
-                source = sources[row]
-            cell = self._cells.get((source, depth, match))
-            if cell is None:
-                cell = self._cells[source, depth, match] = [0.0, 0.0]
+            if not probs:
+                chance = _FOLLOWING if depth else _BY_MATCH[match]
+            else:
+                chance = probs[row]
+                if sources and sources[row] != source:
+                    source = sources[row]
+                    alike = self._alike(source)
+            cell = alike[depth]
             learned = chance * (cell[0] + PRIOR_WEIGHT) / (cell[1] + PRIOR_WEIGHT)
             if learned > MOST:
                 learned = MOST
@@ -78,6 +86,12 @@ class Acceptance:
             chances.append(chance)
             cells.append(cell)
         return Expected(draft.tokens, parents, survival, chances, cells)
+
+    def _alike(self, kind: str | tuple[str, int]) -> Cells:
+        cells = self._cells.get(kind)
+        if cells is None:
+            cells = self._cells[kind] = [[0.0, 0.0] for _ in range(DEEPEST + 1)]
+        return cells
 
 
 class Expected:

@@ -24,6 +24,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 4, 64
 WHOLE_PRIOR, WHOLE_FOLLOW = 1.6, 0.05
 """Tokens a step with all scratch rows before any was seen (Lookahead Decoding, arXiv 2402.02057), and the weight of a
 new one."""
+LEAST_REACH = 8
+"""Rows that are asked for at least, of a proposer that puts the likeliest first; else twice as many as were taken
+lately, so that no time is spent on rows that are never taken."""
 ACCOUNT_STEPS = 12
 """Steps after which costs and gains are brought up to date."""
 
@@ -105,7 +108,7 @@ class AdaptiveBudget:
         self, curve: CostCurve, most: int, source: str = "", proposers: Sequence[Proposer | None] = ()
     ) -> None:
         self._curve = curve
-        self._most = most
+        self._most = self._reach = most
         self._acceptance = Acceptance(source)
         self._proposers = list(proposers)
         self._expected: dict[int, Expected] = {}
@@ -129,7 +132,7 @@ class AdaptiveBudget:
             return 0
         alone = self._time(1, length)
         if self._token_seconds <= DEAR * alone:
-            return self._most
+            return self._reach
         best, worth, expected, survival = 0, WORTH / alone, 1.0, 1.0
         for n in range(1, self._most + 1):
             right, tested = self._right[n - 1]
@@ -150,40 +153,47 @@ class AdaptiveBudget:
         alone = self._time(live, length)
         behind = self._gained < -(ALLOWED_LOSS * self._spent + alone)
         worth = (WORTH_BEHIND if behind else WORTH) * live / alone
-        expected = [self._expect(number, draft) for number, draft in zip(sequences, drafts, strict=True)]
-        tokens, best = float(live), 0
-        if live == 1:
-            order: list[tuple[float, int]] = []
-            for n, survival in enumerate(expected[0].survival, 1):
-                tokens += survival
-                rate = tokens / self._time(1 + n, length)
-                if rate > worth:
-                    best, worth = n, rate
-            taken = [best]
-        else:
-            order = _best_first(expected)
-            for n, (survival, _) in enumerate(order, 1):
-                tokens += survival
-                rate = tokens / self._time(live + n, length)
-                if rate > worth:
-                    best, worth = n, rate
-            taken = [0] * live
-            for _, place in order[:best]:
-                taken[place] += 1
-        chosen = [draft.first(n) for draft, n in zip(drafts, taken, strict=True)]
-        scratch = any(draft.scratch for draft in drafts)
         self._whole_chosen = False
-        if scratch:
+        if live == 1:
+            draft = drafts[0]
+            seen = self._expect(sequences[0], draft)
+            taken, worth = self._worth(seen.survival, 1, length, worth)
+            chosen = [draft.first(taken)]
+            expected = [seen]
+        else:
+            expected = [self._expect(number, draft) for number, draft in zip(sequences, drafts, strict=True)]
+            order = _best_first(expected)
+            best, worth = self._worth([survival for survival, _ in order], live, length, worth)
+            places = [place for _, place in order[:best]]
+            chosen = [draft.first(places.count(place)) for place, draft in enumerate(drafts)]
+            taken = max(map(places.count, range(live)))
+        if drafts[0].probs:
+            self._reach = min(self._most, max(LEAST_REACH, 2 * taken, self._reach - 1))
+        if any(draft.scratch for draft in drafts) if live > 1 else drafts[0].scratch:
             # Scratch rows pay in later steps, which no survival says; what steps with all rows have emitted does.
             rows = live + sum(map(len, drafts))
             if self._whole * live / self._time(rows, length) > worth:
                 self._whole_chosen = True
                 chosen = list(drafts)
-        for number, draft, seen in zip(sequences, chosen, expected, strict=True):
+        for place, number in enumerate(sequences):
             waiting = self._expected.get(number)
-            if draft.tokens or waiting is None or not waiting.open:
-                self._expected[number] = seen
+            if waiting is None or not waiting.open or chosen[place].tokens:
+                self._expected[number] = expected[place]
         return chosen
+
+    def _worth(self, survival: Sequence[float], live: int, length: int, worth: float) -> tuple[int, float]:
+        """The number of tokens, best first, with the highest rate above ``worth``, and that rate; else 0, ``worth``."""
+        tokens, best, times = float(live), 0, self._times
+        if live + len(survival) > len(times):
+            times = [self._time(n, length) for n in range(1, live + len(survival) + 1)]
+        rows = live
+        for chance in survival:
+            tokens += chance
+            rate = tokens / times[rows]
+            rows += 1
+            if rate > worth:
+                best, worth = rows - live, rate
+        return best, worth
 
     def observe(self, sequence: int, outcome: Outcome) -> None:
         """Learn which of the proposed tokens were right, verified or not."""

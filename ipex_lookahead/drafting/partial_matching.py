@@ -71,14 +71,15 @@ class PartialMatching:
     def propose(self, budget: int) -> Draft:
         """A tree of at most ``budget`` tokens, the most likely paths first, with ``probs`` and ``sources``."""
         tokens, parents, probs, sources = self._predictor.propose(budget)
-        return Draft(tokens, parents, 0, probs, [SOURCES[source] for source in sources])
+        return Draft(tokens, parents, 0, probs, list(map(SOURCES.__getitem__, sources)))
 
     def observe(self, outcome: Outcome) -> None:
         """Index the newly committed tokens, and keep the likeliest ids after every row of the step."""
-        draft, top = outcome.draft, None
-        if self.top and outcome.top is not None:
-            top = np.ascontiguousarray(outcome.top, np.int32)
+        draft: Draft = outcome.draft
+        top: Any = outcome.top if self.top else None
+        if top is not None and type(top) is not np.ndarray:
+            top = np.array(top, np.int32)
         try:
-            self._predictor.observe(list(draft.tokens), list(draft.parents), list(outcome.emitted), top)
+            self._predictor.observe(draft.tokens, draft.parents, outcome.emitted, top)
         except (ValueError, TypeError) as error:
             raise InputError(f"this is no outcome of a draft: {error}") from None
