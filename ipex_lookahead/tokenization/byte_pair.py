@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from ipex_lookahead.compat import check_whole_words
 from ipex_lookahead.tokenization.splitting import Splitting
 
 
@@ -31,7 +32,9 @@ def check_merges(
 
 def byte_level_bpe(vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], splitting: Splitting) -> Tokenizer:
     """A ``tokenizers`` tokenizer of GPT-2's kind that splits text as told."""
-    core = Tokenizer(models.BPE(dict(vocabulary), list(merges), ignore_merges=splitting.whole_words))
+    check_whole_words(splitting.whole_words)
+    options: dict[str, Any] = {"ignore_merges": True} if splitting.whole_words else {}
+    core = Tokenizer(models.BPE(dict(vocabulary), list(merges), **options))
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if splitting.single_digits else []
     steps.append(pre_tokenizers.Split(Regex(splitting.pattern), "isolated"))
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))

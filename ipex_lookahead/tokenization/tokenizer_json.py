@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from ipex_lookahead.compat import check_whole_words, merges_for_json
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.safe_json import File, kind
 from ipex_lookahead.tokenization.byte_pair import check_merges
@@ -143,7 +144,9 @@ class _Reader:
             raise self.fail("model.unk_token", f"is {str(unknown)[:80]!r}, which is not in the vocabulary")
         if model.get("dropout"):
             raise self.unsupported("model.dropout", model["dropout"], ["null"])
-        clean: dict[str, Any] = {"type": "BPE", "vocab": vocab, "merges": pairs, "unk_token": unknown}
+        check_whole_words(bool(model.get("ignore_merges")))
+        clean: dict[str, Any] = {"type": "BPE", "vocab": vocab, "unk_token": unknown}
+        clean["merges"] = merges_for_json(pairs)
         for name in ("fuse_unk", "byte_fallback", "ignore_merges"):
             clean[name] = self.setting(model.get(name, False), _FLAG, f"model.{name}")
         for name in ("continuing_subword_prefix", "end_of_word_suffix"):
