@@ -263,6 +263,13 @@ NB_MODULE(_native, m) {
              nb::gil_scoped_release release;
              l.run(x.data(), int64_t(x.shape(0)), out.data());
            })
+      .def(
+          "run_at",
+          [](LinearLayer& l, uintptr_t x, int64_t rows, uintptr_t out) {
+            nb::gil_scoped_release release;
+            l.run(reinterpret_cast<const float*>(x), rows, reinterpret_cast<float*>(out));
+          },
+          "x"_a, "rows"_a, "out"_a)
       .def("__call__", [](LinearLayer& l, FloatMatrix x) {
         check_linear(l, x);
         const int64_t rows = int64_t(x.shape(0)), n_out = l.matrix().n_out;

@@ -37,7 +37,7 @@ class LinearKernel(Protocol):
         ...
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, n_in] float32, float16 or bfloat16 on ``device`` -> [rows, n_out] of the same dtype."""
+        """[..., n_in] float32, float16 or bfloat16 on ``device`` -> [..., n_out] of the same dtype, a new tensor."""
         ...
 
     def weight(self) -> PackedWeight:
@@ -77,10 +77,10 @@ class GenericKernel(nn.Module):
         step = max(1, (CPU_CHUNK if x.device.type == "cpu" else DEVICE_CHUNK) // n_in)
         if step >= n_out:
             return functional.linear(x, self.rows(0, n_out).to(x.dtype))
-        out = x.new_empty(x.shape[0], n_out)
+        out = x.new_empty(*x.shape[:-1], n_out)
         for start in range(0, n_out, step):
             end = min(start + step, n_out)
-            out[:, start:end] = functional.linear(x, self.rows(start, end).to(x.dtype))
+            out[..., start:end] = functional.linear(x, self.rows(start, end).to(x.dtype))
         return out
 
     def rows(self, start: int, end: int) -> torch.Tensor:
@@ -129,18 +129,23 @@ class NativeKernel(nn.Module):
     def __init__(self, weight: PackedWeight, pool: LinearPool) -> None:
         super().__init__()
         self.layer: LinearLayer = pool.layer(weight)
+        self._run = self.layer.raw.run_at
+        self._n_out, self._n_in = weight.shape
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
         """See ``LinearKernel.run``; computed in float32 and int8 whatever ``x`` is."""
-        if x.device.type != "cpu":
+        if not x.is_cpu:
             raise EngineError(
                 f"this layer was loaded for the CPU, but its input is on {x.device}",
                 hint="load the model with the device it is to run on (device=...)",
             )
-        rows = x.detach().float().contiguous()
-        out = torch.empty(rows.shape[0], self.layer.n_out)
-        self.layer.into(rows.numpy(), out.numpy())
-        return out.to(x.dtype)
+        rows = x if x.dtype is torch.float32 else x.float()
+        if not rows.is_contiguous():
+            rows = rows.contiguous()
+        out = torch.empty(*x.shape[:-1], self._n_out)
+        # Addresses, because a layer of a small model takes less time than two arrays take to be wrapped.
+        self._run(rows.data_ptr(), rows.numel() // self._n_in, out.data_ptr())
+        return out if x.dtype is torch.float32 else out.to(x.dtype)
 
     def weight(self) -> PackedWeight:
         """See ``LinearKernel.weight``."""

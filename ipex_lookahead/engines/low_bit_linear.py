@@ -89,13 +89,12 @@ class LowBitLinear(nn.Module):
             InputError: another last dimension.
             EngineError: the input is on another device than the weight.
         """
-        shape = x.shape
-        if shape[-1] != self.in_features:
-            raise InputError(f"the layer takes [..., {self.in_features}], got {list(shape)}")
-        y: torch.Tensor = self.kernel.run(x.reshape(-1, self.in_features))
+        if x.shape[-1] != self.in_features:
+            raise InputError(f"the layer takes [..., {self.in_features}], got {list(x.shape)}")
+        y: torch.Tensor = self.kernel.run(x)
         if self.bias is not None:
             y += self.bias
-        return y.view(*shape[:-1], self.out_features)
+        return y
 
     def packed(self) -> PackedWeight:
         """The weight in plain order, bit for bit as it came."""
@@ -264,47 +263,62 @@ def load_packed(
     """
     report = Replacement()
     backends = backends or LinearBackends(device, dtype=dtype)
+    tied = _tied(model)
     for name, weight in tensors:
         owner, _, attribute = name.rpartition(".")
         module = _module(model, owner, name)
-        if weight.format not in FLOAT_DTYPES and not (attribute == "weight" and is_plain_linear(module)):
+        old = getattr(module, attribute, None)
+        if not isinstance(old, torch.Tensor):
+            raise InputError(f"the model has no tensor {name}")
+        conv = attribute == "weight" and is_conv1d(module)
+        if tuple(weight.shape) != tuple(reversed(old.shape) if conv else old.shape):
+            raise InputError(f"{name} has shape {list(weight.shape)}, but the model's is {list(old.shape)}")
+        sharers = [(o, a) for o, a in tied.get(id(old), []) if (o, a) != (owner, attribute)]
+        if weight.format in FLOAT_DTYPES or isinstance(module, nn.Embedding):
+            values = torch.from_numpy(dequantize(weight))
+            new = _fill(module, attribute, values.t() if conv else values, torch.device(device), dtype)
+            for other, key in sharers if weight.format in FLOAT_DTYPES else ():
+                setattr(_module(model, other, name), key, new)
+        elif not (attribute == "weight" and is_plain_linear(module)):
             raise InputError(f"{name} is in {weight.format}, but the model has no linear layer there")
         if weight.format in FLOAT_DTYPES:
-            _fill(module, attribute, name, weight, torch.device(device), dtype)
             continue
-        expected = tuple(reversed(module.weight.shape)) if is_conv1d(module) else tuple(module.weight.shape)
-        if tuple(weight.shape) != expected:
-            raise InputError(f"{name} has shape {list(weight.shape)}, but the model's is {list(expected)}")
-        bias: Any = module.bias
-        layer = LowBitLinear(weight, backends=backends, dtype=dtype)
-        if bias is not None:  # on a meta model it has no values yet: they come under its own name
-            layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
-        layer.train(module.training)
-        _put(model, owner, layer)
-        report.converted[owner] = weight.format
-        report.packed_bytes += weight.nbytes
+        for layer_name in (owner, *(other for other, _ in sharers)):
+            layer = _module(model, layer_name, name)
+            if is_plain_linear(layer):
+                _put(model, layer_name, _packed_layer(layer, weight, backends, dtype))
+                report.converted[layer_name] = weight.format
+                report.packed_bytes += weight.nbytes
     report.missing = [name for name, value in model.named_parameters() if value.device.type == "meta"]
     return report
 
 
+def _packed_layer(module: Any, weight: PackedWeight, backends: LinearBackends, dtype: torch.dtype) -> LowBitLinear:
+    layer = LowBitLinear(weight, backends=backends, dtype=dtype)
+    if module.bias is not None:  # on a meta model it has no values yet: they come under its own name
+        layer.bias = nn.Parameter(module.bias.detach(), requires_grad=False)
+    layer.train(module.training)
+    return layer
+
+
 def _fill(
-    module: nn.Module, attribute: str, name: str, weight: PackedWeight, device: torch.device, dtype: torch.dtype
-) -> None:
-    old: Any = getattr(module, attribute, None)
-    if not isinstance(old, torch.Tensor):
-        raise InputError(f"the model has no tensor {name}")
-    values = torch.from_numpy(dequantize(weight))
-    values = values.t() if attribute == "weight" and is_conv1d(module) else values
-    if values.shape != old.shape:
-        raise InputError(f"{name} has shape {list(weight.shape)}, but the model's is {list(old.shape)}")
-    values = values.to(device, dtype).contiguous()
-    if attribute in dict(module.named_buffers(recurse=False)):
-        setattr(module, attribute, values)
-    elif old.device.type == "meta" or old.device != device or old.dtype != dtype:
-        setattr(module, attribute, nn.Parameter(values, requires_grad=False))
-    else:
-        with torch.no_grad():
-            old.copy_(values)  # whatever is tied to it stays tied
+    module: Any, attribute: str, values: torch.Tensor, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor | nn.Parameter:
+    new: torch.Tensor = values.to(device, dtype).contiguous()
+    if attribute in module._parameters:
+        new = nn.Parameter(new, requires_grad=False)
+    setattr(module, attribute, new)
+    return new
+
+
+def _tied(model: nn.Module) -> dict[int, list[tuple[str, str]]]:
+    """Parameters that several modules share: id -> (module, attribute) of each."""
+    found: dict[int, list[tuple[str, str]]] = {}
+    for owner, module in model.named_modules():
+        for key, value in module._parameters.items():
+            if value is not None:
+                found.setdefault(id(value), []).append((owner, key))
+    return {key: places for key, places in found.items() if len(places) > 1}
 
 
 def module_weights(model: nn.Module) -> Iterator[tuple[str, PackedWeight]]:
@@ -368,11 +382,7 @@ def _module(model: nn.Module, owner: str, name: str) -> Any:
 
 def _put(model: nn.Module, name: str, layer: nn.Module) -> None:
     parent, _, child = name.rpartition(".")
-    owner = model.get_submodule(parent)
-    if isinstance(owner, nn.ModuleList | nn.Sequential):
-        owner[int(child)] = layer
-    else:
-        setattr(owner, child, layer)
+    model.get_submodule(parent).add_module(child, layer)
 
 
 def _dtype_of(model: nn.Module) -> torch.dtype:

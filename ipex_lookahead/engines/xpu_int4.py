@@ -80,7 +80,8 @@ class XpuInt4Kernel(nn.Module):
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
         """See ``LinearKernel.run``."""
-        rows = x if x.dtype in (torch.float16, torch.bfloat16) else x.to(torch.float16)
+        rows = x.reshape(-1, self.shape[1])
+        rows = rows if x.dtype in (torch.float16, torch.bfloat16) else rows.to(torch.float16)
         scales, leftover = self._in(rows.dtype)
         padding = scales.shape[0] * self.group_size - self.shape[1]
         rows = nn.functional.pad(rows, (0, padding)) if padding else rows.contiguous()
@@ -88,7 +89,7 @@ class XpuInt4Kernel(nn.Module):
         if leftover is not None:
             sums = rows.view(rows.shape[0], -1, self.group_size).sum(dim=2, dtype=torch.float32)
             out = out + sums.to(rows.dtype) @ leftover
-        return out.to(x.dtype)
+        return out.to(x.dtype).view(*x.shape[:-1], self.shape[0])
 
     def weight(self) -> PackedWeight:
         """See ``LinearKernel.weight``."""
