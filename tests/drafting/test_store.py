@@ -52,7 +52,7 @@ def test_texts_do_not_run_into_each_other() -> None:
     assert len(proposer.propose(4)) == 0
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 99), max_size=9), max_size=9))
 def test_round_trip(tmp_path_factory: pytest.TempPathFactory, texts: list[list[int]]) -> None:
     file = tmp_path_factory.mktemp("store") / "x"
@@ -117,7 +117,7 @@ def test_every_length_but_the_right_one_is_noticed(saved: Path) -> None:
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_any_bytes_are_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     file = tmp_path_factory.getbasetemp() / "any.store"
     file.write_bytes(content)
