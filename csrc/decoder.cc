@@ -29,14 +29,14 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
       kernels_(kernels_for(isa)),
       pool_(threads),
       layers_(size_t(shape.layers)),
+      phases_(pool_.size()),
       scratch_(size_t(pool_.size())),
       own_rows_(size_t(pool_.size())) {
   hidden_stride_ = padded(shape.hidden, kLanes);
   k_column_ = padded(int64_t(shape.heads) * shape.head_dim, kLanes);
   v_column_ = k_column_ + padded(int64_t(shape.kv_heads) * shape.head_dim, kLanes);
   qkv_stride_ = v_column_ + padded(int64_t(shape.kv_heads) * shape.head_dim, kLanes);
-  gated_stride_ = padded(shape.intermediate, kLanes);
-  widest_ = std::max({int64_t(shape.hidden), int64_t(shape.intermediate), int64_t(shape.heads) * shape.head_dim});
+  widest_ = std::max(int64_t(shape.hidden), int64_t(shape.heads) * shape.head_dim);
 }
 
 const float* Decoder::copy_vector(const float* values, int64_t n) {

@@ -113,9 +113,14 @@ class Decoder {
   void norm_mlp(int thread, int layer, int64_t row, float* out);
   void norm_final(int thread, int layer, int64_t row, float* out);
   void merge_heads(int thread, int layer, int64_t row, float* out);
-  void copy_gated(int thread, int layer, int64_t row, float* out);
+  // Where heads consist of whole tiles, who computes a head of q, k or v also rotates and stores it.
+  bool whole_heads() const { return shape_.head_dim % kLanes == 0; }
+  struct Head {
+    int slot, number;
+  };
+  Head head_of(int64_t index) const;
   void qkv(const Layer& layer, const Rows& x, int64_t begin, int64_t end);
-  void rope_and_store(int layer, int64_t begin, int64_t end);
+  void rope_and_store(int layer, int64_t rows, int64_t begin, int64_t end);
   void attend(int thread, int layer, const AttentionItem& item);
   Keys keys_of(const Sequence& s, int layer, int head) const;
   float* partial(int64_t row, int64_t head, int64_t block);
@@ -143,10 +148,10 @@ class Decoder {
   int64_t partial_blocks_ = 1;  // partials kept a (row, head)
 
   // Scratch, grown between steps only. Widths are padded to 16, rows of RowsMemory to 32.
-  int64_t hidden_stride_, qkv_stride_, k_column_, v_column_, gated_stride_, widest_;
-  Buffer<float> hidden_, qkv_, gated_, partials_;
+  int64_t hidden_stride_, qkv_stride_, k_column_, v_column_, widest_;
+  Buffer<float> hidden_, qkv_, partials_;
   std::vector<Buffer<float>> scratch_;  // a thread
-  RowsMemory shared_rows_;
+  RowsMemory shared_rows_, gated_rows_;
   std::vector<RowsMemory> own_rows_;  // a thread
   int64_t head_items_ = 0;            // the lm_head's outputs in this many pieces, ascending
   Buffer<float> top_values_;          // [head_items][wanted][top]

@@ -11,7 +11,7 @@ namespace ipex_lookahead {
 namespace {
 
 // Up to this many rows every thread prepares all rows for itself, which is cheaper than sharing them out.
-constexpr int64_t kPreparedByAll = 4;
+constexpr int64_t kPreparedByAll = 16;
 // Up to this many rows attention is shared out by blocks of positions; beyond, by tiles of rows.
 constexpr int64_t kSplitPositions = 16;
 constexpr int64_t kRowTile = 16;
@@ -56,7 +56,7 @@ void Decoder::reserve(const Step& step, int top) {
   const int64_t rows = step.rows, head = kPartialHead + cache_shape_.head_dim16();
   ensure(hidden_, rows * hidden_stride_);
   ensure(qkv_, rows * qkv_stride_);
-  ensure(gated_, rows * gated_stride_);
+  gated_rows_.reserve(rows, shape_.intermediate);
   ensure(partials_, rows * shape_.heads * partial_blocks_ * head);
   // About 16 thousand logits a piece stay in the cache, and no piece is larger than a thread's share.
   const int64_t tiles = lm_head_.tiles();
@@ -74,7 +74,7 @@ void Decoder::reserve(const Step& step, int top) {
     own_rows_[size_t(t)].reserve(std::min(rows, kPreparedByAll), widest_);
     ensure(scratch_[size_t(t)], std::max(attention, outputs));
   }
-  phases_.reset(kPhasesALayer * size_t(shape_.layers) + 4);
+  phases_.begin(kPhasesALayer * size_t(shape_.layers) + 4);
 }
 
 float* Decoder::partial(int64_t row, int64_t head, int64_t block) {
@@ -84,7 +84,7 @@ float* Decoder::partial(int64_t row, int64_t head, int64_t block) {
 
 void Decoder::run(int thread, const Step& step, int top, int32_t* ids, float* logits) {
   size_t phase = 0;
-  const auto each = [&](int64_t items, const auto& work) { phases_.run(phase++, items, work); };
+  const auto each = [&](int64_t items, const auto& work) { phases_.run(thread, phase++, items, work); };
   // Shares out `count` things in a few pieces a thread, of `least` things at least: work(begin, end).
   const auto split = [&](int64_t count, int64_t least, const auto& work) {
     const int64_t items = std::max<int64_t>(1, std::min(count / least, kPieces * pool_.size()));
@@ -109,6 +109,7 @@ void Decoder::run(int thread, const Step& step, int top, int32_t* ids, float* lo
   };
 
   const int64_t rows = step.rows, q_width = int64_t(shape_.heads) * shape_.head_dim;
+  const int64_t heads = shape_.heads + 2 * int64_t(shape_.kv_heads);
   split(rows, 1, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r)
       kernels_->dequantize_row(embedding_, step.tokens[r], hidden_.data() + r * hidden_stride_);
@@ -123,19 +124,23 @@ void Decoder::run(int thread, const Step& step, int top, int32_t* ids, float* lo
       };
     };
     layer_of(i, rows, shape_.hidden, integer(Slot::q) || integer(Slot::k) || integer(Slot::v), &Decoder::norm_attention,
-             tiles(Slot::q) + tiles(Slot::k) + tiles(Slot::v),
-             [&](const Rows& x, int64_t begin, int64_t end) { qkv(layer, x, begin, end); });
-    split(rows * (shape_.heads + 2 * int64_t(shape_.kv_heads)), kLeastHeads,
-          [&](int64_t begin, int64_t end) { rope_and_store(i, begin, end); });
+             whole_heads() ? heads : tiles(Slot::q) + tiles(Slot::k) + tiles(Slot::v),
+             [&](const Rows& x, int64_t begin, int64_t end) {
+               qkv(layer, x, begin, end);
+               if (whole_heads()) rope_and_store(i, rows, begin, end);
+             });
+    if (!whole_heads())
+      split(heads, kLeastHeads, [&](int64_t begin, int64_t end) { rope_and_store(i, rows, begin, end); });
     each(int64_t(attention_items_.size()), [&](int64_t item) { attend(thread, i, attention_items_[size_t(item)]); });
     layer_of(i, rows, q_width, integer(Slot::o), &Decoder::merge_heads, tiles(Slot::o), add_to_hidden(Slot::o));
-    layer_of(i, rows, shape_.hidden, integer(Slot::gate) || integer(Slot::up), &Decoder::norm_mlp, tiles(Slot::gate),
+    const Rows gated = gated_rows_.view(rows, shape_.intermediate);
+    layer_of(i, rows, shape_.hidden, integer(Slot::gate) || integer(Slot::up), &Decoder::norm_mlp, gated.blocks,
              [&](const Rows& x, int64_t begin, int64_t end) {
-               kernels_->gate_up(layer.matrix[int(Slot::gate)], layer.matrix[int(Slot::up)], x, begin, end,
-                                 gated_.data(), gated_stride_);
+               kernels_->gate_up(layer.matrix[int(Slot::gate)], layer.matrix[int(Slot::up)], x, begin, end, gated,
+                                 integer(Slot::down));
              });
-    layer_of(i, rows, shape_.intermediate, integer(Slot::down), &Decoder::copy_gated, tiles(Slot::down),
-             add_to_hidden(Slot::down));
+    split(tiles(Slot::down), 1,
+          [&](int64_t begin, int64_t end) { add_to_hidden(Slot::down)(gated, begin, end); });
   }
   if (step.wanted == 0) return;
   const bool alone = step.wanted <= kPreparedByAll, whole = !is_float(lm_head_.format);
@@ -173,10 +178,6 @@ void Decoder::norm_final(int, int, int64_t row, float* out) {
   kernels_->rms_norm(hidden_.data() + want_[row] * hidden_stride_, final_norm_, shape_.hidden, shape_.rms_epsilon, out);
 }
 
-void Decoder::copy_gated(int, int, int64_t row, float* out) {
-  std::memcpy(out, gated_.data() + row * gated_stride_, size_t(shape_.intermediate) * sizeof(float));
-}
-
 // Joins the blocks of every head, in ascending order, and divides by the sum.
 void Decoder::merge_heads(int thread, int, int64_t row, float* out) {
   const Sequence& s = sequences_[size_t(sequence_of_[size_t(row)])];
@@ -194,45 +195,63 @@ void Decoder::merge_heads(int thread, int, int64_t row, float* out) {
   }
 }
 
-// Tiles [begin, end) of q, k and v as one run, so that the three are shared out together.
+// Pieces [begin, end) of q, k and v as one run, so that the three are shared out together: heads where they consist of
+// whole tiles, else tiles.
 void Decoder::qkv(const Layer& layer, const Rows& x, int64_t begin, int64_t end) {
   const int64_t columns[3] = {0, k_column_, v_column_};
+  const auto tiles_of = [&](int s, int64_t from, int64_t to) {
+    kernels_->linear(layer.matrix[s], x, from, to, qkv_.data() + columns[s], qkv_stride_, false);
+  };
+  if (whole_heads()) {
+    const int64_t tiles = shape_.head_dim / kLanes;
+    for (int64_t i = begin; i < end; ++i) {
+      const Head head = head_of(i);
+      tiles_of(head.slot, head.number * tiles, (head.number + 1) * tiles);
+    }
+    return;
+  }
   int64_t base = 0;
   for (int s = 0; s < 3; ++s) {
     const int64_t tiles = layer.matrix[s].tiles();
     const int64_t from = std::max(begin - base, int64_t(0)), to = std::min(end - base, tiles);
-    if (from < to) kernels_->linear(layer.matrix[s], x, from, to, qkv_.data() + columns[s], qkv_stride_, false);
+    if (from < to) tiles_of(s, from, to);
     base += tiles;
   }
 }
 
-// Items [begin, end) of every row's query, key and value heads.
-void Decoder::rope_and_store(int layer, int64_t begin, int64_t end) {
+// Heads in the order in which they are shared out: the query heads of a key head, that key head, its value head, the
+// query heads of the next. So a thread's share is about the heads that it will attend with.
+Decoder::Head Decoder::head_of(int64_t index) const {
+  const int group = shape_.heads / shape_.kv_heads, kv = int(index / (group + 2)), i = int(index % (group + 2));
+  return i < group ? Head{int(Slot::q), kv * group + i} : Head{i == group ? int(Slot::k) : int(Slot::v), kv};
+}
+
+// Rotates and stores heads [begin, end) of every row.
+void Decoder::rope_and_store(int layer, int64_t rows, int64_t begin, int64_t end) {
   const int d = shape_.head_dim, half = d / 2, format = int(shape_.kv_format);
   const float scale = 1.0f / std::sqrt(float(d));
-  const int64_t heads = shape_.heads + 2 * int64_t(shape_.kv_heads);
-  for (int64_t item = begin; item < end; ++item) {
-    const int64_t row = item / heads, head = item % heads;
-    const Sequence& s = sequences_[size_t(sequence_of_[size_t(row)])];
-    const int64_t position = s.length + depth_[size_t(row)], slot = s.length + row - s.first_row;
-    float* base = qkv_.data() + row * qkv_stride_;
-    const float *cos = cos_.data() + position * half, *sin = sin_.data() + position * half;
-    if (head < shape_.heads) {
-      kernels_->rope(base + head * d, cos, sin, d, scale);
-      continue;
-    }
-    uint8_t* page = s.cache->pages()[slot / kPage];
-    const int kv = int((head - shape_.heads) % shape_.kv_heads);
-    float* scales = reinterpret_cast<float*>(page + cache_shape_.scale_offset(layer, kv));
-    if (head < shape_.heads + shape_.kv_heads) {
-      float* k = base + k_column_ + kv * d;
-      kernels_->rope(k, cos, sin, d, 1.0f);
-      kernels_->store_key[format](k, page + cache_shape_.k_offset(layer, kv), scales, slot % kPage, d);
-    } else {
-      kernels_->store_value[format](base + v_column_ + kv * d, page + cache_shape_.v_offset(layer, kv), scales + kPage,
+  for (int64_t i = begin; i < end; ++i)
+    for (int64_t row = 0; row < rows; ++row) {
+      const Head head = head_of(i);
+      const Sequence& s = sequences_[size_t(sequence_of_[size_t(row)])];
+      const int64_t position = s.length + depth_[size_t(row)], slot = s.length + row - s.first_row;
+      float* base = qkv_.data() + row * qkv_stride_ + head.number * d;
+      const float *cos = cos_.data() + position * half, *sin = sin_.data() + position * half;
+      if (head.slot == int(Slot::q)) {
+        kernels_->rope(base, cos, sin, d, scale);
+        continue;
+      }
+      uint8_t* page = s.cache->pages()[slot / kPage];
+      float* scales = reinterpret_cast<float*>(page + cache_shape_.scale_offset(layer, head.number));
+      if (head.slot == int(Slot::k)) {
+        kernels_->rope(base + k_column_, cos, sin, d, 1.0f);
+        kernels_->store_key[format](base + k_column_, page + cache_shape_.k_offset(layer, head.number), scales,
                                     slot % kPage, d);
+      } else {
+        kernels_->store_value[format](base + v_column_, page + cache_shape_.v_offset(layer, head.number),
+                                      scales + kPage, slot % kPage, d);
+      }
     }
-  }
 }
 
 Keys Decoder::keys_of(const Sequence& s, int layer, int head) const {

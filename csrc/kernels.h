@@ -71,9 +71,10 @@ struct KernelTable {
 
   // out[r][n] = (add ? out[r][n] : 0) + bias[n] + sum over k of x[r][k] w[n][k], for the tiles of 16 outputs [begin, end).
   void (*linear)(const Matrix& w, const Rows& x, int64_t begin, int64_t end, float* out, int64_t out_stride, bool add);
-  // out[r][n] = silu(gate(x)) * up(x).
-  void (*gate_up)(const Matrix& gate, const Matrix& up, const Rows& x, int64_t begin, int64_t end, float* out,
-                  int64_t out_stride);
+  // silu(gate(x)) * up(x) as the next layer's rows, for the groups of 32 outputs [begin, end): codes, scales and sums, or
+  // values where they are not to be quantised. Zero beyond the last output.
+  void (*gate_up)(const Matrix& gate, const Matrix& up, const Rows& x, int64_t begin, int64_t end, const Rows& out,
+                  bool quantize);
   // Row `row` of the matrix as float [n_in] (the embedding look-up).
   void (*dequantize_row)(const Matrix& w, int64_t row, float* out);
   // out = x / sqrt(mean(x^2) + eps) * weight; x and weight are zero-padded to a multiple of 16.

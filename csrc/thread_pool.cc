@@ -128,21 +128,11 @@ void ThreadPool::work(int thread, uint64_t seen) {
 }
 
 void ThreadPool::for_each(int64_t items, const std::function<void(int64_t)>& work) {
-  Phases phases;
-  phases.reset(1);
-  run([&](int) { phases.run(0, items, work); });
+  Phases phases(threads_);
+  phases.begin(1);
+  run([&](int thread) { phases.run(thread, 0, items, work); });
 }
 
-void Phases::reset(size_t count) {
-  if (phases_.size() < count) phases_ = std::vector<Phase>(count);
-  for (size_t i = 0; i < count; ++i) {
-    phases_[i].next.store(0, std::memory_order_relaxed);
-    phases_[i].done.store(0, std::memory_order_relaxed);
-  }
-}
-
-void Phases::wait(const Phase& p, int64_t items) {
-  for (int spins = 0; p.done.load(std::memory_order_acquire) < items; ++spins) pause_or_yield(spins);
-}
+void Phases::pause_or_yield(int spins) { ipex_lookahead::pause_or_yield(spins); }
 
 }  // namespace ipex_lookahead

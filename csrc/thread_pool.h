@@ -54,32 +54,70 @@ class ThreadPool {
 };
 
 // Phases of a job, each a number of items. Every thread goes through the same phases in the same order.
+//
+// Each thread has a share of a phase's items, the same in every step, so that what an item reads is still in the cache of
+// the core that did it the last time; whoever is through with its own share helps the others with theirs.
+//
+// The counters serve every phase of every job and are never reset: each carries the number of the phase it counts for,
+// and counts from zero for a thread that is further on. Nobody is further on before all items are done, so a thread that
+// finds a later phase's number knows that its own phase is over.
 class Phases {
  public:
-  // Makes `count` fresh phases; between jobs only.
-  void reset(size_t count);
+  explicit Phases(int threads) : next_(size_t(threads)) {}
+
+  // Numbers the phases of a job; between jobs only.
+  void begin(size_t count) {
+    first_ = end_;
+    end_ += count;
+  }
 
   // Does items of phase `phase` until none is left, and returns when all are done, whoever did them.
   template <typename Work>
-  void run(size_t phase, int64_t items, const Work& work) {
-    Phase& p = phases_[phase];
-    while (p.next.load(std::memory_order_relaxed) < items) {
-      const int64_t item = p.next.fetch_add(1, std::memory_order_relaxed);
-      if (item >= items) break;
-      work(item);
-      p.done.fetch_add(1, std::memory_order_release);
+  void run(int thread, size_t phase, int64_t items, const Work& work) {
+    const uint64_t number = first_ + phase;
+    const int64_t threads = int64_t(next_.size());
+    for (int64_t i = 0; i < threads; ++i) {
+      const int64_t owner = (thread + i) % threads;
+      const int64_t from = items * owner / threads, to = items * (owner + 1) / threads;
+      for (int64_t item; (item = from + next_[size_t(owner)].advance(number, to - from)) < to;) {
+        work(item);
+        done_.advance(number, items);
+      }
     }
-    if (p.done.load(std::memory_order_acquire) < items) wait(p, items);
+    for (int spins = 0; done_.count(number, items) < items; ++spins) pause_or_yield(spins);
   }
 
  private:
-  struct Phase {
-    alignas(64) std::atomic<int64_t> next{0};
-    alignas(64) std::atomic<int64_t> done{0};
-  };
-  static void wait(const Phase& p, int64_t items);
+  class Counter {
+   public:
+    // Counts one more of `limit` for the phase of that number; what the count was, or `limit` where that is reached.
+    int64_t advance(uint64_t number, int64_t limit) {
+      uint64_t value = value_.load(std::memory_order_relaxed);
+      for (;;) {
+        const int64_t count = counted(value, number, limit);
+        if (count >= limit) return limit;
+        const uint64_t more = number << kCountBits | uint64_t(count + 1);
+        if (value_.compare_exchange_weak(value, more, std::memory_order_release, std::memory_order_relaxed)) return count;
+      }
+    }
+    int64_t count(uint64_t number, int64_t limit) const {
+      return counted(value_.load(std::memory_order_acquire), number, limit);
+    }
 
-  std::vector<Phase> phases_;
+   private:
+    static constexpr int kCountBits = 24;
+    static int64_t counted(uint64_t value, uint64_t number, int64_t limit) {
+      const uint64_t at = value >> kCountBits;
+      if (at != number) return at < number ? 0 : limit;
+      return int64_t(value & ((uint64_t(1) << kCountBits) - 1));
+    }
+    alignas(64) std::atomic<uint64_t> value_{0};
+  };
+  static void pause_or_yield(int spins);
+
+  uint64_t first_ = 1, end_ = 1;
+  std::vector<Counter> next_;  // a thread's share: items begun
+  Counter done_;
 };
 
 // Item i of `items` as a range of `count` things.

@@ -37,24 +37,27 @@ static void rms_norm(const float* x, const float* weight, int64_t n, float eps, 
   for (int64_t k = 0; k < n; k += kLanes) store(out + k, mul(mul(load(x + k), inverse), load(weight + k)));
 }
 
+// Codes, scale and sums of one group of 32 values.
+SIMD_INLINE void quantize_group(const Rows& x, int64_t r, int64_t b, f32x16 low, f32x16 high) {
+  int8_t* codes = x.codes + r * x.stride + b * kGroup;
+  const float largest = reduce_max(max(abs(low), abs(high)));
+  const bool tiny = !(largest > 1e-30f);  // also keeps 127 / largest finite
+  const float scale = tiny ? 0.0f : largest / 127.0f;
+  const f32x16 inverse = set1(tiny ? 0.0f : 127.0f / largest);
+  const i32x16 a = round(mul(low, inverse)), c = round(mul(high, inverse));
+  store_i8(codes, a);
+  store_i8(codes + kLanes, c);
+  const int32_t sum = reduce_add(a) + reduce_add(c);
+  x.scales[r * x.blocks + b] = scale;
+  x.bias4[r * x.blocks + b] = -8 * sum;
+  x.bias8[r * x.blocks + b] = -128 * sum;
+  x.sums[r * x.blocks + b] = scale * float(sum);
+}
+
 static void quantize_row(const Rows& x, int64_t r) {
   const float* values = x.values + r * x.stride;
-  int8_t* codes = x.codes + r * x.stride;
-  for (int64_t b = 0; b < x.blocks; ++b) {
-    const f32x16 low = load(values + b * kGroup), high = load(values + b * kGroup + kLanes);
-    const float largest = reduce_max(max(abs(low), abs(high)));
-    const bool tiny = !(largest > 1e-30f);  // also keeps 127 / largest finite
-    const float scale = tiny ? 0.0f : largest / 127.0f;
-    const f32x16 inverse = set1(tiny ? 0.0f : 127.0f / largest);
-    const i32x16 a = round(mul(low, inverse)), c = round(mul(high, inverse));
-    store_i8(codes + b * kGroup, a);
-    store_i8(codes + b * kGroup + kLanes, c);
-    const int32_t sum = reduce_add(a) + reduce_add(c);
-    x.scales[r * x.blocks + b] = scale;
-    x.bias4[r * x.blocks + b] = -8 * sum;
-    x.bias8[r * x.blocks + b] = -128 * sum;
-    x.sums[r * x.blocks + b] = scale * float(sum);
-  }
+  for (int64_t b = 0; b < x.blocks; ++b)
+    quantize_group(x, r, b, load(values + b * kGroup), load(values + b * kGroup + kLanes));
 }
 
 static void rope(float* head, const float* cos, const float* sin, int head_dim, float scale) {

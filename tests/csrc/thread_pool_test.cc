@@ -26,16 +26,16 @@ void check(bool ok, const char* what) {
 // Plain (not atomic) memory, written in one phase and read in the next: a sanitizer sees any missing order.
 void phases_are_ordered(int threads, int rounds) {
   ThreadPool pool(threads);
-  Phases phases;
+  Phases phases(threads);
   constexpr int kPhases = 25;
   constexpr int64_t kItems = 17;
   std::vector<int64_t> values(kItems);
   for (int round = 0; round < rounds; ++round) {
     for (auto& v : values) v = round;
-    phases.reset(kPhases);
+    phases.begin(kPhases);
     pool.run([&](int thread) {
       for (int p = 0; p < kPhases; ++p)
-        phases.run(size_t(p), kItems, [&](int64_t item) {
+        phases.run(thread, size_t(p), kItems, [&](int64_t item) {
           if ((item + p + thread) % 11 == 0) sched_yield();  // shake the order
           if (p % 2 == 0)
             values[size_t(item)] += 1;
