@@ -7,7 +7,7 @@
 
 namespace ipex_lookahead {
 
-LinearPool::LinearPool(int threads, const std::string& isa) : kernels_(kernels_for(isa)), pool_(threads) {}
+LinearPool::LinearPool(int threads, const std::string& isa) : kernels_(kernels_for(isa)), pool_(threads), phases_(pool_.size()) {}
 
 Matrix LinearPool::add(const PlainMatrix& plain, const float* bias) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -58,10 +58,10 @@ void LinearPool::run(const Matrix& matrix, const float* x, int64_t rows, float* 
     const auto part = part_of(matrix.tiles(), items, item);
     kernels_->linear(matrix, r, part.first, part.second, out, matrix.n_out, false);
   };
-  phases_.reset(2);
-  pool_.run([&](int) {
-    phases_.run(0, rows, prepare);
-    phases_.run(1, items, multiply);
+  phases_.begin(2);
+  pool_.run([&](int thread) {
+    phases_.run(thread, 0, rows, prepare);
+    phases_.run(thread, 1, items, multiply);
   });
 }
 
