@@ -14,7 +14,15 @@ from torch import nn
 from torch.nn import functional
 
 from ipex_lookahead.engines import linear_backends
-from ipex_lookahead.engines.linear_backends import BACKENDS, LinearBackends, same_bits
+from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.linear_backends import (
+    BACKENDS,
+    FEW_ROWS,
+    LinearBackends,
+    has_native_layers,
+    same_bits,
+    torch_threads_beside_native,
+)
 from ipex_lookahead.engines.linear_kernels import GenericKernel, NativeKernel, reference
 from ipex_lookahead.engines.low_bit_linear import (
     LowBitLinear,
@@ -25,6 +33,7 @@ from ipex_lookahead.engines.low_bit_linear import (
     packed_from_torch,
     replace_linears,
 )
+from ipex_lookahead.engines.torch import TorchEngine
 from ipex_lookahead.engines.weights import WeightPlan, random_matrix
 from ipex_lookahead.engines.xpu_int4 import XpuInt4Kernel
 from ipex_lookahead.errors import EngineError, InputError, LowBitFormatError
@@ -481,3 +490,31 @@ def test_float_tensors_keep_their_bits(dtype):
 def test_other_dtypes_are_refused():
     with pytest.raises(LowBitFormatError, match="float64"):
         packed_from_torch(torch.zeros(2, 2, dtype=torch.float64))
+
+
+def test_torch_keeps_to_one_thread_where_few_rows_pass_native_layers():
+    plain, packed = small(), small()
+    replace_linears(packed, WeightPlan("sym_int4"), backends=NATIVE)
+    generic = small()
+    replace_linears(generic, WeightPlan("sym_int4"), backends=LinearBackends(only="generic"))
+    assert [has_native_layers(model) for model in (plain, packed, generic)] == [False, True, False]
+    assert torch_threads_beside_native(1) == torch_threads_beside_native(FEW_ROWS) == 1
+    assert torch_threads_beside_native(FEW_ROWS + 1) is None
+
+
+def test_an_engine_with_native_layers_gives_torch_its_threads_back():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=50, n_embd=64, n_layer=1, n_head=2, n_positions=64, bos_token_id=0, eos_token_id=0
+    )
+    model = transformers.GPT2LMHeadModel(config)
+    replace_linears(model, WeightPlan("sym_int4"), backends=NATIVE)
+    seen = []
+    model.transformer.ln_f.register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
+    torch.set_num_threads(2)
+    engine = TorchEngine(model, threads=2)
+    seen.clear()
+    tokens = np.arange(3, dtype=np.int32)
+    engine.forward(Batch([engine.new_cache()], [3], tokens, tokens - 1))
+    assert seen == [1]
+    assert torch.get_num_threads() == 2
