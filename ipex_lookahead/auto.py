@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ipex_lookahead.architectures import spec_for
-from ipex_lookahead.checkpoints import Checkpoint, open_checkpoint
+from ipex_lookahead.architectures import model_types
+from ipex_lookahead.checkpoints import family_of
 from ipex_lookahead.drafting.self_speculation import check_gains
 from ipex_lookahead.engines import ENGINES
-from ipex_lookahead.engines.weights import WeightPlan, check_low_bit, not_converted
+from ipex_lookahead.engines.loading import LoadedModel, LoadRequest
+from ipex_lookahead.engines.native import core_missing
+from ipex_lookahead.engines.weights import check_low_bit, not_converted
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.formats import dequantize
 from ipex_lookahead.hub import resolve_model
 
 if TYPE_CHECKING:
@@ -35,7 +37,8 @@ IGNORED = (
     "attn_implementation",
     "use_safetensors",
 )
-"""Arguments of transformers and ipex-llm that are accepted and change nothing here; remote code is never run."""
+"""Arguments of transformers and ipex-llm that are accepted and change nothing on the native engine; remote code is
+never run. Other engines take ``dtype`` (``torch_dtype``) and refuse ``device_map``."""
 
 
 class AutoModelForCausalLM:
@@ -53,6 +56,9 @@ class AutoModelForCausalLM:
         modules_to_not_convert: list[str] | None = None,
         threads: int | None = None,
         engine: str = "auto",
+        device: Any = None,
+        deterministic: bool = False,
+        ipex: bool = False,
         kv_cache: str = "fp16",
         speculative: bool = False,
         progress: bool = True,
@@ -68,7 +74,12 @@ class AutoModelForCausalLM:
             mixed_precision: the lm_head in sym_int8.
             modules_to_not_convert: parts of module names whose weights stay as they are in the file.
             threads: threads to compute with; None = the physical cores this process may use.
-            engine: a key of ``ENGINES``, or "auto".
+            engine: "native", "torch", "ipex-llm", or "auto": native for the families that it has, on the CPU; else
+                torch. The choice and its reason are logged, and in ``model.engine.describe()["chosen"]``.
+            device: "cpu", "xpu" (Intel GPUs) or "cuda"; None = the engine's own, the CPU.
+            deterministic: for engine="torch": forwards of one shape, so that lookahead gives the very text of plain
+                decoding; slower. The native engine is that at full speed.
+            ipex: for engine="torch": apply intel-extension-for-pytorch's ``ipex.llm.optimize``.
             kv_cache: "fp16", or "int8" with a scale a position and head: half the memory, a little less exact to the
                 model (never to lookahead).
             speculative: ipex-llm's: ``generate`` drafts with a four-bit copy of the model, made when first needed; for
@@ -96,20 +107,41 @@ class AutoModelForCausalLM:
                 f"load_in_4bit means sym_int4, but load_in_low_bit is {load_in_low_bit!r}; pass one of them"
             )
         low_bit = "sym_int4" if load_in_4bit else load_in_low_bit
+        if engine != "auto" and engine not in ENGINES:
+            raise InputError(f"engine is {engine!r}; it must be 'auto' or one of {', '.join(ENGINES)}")
         path = resolve_model(str(pretrained_model_name_or_path), progress=progress)
-        with _opened(path) as checkpoint:
-            return _load(
-                checkpoint,
+        with _progress(progress) as report:
+            request = LoadRequest(
+                path,
                 low_bit=None if low_bit is None else check_low_bit(low_bit),
                 group_size=group_size,
                 mixed_precision=mixed_precision,
-                not_converted_names=not_converted(modules_to_not_convert),
+                not_converted=not_converted(modules_to_not_convert),
+                device=device,
+                dtype=ignored.get("dtype", ignored.get("torch_dtype")),
+                deterministic=deterministic,
                 threads=threads,
-                engine=engine,
                 kv_cache=kv_cache,
-                speculative=speculative,
-                progress=progress,
+                check_label=check_gains if speculative else None,
+                ipex=ipex,
+                progress=report,
             )
+            name, reason = _choose(engine, request)
+            if name != "native" and ignored.get("device_map") not in (None, "cpu"):
+                raise InputError(
+                    f"device_map={ignored['device_map']!r} is not for engine={name!r}, which runs a model on one"
+                    " device; pass device='cpu', 'xpu' or 'cuda', or load the model with transformers and wrap() it"
+                )
+            if speculative and name != "native":
+                raise InputError(
+                    f"speculative=True needs the native engine's copy of the weights, and this is engine={name!r}"
+                    f" ({reason}); leave it out, and use lookahead= or draft_model= of generate"
+                )
+            if engine == "auto":
+                log.info("engine: %s, since %s", name, reason)
+            loaded: LoadedModel = import_module(ENGINES[name]).load(request)
+        loaded.engine.facts["chosen"] = f"{name}: {reason}"
+        return _model(loaded, path, speculative)
 
     @classmethod
     def from_gguf(cls, fpath: str | PathLike[str], **kwargs: Any) -> tuple[LookaheadModelForCausalLM, Any]:
@@ -151,82 +183,35 @@ def load_model_and_tokenizer(
     return model, model.tokenizer
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[Checkpoint]:
-    checkpoint = open_checkpoint(path)
-    try:
-        yield checkpoint
-    finally:
-        checkpoint.close()
-
-
-def _load(
-    checkpoint: Checkpoint,
-    *,
-    low_bit: str | None,
-    group_size: int,
-    mixed_precision: bool,
-    not_converted_names: tuple[str, ...],
-    threads: int | None,
-    engine: str,
-    kv_cache: str,
-    speculative: bool,
-    progress: bool,
-) -> LookaheadModelForCausalLM:
-    if engine != "auto" and engine not in ENGINES:
-        raise InputError(f"engine is {engine!r}; it must be 'auto' or one of {', '.join(ENGINES)}")
-    _inline_rope_factors(checkpoint)
-    spec = spec_for(checkpoint.config)
-    head = spec.embedding if spec.tied else spec.lm_head
-    label = low_bit or _file_format(checkpoint, spec.matrices["down"].format(layer=0) + ".weight")
-    if speculative:
-        check_gains(label)
-    plan = WeightPlan(low_bit, group_size, mixed_precision, not_converted_names, head, label)
-    loader = ENGINES["native" if engine == "auto" else engine]
-    with _progress(progress) as report:
-        loaded = loader.load(checkpoint, spec, plan, threads=threads, kv_cache=kv_cache, progress=report)
-
+def _model(loaded: LoadedModel, source: Path, speculative: bool) -> LookaheadModelForCausalLM:
     from ipex_lookahead.model import LookaheadModelForCausalLM
 
     return LookaheadModelForCausalLM(
-        _transformers_config(checkpoint.config),
-        loaded,
-        generation_config=_generation_config(checkpoint),
-        low_bit=label,
-        tokenizer=checkpoint.tokenizer(),
-        checkpoint_config=dict(checkpoint.config),
+        loaded.config,
+        loaded.engine,
+        generation_config=loaded.generation_config,
+        low_bit=loaded.low_bit,
+        tokenizer=loaded.tokenizer,
+        checkpoint_config=loaded.checkpoint_config,
         speculative=speculative,
-        source=checkpoint.path,
+        source=source,
     )
 
 
-def _file_format(checkpoint: Checkpoint, name: str) -> str:
-    return checkpoint.info(name).format
-
-
-def _inline_rope_factors(checkpoint: Checkpoint) -> None:
-    """A GGUF file keeps Llama 3's frequency divisors in a tensor of its own; the architecture wants them as numbers."""
-    scaling = checkpoint.config.get("rope_scaling") or {}
-    if scaling.get("rope_type") == "freq_factors" and "factors" not in scaling:
-        scaling["factors"] = [float(f) for f in dequantize(checkpoint.read("rope_freqs"))]
-
-
-def _transformers_config(config: dict[str, Any]) -> Any:
-    """Our checked config as transformers' own class, which pipelines and streamers ask for."""
-    from ipex_lookahead.compat import llama_config
-
-    values = {k: v for k, v in config.items() if k not in ("model_type", "rope_theta", "rope_scaling")}
-    scaling = dict(config.get("rope_scaling") or {"rope_type": "default"})
-    if scaling["rope_type"] == "freq_factors":  # no name for these in transformers; the engine has the numbers
-        scaling = {"rope_type": "default"}
-    return llama_config(values, scaling, config["rope_theta"])
-
-
-def _generation_config(checkpoint: Checkpoint) -> Any:
-    from transformers import GenerationConfig
-
-    tokens = {k: v for k, v in checkpoint.config.items() if k in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    return GenerationConfig(**{**tokens, **checkpoint.generation_config})
+def _choose(engine: str, request: LoadRequest) -> tuple[str, str]:
+    """The engine's name, and why that one. ``auto``: the native engine wherever it can run the model."""
+    if engine != "auto":
+        return engine, "asked for"
+    family = family_of(request.path)
+    if family is not None and family not in model_types():
+        return "torch", f"the native engine has no {family} (it has {', '.join(model_types())})"
+    if request.device is not None and str(request.device) != "cpu":
+        return "torch", f"the native engine runs on the CPU, and the device is {request.device}"
+    if request.ipex:
+        return "torch", "ipex=True is for torch models"
+    if missing := core_missing():
+        return "torch", f"the native core is not built ({missing})"
+    return "native", f"{family or 'llama'} on the CPU is what the native engine is for"
 
 
 @contextmanager

@@ -143,3 +143,8 @@ def _absent(option: str) -> Any:
 MinPLogitsWarper: Any = getattr(logits_process, "MinPLogitsWarper", _MinP)
 TopHLogitsWarper: Any = getattr(logits_process, "TopHLogitsWarper", _absent("top_h"))
 StopStringCriteria: Any = getattr(stopping_criteria, "StopStringCriteria", _StopStrings)
+
+
+def dtype_argument(dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """The keyword with which ``from_pretrained`` takes a dtype: it was ``torch_dtype`` until 4.56."""
+    return {"dtype" if RELEASE >= (4, 56) else "torch_dtype": dtype}

@@ -299,14 +299,17 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
 
         weights = getattr(self.engine, "weights", None)
         if weights is None:
-            raise InputError(f"the {self.engine.name} engine cannot give its weights back; save from the native engine")
+            raise InputError(f"the {self.engine.name} engine cannot give its weights back; save from another engine")
         packed = {name: (TensorInfo(w.shape, w.format, w.group_size)) for name, w in weights()}
+        config = self._checkpoint_config or self.config.to_dict()
+        if config.get("tie_word_embeddings") and {"lm_head.weight", "model.embed_tokens.weight"} <= packed.keys():
+            config = {**config, "tie_word_embeddings": False}  # packed apart from the embedding, so they are two
         groups = {info.group_size for info in packed.values() if info.group_size}
         head = packed.get("lm_head.weight", packed.get("model.embed_tokens.weight"))
         mixed = head is not None and head.format != self.low_bit and head.format == "sym_int8"
         return save(
             folder,
-            config=self._checkpoint_config or self.config.to_dict(),
+            config=config,
             generation_config=self.generation_config.to_diff_dict(),
             infos=packed,
             weights=weights(),
@@ -323,27 +326,34 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
 
     @property
     def device(self) -> torch.device:
-        """The CPU."""
-        return torch.device("cpu")
+        """Where the engine runs."""
+        return torch.device(getattr(self.engine, "device", "cpu"))
 
     @property
     def dtype(self) -> torch.dtype:
-        """The logits' type, float32."""
-        return torch.float32
+        """What the engine computes activations in."""
+        return getattr(self.engine, "dtype", torch.float32)
 
     def to(self, *args: Any, **kwargs: Any) -> LookaheadModelForCausalLM:
-        """A dtype or the CPU changes nothing; another device raises InputError."""
+        """A dtype or the engine's own device changes nothing; another device raises InputError."""
         for value in (*args, *kwargs.values()):
-            if isinstance(value, (str, torch.device)) and torch.device(value).type != "cpu":
-                raise InputError(f"the model runs on the CPU and cannot move to {value}; leave .to({str(value)!r}) out")
+            if not isinstance(value, (str, torch.device)):
+                continue
+            device = torch.device(value)
+            if device.type != self.device.type or device.index not in (None, self.device.index):
+                here = "the CPU" if self.device.type == "cpu" else str(self.device)
+                raise InputError(
+                    f"the model runs on {here} and cannot move to {value}; leave .to({str(value)!r}) out, or load it"
+                    f" with device={str(value)!r}"
+                )
         return self
 
     def cuda(self, device: Any = None) -> LookaheadModelForCausalLM:
-        """Refused."""
+        """As ``to("cuda")``."""
         return self.to("cuda")
 
     def xpu(self, device: Any = None) -> LookaheadModelForCausalLM:
-        """Refused."""
+        """As ``to("xpu")``."""
         return self.to("xpu")
 
     def half(self, *args: Any) -> LookaheadModelForCausalLM:

@@ -26,6 +26,7 @@ __all__ = [
     "LowBitCheckpoint",
     "SafetensorsCheckpoint",
     "TensorInfo",
+    "family_of",
     "open_checkpoint",
     "save",
 ]
@@ -50,6 +51,13 @@ def open_checkpoint(path: str | PathLike[str]) -> Checkpoint:
     path = Path(path).expanduser()
     kind, path = _kind_of_folder(path) if os.path.isdir(path) else ("gguf", _checked_file(path))
     return READERS[kind](path)
+
+
+def family_of(path: str | PathLike[str]) -> str | None:
+    """The ``model_type`` of a folder's config; None for GGUF files, and for folders without a config that says."""
+    config = Path(path).expanduser() / "config.json"
+    found = read_json(config).get("model_type") if os.path.exists(config) else None
+    return found if isinstance(found, str) else None
 
 
 def _kind_of_folder(folder: Path) -> tuple[str, Path]:

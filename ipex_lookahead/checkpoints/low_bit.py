@@ -81,14 +81,23 @@ class LowBitCheckpoint:
         low_bit: ``low_bit`` (format's name), ``group_size``, ``mixed_precision``.
     """
 
-    def __init__(self, path: str | PathLike[str]) -> None:
-        """Open and validate. Raises ModelFormatError or UnsupportedModelError; reads no tensor yet."""
+    def __init__(self, path: str | PathLike[str], *, other_family: bool = False) -> None:
+        """Open and validate. Raises ModelFormatError or UnsupportedModelError; reads no tensor yet.
+
+        ``other_family`` opens a folder of a family that only transformers knows: ``config`` and ``generation_config``
+        stay empty, since nothing here could check them, and float tensors may have up to four dimensions.
+        """
         self.path = Path(path)
         config_path = self.path / "config.json"
         raw = read_json(config_path)
         self.low_bit = _read_marker(raw, config_path)
-        self.config: dict[str, Any] = checked_config(raw, config_path)
-        self.generation_config = read_generation_config(self.path / "generation_config.json", self.config["vocab_size"])
+        self.config: dict[str, Any] = {}
+        self.generation_config: dict[str, Any] = {}
+        self._most_dimensions = 4 if other_family else 2
+        if not other_family:
+            self.config = checked_config(raw, config_path)
+            file = self.path / "generation_config.json"
+            self.generation_config = read_generation_config(file, self.config["vocab_size"])
         self._file = SafetensorsFile(self.path / SINGLE)
         try:
             self._tensors = self._find_tensors()
@@ -114,7 +123,7 @@ class LowBitCheckpoint:
                 )  # fmt: skip
             found[name] = (info, [self._take(stored, name + part.suffix, part, at) for part in parts])
         for name, tensor in stored.items():
-            check_kind(self._file, name, tensor)
+            check_kind(self._file, name, tensor, most_dimensions=self._most_dimensions)
             if name in found:
                 raise self._error(name, tensor.entry, "is stored both as a float and as a low-bit tensor")
             found[name] = (TensorInfo(tensor.shape, _FLOAT_FORMATS[tensor.dtype]), [tensor])

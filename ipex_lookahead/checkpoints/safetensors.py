@@ -160,19 +160,25 @@ def read_float(file: SafetensorsFile, name: str, tensor: StoredTensor) -> Packed
     return PackedWeight(kind, tensor.shape, values)
 
 
-def check_kind(file: SafetensorsFile, name: str, tensor: StoredTensor) -> None:
+def check_kind(file: SafetensorsFile, name: str, tensor: StoredTensor, *, most_dimensions: int = 2) -> None:
     """Refuse a tensor that is no float vector or matrix. Raises UnsupportedModelError or ModelFormatError."""
     if tensor.dtype not in _FORMATS:
         raise UnsupportedModelError(
             f"{file.path}: tensor {name} has dtype {tensor.dtype}; the supported dtypes are {', '.join(_FORMATS)}",
             hint="use the original float checkpoint",
         )
-    if not 1 <= len(tensor.shape) <= 2:
+    if not 1 <= len(tensor.shape) <= most_dimensions:
         raise UnsupportedModelError(
             f"{file.path}: tensor {name} has shape {list(tensor.shape)}; vectors and matrices are supported"
         )
     if 0 in tensor.shape:
         raise ModelFormatError(file.path, name, tensor.entry, f"has shape {list(tensor.shape)}: it holds no value")
+
+
+def refuse_without_safetensors(folder: Path) -> None:
+    """Raise the error of a folder that holds neither ``model.safetensors`` nor its index."""
+    if not os.path.exists(folder / SINGLE) and not os.path.exists(folder / INDEX):
+        raise _no_weights(folder)
 
 
 def _no_weights(folder: Path) -> Exception:

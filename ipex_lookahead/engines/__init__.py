@@ -7,5 +7,9 @@ from ipex_lookahead.engines.native import NativeEngine
 
 __all__ = ["ENGINES", "Batch", "Cache", "Engine", "NativeEngine", "StepOutput"]
 
-ENGINES = {"native": NativeEngine}
-"""Name to what loads it."""
+ENGINES = {
+    "native": "ipex_lookahead.engines.native_load",
+    "torch": "ipex_lookahead.engines.torch_load",
+    "ipex-llm": "ipex_lookahead.engines.ipex_llm",
+}
+"""Name to the module whose ``load(LoadRequest) -> LoadedModel`` loads onto it; imported when it is asked for."""

@@ -49,6 +49,11 @@ def _core() -> Any:
     return _native
 
 
+def core_missing() -> str:
+    """Why there is no native core; empty where there is one."""
+    return "" if _missing is None else str(_missing)
+
+
 def available_isas() -> list[str]:
     """Instruction sets that this processor has kernels for, best first."""
     return list(_core().available_isas())
@@ -170,6 +175,7 @@ class NativeEngine:
         self.kv_cache = kv_cache
         self.vocab_size = spec.vocab
         self.max_context = spec.max_context
+        self.facts: dict[str, Any] = {}
 
     @classmethod
     def load(
@@ -303,6 +309,7 @@ class NativeEngine:
             "kv_bytes_per_token": spec.layers * spec.kv_heads * head,
             "max_context": self.max_context,
             "row_invariant": self.row_invariant,
+            **self.facts,
         }
 
     def weights(self) -> Iterator[tuple[str, PackedWeight]]:

@@ -8,7 +8,7 @@ shape, at a place that follows from its position alone, and then plain and looka
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,13 @@ import torch
 
 from ipex_lookahead.engines.base import Batch, StepOutput
 from ipex_lookahead.engines.hf_cache import BufferSequence, ModelSequence, SequenceCache, takes_our_cache
-from ipex_lookahead.engines.low_bit_linear import LowBitLinear, packed_bytes
+from ipex_lookahead.engines.linear_backends import has_native_layers, torch_threads_beside_native
+from ipex_lookahead.engines.low_bit_linear import LowBitLinear, module_weights, packed_bytes
 from ipex_lookahead.engines.machine import check_threads
 from ipex_lookahead.engines.torch_device import device_facts, no_memory, torch_threads
 from ipex_lookahead.engines.torch_probe import masks_of, refuse_unfit
 from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, UnsupportedModelError
+from ipex_lookahead.formats.base import PackedWeight
 
 BLOCK = 16
 """``deterministic``: rows of every forward; position p is row p % BLOCK."""
@@ -79,6 +81,7 @@ class TorchEngine:
         self._takes_positions = "position_ids" in takes
         self._keep_logits = next((n for n in ("logits_to_keep", "num_logits_to_keep") if n in takes), None)
         self.max_context = max_context or _max_context(model.config)
+        self._beside_native = has_native_layers(model)
         self._position_bytes = 0
         self._masks = "none"
         with torch.inference_mode(), torch_threads(self.threads):
@@ -102,7 +105,7 @@ class TorchEngine:
         wanted = range(len(batch.tokens)) if batch.want is None else batch.want.tolist()
         answers: list[torch.Tensor] = []
         first = 0
-        with torch.inference_mode(), torch_threads(self.threads), no_memory(self.device):
+        with torch.inference_mode(), torch_threads(self._torch_threads(len(batch.tokens))), no_memory(self.device):
             for cache, count in zip(caches, batch.counts, strict=True):
                 tokens = batch.tokens[first : first + count]
                 parents = batch.parents[first : first + count].tolist()
@@ -131,6 +134,13 @@ class TorchEngine:
             "deterministic": self.deterministic,
             **self.facts,
         }
+
+    def weights(self) -> Iterator[tuple[str, PackedWeight]]:
+        """All tensors in plain order under the model's names, one at a time: what ``save_low_bit`` writes."""
+        return module_weights(self.model)
+
+    def _torch_threads(self, rows: int) -> int | None:
+        return (torch_threads_beside_native(rows) if self._beside_native else None) or self.threads
 
     # ---- one sequence ------------------------------------------------------------------------------------------------
 

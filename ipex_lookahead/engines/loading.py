@@ -1,0 +1,78 @@
+"""What an engine's loader is asked for, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ipex_lookahead.engines.weights import WeightPlan
+from ipex_lookahead.errors import InputError
+
+Progress = Callable[[int, int, str], None]
+"""Called as progress(tensors done, tensors in all, name of the tensor in hand)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """The arguments of ``from_pretrained`` that engines look at.
+
+    Attributes:
+        path: a checkpoint's folder or GGUF file, which exists.
+        low_bit, group_size, mixed_precision, not_converted: as in ``WeightPlan``.
+        device: "cpu", "xpu", "cuda", or with a number, "xpu:1"; None = the engine's default.
+        dtype: of activations and of weights in no low-bit format; a torch dtype, its name, "auto" or None.
+        deterministic: see ``TorchEngine``.
+        threads: see ``from_pretrained``.
+        kv_cache: "fp16" or "int8", for the native engine.
+        check_label: raises where the model's format is not what is wanted, before weights are read.
+        ipex: apply intel-extension-for-pytorch's ``ipex.llm.optimize``.
+        progress: see :data:`Progress`.
+    """
+
+    path: Path
+    low_bit: str | None = None
+    group_size: int = 32
+    mixed_precision: bool = False
+    not_converted: tuple[str, ...] = ()
+    device: Any = None
+    dtype: Any = None
+    deterministic: bool = False
+    threads: int | None = None
+    kv_cache: str = "fp16"
+    check_label: Callable[[str], None] | None = None
+    ipex: bool = False
+    progress: Progress | None = None
+
+    def plan(self, head: str, label: str) -> WeightPlan:
+        """The formats of a model whose lm_head is the tensor ``head``."""
+        return WeightPlan(self.low_bit, self.group_size, self.mixed_precision, self.not_converted, head, label)
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A running model, and what goes with it.
+
+    Attributes:
+        engine: where it runs; its ``facts`` are entries of ``describe()`` that the caller may add to.
+        config: its transformers config.
+        low_bit: name of its format.
+        checkpoint_config: the config as it is saved.
+        generation_config: a transformers GenerationConfig, or None.
+        tokenizer: or None.
+    """
+
+    engine: Any
+    config: Any
+    low_bit: str
+    checkpoint_config: dict[str, Any] = field(default_factory=dict)
+    generation_config: Any = None
+    tokenizer: Any = None
+
+
+def refuse_options(engine: str, why: str, **given: Any) -> None:
+    """Raise InputError for the first option that is set and that the engine has not."""
+    for name, value in given.items():
+        if value:
+            raise InputError(f"{name}={value!r} is not for engine={engine!r}: {why}; leave it out")

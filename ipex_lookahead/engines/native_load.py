@@ -1,0 +1,38 @@
+"""Checkpoints onto the native engine."""
+
+from __future__ import annotations
+
+from ipex_lookahead.architectures import spec_for
+from ipex_lookahead.checkpoints import open_checkpoint
+from ipex_lookahead.engines.hf_config import generation_config, inline_rope_factors, transformers_config
+from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
+from ipex_lookahead.engines.native import NativeEngine
+from ipex_lookahead.errors import InputError
+
+
+def load(request: LoadRequest) -> LoadedModel:
+    """Load a checkpoint onto the native engine. See ``NativeEngine.load`` for what it may raise."""
+    refuse_options("native", "it runs without torch", ipex=request.ipex)
+    if request.device is not None and str(request.device) != "cpu":
+        raise InputError(f"engine='native' runs on the CPU, not on {request.device!r}; use engine='torch' for that")
+    checkpoint = open_checkpoint(request.path)
+    try:
+        inline_rope_factors(checkpoint)
+        spec = spec_for(checkpoint.config)
+        label = request.low_bit or checkpoint.info(spec.matrices["down"].format(layer=0) + ".weight").format
+        if request.check_label is not None:
+            request.check_label(label)
+        plan = request.plan(spec.embedding if spec.tied else spec.lm_head, label)
+        engine = NativeEngine.load(
+            checkpoint, spec, plan, threads=request.threads, kv_cache=request.kv_cache, progress=request.progress
+        )
+        return LoadedModel(
+            engine,
+            transformers_config(checkpoint.config),
+            label,
+            dict(checkpoint.config),
+            generation_config(checkpoint),
+            checkpoint.tokenizer(),
+        )
+    finally:
+        checkpoint.close()

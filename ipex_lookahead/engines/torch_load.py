@@ -1,0 +1,322 @@
+"""Checkpoints onto the torch engine: ours through our readers, any other family through transformers.
+
+No pickle is opened and nothing of a checkpoint is run: weights come from safetensors (or GGUF) only, and a config's
+``auto_map`` and its like are dropped before transformers sees them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ipex_lookahead.architectures import DecoderSpec, model_types, spec_for
+from ipex_lookahead.architectures.base import SLOTS
+from ipex_lookahead.checkpoints import Checkpoint, LowBitCheckpoint, family_of, open_checkpoint
+from ipex_lookahead.checkpoints.config_json import read_json
+from ipex_lookahead.checkpoints.low_bit import MARKER
+from ipex_lookahead.checkpoints.safetensors import refuse_without_safetensors
+from ipex_lookahead.compat import dtype_argument
+from ipex_lookahead.engines.hf_config import foreign_config, generation_config, inline_rope_factors, transformers_config
+from ipex_lookahead.engines.linear_backends import LinearBackends
+from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
+from ipex_lookahead.engines.low_bit_linear import Replacement, load_packed, replace_linears
+from ipex_lookahead.engines.torch import TorchEngine
+from ipex_lookahead.engines.torch_device import check_device
+from ipex_lookahead.engines.torch_probe import refuse_unfit
+from ipex_lookahead.engines.weights import FLOATS, WeightPlan, read_matrix
+from ipex_lookahead.errors import InputError, LookaheadError, ModelFormatError, UnsupportedModelError
+from ipex_lookahead.formats import dequantize
+from ipex_lookahead.formats.base import PackedWeight
+
+DTYPES = {
+    "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,
+    "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
+}  # fmt: skip
+
+
+def load(request: LoadRequest) -> LoadedModel:
+    """Load a checkpoint onto the torch engine.
+
+    Raises:
+        InputError, EngineError: a device or dtype that is not known or not here.
+        ModelFormatError: the checkpoint's bytes are not what its format says, or a tensor is missing.
+        UnsupportedModelError: a family that transformers does not know or this engine cannot run.
+    """
+    refuse_options(
+        "torch",
+        "that is the native engine's",
+        kv_cache=request.kv_cache if request.kv_cache != "fp16" else None,
+    )
+    device = check_device("cpu" if request.device is None else request.device)
+    family = family_of(request.path)
+    if family is not None and family not in model_types():
+        return _load_foreign(request, device, family)
+    checkpoint = open_checkpoint(request.path)
+    try:
+        return _load_known(checkpoint, request, device)
+    finally:
+        checkpoint.close()
+
+
+def compute_dtype(wanted: Any, label: str, device: torch.device, in_file: str = "") -> torch.dtype:
+    """The dtype of activations: as asked for, else what keeps the weights' precision and the device is quick in.
+
+    Args:
+        wanted: a torch dtype, its name, "auto" or None.
+        label: the weights' format.
+        device: where they run.
+        in_file: the checkpoint's own dtype.
+    """
+    if wanted not in (None, "auto"):
+        found = wanted if isinstance(wanted, torch.dtype) else DTYPES.get(str(wanted).removeprefix("torch."))
+        if found not in DTYPES.values():
+            raise InputError(f"dtype is {wanted!r}; it must be float32, float16 or bfloat16")
+        return found
+    if label in FLOATS:
+        half_on_cpu = device.type == "cpu" and label == "fp16"  # few CPUs multiply float16; float32 holds it exactly
+        return torch.float32 if half_on_cpu else DTYPES[label]
+    if device.type == "cpu":
+        return torch.float32
+    return torch.bfloat16 if in_file == "bfloat16" else torch.float16
+
+
+# ---- families of our own ---------------------------------------------------------------------------------------------
+
+
+def _load_known(checkpoint: Checkpoint, request: LoadRequest, device: torch.device) -> LoadedModel:
+    inline_rope_factors(checkpoint)
+    spec = spec_for(checkpoint.config)
+    label = request.low_bit or checkpoint.info(spec.matrices["down"].format(layer=0) + ".weight").format
+    plan = request.plan(spec.embedding if spec.tied else spec.lm_head, label)
+    dtype = compute_dtype(request.dtype, label, device, checkpoint.config.get("dtype", ""))
+    config = transformers_config(checkpoint.config)
+    model = _skeleton(config)
+    backends = LinearBackends(device, threads=request.threads, dtype=dtype)
+    report = load_packed(
+        model, _tensors(checkpoint, spec, plan, request), device=device, backends=backends, dtype=dtype
+    )
+    _finish(model, report, device, checkpoint.path)
+    _set_rope(model, spec, checkpoint.config)
+    return LoadedModel(
+        _engine(model, request, device, label, backends, report),
+        config,
+        label,
+        dict(checkpoint.config),
+        generation_config(checkpoint),
+        checkpoint.tokenizer(),
+    )
+
+
+def _tensors(
+    checkpoint: Checkpoint, spec: DecoderSpec, plan: WeightPlan, request: LoadRequest
+) -> Iterator[tuple[str, PackedWeight]]:
+    """All tensors under transformers' names, one at a time, in the plan's formats."""
+    total, done = spec.layers * len(SLOTS) + 2, 0
+
+    def matrix(name: str, shape: tuple[int, int], *, keep: bool = False) -> PackedWeight:
+        nonlocal done
+        if request.progress is not None:
+            request.progress(done, total, name)
+        done += 1
+        return read_matrix(checkpoint, name, shape, plan, keep=keep, threads=request.threads)
+
+    table = (spec.vocab, spec.hidden)
+    embedding = matrix(spec.embedding, table, keep=True)
+    if embedding.format not in FLOATS:  # torch has no packed embeddings
+        embedding = PackedWeight("fp32", table, dequantize(embedding))
+    yield spec.embedding, embedding
+    head = matrix(spec.embedding if spec.tied else spec.lm_head, table)
+    if not spec.tied or head.format not in FLOATS:
+        yield spec.lm_head, head
+    del embedding, head
+    for layer in range(spec.layers):
+        for name in (spec.attention_norm, spec.mlp_norm):
+            yield name.format(layer=layer), checkpoint.read(name.format(layer=layer))
+        for slot in SLOTS:
+            name = spec.matrices[slot].format(layer=layer)
+            yield name + ".weight", matrix(name + ".weight", spec.shape(slot))
+            if slot in spec.biased:
+                yield name + ".bias", checkpoint.read(name + ".bias")
+    yield spec.final_norm, checkpoint.read(spec.final_norm)
+    if request.progress is not None:
+        request.progress(total, total, "")
+
+
+def _set_rope(model: Any, spec: DecoderSpec, config: dict[str, Any]) -> None:
+    """Frequencies that transformers has no name for: a GGUF file's own divisors."""
+    if (config.get("rope_scaling") or {}).get("rope_type") != "freq_factors":
+        return
+    rotary = getattr(model.model, "rotary_emb", None)
+    if rotary is None or not hasattr(rotary, "inv_freq"):
+        raise UnsupportedModelError(
+            "this GGUF file has rope frequencies of its own, which this release of transformers cannot take",
+            hint="use engine='native'",
+        )
+    rotary.inv_freq = torch.from_numpy(spec.rope_frequencies).to(rotary.inv_freq.device)
+
+
+# ---- any other family ------------------------------------------------------------------------------------------------
+
+
+def _load_foreign(request: LoadRequest, device: torch.device, family: str) -> LoadedModel:
+    from transformers import GenerationConfig
+
+    from ipex_lookahead.tokenization.folder import tokenizer_from_folder
+
+    path = request.path
+    raw = read_json(path / "config.json")
+    config, plain = foreign_config(raw, path)
+    in_file = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
+    packed = LowBitCheckpoint(path, other_family=True) if MARKER in raw else None
+    try:
+        label = request.low_bit or (packed.low_bit["low_bit"] if packed else _label(in_file))
+        dtype = compute_dtype(request.dtype, label, device, in_file)
+        backends = LinearBackends(device, threads=request.threads, dtype=dtype)
+        with _sentences(path, family):
+            if packed is None:
+                model, report = _float_model(request, config, label, dtype, backends)
+            else:
+                model, report = _packed_model(packed, request, config, dtype, backends)
+        _finish(model, report, device, path)
+    finally:
+        if packed is not None:
+            packed.close()
+    settings = path / "generation_config.json"
+    return LoadedModel(
+        _engine(model, request, device, label, backends, report),
+        config,
+        label,
+        plain,
+        GenerationConfig.from_dict(dict(read_json(settings))) if settings.exists() else model.generation_config,
+        tokenizer_from_folder(path, plain),
+    )
+
+
+@contextmanager
+def _sentences(path: Path, family: str) -> Iterator[None]:
+    """Whatever transformers raises about a checkpoint becomes an UnsupportedModelError with its first line."""
+    try:
+        yield
+    except LookaheadError:
+        raise
+    except (ValueError, OSError, RuntimeError, KeyError, TypeError, AttributeError, ImportError) as error:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UnsupportedModelError(f"{path}: transformers cannot load this {family} model: {said}") from error
+
+
+def _skeleton(config: Any) -> Any:
+    """The model without its weights. Raises UnsupportedModelError for one that cannot be run, before any is read."""
+    from transformers import AutoModelForCausalLM
+
+    with ParametersOnMeta():
+        model = AutoModelForCausalLM.from_config(config)
+    refuse_unfit(model)
+    return model
+
+
+def _float_model(
+    request: LoadRequest, config: Any, label: str, dtype: torch.dtype, backends: LinearBackends
+) -> tuple[Any, Replacement]:
+    """Weights through transformers, which knows what each family's tensors are called; then packed layer by layer."""
+    from transformers import AutoModelForCausalLM
+
+    refuse_without_safetensors(request.path)
+    _skeleton(config)
+    model, info = AutoModelForCausalLM.from_pretrained(
+        str(request.path),
+        config=config,
+        use_safetensors=True,
+        trust_remote_code=False,
+        local_files_only=True,
+        output_loading_info=True,
+        **dtype_argument(dtype),
+    )
+    if missing := sorted(info["missing_keys"]):
+        raise ModelFormatError(request.path, missing[0], None, "is missing from the checkpoint")
+    if request.low_bit is None:
+        return model, Replacement()
+    plan = request.plan(f"{_name_of(model, model.get_output_embeddings())}.weight", label)
+    return model, replace_linears(model, plan, backends=backends, progress=request.progress)
+
+
+def _packed_model(
+    packed: LowBitCheckpoint, request: LoadRequest, config: Any, dtype: torch.dtype, backends: LinearBackends
+) -> tuple[Any, Replacement]:
+    """A folder of ours: nothing is quantised again."""
+    saved = packed.low_bit["low_bit"]
+    if request.low_bit not in (None, saved):
+        raise InputError(
+            f"{packed.path} was saved in {saved}, and {request.low_bit} is asked for; load the original checkpoint"
+            " for that"
+        )
+    model = _skeleton(config)
+    known = set(packed.names())
+    if absent := [name for name, _ in model.named_parameters() if name not in known]:
+        raise ModelFormatError(packed.path, absent[0], None, "is missing from the checkpoint")
+    stored = _stored(packed, request)
+    return model, load_packed(model, stored, device=backends.device, backends=backends, dtype=dtype)
+
+
+def _stored(checkpoint: LowBitCheckpoint, request: LoadRequest) -> Iterator[tuple[str, PackedWeight]]:
+    names = checkpoint.names()
+    for done, name in enumerate(names):
+        if request.progress is not None:
+            request.progress(done, len(names), name)
+        yield name, checkpoint.read(name)
+    if request.progress is not None:
+        request.progress(len(names), len(names), "")
+
+
+def _label(dtype: str) -> str:
+    return {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}.get(dtype, "fp32")
+
+
+def _name_of(model: Any, module: Any) -> str:
+    return next((name for name, found in model.named_modules() if found is module), "lm_head")
+
+
+# ---- both ------------------------------------------------------------------------------------------------------------
+
+
+class ParametersOnMeta(TorchFunctionMode):
+    """Inside, ``torch.empty`` and random tensors have no memory: parameters before they are loaded.
+
+    Buffers that are computed (rotary frequencies, causal masks) are made as ever, since no checkpoint holds them.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in (torch.empty, torch.randn, torch.rand):
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+def _finish(model: Any, report: Replacement, device: torch.device, path: Any) -> None:
+    """Everything onto the device; a parameter that got no values is a ModelFormatError."""
+    if report.missing:
+        raise ModelFormatError(path, report.missing[0], None, "is missing from the checkpoint")
+    model.to(device)
+    model.eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+
+
+def _engine(
+    model: Any, request: LoadRequest, device: torch.device, label: str, backends: LinearBackends, report: Replacement
+) -> TorchEngine:
+    facts: dict[str, Any] = {"backends": backends.describe()} if report.converted else {}
+    if report.left:
+        facts["not_converted"] = report.left
+    return TorchEngine(
+        model,
+        device=device,
+        deterministic=request.deterministic,
+        low_bit=label,
+        threads=request.threads,
+        facts=facts,
+    )
