@@ -218,7 +218,117 @@ void keep_top_p(const float* logits, int64_t n, double top_p, SamplingWorkspace&
   x.resize(kept);
 }
 
-int32_t best_of_all(const float* logits, int64_t n, double slope, double min_p, int32_t start, const Noise& noise) {
+// What top-p leaves: tokens with a logit above `logit`, and those at it up to the id `last`.
+struct Nucleus {
+  float logit = -kInfinity;
+  int32_t last = -1;
+  bool holds(float value, int64_t id) const { return value > logit || (value == logit && id <= last); }
+};
+
+constexpr int kBins = 1024;
+constexpr int kGroup = 16;
+constexpr double kRounding = 1e-9;  // far above what adding up to 2^20 masses in another order can change, relatively
+constexpr double kCoarse = 2e-5;    // and above the relative error of coarse_mass
+
+// exponential(), two at a time.
+inline __m128d exponentials(__m128d x) {
+  const __m128d low = _mm_set1_pd(-708.0), inside = _mm_max_pd(x, low), shifter = _mm_set1_pd(6755399441055744.0);
+  const __m128d shifted = _mm_add_pd(_mm_mul_pd(inside, _mm_set1_pd(kLog2E)), shifter);
+  const __m128d k = _mm_sub_pd(shifted, shifter);
+  const __m128d r = _mm_sub_pd(_mm_sub_pd(inside, _mm_mul_pd(k, _mm_set1_pd(kLn2High))),
+                               _mm_mul_pd(k, _mm_set1_pd(kLn2Low)));
+  __m128d p = _mm_set1_pd(1.0 / 6227020800.0);
+  for (double c : {1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0, 1.0 / 5040.0,
+                   1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 1.0 / 2.0, 1.0, 1.0})
+    p = _mm_add_pd(_mm_mul_pd(p, r), _mm_set1_pd(c));
+  const __m128i scale = _mm_slli_epi64(_mm_add_epi64(_mm_castpd_si128(shifted), _mm_set1_epi64x(1023)), 52);
+  return _mm_andnot_pd(_mm_cmplt_pd(x, low), _mm_mul_pd(p, _mm_castsi128_pd(scale)));
+}
+
+// The sum of exp((l - largest) * slope) over a group, in float, to kCoarse of it or 1e-36.
+inline float coarse_mass(const float* logits, float largest, float slope) {
+  __m128 sum = _mm_setzero_ps();
+  for (int i = 0; i < kGroup; i += 4) {
+    const __m128 x = _mm_mul_ps(_mm_sub_ps(_mm_loadu_ps(logits + i), _mm_set1_ps(largest)), _mm_set1_ps(slope));
+    const __m128 inside = _mm_max_ps(x, _mm_set1_ps(-87.0f));
+    const __m128i k = _mm_cvtps_epi32(_mm_mul_ps(inside, _mm_set1_ps(float(kLog2E))));
+    const __m128 r = _mm_sub_ps(inside, _mm_mul_ps(_mm_cvtepi32_ps(k), _mm_set1_ps(0.693147181f)));
+    __m128 p = _mm_set1_ps(1.0f / 120.0f);
+    for (float c : {1.0f / 24.0f, 1.0f / 6.0f, 1.0f / 2.0f, 1.0f, 1.0f}) p = _mm_add_ps(_mm_mul_ps(p, r), _mm_set1_ps(c));
+    const __m128i scale = _mm_slli_epi32(_mm_add_epi32(k, _mm_set1_epi32(127)), 23);
+    sum = _mm_add_ps(sum, _mm_mul_ps(p, _mm_castsi128_ps(scale)));
+  }
+  sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+  return _mm_cvtss_f32(sum) + _mm_cvtss_f32(_mm_shuffle_ps(sum, sum, 1));
+}
+
+// The nucleus of all tokens without sorting them. Masses of tokens with x >= -depth are summed by bins of equal width in
+// x, and only the bin in which the mass is reached is sorted; of the others only the sum is taken, roughly. Where
+// rounding, or the rough sum's error, might decide, or the nucleus goes deeper, the answer is false.
+bool find_nucleus(const float* logits, int64_t n, float largest, double slope, double top_p, double depth,
+                  SamplingWorkspace& workspace, Nucleus& nucleus) {
+  double masses[2][kBins] = {};  // neighbours in different rows, so that one need not wait for the other
+  constexpr int kLast = kBins - 1;
+  const double scale = kLast / depth;
+  const float far = float(double(largest) - depth / slope);  // it does not matter on which side rounding puts it
+  double others = 0.0;
+  auto& bins = workspace.bins;  // the bin of each token; kLast = none
+  bins.assign(size_t(n), int16_t(kLast));
+  for (int64_t first = 0; first < n; first += kGroup) {
+    const float* group = logits + first;
+    const int count = int(std::min<int64_t>(kGroup, n - first));
+    float top = -kInfinity;
+    for (int i = 0; i < count; ++i) top = group[i] > top ? group[i] : top;
+    if (top < far && count == kGroup && slope < 1e6) {
+      others += double(coarse_mass(group, largest, float(slope)));
+      continue;
+    }
+    double weights[kGroup];
+    for (int i = 0; i < kGroup; ++i) weights[i] = (double(i < count ? group[i] : -kInfinity) - double(largest)) * slope;
+    for (int i = 0; i < count; ++i) {
+      const double place = -weights[i] * scale;
+      bins[size_t(first + i)] = int16_t(place < kLast ? place : kLast);
+    }
+    for (int i = 0; i < kGroup; i += 2) _mm_storeu_pd(weights + i, exponentials(_mm_loadu_pd(weights + i)));
+    for (int i = 0; i < count; ++i) masses[i & 1][bins[size_t(first + i)]] += weights[i];
+  }
+  double whole = others;
+  for (int b = 0; b < kBins; ++b) whole += masses[0][b] + masses[1][b];
+  const double enough = top_p * whole, doubt = kRounding * whole + kCoarse * others;
+  int bin = 0;
+  double mass = 0.0;
+  for (; bin < kLast; ++bin) {
+    const double more = masses[0][bin] + masses[1][bin];
+    if (mass + more >= enough) break;
+    mass += more;
+  }
+  if (bin == kLast) return false;
+
+  auto& order = workspace.order;
+  order.clear();
+  for (int64_t first = 0; first < n; first += kBlock) {
+    const int64_t end = std::min(first + kBlock, n);
+    int any = 0;
+    for (int64_t i = first; i < end; ++i) any |= bins[size_t(i)] == bin;
+    if (!any) continue;
+    for (int64_t i = first; i < end; ++i)
+      if (bins[size_t(i)] == bin) order.push_back(uint64_t(descending(logits[i])) << 32 | uint64_t(i));
+  }
+  std::sort(order.begin(), order.end());
+  for (size_t at = 0; at < order.size(); ++at) {
+    const int64_t id = uint32_t(order[at]);
+    if (at > 0 || bin > 0) {  // the likeliest token is in whatever its mass
+      if (mass >= enough + doubt) return true;
+      if (mass > enough - doubt) return false;
+    }
+    nucleus = {logits[id], int32_t(id)};
+    mass += exponential((double(logits[id]) - double(largest)) * slope);
+  }
+  return mass >= enough + doubt;
+}
+
+int32_t best_of_all(const float* logits, int64_t n, double slope, double min_p, int32_t start, const Noise& noise,
+                    const Nucleus& nucleus) {
   constexpr int64_t kTokens = 2 * Noise::kLanes;
   const double largest = logits[start];
   Best best{gumbel(noise.of(start)), start};
@@ -228,7 +338,7 @@ int32_t best_of_all(const float* logits, int64_t n, double slope, double min_p, 
     float top = -kInfinity;
     for (int64_t i = first; i < end; ++i) top = logits[i] > top ? logits[i] : top;
     const double gap = best.score - (double(top) - largest) * slope;
-    if (!(gap <= kLargestGumbel)) continue;  // none can win, whatever its noise
+    if (!(gap <= kLargestGumbel) || top < nucleus.logit) continue;  // none can win, whatever its noise
     noise.of_many(uint32_t(first >> 1), bits[0], bits[1]);
 
     // To close the gap takes this many leading ones, by gumbel_bound; mostly nobody in the group has them.
@@ -241,7 +351,7 @@ int32_t best_of_all(const float* logits, int64_t n, double slope, double min_p, 
     for (int64_t i = first; i < end; ++i) {
       const double x = (double(logits[i]) - largest) * slope;
       const uint64_t noise_bits = bits[i & 1][(i - first) >> 1];
-      if (best.beyond(x, noise_bits) || logits[i] == -kInfinity || (min_p > 0.0 && exponential(x) < min_p)) continue;
+      if (best.beyond(x, noise_bits) || !nucleus.holds(logits[i], i) || (min_p > 0.0 && exponential(x) < min_p)) continue;
       best.offer(x, noise_bits, int32_t(i));
     }
   }
@@ -280,9 +390,15 @@ int32_t sample(const float* logits, int64_t n, const SamplingParams& params, uin
   const double inverse = params.temperature > 0.0 ? 1.0 / params.temperature : HUGE_VAL;
   const double slope = std::min(inverse, kSteepest);
   const bool top_k = params.top_k > 0 && params.top_k < n;
-  if (!top_k && !(params.top_p < 1.0)) {
-    const int32_t start = int32_t(std::find(logits, logits + n, largest) - logits);
-    return best_of_all(logits, n, slope, params.min_p, start, noise);
+  if (!top_k) {
+    Nucleus nucleus;
+    const auto within = [&](double depth) {
+      return find_nucleus(logits, n, largest, slope, params.top_p, depth, workspace, nucleus);
+    };
+    if (!(params.top_p < 1.0) || within(10.0) || within(40.0)) {
+      const int32_t start = int32_t(std::find(logits, logits + n, largest) - logits);
+      return best_of_all(logits, n, slope, params.min_p, start, noise, nucleus);
+    }
   }
 
   const float lowest = top_k ? kth_largest(logits, n, params.top_k, workspace.largest) : -kInfinity;

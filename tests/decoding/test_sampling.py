@@ -104,12 +104,25 @@ def test_native_draws_the_tokens_of_the_definition_for_a_large_vocabulary(
     native: Implementation, spread: float
 ) -> None:
     logits = (np.random.default_rng(3).standard_normal(49152) * spread).astype(np.float32)
-    for params in [(1, 0, 1, 0), (0.7, 50, 1, 0), (0.7, 50, 0.9, 0), (1, 0, 0.9, 0), (1.3, 0, 1, 0.05)]:
+    nuclei = [(1, 0, 0.9, 0), (0.8, 0, 0.95, 0.01), (0.5, 0, 0.5, 0), (2.5, 0, 0.999, 0), (40, 0, 0.7, 0)]
+    for params in [(1, 0, 1, 0), (0.7, 50, 1, 0), (0.7, 50, 0.9, 0), (1.3, 0, 1, 0.05), *nuclei]:
         for position in range(4):
             drawn = native(
                 logits, *map(float, params[:1]), params[1], float(params[2]), float(params[3]), 5, 1, position
             )
             assert drawn == sample_reference(logits, *params, 5, 1, position)
+
+
+def test_a_nucleus_that_ends_where_rounding_decides(native: Implementation) -> None:
+    """Equal masses whose sum meets top_p exactly or nearly, and few tokens far above very many."""
+    level = np.zeros(4096, np.float32)
+    peaked = np.full(4096, -12, np.float32)
+    peaked[[7, 4000, 100]] = [0, 0, -1]
+    for logits in (level, peaked, peaked[:1001]):
+        for part in (0.25, 0.5, 0.75, 1024 / 4096 + 1e-12, 0.9, 0.99, 1 - 1e-9):
+            for position in range(3):
+                arguments = (1.0, 0, part, 0.0, 3, 0, position)
+                assert native(logits, *arguments) == sample_reference(logits, *arguments), (part, position)
 
 
 def warped(logits: npt.NDArray[np.float32], params: SamplingParams) -> npt.NDArray[np.float64]:
