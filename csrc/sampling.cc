@@ -254,7 +254,8 @@ inline float coarse_mass(const float* logits, float largest, float slope) {
     const __m128i k = _mm_cvtps_epi32(_mm_mul_ps(inside, _mm_set1_ps(float(kLog2E))));
     const __m128 r = _mm_sub_ps(inside, _mm_mul_ps(_mm_cvtepi32_ps(k), _mm_set1_ps(0.693147181f)));
     __m128 p = _mm_set1_ps(1.0f / 120.0f);
-    for (float c : {1.0f / 24.0f, 1.0f / 6.0f, 1.0f / 2.0f, 1.0f, 1.0f}) p = _mm_add_ps(_mm_mul_ps(p, r), _mm_set1_ps(c));
+    for (float c : {1.0f / 24.0f, 1.0f / 6.0f, 1.0f / 2.0f, 1.0f, 1.0f})
+      p = _mm_add_ps(_mm_mul_ps(p, r), _mm_set1_ps(c));
     const __m128i scale = _mm_slli_epi32(_mm_add_epi32(k, _mm_set1_epi32(127)), 23);
     sum = _mm_add_ps(sum, _mm_mul_ps(p, _mm_castsi128_ps(scale)));
   }
@@ -262,8 +263,8 @@ inline float coarse_mass(const float* logits, float largest, float slope) {
   return _mm_cvtss_f32(sum) + _mm_cvtss_f32(_mm_shuffle_ps(sum, sum, 1));
 }
 
-// The nucleus of all tokens without sorting them. Masses of tokens with x >= -depth are summed by bins of equal width in
-// x, and only the bin in which the mass is reached is sorted; of the others only the sum is taken, roughly. Where
+// The nucleus of all tokens without sorting them. Masses of tokens with x >= -depth are summed by bins of equal width
+// in x, and only the bin in which the mass is reached is sorted; of the others only the sum is taken, roughly. Where
 // rounding, or the rough sum's error, might decide, or the nucleus goes deeper, the answer is false.
 bool find_nucleus(const float* logits, int64_t n, float largest, double slope, double top_p, double depth,
                   SamplingWorkspace& workspace, Nucleus& nucleus) {
@@ -351,7 +352,8 @@ int32_t best_of_all(const float* logits, int64_t n, double slope, double min_p, 
     for (int64_t i = first; i < end; ++i) {
       const double x = (double(logits[i]) - largest) * slope;
       const uint64_t noise_bits = bits[i & 1][(i - first) >> 1];
-      if (best.beyond(x, noise_bits) || !nucleus.holds(logits[i], i) || (min_p > 0.0 && exponential(x) < min_p)) continue;
+      if (best.beyond(x, noise_bits) || !nucleus.holds(logits[i], i)) continue;
+      if (min_p > 0.0 && exponential(x) < min_p) continue;
       best.offer(x, noise_bits, int32_t(i));
     }
   }

@@ -4,8 +4,8 @@
 // Every result depends on IEEE double additions, multiplications, divisions and comparisons in a fixed order, with an
 // exponential and a logarithm of our own: equal on every machine, and equal to the oracle bit for bit.
 //
-// 49,152 logits on one Zen 5 core: 60 us with top-k 50, 230 us with temperature alone. With top-p, on one Zen 4 core with
-// company: 190 us at temperature 0.8 and top-p 0.95 on a model's logits, 570 us where nearly all tokens stay in.
+// 49,152 logits on one Zen 5 core: 60 us with top-k 50, 230 us with temperature alone. With top-p, on one Zen 4 core
+// with company: 190 us at temperature 0.8 and top-p 0.95 on a model's logits, 570 us where nearly all tokens stay in.
 #pragma once
 
 #include <cstdint>

@@ -18,7 +18,6 @@ from transformers import GenerationConfig
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.stopping_criteria import MaxTimeCriteria
 
-from ipex_lookahead.compat import StopStringCriteria
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.controller import AdaptiveBudget, Controller, FixedBudget
 from ipex_lookahead.decoding.cost import CostCurve, EngineCosts
@@ -36,6 +35,7 @@ from ipex_lookahead.decoding.processors import (
 from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
 from ipex_lookahead.decoding.second_model import SharedChoice
 from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.decoding.stopping import StopStrings
 from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL, Proposer, make_proposer, make_second_model_proposer
 from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.base import Engine
@@ -247,7 +247,7 @@ def _criteria(settings: GenerationConfig, own: Sequence[Any] | None, tokenizer: 
         if tokenizer is None:
             raise InputError("stop_strings needs the model's tokenizer; pass tokenizer=")
         try:
-            made.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=settings.stop_strings))
+            made.append(StopStrings(tokenizer, settings.stop_strings))
         except ValueError as error:
             raise InputError(f"stop_strings {settings.stop_strings!r} cannot be matched: {error}") from error
     return [*made, *(own or ())]
