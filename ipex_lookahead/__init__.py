@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.lookahead_decoding import LookaheadDecoding
 from ipex_lookahead.errors import (
     ContextLengthError,
     DownloadError,
@@ -17,9 +16,11 @@ from ipex_lookahead.errors import (
     SaveError,
     UnsupportedModelError,
 )
+from ipex_lookahead.lookahead_decoding import LookaheadDecoding
 
 if TYPE_CHECKING:
     from ipex_lookahead.auto import AutoModelForCausalLM
+    from ipex_lookahead.wrapping import wrap
 
 __version__ = "0.1.0"
 
@@ -37,6 +38,7 @@ __all__ = [
     "SaveError",
     "UnsupportedModelError",
     "__version__",
+    "wrap",
 ]
 
 
@@ -46,4 +48,8 @@ def __getattr__(name: str) -> Any:
         from ipex_lookahead.auto import AutoModelForCausalLM
 
         return AutoModelForCausalLM
+    if name == "wrap":
+        from ipex_lookahead.wrapping import wrap
+
+        return wrap
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

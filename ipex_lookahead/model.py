@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from os import PathLike
@@ -72,7 +73,7 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
         checkpoint_config: dict[str, Any] | None = None,
         speculative: bool = False,
     ) -> None:
-        super().__init__(config)
+        super().__init__(_without_kernels(config))
         self.engine = engine
         self.generation_config = generation_config or GenerationConfig()
         self.low_bit = low_bit
@@ -422,6 +423,15 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
     def e2e_time_without_first(self) -> Any:
         """Seconds from the first token to the last."""
         return self.stats.decode_seconds if self.stats else 0.0
+
+
+def _without_kernels(config: Any) -> Any:
+    """A copy of a config that asks transformers for no attention or expert kernels: the engine has its own."""
+    config = copy.deepcopy(config)
+    for name in ("_attn_implementation", "_experts_implementation"):
+        if hasattr(config, name):
+            setattr(config, name, "eager")
+    return config
 
 
 def _note(sentence: str) -> None:

@@ -26,10 +26,12 @@ LEVELS = {
     "decoding": 7,
     "model": 8,
     "auto": 9,
-    "": 10,
-    "transformers": 10,
-    "bench": 11,
-    "cli": 12,
+    "wrapping": 9,
+    "lookahead_decoding": 10,
+    "": 11,
+    "transformers": 11,
+    "bench": 12,
+    "cli": 13,
 }
 """Room -> level; ``""`` is the package itself. A file imports from its own room and from lower levels."""
 

@@ -84,7 +84,7 @@ class TorchEngine:
         self._beside_native = has_native_layers(model)
         self._position_bytes = 0
         self._masks = "none"
-        with torch.inference_mode(), torch_threads(self.threads):
+        with torch.no_grad(), torch_threads(self.threads):
             self.vocab_size, self._masks, self.why_chains = masks_of(self)
         if deterministic:
             self._check_deterministic()
@@ -105,7 +105,7 @@ class TorchEngine:
         wanted = range(len(batch.tokens)) if batch.want is None else batch.want.tolist()
         answers: list[torch.Tensor] = []
         first = 0
-        with torch.inference_mode(), torch_threads(self._torch_threads(len(batch.tokens))), no_memory(self.device):
+        with torch.no_grad(), torch_threads(self._torch_threads(len(batch.tokens))), no_memory(self.device):
             for cache, count in zip(caches, batch.counts, strict=True):
                 tokens = batch.tokens[first : first + count]
                 parents = batch.parents[first : first + count].tolist()

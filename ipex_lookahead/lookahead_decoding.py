@@ -16,14 +16,17 @@ class LookaheadDecoding:
     window, and of the n-grams that are verified.
 
     Args:
-        model: a model of ``AutoModelForCausalLM``.
+        model: a model of ``AutoModelForCausalLM``, or one that transformers has loaded (see
+            :func:`~ipex_lookahead.wrapping.wrap`).
         W: columns of the window, 1 to 60.
         N: tokens of an n-gram, 2 to 16.
         G: n-grams verified at a time, 1 to 60.
         adaptive: True spends the rows only where they pay on this machine; False, the paper's way, at every step.
 
     Raises:
-        InputError: a parameter outside what is allowed, or so many rows that no step can hold them.
+        InputError: a parameter outside what is allowed, so many rows that no step can hold them, or a model that takes
+            no trees, which the window is.
+        UnsupportedModelError: a model that cannot be wrapped.
 
     Example: ``LookaheadDecoding(model, W=15, N=5, G=5).generate(input_ids, max_new_tokens=256)``.
     """
@@ -36,7 +39,15 @@ class LookaheadDecoding:
                 f"W={W}, N={N}, G={G} take {needed} rows a step beside its own, and a step holds {MAX_DRAFT};"
                 " choose a smaller W, N or G"
             )
-        self.model = model
+        from ipex_lookahead.wrapping import wrap
+
+        self.model = wrap(model)
+        if not self.model.engine.supports_tree:
+            why = self.model.engine.describe().get("why_chains", "")
+            raise InputError(
+                f"Lookahead Decoding's window needs trees, and this model takes none: {why}; use"
+                " model.generate(lookahead=...) with another strategy, such as 'auto'"
+            )
         self.config = LookaheadConfig(
             strategy="jacobi", num_draft_tokens=needed, window=W, ngram=N, guesses=G, adaptive=adaptive
         )
