@@ -315,8 +315,9 @@ def _with_tensors(past: Any, pairs: list[tuple[torch.Tensor, ...]], length: int,
     return target
 
 
-def takes_our_cache(model: Any) -> bool:
-    """Whether the model's forward works on a ``Cache`` object that it is handed, by what it says of itself."""
-    if hasattr(TransformersCache, "get_mask_sizes"):  # since 4.53 every model does
-        return True
-    return bool(getattr(model, "_supports_cache_class", False))
+def sequence_kinds(model: Any) -> list[type[SequenceCache]]:
+    """Kinds of sequences to try with a model, the likelier first."""
+    if hasattr(TransformersCache, "get_mask_sizes"):  # since 4.53 every model takes the cache that it is handed
+        return [BufferSequence]
+    ours = getattr(model, "_supports_cache_class", False)
+    return [BufferSequence, ModelSequence] if ours else [ModelSequence]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from ipex_lookahead.engines.base import Batch, StepOutput
-from ipex_lookahead.engines.hf_cache import BufferSequence, ModelSequence, SequenceCache, takes_our_cache
+from ipex_lookahead.engines.hf_cache import BufferSequence, SequenceCache, sequence_kinds
 from ipex_lookahead.engines.linear_backends import has_native_layers, torch_threads_beside_native
 from ipex_lookahead.engines.low_bit_linear import LowBitLinear, module_weights, packed_bytes
 from ipex_lookahead.engines.machine import check_threads
@@ -76,7 +76,6 @@ class TorchEngine:
         self.threads = None if threads is None else check_threads(threads)
         self.low_bit = low_bit or str(self.dtype).removeprefix("torch.")
         self.facts = dict(facts or {})
-        self._new = new_sequence or (BufferSequence if takes_our_cache(model) else ModelSequence)
         takes = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in takes
         self._keep_logits = next((n for n in ("logits_to_keep", "num_logits_to_keep") if n in takes), None)
@@ -84,8 +83,15 @@ class TorchEngine:
         self._beside_native = has_native_layers(model)
         self._position_bytes = 0
         self._masks = "none"
+        kinds = [new_sequence] if new_sequence is not None else sequence_kinds(model)
         with torch.no_grad(), torch_threads(self.threads):
-            self.vocab_size, self._masks, self.why_chains = masks_of(self)
+            for self._new in kinds:
+                try:
+                    self.vocab_size, self._masks, self.why_chains = masks_of(self)
+                    break
+                except UnsupportedModelError:
+                    if self._new is kinds[-1]:
+                        raise
         if deterministic:
             self._check_deterministic()
         self.supports_tree = self._masks != "none" and not deterministic

@@ -74,7 +74,7 @@ def compute_dtype(wanted: Any, label: str, device: torch.device, in_file: str = 
     """
     if wanted not in (None, "auto"):
         found = wanted if isinstance(wanted, torch.dtype) else DTYPES.get(str(wanted).removeprefix("torch."))
-        if found not in DTYPES.values():
+        if found is None or found not in DTYPES.values():
             raise InputError(f"dtype is {wanted!r}; it must be float32, float16 or bfloat16")
         return found
     if label in FLOATS:
