@@ -68,7 +68,8 @@ class AutoModelForCausalLM:
 
         Args:
             pretrained_model_name_or_path: where the checkpoint is.
-            load_in_low_bit: a key of ``FORMATS`` such as ``sym_int4``; None keeps every tensor as it is in the file.
+            load_in_low_bit: a key of ``FORMATS`` such as ``sym_int4``, for engine="ipex-llm" one of ipex-llm's; None
+                keeps every tensor as it is in the file.
             load_in_4bit: ipex-llm's synonym of ``load_in_low_bit="sym_int4"``.
             group_size: inputs that share a scale, 32 or 64 (ipex-llm's).
             mixed_precision: the lm_head in sym_int8.
@@ -113,7 +114,7 @@ class AutoModelForCausalLM:
         with _progress(progress) as report:
             request = LoadRequest(
                 path,
-                low_bit=None if low_bit is None else check_low_bit(low_bit),
+                low_bit=low_bit if low_bit is None or engine == "ipex-llm" else check_low_bit(low_bit),
                 group_size=group_size,
                 mixed_precision=mixed_precision,
                 not_converted=not_converted(modules_to_not_convert),
@@ -123,6 +124,7 @@ class AutoModelForCausalLM:
                 threads=threads,
                 kv_cache=kv_cache,
                 check_label=check_gains if speculative else None,
+                others=ignored,
                 ipex=ipex,
                 progress=report,
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ class LoadRequest:
         threads: see ``from_pretrained``.
         kv_cache: "fp16" or "int8", for the native engine.
         check_label: raises where the model's format is not what is wanted, before weights are read.
+        others: further arguments of ipex-llm's: ``optimize_model``, ``cpu_embedding``.
         ipex: apply intel-extension-for-pytorch's ``ipex.llm.optimize``.
         progress: see :data:`Progress`.
     """
@@ -42,6 +43,7 @@ class LoadRequest:
     threads: int | None = None
     kv_cache: str = "fp16"
     check_label: Callable[[str], None] | None = None
+    others: Mapping[str, Any] = field(default_factory=dict)
     ipex: bool = False
     progress: Progress | None = None
 

@@ -1,0 +1,68 @@
+"""Writing any checkpoint as a plain Hugging Face folder: floats in safetensors, for programs that read nothing else."""
+
+from __future__ import annotations
+
+import json
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from ipex_lookahead.checkpoints.base import Checkpoint
+from ipex_lookahead.errors import InputError
+from ipex_lookahead.formats import dequantize
+
+SHARD = 1 << 30
+"""Bytes of tensors that are held before a file of them is written."""
+
+
+def write_hf_folder(
+    checkpoint: Checkpoint, folder: str | PathLike[str], *, dtype: str = "float32", tokenizer: bool = True
+) -> Path:
+    """Write config, tokenizer and dequantised weights, and return the folder.
+
+    Args:
+        checkpoint: an opened checkpoint.
+        folder: where to; must be empty or not exist.
+        dtype: "float32", which holds every format exactly, or "float16".
+        tokenizer: write the checkpoint's tokenizer too.
+
+    Raises:
+        InputError: the folder is not empty, or another dtype.
+    """
+    target = Path(folder).expanduser()
+    if dtype not in ("float32", "float16"):
+        raise InputError(f"dtype is {dtype!r}; it must be float32 or float16")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(f"{target}: is there and not an empty folder; give one that does not exist")
+    target.mkdir(parents=True, exist_ok=True)
+    names = [name for name in checkpoint.names() if name != "rope_freqs"]
+    places: dict[str, str] = {}
+    shard: dict[str, Any] = {}
+    held = total = number = 0
+    for name in names:
+        values = np.ascontiguousarray(dequantize(checkpoint.read(name)), dtype=dtype)
+        shard[name] = values
+        held += values.nbytes
+        total += values.nbytes
+        if held >= SHARD or name == names[-1]:
+            file = "model.safetensors" if number == 0 and name == names[-1] else f"model-{number + 1:05}.safetensors"
+            save_file(shard, str(target / file), metadata={"format": "pt"})
+            places.update(dict.fromkeys(shard, file))
+            shard, held, number = {}, 0, number + 1
+    if number > 1:
+        _write(target / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **checkpoint.config, "torch_dtype": dtype}
+    _write(target / "config.json", config)
+    if checkpoint.generation_config:
+        _write(target / "generation_config.json", checkpoint.generation_config)
+    made = checkpoint.tokenizer() if tokenizer else None
+    if made is not None:
+        made.save_pretrained(str(target))
+    return target
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

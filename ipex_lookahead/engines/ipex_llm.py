@@ -1,0 +1,224 @@
+"""The ipex-llm engine: models that ipex-llm has loaded and optimised, under our loop, on ipex-llm's own cache.
+
+The model, its kernels and its cache are ipex-llm's; proposers, verification, stop handling and sampling are ours. What
+is driven is a transformers model, so the work is the torch engine's; this file knows what ipex-llm does differently.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ipex_lookahead.architectures import model_types
+from ipex_lookahead.checkpoints import Checkpoint, family_of, open_checkpoint
+from ipex_lookahead.checkpoints.config_json import read_json
+from ipex_lookahead.checkpoints.hf_folder import write_hf_folder
+from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint, refuse_without_safetensors
+from ipex_lookahead.compat import RELEASE
+from ipex_lookahead.engines.hf_cache import ModelSequence, SequenceCache
+from ipex_lookahead.engines.hf_config import foreign_config, generation_config, inline_rope_factors, transformers_config
+from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
+from ipex_lookahead.engines.torch import TorchEngine
+from ipex_lookahead.engines.torch_load import compute_dtype
+from ipex_lookahead.errors import EngineError, LowBitFormatError, UnsupportedModelError
+
+STACK = (
+    "ipex-llm==2.2.0",
+    "torch==2.1.2",
+    "transformers==4.37.0",
+    "tokenizers==0.15.2",
+    "numpy==1.26.4",
+    "accelerate==0.23.0",
+    "sentencepiece==0.2.1",
+)
+"""What the engine was tested with; ipex-llm 2.2.0, the last one, works with no later ones."""
+
+INSTALL = f"pip install {' '.join(STACK)}"
+
+
+class IpexLlmEngine(TorchEngine):
+    """A model of ipex-llm's behind the ``Engine`` protocol.
+
+    Args:
+        model: from ``ipex_llm.transformers``, or through ``ipex_llm.optimize_model``.
+        **options: see :class:`TorchEngine`.
+
+    Raises:
+        UnsupportedModelError: see :class:`TorchEngine`; also for ``deterministic=True``, since ipex-llm's cache has no
+            fixed shape.
+        EngineError: the environment asks ipex-llm for a cache that drops positions.
+    """
+
+    name = "ipex-llm"
+
+    def __init__(self, model: Any, **options: Any) -> None:
+        if os.environ.get("IPEX_LLM_COMPRESS_KV_CACHE") == "1":
+            raise EngineError(
+                "IPEX_LLM_COMPRESS_KV_CACHE=1 makes ipex-llm's cache drop positions: drafts cannot be rolled back",
+                hint="unset it",
+            )
+        # ipex-llm's lm_head answers for the last row alone where there are more than ten rows. That is right for a
+        # prompt and wrong for a draft, so it is said for each forward.
+        self._heads = [module for module in model.modules() if getattr(module, "optimize_lm_head", False)]
+        super().__init__(model, new_sequence=ModelSequence, **options)
+
+    def _run(
+        self,
+        cache: SequenceCache,
+        past: Any,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        want: list[int],
+    ) -> torch.Tensor | None:
+        last_only = not want or want == [ids.shape[1] - 1]
+        for head in self._heads:
+            head.optimize_lm_head = last_only
+        try:
+            return super()._run(cache, past, ids, positions, mask, want)
+        finally:
+            for head in self._heads:
+                head.optimize_lm_head = True
+
+
+def is_ipex_llm_model(model: Any) -> bool:
+    """Whether ipex-llm made or changed the model. Does not import ipex-llm."""
+    if not isinstance(model, torch.nn.Module):
+        return False
+    for module in model.modules():
+        forward = getattr(module.forward, "__func__", module.forward)
+        places = (type(module).__module__, getattr(forward, "__module__", None) or "")
+        if any(place.split(".")[0] == "ipex_llm" for place in places):
+            return True
+    return False
+
+
+def load(request: LoadRequest) -> LoadedModel:
+    """Load a checkpoint through ``ipex_llm.transformers.AutoModelForCausalLM.from_pretrained``.
+
+    A checkpoint that ipex-llm does not read (GGUF, a folder of ours) is written for it as a Hugging Face folder first,
+    which is removed afterwards. Weights come from safetensors only; nothing of a checkpoint is run.
+
+    Raises:
+        EngineError: ipex-llm is not installed or does not import.
+        LowBitFormatError: ipex-llm has no such format.
+        InputError: an option of another engine.
+        UnsupportedModelError: ipex-llm or its transformers cannot load the model.
+    """
+    auto, formats = _ipex_llm()
+    refuse_options(
+        "ipex-llm",
+        "ipex-llm has none such on the CPU",
+        kv_cache=request.kv_cache if request.kv_cache != "fp16" else None,
+        group_size=request.group_size if request.group_size != 32 else None,
+        device=request.device if str(request.device) not in ("None", "cpu") else None,
+        deterministic=request.deterministic,
+        ipex=request.ipex,
+    )
+    label = "bf16" if request.low_bit is None else request.low_bit
+    if label not in formats:
+        raise LowBitFormatError(f"ipex-llm has no format {label!r}; it has {', '.join(sorted(formats))}")
+    with _source(request) as (folder, loaded):
+        options: dict[str, Any] = {
+            "load_in_low_bit": label,
+            "optimize_model": request.others.get("optimize_model", True),
+            "cpu_embedding": bool(request.others.get("cpu_embedding", False)),
+            "modules_to_not_convert": list(request.not_converted) or None,
+            "mixed_precision": request.mixed_precision,
+            "config": loaded.config,
+            "trust_remote_code": False,
+            "use_safetensors": True,
+            "local_files_only": True,
+        }
+        if label not in ("bf16", "fp16"):
+            options["torch_dtype"] = compute_dtype(request.dtype, label, torch.device("cpu"))
+        try:
+            model = auto.from_pretrained(str(folder), **options)
+        except (ValueError, RuntimeError, OSError, KeyError, TypeError, AttributeError, ImportError) as error:
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UnsupportedModelError(
+                f"{request.path}: ipex-llm cannot load this model: {said}", hint="use engine='native' or 'torch'"
+            ) from error
+    loaded.engine = IpexLlmEngine(
+        model, low_bit=label, threads=request.threads, facts={"ipex_llm": version("ipex-llm")}
+    )
+    loaded.low_bit = label
+    if loaded.generation_config is None:
+        loaded.generation_config = model.generation_config
+    return loaded
+
+
+@contextmanager
+def _source(request: LoadRequest) -> Iterator[tuple[Path, LoadedModel]]:
+    """A folder that transformers reads, and everything but the engine of what is loaded."""
+    family = family_of(request.path)
+    if family is not None and family not in model_types():
+        from ipex_lookahead.tokenization.folder import tokenizer_from_folder
+
+        refuse_without_safetensors(request.path)
+        config, plain = foreign_config(read_json(request.path / "config.json"), request.path)
+        tokenizer = tokenizer_from_folder(request.path, plain)
+        yield request.path, LoadedModel(None, config, "", plain, None, tokenizer)
+        return
+    checkpoint = open_checkpoint(request.path)
+    try:
+        inline_rope_factors(checkpoint)
+        _refuse_what_is_newer(checkpoint)
+        about = LoadedModel(
+            None,
+            transformers_config(checkpoint.config),
+            "",
+            dict(checkpoint.config),
+            generation_config(checkpoint),
+            checkpoint.tokenizer(),
+        )
+        if isinstance(checkpoint, SafetensorsCheckpoint):
+            yield request.path, about
+            return
+        with tempfile.TemporaryDirectory(prefix="ipex-lookahead-") as folder:
+            yield write_hf_folder(checkpoint, Path(folder) / "model", tokenizer=False), about
+    finally:
+        checkpoint.close()
+
+
+def _refuse_what_is_newer(checkpoint: Checkpoint) -> None:
+    """Raise UnsupportedModelError for parts of Llama that an old transformers would leave out without a word."""
+    config = checkpoint.config
+    scaling = (config.get("rope_scaling") or {}).get("rope_type", "default")
+    width = config["hidden_size"] // config["num_attention_heads"]
+    newer = []
+    if RELEASE < (4, 41) and config.get("mlp_bias"):
+        newer.append("biases in the MLP")
+    if RELEASE < (4, 43) and scaling not in ("default", "linear", "dynamic"):
+        newer.append(f"rope scaling of the kind {scaling!r}")
+    if RELEASE < (4, 46) and config.get("head_dim") not in (None, width):
+        newer.append(f"heads of {config['head_dim']} (hidden size / heads is {width})")
+    if newer:
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: has {' and '.join(newer)}, which ipex-llm's transformers does not know",
+            hint="use engine='native'",
+        )
+
+
+def _ipex_llm() -> tuple[Any, dict[str, int]]:
+    """ipex-llm's AutoModelForCausalLM, and its formats."""
+    if importlib.util.find_spec("ipex_llm") is None:
+        raise EngineError(
+            "engine='ipex-llm' needs the package ipex-llm, which is not installed",
+            hint=f"in an environment of its own, with Python 3.10 or 3.11: {INSTALL}",
+        )
+    try:
+        from ipex_llm.ggml.quantize import ggml_tensor_qtype
+        from ipex_llm.transformers import AutoModelForCausalLM
+    except Exception as error:  # whatever its imports raise beside releases that it was not made for
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise EngineError(f"ipex-llm is there but does not import: {said}", hint=f"it works with: {INSTALL}") from error
+    return AutoModelForCausalLM, dict(ggml_tensor_qtype)
