@@ -49,7 +49,7 @@ struct Rows {
 // How keys and values are held: binary16, or int8 with a float scale a position and head.
 enum class KvFormat : int32_t { fp16, int8 };
 constexpr int kKvFormats = 2;
-inline int64_t kv_bytes(KvFormat f) { return f == KvFormat::fp16 ? 2 : 1; }
+constexpr int64_t kv_bytes(KvFormat f) { return f == KvFormat::fp16 ? 2 : 1; }
 
 // One sequence's keys and values as attention sees them, offsets in bytes.
 struct Keys {

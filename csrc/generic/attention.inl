@@ -57,14 +57,19 @@ static void store_value(const float* v, uint8_t* values, float* scales, int64_t 
   if (F == KvFormat::int8) scales[slot] = scale;
 }
 
-// Scores of Q queries against S sub-blocks of 16 slots: the keys are widened once for all queries.
+// Scores of Q queries against S sub-blocks of 16 slots: the keys are widened once for all queries. Meanwhile memory as
+// much as the keys take is fetched, `ahead` bytes from them.
 template <KvFormat F, int Q, int S>
-SIMD_INLINE void score_slots(const uint8_t* keys, const float* scales, const float* const* q, int head_dim,
-                             float* const* scores, int64_t at) {
+SIMD_INLINE void score_slots(const uint8_t* keys, int64_t ahead, const float* scales, const float* const* q,
+                             int head_dim, float* const* scores, int64_t at) {
+  constexpr int kEvery = 64 / (kLanes * int(kv_bytes(F)));  // dimensions in a cache line
   f32x16 acc[Q][S];
   for (int i = 0; i < Q; ++i)
     for (int s = 0; s < S; ++s) acc[i][s] = zero();
   for (int d = 0; d < head_dim; ++d) {
+    if (d % kEvery == 0)
+      for (int s = 0; s < S; ++s)
+        __builtin_prefetch(keys + ahead + (int64_t(s) * head_dim + d) * kLanes * kv_bytes(F), 0, 2);
     f32x16 k[S];
     for (int s = 0; s < S; ++s) k[s] = load_kv<F>(keys, (int64_t(s) * head_dim + d) * kLanes);
     for (int i = 0; i < Q; ++i) {
@@ -80,17 +85,24 @@ SIMD_INLINE void score_slots(const uint8_t* keys, const float* scales, const flo
 }
 
 template <KvFormat F, int Q>
-SIMD_INLINE void score_page(const uint8_t* keys, const float* scales, const float* const* q, int head_dim,
-                            float* const* scores, int64_t at, int64_t sub_blocks) {
+SIMD_INLINE void score_page(const uint8_t* keys, int64_t ahead, const float* scales, const float* const* q,
+                            int head_dim, float* const* scores, int64_t at, int64_t sub_blocks) {
   const int64_t step = int64_t(head_dim) * kLanes * kv_bytes(F);
   int64_t s = 0;
   for (; s + kSubBlocks <= sub_blocks; s += kSubBlocks)
-    score_slots<F, Q, kSubBlocks>(keys + s * step, scales + s * kLanes, q, head_dim, scores, at + s * kLanes);
+    score_slots<F, Q, kSubBlocks>(keys + s * step, ahead, scales + s * kLanes, q, head_dim, scores, at + s * kLanes);
   for (; s < sub_blocks; ++s)
-    score_slots<F, Q, 1>(keys + s * step, scales + s * kLanes, q, head_dim, scores, at + s * kLanes);
+    score_slots<F, Q, 1>(keys + s * step, ahead, scales + s * kLanes, q, head_dim, scores, at + s * kLanes);
 }
 
 // scores[i][slot - begin] for the slots from begin, a multiple of 16, to end (rounded up to one).
+// A page's keys or values lie far from the next page's, where no prefetcher of the hardware looks: who reads a page
+// fetches what comes after it. Keys are followed by the next page's keys, those of the range's last page by the first
+// page's values; values by the next page's values, those of a block's last page by the next block's keys.
+SIMD_INLINE const uint8_t* page_or(const Keys& keys, int64_t page, int64_t offset, const uint8_t* otherwise) {
+  return page * kPage < keys.length ? keys.pages[page] + offset : otherwise;
+}
+
 template <KvFormat F>
 static void score_range(const Keys& keys, int head_dim, int64_t begin, int64_t end, const float* const* q, int count,
                         float* const* scores) {
@@ -101,18 +113,22 @@ static void score_range(const Keys& keys, int head_dim, int64_t begin, int64_t e
     const uint8_t* page = keys.pages[slot / kPage];
     const uint8_t* k = page + keys.k_offset + in_page * head_dim * kv_bytes(F);
     const float* scales = reinterpret_cast<const float*>(page + keys.scale_offset) + in_page;
+    const int64_t next = slot / kPage + 1;
+    const uint8_t* then = next * kPage < end ? page_or(keys, next, keys.k_offset, page + keys.k_offset)
+                                             : keys.pages[begin / kPage] + keys.v_offset;
+    int64_t ahead = then - (page + keys.k_offset);
     int i = 0;
-    for (; i + kQueryTile <= count; i += kQueryTile)
-      score_page<F, kQueryTile>(k, scales, q + i, head_dim, scores + i, slot - begin, sub_blocks);
+    for (; i + kQueryTile <= count; i += kQueryTile, ahead = 0)
+      score_page<F, kQueryTile>(k, ahead, scales, q + i, head_dim, scores + i, slot - begin, sub_blocks);
     switch (count - i) {  // at least two less than kQueryTile remain where that is 4 or more
       case 3:
-        score_page<F, kQueryTile < 3 ? 1 : 3>(k, scales, q + i, head_dim, scores + i, slot - begin, sub_blocks);
+        score_page<F, kQueryTile < 3 ? 1 : 3>(k, ahead, scales, q + i, head_dim, scores + i, slot - begin, sub_blocks);
         break;
       case 2:
-        score_page<F, kQueryTile < 2 ? 1 : 2>(k, scales, q + i, head_dim, scores + i, slot - begin, sub_blocks);
+        score_page<F, kQueryTile < 2 ? 1 : 2>(k, ahead, scales, q + i, head_dim, scores + i, slot - begin, sub_blocks);
         break;
       case 1:
-        score_page<F, 1>(k, scales, q + i, head_dim, scores + i, slot - begin, sub_blocks);
+        score_page<F, 1>(k, ahead, scales, q + i, head_dim, scores + i, slot - begin, sub_blocks);
         break;
       default:
         break;
@@ -134,7 +150,10 @@ SIMD_INLINE void add_values(const Keys& keys, int padded, int64_t begin, int64_t
     const uint8_t* page = keys.pages[slot / kPage];
     const uint8_t* v = page + keys.v_offset + (in_page * padded + d) * kv_bytes(F);
     const float* scales = reinterpret_cast<const float*>(page + keys.scale_offset) + kPage + in_page;
+    const int64_t next = slot / kPage + 1, offset = next * kPage < end ? keys.v_offset : keys.k_offset;
+    const int64_t ahead = page_or(keys, next, offset, page + keys.v_offset) - (page + keys.v_offset);
     for (; slot < stop; ++slot, v += padded * kv_bytes(F), ++scales) {
+      prefetch_ahead(v, ahead, C * kLanes * kv_bytes(F));
       f32x16 value[C];
       for (int c = 0; c < C; ++c) value[c] = load_kv<F>(v, c * kLanes);
       for (int i = 0; i < Q; ++i) {
