@@ -14,6 +14,9 @@ MAX_DRAFT = 128
 STORE_STRATEGIES = ("auto", "suffix")
 """Strategies that look into a store of earlier outputs."""
 
+MEMORY_STORE = "memory"
+"""The ``store`` that is no file: it belongs to the model object and goes with it."""
+
 
 @dataclass(frozen=True, slots=True)
 class LookaheadConfig:
@@ -31,7 +34,8 @@ class LookaheadConfig:
         window: ``jacobi``: columns of the window (the paper's W), 1 to 60.
         ngram: ``jacobi``: tokens of an n-gram (the paper's N), 2 to 16.
         guesses: ``jacobi``: n-grams that are kept for a token and verified at a time (the paper's G), 1 to 60.
-        store: ``suffix`` and ``auto``: file with the outputs of earlier generations, made where there is none; None
+        store: ``suffix`` and ``auto``: file with the outputs of earlier generations, made where there is none;
+            "memory" remembers those of this model object, in memory only (a file of that name is "./memory"); None
             remembers nothing beyond a generation.
     """
 
@@ -53,7 +57,7 @@ class LookaheadConfig:
         _in_range("ngram", self.ngram, 2, 16)
         _in_range("guesses", self.guesses, 1, 60)
         if self.store is not None and (not isinstance(self.store, str) or not self.store):
-            raise InputError(f"store is {self.store!r}; it must be the path of a file, as text, or None")
+            raise InputError(f"store is {self.store!r}; it must be the path of a file, as text, 'memory' or None")
         if self.store is not None and self.strategy not in STORE_STRATEGIES:
             raise InputError(f"strategy {self.strategy!r} looks into no store; use {' or '.join(STORE_STRATEGIES)}")
         _is_probability("draft_min_prob (th_stop_draft)", self.draft_min_prob)

@@ -52,7 +52,11 @@ def strategy_options(command: Callable[..., Any]) -> Callable[..., Any]:
         option("--guesses", type=click.IntRange(1), help="jacobi: n-grams verified at a time (the paper's G)."),
         option("--ngram", type=click.IntRange(2), help="jacobi: tokens of an n-gram (the paper's N)."),
         option("--window", type=click.IntRange(1), help="jacobi: columns of the window (the paper's W)."),
-        option("--store", metavar="FILE", help="suffix, auto: remember outputs in this file for the next time."),
+        option(
+            "--store",
+            metavar="FILE|memory",
+            help="suffix, auto: remember outputs in this file for the next time; 'memory': until the program ends.",
+        ),
         option("--no-adaptive", is_flag=True, help="Always draft as much as allowed, whether or not it pays."),
     )
     for decorate in decorators:

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ipex_lookahead.config import MEMORY_STORE
 from ipex_lookahead.drafting.partial_matching import LONGEST_CONTEXT, native_core
 from ipex_lookahead.errors import InputError, SaveError
 
@@ -180,6 +181,8 @@ class Store:
 class Stores:
     """The stores that a model has open, by file: each is read once, and written after every generation that used it.
 
+    One, by the name of ``MEMORY_STORE``, has no file.
+
     Args:
         vocab_size: the model's.
         vocabulary: gives its tokenizer's tokens and ids (``get_vocab``), or None.
@@ -190,18 +193,22 @@ class Stores:
         self._open: dict[str, Store] = {}
 
     def get(self, path: str) -> Store:
-        """The store in a file. Raises what :meth:`Store.open` raises."""
-        key = os.path.realpath(Path(path).expanduser())
-        if key not in self._open:
+        """The store of that name. Raises what :meth:`Store.open` raises."""
+        key = MEMORY_STORE if path == MEMORY_STORE else os.path.realpath(Path(path).expanduser())
+        if key not in self._open and key == MEMORY_STORE:
+            self._open[key] = Store(self._vocab_size)
+        elif key not in self._open:
             digest = b"" if self._vocabulary is None else vocabulary_digest(self._vocabulary())
             self._open[key] = Store.open(key, self._vocab_size, digest)
         return self._open[key]
 
     def add(self, path: str, outputs: Iterable[Sequence[int] | npt.NDArray[np.int32]]) -> None:
-        """Remember finished generations in a file. One that cannot be written costs a warning, not the output."""
+        """Remember finished generations in a store. A file that cannot be written costs a warning, not the output."""
         store = self.get(path)
         for output in outputs:
             store.add(output)
+        if path == MEMORY_STORE:
+            return
         try:
             store.save(path)
         except SaveError as error:

@@ -12,7 +12,7 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.generate import generate
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.drafting.store import Store, Stores
+from ipex_lookahead.drafting.store import CAPACITY, Store, Stores
 from ipex_lookahead.errors import InputError
 from tests.support.scripted_engine import ScriptedEngine, scripted
 
@@ -58,6 +58,29 @@ def test_an_open_store_is_read_once(engine: ScriptedEngine, tmp_path: Path) -> N
     assert len(stores.get(str(file))) == 2 * len(TEXT)
     with pytest.raises(InputError, match="another vocabulary"):
         run(engine, file)
+
+
+def test_what_is_remembered_in_memory_goes_with_the_model(
+    engine: ScriptedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stores = Stores(64)
+    memory = Path("memory")
+    first, second = run(engine, memory, stores), run(engine, memory, stores)
+    assert second.accepted > first.accepted
+    assert stores.get("memory").texts() == [TEXT, TEXT]
+    assert run(engine, memory, Stores(64)).accepted == first.accepted, "another model knows nothing of it"
+    assert run(engine, memory).accepted == first.accepted
+    assert not list(tmp_path.iterdir()), "nothing is on disk"
+    stores.add("./memory", [TEXT])
+    assert Store.open("memory", 64).texts() == [TEXT], "a file may have that name, too"
+
+
+def test_memory_is_bounded() -> None:
+    stores = Stores(64)
+    for _ in range(40):
+        stores.add("memory", [TEXT * 400])
+    assert len(stores.get("memory")) <= CAPACITY
 
 
 def test_a_damaged_store_is_an_error_before_anything_is_generated(engine: ScriptedEngine, tmp_path: Path) -> None:
