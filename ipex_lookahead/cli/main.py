@@ -18,6 +18,7 @@ COMMANDS = {
     "chat": "talk with a model in the terminal",
     "quantize": "save a model in a low-bit format",
     "info": "this machine, or a model",
+    "doctor": "check that everything works here, as a report for an issue",
     "bench": "measure",
     "completion": "print a shell's completion script",
 }

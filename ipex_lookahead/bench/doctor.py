@@ -1,0 +1,341 @@
+"""What runs on this machine, and whether it is right: versions, device, kernels, exactness, speed.
+
+One report answers what a maintainer would ask first, and holds nothing private: no path, host or user name.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ipex_lookahead.config import LookaheadConfig
+from ipex_lookahead.errors import EngineError, LookaheadError
+
+PACKAGES = ("ipex-lookahead", "torch", "transformers", "numpy", "ipex-llm", "intel-extension-for-pytorch")
+
+LOOKAHEADS = (
+    LookaheadConfig("prompt_lookup", 3, adaptive=False),
+    LookaheadConfig("auto", 7, adaptive=False),
+)
+"""What is compared with plain decoding: chains of drafts, and trees where the engine takes them."""
+
+KERNEL_SHAPE = (2048, 2048)
+KERNEL_ROWS = (1, 4, 16)
+"""What a kernel is timed on; 4 rows should take about as long as 1."""
+
+FORMATS = ("sym_int4", "asym_int4", "sym_int8", "bf16")
+
+Say = Callable[[str], None]
+
+
+def examine(
+    device: str = "cpu",
+    *,
+    model: str = "default",
+    tiny: bool = False,
+    low_bit: str = "sym_int4",
+    threads: int | None = None,
+    prompts: int = 3,
+    max_new_tokens: int = 48,
+    say: Say = lambda line: None,
+) -> dict[str, Any]:
+    """Examine one device.
+
+    Args:
+        device: "cpu", "xpu", "cuda", or with a number.
+        model: what exactness and speed are tried on: a folder, a GGUF file, a hub id or "default".
+        tiny: a small random model instead of ``model``: nothing is downloaded, and speeds mean little.
+        low_bit: format of its weights.
+        threads: threads on the CPU.
+        prompts: answers of each kind that are compared.
+        max_new_tokens: of each answer.
+        say: called with a line at the beginning of each part.
+
+    Returns:
+        Plain values: versions, machine, device, kernels, engines, problems (sentences), healthy. Times are in
+        milliseconds, speeds in tokens a second, memory in bytes.
+
+    Raises:
+        EngineError: the device is not there; the hint says what to install.
+    """
+    from ipex_lookahead.engines.torch_device import check_device
+
+    found = check_device(device)
+    say("versions and device")
+    report: dict[str, Any] = {
+        "versions": versions(),
+        "machine": machine(),
+        "device": device_facts(found),
+    }
+    say("kernels")
+    report["kernels"] = kernels(found, threads)
+    engines = [("torch", False), ("torch", True)]
+    if found.type == "cpu":
+        engines.insert(0, ("native", False))
+    report["engines"] = []
+    report["model"] = "a small random one" if tiny else without_paths(model)
+    with _tried_on(model, tiny, low_bit) as (source, settings, ids):
+        for engine, deterministic in engines:
+            say(f"exactness and speed: {engine}{', deterministic' if deterministic else ''}")
+            tried = {"engine": engine, "deterministic": deterministic}
+            options = {**settings, "engine": engine, "device": str(found), "threads": threads}
+            if deterministic:
+                options["deterministic"] = True
+            try:
+                tried |= run_engine(source, options, ids, prompts, max_new_tokens)
+            except (LookaheadError, RuntimeError, NotImplementedError) as error:
+                # A device's library may raise anything; what it said belongs into the report.
+                tried["problem"] = without_paths(_first_line(error))
+            report["engines"].append(tried)
+    report["problems"] = problems(report)
+    report["healthy"] = not report["problems"]
+    return report
+
+
+def versions() -> dict[str, str]:
+    """Python's version and those of the packages that are installed."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """Processor, system, instruction sets."""
+    from ipex_lookahead.decoding.cost import processor
+    from ipex_lookahead.engines import native
+
+    facts: dict[str, Any] = {
+        "processor": processor(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+    try:
+        facts |= {"isa": native.chosen_isa(), "threads": native.default_threads()}
+    except EngineError as error:
+        facts["native_core"] = without_paths(str(error))
+    return facts
+
+
+def device_facts(device: Any) -> dict[str, Any]:
+    """Name, driver, memory and what else torch tells of a device."""
+    import torch
+
+    facts: dict[str, Any] = {"device": str(device)}
+    if device.type == "cpu":
+        return facts | {"torch_threads": torch.get_num_threads()}
+    backend: Any = getattr(torch, device.type)
+    properties = backend.get_device_properties(device)
+    for key in (
+        "name",
+        "driver_version",
+        "platform_name",
+        "total_memory",
+        "gpu_eu_count",
+        "has_fp16",
+        "major",
+        "minor",
+    ):
+        if (value := getattr(properties, key, None)) is not None:
+            facts[key] = value
+    if device.type == "cuda":
+        facts["cuda"] = torch.version.cuda
+    return facts
+
+
+def kernels(device: Any, threads: int | None = None) -> list[dict[str, Any]]:
+    """Every backend's self-test for every format, and its time for a few rows."""
+    import torch
+
+    from ipex_lookahead.engines.linear_backends import BACKENDS, LinearBackends
+
+    dtype = torch.float32 if device.type == "cpu" else torch.float16
+    found = []
+    for low_bit in FORMATS:
+        for name in BACKENDS.get(device.type, ("generic",)):
+            backends = LinearBackends(device, threads=threads, dtype=dtype, only=name)
+            entry: dict[str, Any] = {"format": low_bit, "backend": name}
+            group = 0 if low_bit == "bf16" else 32
+            problem = backends.problem(name, low_bit, group)
+            if problem is None:
+                entry["milliseconds"] = _kernel_times(backends, low_bit, group)
+            else:
+                entry["problem"] = without_paths(problem)
+            found.append(entry)
+    return found
+
+
+def _kernel_times(backends: Any, low_bit: str, group: int) -> dict[str, float]:
+    """The best of several times of a linear layer of ``KERNEL_SHAPE``, milliseconds by rows."""
+    import numpy as np
+    import torch
+
+    from ipex_lookahead.engines.weights import random_matrix
+
+    kernel = backends.kernel(random_matrix(KERNEL_SHAPE, low_bit, group, np.random.default_rng(0)))
+    wait: Callable[[], None] = getattr(getattr(torch, backends.device.type), "synchronize", lambda: None)
+    times = {}
+    with torch.inference_mode():
+        for rows in KERNEL_ROWS:
+            x = torch.ones(rows, KERNEL_SHAPE[1], dtype=backends.dtype, device=backends.device)
+            kernel.run(x)
+            wait()
+            best = float("inf")
+            for _ in range(10):
+                start = time.perf_counter()
+                kernel.run(x)
+                wait()
+                best = min(best, time.perf_counter() - start)
+            times[str(rows)] = round(1000 * best, 4)
+    return times
+
+
+def run_engine(
+    source: str, options: dict[str, Any], prompts: Sequence[list[int]] | None, count: int, max_new_tokens: int
+) -> dict[str, Any]:
+    """Load a model on an engine, answer ``count`` prompts plainly and with each of ``LOOKAHEADS``, and compare."""
+    import torch
+
+    from ipex_lookahead.auto import AutoModelForCausalLM
+
+    start = time.perf_counter()
+    model = AutoModelForCausalLM.from_pretrained(source, progress=False, **options)
+    facts = model.engine.describe()
+    result: dict[str, Any] = {
+        "load_seconds": round(time.perf_counter() - start, 2),
+        **{
+            key: facts[key]
+            for key in (
+                "low_bit",
+                "dtype",
+                "threads",
+                "row_invariant",
+                "supports_tree",
+                "device_memory",
+                "weight_bytes",
+            )
+            if key in facts
+        },
+    }
+    if isinstance(backends := facts.get("backends"), dict):
+        result["backends"] = backends.get("linear", {})
+    ids = [torch.tensor([prompt]) for prompt in (prompts or _encoded(model, count))[:count]]
+
+    def answers(lookahead: Any) -> tuple[list[list[int]], dict[str, float]]:
+        tokens, seconds, emitted, steps = [], 0.0, 0, 0
+        for prompt in ids:
+            out = model.generate(prompt, max_new_tokens=max_new_tokens, do_sample=False, lookahead=lookahead)
+            tokens.append(out[0, prompt.shape[1] :].tolist())
+            stats: Any = model.stats
+            seconds += stats.decode_seconds
+            emitted += stats.tokens - 1
+            steps += stats.steps
+        speed = round(emitted / seconds, 1) if seconds else 0.0
+        return tokens, {"tok_s": speed, "tokens_per_step": round(emitted / max(steps, 1), 2)}
+
+    answers(0)  # the first answers pay for memory, compilation and caches
+    plain, speed = answers(0)
+    result["plain_tok_s"] = speed["tok_s"]
+    result["lookahead"] = []
+    for config in LOOKAHEADS:
+        got, speed = answers(config)
+        equal = sum(a == b for a, b in zip(got, plain, strict=True))
+        result["lookahead"].append(
+            {"strategy": config.strategy, "draft_tokens": config.num_draft_tokens, **speed, "equal": equal}
+            | {"answers": len(ids)}
+        )
+    return result
+
+
+def problems(report: dict[str, Any]) -> list[str]:
+    """What is wrong, in sentences. Equal text is demanded where it is promised only."""
+    found = []
+    for low_bit in FORMATS:
+        tested = [entry for entry in report["kernels"] if entry["format"] == low_bit]
+        if all("problem" in entry for entry in tested):
+            found.append(f"no kernel multiplies {low_bit}: " + "; ".join(entry["problem"] for entry in tested))
+    for tried in report["engines"]:
+        name = tried["engine"] + (" (deterministic)" if tried["deterministic"] else "")
+        if "problem" in tried:
+            found.append(f"{name}: {tried['problem']}")
+            continue
+        if not (tried["deterministic"] or tried.get("row_invariant")):
+            continue
+        for row in tried["lookahead"]:
+            if row["equal"] != row["answers"]:
+                found.append(
+                    f"{name}: with {row['strategy']} {row['answers'] - row['equal']} of {row['answers']} answers"
+                    " are not plain decoding's"
+                )
+    return found
+
+
+@contextmanager
+def _tried_on(model: str, tiny: bool, low_bit: str) -> Iterator[tuple[str, dict[str, Any], list[list[int]] | None]]:
+    """What to load, with which arguments, and prompts where it has no tokenizer."""
+    if not tiny:
+        yield model, {"load_in_low_bit": low_bit}, None
+        return
+    with TemporaryDirectory() as folder:
+        yield folder, {"load_in_low_bit": low_bit}, _write_tiny(Path(folder))
+
+
+def _write_tiny(folder: Path) -> list[list[int]]:
+    """A random Llama in ``folder``, and prompts for it."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=128,
+        intermediate_size=352,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        bos_token_id=1,
+        eos_token_id=2,
+        tie_word_embeddings=True,
+    )
+    before = torch.get_rng_state()
+    try:
+        torch.manual_seed(0)
+        made = LlamaForCausalLM(config)
+        with torch.no_grad():  # wide enough for answers that do not end in one repeated token
+            for parameter in made.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(0, 0.08)
+        made.save_pretrained(folder, safe_serialization=True)
+        return [torch.randint(3, 512, (24,)).tolist() * 2 for _ in range(8)]
+    finally:
+        torch.set_rng_state(before)
+
+
+def _encoded(model: Any, count: int) -> list[list[int]]:
+    from ipex_lookahead.bench.decode import PACKAGED_PROMPTS, read_prompts
+    from ipex_lookahead.tokenization.prompts import build_prompt
+
+    if model.tokenizer is None:
+        raise LookaheadError("the model carries no tokenizer", hint="put its tokenizer.json into the folder")
+    texts = read_prompts([PACKAGED_PROMPTS], None)
+    step = max(1, len(texts) // count)
+    return [build_prompt(model.tokenizer, model.config.to_dict(), text.text) for text in texts[::step]]
+
+
+def without_paths(text: str) -> str:
+    """``text`` with the folders of absolute paths left out: a report is pasted in public."""
+    text = text.replace(str(Path.home()) + "/", "") if str(Path.home()) != "/" else text
+    return re.sub(r"(?<![\w:/.])(?:[A-Za-z]:)?[/\\](?:[^\s/\\'\"]+[/\\])+", "", text)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,100 @@
+"""``ipex-lookahead doctor``: whether everything works on this machine, as a report to paste into an issue."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from ipex_lookahead.cli.options import option, threads_option
+
+
+@click.command()
+@option("--device", default="cpu", help="cpu, xpu (Intel GPUs) or cuda; xpu:1 for the second of several.")
+@option("--model", "-m", default="default", help="A folder, a .gguf file, a hub id, or 'default'.")
+@option("--tiny", is_flag=True, help="Try a small random model: no download, and speeds mean little.")
+@option("--low-bit", default="sym_int4", metavar="FORMAT", help="Format of the weights.")
+@threads_option
+@option("--answers", type=click.IntRange(1, 8), default=3, help="Answers of each kind that are compared.")
+@option("--max-new-tokens", "-n", type=click.IntRange(8), default=48, help="Most tokens of an answer.")
+@option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
+def doctor(
+    device: str,
+    model: str,
+    tiny: bool,
+    low_bit: str,
+    threads: int | None,
+    answers: int,
+    max_new_tokens: int,
+    as_json: bool,
+) -> None:
+    """Check versions, device, kernels, exactness and speed; exit code 1 if something is wrong.
+
+    The report holds no paths or names of yours. Paste it into an issue.
+    """
+    from ipex_lookahead.bench.doctor import examine
+
+    report = examine(
+        device,
+        model=model,
+        tiny=tiny,
+        low_bit=low_bit,
+        threads=threads,
+        prompts=answers,
+        max_new_tokens=max_new_tokens,
+        say=lambda line: click.echo(f"{line} ...", err=True),
+    )
+    click.echo("\n".join(lines(report)), err=as_json)
+    if as_json:
+        click.echo(json.dumps(report))
+    if not report["healthy"]:
+        raise click.exceptions.Exit(1)
+
+
+def lines(report: dict[str, Any]) -> list[str]:
+    """The report as Markdown."""
+    said = ["### ipex-lookahead doctor", ""]
+    said += [f"- {name} {number}" for name, number in report["versions"].items()]
+    for part in ("machine", "device"):
+        said += [f"- {key.replace('_', ' ')}: {_spoken(key, value)}" for key, value in report[part].items()]
+    said += ["", "| kernel | format | self-test | ms for 1, 4, 16 rows |", "|---|---|---|---|"]
+    for entry in report["kernels"]:
+        times = ", ".join(f"{value:.3f}" for value in entry.get("milliseconds", {}).values())
+        said.append(f"| {entry['backend']} | {entry['format']} | {entry.get('problem', 'passed')} | {times} |")
+    said += ["", f"Model: {report['model']}", ""]
+    said += [
+        "| engine | plain tok/s | lookahead | tok/s | tokens a step | equal to plain |",
+        "|---|---|---|---|---|---|",
+    ]
+    for tried in report["engines"]:
+        name = tried["engine"] + (", deterministic" if tried["deterministic"] else "")
+        if "problem" in tried:
+            said.append(f"| {name} | {tried['problem']} | | | | |")
+            continue
+        for row in tried["lookahead"]:
+            cells = (
+                name,
+                tried["plain_tok_s"],
+                f"{row['strategy']} {row['draft_tokens']}",
+                row["tok_s"],
+                row["tokens_per_step"],
+                f"{row['equal']}/{row['answers']}",
+            )
+            said.append("| " + " | ".join(map(str, cells)) + " |")
+    said += [""]
+    for tried in report["engines"]:
+        if tried.get("backends"):
+            served = ", ".join(f"{low_bit} by {name}" for low_bit, name in tried["backends"].items())
+            said.append(f"Linear layers of {tried['engine']}: {served}.")
+            break
+    promised = "Equal text is promised for native, and for torch with deterministic=True."
+    return [*said, promised, "", *(f"**Problem**: {line}" for line in report["problems"] or ()), *_end(report)]
+
+
+def _end(report: dict[str, Any]) -> list[str]:
+    return [] if report["problems"] else ["Everything works."]
+
+
+def _spoken(key: str, value: object) -> str:
+    return f"{value / 1e9:.1f} GB" if key == "total_memory" and isinstance(value, int) else str(value)

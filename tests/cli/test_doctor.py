@@ -1,0 +1,57 @@
+"""``doctor`` from the command line: the report as text and as JSON, and exit codes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from ipex_lookahead.bench import doctor
+from ipex_lookahead.cli.main import run
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(doctor, "KERNEL_SHAPE", (64, 64))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+TINY = ["doctor", "--tiny", "--threads", "1", "--answers", "1", "-n", "8"]
+
+
+def test_a_report_to_paste(capsys):
+    assert run(TINY) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("### ipex-lookahead doctor")
+    assert "| native | sym_int4 | passed |" in said
+    assert "| torch, deterministic |" in said
+    assert "Everything works." in said
+
+
+def test_json_is_the_last_line_and_the_report_goes_to_standard_error(capsys):
+    assert run([*TINY, "--json"]) == 0
+    streams = capsys.readouterr()
+    assert json.loads(streams.out)["healthy"] is True
+    assert "### ipex-lookahead doctor" in streams.err
+
+
+def test_something_wrong_is_exit_code_one_and_a_sentence(capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "run_engine", lambda *_: (_ for _ in ()).throw(RuntimeError("it broke")))
+    assert run(TINY) == 1
+    said = capsys.readouterr().out
+    assert "**Problem**: native: it broke" in said
+    assert "Everything works." not in said
+
+
+def test_an_absent_device(capsys):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a cuda device")
+    assert run(["doctor", "--device", "cuda", "--tiny"]) == 1
+    said = capsys.readouterr().err
+    assert "error: torch" in said
+    assert "hint:" in said
+    assert run(["doctor", "--device", "toaster"]) == 1
