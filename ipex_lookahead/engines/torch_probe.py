@@ -78,9 +78,7 @@ def masks_of(engine: TorchEngine) -> tuple[int, str, str]:
     known = engine.model.get_input_embeddings().weight.shape[0]
     ids = torch.tensor([[(7919 * i + 13) % known for i in range(rows)]], device=engine.device)
     prefix, tree = ids[:, :PREFIX], ids[:, PREFIX:]
-    whole = _rows(engine, [(prefix, None, None)])
-    vocab = int(whole.shape[-1])
-    _check_cache(engine, prefix, whole)
+    vocab = _check_cache(engine, prefix)
 
     expected = []
     for row in range(len(TREE)):
@@ -109,11 +107,12 @@ def masks_of(engine: TorchEngine) -> tuple[int, str, str]:
     return vocab, "none", reason
 
 
-def _check_cache(engine: TorchEngine, prefix: torch.Tensor, whole: torch.Tensor) -> None:
-    """Raise UnsupportedModelError unless steps on the cache give the logits of reading everything at once."""
+def _check_cache(engine: TorchEngine, prefix: torch.Tensor) -> int:
+    """How many logits there are. UnsupportedModelError unless steps on the cache give those of reading all at once."""
     family = getattr(engine.model.config, "model_type", type(engine.model).__name__)
     half = PREFIX // 2
     try:
+        whole = _rows(engine, [(prefix, None, None)])
         steps = _rows(engine, [(prefix[:, :half], None, None), (prefix[:, half:-1], None, None)])
         steps = torch.cat([steps, _rows(engine, [(prefix[:, :-1], None, None), (prefix[:, -1:], None, None)])])
         alone = _rows(engine, [(prefix[:, half:], None, None)])
@@ -130,6 +129,7 @@ def _check_cache(engine: TorchEngine, prefix: torch.Tensor, whole: torch.Tensor)
             f"{family} cannot run here: a step on its cache does not give what reading the whole text gives",
             hint="use transformers' own generate",
         )
+    return int(whole.shape[-1])
 
 
 def _depths() -> list[int]:
