@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,3 +18,12 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no shared material at {folder} (set IPEX_LOOKAHEAD_SHARED)")
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def costs_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Calibrations of test models go to a folder of the tests', not among those of the user's models."""
+    folder = tmp_path_factory.mktemp("costs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ipex_lookahead.model.cost_folder", lambda: folder)
+        yield

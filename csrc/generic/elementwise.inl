@@ -100,6 +100,7 @@ static int top_k(const float* x, int64_t n, int64_t first, int k, int count, flo
 static float read(const uint8_t* data, int64_t bytes) {
   f32x16 a = zero(), b = zero(), c = zero(), d = zero();
   for (int64_t i = 0; i < bytes; i += 256) {
+    for (int line = 0; line < 256; line += 64) __builtin_prefetch(data + i + 8192 + line, 0, 2);
     const float* p = reinterpret_cast<const float*>(data + i);
     a = max(a, load(p));
     b = max(b, load(p + 16));

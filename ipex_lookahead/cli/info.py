@@ -19,6 +19,8 @@ PACKAGES = ("ipex-lookahead", "torch", "transformers", "tokenizers", "safetensor
 
 MOST_COSTS = 8
 """Measured cost curves that are listed, the newest first."""
+READ_BYTES = 256 << 20
+"""What is read to measure the memory's speed: far more than any cache holds."""
 
 
 @click.command()
@@ -54,14 +56,16 @@ def machine_facts() -> dict[str, Any]:
 
 
 def _engine() -> dict[str, Any]:
-    """The native core's facts, or why there are none: ``info`` is what people run when something is wrong."""
+    """The core's facts and the machine's roofs, or why there are none: people run this when something is wrong."""
     facts: dict[str, Any] = {"isa_available": [], "threads": None, "isa_chosen": None}
     try:
         from ipex_lookahead.engines import native
 
         facts["isa_available"] = list(native.available_isas())
         facts["threads"] = native.default_threads()
-        facts["isa_chosen"] = native.chosen_isa()
+        facts["isa_chosen"] = isa = native.chosen_isa()
+        facts["read_gb_s"] = round(native.read_bandwidth(READ_BYTES, facts["threads"], isa) / 1e9, 1)
+        facts["integer_gops"] = round(2 * native.integer_peak(facts["threads"], isa) / 1e9)
     except (ImportError, EngineError) as error:
         facts["problem"] = str(error)
     return facts

@@ -32,6 +32,8 @@ def test_info_about_the_machine(capsys, monkeypatch, tmp_path):
     assert run(["info", "--json"]) == 0
     facts = output_json(capsys)
     assert facts["engine"]["isa_chosen"] in facts["engine"]["isa_available"]
+    assert facts["engine"]["read_gb_s"] > 0
+    assert facts["engine"]["integer_gops"] > 0
     assert facts["engine"]["threads"] >= 1
     assert facts["machine"]["memory_bytes"] > 1e8
     assert facts["versions"]["torch"]
