@@ -57,7 +57,7 @@ class AutoModelForCausalLM:
         threads: int | None = None,
         engine: str = "auto",
         device: Any = None,
-        deterministic: bool = False,
+        deterministic: bool | None = None,
         ipex: bool = False,
         kv_cache: str = "fp16",
         speculative: bool = False,
@@ -79,7 +79,7 @@ class AutoModelForCausalLM:
                 torch. The choice and its reason are logged, and in ``model.engine.describe()["chosen"]``.
             device: "cpu", "xpu" (Intel GPUs) or "cuda"; None = the engine's own, the CPU.
             deterministic: for engine="torch": forwards of one shape, so that lookahead gives the very text of plain
-                decoding; slower. The native engine is that at full speed.
+                decoding; slower on a CPU. None = on Intel GPUs only. The native engine is that at full speed.
             ipex: for engine="torch": apply intel-extension-for-pytorch's ``ipex.llm.optimize``.
             kv_cache: "fp16", or "int8" with a scale a position and head: half the memory, a little less exact to the
                 model (never to lookahead).

@@ -39,7 +39,7 @@ class LoadRequest:
     not_converted: tuple[str, ...] = ()
     device: Any = None
     dtype: Any = None
-    deterministic: bool = False
+    deterministic: bool | None = None
     threads: int | None = None
     kv_cache: str = "fp16"
     check_label: Callable[[str], None] | None = None

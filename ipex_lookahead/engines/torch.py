@@ -41,7 +41,8 @@ class TorchEngine:
     Args:
         model: a causal language model of transformers with its weights loaded, quantised by whatever library.
         device: where its inputs go; None = where its input embedding is.
-        deterministic: forwards of one shape, so that lookahead gives the same text as plain decoding; slower.
+        deterministic: forwards of one shape, so that lookahead gives the same text as plain decoding; slower on a CPU.
+            None = on Intel GPUs, whose kernels are made anew for each shape, where the model allows it.
         low_bit: name of the weights' format, for reports.
         threads: threads of torch's own operators on the CPU while this engine runs; None = as torch is set.
         max_context: positions a sequence may have; None = by the model's config.
@@ -61,7 +62,7 @@ class TorchEngine:
         model: Any,
         *,
         device: torch.device | str | None = None,
-        deterministic: bool = False,
+        deterministic: bool | None = False,
         low_bit: str = "",
         threads: int | None = None,
         max_context: int | None = None,
@@ -72,7 +73,6 @@ class TorchEngine:
         self.model = model.eval()
         self.device = torch.device(device) if device is not None else _device_of(model)
         self.dtype: torch.dtype = _dtype_of(model)
-        self.deterministic = deterministic
         self.threads = None if threads is None else check_threads(threads)
         self.low_bit = low_bit or str(self.dtype).removeprefix("torch.")
         self.facts = dict(facts or {})
@@ -92,9 +92,13 @@ class TorchEngine:
                 except UnsupportedModelError:
                     if self._new is kinds[-1]:
                         raise
-        if deterministic:
-            self._check_deterministic()
-        self.supports_tree = self._masks != "none" and not deterministic
+        reason = self._why_not_deterministic()
+        if deterministic and reason:
+            raise UnsupportedModelError(
+                f"this model cannot run with deterministic=True: {reason}", hint="leave deterministic out"
+            )
+        self.deterministic = not reason and (self.device.type == "xpu" if deterministic is None else deterministic)
+        self.supports_tree = self._masks != "none" and not self.deterministic
 
     def new_cache(self) -> SequenceCache:
         """An empty sequence."""
@@ -256,19 +260,15 @@ class TorchEngine:
             at = stop
         return torch.cat(found) if found else None
 
-    def _check_deterministic(self) -> None:
-        """Raise UnsupportedModelError where forwards of one shape cannot be had."""
-        reason = ""
+    def _why_not_deterministic(self) -> str:
+        """Why forwards of one shape cannot be had; empty where they can."""
         if self._masks == "none":
-            reason = self.why_chains
-        elif self._new is not BufferSequence:
-            reason = "its cache is its own"
-        elif any(getattr(self.model.config, name, None) for name in EXPERTS):
-            reason = "a mixture of experts sends rows to products of different sizes"
-        if reason:
-            raise UnsupportedModelError(
-                f"this model cannot run with deterministic=True: {reason}", hint="leave deterministic out"
-            )
+            return self.why_chains
+        if self._new is not BufferSequence:
+            return "its cache is its own"
+        if any(getattr(self.model.config, name, None) for name in EXPERTS):
+            return "a mixture of experts sends rows to products of different sizes"
+        return ""
 
     # ---- what comes in and goes out ----------------------------------------------------------------------------------
 
