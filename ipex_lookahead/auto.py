@@ -17,7 +17,7 @@ from ipex_lookahead.engines import ENGINES
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest
 from ipex_lookahead.engines.native import core_missing
 from ipex_lookahead.engines.weights import check_low_bit, not_converted
-from ipex_lookahead.errors import InputError
+from ipex_lookahead.errors import InputError, UnsupportedModelError
 from ipex_lookahead.hub import resolve_model
 
 if TYPE_CHECKING:
@@ -202,9 +202,14 @@ def _model(loaded: LoadedModel, source: Path, speculative: bool) -> LookaheadMod
 
 def _choose(engine: str, request: LoadRequest) -> tuple[str, str]:
     """The engine's name, and why that one. ``auto``: the native engine wherever it can run the model."""
+    family = family_of(request.path)
+    if engine == "native" and family is not None and family not in model_types():
+        raise UnsupportedModelError(
+            f"{request.path}: model type {family!r} is none that the native engine has ({', '.join(model_types())})",
+            hint="engine='torch' runs whatever transformers runs, and engine='auto' chooses it here",
+        )
     if engine != "auto":
         return engine, "asked for"
-    family = family_of(request.path)
     if family is not None and family not in model_types():
         return "torch", f"the native engine has no {family} (it has {', '.join(model_types())})"
     if request.device is not None and str(request.device) != "cpu":

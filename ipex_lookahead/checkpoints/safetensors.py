@@ -35,19 +35,24 @@ _CODES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.uint16, "b
 class SafetensorsCheckpoint:
     """A folder with float weights. See :class:`ipex_lookahead.checkpoints.base.Checkpoint`."""
 
-    def __init__(self, path: str | PathLike[str]) -> None:
+    def __init__(self, path: str | PathLike[str], *, other_family: bool = False) -> None:
         """Open and validate the config, the index and every header.
 
-        Raises ModelFormatError or UnsupportedModelError; reads no tensor yet.
+        ``other_family`` is for a family that only transformers knows: ``config`` and ``generation_config`` stay empty,
+        and tensors may be of any kind. Raises ModelFormatError or UnsupportedModelError; reads no tensor yet.
         """
         self.path = Path(path)
-        self.config: dict[str, Any] = read_config(self.path / "config.json")
-        self.generation_config = read_generation_config(self.path / "generation_config.json", self.config["vocab_size"])
+        self.config: dict[str, Any] = {}
+        self.generation_config: dict[str, Any] = {}
+        if not other_family:
+            self.config = read_config(self.path / "config.json")
+            settings = self.path / "generation_config.json"
+            self.generation_config = read_generation_config(settings, self.config["vocab_size"])
         self._files: list[SafetensorsFile] = []
         self._tensors: dict[str, tuple[SafetensorsFile, StoredTensor]] = {}
         try:
             self._open()
-            for name, (file, tensor) in self._tensors.items():
+            for name, (file, tensor) in () if other_family else self._tensors.items():
                 check_kind(file, name, tensor)
         except BaseException:
             self.close()

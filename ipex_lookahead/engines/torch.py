@@ -18,7 +18,7 @@ import torch
 from ipex_lookahead.engines.base import Batch, StepOutput
 from ipex_lookahead.engines.hf_cache import BufferSequence, SequenceCache, sequence_kinds
 from ipex_lookahead.engines.linear_backends import has_native_layers, torch_threads_beside_native
-from ipex_lookahead.engines.low_bit_linear import LowBitLinear, module_weights, packed_bytes
+from ipex_lookahead.engines.low_bit_linear import LowBitLinear, module_weights, packed_bytes, packed_from_torch
 from ipex_lookahead.engines.machine import check_threads
 from ipex_lookahead.engines.torch_device import device_facts, no_memory, torch_threads
 from ipex_lookahead.engines.torch_probe import masks_of, refuse_unfit
@@ -147,7 +147,8 @@ class TorchEngine:
 
     def weights(self) -> Iterator[tuple[str, PackedWeight]]:
         """All tensors in plain order under the model's names, one at a time: what ``save_low_bit`` writes."""
-        return module_weights(self.model)
+        for name, weight in module_weights(self.model):
+            yield name, narrowed(weight, self.low_bit)
 
     def _torch_threads(self, rows: int) -> int | None:
         return (torch_threads_beside_native(rows) if self._beside_native else None) or self.threads
@@ -317,6 +318,15 @@ class TorchEngine:
         top = most_likely(logits, batch.top) if batch.top else None
         plain = logits.cpu().numpy().copy() if batch.logits else None
         return StepOutput(argmax.cpu().numpy().astype(np.int32), plain, top)
+
+
+def narrowed(weight: PackedWeight, low_bit: str) -> PackedWeight:
+    """A float32 weight in ``low_bit`` where that is a shorter float format and holds all of its values."""
+    if weight.format != "fp32" or low_bit not in ("fp16", "bf16"):
+        return weight
+    values = torch.from_numpy(weight.codes)
+    short = values.to(torch.float16 if low_bit == "fp16" else torch.bfloat16)
+    return packed_from_torch(short) if torch.equal(short.float(), values) else weight
 
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")

@@ -19,7 +19,7 @@ from ipex_lookahead.architectures.base import SLOTS
 from ipex_lookahead.checkpoints import Checkpoint, LowBitCheckpoint, family_of, open_checkpoint
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.low_bit import MARKER
-from ipex_lookahead.checkpoints.safetensors import refuse_without_safetensors
+from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
 from ipex_lookahead.compat import dtype_argument
 from ipex_lookahead.engines.hf_config import foreign_config, generation_config, inline_rope_factors, transformers_config
 from ipex_lookahead.engines.linear_backends import LinearBackends
@@ -225,8 +225,8 @@ def _float_model(
     """Weights through transformers, which knows what each family's tensors are called; then packed layer by layer."""
     from transformers import AutoModelForCausalLM
 
-    refuse_without_safetensors(request.path)
     _skeleton(config)
+    SafetensorsCheckpoint(request.path, other_family=True).close()  # every header is sound, or it raises
     model, info = AutoModelForCausalLM.from_pretrained(
         str(request.path),
         config=config,

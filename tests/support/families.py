@@ -69,6 +69,7 @@ def shortfall(logits_of: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tens
 
     ``logits_of`` reads all of it at once and gives [1, n, vocab_size].
     """
-    logits = logits_of(ids)[0, prompt - 1 : -1].float()
+    with torch.no_grad():
+        logits = logits_of(ids)[0, prompt - 1 : -1].float()
     chosen = logits.gather(1, ids[0, prompt:, None])[:, 0]
     return float((logits.max(-1).values - chosen).max())
