@@ -73,6 +73,8 @@ class GenericKernel(nn.Module):
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
         """See ``LinearKernel.run``. The weight is rounded to ``x``'s dtype, the sum is the library's."""
+        if x.is_cpu and x.dtype is torch.float16:  # which CPUs multiply slowly, and older releases of torch not at all
+            return self.run(x.float()).to(x.dtype)
         n_out, n_in = self.shape
         step = max(1, (CPU_CHUNK if x.device.type == "cpu" else DEVICE_CHUNK) // n_in)
         if step >= n_out:

@@ -273,7 +273,8 @@ def load_packed(
         conv = attribute == "weight" and is_conv1d(module)
         if tuple(weight.shape) != tuple(reversed(old.shape) if conv else old.shape):
             raise InputError(f"{name} has shape {list(weight.shape)}, but the model's is {list(old.shape)}")
-        sharers = [(o, a) for o, a in tied.get(id(old), []) if (o, a) != (owner, attribute)]
+        shared, places = tied.get(id(old), (None, []))
+        sharers = [place for place in places if place != (owner, attribute)] if shared is old else []
         if weight.format in FLOAT_DTYPES or isinstance(module, nn.Embedding):
             values = torch.from_numpy(dequantize(weight))
             new = _fill(module, attribute, values.t() if conv else values, torch.device(device), dtype)
@@ -311,14 +312,14 @@ def _fill(
     return new
 
 
-def _tied(model: nn.Module) -> dict[int, list[tuple[str, str]]]:
-    """Parameters that several modules share: id -> (module, attribute) of each."""
-    found: dict[int, list[tuple[str, str]]] = {}
+def _tied(model: nn.Module) -> dict[int, tuple[nn.Parameter, list[tuple[str, str]]]]:
+    """Shared parameters by id, each with its (module, attribute)s; it is held here, so that its id stays its own."""
+    found: dict[int, tuple[nn.Parameter, list[tuple[str, str]]]] = {}
     for owner, module in model.named_modules():
         for key, value in module._parameters.items():
             if value is not None:
-                found.setdefault(id(value), []).append((owner, key))
-    return {key: places for key, places in found.items() if len(places) > 1}
+                found.setdefault(id(value), (value, []))[1].append((owner, key))
+    return {key: entry for key, entry in found.items() if len(entry[1]) > 1}
 
 
 def module_weights(model: nn.Module) -> Iterator[tuple[str, PackedWeight]]:

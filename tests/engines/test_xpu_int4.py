@@ -15,9 +15,9 @@ from ipex_lookahead.engines.xpu_int4 import OPERATOR, XpuInt4Kernel, zero_points
 from ipex_lookahead.errors import EngineError
 from ipex_lookahead.formats import dequantize, quantize
 from ipex_lookahead.formats.base import PackedWeight
-from tests.support.int4_operator import int4_product
+from tests.support.int4_operator import NEEDS_HALF, int4_product
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), NEEDS_HALF]
 
 CPU = torch.device("cpu")
 

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+
+
+def _multiplies_half() -> bool:
+    try:
+        return bool((torch.ones(1, 1).half() @ torch.ones(1, 1).half()).item())
+    except RuntimeError:
+        return False
+
+
+NEEDS_HALF = pytest.mark.skipif(
+    not _multiplies_half(), reason=f"torch {torch.__version__} has no float16 products on the CPU"
+)
 
 
 def int4_product(
