@@ -1,12 +1,13 @@
 # make demo   text from a real model, twice, with and without lookahead     make test   set-up, lint, types, tests
 # make bench  decoding speed on the packaged prompts                        make clean  remove what was built
+# make test-ipex-llm  our loop on the real ipex-llm, in an environment of its own (5 GB, kept in the cache folder)
 # make sanitize  the core under Address-, UndefinedBehavior- and ThreadSanitizer
 # Each does everything from a bare clone: .venv, torch's CPU build, the native core. PYTHON=... names another Python.
 
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo test bench sanitize lint types setup clean
+.PHONY: demo test test-ipex-llm bench sanitize lint types setup clean
 .DEFAULT_GOAL := demo
 
 define setup
@@ -27,6 +28,10 @@ test:
 	@$(PY) -m ipex_lookahead.cli.main info default >/dev/null
 	@$(MAKE) --no-print-directory lint types
 	@$(PY) -m pytest $(PYTEST)
+
+test-ipex-llm:
+	@command -v $(PYTHON) >/dev/null || { echo "error: no '$(PYTHON)' was found" >&2; exit 1; }
+	@$(PYTHON) scripts/test_ipex_llm.py $(PYTEST)
 
 bench:
 	$(call setup,)

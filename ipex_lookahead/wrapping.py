@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from ipex_lookahead.engines.ipex_llm import IpexLlmEngine, is_ipex_llm_model
 from ipex_lookahead.engines.torch import TorchEngine
 from ipex_lookahead.model import LookaheadModelForCausalLM
 
@@ -37,8 +38,9 @@ def wrap(
     if isinstance(hf_model, LookaheadModelForCausalLM):
         return hf_model
     label = low_bit_of(hf_model)
-    facts = {"chosen": "torch: it was given a loaded model"}
-    engine = TorchEngine(
+    kind = IpexLlmEngine if is_ipex_llm_model(hf_model) else TorchEngine
+    facts = {"chosen": f"{kind.name}: it was given a loaded model"}
+    engine = kind(
         hf_model, deterministic=deterministic, low_bit=label, threads=threads, max_context=max_context, facts=facts
     )
     return LookaheadModelForCausalLM(
@@ -53,8 +55,9 @@ def wrap(
 
 def low_bit_of(hf_model: Any) -> str:
     """What the library that quantised a model calls its method, "" for a model that none has quantised."""
-    found = getattr(getattr(hf_model, "config", None), "quantization_config", None)
+    config = getattr(hf_model, "config", None)
+    found = getattr(config, "quantization_config", None)
     if found is None:
-        return ""
+        return str(getattr(config, "bigdl_transformers_low_bit", ""))  # ipex-llm's
     method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
     return str(getattr(method, "value", method) or type(found).__name__)

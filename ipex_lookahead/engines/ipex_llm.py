@@ -28,7 +28,7 @@ from ipex_lookahead.engines.hf_config import foreign_config, generation_config, 
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
 from ipex_lookahead.engines.torch import TorchEngine
 from ipex_lookahead.engines.torch_load import compute_dtype
-from ipex_lookahead.errors import EngineError, LowBitFormatError, UnsupportedModelError
+from ipex_lookahead.errors import EngineError, LookaheadError, LowBitFormatError, UnsupportedModelError
 
 STACK = (
     "ipex-llm==2.2.0",
@@ -58,6 +58,7 @@ class IpexLlmEngine(TorchEngine):
     """
 
     name = "ipex-llm"
+    weights: Any = None  # packed by ipex-llm, in formats that are not ours
 
     def __init__(self, model: Any, **options: Any) -> None:
         if os.environ.get("IPEX_LLM_COMPRESS_KV_CACHE") == "1":
@@ -142,14 +143,17 @@ def load(request: LoadRequest) -> LoadedModel:
             options["torch_dtype"] = compute_dtype(request.dtype, label, torch.device("cpu"))
         try:
             model = auto.from_pretrained(str(folder), **options)
+            loaded.engine = IpexLlmEngine(
+                model, low_bit=label, threads=request.threads, facts={"ipex_llm": version("ipex-llm")}
+            )
+        except LookaheadError:
+            raise
         except (ValueError, RuntimeError, OSError, KeyError, TypeError, AttributeError, ImportError) as error:
             said = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UnsupportedModelError(
-                f"{request.path}: ipex-llm cannot load this model: {said}", hint="use engine='native' or 'torch'"
+                f"{request.path}: ipex-llm cannot run this model in {label}: {said}",
+                hint="use engine='native' or 'torch'",
             ) from error
-    loaded.engine = IpexLlmEngine(
-        model, low_bit=label, threads=request.threads, facts={"ipex_llm": version("ipex-llm")}
-    )
     loaded.low_bit = label
     if loaded.generation_config is None:
         loaded.generation_config = model.generation_config
