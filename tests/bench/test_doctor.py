@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+import transformers
 
 from ipex_lookahead.bench import doctor
 from ipex_lookahead.bench.doctor import FORMATS, examine, kernels, problems, without_paths
@@ -28,6 +29,8 @@ def one_thread():
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_healthy_machine(tmp_path):
+    if int(transformers.__version__.split(".")[0]) < 5:
+        pytest.skip(f"transformers {transformers.__version__} has no deterministic mode to pass")
     heard = []
     report = examine("cpu", tiny=True, threads=1, prompts=2, max_new_tokens=12, say=heard.append)
     assert report["problems"] == []
