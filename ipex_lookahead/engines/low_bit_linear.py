@@ -101,6 +101,12 @@ class LowBitLinear(nn.Module):
         weight: PackedWeight = self.kernel.weight()
         return weight
 
+    def _save_to_state_dict(self, *_: Any, **__: Any) -> None:
+        raise InputError(
+            "a packed layer has no float weight for state_dict or save_pretrained to write",
+            hint="module_weights gives every tensor as it is; save_low_bit writes them",
+        )
+
     def extra_repr(self) -> str:
         """Shape, format and backend, as ``print(model)`` shows them."""
         return (

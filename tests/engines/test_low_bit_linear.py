@@ -169,6 +169,13 @@ def test_changing_a_models_dtype_does_not_touch_packed_weights(name):
     assert same_bits(layer.half().packed(), weight)
 
 
+def test_a_packed_model_is_not_saved_without_its_weights():
+    model = nn.Sequential(LowBitLinear(weight_of("sym_int4", 48, 64), backends=NATIVE))
+    with pytest.raises(InputError, match="state_dict") as caught:
+        model.state_dict()
+    assert "save_low_bit" in caught.value.hint
+
+
 # ---- which backend ------------------------------------------------------------------------------------------------
 
 
