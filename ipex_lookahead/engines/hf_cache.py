@@ -85,14 +85,14 @@ class BufferSequence(SequenceCache):
         self._past.append(self._length, len(parents))
         return self._past
 
-    def begin_block(self, parents: Sequence[int], rows: slice, first: int, visible: int) -> BufferCache:
-        """For forwards of one shape: row ``rows.start + i`` goes to position ``first + i``, others nowhere.
+    def begin_block(self, parents: Sequence[int], rows: slice, first: int, size: int, visible: int) -> BufferCache:
+        """For forwards of ``size`` rows: row ``rows.start + i`` goes to position ``first + i``, others nowhere.
 
         The model sees ``visible`` positions, written or not: its mask must hide what is not to be seen. ``parents``
         are those of all rows of the engine's forward, of which this may be a part.
         """
         self._parents = parents
-        self._past.write(first, rows, visible)
+        self._past.write(first, rows, size, visible)
         return self._past
 
     def fork(self) -> BufferSequence:
@@ -135,9 +135,13 @@ class BufferCache(TransformersCache):  # type: ignore[misc]
         self._visible = length + count
         self._rows = None
 
-    def write(self, first: int, rows: slice, visible: int) -> None:
-        """Of the rows that come, those of the slice go to ``first``, ...; the model sees ``visible`` positions."""
-        self._seen = self._first = first
+    def write(self, first: int, rows: slice, size: int, visible: int) -> None:
+        """Of ``size`` rows that come, those of the slice go to ``first``, ...; the model sees ``visible`` positions.
+
+        It is told that all but ``size`` of these came before, since it takes a mask of no other width.
+        """
+        self._first = first
+        self._seen = visible - size
         self._visible = visible
         self._rows = rows
 

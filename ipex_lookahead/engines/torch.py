@@ -247,7 +247,7 @@ class TorchEngine:
             seen = torch.arange(visible)[None] <= places[:, None]
             seen[: at - first, 1:] = False  # rows that are not there look at the first key
             seen[stop - first :, 1:] = False
-            past = cache.begin_block(parents, slice(at - first, stop - first), at, visible)
+            past = cache.begin_block(parents, slice(at - first, stop - first), at, size, visible)
             logits = self._run(
                 cache,
                 past,
