@@ -80,7 +80,7 @@ def examine(
     if found.type == "cpu":
         engines.insert(0, ("native", False))
     report["engines"] = []
-    report["model"] = "a small random one" if tiny else without_paths(model)
+    report["model"] = "a small random one" if tiny else Path(model).name if Path(model).exists() else model
     with _tried_on(model, tiny, low_bit) as (source, settings, ids):
         for engine, deterministic in engines:
             say(f"exactness and speed: {engine}{', deterministic' if deterministic else ''}")

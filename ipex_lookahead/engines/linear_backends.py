@@ -80,7 +80,7 @@ class LinearBackends:
                     f"there is no linear backend {only!r} for {self.device.type}; there is {', '.join(self.order)}"
                 )
             self.order = (only,)
-        self._threads = threads
+        self.threads = threads
         self._pool: LinearPool | None = None
         self._tested: dict[tuple[str, str, int], str | None] = {}
         self._makers: dict[str, Callable[[PackedWeight], LinearKernel]] = {
@@ -93,7 +93,7 @@ class LinearBackends:
     def pool(self) -> LinearPool:
         """What the native layers share. Raises EngineError where there is no compiled core."""
         if self._pool is None:
-            self._pool = LinearPool(self._threads)
+            self._pool = LinearPool(self.threads)
         return self._pool
 
     def kernel(self, weight: PackedWeight) -> LinearKernel:

@@ -212,7 +212,7 @@ def _convert(name: str, module: Any, target: str, group_size: int, backends: Lin
         raise InputError(f"{name}.weight has no values yet (meta device)", hint="load_packed puts them in")
     try:
         values = packed_from_torch(weight.t() if is_conv1d(module) else weight)
-        packed = quantize(values, target, group_size)
+        packed = quantize(values, target, group_size, backends.threads)
     except LowBitFormatError as error:
         raise LowBitFormatError(
             f"{name}.weight: {error}", hint=error.hint or f"modules_to_not_convert=[{name!r}] leaves it as it is"

@@ -134,3 +134,13 @@ def test_an_absent_device_is_an_error_that_says_what_to_install(device):
 def test_paths_are_left_out(said, kept):
     assert without_paths(said).startswith(kept)
     assert "someone" not in without_paths(said)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_model_in_a_folder_is_called_by_its_name_alone(tmp_path):
+    folder = tmp_path / "private" / "my-model"
+    doctor._write_tiny(folder)
+    report = examine("cpu", model=str(folder), threads=1, prompts=1, max_new_tokens=8)
+    assert report["model"] == "my-model"
+    assert "private" not in json.dumps(report)
+    assert all("no tokenizer" in tried["problem"] for tried in report["engines"])
