@@ -30,7 +30,7 @@ MODES = ("fixed", "adaptive")
 @option("--temperature", type=click.FloatRange(0, min_open=True), default=0.8, help="Of sampling.")
 @option("--top-k", type=click.IntRange(0), default=0, help="Of sampling; 0 keeps all.")
 @option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=0.95, help="Of sampling.")
-@option("--repetition-penalty", type=click.FloatRange(0, min_open=True), default=1.1, help="Of sampling.")
+@option("--repetition-penalty", "penalty", type=click.FloatRange(0, min_open=True), default=1.1, help="Of sampling.")
 @option("--batch", type=click.IntRange(1), default=8, help="Prompts that are decoded together with lookahead.")
 @option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
 def exact(
@@ -51,7 +51,7 @@ def exact(
     temperature: float,
     top_k: int,
     top_p: float,
-    repetition_penalty: float,
+    penalty: float,
     batch: int,
     as_json: bool,
 ) -> None:
@@ -81,7 +81,7 @@ def exact(
             click.echo(f"left out: {name}: {why}", err=True)
 
     encoded = [build_prompt(tokenizer, loading.config_of(loaded), prompt.text) for prompt in texts]
-    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "repetition_penalty": repetition_penalty}
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "repetition_penalty": penalty}
     samplings = ([GREEDY] if greedy else []) + ([sampled(seeds, **settings)] if seeds else [])
     configs = configurations(strategy or usable, draft_tokens, mode)
     answers = (1 + len(configs)) * len(encoded) * sum(len(sampling.runs) for sampling in samplings)

@@ -19,10 +19,11 @@ COMMANDS = {
     "quantize": "save a model in a low-bit format",
     "info": "this machine, or a model",
     "doctor": "check that everything works here, as a report for an issue",
+    "compare-engines": "the same prompts on every engine that is installed",
     "bench": "measure",
     "completion": "print a shell's completion script",
 }
-"""Command name -> its line in ``--help``. Each is the object of that name in the module of that name."""
+"""Command name -> its line in ``--help``. Each is the object of that name (_ for -) in the module of that name."""
 
 
 class Commands(click.Group):
@@ -36,7 +37,8 @@ class Commands(click.Group):
         """The command of that name, its module imported now."""
         if name not in COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"ipex_lookahead.cli.{name}"), name)
+        module = name.replace("-", "_")
+        command: click.Command = getattr(importlib.import_module(f"ipex_lookahead.cli.{module}"), module)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -49,7 +49,7 @@ def test_help_names_every_options_variable(command, capsys, monkeypatch):
     found = cli
     for name in command:
         found = found.get_command(click.Context(found), name)
-    prefix = "_".join(["IPEX_LOOKAHEAD", *(c.upper() for c in command)])
+    prefix = "_".join(["IPEX_LOOKAHEAD", *command]).upper().replace("-", "_")
     for option in (p for p in found.params if isinstance(p, click.Option) and p.expose_value):
         assert f"{prefix}_{option.name.upper()}" in said, option.name
 

@@ -1,0 +1,135 @@
+"""``ipex-lookahead compare-engines``: the same prompts on every engine that is installed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from ipex_lookahead.cli.lookahead import Tokens
+from ipex_lookahead.cli.options import option, threads_option
+from ipex_lookahead.cli.progress import status
+
+
+@click.command("compare-engines")
+@option("--model", "-m", default="default", help="A folder, a .gguf file, a hub id, or 'default'.")
+@option("--low-bit", default="sym_int4", metavar="FORMAT", help="Format of the weights, the same for all engines.")
+@threads_option
+@option("--engine", "engines", multiple=True, metavar="NAME", help="native, torch, ipex-llm; all if not given.")
+@option("--prompt", "given", multiple=True, metavar="TEXT", help="A prompt; several are compared.")
+@option(
+    "--prompts", multiple=True, metavar="FILE.jsonl", help="Prompts, or a folder of them; three of ours if not given."
+)
+@option("--limit", type=click.IntRange(1), metavar="K", help="The first K prompts of each file.")
+@option("--lookahead", type=Tokens(), multiple=True, default=(3,), help="Most drafted tokens a step, or 'auto'.")
+@option("--max-new-tokens", "-n", "tokens", type=click.IntRange(2), default=128, help="Most tokens to generate.")
+@option("--texts", type=click.IntRange(0), default=1, help="Prompts whose answers are printed.")
+@option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
+def compare_engines(
+    model: str,
+    low_bit: str,
+    threads: int | None,
+    engines: tuple[str, ...],
+    given: tuple[str, ...],
+    prompts: tuple[str, ...],
+    limit: int | None,
+    lookahead: tuple[int | str, ...],
+    tokens: int,
+    texts: int,
+    as_json: bool,
+) -> None:
+    """The same prompts on native, torch and ipex-llm: text, speed, agreement.
+
+    Equal: answers with the same tokens as the same engine without lookahead, and as the native engine. Engines that
+    round differently may tell another story; only lookahead must not. "own" is ipex-llm's own generate.
+    """
+    from ipex_lookahead.bench.compare_engines import compare, report
+    from ipex_lookahead.bench.decode import PACKAGED_PROMPTS, read_prompts
+    from ipex_lookahead.engines import ENGINES
+
+    for name in engines:
+        if name not in ENGINES:
+            raise click.BadParameter(f"{name!r} is none of {', '.join(ENGINES)}", param_hint="--engine")
+    if given and prompts:
+        raise click.UsageError("give --prompt or --prompts, not both")
+    if 0 in lookahead:
+        raise click.UsageError("plain decoding always runs; leave --lookahead 0 out")
+    asked = list(given) or [
+        p.text for p in read_prompts(prompts or [PACKAGED_PROMPTS], limit or (None if prompts else 3))
+    ]
+
+    from ipex_lookahead.auto import AutoModelForCausalLM
+    from ipex_lookahead.cli.loading import config_of
+    from ipex_lookahead.tokenization.prompts import build_prompt
+
+    tokenizers: list[Any] = []
+
+    def load(engine: str) -> Any:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            model, engine=engine, load_in_low_bit=low_bit, threads=threads, progress=False
+        )
+        tokenizers.append(loaded.tokenizer)
+        return loaded
+
+    def encode(loaded: Any) -> list[list[int]]:
+        return [build_prompt(loaded.tokenizer, config_of(loaded), text) for text in asked]
+
+    with status() as show:
+        found = compare(
+            load,
+            encode,
+            engines=engines or tuple(ENGINES),
+            lookaheads=lookahead,
+            max_new_tokens=tokens,
+            began=lambda engine: show(f"{engine} ..."),
+        )
+    for name, why in found.absent.items():
+        click.echo(f"{name} does not run here: {why}", err=True)
+    if not found.rows:
+        raise click.ClickException("none of these engines runs here")
+    rows = report(found)
+    tokenizer = tokenizers[0]
+    for row in rows:
+        row["texts"] = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in row["tokens"]]
+    _print_texts(asked[:texts], rows, to_stderr=as_json)
+    _print_table(f"{model} · {low_bit} · {len(asked)} prompts", rows, to_stderr=as_json)
+    if as_json:
+        entries = {"model": model, "low_bit": low_bit, "max_new_tokens": tokens, "prompts": asked}
+        click.echo(json.dumps({**entries, "rows": rows, "absent": found.absent}))
+    if broken := found.broken():
+        click.echo(f"error: {broken[0].mode} changes the tokens of the {broken[0].engine} engine", err=True)
+    if broken or any(name in found.absent for name in engines):
+        raise click.exceptions.Exit(1)
+
+
+def _print_texts(prompts: list[str], rows: list[dict[str, Any]], *, to_stderr: bool) -> None:
+    """Each prompt's answers, equal ones once."""
+    for number, prompt in enumerate(prompts):
+        click.echo(f"> {prompt}\n", err=to_stderr)
+        answers: dict[str, list[str]] = {}
+        for row in rows:
+            answers.setdefault(row["texts"][number], []).append(f"{row['engine']} {row['mode']}")
+        for text, names in answers.items():
+            click.echo(f"[{', '.join(names)}]\n{text.strip()}\n", err=to_stderr)
+
+
+def _print_table(title: str, rows: list[dict[str, Any]], *, to_stderr: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, caption="equal: answers with the very same tokens", box=None, pad_edge=False)
+    for heading in ("engine", "mode", "tok/s", "ratio", "tok/step", "equal own plain", "equal native"):
+        table.add_column(heading, justify="left" if heading in ("engine", "mode") else "right", no_wrap=True)
+    for row in rows:
+        length = row["mean_acceptance_length"]
+        table.add_row(
+            row["engine"],
+            row["mode"],
+            f"{row['tok_s']:.1f}",
+            f"{row['ratio']:.2f}x",
+            "-" if length is None else f"{length:.2f}",
+            row["identical_to_plain"],
+            row["identical_to_native"] or "-",
+        )
+    Console(stderr=to_stderr, soft_wrap=True).print(table)
