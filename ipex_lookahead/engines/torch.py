@@ -26,7 +26,8 @@ from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, U
 from ipex_lookahead.formats.base import PackedWeight
 
 BLOCK = 16
-"""``deterministic``: rows of every forward; position p is row p % BLOCK."""
+CPU_BLOCK = 8
+"""``deterministic``: rows of every forward; position p is row p % block. On a CPU rows that are not needed cost time."""
 PREFILL_BLOCK = 256
 """``deterministic``: rows of a forward where a prompt fills a whole one."""
 VISIBLE = 128
@@ -98,6 +99,7 @@ class TorchEngine:
                 f"this model cannot run with deterministic=True: {reason}", hint="leave deterministic out"
             )
         self.deterministic = not reason and (self.device.type == "xpu" if deterministic is None else deterministic)
+        self._block = CPU_BLOCK if self.device.type == "cpu" else BLOCK
         self.supports_tree = self._masks != "none" and not self.deterministic
 
     def new_cache(self) -> SequenceCache:
@@ -236,7 +238,7 @@ class TorchEngine:
         start, found = cache.length, []
         at, end = start, start + len(tokens)
         while at < end:
-            size = PREFILL_BLOCK if at % PREFILL_BLOCK == 0 and at + PREFILL_BLOCK <= end else BLOCK
+            size = PREFILL_BLOCK if at % PREFILL_BLOCK == 0 and at + PREFILL_BLOCK <= end else self._block
             first = at - at % size
             stop = min(first + size, end)
             here = [position - first for position in (start + row for row in want) if at <= position < stop]
