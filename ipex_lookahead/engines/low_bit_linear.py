@@ -64,6 +64,7 @@ class LowBitLinear(nn.Module):
         self.low_bit = weight.format
         self.group_size = weight.group_size
         self.kernel: Any = (backends or LinearBackends()).kernel(weight)
+        self._run = self.kernel.run  # looking up a submodule takes longer than a small layer's product
         # Empty: model code looks at weight.dtype and weight.device, and transformers ties whatever is called weight.
         self.weight = nn.Parameter(torch.empty(0, dtype=dtype, device=self.kernel.device), requires_grad=False)
         self.bias: nn.Parameter | None
@@ -91,9 +92,10 @@ class LowBitLinear(nn.Module):
         """
         if x.shape[-1] != self.in_features:
             raise InputError(f"the layer takes [..., {self.in_features}], got {list(x.shape)}")
-        y: torch.Tensor = self.kernel.run(x)
-        if self.bias is not None:
-            y += self.bias
+        y: torch.Tensor = self._run(x)
+        bias = self._parameters["bias"]
+        if bias is not None:
+            y += bias
         return y
 
     def packed(self) -> PackedWeight:
