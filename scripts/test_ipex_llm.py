@@ -193,7 +193,7 @@ def run(folder, arguments):
     python = os.path.join(folder, "bin", "python")
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([site(), ROOT]), PYTHONNOUSERSITE="1")
     environment.setdefault("IPEX_LOOKAHEAD_CACHE", cache_folder())
-    environment.setdefault("OMP_NUM_THREADS", str(setup.jobs()))
+    environment.setdefault("OMP_NUM_THREADS", "1")  # the models are small: more threads only wait for each other
     say("fetching the embedded model, if it is not there yet")
     fetch = "import sys; sys.path.pop(0); from ipex_lookahead.hub import resolve_model; resolve_model('default')"
     subprocess.run([python, "-c", fetch], check=True, env=environment, cwd=ROOT)

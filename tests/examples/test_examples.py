@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -96,6 +97,22 @@ def test_save_and_load_low_bit(model, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "before and after: yes" in done.stdout
     assert (tmp_path / "out").is_dir()
+
+
+def test_migrate_from_ipex_llm(model):
+    done = run("migrate_from_ipex_llm.py", "--repo-id-or-model-path", model, "--n-predict", "12")
+    assert done.returncode == 0, done.stderr
+    assert "lookahead=2: " in done.stdout
+    assert "equal to plain decoding: yes" in done.stdout
+
+
+def test_migrate_names_what_ipex_llm_needs(model):
+    if importlib.util.find_spec("ipex_llm") is not None:
+        pytest.skip("ipex-llm is installed here")
+    done = run("migrate_from_ipex_llm.py", "--repo-id-or-model-path", model, "--engine", "ipex-llm")
+    assert done.returncode == 1
+    assert "pip install ipex-llm==2.2.0" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_every_example_is_short_and_run_here():
