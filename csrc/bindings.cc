@@ -263,7 +263,7 @@ NB_MODULE(_native, m) {
              nb::gil_scoped_release release;
              l.run(x.data(), int64_t(x.shape(0)), out.data());
            })
-      .def(
+      .def(  // addresses of x [rows][n_in] and out [rows][n_out]: the caller answers for both
           "run_at",
           [](LinearLayer& l, uintptr_t x, int64_t rows, uintptr_t out) {
             nb::gil_scoped_release release;

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from ipex_lookahead.engines.native import LinearLayer, LinearPool
-from ipex_lookahead.errors import EngineError
+from ipex_lookahead.errors import EngineError, InputError
 from ipex_lookahead.formats import dequantize
 from ipex_lookahead.formats.base import GROUP, PackedWeight
 
@@ -141,6 +141,8 @@ class NativeKernel(nn.Module):
                 f"this layer was loaded for the CPU, but its input is on {x.device}",
                 hint="load the model with the device it is to run on (device=...)",
             )
+        if x.shape[-1] != self._n_in:  # the core is given addresses, and would read whatever lies there
+            raise InputError(f"the layer takes [..., {self._n_in}], got {list(x.shape)}")
         rows = x if x.dtype is torch.float32 else x.float()
         if not rows.is_contiguous():
             rows = rows.contiguous()

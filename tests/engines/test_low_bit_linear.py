@@ -153,6 +153,8 @@ def test_a_wrong_input_is_refused_though_its_values_would_fit():
     layer = LowBitLinear(weight_of("sym_int4", 48, 64), backends=NATIVE)
     with pytest.raises(InputError, match="64"):
         layer(randn(2, 32))
+    with pytest.raises(InputError, match="64"):
+        layer.kernel.run(randn(2, 32))
     with pytest.raises(EngineError, match="loaded for the CPU"):
         layer(torch.empty(2, 64, device="meta"))
     with pytest.raises(InputError, match="bias"):
