@@ -171,6 +171,7 @@ def load_model_and_tokenizer(
     threads: int | None = None,
     kv_cache: str = "fp16",
     progress: bool = True,
+    **placing: Any,
 ) -> tuple[LookaheadModelForCausalLM, Any | None]:
     """What the commands use: a model, and its tokenizer or None. See ``AutoModelForCausalLM.from_pretrained``."""
     model = AutoModelForCausalLM.from_pretrained(
@@ -181,6 +182,7 @@ def load_model_and_tokenizer(
         threads=threads,
         kv_cache=kv_cache,
         progress=progress,
+        **placing,
     )
     return model, model.tokenizer
 

@@ -12,9 +12,11 @@ import click
 
 from ipex_lookahead.cli.lookahead import Lookahead, lookahead_options
 from ipex_lookahead.cli.options import (
+    PLACING,
     SAMPLING_OPTIONS,
     Sampling,
     draft_model_option,
+    engine_options,
     model_options,
     option,
     sampling_options,
@@ -26,6 +28,7 @@ HISTORY_LINES = 1000
 
 @click.command()
 @model_options
+@engine_options
 @draft_model_option
 @lookahead_options
 @option("--max-new-tokens", "-n", type=click.IntRange(1), default=512, help="Most tokens in an answer.")
@@ -46,6 +49,7 @@ def chat(
     """Talk with a model. /help lists what can be typed; Ctrl-C stops an answer, Ctrl-D leaves."""
     sampling = Sampling(**{name: options.pop(name) for name in SAMPLING_OPTIONS})
     sampling.check()
+    placing = {name: options.pop(name) for name in PLACING}
     ahead = Lookahead(**options)
     ahead.check()
 
@@ -59,9 +63,13 @@ def chat(
 
     typed = sys.stdin.isatty()
     aside = Console(stderr=True, soft_wrap=True, highlight=False)
-    loaded, tokenizer = load(
-        model, low_bit=low_bit, threads=threads, kv_cache=kv_cache, draft_model=draft_model, progress=True
-    )
+    settings: dict[str, Any] = {
+        "low_bit": low_bit,
+        "threads": threads,
+        "kv_cache": kv_cache,
+        "draft_model": draft_model,
+    }
+    loaded, tokenizer = load(model, **settings, **placing, progress=True)
     drafting = ahead.arguments()
     session = Session(
         loaded,

@@ -10,9 +10,11 @@ import click
 
 from ipex_lookahead.cli.lookahead import Lookahead, lookahead_options
 from ipex_lookahead.cli.options import (
+    PLACING,
     SAMPLING_OPTIONS,
     Sampling,
     draft_model_option,
+    engine_options,
     model_options,
     option,
     sampling_options,
@@ -23,6 +25,7 @@ from ipex_lookahead.errors import InputError
 @click.command()
 @click.argument("prompt", required=False)
 @model_options
+@engine_options
 @draft_model_option
 @lookahead_options
 @option("--max-new-tokens", "-n", type=click.IntRange(0), default=256, help="Most tokens to generate.")
@@ -54,6 +57,7 @@ def generate(
     """Answer PROMPT; '-', or nothing at all in a pipe, reads it from standard input."""
     sampling = Sampling(**{name: options.pop(name) for name in SAMPLING_OPTIONS})
     sampling.check()
+    placing = {name: options.pop(name) for name in PLACING}
     ahead = Lookahead(**options)
     ahead.check()
     if show_accepted and as_json:
@@ -64,9 +68,13 @@ def generate(
 
     from ipex_lookahead.cli.loading import config_of, load
 
-    loaded, tokenizer = load(
-        model, low_bit=low_bit, threads=threads, kv_cache=kv_cache, draft_model=draft_model, progress=not quiet
-    )
+    settings: dict[str, Any] = {
+        "low_bit": low_bit,
+        "threads": threads,
+        "kv_cache": kv_cache,
+        "draft_model": draft_model,
+    }
+    loaded, tokenizer = load(model, **settings, **placing, progress=not quiet)
     if raw:
         ids = tokenizer(text)["input_ids"]
     else:
@@ -123,4 +131,4 @@ def _read(prompt: str | None) -> str:
 
 def _engine_facts(loaded: Any) -> dict[str, Any]:
     facts = loaded.engine.describe()
-    return {key: facts.get(key) for key in ("low_bit", "isa", "threads")}
+    return {key: facts.get(key) for key in ("engine", "low_bit", "isa", "threads")}

@@ -15,14 +15,18 @@ def load(
     progress: bool,
     kv_cache: str = "fp16",
     draft_model: str | None = None,
+    **placing: Any,
 ) -> tuple[Any, Any]:
     """The model and its tokenizer, and with ``draft_model`` the model that drafts for it wherever it generates.
+
+    ``placing`` is ``engine``, ``device`` and ``deterministic``, as ``from_pretrained`` takes them.
 
     Raises InputError where the checkpoint carries no tokenizer, or the draft model has another vocabulary.
     """
     from ipex_lookahead.auto import load_model_and_tokenizer
 
     settings: dict[str, Any] = {"low_bit": low_bit, "threads": threads, "kv_cache": kv_cache, "progress": progress}
+    settings |= placing
     model, tokenizer = load_model_and_tokenizer(name, **settings)
     if tokenizer is None:
         raise InputError(

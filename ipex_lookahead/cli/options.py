@@ -48,6 +48,30 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--engine --device --deterministic``, which go to ``from_pretrained`` as they are."""
+    for decorate in (
+        option(
+            "--deterministic/--no-deterministic",
+            default=None,
+            help="On torch: the very text of plain decoding with lookahead too, at some cost.",
+        ),
+        option("--device", metavar="DEVICE", help="cpu, xpu (Intel GPUs) or cuda; the engine's own if not given."),
+        option(
+            "--engine",
+            type=click.Choice(["auto", "native", "torch", "ipex-llm"]),
+            default="auto",
+            help="What runs the model; auto: native where it can, else torch.",
+        ),
+    ):
+        command = decorate(command)
+    return command
+
+
+PLACING = ("engine", "device", "deterministic")
+"""The options of ``engine_options``."""
+
+
 low_bit_option = option(
     "--low-bit", metavar="FORMAT", help="sym_int4, sym_int8, bf16, fp16; as the file has it if not given."
 )

@@ -250,3 +250,26 @@ def test_a_character_of_several_tokens_is_whole():
         parts = list(runs(tokenizer, ids, origins))
         assert "".join(part for part, _ in parts) == text
         assert all("\ufffd" not in part for part, _ in parts)
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_where_the_model_runs_is_asked_for_as_given(command, monkeypatch, capsys):
+    from ipex_lookahead import auto
+    from ipex_lookahead.errors import EngineError
+
+    asked = []
+
+    def load(name, **settings):
+        asked.append({key: settings[key] for key in ("engine", "device", "deterministic")})
+        raise EngineError("there is no such device", hint="buy one")
+
+    monkeypatch.setattr(auto, "load_model_and_tokenizer", load)
+    words = ["hi"] if command == "generate" else []
+    assert run([command, "--engine", "torch", "--device", "xpu", "--deterministic", *words]) == 1
+    assert "no such device" in capsys.readouterr().err
+    assert run([command, *words]) == 1
+    assert asked == [
+        {"engine": "torch", "device": "xpu", "deterministic": True},
+        {"engine": "auto", "device": None, "deterministic": None},
+    ]
+    assert run([command, "--engine", "gpu", *words]) == 2
