@@ -140,6 +140,8 @@ def _own(model: Any, max_new_tokens: int, lookahead: int) -> Generate:
     """
     import torch
 
+    from ipex_lookahead.engines.torch_device import torch_threads
+
     theirs = model.engine.model
     options: dict[str, Any] = {"do_sample": False, "eos_token_id": model.generation_config.eos_token_id}
     options["pad_token_id"] = 0
@@ -148,7 +150,8 @@ def _own(model: Any, max_new_tokens: int, lookahead: int) -> Generate:
 
     def run(ids: torch.Tensor, tokens: int) -> tuple[list[int], float]:
         began = perf_counter()
-        out = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, **options)
+        with torch_threads(model.engine.threads):  # as many as ours takes
+            out = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, **options)
         return out[0, ids.shape[1] :].tolist(), perf_counter() - began
 
     def generate(prompt: Sequence[int]) -> Generation:

@@ -20,7 +20,7 @@ class Model:
 
     def __init__(self, answer: Any = None, row_invariant: bool = True) -> None:
         self.low_bit = "sym_int4"
-        self.engine = SimpleNamespace(row_invariant=row_invariant, model=Theirs())
+        self.engine = SimpleNamespace(row_invariant=row_invariant, model=Theirs(), threads=1)
         self.generation_config = SimpleNamespace(eos_token_id=2)
         self.answer = answer or (lambda prompt, lookahead: [prompt[-1] + 1, prompt[-1] + 2, prompt[-1] + 3])
         self.asked: list[Any] = []
