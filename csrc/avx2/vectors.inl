@@ -74,6 +74,7 @@ SIMD_INLINE float reduce_max(f32x16 a) {
   q = _mm_max_ss(q, _mm_movehdup_ps(q));
   return _mm_cvtss_f32(q);
 }
+SIMD_INLINE i32x16 add(i32x16 a, i32x16 b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
 SIMD_INLINE int32_t reduce_add(i32x16 a) {
   const __m256i h = _mm256_add_epi32(a.lo, a.hi);
   __m128i q = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));

@@ -47,7 +47,7 @@ SIMD_INLINE void quantize_group(const Rows& x, int64_t r, int64_t b, f32x16 low,
   const i32x16 a = round(mul(low, inverse)), c = round(mul(high, inverse));
   store_i8(codes, a);
   store_i8(codes + kLanes, c);
-  const int32_t sum = reduce_add(a) + reduce_add(c);
+  const int32_t sum = reduce_add(add(a, c));
   x.scales[r * x.blocks + b] = scale;
   x.bias4[r * x.blocks + b] = -8 * sum;
   x.bias8[r * x.blocks + b] = -128 * sum;

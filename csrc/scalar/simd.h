@@ -83,6 +83,10 @@ SIMD_INLINE float reduce_max(f32x16 a) {
   for (int i = 1; i < 16; ++i) m = a.v[i] > m ? a.v[i] : m;
   return m;
 }
+SIMD_INLINE i32x16 add(i32x16 a, i32x16 b) {
+  for (int i = 0; i < 16; ++i) a.v[i] += b.v[i];
+  return a;
+}
 SIMD_INLINE int32_t reduce_add(i32x16 a) {
   int32_t s = 0;
   for (int i = 0; i < 16; ++i) s += a.v[i];
