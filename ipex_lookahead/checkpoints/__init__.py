@@ -28,6 +28,7 @@ __all__ = [
     "TensorInfo",
     "family_of",
     "open_checkpoint",
+    "open_other_family",
     "save",
 ]
 
@@ -58,6 +59,14 @@ def family_of(path: str | PathLike[str]) -> str | None:
     config = Path(path).expanduser() / "config.json"
     found = read_json(config).get("model_type") if os.path.exists(config) else None
     return found if isinstance(found, str) else None
+
+
+def open_other_family(path: str | PathLike[str]) -> Checkpoint:
+    """The tensors of a folder of a family that only transformers knows; ``config`` and the like stay empty."""
+    path = Path(path).expanduser()
+    if MARKER in read_json(path / "config.json"):
+        return LowBitCheckpoint(path, other_family=True)
+    return SafetensorsCheckpoint(path, other_family=True)
 
 
 def _kind_of_folder(folder: Path) -> tuple[str, Path]:

@@ -124,7 +124,7 @@ class SafetensorsCheckpoint:
     def info(self, name: str) -> TensorInfo:
         """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""
         tensor = self._find(name)[1]
-        return TensorInfo(tensor.shape, _FORMATS[tensor.dtype])
+        return TensorInfo(tensor.shape, _FORMATS.get(tensor.dtype, tensor.dtype.lower()))
 
     def read(self, name: str) -> PackedWeight:
         """The tensor as it is in the file; takes the tensor's own memory and no more.

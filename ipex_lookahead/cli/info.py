@@ -73,13 +73,17 @@ def _engine() -> dict[str, Any]:
 
 def model_facts(name: str, *, progress: bool) -> dict[str, Any]:
     """Architecture, formats by tensor, bytes, context, tokenizer, licence; nothing of the weights is read."""
-    from ipex_lookahead.checkpoints import open_checkpoint
+    from ipex_lookahead.architectures import model_types
+    from ipex_lookahead.checkpoints import family_of, open_checkpoint, open_other_family
     from ipex_lookahead.hub import resolve_model
+    from ipex_lookahead.tokenization.folder import tokenizer_from_folder
 
     path = resolve_model(name, progress=progress)
-    checkpoint = open_checkpoint(path)
+    family = family_of(path)
+    other = family is not None and family not in model_types()
+    checkpoint = open_other_family(path) if other else open_checkpoint(path)
     try:
-        config = checkpoint.config
+        config = _other_config(path) if other else checkpoint.config
         formats: dict[str, dict[str, int]] = {}
         parameters = 0
         for tensor in checkpoint.names():
@@ -88,13 +92,14 @@ def model_facts(name: str, *, progress: bool) -> dict[str, Any]:
             entry["tensors"] += 1
             entry["bytes"] += packed_bytes(found.format, found.shape, found.group_size)
             parameters += _product(found.shape)
-        tokenizer = checkpoint.tokenizer()
+        tokenizer = tokenizer_from_folder(path, config) if other else checkpoint.tokenizer()
     finally:
         checkpoint.close()
     return {
         "model": name,
         "path": str(path),
         "architecture": config.get("model_type"),
+        "engine": "torch" if other else "native",
         "parameters": parameters,
         "bytes": sum(entry["bytes"] for entry in formats.values()),
         "formats": formats,
@@ -110,9 +115,20 @@ def model_facts(name: str, *, progress: bool) -> dict[str, Any]:
     }
 
 
+def _other_config(path: Path) -> dict[str, Any]:
+    """The sizes of a family that only transformers knows, under Llama's names."""
+    from ipex_lookahead.checkpoints.config_json import read_json
+    from ipex_lookahead.engines.hf_config import foreign_config
+
+    config, _ = foreign_config(read_json(path / "config.json"), path)
+    names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
+    sizes = {name: getattr(config, name, None) for name in (*names, "max_position_embeddings")}
+    return {"model_type": config.model_type, **sizes}
+
+
 def packed_bytes(format_name: str, shape: tuple[int, ...], group_size: int) -> int:
     """Bytes of a packed tensor, as ``PackedWeight.nbytes`` would say, from its shape alone."""
-    widths = {"fp32": 4, "fp16": 2, "bf16": 2}
+    widths = {"fp32": 4, "fp16": 2, "bf16": 2, "i64": 8, "i32": 4, "u8": 1, "i8": 1, "bool": 1}
     if format_name in widths:
         return _product(shape) * widths[format_name]
     rows, inputs = _product(shape[:-1]), shape[-1]

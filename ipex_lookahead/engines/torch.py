@@ -27,7 +27,7 @@ from ipex_lookahead.formats.base import PackedWeight
 
 BLOCK = 16
 CPU_BLOCK = 8
-"""``deterministic``: rows of every forward; position p is row p % block. On a CPU rows that are not needed cost time."""
+"""``deterministic``: rows of every forward; position p is row p % block. On a CPU, rows that nobody needs cost time."""
 PREFILL_BLOCK = 256
 """``deterministic``: rows of a forward where a prompt fills a whole one."""
 VISIBLE = 128
@@ -80,6 +80,7 @@ class TorchEngine:
         takes = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in takes
         self._keep_logits = next((n for n in ("logits_to_keep", "num_logits_to_keep") if n in takes), None)
+        self._pad = getattr(model.config, "pad_token_id", None)
         self.max_context = max_context or _max_context(model.config)
         self._beside_native = has_native_layers(model)
         self._position_bytes = 0
@@ -189,9 +190,12 @@ class TorchEngine:
         inputs: dict[str, Any] = {"input_ids": ids, "past_key_values": past, "use_cache": True}
         if self._takes_positions:
             inputs["position_ids"] = positions
+        rows = ids.shape[1]
+        if mask is None and self._pad is not None and bool((ids == self._pad).any()):
+            # Nothing is padding here; but without a mask some models warn that it might be.
+            mask = torch.ones((1, cache.length + rows), dtype=torch.long, device=self.device)
         if mask is not None:
             inputs["attention_mask"] = mask
-        rows = ids.shape[1]
         few = len(want) < rows and self._keep_logits is not None
         if few:  # the lm_head is dear: one of the last rows, or none, is asked for while a prompt is read
             start = min(want, default=rows - 1)

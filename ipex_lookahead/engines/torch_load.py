@@ -209,6 +209,21 @@ def _sentences(path: Path, family: str) -> Iterator[None]:
         raise UnsupportedModelError(f"{path}: transformers cannot load this {family} model: {said}") from error
 
 
+@contextmanager
+def _quiet(wanted: bool) -> Iterator[None]:
+    """Without transformers' progress bars, where none are wanted."""
+    from transformers.utils import logging
+
+    if not wanted or not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
+
+
 def _skeleton(config: Any) -> Any:
     """The model without its weights. Raises UnsupportedModelError for one that cannot be run, before any is read."""
     from transformers import AutoModelForCausalLM
@@ -227,15 +242,16 @@ def _float_model(
 
     _skeleton(config)
     SafetensorsCheckpoint(request.path, other_family=True).close()  # every header is sound, or it raises
-    model, info = AutoModelForCausalLM.from_pretrained(
-        str(request.path),
-        config=config,
-        use_safetensors=True,
-        trust_remote_code=False,
-        local_files_only=True,
-        output_loading_info=True,
-        **dtype_argument(dtype),
-    )
+    with _quiet(request.progress is None):
+        model, info = AutoModelForCausalLM.from_pretrained(
+            str(request.path),
+            config=config,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+            **dtype_argument(dtype),
+        )
     if missing := sorted(info["missing_keys"]):
         raise ModelFormatError(request.path, missing[0], None, "is missing from the checkpoint")
     if request.low_bit is None:
