@@ -53,13 +53,15 @@ class Acceptance:
         """
         count = len(draft.tokens) - draft.scratch
         parents, probs, sources = draft.parents, draft.probs, draft.sources
-        match = min(match, LONGEST_MATCH)
+        if match > LONGEST_MATCH:
+            match = LONGEST_MATCH
         survival: list[float] = []
         chances: list[float] = []
         cells: list[Cell] = []
         depths: list[int] = []
         source = self._source
-        alike = self._alike(source if probs else (source, match))
+        kind = source if probs else (source, match)
+        alike = self._cells.get(kind) or self._alike(kind)
         chance = 0.0
         for row in range(count):
             parent = parents[row]
@@ -73,7 +75,7 @@ class Acceptance:
                 chance = probs[row]
                 if sources and sources[row] != source:
                     source = sources[row]
-                    alike = self._alike(source)
+                    alike = self._cells.get(source) or self._alike(source)
             cell = alike[depth]
             learned = chance * (cell[0] + PRIOR_WEIGHT) / (cell[1] + PRIOR_WEIGHT)
             if learned > MOST:
@@ -88,10 +90,7 @@ class Acceptance:
         return Expected(draft.tokens, parents, survival, chances, cells)
 
     def _alike(self, kind: str | tuple[str, int]) -> Cells:
-        cells = self._cells.get(kind)
-        if cells is None:
-            cells = self._cells[kind] = [[0.0, 0.0] for _ in range(DEEPEST + 1)]
-        return cells
+        return self._cells.setdefault(kind, [[0.0, 0.0] for _ in range(DEEPEST + 1)])
 
 
 class Expected:

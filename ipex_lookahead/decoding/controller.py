@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from ipex_lookahead.decoding.acceptance import Acceptance, Expected
 from ipex_lookahead.decoding.cost import CostCurve
@@ -110,12 +110,12 @@ class AdaptiveBudget:
         self._curve = curve
         self._most = self._reach = most
         self._acceptance = Acceptance(source)
-        self._proposers = list(proposers)
+        self._matching = [proposer if hasattr(proposer, "match_length") else None for proposer in proposers]
         self._expected: dict[int, Expected] = {}
         self._whole = WHOLE_PRIOR
         self._whole_chosen = False
         self._times = [curve(n) for n in range(1, most + 2)]
-        self._steps: list[tuple[int, int, float, float, int, int]] = []
+        self._steps: list[tuple[int, int, float, float, int, int, int]] = []
         self._account_after = 1  # the first step may give the curve its unit
         self._emitted = self._taking_part = 0
         self._spent = self._gained = 0.0
@@ -214,37 +214,38 @@ class AdaptiveBudget:
     def timed(self, rows: int, length: int, seconds: float, proposing: float) -> None:
         """Correct the cost curve, and keep account of what drafting brings."""
         emitted, live, proposed = self._emitted, self._taking_part or 1, self._proposed
+        self._steps.append((rows, length, seconds, proposing, proposed, emitted, live))
+        self._emitted = self._taking_part = self._proposed = 0
         if self._whole_chosen:
             self._whole += WHOLE_FOLLOW * (emitted / live - self._whole)
             self._whole_chosen = False
-        if proposed:
-            each, known = proposing / proposed, self._token_seconds
-            # Once in a while another process has the core; that is not the proposer's doing.
-            self._token_seconds += 0.2 * (min(each, 3.0 * known) - known) if known else each
-        elif self._pause:
+        if self._pause and not proposed:
             self._pause -= 1
-        self._emitted = self._taking_part = self._proposed = 0
-        self._steps.append((rows, length, seconds, self._token_seconds * proposed, emitted, live))
         if len(self._steps) >= self._account_after:
             self._account()
 
     def _account(self) -> None:
         """Go through the last steps at once, which costs a fraction of going through each when caches are cold."""
-        self._account_after = ACCOUNT_STEPS
         curve = self._curve
-        for rows, length, seconds, proposing, emitted, live in self._steps:
+        for rows, length, seconds, proposing, proposed, emitted, live in self._steps:
             curve.timed(rows, length, seconds)
+            if proposed:
+                each, known = proposing / proposed, self._token_seconds
+                # Once in a while another process has the core; that is not the proposer's doing.
+                self._token_seconds += 0.2 * (min(each, 3.0 * known) - known) if known else each
             alone, took = curve(live, length), curve(rows, length)
             self._spent += took
-            self._gained += alone * (emitted / live) - took - proposing
+            self._gained += alone * (emitted / live) - took - self._token_seconds * proposed
         length = self._steps[-1][1]
+        # What a dear proposer takes must be known at every step.
+        self._account_after = 1 if self._token_seconds > DEAR * curve(1, length) else ACCOUNT_STEPS
         self._times = [curve(n, length) for n in range(1, self._most + 2)]
         self._steps.clear()
 
     def _expect(self, number: int, draft: Draft) -> Expected:
         self._proposed += len(draft.tokens)
-        match = getattr(self._proposers[number], "match_length", 0) if number < len(self._proposers) else 0
-        return self._acceptance.expect(draft, match)
+        matching: Any = self._matching[number] if number < len(self._matching) else None
+        return self._acceptance.expect(draft, 0 if matching is None else matching.match_length)
 
     def _time(self, rows: int, length: int) -> float:
         """The cost curve at ``rows``, as it was at the last account."""
