@@ -139,8 +139,8 @@ class AutoModelForCausalLM:
                     f"speculative=True needs the native engine's copy of the weights, and this is engine={name!r}"
                     f" ({reason}); leave it out, and use lookahead= or draft_model= of generate"
                 )
-            if engine == "auto":
-                log.info("engine: %s, since %s", name, reason)
+            if engine == "auto":  # what is slower than people may expect is said without being asked for
+                log.log(logging.INFO if name == "native" else logging.WARNING, "engine: %s, since %s", name, reason)
             loaded: LoadedModel = import_module(ENGINES[name]).load(request)
         loaded.engine.facts["chosen"] = f"{name}: {reason}"
         return _model(loaded, path, speculative)

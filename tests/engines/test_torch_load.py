@@ -292,6 +292,34 @@ def test_a_wrapped_model_saves_and_comes_back(tmp_path: Path) -> None:
     assert torch.equal(logits(load(tmp_path / "saved")), logits(model))
 
 
+class EightBits(torch.nn.Module):
+    """A linear layer as another library might quantise it: no ``weight`` of a float dtype anywhere."""
+
+    def __init__(self, layer: torch.nn.Linear) -> None:
+        super().__init__()
+        scale = layer.weight.detach().abs().amax(1, keepdim=True) / 127
+        self.register_buffer("codes", (layer.weight.detach() / scale).round().to(torch.int8))
+        self.register_buffer("scale", scale)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.codes * self.scale)
+
+
+def test_a_model_that_another_library_quantised_runs_as_it_is() -> None:
+    model = build("llama")
+    for layer in model.model.layers:
+        for owner in (layer.self_attn, layer.mlp):
+            for name, child in list(owner.named_children()):
+                if isinstance(child, torch.nn.Linear):
+                    setattr(owner, name, EightBits(child))
+    wrapped = wrap_model(model)
+    plain = wrapped.generate(IDS, **GREEDY)
+    assert shortfall(lambda ids: model(ids).logits, plain, 9) < 0.01
+    out = wrapped.generate(IDS, lookahead=5, adaptive=False, **GREEDY)
+    assert shortfall(lambda ids: model(ids).logits, out, 9) < 0.01
+    assert wrapped.stats.drafted > 0
+
+
 def test_a_model_that_another_library_quantised_is_called_what_it_is() -> None:
     model = build("llama")
     model.config.quantization_config = {"quant_method": "awq", "bits": 4}
