@@ -80,7 +80,7 @@ class AutoModelForCausalLM:
             device: "cpu", "xpu" (Intel GPUs) or "cuda"; None = the engine's own, the CPU.
             deterministic: for engine="torch": forwards of one shape, so that lookahead gives the very text of plain
                 decoding; slower on a CPU. None = on Intel GPUs only. The native engine is that at full speed.
-            ipex: for engine="torch": apply intel-extension-for-pytorch's ``ipex.llm.optimize``.
+            ipex: for engine="torch" and float weights: apply intel-extension-for-pytorch (see ``engines/ipex.py``).
             kv_cache: "fp16", or "int8" with a scale a position and head: half the memory, a little less exact to the
                 model (never to lookahead).
             speculative: ipex-llm's: ``generate`` drafts with a four-bit copy of the model, made when first needed; for

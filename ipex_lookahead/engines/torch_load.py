@@ -22,6 +22,7 @@ from ipex_lookahead.checkpoints.low_bit import MARKER
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
 from ipex_lookahead.compat import dtype_argument
 from ipex_lookahead.engines.hf_config import foreign_config, generation_config, inline_rope_factors, transformers_config
+from ipex_lookahead.engines.ipex import apply_ipex, check_ipex
 from ipex_lookahead.engines.linear_backends import LinearBackends
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
 from ipex_lookahead.engines.low_bit_linear import Replacement, load_packed, replace_linears
@@ -94,6 +95,8 @@ def _load_known(checkpoint: Checkpoint, request: LoadRequest, device: torch.devi
     label = request.low_bit or checkpoint.info(spec.matrices["down"].format(layer=0) + ".weight").format
     plan = request.plan(spec.embedding if spec.tied else spec.lm_head, label)
     dtype = compute_dtype(request.dtype, label, device, checkpoint.config.get("dtype", ""))
+    if request.ipex:
+        check_ipex(label, dtype, device)
     config = transformers_config(checkpoint.config)
     model = _skeleton(config)
     backends = LinearBackends(device, threads=request.threads, dtype=dtype)
@@ -176,6 +179,8 @@ def _load_foreign(request: LoadRequest, device: torch.device, family: str) -> Lo
     try:
         label = request.low_bit or (packed.low_bit["low_bit"] if packed else _label(in_file))
         dtype = compute_dtype(request.dtype, label, device, in_file)
+        if request.ipex:
+            check_ipex(label, dtype, device)
         backends = LinearBackends(device, threads=request.threads, dtype=dtype)
         with _sentences(path, family):
             if packed is None:
@@ -328,6 +333,9 @@ def _engine(
     facts: dict[str, Any] = {"backends": backends.describe()} if report.converted else {}
     if report.left:
         facts["not_converted"] = report.left
+    if request.ipex:
+        dtype = next(model.parameters()).dtype
+        model, facts["ipex"] = apply_ipex(check_ipex(label, dtype, device), model, dtype)
     return TorchEngine(
         model,
         device=device,

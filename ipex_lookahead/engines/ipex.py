@@ -1,0 +1,55 @@
+"""``ipex=True``: intel-extension-for-pytorch's prepacked weights and fused layers on a float model of the torch engine.
+
+It is ``ipex.optimize`` that is applied, not ``ipex.llm.optimize``. The latter replaces attention and its cache by ones
+of indirect access, which after the prompt are right for one row a forward only: of three rows, measured on version
+2.8.0, the second and third were wrong by more than a tenth of the largest logit. A draft has several rows, and so has
+a prompt that comes in pieces. A model it was applied to is refused when it is tried out while loading or wrapping.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+
+from ipex_lookahead.engines.weights import FLOATS
+from ipex_lookahead.errors import EngineError, InputError
+
+INSTALL = "pip install intel-extension-for-pytorch==2.8.0 torch==2.8.0 transformers==4.51.3"
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def check_ipex(label: str, dtype: torch.dtype, device: torch.device) -> Any:
+    """The package, where it is here and can be applied.
+
+    Args:
+        label: the weights' format.
+        dtype: of the weights.
+        device: where they are.
+
+    Raises:
+        InputError: packed weights, which the extension does not know, another dtype or device.
+        EngineError: the package is not installed, or does not import beside this torch.
+    """
+    if label not in FLOATS:
+        raise InputError(
+            f"ipex=True is for float weights, and these are {label!r}; leave it out, or load_in_low_bit='bf16'"
+        )
+    if dtype not in DTYPES or device.type != "cpu":
+        name = str(dtype).removeprefix("torch.")
+        raise InputError(f"ipex=True runs float32 and bfloat16 on the CPU, not {name} on {device}")
+    if importlib.util.find_spec("intel_extension_for_pytorch") is None:
+        raise EngineError("ipex=True needs intel-extension-for-pytorch, which is not installed", hint=INSTALL)
+    try:
+        import intel_extension_for_pytorch as ipex
+    except (Exception, SystemExit) as error:  # beside another release of torch it ends the program
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise EngineError(f"intel-extension-for-pytorch does not import: {said}", hint=INSTALL) from None
+    return ipex
+
+
+def apply_ipex(ipex: Any, model: Any, dtype: torch.dtype) -> tuple[Any, str]:
+    """The model, changed in place, and what was done to it, for ``describe()``."""
+    optimised = ipex.optimize(model.eval(), dtype=dtype, inplace=True)
+    return optimised, f"ipex.optimize of {ipex.__version__} (not ipex.llm.optimize: its cache takes one row a forward)"
