@@ -98,7 +98,8 @@ def _load_known(checkpoint: Checkpoint, request: LoadRequest, device: torch.devi
     if request.ipex:
         check_ipex(label, dtype, device)
     config = transformers_config(checkpoint.config)
-    model = _skeleton(config)
+    with _sentences(checkpoint.path, config.model_type):
+        model = _skeleton(config)
     backends = LinearBackends(device, threads=request.threads, dtype=dtype)
     report = load_packed(
         model, _tensors(checkpoint, spec, plan, request), device=device, backends=backends, dtype=dtype
