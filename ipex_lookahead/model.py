@@ -153,6 +153,10 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
             **kwargs,
         )
 
+    def forget(self) -> None:
+        """Drop what ``store="memory"`` remembers of earlier generations."""
+        self._stores.forget()
+
     def use_draft_model(self, draft_model: LookaheadModelForCausalLM | None) -> None:
         """Let a smaller model draft wherever ``generate`` gets a ``lookahead`` that names no other strategy.
 

@@ -119,8 +119,12 @@ def measure(
     *,
     repeat: int = 1,
     advance: Callable[[], None] = lambda: None,
+    forget: Callable[[], None] = lambda: None,
 ) -> list[Mode]:
     """Run every prompt in every mode, alternating.
+
+    All prompts are gone through before any is repeated, and what a model remembers of its answers is forgotten between:
+    no mode ever finds an answer that it has already given to the same prompt.
 
     Args:
         generate: one answer for prompt ids and a setting of lookahead.
@@ -128,17 +132,19 @@ def measure(
         lookaheads: settings to compare, each once; 0 is added if missing and comes first.
         repeat: runs of each prompt in each mode.
         advance: called after each answer, for a progress bar.
+        forget: makes the model forget earlier answers.
     """
     modes = [Mode(setting) for setting in dict.fromkeys([0, *lookaheads])]
     for mode in modes:  # warm-up: pages, threads, and what calibrates itself
         generate(prompts[0], mode.lookahead)
-    for index, prompt in enumerate(prompts):
-        for mode in modes:
-            mode.answers.append([])
-        for turn in range(repeat):
+    for mode in modes:
+        mode.answers = [[] for _ in prompts]
+    for turn in range(repeat):
+        forget()
+        for index, prompt in enumerate(prompts):
             order = modes if (index + turn) % 2 == 0 else modes[::-1]
             for mode in order:
-                mode.answers[-1].append(generate(prompt, mode.lookahead))
+                mode.answers[index].append(generate(prompt, mode.lookahead))
                 advance()
     return modes
 

@@ -83,6 +83,7 @@ def decode(
             settings,
             repeat=repeat,
             advance=advance,
+            forget=loaded.forget,
         )
     engine = loaded.engine.describe()
     report = {"model": model, **{key: engine.get(key) for key in ("low_bit", "isa", "threads")}}

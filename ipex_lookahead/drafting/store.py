@@ -202,6 +202,10 @@ class Stores:
             self._open[key] = Store.open(key, self._vocab_size, digest)
         return self._open[key]
 
+    def forget(self) -> None:
+        """Empty the store that has no file."""
+        self._open.pop(MEMORY_STORE, None)
+
     def add(self, path: str, outputs: Iterable[Sequence[int] | npt.NDArray[np.int32]]) -> None:
         """Remember finished generations in a store. A file that cannot be written costs a warning, not the output."""
         store = self.get(path)

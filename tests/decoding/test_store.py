@@ -72,6 +72,8 @@ def test_what_is_remembered_in_memory_goes_with_the_model(
     assert run(engine, memory, Stores(64)).accepted == first.accepted, "another model knows nothing of it"
     assert run(engine, memory).accepted == first.accepted
     assert not list(tmp_path.iterdir()), "nothing is on disk"
+    stores.forget()
+    assert run(engine, memory, stores).accepted == first.accepted
     stores.add("./memory", [TEXT])
     assert Store.open("memory", 64).texts() == [TEXT], "a file may have that name, too"
 
