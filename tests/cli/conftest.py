@@ -53,6 +53,9 @@ class ScriptedModel:
         self.stats.decode_seconds = 1.0
         return torch.tensor([prompt + new])
 
+    def forget(self) -> None:
+        pass
+
 
 @pytest.fixture
 def tokenizer() -> Any:
