@@ -38,8 +38,10 @@ STACK = (
     "numpy==1.26.4",
     "accelerate==0.23.0",
     "sentencepiece==0.2.1",
+    "py-cpuinfo==9.0.0",
 )
-"""What the engine was tested with; ipex-llm 2.2.0, the last one, works with no later ones."""
+"""What the engine was tested with; ipex-llm 2.2.0, the last one, works with no later ones (and does not say that it
+imports py-cpuinfo)."""
 
 INSTALL = f"pip install {' '.join(STACK)}"
 
