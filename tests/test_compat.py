@@ -19,7 +19,7 @@ def test_min_p(min_p: float) -> None:
     assert torch.equal(compat._MinP(min_p)(torch.zeros((3, 1)), scores), expected)
 
 
-@pytest.mark.skipif(compat.RELEASE < (5, 0), reason="compared with transformers 5; some before it err beside ö")
+@pytest.mark.skipif(compat.RELEASE < (5, 0), reason="the oracle is transformers 5; 4.51.3 answered one case otherwise")
 @pytest.mark.parametrize("stops", ["fox", ["ö", "jumps over"], ["he", " t", "dog."], ["nowhere"]])
 def test_stop_strings(stops: str | list[str]) -> None:
     tokenizer = byte_tokenizer()
