@@ -9,6 +9,7 @@ transformers' own ``crop`` is not used: its argument was a length, and later a n
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ FIRST_POSITIONS = 256
 """Room of a new buffer; it doubles when it is full."""
 
 
-class SequenceCache:
+class SequenceCache(ABC):
     """What the two kinds have in common. See ``engines.base.Cache``; ``length`` and paths are checked here."""
 
     def __init__(self) -> None:
@@ -52,24 +53,24 @@ class SequenceCache:
         self._length = length
         self._parents = ()
 
+    @abstractmethod
     def fork(self) -> SequenceCache:
         """A second sequence with a copy of the committed prefix."""
-        raise NotImplementedError
 
+    @abstractmethod
     def begin(self, parents: Sequence[int]) -> Any:
         """Say which rows come; returns what the model's forward takes as ``past_key_values``."""
-        raise NotImplementedError
 
-    def took(self, returned: Any) -> None:
+    def took(self, returned: Any) -> None:  # noqa: B027 - buffers of ours have nothing to take over
         """What the model's forward returned as ``past_key_values``."""
 
+    @abstractmethod
     def bytes_per_position(self) -> int:
         """Bytes that a position takes over all layers; 0 before the first forward."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _commit(self, rows: Sequence[int]) -> None:
         """Move those rows to positions length, length + 1, ..."""
-        raise NotImplementedError
 
 
 class BufferSequence(SequenceCache):
@@ -249,7 +250,7 @@ class ModelSequence(SequenceCache):
         self._parents = parents
         return self._past if self._length else None
 
-    def took(self, returned: Any) -> None:
+    def took(self, returned: Any) -> None:  # noqa: B027 - buffers of ours have nothing to take over
         """Take the model's cache back. Raises EngineError where it does not hold what it should."""
         self._past = returned
         self._held = expected = self._length + len(self._parents)
