@@ -15,7 +15,9 @@ STORE_STRATEGIES = ("auto", "suffix")
 """Strategies that look into a store of earlier outputs."""
 
 MEMORY_STORE = "memory"
-"""The ``store`` that is no file: it belongs to the model object and goes with it."""
+"""The ``store`` that is no file: it belongs to the model object and goes with it. "memory:NAME" is one of its own."""
+NO_STORE = "none"
+"""The ``store`` that remembers nothing beyond a generation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,9 @@ class LookaheadConfig:
         ngram: ``jacobi``: tokens of an n-gram (the paper's N), 2 to 16.
         guesses: ``jacobi``: n-grams that are kept for a token and verified at a time (the paper's G), 1 to 60.
         store: ``suffix`` and ``auto``: file with the outputs of earlier generations, made where there is none;
-            "memory" remembers those of this model object, in memory only (a file of that name is "./memory"); None
-            remembers nothing beyond a generation.
+            "memory" remembers those of this model object, in memory only, "memory:NAME" those that were given the same
+            name; "none" remembers nothing beyond a generation (files of such names are "./memory" and "./none").
+            None is "memory" for ``auto`` and "none" for ``suffix``.
     """
 
     strategy: str = "prompt_lookup"
@@ -57,12 +60,21 @@ class LookaheadConfig:
         _in_range("ngram", self.ngram, 2, 16)
         _in_range("guesses", self.guesses, 1, 60)
         if self.store is not None and (not isinstance(self.store, str) or not self.store):
-            raise InputError(f"store is {self.store!r}; it must be the path of a file, as text, 'memory' or None")
+            raise InputError(
+                f"store is {self.store!r}; it must be the path of a file, as text, 'memory', 'none' or None"
+            )
         if self.store is not None and self.strategy not in STORE_STRATEGIES:
             raise InputError(f"strategy {self.strategy!r} looks into no store; use {' or '.join(STORE_STRATEGIES)}")
         _is_probability("draft_min_prob (th_stop_draft)", self.draft_min_prob)
         _is_flag("adaptive", self.adaptive)
         _is_flag("draft_min_prob_auto (auto_th_stop_draft)", self.draft_min_prob_auto)
+
+    @property
+    def remembering(self) -> str | None:
+        """The store in use: "memory", the path of its file, or None."""
+        if self.store is None:
+            return MEMORY_STORE if self.strategy == "auto" else None
+        return None if self.store == NO_STORE else self.store
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> LookaheadConfig:
@@ -76,6 +88,11 @@ class LookaheadConfig:
         if unknown := sorted(set(map(str, loaded)) - known):
             raise InputError(f"{path}: unknown key {unknown[0]!r}; the known keys are {', '.join(sorted(known))}")
         return cls(**loaded)
+
+
+def is_memory(store: str) -> bool:
+    """Whether the store of that name has no file."""
+    return store == MEMORY_STORE or store.startswith(f"{MEMORY_STORE}:")
 
 
 def _in_range(name: str, value: object, low: int, high: int) -> None:

@@ -154,7 +154,7 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
         )
 
     def forget(self) -> None:
-        """Drop what ``store="memory"`` remembers of earlier generations."""
+        """Drop what is remembered in memory of earlier generations (``LookaheadConfig.store``)."""
         self._stores.forget()
 
     def use_draft_model(self, draft_model: LookaheadModelForCausalLM | None) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from ipex_lookahead.config import LookaheadConfig
+from ipex_lookahead.config import MEMORY_STORE, LookaheadConfig, is_memory
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import InputError
 
@@ -123,8 +123,8 @@ def measure(
 ) -> list[Mode]:
     """Run every prompt in every mode, alternating.
 
-    All prompts are gone through before any is repeated, and what a model remembers of its answers is forgotten between:
-    no mode ever finds an answer that it has already given to the same prompt.
+    All prompts are gone through before any is repeated, and what a model remembers of its answers is forgotten between;
+    modes that remember do so apart. So no mode ever finds an answer that has already been given to the same prompt.
 
     Args:
         generate: one answer for prompt ids and a setting of lookahead.
@@ -137,16 +137,27 @@ def measure(
     modes = [Mode(setting) for setting in dict.fromkeys([0, *lookaheads])]
     for mode in modes:  # warm-up: pages, threads, and what calibrates itself
         generate(prompts[0], mode.lookahead)
+    settings = [_with_own_memory(mode.lookahead, number) for number, mode in enumerate(modes)]
     for mode in modes:
         mode.answers = [[] for _ in prompts]
     for turn in range(repeat):
         forget()
         for index, prompt in enumerate(prompts):
-            order = modes if (index + turn) % 2 == 0 else modes[::-1]
-            for mode in order:
-                mode.answers[index].append(generate(prompt, mode.lookahead))
+            order = list(zip(modes, settings, strict=True))
+            for mode, setting in order if (index + turn) % 2 == 0 else order[::-1]:
+                mode.answers[index].append(generate(prompt, setting))
                 advance()
     return modes
+
+
+def _with_own_memory(setting: Setting, number: int) -> Setting:
+    """The setting, remembering under a name of its own where it remembers in memory."""
+    from ipex_lookahead.decoding.options import resolve_lookahead
+
+    config = resolve_lookahead(setting)
+    if config is None or config.remembering is None or not is_memory(config.remembering):
+        return setting
+    return replace(config, store=f"{MEMORY_STORE}:{number}")
 
 
 def summarise(modes: Sequence[Mode], files: Sequence[str] = ()) -> list[dict[str, Any]]:

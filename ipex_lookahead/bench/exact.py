@@ -1,13 +1,14 @@
 """Whether lookahead changes a token: every strategy, budget and way of sampling against plain decoding.
 
-The plain answers are decoded one by one, once for each way of sampling. Those with lookahead are decoded in batches,
-which is quicker, and a neighbour must not matter either.
+The plain answers are decoded one by one, once for each way of sampling. Those with a fixed draft are decoded in
+batches, which is quicker, and a neighbour must not matter either; the adaptive ones are not, since the rows of a batch
+leave the controller little to draft, and then little would be checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product, zip_longest
 from typing import Any
 
@@ -17,6 +18,8 @@ from ipex_lookahead.drafting.self_speculation import check_gains
 from ipex_lookahead.errors import InputError
 
 _NO_TOKEN = -1
+SEED_STEP = 11
+"""By how many tokens the draft of a batch differs from one seed to the next, where drafts are spread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,9 @@ def check(
     samplings: Sequence[Sampling],
     *,
     batch: int = 8,
+    spread: bool = False,
     advance: Callable[[], None] = lambda: None,
+    forget: Callable[[], None] = lambda: None,
 ) -> Iterator[Row]:
     """Compare every configuration with plain decoding; a row comes as soon as it is known.
 
@@ -145,8 +150,11 @@ def check(
         prompts: token ids of each prompt.
         configs: what to check.
         samplings: ways of choosing tokens, each with every configuration.
-        batch: prompts that are decoded together with lookahead.
+        batch: prompts that are decoded together with a fixed draft.
+        spread: a fixed draft has 1, 2, ... tokens, up to the configuration's, one number for each batch in turn and
+            another one with each seed, instead of the configuration's for all prompts.
         advance: called after each answer, for a progress bar.
+        forget: called before each seed of each configuration: drops what the model remembers, which may be the answer.
     """
     expected = []
     for sampling in samplings:
@@ -157,9 +165,15 @@ def check(
     for config in configs:
         for sampling, plain in zip(samplings, expected, strict=True):
             row = Row(config, sampling.name)
-            for run, right in zip(sampling.runs, plain, strict=True):
-                for first in range(0, len(prompts), batch):
-                    found = _advancing(answer(prompts[first : first + batch], config, run), advance)
+            together = 1 if config.adaptive else batch
+            for seed, (run, right) in enumerate(zip(sampling.runs, plain, strict=True)):
+                forget()
+                for first in range(0, len(prompts), together):
+                    given = config
+                    if spread and not config.adaptive:
+                        number = (first // together + SEED_STEP * seed) % config.num_draft_tokens
+                        given = replace(config, num_draft_tokens=1 + number)
+                    found = _advancing(answer(prompts[first : first + together], given, run), advance)
                     for prompt, tokens in enumerate(found, first):
                         row.total += 1
                         row.differences += _compare(prompt, tokens, right[prompt], run.get("seed"))

@@ -25,13 +25,14 @@ MODES = ("fixed", "adaptive")
 @option("--strategy", multiple=True, metavar="NAME", help="Strategies to check; all that apply if not given.")
 @option("--mode", multiple=True, type=click.Choice(MODES), default=MODES, help="All the draft, or what pays.")
 @option("--draft-tokens", default="1,3,7,31", callback=comma_separated, help="Most drafted tokens a step.")
+@option("--spread", is_flag=True, help="Fixed drafts of 1, 2, ... up to that many, another number for each batch.")
 @option("--greedy/--no-greedy", default=True, help="Check greedy decoding.")
 @option("--seeds", type=click.IntRange(0), default=3, help="Check sampling with the seeds 0, 1, ...; 0 leaves it out.")
 @option("--temperature", type=click.FloatRange(0, min_open=True), default=0.8, help="Of sampling.")
 @option("--top-k", type=click.IntRange(0), default=0, help="Of sampling; 0 keeps all.")
 @option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=0.95, help="Of sampling.")
 @option("--repetition-penalty", "penalty", type=click.FloatRange(0, min_open=True), default=1.1, help="Of sampling.")
-@option("--batch", type=click.IntRange(1), default=8, help="Prompts that are decoded together with lookahead.")
+@option("--batch", type=click.IntRange(1), default=8, help="Prompts that are decoded together with a fixed draft.")
 @option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
 def exact(
     model: str,
@@ -46,6 +47,7 @@ def exact(
     strategy: tuple[str, ...],
     mode: tuple[str, ...],
     draft_tokens: list[int],
+    spread: bool,
     greedy: bool,
     seeds: int,
     temperature: float,
@@ -88,8 +90,9 @@ def exact(
     answer = answerer(loaded, max_new_tokens, draft)
     rows = []
     with progress_bar(answers, "comparing") as advance:
-        for row in check(answer, encoded, configs, samplings, batch=batch, advance=advance):
-            found = _json(row, [prompt.id for prompt in texts])
+        told = {"batch": batch, "spread": spread, "advance": advance, "forget": loaded.forget}
+        for row in check(answer, encoded, configs, samplings, **told):
+            found = _json(row, spread, [prompt.id for prompt in texts])
             click.echo(_line(found), err=True)  # a long run shows what is known so far
             rows.append(found)
     engine = loaded.engine.describe()
@@ -106,12 +109,13 @@ def exact(
         raise click.exceptions.Exit(1)
 
 
-def _json(row: Any, names: Sequence[str]) -> dict[str, Any]:
+def _json(row: Any, spread: bool, names: Sequence[str]) -> dict[str, Any]:
     """A row as plain values; a difference names its prompt."""
+    most = row.config.num_draft_tokens
     return {
         "strategy": row.config.strategy,
         "mode": MODES[row.config.adaptive],
-        "draft_tokens": row.config.num_draft_tokens,
+        "draft_tokens": f"1-{most}" if spread and not row.config.adaptive and most > 1 else most,
         "sampling": row.sampling,
         "equal": row.equal,
         "total": row.total,

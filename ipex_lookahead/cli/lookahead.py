@@ -55,7 +55,7 @@ def strategy_options(command: Callable[..., Any]) -> Callable[..., Any]:
         option(
             "--store",
             metavar="FILE|memory",
-            help="suffix, auto: remember outputs in this file for the next time; 'memory': until the program ends.",
+            help="suffix, auto: remember outputs in this file; 'memory': until the program ends (auto's own); 'none'.",
         ),
         option("--no-adaptive", is_flag=True, help="Always draft as much as allowed, whether or not it pays."),
     )

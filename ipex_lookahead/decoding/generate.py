@@ -181,7 +181,8 @@ def generate(
         tapes = [_Tape(p, limit, frozenset(eos_ids)) for p, (limit, _) in zip(prompts, limits, strict=True)]
         criteria = _criteria(settings, stopping_criteria, tokenizer)
         stores = Stores(engine.vocab_size) if stores is None else stores
-        store = stores.get(config.store) if config is not None and config.store is not None else None
+        remembering = None if config is None else config.remembering
+        store = None if remembering is None else stores.get(remembering)
         samplers = _samplers(settings, seed, sequence_ids, len(prompts))
         sequences = []
         for row, (prompt, (limit, reason), tape) in enumerate(zip(prompts, limits, tapes, strict=True)):
@@ -201,8 +202,8 @@ def generate(
         if config is not None:
             stats.strategy = config.strategy
         decode(engine, sequences, _controller(config, [s.proposer for s in sequences], costs), stats)
-        if config is not None and config.store is not None:
-            stores.add(config.store, [tape.ids[0, tape.start : tape.length].tolist() for tape in tapes])
+        if remembering is not None:
+            stores.add(remembering, [tape.ids[0, tape.start : tape.length].tolist() for tape in tapes])
         return _result(settings, ids, tapes, eos_ids, stats, engine.vocab_size)
     finally:
         if streamer is not None:

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.config import MEMORY_STORE
+from ipex_lookahead.config import is_memory
 from ipex_lookahead.drafting.partial_matching import LONGEST_CONTEXT, native_core
 from ipex_lookahead.errors import InputError, SaveError
 
@@ -40,6 +40,9 @@ log = logging.getLogger("ipex_lookahead")
 
 CAPACITY = 131_072
 """Tokens that a store holds: half a mebibyte in the file, up to 100 in memory."""
+
+MEMORY_CAPACITY = 32_768
+"""Tokens of a store that has no file, which nobody may have asked for: up to 25 mebibytes."""
 
 _MOST = 2**24
 """Tokens of the largest file that is read at all."""
@@ -181,7 +184,7 @@ class Store:
 class Stores:
     """The stores that a model has open, by file: each is read once, and written after every generation that used it.
 
-    One, by the name of ``MEMORY_STORE``, has no file.
+    Those that ``is_memory`` tells have no file.
 
     Args:
         vocab_size: the model's.
@@ -194,24 +197,24 @@ class Stores:
 
     def get(self, path: str) -> Store:
         """The store of that name. Raises what :meth:`Store.open` raises."""
-        key = MEMORY_STORE if path == MEMORY_STORE else os.path.realpath(Path(path).expanduser())
-        if key not in self._open and key == MEMORY_STORE:
-            self._open[key] = Store(self._vocab_size)
+        key = path if is_memory(path) else os.path.realpath(Path(path).expanduser())
+        if key not in self._open and is_memory(path):
+            self._open[key] = Store(self._vocab_size, capacity=MEMORY_CAPACITY)
         elif key not in self._open:
             digest = b"" if self._vocabulary is None else vocabulary_digest(self._vocabulary())
             self._open[key] = Store.open(key, self._vocab_size, digest)
         return self._open[key]
 
     def forget(self) -> None:
-        """Empty the store that has no file."""
-        self._open.pop(MEMORY_STORE, None)
+        """Drop every store that has no file."""
+        self._open = {key: store for key, store in self._open.items() if not is_memory(key)}
 
     def add(self, path: str, outputs: Iterable[Sequence[int] | npt.NDArray[np.int32]]) -> None:
         """Remember finished generations in a store. A file that cannot be written costs a warning, not the output."""
         store = self.get(path)
         for output in outputs:
             store.add(output)
-        if path == MEMORY_STORE:
+        if is_memory(path):
             return
         try:
             store.save(path)

@@ -95,6 +95,23 @@ def test_modes_alternate_and_the_baseline_always_runs():
     assert [[len(a) for a in m.answers] for m in modes] == [[2, 2], [2, 2]]
 
 
+def test_modes_that_remember_do_so_apart_and_not_from_one_repetition_to_the_next():
+    asked, forgotten = [], []
+
+    def generate(prompt, lookahead):
+        asked.append(lookahead)
+        return generation([1])
+
+    small = LookaheadConfig("auto", 4)
+    modes = measure(generate, [[1]], ["auto", small, 3], repeat=2, forget=lambda: forgotten.append(len(asked)))
+    assert [mode.lookahead for mode in modes] == [0, "auto", small, 3]
+    assert forgotten == [4, 8]
+    kept = [config for config in asked[4:8] if isinstance(config, LookaheadConfig)]
+    assert [(config.num_draft_tokens, config.store) for config in kept] == [(16, "memory:1"), (4, "memory:2")]
+    assert asked[5:7] == kept
+    assert (asked[4], asked[7]) == (0, 3)
+
+
 def test_duplicate_modes_run_once():
     assert [m.lookahead for m in measure(lambda p, n: generation([1]), [[7]], [3, 0, 3, "auto"])] == [0, 3, "auto"]
 

@@ -19,9 +19,13 @@ class Repeater:
     def __init__(self, tokenizer, low_bit="sym_int8", wrong=lambda options: False):
         self.tokenizer, self.wrong = tokenizer, wrong
         self.asked = []
+        self.forgotten = 0
         self.config = SimpleNamespace(to_dict=lambda: {"model_type": "llama", "vocab_size": len(tokenizer)})
         facts = {"engine": "native", "isa": "scalar", "threads": 1, "low_bit": low_bit}
         self.engine = SimpleNamespace(name="native", supports_tree=True, max_context=999, describe=lambda: facts)
+
+    def forget(self):
+        self.forgotten += 1
 
     def generate(self, ids, *, max_new_tokens, **options):
         self.asked.append((len(ids), options))
@@ -69,17 +73,41 @@ def test_everything_that_applies_is_checked(repeater, prompts, capsys):
     assert alone[-1]["temperature"] == 0.8
     assert alone[-1]["repetition_penalty"] == 1.1
     assert model.asked[6][1]["lookahead"] == LookaheadConfig("auto", 1, adaptive=False)
+    assert model.forgotten == 6 * 2 * 2 * 3, "no answer may be found that was given before"
 
 
 def test_a_difference_is_an_error(repeater, prompts, capsys):
     repeater(wrong=lambda options: options["lookahead"] and options.get("seed") == 1)
-    assert run([*prompts, "--strategy", "suffix", "--mode", "adaptive", "--draft-tokens", "3"]) == 1
+    assert run([*prompts, "--strategy", "suffix", "--mode", "fixed", "--draft-tokens", "3"]) == 1
     out, err = capsys.readouterr()
     rows = json.loads(out.splitlines()[-1])["rows"]
     assert [(row["equal"], row["total"]) for row in rows] == [(2, 2), (5, 6)]
     (difference,) = rows[1]["differences"]
     assert (difference["prompt"], difference["position"], difference["seed"]) == ("b", 1, 1)
-    assert "error: suffix adaptive 3 sampled: 5/6 equal; sampled with seed 1, prompt b has" in err
+    assert "error: suffix fixed 3 sampled: 5/6 equal; sampled with seed 1, prompt b has" in err
+
+
+def test_spread_drafts(repeater, tmp_path, capsys):
+    """Each batch has another number of drafted tokens, and another one with each seed; adaptive answers come alone."""
+    lines = [json.dumps({"id": str(i), "prompt": "hello " * (1 + i)}) for i in range(7)]
+    (tmp_path / "p.jsonl").write_text("\n".join(lines))
+    model = repeater()
+    arguments = ["--strategy", "suffix", "--draft-tokens", "5", "--seeds", "2", "--spread", "--batch", "2", "-n", "4"]
+    assert run(["bench", "exact", "--prompts", str(tmp_path), *arguments, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [(row["mode"], row["draft_tokens"]) for row in rows] == 2 * [("fixed", "1-5")] + 2 * [("adaptive", 5)]
+    assert [(row["equal"], row["total"]) for row in rows] == 2 * [(7, 7), (14, 14)]
+    assert [count for count, o in model.asked if o["lookahead"] == LookaheadConfig("suffix", 5)] == [1] * 3 * 7
+    drafted = {}
+    for count, options in model.asked:
+        if options["lookahead"] and not options["lookahead"].adaptive:
+            drafted.setdefault(options.get("seed"), []).append((count, options["lookahead"].num_draft_tokens))
+    # Greedy and the first seed have the same numbers, the second seed others.
+    assert drafted == {
+        None: [(2, 1), (2, 2), (2, 3), (1, 4)],
+        0: [(2, 1), (2, 2), (2, 3), (1, 4)],
+        1: [(2, 2), (2, 3), (2, 4), (1, 5)],
+    }
 
 
 @pytest.mark.parametrize(

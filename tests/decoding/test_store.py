@@ -12,7 +12,7 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.generate import generate
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.drafting.store import CAPACITY, Store, Stores
+from ipex_lookahead.drafting.store import MEMORY_CAPACITY, Store, Stores
 from ipex_lookahead.errors import InputError
 from tests.support.scripted_engine import ScriptedEngine, scripted
 
@@ -78,11 +78,33 @@ def test_what_is_remembered_in_memory_goes_with_the_model(
     assert Store.open("memory", 64).texts() == [TEXT], "a file may have that name, too"
 
 
+def test_auto_remembers_by_itself_unless_told_not_to(engine: ScriptedEngine) -> None:
+    def accepted(stores: Stores, store: str | None = None, strategy: str = "auto") -> int:
+        stats, config = GenerationStats(), LookaheadConfig(strategy, 4, store=store, adaptive=False)
+        generate(engine, [[1, 2]], max_new_tokens=16, lookahead=config, stats=stats, stores=stores)
+        return stats.accepted
+
+    stores = Stores(64)
+    first = accepted(stores)
+    assert accepted(stores) > first
+    assert accepted(stores, "memory") > first, "it is the one by that name"
+    assert accepted(stores, "none") == first
+    assert accepted(stores, "memory:mine") == first, "another name, another memory"
+    assert accepted(stores, "memory:mine") > first
+    assert stores.get("memory").texts() == [TEXT] * 3
+    assert stores.get("memory:mine").texts() == [TEXT] * 2
+    stores.forget()
+    assert accepted(stores) == first
+    assert accepted(stores, "memory:mine") == first
+    suffix = Stores(64)
+    assert accepted(suffix, strategy="suffix") == accepted(suffix, strategy="suffix")
+
+
 def test_memory_is_bounded() -> None:
     stores = Stores(64)
     for _ in range(40):
         stores.add("memory", [TEXT * 400])
-    assert len(stores.get("memory")) <= CAPACITY
+    assert MEMORY_CAPACITY // 2 < len(stores.get("memory")) <= MEMORY_CAPACITY
 
 
 def test_a_damaged_store_is_an_error_before_anything_is_generated(engine: ScriptedEngine, tmp_path: Path) -> None:
