@@ -63,6 +63,24 @@ class Choose:
         return token
 
 
+class RepetitionPenalty(hf.RepetitionPenaltyLogitsProcessor):  # type: ignore[misc]
+    """Hugging Face's, the same bits, touching only the tokens that were seen.
+
+    Theirs copies all logits more than once in torch's threads, which wait for cores that the engine's threads have:
+    with a vocabulary of 49,152 a third of the time of a sampled batch. Paper: CTRL, arXiv 1909.05858.
+    """
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Divide the seen tokens' logits from 0 on by the penalty, multiply the others; int64 [1, n], [1, vocab]."""
+        processed = scores.numpy().copy()
+        seen = input_ids.numpy()[0]
+        seen = seen[seen < processed.shape[1]]
+        logits, penalty = processed[0, seen], np.float32(self.penalty)
+        with np.errstate(over="ignore"):
+            processed[0, seen] = np.where(logits < 0, logits * penalty, logits / penalty)
+        return torch.from_numpy(processed)
+
+
 def build_processors(
     settings: GenerationConfig,
     *,
@@ -82,7 +100,7 @@ def build_processors(
     if settings.sequence_bias is not None:
         made.append(hf.SequenceBiasLogitsProcessor(settings.sequence_bias))
     if settings.repetition_penalty not in (None, 1.0):
-        made.append(hf.RepetitionPenaltyLogitsProcessor(float(settings.repetition_penalty)))
+        made.append(RepetitionPenalty(float(settings.repetition_penalty)))
     if settings.no_repeat_ngram_size:
         made.append(hf.NoRepeatNGramLogitsProcessor(settings.no_repeat_ngram_size))
     if settings.bad_words_ids is not None:
@@ -105,8 +123,8 @@ def build_processors(
         made.append(hf.SuppressTokensLogitsProcessor(settings.suppress_tokens))
     if settings.begin_suppress_tokens is not None:
         made.append(hf.SuppressTokensAtBeginLogitsProcessor(settings.begin_suppress_tokens, prompt_length))
-    classes = {type(p) for p in own}
-    return [*(p for p in made if type(p) not in classes), *own]
+    classes = tuple({type(p) for p in own})
+    return [*(p for p in made if not isinstance(p, classes)), *own]
 
 
 def build_warpers(settings: GenerationConfig, vocab_size: int) -> list[Processor]:

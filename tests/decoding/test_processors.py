@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from transformers import GenerationConfig, LogitsProcessorList, generation
 from transformers.generation import logits_process as hf
 
 from ipex_lookahead.decoding.generate import generate
+from ipex_lookahead.decoding.processors import RepetitionPenalty
 from ipex_lookahead.errors import EngineError, InputError
 from tests.support.proposers import TreeProposer
 from tests.support.scripted_engine import markov, scripted
@@ -267,3 +271,19 @@ def test_a_processor_that_returns_something_else_is_named(answer: Any) -> None:
 
     with pytest.raises(InputError, match="logits_processor Odd returned"):
         run(logits_processor=[Odd()])
+
+
+@settings(deadline=None)
+@given(
+    hnp.arrays(np.float32, 40, elements=st.floats(width=32, allow_nan=False)),
+    st.lists(st.integers(0, 39), min_size=1, max_size=60),
+    st.floats(1e-3, 1e3),
+)
+def test_our_repetition_penalty_has_the_bits_of_hugging_faces(logits, seen, penalty):
+    """Repeated tokens, zeros, denormals and infinities included; the input is left as it was, and tokens beyond the
+    logits are left out."""
+    ids, scores = torch.tensor([seen]), torch.from_numpy(logits[None].copy())
+    expected = hf.RepetitionPenaltyLogitsProcessor(penalty)(ids, scores.clone())
+    found = RepetitionPenalty(penalty)(torch.tensor([[*seen, 40, 10**6]]), scores)
+    assert found.numpy().tobytes() == expected.numpy().tobytes()
+    assert scores.numpy().tobytes() == logits.tobytes()
