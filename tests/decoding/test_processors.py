@@ -287,3 +287,27 @@ def test_our_repetition_penalty_has_the_bits_of_hugging_faces(logits, seen, pena
     found = RepetitionPenalty(penalty)(torch.tensor([[*seen, 40, 10**6]]), scores)
     assert found.numpy().tobytes() == expected.numpy().tobytes()
     assert scores.numpy().tobytes() == logits.tobytes()
+
+
+def test_hugging_faces_processors_run_in_one_thread_and_the_callers_in_all() -> None:
+    seen: dict[str, int] = {}
+
+    class Watched(hf.TemperatureLogitsWarper):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            seen[type(self).__module__] = torch.get_num_threads()
+            if type(self) is Failing:
+                raise ValueError("on purpose")
+            return scores
+
+    theirs = type("Theirs", (Watched,), {"__module__": hf.__name__})(1.0)
+    Failing = type("Failing", (Watched,), {"__module__": hf.__name__})
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        run(logits_processor=[theirs, Watched(1.0)])
+        assert seen == {hf.__name__: 1, __name__: 3}
+        with pytest.raises(ValueError, match="on purpose"):
+            run(logits_processor=[Failing(1.0)])
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
