@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from ipex_lookahead.bench.decode import Generation, generator
+from ipex_lookahead.bench.decode import Generation, generator, with_own_memory
 from ipex_lookahead.decoding.options import resolve_lookahead
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.engines import ENGINES
@@ -104,14 +104,15 @@ def _rows(
 ) -> list[Row]:
     ours = generator(model, max_new_tokens, do_sample=False)
     modes: list[tuple[str, Generate]] = []
-    for setting in (0, *lookaheads):
-        modes.append((_mode(setting), _bound(ours, setting)))
+    for number, setting in enumerate((0, *lookaheads)):
+        modes.append((_mode(setting), _bound(ours, with_own_memory(setting, number))))
     if engine == "ipex-llm":
         for tokens in (0, *_own_numbers(lookaheads)):
             modes.append((f"{OWN} {_mode(tokens)}", _own(model, max_new_tokens, tokens)))
     rows = [Row(engine, mode, str(model.low_bit), bool(model.engine.row_invariant)) for mode, _ in modes]
     for _, generate in modes:  # warm-up: pages, threads, and what calibrates itself
         generate(prompts[0])
+    model.forget()
     for prompt in prompts:
         for row, (_, generate) in zip(rows, modes, strict=True):
             row.answers.append(generate(prompt))

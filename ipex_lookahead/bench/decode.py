@@ -137,7 +137,7 @@ def measure(
     modes = [Mode(setting) for setting in dict.fromkeys([0, *lookaheads])]
     for mode in modes:  # warm-up: pages, threads, and what calibrates itself
         generate(prompts[0], mode.lookahead)
-    settings = [_with_own_memory(mode.lookahead, number) for number, mode in enumerate(modes)]
+    settings = [with_own_memory(mode.lookahead, number) for number, mode in enumerate(modes)]
     for mode in modes:
         mode.answers = [[] for _ in prompts]
     for turn in range(repeat):
@@ -150,8 +150,8 @@ def measure(
     return modes
 
 
-def _with_own_memory(setting: Setting, number: int) -> Setting:
-    """The setting, remembering under a name of its own where it remembers in memory."""
+def with_own_memory(setting: Setting, number: int) -> Setting:
+    """The setting, remembering under a name of its own where it remembers in memory: no mode sees another's answers."""
     from ipex_lookahead.decoding.options import resolve_lookahead
 
     config = resolve_lookahead(setting)

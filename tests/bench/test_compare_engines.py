@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ipex_lookahead.bench.compare_engines import compare, report
+from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import EngineError
 
@@ -33,6 +34,9 @@ class Model:
         self.stats = GenerationStats(tokens=len(new), sequence_steps=1 if lookahead else 2, decode_seconds=0.5)
         return torch.tensor([prompt + new])
 
+    def forget(self) -> None:
+        self.asked.append("forget")
+
 
 class Theirs:
     """ipex-llm's own model: its lookahead emits one token more than asked for."""
@@ -49,7 +53,11 @@ class Theirs:
 def test_modes_alternate_and_are_warmed_up():
     model = Model()
     found = compare(lambda engine: model, lambda _: PROMPTS, engines=["native"], lookaheads=[3, "auto"])
-    assert model.asked == [(p, mode) for p in (PROMPTS[0], *PROMPTS) for mode in (0, 3, "auto")]
+    auto = LookaheadConfig("auto", 16, store="memory:2")
+    warm_up, asked = model.asked[:3], model.asked[4:]
+    assert warm_up == [(PROMPTS[0], mode) for mode in (0, 3, auto)]
+    assert model.asked[3] == "forget", "an answer of the warm-up must not be found again"
+    assert asked == [(p, mode) for p in PROMPTS for mode in (0, 3, auto)]
     rows = report(found)
     assert [row["mode"] for row in rows] == ["plain", "lookahead 3", "lookahead auto"]
     assert [row["identical_to_plain"] for row in rows] == ["2/2"] * 3

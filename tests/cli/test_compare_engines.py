@@ -36,6 +36,7 @@ def engines(monkeypatch):
             engine=SimpleNamespace(row_invariant=engine == "native"),
             config=SimpleNamespace(to_dict=lambda: {"model_type": "llama", "vocab_size": len(tokenizer)}),
             generate=generate,
+            forget=lambda: None,
         )
         return model
 
