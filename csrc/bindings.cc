@@ -182,6 +182,8 @@ nb::tuple forward(Decoder& d, const std::vector<KVCache*>& caches, const std::ve
     nb::gil_scoped_release release;
     d.forward(step, top, ids.data.get(), values.get());
   }
+  for (int64_t w = 0; w < step.wanted; ++w)
+    if (ids.data[size_t(w * top)] < 0) throw std::overflow_error("the model's logits are not finite");
   nb::object out = nb::none();
   if (logits) {
     float* raw = values.get();
@@ -194,6 +196,9 @@ nb::tuple forward(Decoder& d, const std::vector<KVCache*>& caches, const std::ve
 }  // namespace
 
 NB_MODULE(_native, m) {
+#ifdef NDEBUG
+  nb::set_leak_warnings(false);  // what is alive when the interpreter ends is a script's own business
+#endif
   m.doc() = "Native core of ipex_lookahead: decoder, KV cache, quantisers, sampler.";
   m.def("known_isas", &known_isas);
   m.def("available_isas", &available_isas);

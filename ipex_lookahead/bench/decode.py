@@ -135,9 +135,9 @@ def measure(
         forget: makes the model forget earlier answers.
     """
     modes = [Mode(setting) for setting in dict.fromkeys([0, *lookaheads])]
-    for mode in modes:  # warm-up: pages, threads, and what calibrates itself
-        generate(prompts[0], mode.lookahead)
     settings = [with_own_memory(mode.lookahead, number) for number, mode in enumerate(modes)]
+    for setting in settings:  # warm-up: pages, threads, and what calibrates itself
+        generate(prompts[0], setting)
     for mode in modes:
         mode.answers = [[] for _ in prompts]
     for turn in range(repeat):

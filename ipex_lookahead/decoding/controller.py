@@ -24,7 +24,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 4, 64
 WHOLE_PRIOR, WHOLE_FOLLOW = 1.6, 0.05
 """Tokens a step with all scratch rows before any was seen (Lookahead Decoding, arXiv 2402.02057), and the weight of a
 new one."""
-LEAST_REACH = 8
+LEAST_REACH = 4
 """Rows that are asked for at least, of a proposer that puts the likeliest first; else twice as many as were taken
 lately, so that no time is spent on rows that are never taken."""
 ACCOUNT_STEPS = 12

@@ -287,12 +287,11 @@ class NativeEngine:
             )
         except IndexError as error:
             raise ContextLengthError(str(error), hint="shorten the prompt or max_new_tokens") from None
+        except OverflowError as error:
+            raise EngineError(str(error), hint="the checkpoint's weights are damaged") from None
         except (ValueError, TypeError) as error:
             raise InputError(f"the step's arguments do not fit: {error}") from None
-        argmax = top[:, 0]
-        if argmax.size and argmax.min() < 0:
-            raise EngineError("the model's logits are not finite", hint="the checkpoint's weights are damaged")
-        return StepOutput(argmax, logits, top if batch.top else None)
+        return StepOutput(top[:, 0], logits, top if batch.top else None)
 
     def describe(self) -> dict[str, Any]:
         """Facts for ``info`` and for reports."""

@@ -84,7 +84,7 @@ def test_strategies_are_modes(scripted, prompts, capsys):
     assert five == LookaheadConfig(num_draft_tokens=5, adaptive=False)
     model = scripted()
     assert run([*arguments, "--lookahead", "auto", "--lookahead", "2"]) == 0
-    assert settings(model) == [0, "auto", 2]
+    assert settings(model) == [0, LookaheadConfig("auto", 16, store="memory:1"), 2]
 
 
 @pytest.mark.parametrize("arguments", [["--window", "3"], ["--store", "s"], ["--strategy", "suffix", "--guesses", "2"]])

@@ -328,6 +328,24 @@ def test_a_forced_isa_is_used_or_refused(monkeypatch: pytest.MonkeyPatch, folder
             load(folder)
 
 
+def test_logits_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
+    """Finite weights can be too large for the sums, on every row or on one."""
+    import safetensors.numpy
+
+    folder = write_tiny_llama(tmp_path)
+    file = folder / "model.safetensors"
+    tensors = dict(safetensors.numpy.load_file(file))
+    tensors["model.norm.weight"] = np.full_like(tensors["model.norm.weight"], 3e38)
+    safetensors.numpy.save_file(tensors, file)
+    engine = load(folder)
+    cache = engine.new_cache()
+    tokens, parents = np.arange(3, dtype=np.int32), np.arange(-1, 2, dtype=np.int32)
+    for want in (None, np.array([2], np.int32)):
+        with pytest.raises(EngineError, match="logits are not finite"):
+            engine.forward(Batch([cache], [3], tokens, parents, want))
+    assert cache.length == 0
+
+
 def test_damaged_weights_are_named(tmp_path: Path) -> None:
     import safetensors.numpy
 
