@@ -198,11 +198,7 @@ def _used(value: Any, neutral: float) -> bool:
 
 def _is_small(processor: Processor) -> bool:
     """Whether it is one of Hugging Face's, which look at the logits once or twice; not those that run a model."""
-    return (
-        isinstance(processor, hf.LogitsProcessor)
-        and type(processor).__module__ == hf.__name__
-        and not hasattr(processor, "model")
-    )
+    return type(processor).__module__ == hf.__name__ and not hasattr(processor, "model")
 
 
 @contextmanager
