@@ -7,7 +7,7 @@
 namespace ipex_lookahead {
 namespace {
 
-constexpr size_t kConsidered = 12;    // most recent children looked at
+constexpr size_t kConsidered = 6;     // most recent children looked at, each a miss of every cache
 constexpr double kMemory = 64;       // trials after which old evidence counts half
 constexpr double kPrior = 8;         // trials that a prior is worth,
 constexpr double kRankPrior = 16;    // and for lists

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
-CONSIDERED, MEMORY, PRIOR, RANK_PRIOR, RECENT, BELOW, WIDTH = 12, 64, 8.0, 16.0, 0.3, 2.0, 8
+CONSIDERED, MEMORY, PRIOR, RANK_PRIOR, RECENT, BELOW, WIDTH = 6, 64, 8.0, 16.0, 0.3, 2.0, 8
 
 ESCAPES = {
     "store": [
