@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -222,10 +222,7 @@ def apply(
     """Logits, float32 [vocab_size], through processors. Raises InputError for one that returns anything else."""
     scores = torch.from_numpy(logits)[None]
     for processor in processors:
-        if _is_small(processor):
-            with _one_thread():
-                scores = processor(prefix, scores)
-        else:
+        with _one_thread() if _is_small(processor) else nullcontext():
             scores = processor(prefix, scores)
         if not isinstance(scores, torch.Tensor) or scores.shape != (1, logits.size):
             got = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
