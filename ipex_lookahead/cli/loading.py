@@ -37,7 +37,7 @@ def load(
     if draft_model is not None:
         draft, _ = load_model_and_tokenizer(draft_model, **settings)
         model.use_draft_model(draft)
-    # The libraries' half a million objects stay: looking through them for garbage takes as long as 25 decoding steps.
+    # The libraries' 350,000 objects stay: looking through them for garbage takes 0.17 s, as long as 60 decoding steps.
     gc.freeze()
     return model, tokenizer
 

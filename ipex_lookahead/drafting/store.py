@@ -42,7 +42,7 @@ CAPACITY = 131_072
 """Tokens that a store holds: half a mebibyte in the file, up to 100 in memory."""
 
 MEMORY_CAPACITY = 32_768
-"""Tokens of a store that has no file, which nobody may have asked for: up to 25 mebibytes."""
+"""Tokens of a store that has no file, which nobody may have asked for: up to 40 mebibytes."""
 
 _MOST = 2**24
 """Tokens of the largest file that is read at all."""
