@@ -30,15 +30,16 @@ from ipex_lookahead.safe_json import load_object
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 16, 17, 20, 24, 32)
 """Numbers of rows that are measured: every one that may be a tile's edge, as far as drafts go."""
-COARSER = ((0.2, (1, 4, 16)), (0.02, (1, 2, 4, 5, 8, 16, 32)))
+COARSER = ((0.2, (1, 4, 16)), (0.01, (1, 2, 4, 5, 8, 16, 32)))
 """(seconds of a forward of one row, fewer numbers of rows for engines slower than that): a wait must be bounded."""
-PATIENCE_SECONDS = 0.15
-MOST_ROUNDS = 7
-"""Calibration begins no round after so long, or after so many."""
+ROUNDS = 5
+PATIENCE_SECONDS = 1.0
+"""So many rounds; none is begun after so long, since the forwards of slow engines last long enough to tell at once."""
 WORTH_A_FILE_SECONDS = 0.02
 """A calibration that took less is not written down: doing it again is as quick."""
-TOO_DISTURBED = 1.5
-"""Nor is one whose rounds differed by more than this factor: other processes had the machine. It serves for now."""
+TOO_DISTURBED = 1.35
+"""Nor is one whose rounds differed by more than this factor: other processes had the machine. It serves for now.
+(SmolLM2-135M, five rounds: 1.05 to 1.27 on an idle machine, 1.42 to 1.78 beside a job at lower priority.)"""
 FILE_BYTES = 1 << 16
 
 PER_KEY = 0.45
@@ -178,7 +179,7 @@ def calibrate(engine: Engine, *, patience: float = PATIENCE_SECONDS) -> tuple[Ca
     rows = tuple(n for n in grid if n <= most)
     times: dict[int, list[float]] = {n: [] for n in rows}
     began = perf_counter()
-    while not times[1] or (perf_counter() - began < patience and len(times[1]) < MOST_ROUNDS):
+    while not times[1] or (perf_counter() - began < patience and len(times[1]) < ROUNDS):
         for n in rows:
             times[n].append(_forward(engine, cache, tokens[:n]))
     seconds = [sorted(times[n])[len(times[n]) // 4] for n in rows]
