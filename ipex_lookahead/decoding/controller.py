@@ -24,9 +24,11 @@ FIRST_PAUSE, LONGEST_PAUSE = 4, 64
 WHOLE_PRIOR, WHOLE_FOLLOW = 1.6, 0.05
 """Tokens a step with all scratch rows before any was seen (Lookahead Decoding, arXiv 2402.02057), and the weight of a
 new one."""
-LEAST_REACH = 4
-"""Rows that are asked for at least, of a proposer that puts the likeliest first; else twice as many as were taken
-lately, so that no time is spent on rows that are never taken."""
+LEAST_REACH, MOST_REACH = 4, 16
+"""Rows that are asked for at least, of a proposer that puts the likeliest first, and where less begins; else twice as
+many as were taken lately, so that no time is spent on rows that are never taken."""
+WINDOW_PRIOR, WINDOW_FOLLOW = 0.07, 0.02
+"""Tokens a step that a proposer's window is thought to bring (see ``drafting.auto``), and the weight of a new count."""
 ACCOUNT_STEPS = 12
 """Steps after which costs and gains are brought up to date."""
 
@@ -93,19 +95,29 @@ class AdaptiveBudget:
 
     The sequences of a batch share the rows: the likeliest tokens of all of them are taken first.
 
+    A proposer that can add rows which only bring drafts for later steps (``widen``) is asked to where what these have
+    brought so far, a step, is worth more than the rows.
+
     Args:
         curve: the engine's cost curve.
         most: most rows a sequence may draft in a step.
         source: name of drafts that carry no sources of their own.
         proposers: those of the sequences, by number; a proposer's ``match_length``, where it has one, tells how long
             the match is that its last draft rests on.
+        widen: ask those that have ``widen`` to use it; for engines that take trees.
 
     Reference: the objective is that of SmartSpec (Liu et al., arXiv 2406.14066) and Sequoia (Chen et al., arXiv
     2402.12374), for measured T and best-first trees.
     """
 
     def __init__(
-        self, curve: CostCurve, most: int, source: str = "", proposers: Sequence[Proposer | None] = ()
+        self,
+        curve: CostCurve,
+        most: int,
+        source: str = "",
+        proposers: Sequence[Proposer | None] = (),
+        *,
+        widen: bool = False,
     ) -> None:
         self._curve = curve
         self._most = self._reach = most
@@ -114,7 +126,11 @@ class AdaptiveBudget:
         self._expected: dict[int, Expected] = {}
         self._whole = WHOLE_PRIOR
         self._whole_chosen = False
+        self._windows: list[Any] = [p if widen and hasattr(p, "widen") else None for p in proposers]
+        self._window_rows = max((window.window_rows for window in self._windows if window is not None), default=0)
+        self._window_gain = WINDOW_PRIOR
         self._times = [curve(n) for n in range(1, most + 2)]
+        self._widening = self._may_widen()
         self._steps: list[tuple[int, int, float, float, int, int, int]] = []
         self._account_after = 1  # the first step may give the curve its unit
         self._emitted = self._taking_part = 0
@@ -132,7 +148,7 @@ class AdaptiveBudget:
             return 0
         alone = self._time(1, length)
         if self._token_seconds <= DEAR * alone:
-            return self._reach
+            return self._most if self._widening else self._reach
         best, worth, expected, survival = 0, WORTH / alone, 1.0, 1.0
         for n in range(1, self._most + 1):
             right, tested = self._right[n - 1]
@@ -168,13 +184,15 @@ class AdaptiveBudget:
             chosen = [draft.first(places.count(place)) for place, draft in enumerate(drafts)]
             taken = max(map(places.count, range(live)))
         if drafts[0].probs:
-            self._reach = min(self._most, max(LEAST_REACH, 2 * taken, self._reach - 1))
+            self._reach = min(self._most, max(LEAST_REACH, 2 * taken, min(self._reach - 1, MOST_REACH)))
         if any(draft.scratch for draft in drafts) if live > 1 else drafts[0].scratch:
             # Scratch rows pay in later steps, which no survival says; what steps with all rows have emitted does.
             rows = live + sum(map(len, drafts))
             if self._whole * live / self._time(rows, length) > worth:
                 self._whole_chosen = True
                 chosen = list(drafts)
+        if self._widening and not behind:
+            chosen = self._widened(sequences, drafts, chosen, worth, length)
         for place, number in enumerate(sequences):
             waiting = self._expected.get(number)
             if waiting is None or not waiting.open or chosen[place].tokens:
@@ -195,9 +213,38 @@ class AdaptiveBudget:
                 best, worth = rows - live, rate
         return best, worth
 
+    def _may_widen(self) -> bool:
+        """Whether a window's rows are cheap enough to look closer: at least by themselves, beside one row."""
+        rows = self._window_rows
+        return 0 < rows < self._most and self._times[rows] <= (1.0 + self._window_gain) * self._times[0]
+
+    def _widened(
+        self, sequences: Sequence[int], drafts: Sequence[Draft], chosen: list[Draft], rate: float, length: int
+    ) -> list[Draft]:
+        """What was chosen of the drafts with a window each, where the tokens that windows bring are worth their rows.
+
+        ``rate`` is that of the rows that were chosen, if any.
+        """
+        live = len(sequences)
+        rows = live + sum(map(len, chosen))
+        now, wide = self._time(rows, length), self._time(rows + live * self._window_rows, length)
+        tokens = rate * now if rows > live else live
+        if (tokens + live * self._window_gain) * now < WORTH * tokens * wide:
+            return chosen
+        found = []
+        for number, draft, taken in zip(sequences, drafts, chosen, strict=True):
+            window = self._windows[number]
+            # Without a proposal in this step its window does not know how many rows there is room for.
+            found.append(window.widen(taken) if window is not None and draft.tokens else taken)
+        return found
+
     def observe(self, sequence: int, outcome: Outcome) -> None:
         """Learn which of the proposed tokens were right, verified or not."""
         emitted = outcome.emitted
+        window = self._windows[sequence] if self._widening else None
+        if window is not None and outcome.draft.sources:
+            brought = sum(outcome.draft.sources[row] == window.window_source for row in outcome.accepted)
+            self._window_gain += WINDOW_FOLLOW * (brought - self._window_gain)
         self._emitted += len(emitted)
         self._taking_part += 1
         seen = self._expected.get(sequence)
@@ -240,6 +287,7 @@ class AdaptiveBudget:
         # What a dear proposer takes must be known at every step.
         self._account_after = 1 if self._token_seconds > DEAR * curve(1, length) else ACCOUNT_STEPS
         self._times = [curve(n, length) for n in range(1, self._most + 2)]
+        self._widening = self._may_widen()
         self._steps.clear()
 
     def _expect(self, number: int, draft: Draft) -> Expected:

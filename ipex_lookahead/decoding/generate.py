@@ -201,7 +201,7 @@ def generate(
             sequences.append(DecodingSequence(row, prompt, limit, cache, proposer, tape.choose, tape.accept, reason))
         if config is not None:
             stats.strategy = config.strategy
-        decode(engine, sequences, _controller(config, [s.proposer for s in sequences], costs), stats)
+        decode(engine, sequences, _controller(config, [s.proposer for s in sequences], costs, engine), stats)
         if remembering is not None:
             stores.add(remembering, [tape.ids[0, tape.start : tape.length].tolist() for tape in tapes])
         return _result(settings, ids, tapes, eos_ids, stats, engine.vocab_size)
@@ -211,12 +211,12 @@ def generate(
 
 
 def _controller(
-    config: LookaheadConfig | None, proposers: Sequence[Proposer | None], costs: EngineCosts | None
+    config: LookaheadConfig | None, proposers: Sequence[Proposer | None], costs: EngineCosts | None, engine: Engine
 ) -> Controller:
     if config is None or not config.adaptive:
         return FixedBudget(config.num_draft_tokens if config is not None else 0)
     curve = CostCurve() if costs is None else costs.curve()
-    return AdaptiveBudget(curve, config.num_draft_tokens, config.strategy, proposers)
+    return AdaptiveBudget(curve, config.num_draft_tokens, config.strategy, proposers, widen=engine.supports_tree)
 
 
 def _limit(settings: GenerationConfig, prompt_length: int, max_context: int) -> tuple[int, str]:

@@ -17,7 +17,7 @@ from ipex_lookahead.errors import InputError
 DEFAULT_NEW_TOKENS = 20
 """Hugging Face's default where neither ``max_new_tokens`` nor ``max_length`` is given."""
 
-AUTO_TOKENS = 16
+AUTO_TOKENS = 32
 """Most drafted tokens a step with ``lookahead="auto"``; the controller mostly takes fewer."""
 
 _DEFAULTS: dict[str, Any] = {

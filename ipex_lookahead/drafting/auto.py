@@ -1,10 +1,19 @@
-"""Auto: every source that costs nothing, in one tree."""
+"""Auto: every source that costs nothing, in one tree; and, where rows cost nothing either, a window that makes more."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.partial_matching import LONGEST_CONTEXT, SUCCESSORS, PartialMatching
+from ipex_lookahead.drafting.window import NGramPool, Window
+
+COLUMNS, NGRAM, GUESSES = 5, 4, 5
+"""W, N and G. 14 rows bring 3 % more tokens a step beside a tree of 16; W = 15, N = 5 brings as much with 59
+(SmolLM2-135M, 20 prompts)."""
+FIRST_PROB, LATER_PROB = 0.3, 0.6
+"""What an n-gram's first token, and a later one, is thought to be worth until the controller has counted."""
 
 
 class Auto(PartialMatching):
@@ -16,9 +25,102 @@ class Auto(PartialMatching):
     Example: after ``[9, 1, 2]`` the target emitted 3 and thought 4 likely too. When ``9 1 2`` comes again, 3 and 4 both
     follow the last 2, each once: 3 from ``suffix`` (``recycling`` agrees), 4 from ``recycling`` alone.
 
+    ``widen`` adds Lookahead Decoding's window as scratch rows. The n-grams that it brings join the tree, named
+    ``jacobi``. That pays where a forward of 20 rows costs what one of 5 does; the controller asks for it there.
+
     Args:
         store: counted suffixes of earlier texts (``Store.suffixes``), or None.
+
+    Attributes:
+        window_rows: rows that ``widen`` adds once the window's levels are filled.
+        window_source: name of what comes of it, in ``Draft.sources``.
     """
+
+    window_rows = (NGRAM - 1) * COLUMNS - 1
+    window_source = "jacobi"
 
     def __init__(self, store: Any = None) -> None:
         super().__init__(depth=LONGEST_CONTEXT, width=SUCCESSORS, store=store)
+        self._window: Window | None = None
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Forget everything, then index the prompt. Raises InputError for ids that are no int32 >= 0."""
+        super().begin(prompt)
+        self._window, self._pool = None, NGramPool(GUESSES)
+        self._prompt = prompt
+        self._last = prompt[-1] if len(prompt) else -1
+        self._budget = 0
+
+    def propose(self, budget: int) -> Draft:
+        """A tree of at most ``budget`` tokens, the most likely paths first, with ``probs`` and ``sources``."""
+        self._budget = budget
+        draft = super().propose(budget)
+        return draft if self._window is None else self._with_ngrams(draft)
+
+    def widen(self, draft: Draft) -> Draft:
+        """The draft, a part of the last proposal, with the window's rows behind it, if the budget has room for them."""
+        if self._window is None:
+            if not len(self._prompt):
+                return draft
+            self._window = Window(COLUMNS, NGRAM, self._prompt)
+        rows = self._window.rows
+        if len(draft.tokens) + rows > self._budget:
+            return draft
+        tokens, parents = list(draft.tokens), list(draft.parents)
+        self._window.append_to(tokens, parents)
+        return Draft(
+            tokens, parents, rows, [*draft.probs, *[0.0] * rows], [*draft.sources, *[self.window_source] * rows]
+        )
+
+    def observe(self, outcome: Outcome) -> None:
+        """Index the newly committed tokens, keep the likeliest ids after the tree's rows, and move the window."""
+        emitted = outcome.emitted
+        if self._window is not None and emitted:
+            for first, rest in self._window.observe(self._last, emitted, outcome.scratch_argmax):
+                self._pool.remember(first, rest)
+            outcome = _without_scratch(outcome)
+        super().observe(outcome)
+        if emitted:
+            self._last = emitted[-1]
+
+    def _with_ngrams(self, draft: Draft) -> Draft:
+        """The likeliest of the draft's tokens and the pool's n-grams."""
+        ngrams = self._pool.following(self._last)
+        if not ngrams:
+            return draft
+        tokens, parents = list(draft.tokens), list(draft.parents)
+        probs, sources = list(draft.probs), list(draft.sources)
+        rows = {place: row for row, place in enumerate(zip(parents, tokens, strict=True))}
+        for ngram in ngrams:
+            at = -1
+            for token in ngram:
+                row = rows.setdefault((at, token), len(tokens))
+                if row == len(tokens):
+                    tokens.append(token)
+                    parents.append(at)
+                    probs.append(FIRST_PROB if at < 0 else LATER_PROB)
+                    sources.append(self.window_source)
+                at = row
+        survival: list[float] = []
+        for parent, prob in zip(parents, probs, strict=True):
+            survival.append(prob * (1.0 if parent < 0 else survival[parent]))
+        # The sort is stable and no child is likelier than its parent, so parents stay before children.
+        order = sorted(range(len(tokens)), key=lambda row: -survival[row])[: self._budget]
+        place = {row: at for at, row in enumerate(order)}
+        return Draft(
+            [tokens[row] for row in order],
+            [place.get(parents[row], -1) for row in order],
+            0,
+            [probs[row] for row in order],
+            [sources[row] for row in order],
+        )
+
+
+def _without_scratch(outcome: Outcome) -> Outcome:
+    """What guesses made the model think is not what it thinks after the text: its likeliest ids there are left out."""
+    draft, top = outcome.draft, outcome.top
+    if not draft.scratch:
+        return outcome
+    end = len(draft.tokens) - draft.scratch
+    kept = Draft(draft.tokens[:end], draft.parents[:end])
+    return Outcome(kept, outcome.accepted, outcome.emitted, (), None if top is None else top[: end + 1])

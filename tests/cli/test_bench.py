@@ -72,7 +72,7 @@ def test_strategies_are_modes(scripted, prompts, capsys):
     model = scripted()
     arguments = ["bench", "decode", "--prompts", prompts, "--json"]
     assert run([*arguments, "--strategy", "auto", "--strategy", "prompt_lookup", "--store", "s"]) == 0
-    assert settings(model) == [0, LookaheadConfig("auto", 16, store="s"), LookaheadConfig("prompt_lookup", 16)]
+    assert settings(model) == [0, LookaheadConfig("auto", 32, store="s"), LookaheadConfig("prompt_lookup", 32)]
     runs = json.loads(capsys.readouterr().out.splitlines()[-1])["runs"]
     assert [r["strategy"] for r in runs] == [None, "auto", "prompt_lookup"]
     assert [len(r["prompt_ratios"]) for r in runs] == [2, 2, 2]
@@ -80,11 +80,11 @@ def test_strategies_are_modes(scripted, prompts, capsys):
     model = scripted()
     assert run([*arguments, "--lookahead", "auto", "--lookahead", "5", "--no-adaptive"]) == 0
     automatic, five = settings(model)[1:]
-    assert (automatic.num_draft_tokens, automatic.adaptive) == (16, False)
+    assert (automatic.num_draft_tokens, automatic.adaptive) == (32, False)
     assert five == LookaheadConfig(num_draft_tokens=5, adaptive=False)
     model = scripted()
     assert run([*arguments, "--lookahead", "auto", "--lookahead", "2"]) == 0
-    assert settings(model) == [0, LookaheadConfig("auto", 16, store="memory:1"), 2]
+    assert settings(model) == [0, LookaheadConfig("auto", 32, store="memory:1"), 2]
 
 
 @pytest.mark.parametrize("arguments", [["--window", "3"], ["--store", "s"], ["--strategy", "suffix", "--guesses", "2"]])

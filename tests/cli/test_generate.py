@@ -156,7 +156,7 @@ def test_lookahead_as_given(scripted):
         (["--lookahead", "5", "--no-adaptive"], {"lookahead": 5, "adaptive": False}),
         (["--strategy", "prompt_lookup"], {"lookahead": LookaheadConfig("prompt_lookup", 3)}),
         (["--strategy", "suffix", "--lookahead", "9"], {"lookahead": LookaheadConfig("suffix", 9)}),
-        (["--strategy", "suffix", "--lookahead", "auto"], {"lookahead": LookaheadConfig("suffix", 16)}),
+        (["--strategy", "suffix", "--lookahead", "auto"], {"lookahead": LookaheadConfig("suffix", 32)}),
         (["--strategy", "suffix", "--store", "s"], {"lookahead": LookaheadConfig("suffix", 3, store="s")}),
         (
             "--strategy jacobi --lookahead auto --window 3 --ngram 4 --guesses 2".split(),

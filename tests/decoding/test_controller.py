@@ -174,6 +174,62 @@ def test_scratch_rows_are_all_or_nothing() -> None:
     assert play.rows[-1] < 6, "steps with scratch rows that bring nothing are given up"
 
 
+class Windowed:
+    """A proposer with a window of four rows; ``right`` of its n-grams' tokens is accepted in every step."""
+
+    window_rows = 4
+    window_source = "jacobi"
+
+    def widen(self, draft: Draft) -> Draft:
+        rows = range(len(draft), len(draft) + 4)
+        sources = [*draft.sources, *["jacobi"] * 4]
+        return Draft([*draft.tokens, *rows], [*draft.parents, *[-1] * 4], 4, [*draft.probs, *[0.0] * 4], sources)
+
+
+def windowed_steps(calibration: Calibration, right: int, steps: int, most: int = 9) -> list[int]:
+    """Scratch rows of each step."""
+    controller = AdaptiveBudget(CostCurve(calibration), most, proposers=[Windowed()], widen=True)
+    scratch = []
+    for _ in range(steps):
+        budget = controller.budget(0, 100)
+        source = "jacobi" if right else "suffix"
+        draft = Draft(range(3), range(-1, 2), 0, [0.9] * 3, [source] * 3).first(budget)
+        (chosen,) = controller.select([0], [draft], 100)
+        assert len(chosen) <= budget
+        scratch.append(chosen.scratch)
+        accepted = list(range(min(right, len(chosen) - chosen.scratch)))
+        controller.observe(0, Outcome(chosen, accepted, [*accepted, -9]))
+        controller.timed(1 + len(chosen), 100, CostCurve(calibration)(1 + len(chosen), 100), 0.0)
+    return scratch
+
+
+def test_a_window_is_added_where_its_rows_cost_nothing() -> None:
+    flat = Calibration((1, 16), (1.0, 1.001))
+    assert windowed_steps(flat, 1, 200) == [4] * 200
+    assert windowed_steps(TILES, 1, 200) == [0] * 200
+    assert windowed_steps(STEEP, 1, 50) == [0] * 50
+    assert windowed_steps(flat, 1, 50, most=4) == [0] * 50, "the budget has no room for it"
+    without = AdaptiveBudget(CostCurve(flat), 9, proposers=[Windowed()])
+    assert without.select([0], [chain(2, 0.9)], 100)[0].scratch == 0, "an engine without trees"
+
+
+def test_a_window_that_brings_nothing_is_given_up() -> None:
+    nearly_flat = Calibration((1, 16), (1.0, 1.02))
+    scratch = windowed_steps(nearly_flat, 0, 200)
+    assert sum(scratch[:10]) > 0, "it was tried"
+    assert sum(scratch[-50:]) == 0
+
+
+def test_windows_of_a_batch_need_a_proposal() -> None:
+    """A sequence that was not asked in this step has no room for rows, as far as anybody knows."""
+    flat = Calibration((1, 32), (1.0, 1.001))
+    controller = AdaptiveBudget(CostCurve(flat), 9, proposers=[Windowed(), Windowed(), None], widen=True)
+    chosen = controller.select([0, 1, 2], [chain(2, 0.9), Draft(), chain(2, 0.9)], 100)
+    assert [draft.scratch for draft in chosen] == [4, 0, 0]
+    for number, draft in enumerate(chosen):
+        controller.observe(number, Outcome(draft, [], [-9]))
+
+
 def test_match_lengths_are_asked_of_the_proposer() -> None:
     class Matching:
         match_length = 1

@@ -19,7 +19,7 @@ from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import PROPOSERS, Proposer, make_proposer
 from ipex_lookahead.drafting.draft import Draft
 from tests.support.numpy_engine import tiny_numpy_engine
-from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer
+from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer, WidenedAuto
 from tests.support.scripted_engine import ScriptedEngine, markov
 
 module = importlib.import_module("ipex_lookahead.decoding.generate")
@@ -69,6 +69,7 @@ def makers(texts: list[list[int]], vocab_size: int) -> dict[str, Make]:
             name: lambda config, name=name: make_proposer(LookaheadConfig(name, config.num_draft_tokens))
             for name in PROPOSERS
         },
+        "auto, widened": lambda _: WidenedAuto(),
         "random": in_turn(lambda _: RandomProposer(vocab_size)),
         "oracle": in_turn(OracleProposer),
         "trees": in_turn(lambda text: TreeProposer(vocab_size, text)),
@@ -112,6 +113,8 @@ def test_every_proposer_leaves_tokens_and_logits_alone(
         assert_same(out, plain)
         if name == "oracle":
             assert out.stats.acceptance_rate == 1.0
+        if name == "auto, widened":
+            assert budget < 64 or out.stats.drafted_by_source["jacobi"] > 0
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -177,7 +177,7 @@ def test_leading_pad_tokens_are_padding_without_a_mask() -> None:
         (1, LookaheadConfig(num_draft_tokens=1)),
         (128, LookaheadConfig(num_draft_tokens=128)),
         (np.int64(3), LookaheadConfig(num_draft_tokens=3)),
-        ("auto", LookaheadConfig("auto" if "auto" in PROPOSERS else "prompt_lookup", 16)),
+        ("auto", LookaheadConfig("auto" if "auto" in PROPOSERS else "prompt_lookup", 32)),
         (LookaheadConfig(num_draft_tokens=5), LookaheadConfig(num_draft_tokens=5)),
     ],
 )
@@ -315,7 +315,7 @@ def test_a_strategy_by_name() -> None:
     assert strategy_config(None) == resolve_lookahead("auto")
     assert strategy_config(None, 5) == LookaheadConfig(num_draft_tokens=5)
     assert strategy_config(None, "auto", store="s") == dataclasses.replace(resolve_lookahead("auto"), store="s")
-    assert strategy_config("suffix") == LookaheadConfig("suffix", 16)
+    assert strategy_config("suffix") == LookaheadConfig("suffix", 32)
     assert strategy_config("suffix", 3, adaptive=False) == LookaheadConfig("suffix", 3, adaptive=False)
     assert strategy_config("jacobi").num_draft_tokens == 4 * 30
     assert strategy_config("jacobi", window=60, guesses=60).num_draft_tokens == 128

@@ -9,6 +9,7 @@ from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.generate import generate
 from ipex_lookahead.drafting import Draft, Jacobi, Outcome, make_proposer
 from ipex_lookahead.drafting.draft import Draft as FlatTree
+from ipex_lookahead.drafting.window import Window
 from ipex_lookahead.errors import InputError
 from tests.support.scripted_engine import ScriptedEngine, markov
 
@@ -20,6 +21,11 @@ def path(draft: FlatTree, row: int) -> list[int]:
         found.append(draft.tokens[row])
         row = draft.parents[row]
     return found[::-1]
+
+
+def window_of(proposer: Jacobi) -> Window:
+    assert proposer._lookahead is not None
+    return proposer._lookahead
 
 
 def step(proposer: Jacobi, text: list[int], budget: int, follow) -> Draft:
@@ -45,16 +51,17 @@ def test_the_example() -> None:
     """The docstring's step, number by number."""
     proposer = Jacobi(window=3, ngram=3, guesses=2)
     proposer.begin([7, 8, 4, 7, 8, 9, 7])
-    proposer._columns, proposer._levels = 3, [[20, 21], [30, 31, 32]]
+    proposer._lookahead = Window(3, 3, [7])
+    proposer._lookahead.levels = [[20, 21], [30, 31, 32]]
     draft = proposer.propose(9)
     assert list(draft.tokens) == [8, 9, 4, 20, 21, 30, 31, 32]
     assert list(draft.parents) == [-1, 0, 0, -1, 3, -1, 3, 4]
     assert draft.scratch == 5
     proposer.observe(Outcome(draft, [], [5], [90, 91, 40, 41, 42]))
-    assert proposer._pool[7] == [(8, 9), (30, 40)]
-    assert proposer._pool[20] == [(31, 41)]
-    assert proposer._pool[21] == [(32, 42)]
-    assert proposer._levels == [[31, 32], [40, 41, 42]]
+    assert proposer._pool.following(7) == [(30, 40), (8, 9)]
+    assert proposer._pool.following(20) == [(31, 41)]
+    assert proposer._pool.following(21) == [(32, 42)]
+    assert window_of(proposer).levels == [[31, 32], [40, 41, 42]]
 
 
 def test_the_levels_fill_one_a_step_and_then_keep_their_sizes() -> None:
@@ -72,7 +79,7 @@ def test_every_row_of_a_column_sees_the_chain_and_its_own_column_only() -> None:
     proposer.begin(text)
     for _ in range(4):
         step(proposer, text, 64, lambda t: (5 * len(t) + t[-1]) % 89)
-    levels = [list(ids) for ids in proposer._levels]
+    levels = [list(ids) for ids in window_of(proposer).levels]
     draft = proposer.propose(64)
     first = len(draft) - draft.scratch
     rows = iter(range(first, len(draft)))
@@ -93,11 +100,10 @@ def test_ngrams_are_the_models_own(window: int, ngram: int, guesses: int) -> Non
     proposer.begin(text)
     for _ in range(12):
         step(proposer, text, 128, lambda t: table[t[-1]])
-    assert proposer._pool
-    for first, known in proposer._pool.items():
-        for rest in known:
-            assert len(rest) == ngram - 1
-            assert rest[-1] == table[(first, *rest)[-2]]
+    assert proposer._pool.items()
+    for first, rest in proposer._pool.items():
+        assert len(rest) == ngram - 1
+        assert rest[-1] == table[(first, *rest)[-2]]
 
 
 def test_the_window_alone_learns_what_the_model_repeats() -> None:
@@ -117,7 +123,7 @@ def test_the_window_alone_learns_what_the_model_repeats() -> None:
 def test_the_pool_is_a_ring() -> None:
     proposer = Jacobi(window=2, ngram=3, guesses=2)
     proposer.begin([5, 1, 1, 5, 2, 2, 5, 3, 3, 5, 2, 2, 5])
-    assert proposer._pool[5] == [(3, 3), (2, 2)]
+    assert proposer._pool.following(5) == [(2, 2), (3, 3)]
     draft = proposer.propose(64)
     assert list(draft.tokens[: len(draft) - draft.scratch]) == [2, 2, 3, 3]
 
@@ -150,7 +156,7 @@ def test_a_window_fits_every_budget_that_holds_one(budget: int) -> None:
     proposer.begin(text)
     for _ in range(4):
         step(proposer, text, budget, lambda t: (3 * len(t)) % 101)
-    assert bool(proposer._pool) == (budget >= 3)
+    assert bool(proposer._pool.items()) == (budget >= 3)
 
 
 def test_a_step_without_the_window_does_not_lose_its_place() -> None:
@@ -160,9 +166,9 @@ def test_a_step_without_the_window_does_not_lose_its_place() -> None:
     table = np.random.default_rng(1).permutation(60).tolist()
     for budget in [64, 64, 64, 1, 0, 64, 2, 64]:
         step(proposer, text, budget, lambda t: table[t[-1]])
-    assert [len(ids) for ids in proposer._levels] == [3, 4]
+    assert [len(ids) for ids in window_of(proposer).levels] == [3, 4]
     proposer.observe(Outcome(Draft([1], [-1]), [], [4]))  # cut by a controller: no answers
-    assert [len(ids) for ids in proposer._levels] == [3, 4]
+    assert [len(ids) for ids in window_of(proposer).levels] == [3, 4]
 
 
 def test_several_end_tokens_end_the_text_where_plain_decoding_does() -> None:

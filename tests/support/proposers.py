@@ -1,4 +1,4 @@
-"""Proposers for tests: always wrong, always right, and random trees."""
+"""Proposers for tests: always wrong, always right, random trees, and a window at every step."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ipex_lookahead.drafting.auto import Auto
 from ipex_lookahead.drafting.draft import Draft, Outcome
 
 
@@ -83,3 +84,11 @@ class TreeProposer:
         assert len(outcome.scratch_argmax) == outcome.draft.scratch
         self.outcomes.append(outcome)
         self._length += len(outcome.emitted)
+
+
+class WidenedAuto(Auto):
+    """``auto`` with its window wherever the budget has room for it, whatever it costs."""
+
+    def propose(self, budget: int) -> Draft:
+        draft = super().propose(budget)
+        return self.widen(draft.first(max(1, budget - self.window_rows)))
