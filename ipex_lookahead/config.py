@@ -14,6 +14,9 @@ MAX_DRAFT = 128
 STORE_STRATEGIES = ("auto", "suffix")
 """Strategies that look into a store of earlier outputs."""
 
+OCCURRENCES = ("last", "first")
+"""Where prompt lookup may copy from."""
+
 MEMORY_STORE = "memory"
 """The ``store`` that is no file: it belongs to the model object and goes with it. "memory:NAME" is one of its own."""
 NO_STORE = "none"
@@ -40,6 +43,7 @@ class LookaheadConfig:
             "memory" remembers those of this model object, in memory only, "memory:NAME" those that were given the same
             name; "none" remembers nothing beyond a generation (files of such names are "./memory" and "./none").
             None is "memory" for ``auto`` and "none" for ``suffix``.
+        occurrence: ``prompt_lookup``: the earlier occurrence that is copied from, "last", or "first" as in transformers.
     """
 
     strategy: str = "prompt_lookup"
@@ -52,6 +56,7 @@ class LookaheadConfig:
     ngram: int = 5
     guesses: int = 15
     store: str | None = None
+    occurrence: str = "last"
 
     def __post_init__(self) -> None:
         _in_range("num_draft_tokens (lookahead)", self.num_draft_tokens, 0, MAX_DRAFT)
@@ -59,6 +64,8 @@ class LookaheadConfig:
         _in_range("window", self.window, 1, 60)
         _in_range("ngram", self.ngram, 2, 16)
         _in_range("guesses", self.guesses, 1, 60)
+        if self.occurrence not in OCCURRENCES:
+            raise InputError(f"occurrence is {self.occurrence!r}; it must be 'last' or 'first'")
         if self.store is not None and (not isinstance(self.store, str) or not self.store):
             raise InputError(
                 f"store is {self.store!r}; it must be the path of a file, as text, 'memory', 'none' or None"

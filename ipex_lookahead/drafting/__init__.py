@@ -21,7 +21,7 @@ from ipex_lookahead.errors import InputError
 PROPOSERS: dict[str, Callable[[LookaheadConfig, Any], Proposer]] = {
     "auto": lambda config, store: Auto(store),
     "jacobi": lambda config, store: Jacobi(config.window, config.ngram, config.guesses),
-    "prompt_lookup": lambda config, store: PromptLookup(config.max_matching_ngram_size),
+    "prompt_lookup": lambda config, store: PromptLookup(config.max_matching_ngram_size, config.occurrence),
     "recycling": lambda config, store: Recycling(),
     "suffix": lambda config, store: Suffix(store),
 }

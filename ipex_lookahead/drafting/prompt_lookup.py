@@ -2,7 +2,7 @@
 
 The idea is prompt lookup decoding (Apoorv Saxena, 2023), which ipex-llm offers as ``lookahead=N``. Done right, every
 n-gram of the committed tokens is indexed, those inside a several-token accept included, and the most recent occurrence
-is the one that is copied.
+is the one that is copied, or the first where that is asked for.
 """
 
 from __future__ import annotations
@@ -19,19 +19,24 @@ class PromptLookup:
 
     With ``max_ngram = 2`` and the committed tokens ``[1, 2, 3, 4, 2, 3]`` the suffix ``2 3`` occurred before, followed
     by ``4 2 3``: ``propose(2)`` is the chain ``4 2``. After ``[1, 2, 9, 3, 2]`` no 2-gram matches, the 1-gram ``2``
-    does: the chain is ``9 3``. Where a copy runs past the end it goes on into itself, so ``[7, 8, 7, 8]`` gives ``7 8 7
-        8 7``.
+    does: the chain is ``9 3``. Where a copy runs past the end it goes on into itself: ``[7, 8, 7, 8]`` gives
+    ``7 8 7 8 7``. With ``occurrence="first"`` ``[2, 5, 2, 6, 2]`` gives ``5 2`` instead of ``6 2``.
 
     The index is a trie of reversed suffixes, each node an n-gram (n = 1 .. ``max_ngram``) with the position where it
-    ended last. Committing a token walks its ``max_ngram`` suffixes once: the deepest node that was already there is the
-    longest match, and its former position the most recent occurrence. So a token costs O(max_ngram), a proposal
+    ended last (or first). Committing a token walks its ``max_ngram`` suffixes once: the deepest node that was already
+    there is the longest match, and its former position the occurrence. So a token costs O(max_ngram), a proposal
     O(budget).
+
+    Args:
+        max_ngram: longest suffix to look for.
+        occurrence: "last" or "first", the occurrence that is copied from.
     """
 
     top = 0
 
-    def __init__(self, max_ngram: int = 3) -> None:
+    def __init__(self, max_ngram: int = 3, occurrence: str = "last") -> None:
         self._max_ngram = max_ngram
+        self._follow = occurrence == "last"
         self.begin(())
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -74,6 +79,7 @@ class PromptLookup:
                 ended_at.append(here)
             else:
                 match, length = ended_at[child], here - at + 1
-                ended_at[child] = here
+                if self._follow:
+                    ended_at[child] = here
             node = child
         self._match, self.match_length = match, length

@@ -4,11 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipex_lookahead.drafting import Draft, Outcome, PromptLookup
+from ipex_lookahead.config import OCCURRENCES, LookaheadConfig
+from ipex_lookahead.drafting import Draft, Outcome, PromptLookup, make_proposer
+from ipex_lookahead.errors import InputError
 
 
-def begun(tokens: list[int], max_ngram: int = 2) -> PromptLookup:
-    proposer = PromptLookup(max_ngram)
+def begun(tokens: list[int], max_ngram: int = 2, occurrence: str = "last") -> PromptLookup:
+    proposer = PromptLookup(max_ngram, occurrence)
     proposer.begin(tokens)
     return proposer
 
@@ -19,11 +21,12 @@ def chain(draft: Draft) -> list[int]:
     return list(draft.tokens)
 
 
-def brute_force(tokens: list[int], max_ngram: int, budget: int) -> list[int]:
-    """The definition, word by word: longest n first, most recent earlier occurrence, copied on into the copy itself."""
+def brute_force(tokens: list[int], max_ngram: int, budget: int, occurrence: str = "last") -> list[int]:
+    """The definition, word by word: longest n first, last (or first) occurrence, copied on into the copy itself."""
     for n in range(min(max_ngram, len(tokens) - 1), 0, -1):
         suffix = tokens[-n:]
-        for end in range(len(tokens) - 1, n - 1, -1):
+        ends = range(n, len(tokens))
+        for end in ends if occurrence == "first" else reversed(ends):
             if tokens[end - n : end] == suffix:
                 text = list(tokens)
                 for k in range(budget):
@@ -73,15 +76,27 @@ def test_no_budget_no_draft(budget: int) -> None:
     pieces=st.lists(st.lists(st.integers(0, 3), max_size=12), min_size=1, max_size=8),
     max_ngram=st.integers(1, 6),
     budget=st.integers(1, 9),
+    occurrence=st.sampled_from(OCCURRENCES),
 )
-def test_equals_the_definition_however_the_tokens_arrive(pieces: list[list[int]], max_ngram: int, budget: int) -> None:
-    proposer = begun(pieces[0], max_ngram)
+def test_equals_the_definition_however_the_tokens_arrive(
+    pieces: list[list[int]], max_ngram: int, budget: int, occurrence: str
+) -> None:
+    proposer = begun(pieces[0], max_ngram, occurrence)
     tokens = list(pieces[0])
     for piece in pieces[1:]:
-        assert chain(proposer.propose(budget)) == brute_force(tokens, max_ngram, budget)
+        assert chain(proposer.propose(budget)) == brute_force(tokens, max_ngram, budget, occurrence)
         proposer.observe(Outcome(Draft(), [], piece))
         tokens += piece
-    assert chain(proposer.propose(budget)) == brute_force(tokens, max_ngram, budget)
+    assert chain(proposer.propose(budget)) == brute_force(tokens, max_ngram, budget, occurrence)
+
+
+def test_the_configuration_names_the_occurrence() -> None:
+    for occurrence, expected in (("last", [6, 2]), ("first", [5, 2])):
+        proposer = make_proposer(LookaheadConfig("prompt_lookup", occurrence=occurrence))
+        proposer.begin([2, 5, 2, 6, 2])
+        assert chain(proposer.propose(2)) == expected
+    with pytest.raises(InputError, match="occurrence is 'next'; it must be 'last' or 'first'"):
+        LookaheadConfig(occurrence="next")
 
 
 def test_large_token_ids_do_not_collide() -> None:
