@@ -43,7 +43,7 @@ class LookaheadConfig:
             "memory" remembers those of this model object, in memory only, "memory:NAME" those that were given the same
             name; "none" remembers nothing beyond a generation (files of such names are "./memory" and "./none").
             None is "memory" for ``auto`` and "none" for ``suffix``.
-        occurrence: ``prompt_lookup``: the earlier occurrence that is copied from, "last", or "first" as in transformers.
+        occurrence: ``prompt_lookup``: the occurrence that is copied from, "last", or "first" as in transformers.
     """
 
     strategy: str = "prompt_lookup"
