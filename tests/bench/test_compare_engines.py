@@ -10,6 +10,7 @@ import torch
 
 from ipex_lookahead.bench.compare_engines import compare, report
 from ipex_lookahead.config import LookaheadConfig
+from ipex_lookahead.decoding.options import AUTO_TOKENS
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import EngineError
 
@@ -53,7 +54,7 @@ class Theirs:
 def test_modes_alternate_and_are_warmed_up():
     model = Model()
     found = compare(lambda engine: model, lambda _: PROMPTS, engines=["native"], lookaheads=[3, "auto"])
-    auto = LookaheadConfig("auto", 16, store="memory:2")
+    auto = LookaheadConfig("auto", AUTO_TOKENS, store="memory:2")
     warm_up, asked = model.asked[:3], model.asked[4:]
     assert warm_up == [(PROMPTS[0], mode) for mode in (0, 3, auto)]
     assert model.asked[3] == "forget", "an answer of the warm-up must not be found again"

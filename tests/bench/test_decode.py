@@ -8,6 +8,7 @@ import pytest
 
 from ipex_lookahead.bench.decode import PACKAGED_PROMPTS, Generation, Mode, measure, read_prompts, summarise
 from ipex_lookahead.config import LookaheadConfig
+from ipex_lookahead.decoding.options import AUTO_TOKENS
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.errors import InputError
@@ -107,7 +108,7 @@ def test_modes_that_remember_do_so_apart_and_not_from_one_repetition_to_the_next
     assert [mode.lookahead for mode in modes] == [0, "auto", small, 3]
     assert forgotten == [4, 8]
     kept = [config for config in asked[4:8] if isinstance(config, LookaheadConfig)]
-    assert [(config.num_draft_tokens, config.store) for config in kept] == [(16, "memory:1"), (4, "memory:2")]
+    assert [(config.num_draft_tokens, config.store) for config in kept] == [(AUTO_TOKENS, "memory:1"), (4, "memory:2")]
     assert asked[5:7] == kept
     assert (asked[4], asked[7]) == (0, 3)
 
