@@ -15,7 +15,7 @@ from ipex_lookahead.checkpoints import family_of
 from ipex_lookahead.drafting.self_speculation import check_gains
 from ipex_lookahead.engines import ENGINES
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest
-from ipex_lookahead.engines.native import core_missing
+from ipex_lookahead.engines.native.core import core_missing
 from ipex_lookahead.engines.weights import check_low_bit, not_converted
 from ipex_lookahead.errors import InputError, UnsupportedModelError
 from ipex_lookahead.hub import resolve_model
@@ -80,7 +80,8 @@ class AutoModelForCausalLM:
             device: "cpu", "xpu" (Intel GPUs) or "cuda"; None = the engine's own, the CPU.
             deterministic: for engine="torch": forwards of one shape, so that lookahead gives the very text of plain
                 decoding; slower on a CPU. None = on Intel GPUs only. The native engine is that at full speed.
-            ipex: for engine="torch" and float weights: apply intel-extension-for-pytorch (see ``engines/ipex.py``).
+            ipex: for engine="torch" and float weights: apply intel-extension-for-pytorch
+                (see ``engines/torch/ipex.py``).
             kv_cache: "fp16", or "int8" with a scale a position and head: half the memory, a little less exact to the
                 model (never to lookahead).
             speculative: ipex-llm's: ``generate`` drafts with a four-bit copy of the model, made when first needed; for

@@ -1,6 +1,6 @@
 """What differs between the releases of transformers that this package runs on: 4.37, which ipex-llm needs, to 5.
 
-Everything else is written for the newest one. Caches have a file of their own, ``engines/hf_cache.py``.
+Everything else is written for the newest one. Caches have a file of their own, ``engines/torch/cache.py``.
 """
 
 from __future__ import annotations

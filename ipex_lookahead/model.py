@@ -18,14 +18,14 @@ from transformers.modeling_outputs import CausalLMOutput
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.cost import EngineCosts, cost_folder
-from ipex_lookahead.decoding.generate import LookaheadGenerateOutput, generate
 from ipex_lookahead.decoding.loop import PREFILL_ROWS
-from ipex_lookahead.decoding.second_model import check_vocabulary, second_model_lookahead
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.self_speculation import low_bit_copy
 from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.base import Batch, Engine
 from ipex_lookahead.errors import ContextLengthError, InputError
+from ipex_lookahead.generation.generate import LookaheadGenerateOutput, generate
+from ipex_lookahead.generation.second_model import check_vocabulary, second_model_lookahead
 
 
 class LookaheadLlamaConfig(LlamaConfig):  # type: ignore[misc]
@@ -116,8 +116,8 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
     ) -> torch.Tensor | LookaheadGenerateOutput:
         """Generate as transformers does, with lookahead and a seed beside.
 
-        See :func:`ipex_lookahead.decoding.generate.generate` for what each argument means and which errors it may
-        raise, and :func:`ipex_lookahead.decoding.second_model.second_model_lookahead` for ``max_step_draft``,
+        See :func:`ipex_lookahead.generation.generate.generate` for what each argument means and which errors it may
+        raise, and :func:`ipex_lookahead.generation.second_model.second_model_lookahead` for ``max_step_draft``,
         ``th_stop_draft`` and ``auto_th_stop_draft``. ``draft_model`` is a smaller model of the same vocabulary that
         drafts; ``assistant_model`` is transformers' name for it.
         """

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from ipex_lookahead.engines.ipex_llm import IpexLlmEngine, is_ipex_llm_model
-from ipex_lookahead.engines.torch import TorchEngine
+from ipex_lookahead.engines.ipex_llm.engine import IpexLlmEngine, is_ipex_llm_model
+from ipex_lookahead.engines.torch.engine import TorchEngine
 from ipex_lookahead.model import LookaheadModelForCausalLM
 
 

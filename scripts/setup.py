@@ -219,7 +219,7 @@ def install_dependencies(extras):
 
 def build_native():
     """Build the native core again if its sources changed. Needs no network."""
-    key = digest(NATIVE_SOURCES)
+    key = installed_key()
     if stamped("native", key):
         return
     check_compiler()
@@ -228,7 +228,7 @@ def build_native():
 
 def install_package(dependencies, extras):
     """Build the core and install the package, editable; with its dependencies or alone."""
-    key = digest(NATIVE_SOURCES)
+    key = installed_key()
     say("building the native core and installing the package (about a minute the first time)")
     target = ROOT + ("[" + ",".join(extras) + "]" if extras else "")
     flags = [] if dependencies else ["--no-deps", "--no-index"]
@@ -344,6 +344,18 @@ def digest(paths):
             content = hashlib.sha256(source.read()).hexdigest()
         total.update("{} {}\n".format(os.path.relpath(path, ROOT), content).encode())
     return total.hexdigest()
+
+
+def installed_key():
+    """What an editable install depends on: the core's sources, and which modules there are and where they lie."""
+    package = os.path.join(ROOT, "ipex_lookahead")
+    names = [
+        os.path.relpath(os.path.join(at, name), ROOT)
+        for at, _, files in os.walk(package)
+        for name in files
+        if name.endswith(".py")
+    ]
+    return digest(NATIVE_SOURCES) + hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
 
 
 def stamped(stage, key):

@@ -30,9 +30,9 @@ PYTHONS = ((3, 11), (3, 10))
 NEEDED = 8 << 30
 """Bytes that making the environment takes, with what is unpacked on the way."""
 TESTS = [  # the other rooms compare with a newer transformers
-    "tests/ipex_llm", "tests/test_compat.py", "tests/engines/test_ipex_llm.py", "tests/engines/test_every_engine.py",
-    "tests/engines/test_native_cache.py", "tests/engines/test_native_kernels.py", "tests/decoding", "tests/drafting",
-    "tests/formats", "tests/test_model.py", "tests/test_auto.py",
+    "tests/ipex_llm", "tests/test_compat.py", "tests/engines/ipex_llm", "tests/engines/test_every_engine.py",
+    "tests/engines/native/test_cache.py", "tests/engines/native/test_kernels.py", "tests/decoding", "tests/generation",
+    "tests/drafting", "tests/formats", "tests/test_model.py", "tests/test_auto.py",
 ]  # fmt: skip
 
 

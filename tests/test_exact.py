@@ -19,7 +19,7 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 
 from ipex_lookahead import AutoModelForCausalLM
 from ipex_lookahead.engines.base import Batch
-from ipex_lookahead.engines.native import available_isas
+from ipex_lookahead.engines.native.core import available_isas
 from ipex_lookahead.errors import DownloadError
 from ipex_lookahead.tokenization.prompts import build_prompt
 

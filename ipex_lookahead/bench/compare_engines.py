@@ -13,10 +13,10 @@ from time import perf_counter
 from typing import Any
 
 from ipex_lookahead.bench.decode import Generation, generator, with_own_memory
-from ipex_lookahead.decoding.options import resolve_lookahead
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.engines import ENGINES
 from ipex_lookahead.errors import LookaheadError
+from ipex_lookahead.generation.options import resolve_lookahead
 
 Generate = Callable[[Sequence[int]], Generation]
 """``generate(prompt_ids)``: one greedy answer."""
@@ -141,7 +141,7 @@ def _own(model: Any, max_new_tokens: int, lookahead: int) -> Generate:
     """
     import torch
 
-    from ipex_lookahead.engines.torch_device import torch_threads
+    from ipex_lookahead.engines.torch.device import torch_threads
 
     theirs = model.engine.model
     options: dict[str, Any] = {"do_sample": False, "eos_token_id": model.generation_config.eos_token_id}

@@ -65,7 +65,7 @@ def examine(
     Raises:
         EngineError: the device is not there; the hint says what to install.
     """
-    from ipex_lookahead.engines.torch_device import check_device
+    from ipex_lookahead.engines.torch.device import check_device
 
     found = check_device(device)
     say("versions and device")
@@ -112,14 +112,15 @@ def versions() -> dict[str, str]:
 def machine() -> dict[str, Any]:
     """Processor, system, instruction sets."""
     from ipex_lookahead.decoding.cost import processor
-    from ipex_lookahead.engines import native
+    from ipex_lookahead.engines.machine import default_threads
+    from ipex_lookahead.engines.native import core
 
     facts: dict[str, Any] = {
         "processor": processor(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
     try:
-        facts |= {"isa": native.chosen_isa(), "threads": native.default_threads()}
+        facts |= {"isa": core.chosen_isa(), "threads": default_threads()}
     except EngineError as error:
         facts["native_core"] = without_paths(str(error))
     return facts
@@ -155,7 +156,7 @@ def kernels(device: Any, threads: int | None = None) -> list[dict[str, Any]]:
     """Every backend's self-test for every format, and its time for a few rows."""
     import torch
 
-    from ipex_lookahead.engines.linear_backends import BACKENDS, LinearBackends
+    from ipex_lookahead.engines.torch.linear_backends import BACKENDS, LinearBackends
 
     dtype = torch.float32 if device.type == "cpu" else torch.float16
     found = []

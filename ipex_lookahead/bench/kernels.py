@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ipex_lookahead.engines.native import available_isas, default_threads, integer_peak, linear_probe, read_bandwidth
+from ipex_lookahead.engines.machine import default_threads
+from ipex_lookahead.engines.native.core import available_isas, integer_peak, read_bandwidth
+from ipex_lookahead.engines.native.linear import linear_probe
 from ipex_lookahead.engines.weights import random_matrix
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.formats import FORMATS

@@ -11,7 +11,8 @@ import numpy as np
 
 from ipex_lookahead.architectures import DecoderSpec, spec_for
 from ipex_lookahead.engines.base import Batch
-from ipex_lookahead.engines.native import NativeEngine, integer_peak, read_bandwidth
+from ipex_lookahead.engines.native.core import integer_peak, read_bandwidth
+from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.errors import InputError
 
 #         layers hidden inter. heads kv  head vocab  context

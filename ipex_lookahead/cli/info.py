@@ -59,13 +59,14 @@ def _engine() -> dict[str, Any]:
     """The core's facts and the machine's roofs, or why there are none: people run this when something is wrong."""
     facts: dict[str, Any] = {"isa_available": [], "threads": None, "isa_chosen": None}
     try:
-        from ipex_lookahead.engines import native
+        from ipex_lookahead.engines.machine import default_threads
+        from ipex_lookahead.engines.native import core
 
-        facts["isa_available"] = list(native.available_isas())
-        facts["threads"] = native.default_threads()
-        facts["isa_chosen"] = isa = native.chosen_isa()
-        facts["read_gb_s"] = round(native.read_bandwidth(READ_BYTES, facts["threads"], isa) / 1e9, 1)
-        facts["integer_gops"] = round(2 * native.integer_peak(facts["threads"], isa) / 1e9)
+        facts["isa_available"] = list(core.available_isas())
+        facts["threads"] = default_threads()
+        facts["isa_chosen"] = isa = core.chosen_isa()
+        facts["read_gb_s"] = round(core.read_bandwidth(READ_BYTES, facts["threads"], isa) / 1e9, 1)
+        facts["integer_gops"] = round(2 * core.integer_peak(facts["threads"], isa) / 1e9)
     except (ImportError, EngineError) as error:
         facts["problem"] = str(error)
     return facts

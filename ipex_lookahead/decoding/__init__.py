@@ -1,1 +1,1 @@
-"""The loop: propose, forward, verify, keep, observe; and the Hugging Face arguments that lead to it."""
+"""The loop: propose, forward, verify, keep, observe."""

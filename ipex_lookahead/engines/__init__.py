@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ipex_lookahead.engines.base import Batch, Cache, Engine, StepOutput
-from ipex_lookahead.engines.native import NativeEngine
+from ipex_lookahead.engines.native.engine import NativeEngine
 
 __all__ = ["ENGINES", "Batch", "Cache", "Engine", "NativeEngine", "StepOutput"]
 
 ENGINES = {
-    "native": "ipex_lookahead.engines.native_load",
-    "torch": "ipex_lookahead.engines.torch_load",
-    "ipex-llm": "ipex_lookahead.engines.ipex_llm",
+    "native": "ipex_lookahead.engines.native.load",
+    "torch": "ipex_lookahead.engines.torch.load",
+    "ipex-llm": "ipex_lookahead.engines.ipex_llm.engine",
 }
 """Name to the module whose ``load(LoadRequest) -> LoadedModel`` loads onto it; imported when it is asked for."""

@@ -8,10 +8,10 @@ import pytest
 
 from ipex_lookahead.bench.decode import PACKAGED_PROMPTS, Generation, Mode, measure, read_prompts, summarise
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.options import AUTO_TOKENS
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.generation.options import AUTO_TOKENS
 
 
 def write(path, *lines):

@@ -10,8 +10,8 @@ import transformers
 
 from ipex_lookahead.bench import doctor
 from ipex_lookahead.bench.doctor import FORMATS, examine, kernels, problems, without_paths
-from ipex_lookahead.engines.linear_backends import BACKENDS
-from ipex_lookahead.engines.linear_kernels import GenericKernel, NativeKernel
+from ipex_lookahead.engines.torch.linear_backends import BACKENDS
+from ipex_lookahead.engines.torch.linear_kernels import GenericKernel, NativeKernel
 from ipex_lookahead.errors import EngineError
 from tests.support.int4_operator import NEEDS_HALF, int4_product
 
@@ -152,7 +152,7 @@ def test_a_model_in_a_folder_is_called_by_its_name_alone(tmp_path):
 @pytest.mark.usefixtures("one_thread")
 def test_the_way_of_an_intel_gpu_with_its_operator_restated(monkeypatch):
     """Everything of ``--device xpu`` that needs no such device: loading, packed layers, lookahead, the report."""
-    monkeypatch.setattr("ipex_lookahead.engines.xpu_int4.operator", lambda: int4_product)
+    monkeypatch.setattr("ipex_lookahead.engines.torch.xpu_int4.operator", lambda: int4_product)
     monkeypatch.setitem(BACKENDS, "cpu", BACKENDS["xpu"])
     monkeypatch.setattr(doctor, "KERNEL_ROWS", (1,))
     report = examine("cpu", tiny=True, low_bit="asym_int4", threads=1, prompts=1, max_new_tokens=8)

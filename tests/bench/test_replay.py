@@ -12,11 +12,11 @@ from ipex_lookahead.bench.replay import Recording, load, record, replay, save
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.cost import Calibration, CostCurve, EngineCosts
-from ipex_lookahead.decoding.generate import generate
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import make_proposer
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.errors import InputError, LookaheadError
+from ipex_lookahead.generation.generate import generate
 from tests.support.numpy_engine import tiny_numpy_engine
 from tests.support.proposers import OracleProposer, RandomProposer
 

@@ -51,13 +51,13 @@ def test_info_with_a_forced_isa_that_is_absent(capsys, monkeypatch):
 
 
 def test_info_without_a_native_core_says_why(capsys, monkeypatch):
-    from ipex_lookahead.engines import native
+    from ipex_lookahead.engines.native import core
     from ipex_lookahead.errors import EngineError
 
     def fail():
         raise EngineError("the native core is not built")
 
-    monkeypatch.setattr(native, "available_isas", fail)
+    monkeypatch.setattr(core, "available_isas", fail)
     assert run(["info", "--json"]) == 0
     assert output_json(capsys)["engine"]["problem"] == "the native core is not built"
 

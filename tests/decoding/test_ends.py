@@ -11,9 +11,9 @@ import torch
 from transformers import TextIteratorStreamer, TextStreamer
 from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 
-from ipex_lookahead.decoding.generate import generate
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import ContextLengthError, InputError
+from ipex_lookahead.generation.generate import generate
 from tests.support.byte_tokenizer import EOS, VOCAB, byte_tokenizer
 from tests.support.proposers import OracleProposer
 from tests.support.scripted_engine import ScriptedEngine, markov, scripted

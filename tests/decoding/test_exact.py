@@ -12,17 +12,17 @@ import torch
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.controller import FixedBudget
-from ipex_lookahead.decoding.generate import generate
 from ipex_lookahead.decoding.loop import decode
 from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import PROPOSERS, Proposer, make_proposer
 from ipex_lookahead.drafting.draft import Draft
+from ipex_lookahead.generation.generate import generate
 from tests.support.numpy_engine import tiny_numpy_engine
 from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer, WidenedAuto
 from tests.support.scripted_engine import ScriptedEngine, markov
 
-module = importlib.import_module("ipex_lookahead.decoding.generate")
+module = importlib.import_module("ipex_lookahead.generation.generate")
 
 PROMPTS = [[1, 5, 3, 5, 3, 7], [4], [2, 9, 9, 2, 9, 9, 1, 0, 3, 3, 3]]
 MODES: dict[str, dict[str, Any]] = {

@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.generate import generate
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.store import MEMORY_CAPACITY, Store, Stores
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.generation.generate import generate
 from tests.support.scripted_engine import ScriptedEngine, scripted
 
 TEXT = list(range(11, 27))

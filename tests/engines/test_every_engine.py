@@ -24,7 +24,7 @@ from ipex_lookahead import (
 )
 from ipex_lookahead.decoding.cost import Calibration, CostCurve, calibrate, identity
 from ipex_lookahead.drafting import PROPOSERS
-from ipex_lookahead.engines.native import core_missing
+from ipex_lookahead.engines.native.core import core_missing
 from tests.support.byte_tokenizer import EOS, PAD, VOCAB, byte_tokenizer
 from tests.support.families import shortfall
 from tests.support.tiny import write_tiny_llama

@@ -9,7 +9,7 @@ import numpy as np
 from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.engines.base import Batch
-from ipex_lookahead.engines.native import NativeEngine
+from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.weights import WeightPlan
 
 

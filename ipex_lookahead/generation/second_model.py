@@ -11,11 +11,11 @@ import numpy.typing as npt
 import torch
 
 from ipex_lookahead.config import MAX_DRAFT, LookaheadConfig
-from ipex_lookahead.decoding.options import real, whole
 from ipex_lookahead.decoding.processors import Processor, apply
 from ipex_lookahead.decoding.sampling import Sampler
 from ipex_lookahead.drafting.draft_model import most_likely
 from ipex_lookahead.errors import EngineError, InputError
+from ipex_lookahead.generation.options import real, whole
 
 DRAFT_TOKENS = 8
 """Tokens that a second model drafts a step where no number is given (ipex-llm's ``max_step_draft``)."""

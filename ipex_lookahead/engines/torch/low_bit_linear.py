@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from ipex_lookahead.engines.linear_backends import LinearBackends
-from ipex_lookahead.engines.linear_kernels import FLOAT_DTYPES
+from ipex_lookahead.engines.torch.linear_backends import LinearBackends
+from ipex_lookahead.engines.torch.linear_kernels import FLOAT_DTYPES
 from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import InputError, LowBitFormatError
 from ipex_lookahead.formats import dequantize, quantize

@@ -11,7 +11,7 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.engines.base import Batch
-from ipex_lookahead.engines.native import available_isas, chosen_isa
+from ipex_lookahead.engines.native.core import available_isas, chosen_isa
 from ipex_lookahead.errors import EngineError, InputError, ModelFormatError
 from ipex_lookahead.formats import dequantize
 from tests.support.native import chain, ids_of, load, one_by_one, run

@@ -6,7 +6,7 @@ from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.engines.hf_config import generation_config, inline_rope_factors, transformers_config
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
-from ipex_lookahead.engines.native import NativeEngine
+from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.errors import InputError
 
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from ipex_lookahead.engines.linear_backends import LinearBackends, same_bits
-from ipex_lookahead.engines.low_bit_linear import (
+from ipex_lookahead.engines.torch.linear_backends import LinearBackends, same_bits
+from ipex_lookahead.engines.torch.load import ParametersOnMeta
+from ipex_lookahead.engines.torch.low_bit_linear import (
     LowBitLinear,
     is_plain_linear,
     load_packed,
@@ -19,7 +20,6 @@ from ipex_lookahead.engines.low_bit_linear import (
     packed_from_torch,
     replace_linears,
 )
-from ipex_lookahead.engines.torch_load import ParametersOnMeta
 from ipex_lookahead.engines.weights import WeightPlan, random_matrix
 from ipex_lookahead.errors import InputError, LowBitFormatError
 from ipex_lookahead.formats import dequantize

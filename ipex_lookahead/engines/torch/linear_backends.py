@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from ipex_lookahead.engines.linear_kernels import GenericKernel, LinearKernel, NativeKernel, reference
-from ipex_lookahead.engines.native import LinearPool
+from ipex_lookahead.engines.native.linear import LinearPool
+from ipex_lookahead.engines.torch.linear_kernels import GenericKernel, LinearKernel, NativeKernel, reference
+from ipex_lookahead.engines.torch.xpu_int4 import XpuInt4Kernel
 from ipex_lookahead.engines.weights import random_matrix
-from ipex_lookahead.engines.xpu_int4 import XpuInt4Kernel
 from ipex_lookahead.errors import EngineError, LookaheadError
 from ipex_lookahead.formats.base import PackedWeight
 

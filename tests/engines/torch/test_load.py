@@ -14,7 +14,7 @@ import torch
 
 from ipex_lookahead import AutoModelForCausalLM, InputError, LookaheadDecoding, ModelFormatError, UnsupportedModelError
 from ipex_lookahead import wrap as wrap_model
-from ipex_lookahead.engines.torch_load import ParametersOnMeta, compute_dtype
+from ipex_lookahead.engines.torch.load import ParametersOnMeta, compute_dtype
 from tests.support.families import CHAINS, FAMILIES, STATEFUL, build, shortfall, write
 from tests.support.numpy_engine import NumpyEngine
 from tests.support.tiny import TinyLlama, write_tiny_gguf, write_tiny_llama
@@ -110,9 +110,9 @@ def test_auto_takes_the_native_engine_where_it_can(tmp_path: Path, monkeypatch: 
     folder = write_tiny_llama(tmp_path / "m")
     assert load(folder).engine.describe()["chosen"].startswith("native: llama on the CPU")
     assert load(folder, device="cpu").engine.name == "native"
-    from ipex_lookahead.engines import native
+    from ipex_lookahead.engines.native import core
 
-    monkeypatch.setattr(native, "_missing", ImportError("no such file"))
+    monkeypatch.setattr(core, "_missing", ImportError("no such file"))
     found = load(folder)
     assert found.engine.describe()["chosen"] == "torch: the native core is not built (no such file)"
 

@@ -16,12 +16,12 @@ import numpy.typing as npt
 import torch
 
 from ipex_lookahead.engines.base import Batch, StepOutput
-from ipex_lookahead.engines.hf_cache import BufferSequence, SequenceCache, sequence_kinds
-from ipex_lookahead.engines.linear_backends import has_native_layers, torch_threads_beside_native
-from ipex_lookahead.engines.low_bit_linear import LowBitLinear, module_weights, packed_bytes, packed_from_torch
 from ipex_lookahead.engines.machine import check_threads
-from ipex_lookahead.engines.torch_device import device_facts, no_memory, torch_threads
-from ipex_lookahead.engines.torch_probe import masks_of, refuse_unfit
+from ipex_lookahead.engines.torch.cache import BufferSequence, SequenceCache, sequence_kinds
+from ipex_lookahead.engines.torch.device import device_facts, no_memory, torch_threads
+from ipex_lookahead.engines.torch.fitness import masks_of, refuse_unfit
+from ipex_lookahead.engines.torch.linear_backends import has_native_layers, torch_threads_beside_native
+from ipex_lookahead.engines.torch.low_bit_linear import LowBitLinear, module_weights, packed_bytes, packed_from_torch
 from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, UnsupportedModelError
 from ipex_lookahead.formats.base import PackedWeight
 

@@ -12,9 +12,9 @@ import torch
 from transformers import DynamicCache, T5Config, T5ForConditionalGeneration
 
 from ipex_lookahead.engines.base import Batch
-from ipex_lookahead.engines.hf_cache import ModelSequence
-from ipex_lookahead.engines.torch import TorchEngine, most_likely
-from ipex_lookahead.engines.torch_device import check_device, device_facts
+from ipex_lookahead.engines.torch.cache import ModelSequence
+from ipex_lookahead.engines.torch.device import check_device, device_facts
+from ipex_lookahead.engines.torch.engine import TorchEngine, most_likely
 from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, UnsupportedModelError
 from tests.support.cache_walk import forward
 from tests.support.families import CHAINS, CONTEXT, FAMILIES, STATEFUL, VOCAB, build

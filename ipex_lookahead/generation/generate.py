@@ -21,9 +21,7 @@ from transformers.generation.stopping_criteria import MaxTimeCriteria
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.controller import AdaptiveBudget, Controller, FixedBudget
 from ipex_lookahead.decoding.cost import CostCurve, EngineCosts
-from ipex_lookahead.decoding.inputs import prompts_of
 from ipex_lookahead.decoding.loop import DecodingSequence, decode
-from ipex_lookahead.decoding.options import DEFAULT_NEW_TOKENS, resolve, resolve_lookahead, token_ids, whole
 from ipex_lookahead.decoding.processors import (
     Choose,
     Processor,
@@ -33,13 +31,15 @@ from ipex_lookahead.decoding.processors import (
     sampling_params,
 )
 from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
-from ipex_lookahead.decoding.second_model import SharedChoice
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.decoding.stopping import StopStrings
 from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL, Proposer, make_proposer, make_second_model_proposer
 from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.base import Engine
 from ipex_lookahead.errors import ContextLengthError, InputError
+from ipex_lookahead.generation.inputs import prompts_of
+from ipex_lookahead.generation.options import DEFAULT_NEW_TOKENS, resolve, resolve_lookahead, token_ids, whole
+from ipex_lookahead.generation.second_model import SharedChoice
+from ipex_lookahead.generation.stopping import StopStrings
 
 MakeProposer = Callable[..., Proposer]
 """From the LookaheadConfig and, where that names a store, the store's ``suffixes``."""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ipex_lookahead.engines.native import LinearLayer, LinearPool
+from ipex_lookahead.engines.native.linear import LinearLayer, LinearPool
 from ipex_lookahead.errors import EngineError, InputError
 from ipex_lookahead.formats import dequantize
 from ipex_lookahead.formats.base import GROUP, PackedWeight

@@ -11,8 +11,8 @@ import torch
 from ipex_lookahead import AutoModelForCausalLM
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.checkpoints.hf_folder import write_hf_folder
-from ipex_lookahead.engines import ipex_llm
-from ipex_lookahead.engines.ipex_llm import STACK, is_ipex_llm_model
+from ipex_lookahead.engines.ipex_llm import engine as ipex_llm
+from ipex_lookahead.engines.ipex_llm.engine import STACK, is_ipex_llm_model
 from ipex_lookahead.errors import EngineError, InputError
 from ipex_lookahead.formats import dequantize
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,119 +11,14 @@ from ipex_lookahead.architectures.base import SLOTS, DecoderSpec
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.engines.base import Batch, Cache, StepOutput
 from ipex_lookahead.engines.machine import check_threads, default_threads
+from ipex_lookahead.engines.native.core import chosen_isa, native_core
+from ipex_lookahead.engines.native.linear import plain, streams
 from ipex_lookahead.engines.weights import WeightPlan, random_matrix, read_bias, read_matrix, read_vector
 from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, ModelFormatError
 from ipex_lookahead.formats.base import PackedWeight
 
-__all__ = [
-    "KV_CACHES",
-    "NativeCache",
-    "NativeEngine",
-    "available_isas",
-    "chosen_isa",
-    "default_threads",
-    "integer_peak",
-    "linear_probe",
-    "read_bandwidth",
-]
-
-_native: Any = None
-_missing: ImportError | None = None
-try:
-    _native = importlib.import_module("ipex_lookahead._native")
-except ImportError as error:
-    _missing = error
-
-ISA_VARIABLE = "IPEX_LOOKAHEAD_ISA"
 Progress = Callable[[int, int, str], None]
 """Called as progress(tensors done, tensors in all, name of the tensor in hand)."""
-
-
-def _core() -> Any:
-    if _native is None:
-        raise EngineError(
-            f"the native core is not built for this Python: {_missing}", hint="pip install . (needs a C++17 compiler)"
-        )
-    return _native
-
-
-def core_missing() -> str:
-    """Why there is no native core; empty where there is one."""
-    return "" if _missing is None else str(_missing)
-
-
-def available_isas() -> list[str]:
-    """Instruction sets that this processor has kernels for, best first."""
-    return list(_core().available_isas())
-
-
-def chosen_isa() -> str:
-    """The instruction set in use: ``IPEX_LOOKAHEAD_ISA`` if set, else the best. Raises EngineError if it is absent."""
-    wanted = os.environ.get(ISA_VARIABLE, "")
-    try:
-        return str(_core().chosen_isa(wanted))
-    except ValueError as error:
-        raise EngineError(str(error), hint=f"unset {ISA_VARIABLE}, or set it to one of the available") from None
-
-
-def read_bandwidth(size: int, threads: int, isa: str = "") -> float:
-    """Bytes a second that ``threads`` threads read from a buffer of ``size`` bytes, best of several passes."""
-    return float(_core().read_bandwidth(size, threads, isa))
-
-
-def integer_peak(threads: int, isa: str = "") -> float:
-    """Integer multiply-adds a second from registers with that instruction set, best of several runs."""
-    return float(_core().integer_peak(threads, isa))
-
-
-def linear_probe(weight: PackedWeight, *, threads: int, isa: str = "") -> Callable[[Any], Any]:
-    """One linear layer by itself: float32 [rows, n_in] -> float32 [rows, n_out], the very path a step takes."""
-    probe: Callable[[Any], Any] = _core().LinearLayer(_core().LinearPool(threads, isa), *_streams(weight), None)
-    return probe
-
-
-class LinearPool:
-    """Threads, memory and scratch that the linear layers of one model share. One layer runs at a time, GIL released.
-
-    Raises:
-        EngineError: no compiled core, or a forced instruction set that this processor lacks.
-    """
-
-    __slots__ = ("raw",)
-
-    def __init__(self, threads: int | None = None) -> None:
-        core, isa = _core(), chosen_isa()
-        self.raw = core.LinearPool(default_threads() if threads is None else check_threads(threads), isa)
-
-    @property
-    def threads(self) -> int:
-        """Threads that share a layer's outputs, the caller's among them."""
-        return int(self.raw.threads)
-
-    @property
-    def isa(self) -> str:
-        """The instruction set in use."""
-        return str(self.raw.isa)
-
-    def layer(self, weight: PackedWeight, bias: Any | None = None) -> LinearLayer:
-        """The weight prepacked, and a bias float32 [n_out]; both live as long as any layer of this pool."""
-        return LinearLayer(_core().LinearLayer(self.raw, *_streams(weight), bias))
-
-
-class LinearLayer:
-    """One weight in a ``LinearPool``. Row i of the output depends on row i of the input alone."""
-
-    __slots__ = ("into", "n_in", "n_out", "raw")
-
-    def __init__(self, raw: Any) -> None:
-        self.raw = raw
-        self.n_in, self.n_out = int(raw.n_in), int(raw.n_out)
-        self.into: Callable[[Any, Any], None] = raw.into
-        """``into(x, out)``: float32 [rows, n_in] and float32 [rows, n_out], C order, ``out`` overwritten."""
-
-    def weight(self) -> PackedWeight:
-        """The weight in plain order, bit for bit as it came."""
-        return _plain(self.raw.export())
 
 
 class NativeCache:
@@ -205,7 +98,7 @@ class NativeEngine:
             if progress is not None:
                 progress(done, total, name)
             done += 1
-            return _streams(read_matrix(checkpoint, name, shape, plan, keep=keep, threads=threads))
+            return streams(read_matrix(checkpoint, name, shape, plan, keep=keep, threads=threads))
 
         if not spec.tied:
             decoder.set_embedding(*matrix(spec.embedding, (spec.vocab, spec.hidden), keep=True))
@@ -219,7 +112,7 @@ class NativeEngine:
             for slot in SLOTS:
                 name, shape = spec.matrices[slot].format(layer=layer), spec.shape(slot)
                 bias = read_bias(checkpoint, name + ".bias", shape[0]) if slot in spec.biased else None
-                decoder.set_matrix(layer, getattr(_core().Slot, slot), *matrix(name + ".weight", shape), bias)
+                decoder.set_matrix(layer, getattr(native_core().Slot, slot), *matrix(name + ".weight", shape), bias)
         decoder.set_final_norm(read_vector(checkpoint, spec.final_norm, spec.hidden))
         head = spec.embedding if spec.tied else spec.lm_head
         decoder.set_lm_head(*matrix(head, (spec.vocab, spec.hidden)))
@@ -253,14 +146,14 @@ class NativeEngine:
 
         def matrix(shape: tuple[int, int], name: str) -> tuple[Any, ...]:
             if (shape, name) not in made:
-                made[shape, name] = _streams(random_matrix(shape, name, group_size, rng))
+                made[shape, name] = streams(random_matrix(shape, name, group_size, rng))
             return made[shape, name]
 
         ones = np.ones(spec.hidden, dtype=np.float32)
         for layer in range(spec.layers):
             decoder.set_norms(layer, ones, ones)
             for slot in SLOTS:
-                decoder.set_matrix(layer, getattr(_core().Slot, slot), *matrix(spec.shape(slot), low_bit), None)
+                decoder.set_matrix(layer, getattr(native_core().Slot, slot), *matrix(spec.shape(slot), low_bit), None)
         decoder.set_final_norm(ones)
         decoder.set_lm_head(*matrix((spec.vocab, spec.hidden), head_low_bit or low_bit))
         decoder.tie_embedding()
@@ -314,19 +207,19 @@ class NativeEngine:
     def weights(self) -> Iterator[tuple[str, PackedWeight]]:
         """All tensors in plain order under the checkpoint's names, one at a time: what ``save_low_bit`` writes."""
         spec, core = self.spec, self._decoder
-        yield spec.embedding, _plain(core.export_embedding())
+        yield spec.embedding, plain(core.export_embedding())
         for layer in range(spec.layers):
             attention, mlp = core.export_norms(layer)
             yield spec.attention_norm.format(layer=layer), _vector(attention)
             yield spec.mlp_norm.format(layer=layer), _vector(mlp)
             for slot in SLOTS:
-                name, which = spec.matrices[slot].format(layer=layer), getattr(_core().Slot, slot)
-                yield name + ".weight", _plain(core.export_matrix(layer, which))
+                name, which = spec.matrices[slot].format(layer=layer), getattr(native_core().Slot, slot)
+                yield name + ".weight", plain(core.export_matrix(layer, which))
                 if (bias := core.export_bias(layer, which)) is not None:
                     yield name + ".bias", _vector(bias)
         yield spec.final_norm, _vector(core.export_final_norm())
         if not spec.tied:
-            yield spec.lm_head, _plain(core.export_lm_head())
+            yield spec.lm_head, plain(core.export_lm_head())
 
 
 KV_CACHES = ("fp16", "int8")
@@ -336,7 +229,7 @@ def _decoder(spec: DecoderSpec, threads: int | None, kv_cache: str) -> Any:
     """An empty native decoder of that shape."""
     if kv_cache not in KV_CACHES:
         raise InputError(f"kv_cache is {kv_cache!r}; it must be one of {', '.join(KV_CACHES)}")
-    return _core().Decoder(
+    return native_core().Decoder(
         layers=spec.layers,
         hidden=spec.hidden,
         intermediate=spec.intermediate,
@@ -358,18 +251,6 @@ def _raw(cache: Cache) -> Any:
     if not isinstance(cache, NativeCache):
         raise InputError(f"the native engine needs its own caches, got {type(cache).__name__}")
     return cache.raw
-
-
-def _streams(weight: PackedWeight) -> tuple[Any, ...]:
-    return (weight.format, *weight.shape, weight.group_size, weight.codes, weight.scales, weight.minimums)
-
-
-_CODE_TYPES: dict[str, Any] = {"fp32": np.float32, "fp16": np.uint16, "bf16": np.uint16, "sym_int8": np.int8}
-
-
-def _plain(exported: tuple[Any, ...]) -> PackedWeight:
-    name, n_out, n_in, group, codes, scales, minimums = exported
-    return PackedWeight(name, (n_out, n_in), codes.view(_CODE_TYPES.get(name, np.uint8)), group, scales, minimums)
 
 
 def _vector(values: Any) -> PackedWeight:

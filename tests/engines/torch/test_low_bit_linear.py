@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from ipex_lookahead.engines import linear_backends
 from ipex_lookahead.engines.base import Batch
-from ipex_lookahead.engines.linear_backends import (
+from ipex_lookahead.engines.torch import linear_backends
+from ipex_lookahead.engines.torch.engine import TorchEngine
+from ipex_lookahead.engines.torch.linear_backends import (
     BACKENDS,
     FEW_ROWS,
     LinearBackends,
@@ -23,14 +24,13 @@ from ipex_lookahead.engines.linear_backends import (
     same_bits,
     torch_threads_beside_native,
 )
-from ipex_lookahead.engines.linear_kernels import GenericKernel, NativeKernel, reference
-from ipex_lookahead.engines.low_bit_linear import (
+from ipex_lookahead.engines.torch.linear_kernels import GenericKernel, NativeKernel, reference
+from ipex_lookahead.engines.torch.low_bit_linear import (
     LowBitLinear,
     replace_linears,
 )
-from ipex_lookahead.engines.torch import TorchEngine
+from ipex_lookahead.engines.torch.xpu_int4 import XpuInt4Kernel
 from ipex_lookahead.engines.weights import WeightPlan, random_matrix
-from ipex_lookahead.engines.xpu_int4 import XpuInt4Kernel
 from ipex_lookahead.errors import EngineError, InputError
 from ipex_lookahead.formats import FORMATS, dequantize
 from tests.support.int4_operator import NEEDS_HALF, int4_product
@@ -90,7 +90,7 @@ def test_dequantising_on_a_device_gives_the_formats_own_bits(low_bit, group, n_o
 
 
 def test_the_generic_kernel_holds_a_part_of_the_weight_at_a_time(monkeypatch):
-    monkeypatch.setattr("ipex_lookahead.engines.linear_kernels.CPU_CHUNK", 64 * 5)
+    monkeypatch.setattr("ipex_lookahead.engines.torch.linear_kernels.CPU_CHUNK", 64 * 5)
     kernel = GenericKernel(weight_of("sym_int4", 33, 64), torch.device("cpu"))
     asked = []
     whole = kernel.rows
@@ -222,7 +222,7 @@ def test_other_ways_to_fail_a_self_test(monkeypatch, broken):
 
 
 def test_without_a_compiled_core_the_generic_kernel_serves(monkeypatch):
-    monkeypatch.setattr("ipex_lookahead.engines.native._native", None)
+    monkeypatch.setattr("ipex_lookahead.engines.native.core._native", None)
     found = LinearBackends()
     assert found.kernel(weight_of("sym_int4", 16, 32)).name == "generic"
     assert "not built" in found.describe()["declined"][0]["reason"]

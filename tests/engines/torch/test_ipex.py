@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ipex_lookahead import AutoModelForCausalLM, wrap
-from ipex_lookahead.engines import ipex
+from ipex_lookahead.engines.torch import ipex
 from ipex_lookahead.errors import EngineError, InputError, UnsupportedModelError
 from tests.support.tiny import write_tiny_llama
 

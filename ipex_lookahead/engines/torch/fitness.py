@@ -14,7 +14,7 @@ import torch
 from ipex_lookahead.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
-    from ipex_lookahead.engines.torch import TorchEngine
+    from ipex_lookahead.engines.torch.engine import TorchEngine
 
 PREFIX = 6
 TREE = (-1, 0, 0, 1, 2, 2)

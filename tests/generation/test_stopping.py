@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipex_lookahead.compat import StopStringCriteria
-from ipex_lookahead.decoding import stopping
-from ipex_lookahead.decoding.stopping import StopStrings
+from ipex_lookahead.generation import stopping
+from ipex_lookahead.generation.stopping import StopStrings
 from tests.support.byte_tokenizer import byte_tokenizer
 
 

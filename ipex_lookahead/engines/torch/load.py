@@ -22,13 +22,13 @@ from ipex_lookahead.checkpoints.low_bit import MARKER
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
 from ipex_lookahead.compat import dtype_argument
 from ipex_lookahead.engines.hf_config import foreign_config, generation_config, inline_rope_factors, transformers_config
-from ipex_lookahead.engines.ipex import apply_ipex, check_ipex
-from ipex_lookahead.engines.linear_backends import LinearBackends
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
-from ipex_lookahead.engines.low_bit_linear import Replacement, load_packed, replace_linears
-from ipex_lookahead.engines.torch import TorchEngine
-from ipex_lookahead.engines.torch_device import check_device
-from ipex_lookahead.engines.torch_probe import refuse_unfit
+from ipex_lookahead.engines.torch.device import check_device
+from ipex_lookahead.engines.torch.engine import TorchEngine
+from ipex_lookahead.engines.torch.fitness import refuse_unfit
+from ipex_lookahead.engines.torch.ipex import apply_ipex, check_ipex
+from ipex_lookahead.engines.torch.linear_backends import LinearBackends
+from ipex_lookahead.engines.torch.low_bit_linear import Replacement, load_packed, replace_linears
 from ipex_lookahead.engines.weights import FLOATS, WeightPlan, read_matrix
 from ipex_lookahead.errors import InputError, LookaheadError, ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats import dequantize

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipex_lookahead.engines.linear_backends import same_bits
-from ipex_lookahead.engines.linear_kernels import reference
+from ipex_lookahead.engines.torch.linear_backends import same_bits
+from ipex_lookahead.engines.torch.linear_kernels import reference
+from ipex_lookahead.engines.torch.xpu_int4 import OPERATOR, XpuInt4Kernel, zero_points
 from ipex_lookahead.engines.weights import random_matrix
-from ipex_lookahead.engines.xpu_int4 import OPERATOR, XpuInt4Kernel, zero_points
 from ipex_lookahead.errors import EngineError
 from ipex_lookahead.formats import dequantize, quantize
 from ipex_lookahead.formats.base import PackedWeight

@@ -1,0 +1,1 @@
+"""An installed ipex-llm's model under our loop."""

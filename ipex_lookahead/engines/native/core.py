@@ -1,0 +1,56 @@
+"""The compiled core: whether it is there, which instruction sets it has here, and how fast the machine is."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+from ipex_lookahead.errors import EngineError
+
+_native: Any = None
+_missing: ImportError | None = None
+try:
+    _native = importlib.import_module("ipex_lookahead._native")
+except ImportError as error:
+    _missing = error
+
+ISA_VARIABLE = "IPEX_LOOKAHEAD_ISA"
+
+
+def native_core() -> Any:
+    """The compiled module ``_native``. Raises EngineError where it is not built."""
+    if _native is None:
+        raise EngineError(
+            f"the native core is not built for this Python: {_missing}", hint="pip install . (needs a C++17 compiler)"
+        )
+    return _native
+
+
+def core_missing() -> str:
+    """Why there is no native core; empty where there is one."""
+    return "" if _missing is None else str(_missing)
+
+
+def available_isas() -> list[str]:
+    """Instruction sets that this processor has kernels for, best first."""
+    return list(native_core().available_isas())
+
+
+def chosen_isa() -> str:
+    """The instruction set in use: ``IPEX_LOOKAHEAD_ISA`` if set, else the best. Raises EngineError if it is absent."""
+    wanted = os.environ.get(ISA_VARIABLE, "")
+    try:
+        return str(native_core().chosen_isa(wanted))
+    except ValueError as error:
+        raise EngineError(str(error), hint=f"unset {ISA_VARIABLE}, or set it to one of the available") from None
+
+
+def read_bandwidth(size: int, threads: int, isa: str = "") -> float:
+    """Bytes a second that ``threads`` threads read from a buffer of ``size`` bytes, best of several passes."""
+    return float(native_core().read_bandwidth(size, threads, isa))
+
+
+def integer_peak(threads: int, isa: str = "") -> float:
+    """Integer multiply-adds a second from registers with that instruction set, best of several runs."""
+    return float(native_core().integer_peak(threads, isa))

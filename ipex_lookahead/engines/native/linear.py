@@ -1,0 +1,78 @@
+"""Linear layers of the native core by themselves, and weights on their way in and out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ipex_lookahead.engines.machine import check_threads, default_threads
+from ipex_lookahead.engines.native.core import chosen_isa, native_core
+from ipex_lookahead.formats.base import PackedWeight
+
+
+def linear_probe(weight: PackedWeight, *, threads: int, isa: str = "") -> Callable[[Any], Any]:
+    """One linear layer by itself: float32 [rows, n_in] -> float32 [rows, n_out], the very path a step takes."""
+    probe: Callable[[Any], Any] = native_core().LinearLayer(
+        native_core().LinearPool(threads, isa), *streams(weight), None
+    )
+    return probe
+
+
+class LinearPool:
+    """Threads, memory and scratch that the linear layers of one model share. One layer runs at a time, GIL released.
+
+    Raises:
+        EngineError: no compiled core, or a forced instruction set that this processor lacks.
+    """
+
+    __slots__ = ("raw",)
+
+    def __init__(self, threads: int | None = None) -> None:
+        core, isa = native_core(), chosen_isa()
+        self.raw = core.LinearPool(default_threads() if threads is None else check_threads(threads), isa)
+
+    @property
+    def threads(self) -> int:
+        """Threads that share a layer's outputs, the caller's among them."""
+        return int(self.raw.threads)
+
+    @property
+    def isa(self) -> str:
+        """The instruction set in use."""
+        return str(self.raw.isa)
+
+    def layer(self, weight: PackedWeight, bias: Any | None = None) -> LinearLayer:
+        """The weight prepacked, and a bias float32 [n_out]; both live as long as any layer of this pool."""
+        return LinearLayer(native_core().LinearLayer(self.raw, *streams(weight), bias))
+
+
+class LinearLayer:
+    """One weight in a ``LinearPool``. Row i of the output depends on row i of the input alone."""
+
+    __slots__ = ("into", "n_in", "n_out", "raw")
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+        self.n_in, self.n_out = int(raw.n_in), int(raw.n_out)
+        self.into: Callable[[Any, Any], None] = raw.into
+        """``into(x, out)``: float32 [rows, n_in] and float32 [rows, n_out], C order, ``out`` overwritten."""
+
+    def weight(self) -> PackedWeight:
+        """The weight in plain order, bit for bit as it came."""
+        return plain(self.raw.export())
+
+
+def streams(weight: PackedWeight) -> tuple[Any, ...]:
+    """A weight as the core takes it: format, outputs, inputs, group size, codes, scales, minimums."""
+    return (weight.format, *weight.shape, weight.group_size, weight.codes, weight.scales, weight.minimums)
+
+
+_CODE_TYPES: dict[str, Any] = {"fp32": np.float32, "fp16": np.uint16, "bf16": np.uint16, "sym_int8": np.int8}
+
+
+def plain(exported: tuple[Any, ...]) -> PackedWeight:
+    """A weight as the core gives it back."""
+    name, n_out, n_in, group, codes, scales, minimums = exported
+    return PackedWeight(name, (n_out, n_in), codes.view(_CODE_TYPES.get(name, np.uint8)), group, scales, minimums)

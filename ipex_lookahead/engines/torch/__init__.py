@@ -1,0 +1,1 @@
+"""The torch engine: any causal language model of transformers, with our linear layers where they serve."""
