@@ -11,13 +11,13 @@
 #include <optional>
 #include <stdexcept>
 
-#include "decoder.h"
-#include "dispatch.h"
-#include "linear_probe.h"
-#include "machine_probe.h"
-#include "predictor.h"
-#include "quantize.h"
+#include "drafting/predictor.h"
+#include "model/decoder.h"
+#include "runtime/dispatch.h"
+#include "runtime/machine_probe.h"
 #include "sampling.h"
+#include "weights/linear.h"
+#include "weights/quantize.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "../../csrc/thread_pool.h"
+#include "runtime/thread_pool.h"
 
 using namespace ipex_lookahead;
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "../half.h"
+#include "kernels/half.h"
 
 #define SIMD_INLINE static inline
 

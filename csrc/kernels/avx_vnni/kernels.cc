@@ -1,5 +1,5 @@
 // The kernels compiled for avx_vnni. Everything but the one function below stays inside this file.
-#include "../kernels.h"
+#include "kernels/kernels.h"
 #include "simd.h"
 
 namespace ipex_lookahead {

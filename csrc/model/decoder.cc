@@ -1,5 +1,5 @@
 // Weights, checks and memory of the decoder; the step itself is in decoder_step.cc.
-#include "decoder.h"
+#include "model/decoder.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 #include <functional>
 #include <stdexcept>
 
-#include "dispatch.h"
+#include "runtime/dispatch.h"
 
 namespace ipex_lookahead {
 namespace {

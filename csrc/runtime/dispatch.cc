@@ -1,8 +1,8 @@
-#include "dispatch.h"
+#include "runtime/dispatch.h"
 
 #include <stdexcept>
 
-#include "cpu_features.h"
+#include "runtime/cpu_features.h"
 
 namespace ipex_lookahead {
 namespace {

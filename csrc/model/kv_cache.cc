@@ -1,4 +1,4 @@
-#include "kv_cache.h"
+#include "model/kv_cache.h"
 
 #include <cstdlib>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "packing.h"
+#include "weights/packing.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,9 +1,9 @@
-#include "linear_probe.h"
+#include "weights/linear.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "dispatch.h"
+#include "runtime/dispatch.h"
 
 namespace ipex_lookahead {
 

@@ -1,4 +1,4 @@
-#include "machine_probe.h"
+#include "runtime/machine_probe.h"
 
 #include <algorithm>
 #include <atomic>
@@ -6,9 +6,9 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "arena.h"
-#include "dispatch.h"
-#include "thread_pool.h"
+#include "runtime/arena.h"
+#include "runtime/dispatch.h"
+#include "runtime/thread_pool.h"
 
 namespace ipex_lookahead {
 namespace {

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 namespace ipex_lookahead {
 

@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
-#include "arena.h"
-#include "kernels.h"
-#include "thread_pool.h"
+#include "kernels/kernels.h"
+#include "runtime/arena.h"
+#include "runtime/thread_pool.h"
 
 namespace ipex_lookahead {
 

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "suffix_automaton.h"
+#include "drafting/suffix_trie.h"
 
 namespace ipex_lookahead {
 

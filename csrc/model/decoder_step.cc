@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "decoder.h"
+#include "model/decoder.h"
 
 namespace ipex_lookahead {
 namespace {

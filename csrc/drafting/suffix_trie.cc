@@ -1,4 +1,4 @@
-#include "suffix_automaton.h"
+#include "drafting/suffix_trie.h"
 
 #include <stdexcept>
 #include <string>

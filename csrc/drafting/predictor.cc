@@ -1,4 +1,4 @@
-#include "predictor.h"
+#include "drafting/predictor.h"
 
 #include <algorithm>
 #include <stdexcept>

@@ -1,7 +1,7 @@
 // One loop nest for every format and float kind, in plain C++ that the compiler vectorises. It is compiled twice: for
 // the baseline and, on x86-64, for AVX2. Both execute the same IEEE operations in the same order (no fma: this file is
 // built with -ffp-contract=off), hence the same bits.
-#include "quantize.h"
+#include "weights/quantize.h"
 
 #include <algorithm>
 #include <cstring>
@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "half.h"
+#include "kernels/half.h"
 
 #if defined(__SSE__) || defined(_M_X64)
 #include <xmmintrin.h>

@@ -7,10 +7,10 @@
 #include <mutex>
 #include <string>
 
-#include "arena.h"
-#include "kernels.h"
-#include "packing.h"
-#include "thread_pool.h"
+#include "kernels/kernels.h"
+#include "runtime/arena.h"
+#include "runtime/thread_pool.h"
+#include "weights/packing.h"
 
 namespace ipex_lookahead {
 

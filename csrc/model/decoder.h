@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "arena.h"
-#include "kernels.h"
-#include "kv_cache.h"
-#include "packing.h"
-#include "thread_pool.h"
+#include "kernels/kernels.h"
+#include "model/kv_cache.h"
+#include "runtime/arena.h"
+#include "runtime/thread_pool.h"
+#include "weights/packing.h"
 
 namespace ipex_lookahead {
 
