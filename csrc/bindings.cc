@@ -286,16 +286,16 @@ NB_MODULE(_native, m) {
         return out.array(rows, n_out);
       });
 
-  nb::class_<CountedSuffixes>(m, "CountedSuffixes")
+  nb::class_<SuffixTrie>(m, "SuffixTrie")
       .def(nb::init<int>(), "depth"_a)
-      .def("__len__", &CountedSuffixes::size)
+      .def("__len__", &SuffixTrie::size)
       .def("extend",
-           [](CountedSuffixes& s, IntVector text) {
+           [](SuffixTrie& s, IntVector text) {
              check_ids(text);
              s.cut();
              for (size_t i = 0; i < text.shape(0); ++i) s.extend(text.data()[i]);
            })
-      .def("followers", [](const CountedSuffixes& s, IntVector context) {
+      .def("followers", [](const SuffixTrie& s, IntVector context) {
         check_ids(context);
         int32_t at = 0;
         for (size_t i = 0; at >= 0 && i < context.shape(0); ++i) at = s.child(at, context.data()[i]);
@@ -307,7 +307,7 @@ NB_MODULE(_native, m) {
       });
 
   nb::class_<Predictor>(m, "Predictor")
-      .def(nb::init<int, int, const CountedSuffixes*>(), "depth"_a, "width"_a, "store"_a.none(), nb::keep_alive<1, 4>())
+      .def(nb::init<int, int, const SuffixTrie*>(), "depth"_a, "width"_a, "store"_a.none(), nb::keep_alive<1, 4>())
       .def("begin",
            [](Predictor& p, IntVector prompt) {
              check_ids(prompt);

@@ -35,7 +35,7 @@ constexpr double kRanks[2][8] = {{0.48, 0.103, 0.049, 0.034, 0.023, 0.018, 0.014
 
 int length_row(int length) { return length < 5 ? length - 1 : length < 7 ? 4 : 5; }
 
-int count_column(const CountedSuffixes::Node& node) {
+int count_column(const SuffixTrie::Node& node) {
   const int several = node.distinct > 1;
   return node.total == 1 ? 0 : (node.total == 2 ? 1 : node.total < 6 ? 3 : 5) + several;
 }
@@ -60,7 +60,7 @@ void Predictor::Ranks::learn(int rank) {
   if (rank >= 0) hits[rank] += 1;
 }
 
-Predictor::Predictor(int depth, int width, const CountedSuffixes* store)
+Predictor::Predictor(int depth, int width, const SuffixTrie* store)
     : depth_(depth), width_(width), store_(store), own_(std::clamp(depth, 1, kMaxSuffix)) {
   if (depth < 0 || depth > kMaxSuffix || width < 0 || width > kMaxWidth)
     throw std::invalid_argument("depth must be from 0 to 16, width from 0 to 8");
@@ -82,7 +82,7 @@ void Predictor::forget() {
       for (double share : columns) escapes_.push_back({kPrior * share, kPrior});
 }
 
-Predictor::Escape& Predictor::escape(const CountedSuffixes::Node& node, int length, Source source) {
+Predictor::Escape& Predictor::escape(const SuffixTrie::Node& node, int length, Source source) {
   const int s = source == Source::store ? 0 : 1;
   return escapes_[size_t((s * kLengths + length_row(length)) * kColumns + count_column(node))];
 }
@@ -163,9 +163,9 @@ Predictor::State Predictor::advance(const State& from, int32_t token) const {
 }
 
 void Predictor::learn(int32_t token) {
-  const auto one = [&](const CountedSuffixes& suffixes, const SuffixContext& context, Source source) {
+  const auto one = [&](const SuffixTrie& suffixes, const SuffixContext& context, Source source) {
     for (int l = 1; l <= context.length; ++l) {
-      const CountedSuffixes::Node& node = suffixes.node(context.nodes[l]);
+      const SuffixTrie::Node& node = suffixes.node(context.nodes[l]);
       if (node.total == 0) break;
       escape(node, l, source).learn(suffixes.child(context.nodes[l], token) < 0);
     }
@@ -215,13 +215,13 @@ void Predictor::mix_successors(const State& state, int order) {
   mix(1 - inside / ranks.trials, inside);
 }
 
-void Predictor::mix_children(const CountedSuffixes& suffixes, int32_t id, int length, Source source) {
-  const CountedSuffixes::Node& node = suffixes.node(id);
+void Predictor::mix_children(const SuffixTrie& suffixes, int32_t id, int length, Source source) {
+  const SuffixTrie::Node& node = suffixes.node(id);
   if (node.total == 0) return;
   double weight = 0;
   followers_.clear();
   for (int32_t c = node.first_child; c >= 0 && followers_.size() < kConsidered; c = suffixes.node(c).next) {
-    const CountedSuffixes::Node& child = suffixes.node(c);
+    const SuffixTrie::Node& child = suffixes.node(c);
     const double w = double(child.count) + (followers_.empty() ? kRecent : 0);
     follow(child.token, w, source);
     weight += w;

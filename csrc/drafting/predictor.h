@@ -26,7 +26,7 @@ class Predictor {
  public:
   // depth: longest context of the own text, 0 = none. width: successors kept for a token, 0 = none. The store, or
   // nullptr, must outlive the predictor, and may grow meanwhile.
-  Predictor(int depth, int width, const CountedSuffixes* store);
+  Predictor(int depth, int width, const SuffixTrie* store);
 
   void begin(const int32_t* prompt, int64_t count);
   void commit(const int32_t* tokens, int64_t count);
@@ -73,15 +73,15 @@ class Predictor {
   State advance(const State& from, int32_t token) const;
   void predict(const State& state);
   void mix_successors(const State& state, int order);
-  void mix_children(const CountedSuffixes& suffixes, int32_t node, int length, Source source);
+  void mix_children(const SuffixTrie& suffixes, int32_t node, int length, Source source);
   void follow(int32_t token, double weight, Source source);
   void mix(double out, double weight);
-  Escape& escape(const CountedSuffixes::Node& node, int length, Source source);
+  Escape& escape(const SuffixTrie::Node& node, int length, Source source);
   const int32_t* successors(const State& state, int order) const;
 
   int depth_, width_;
-  const CountedSuffixes* store_;
-  CountedSuffixes own_;
+  const SuffixTrie* store_;
+  SuffixTrie own_;
   State here_;
   IntegerMap rows_[kOrders];          // token or pair -> row of successors_
   std::vector<int32_t> successors_;   // [rows, width], -1 = none

@@ -55,22 +55,22 @@ void IntegerMap::grow() {
     if (slot.value >= 0) slots_[place(slot.key)] = slot;
 }
 
-CountedSuffixes::CountedSuffixes(int depth) : depth_(depth) {
+SuffixTrie::SuffixTrie(int depth) : depth_(depth) {
   if (depth < 1 || depth > kMaxSuffix)
     throw std::invalid_argument("depth is " + std::to_string(depth) + "; it must be from 1 to " +
                                 std::to_string(kMaxSuffix));
   clear();
 }
 
-void CountedSuffixes::clear() {
+void SuffixTrie::clear() {
   nodes_.assign(1, Node{-1, 0, 0, 0, -1, -1, -1});
   children_.clear();
   here_ = SuffixContext();
 }
 
-int32_t CountedSuffixes::child(int32_t parent, int32_t token) const { return children_.find(key_of(parent, token)); }
+int32_t SuffixTrie::child(int32_t parent, int32_t token) const { return children_.find(key_of(parent, token)); }
 
-int32_t CountedSuffixes::count_child(int32_t parent, int32_t token) {
+int32_t SuffixTrie::count_child(int32_t parent, int32_t token) {
   if (nodes_.size() >= size_t(INT32_MAX)) throw std::length_error("too many tokens for one suffix index");
   const int32_t fresh = int32_t(nodes_.size());
   const int32_t id = children_.at(key_of(parent, token), fresh);
@@ -93,7 +93,7 @@ int32_t CountedSuffixes::count_child(int32_t parent, int32_t token) {
   return id;
 }
 
-void CountedSuffixes::extend(int32_t token) {
+void SuffixTrie::extend(int32_t token) {
   SuffixContext after;
   for (int l = 0; l <= here_.length; ++l) {
     const int32_t id = count_child(here_.nodes[l], token);
@@ -105,7 +105,7 @@ void CountedSuffixes::extend(int32_t token) {
   here_ = after;
 }
 
-SuffixContext CountedSuffixes::advance(const SuffixContext& from, int32_t token) const {
+SuffixContext SuffixTrie::advance(const SuffixContext& from, int32_t token) const {
   SuffixContext after;
   for (int l = 0; l <= from.length && l < depth_; ++l) {
     const int32_t id = child(from.nodes[l], token);

@@ -35,9 +35,9 @@ struct SuffixContext {
 
 // A trie of every run of at most depth + 1 tokens. A node is a run; its children are the tokens that followed it, the
 // most recent first. One more token touches the depth + 1 nodes that end with it, so it costs O(depth).
-class CountedSuffixes {
+class SuffixTrie {
  public:
-  explicit CountedSuffixes(int depth);  // 1 .. kMaxSuffix, else std::invalid_argument
+  explicit SuffixTrie(int depth);  // 1 .. kMaxSuffix, else std::invalid_argument
 
   struct Node {
     int32_t token;

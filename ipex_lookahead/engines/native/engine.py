@@ -13,7 +13,7 @@ from ipex_lookahead.engines.base import Batch, Cache, StepOutput
 from ipex_lookahead.engines.machine import check_threads, default_threads
 from ipex_lookahead.engines.native.core import chosen_isa, native_core
 from ipex_lookahead.engines.native.linear import plain, streams
-from ipex_lookahead.engines.weights import WeightPlan, random_matrix, read_bias, read_matrix, read_vector
+from ipex_lookahead.engines.weights import WeightPlan, random_matrix, read_matrix, read_vector
 from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, ModelFormatError
 from ipex_lookahead.formats.base import PackedWeight
 
@@ -111,7 +111,7 @@ class NativeEngine:
             )
             for slot in SLOTS:
                 name, shape = spec.matrices[slot].format(layer=layer), spec.shape(slot)
-                bias = read_bias(checkpoint, name + ".bias", shape[0]) if slot in spec.biased else None
+                bias = read_vector(checkpoint, name + ".bias", shape[0]) if slot in spec.biased else None
                 decoder.set_matrix(layer, getattr(native_core().Slot, slot), *matrix(name + ".weight", shape), bias)
         decoder.set_final_norm(read_vector(checkpoint, spec.final_norm, spec.hidden))
         head = spec.embedding if spec.tied else spec.lm_head

@@ -12,12 +12,12 @@ from ipex_lookahead.engines.native.core import chosen_isa, native_core
 from ipex_lookahead.formats.base import PackedWeight
 
 
-def linear_probe(weight: PackedWeight, *, threads: int, isa: str = "") -> Callable[[Any], Any]:
+def linear_layer(weight: PackedWeight, *, threads: int, isa: str = "") -> Callable[[Any], Any]:
     """One linear layer by itself: float32 [rows, n_in] -> float32 [rows, n_out], the very path a step takes."""
-    probe: Callable[[Any], Any] = native_core().LinearLayer(
+    layer: Callable[[Any], Any] = native_core().LinearLayer(
         native_core().LinearPool(threads, isa), *streams(weight), None
     )
-    return probe
+    return layer
 
 
 class LinearPool:
