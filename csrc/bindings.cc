@@ -108,7 +108,10 @@ nb::object export_matrix(const Matrix& m, const Fill& fill) {
 }
 
 nb::object export_matrix(Decoder& d, const Matrix& m) {
-  return export_matrix(m, [&](auto... streams) { unpack(m, streams..., d.pool()); });
+  return export_matrix(m, [&](auto... streams) {
+    Crew crew(d.threads());
+    unpack(m, streams..., crew);
+  });
 }
 
 void check_linear(const LinearLayer& l, const FloatMatrix& x) {

@@ -27,11 +27,11 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
     : shape_(shape),
       cache_shape_{shape.layers, shape.kv_heads, shape.head_dim, shape.kv_format},
       kernels_(kernels_for(isa)),
-      pool_(threads),
+      threads_(threads),
       layers_(size_t(shape.layers)),
-      phases_(pool_.size()),
-      scratch_(size_t(pool_.size())),
-      own_rows_(size_t(pool_.size())) {
+      phases_(threads),
+      scratch_(size_t(threads)),
+      own_rows_(size_t(threads)) {
   hidden_stride_ = padded(shape.hidden, kLanes);
   k_column_ = padded(int64_t(shape.heads) * shape.head_dim, kLanes);
   v_column_ = k_column_ + padded(int64_t(shape.kv_heads) * shape.head_dim, kLanes);
@@ -55,7 +55,8 @@ void Decoder::set_matrix(int layer, Slot slot, const PlainMatrix& plain, const f
     throw std::invalid_argument(std::string("weight ") + kSlotNames[s] + " of layer " + std::to_string(layer) +
                                 " has shape [" + std::to_string(plain.n_out) + ", " + std::to_string(plain.n_in) +
                                 "], not [" + std::to_string(outs[s]) + ", " + std::to_string(ins[s]) + "]");
-  Matrix m = prepack(plain, arena_, pool_);
+  Crew crew(threads_);
+  Matrix m = prepack(plain, arena_, crew);
   m.bias = copy_vector(bias, plain.n_out);
   layers_[size_t(layer)].matrix[s] = m;
 }
@@ -70,14 +71,16 @@ void Decoder::set_final_norm(const float* weight) { final_norm_ = copy_vector(we
 void Decoder::set_lm_head(const PlainMatrix& plain, const float* bias) {
   if (plain.n_out != shape_.vocab || plain.n_in != shape_.hidden)
     throw std::invalid_argument("lm_head must have shape [vocab, hidden]");
-  lm_head_ = prepack(plain, arena_, pool_);
+  Crew crew(threads_);
+  lm_head_ = prepack(plain, arena_, crew);
   lm_head_.bias = copy_vector(bias, plain.n_out);
 }
 
 void Decoder::set_embedding(const PlainMatrix& plain) {
   if (plain.n_out != shape_.vocab || plain.n_in != shape_.hidden)
     throw std::invalid_argument("the embedding must have shape [vocab, hidden]");
-  embedding_ = prepack(plain, arena_, pool_);
+  Crew crew(threads_);
+  embedding_ = prepack(plain, arena_, crew);
 }
 
 void Decoder::tie_embedding() { embedding_ = lm_head_; }
@@ -202,13 +205,13 @@ Rows Decoder::RowsMemory::view(int64_t rows, int64_t width) {
 }
 
 void Decoder::forward(const Step& step, int top, int32_t* ids, float* logits) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Crew crew(threads_);
   check(step);
   plan(step);
   reserve(step, top);
   for (size_t i = 0; i < step.caches.size(); ++i) step.caches[i]->prepare(step.counts[i]);
   const auto job = [&](int thread) { run(thread, step, top, ids, logits); };
-  pool_.run(std::cref(job));  // a reference fits into std::function without memory of its own
+  crew.run(std::cref(job));  // a reference fits into std::function without memory of its own
   int64_t first = 0;
   for (size_t i = 0; i < step.caches.size(); first += step.counts[i], ++i)
     step.caches[i]->set_step(step.parents + first, step.counts[i]);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -37,6 +36,8 @@ struct Step {
   int64_t wanted = 0;
 };
 
+// Whoever changes it holds the process's threads meanwhile (a Crew), so there is one step at a time, and a child after
+// fork() finds it whole.
 class Decoder {
  public:
   Decoder(const DecoderShape& shape, int threads, const std::string& isa);
@@ -52,7 +53,7 @@ class Decoder {
 
   const DecoderShape& shape() const { return shape_; }
   const char* isa() const { return kernels_->name; }
-  int threads() const { return pool_.size(); }
+  int threads() const { return threads_; }
   size_t weight_bytes() const { return arena_.used(); }
   KVCache new_cache() const;
 
@@ -62,7 +63,6 @@ class Decoder {
   const float* attention_norm(int layer) const { return layers_[size_t(layer)].attention_norm; }
   const float* mlp_norm(int layer) const { return layers_[size_t(layer)].mlp_norm; }
   const float* final_norm() const { return final_norm_; }
-  ThreadPool& pool() { return pool_; }
 
   // Writes the `top` largest logits' ids of each wanted row, [wanted][top], largest first and the lowest id first among
   // equals (-1 where no further logit is above -inf), and the logits unless null [wanted][vocab].
@@ -130,9 +130,8 @@ class Decoder {
   const DecoderShape shape_;
   const CacheShape cache_shape_;
   const KernelTable* const kernels_;
-  ThreadPool pool_;
+  const int threads_;
   Arena arena_;
-  std::mutex mutex_;  // one step at a time
   std::vector<Layer> layers_;
   Matrix lm_head_, embedding_;
   const float* final_norm_ = nullptr;

@@ -39,7 +39,7 @@ void Decoder::plan_attention() {
     items += shape_.kv_heads * (by_blocks ? s.blocks : (s.rows + kRowTile - 1) / kRowTile);
   }
   // Where there are few items, heads that share keys are done apart: the keys come from the cache the second time.
-  const int heads = by_blocks && items < 4 * pool_.size() && pool_.size() > 1 ? 1 : group;
+  const int heads = by_blocks && items < 4 * threads_ && threads_ > 1 ? 1 : group;
   for (size_t i = 0; i < sequences_.size(); ++i) {
     const Sequence& s = sequences_[i];
     for (int kv = 0; kv < shape_.kv_heads; ++kv)
@@ -61,7 +61,7 @@ void Decoder::reserve(const Step& step, int top) {
   // About 16 thousand logits a piece stay in the cache, and no piece is larger than a thread's share.
   const int64_t tiles = lm_head_.tiles();
   const int64_t piece = std::max<int64_t>(1, 1024 / std::max<int64_t>(step.wanted, 1));
-  head_items_ = std::max<int64_t>((tiles + piece - 1) / piece, std::min(tiles, kPieces * pool_.size()));
+  head_items_ = std::max<int64_t>((tiles + piece - 1) / piece, std::min(tiles, kPieces * threads_));
   ensure(top_values_, head_items_ * step.wanted * top);
   ensure(top_ids_, head_items_ * step.wanted * top);
   ensure(top_counts_, head_items_ * step.wanted);
@@ -70,7 +70,7 @@ void Decoder::reserve(const Step& step, int top) {
   const int64_t group = shape_.heads / shape_.kv_heads;
   const int64_t attention = attention_scratch(rows) + kRowTile * group * head + head;
   const int64_t outputs = step.wanted * (tiles / head_items_ + 1) * kLanes;
-  for (int t = 0; t < pool_.size(); ++t) {
+  for (int t = 0; t < threads_; ++t) {
     own_rows_[size_t(t)].reserve(std::min(rows, kPreparedByAll), widest_);
     ensure(scratch_[size_t(t)], std::max(attention, outputs));
   }
@@ -87,7 +87,7 @@ void Decoder::run(int thread, const Step& step, int top, int32_t* ids, float* lo
   const auto each = [&](int64_t items, const auto& work) { phases_.run(thread, phase++, items, work); };
   // Shares out `count` things in a few pieces a thread, of `least` things at least: work(begin, end).
   const auto split = [&](int64_t count, int64_t least, const auto& work) {
-    const int64_t items = std::max<int64_t>(1, std::min(count / least, kPieces * pool_.size()));
+    const int64_t items = std::max<int64_t>(1, std::min(count / least, kPieces * threads_));
     each(items, [&](int64_t item) {
       const auto part = part_of(count, items, item);
       work(part.first, part.second);

@@ -16,11 +16,11 @@ namespace {
 constexpr int kPasses = 9;
 
 template <typename Work>
-double best_seconds(ThreadPool& pool, const Work& work) {  // one item a thread
+double best_seconds(Crew& crew, const Work& work) {  // one item a thread
   double best = 1e30;
   for (int pass = 0; pass < kPasses; ++pass) {
     const auto start = std::chrono::steady_clock::now();
-    pool.for_each(pool.size(), work);
+    crew.for_each(crew.size(), work);
     best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   return best;
@@ -31,13 +31,13 @@ double best_seconds(ThreadPool& pool, const Work& work) {  // one item a thread
 double read_bandwidth(int64_t bytes, int threads, const std::string& isa) {
   if (bytes < 4096 || threads < 1) throw std::invalid_argument("read_bandwidth needs at least 4096 bytes and one thread");
   const KernelTable* kernels = kernels_for(isa);
-  ThreadPool pool(threads);
+  Crew crew(threads);
   Arena arena;
   bytes = bytes / 256 * 256;
   uint8_t* data = static_cast<uint8_t*>(arena.take(size_t(bytes)));
   std::memset(data, 1, size_t(bytes));  // pages exist only once written
   std::atomic<int> sink{0};
-  const double seconds = best_seconds(pool, [&](int64_t thread) {
+  const double seconds = best_seconds(crew, [&](int64_t thread) {
     const auto part = part_of(bytes / 256, threads, thread);
     if (kernels->read(data + part.first * 256, (part.second - part.first) * 256) > 1e30f) ++sink;
   });
@@ -47,10 +47,10 @@ double read_bandwidth(int64_t bytes, int threads, const std::string& isa) {
 double integer_peak(int threads, const std::string& isa) {
   if (threads < 1) throw std::invalid_argument("integer_peak needs at least one thread");
   const KernelTable* kernels = kernels_for(isa);
-  ThreadPool pool(threads);
+  Crew crew(threads);
   constexpr int64_t kRepeats = 200000;
   std::atomic<int> sink{0};
-  const double seconds = best_seconds(pool, [&](int64_t) {
+  const double seconds = best_seconds(crew, [&](int64_t) {
     if (kernels->integer_peak(kRepeats) == 1) ++sink;
   });
   return double(kRepeats) * 8 * 64 * threads / seconds;

@@ -1,56 +1,50 @@
-// A pool of threads for one job at a time, and phases in which they share out work.
+// The process's threads, for one job at a time, and phases in which they share out work.
+//
+// There is one pool a process, whichever models use it: a draft model's threads never wait awake on the cores of its
+// target's, and two callers take turns instead of running twice as many threads as there are cores. It has as many threads
+// as the largest number asked for; a job says how many of them may take part. Threads come with the first job that wants
+// them and stay, asleep, until the process ends.
 //
 // Nobody waits for a thread that has not come: work is counted by items done, not by threads arrived. So a core that the
 // system has given to someone else, a slower core or a worker still asleep costs its share of the speed and no more, and
 // the result is the same, since items are fixed blocks of outputs, whoever does them.
+//
+// fork() waits until no job is under way, so that what jobs write is whole in the child too. The child has none of its
+// parent's threads: it gets a fresh pool, and the inherited one is neither used nor destroyed there. Whatever a thread
+// changes without holding Python's lock, it changes while it holds a Crew.
 #pragma once
 
-#include <sys/types.h>
-
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <mutex>
-#include <thread>
 #include <utility>
 #include <vector>
 
 namespace ipex_lookahead {
 
-class ThreadPool {
+class ThreadPool;
+
+// The right to the process's threads: who makes one waits until it has them, and has them until it goes. Not to be made
+// by a thread that has one, nor inside a job; and who has one must not wait for Python's lock.
+class Crew {
  public:
-  explicit ThreadPool(int threads);
-  ~ThreadPool();
-  ThreadPool(const ThreadPool&) = delete;
-  ThreadPool& operator=(const ThreadPool&) = delete;
+  explicit Crew(int threads);  // at most so many, the caller among them
+  ~Crew();
+  Crew(const Crew&) = delete;
+  Crew& operator=(const Crew&) = delete;
 
   int size() const { return threads_; }
 
   // Runs job(thread) on the caller (thread 0) and on those workers that come before the caller is through. The job must
-  // be complete when job(0) returns; workers inside it are waited for. Not reentrant; a job must not throw.
+  // be complete when job(0) returns; workers inside it are waited for. A job must not throw.
   void run(const std::function<void(int)>& job);
 
   // Runs work(item) for every item in [0, items).
   void for_each(int64_t items, const std::function<void(int64_t)>& work);
 
  private:
-  void start();
-  void stop();
-  void work(int thread, uint64_t seen);
-  void leave_caller() const;
-
+  ThreadPool& pool_;
   const int threads_;
-  pid_t owner_ = 0;  // the process whose threads these are; a child after fork() makes new ones
-  std::vector<std::thread> workers_;
-  const std::function<void(int)>* job_ = nullptr;
-  alignas(64) std::atomic<uint64_t> generation_{0};  // odd while a job is open
-  alignas(64) std::atomic<int> inside_{0};           // workers that may touch the job
-  alignas(64) std::atomic<int> asleep_{0};
-  std::atomic<int> caller_core_{-1};
-  std::atomic<bool> stopping_{false};
-  std::mutex mutex_;
-  std::condition_variable wake_;
 };
 
 // Phases of a job, each a number of items. Every thread goes through the same phases in the same order.

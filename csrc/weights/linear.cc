@@ -7,11 +7,11 @@
 
 namespace ipex_lookahead {
 
-LinearPool::LinearPool(int threads, const std::string& isa) : kernels_(kernels_for(isa)), pool_(threads), phases_(pool_.size()) {}
+LinearPool::LinearPool(int threads, const std::string& isa) : kernels_(kernels_for(isa)), threads_(threads), phases_(threads) {}
 
 Matrix LinearPool::add(const PlainMatrix& plain, const float* bias) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  Matrix matrix = prepack(plain, arena_, pool_);
+  Crew crew(threads_);
+  Matrix matrix = prepack(plain, arena_, crew);
   if (bias != nullptr) {
     float* copy = static_cast<float*>(arena_.take(size_t(matrix.tiles() * kLanes) * sizeof(float)));
     std::memcpy(copy, bias, size_t(plain.n_out) * sizeof(float));
@@ -21,12 +21,12 @@ Matrix LinearPool::add(const PlainMatrix& plain, const float* bias) {
 }
 
 void LinearPool::plain(const Matrix& matrix, void* codes, uint16_t* scales, uint16_t* minimums) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  unpack(matrix, codes, scales, minimums, pool_);
+  Crew crew(threads_);
+  unpack(matrix, codes, scales, minimums, crew);
 }
 
 void LinearPool::run(const Matrix& matrix, const float* x, int64_t rows, float* out) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Crew crew(threads_);
   Rows r;
   r.blocks = matrix.blocks;
   r.stride = r.blocks * kGroup;
@@ -53,13 +53,13 @@ void LinearPool::run(const Matrix& matrix, const float* x, int64_t rows, float* 
     }
     if (integer) kernels_->quantize_row(r, i);
   };
-  const int64_t items = std::min<int64_t>(matrix.tiles(), 4 * pool_.size());
+  const int64_t items = std::min<int64_t>(matrix.tiles(), 4 * threads_);
   const auto multiply = [&](int64_t item) {
     const auto part = part_of(matrix.tiles(), items, item);
     kernels_->linear(matrix, r, part.first, part.second, out, matrix.n_out, false);
   };
   phases_.begin(2);
-  pool_.run([&](int thread) {
+  crew.run([&](int thread) {
     phases_.run(thread, 0, rows, prepare);
     phases_.run(thread, 1, items, multiply);
   });

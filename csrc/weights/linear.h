@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "kernels/kernels.h"
@@ -14,14 +13,14 @@
 
 namespace ipex_lookahead {
 
-// What the layers of one model share: threads, memory for weights, and room for quantised activations. One layer runs at
-// a time; calls from several threads wait for each other.
+// What the layers of one model share: their number of threads, memory for weights, and room for quantised activations.
+// Whoever changes it holds the process's threads meanwhile (a Crew): calls from several threads wait for each other.
 class LinearPool {
  public:
   LinearPool(int threads, const std::string& isa);
 
   const char* isa() const { return kernels_->name; }
-  int threads() const { return pool_.size(); }
+  int threads() const { return threads_; }
   int64_t weight_bytes() const { return int64_t(arena_.used()); }
 
   // Prepacks a weight. It lives as long as the pool.
@@ -33,9 +32,8 @@ class LinearPool {
 
  private:
   const KernelTable* const kernels_;
-  ThreadPool pool_;
+  const int threads_;
   Arena arena_;
-  std::mutex mutex_;
   Phases phases_;
   Buffer<float> values_, scales_, sums_;
   Buffer<int8_t> codes_;

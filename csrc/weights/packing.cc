@@ -76,7 +76,7 @@ int64_t groups_of(WeightFormat format, int64_t n_in, int group) {
   return is_float(format) ? 0 : (n_in + group - 1) / group;
 }
 
-Matrix prepack(const PlainMatrix& plain, Arena& arena, ThreadPool& pool) {
+Matrix prepack(const PlainMatrix& plain, Arena& arena, Crew& crew) {
   Matrix m;
   m.format = plain.format;
   m.n_out = plain.n_out;
@@ -91,15 +91,15 @@ Matrix prepack(const PlainMatrix& plain, Arena& arena, ThreadPool& pool) {
     m.scales = static_cast<uint16_t*>(arena.take(scale_bytes));
     if (plain.minimums != nullptr) m.minimums = static_cast<uint16_t*>(arena.take(scale_bytes));
   }
-  pool.for_each(m.tiles(), [&](int64_t tile) {
+  crew.for_each(m.tiles(), [&](int64_t tile) {
     convert_tile(m, tile, static_cast<uint8_t*>(const_cast<void*>(plain.codes)), const_cast<uint16_t*>(plain.scales),
                  const_cast<uint16_t*>(plain.minimums), true);
   });
   return m;
 }
 
-void unpack(const Matrix& m, void* codes, uint16_t* scales, uint16_t* minimums, ThreadPool& pool) {
-  pool.for_each(m.tiles(),
+void unpack(const Matrix& m, void* codes, uint16_t* scales, uint16_t* minimums, Crew& crew) {
+  crew.for_each(m.tiles(),
                 [&](int64_t tile) { convert_tile(m, tile, static_cast<uint8_t*>(codes), scales, minimums, false); });
 }
 

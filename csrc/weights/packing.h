@@ -24,9 +24,9 @@ struct PlainMatrix {
 int64_t code_bytes(WeightFormat format, int64_t n_in);  // of one plain row
 int64_t groups_of(WeightFormat format, int64_t n_in, int group);
 
-Matrix prepack(const PlainMatrix& plain, Arena& arena, ThreadPool& pool);
+Matrix prepack(const PlainMatrix& plain, Arena& arena, Crew& crew);
 
 // Fills the plain streams (sizes as above) from a prepacked matrix.
-void unpack(const Matrix& matrix, void* codes, uint16_t* scales, uint16_t* minimums, ThreadPool& pool);
+void unpack(const Matrix& matrix, void* codes, uint16_t* scales, uint16_t* minimums, Crew& crew);
 
 }  // namespace ipex_lookahead

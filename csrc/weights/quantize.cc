@@ -5,16 +5,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <system_error>
-#include <thread>
 #include <vector>
 
 #include "kernels/half.h"
-
-#if defined(__SSE__) || defined(_M_X64)
-#include <xmmintrin.h>
-#define IPEX_LOOKAHEAD_MXCSR 1
-#endif
+#include "runtime/thread_pool.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define IPEX_LOOKAHEAD_AVX2_TWIN 1
@@ -31,6 +25,7 @@ namespace {
 
 constexpr int kBlock = 32;     // inputs in a block of codes
 constexpr int kMaxGroup = 64;  // most inputs that share a scale
+constexpr int kParts = 4;      // pieces for each thread: a late thread does not hold up the others
 
 constexpr uint32_t kMagnitude = 0x7fffffffu;
 constexpr uint32_t kInfinity = 0x7f800000u;
@@ -235,40 +230,17 @@ RowsFunction choose(FloatKind kind, int group) {
   return choose_group<Format, float>(group);
 }
 
-// Runs in the default floating-point environment (round to nearest, subnormals kept), whatever the caller's is.
-int64_t run_rows(RowsFunction rows, const void* src, int64_t n_in, int64_t begin, int64_t end, Streams out) {
-#if defined(IPEX_LOOKAHEAD_MXCSR)
-  const unsigned saved = _mm_getcsr();
-  _mm_setcsr(0x1f80);
-#endif
-  const int64_t bad = rows(src, n_in, begin, end, out);
-#if defined(IPEX_LOOKAHEAD_MXCSR)
-  _mm_setcsr(saved);
-#endif
-  return bad;
-}
-
+// Every thread of a crew computes in the default floating-point environment (round to nearest, subnormals kept).
 int64_t split_rows(RowsFunction rows, const void* src, int64_t n_out, int64_t n_in, int threads, Streams out) {
-  const int64_t parts = std::max<int64_t>(1, std::min<int64_t>(threads, n_out));
+  Crew crew(threads);
+  const int64_t parts = std::min<int64_t>(kParts * crew.size(), n_out);
   std::vector<int64_t> bad(size_t(parts), -1);
-  std::vector<std::thread> workers;
-  workers.reserve(size_t(parts));
-  const auto run = [&](int64_t part) {
-    const int64_t begin = n_out * part / parts, end = n_out * (part + 1) / parts;
-    bad[size_t(part)] = run_rows(rows, src, n_in, begin, end, out);
-  };
-  for (int64_t part = 1; part < parts; ++part) {
-    try {
-      workers.emplace_back(run, part);
-    } catch (const std::system_error&) {  // no more threads to be had: do its share here
-      run(part);
-    }
-  }
-  run(0);
-  for (std::thread& worker : workers) worker.join();
-  for (int64_t row : bad) {
+  crew.for_each(parts, [&](int64_t part) {
+    const auto range = part_of(n_out, parts, part);
+    bad[size_t(part)] = rows(src, n_in, range.first, range.second, out);
+  });
+  for (int64_t row : bad)
     if (row >= 0) return row;
-  }
   return -1;
 }
 
