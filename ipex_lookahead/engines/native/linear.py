@@ -21,7 +21,9 @@ def linear_layer(weight: PackedWeight, *, threads: int, isa: str = "") -> Callab
 
 
 class LinearPool:
-    """Threads, memory and scratch that the linear layers of one model share. One layer runs at a time, GIL released.
+    """Memory, scratch and a number of threads that the linear layers of one model share.
+
+    The threads are the process's: one layer, or one step of a decoder, runs at a time, GIL released.
 
     Raises:
         EngineError: no compiled core, or a forced instruction set that this processor lacks.
