@@ -188,9 +188,6 @@ class NativeEngine:
 
     def describe(self) -> dict[str, Any]:
         """Facts for ``info`` and for reports."""
-        spec = self.spec
-        padded = (spec.head_dim + 15) // 16 * 16
-        head = 2 * (spec.head_dim + padded) if self.kv_cache == "fp16" else spec.head_dim + padded + 8
         return {
             "engine": self.name,
             "isa": self._decoder.isa,
@@ -198,7 +195,7 @@ class NativeEngine:
             "low_bit": self.low_bit,
             "weight_bytes": int(self._decoder.weight_bytes),
             "kv_cache": self.kv_cache,
-            "kv_bytes_per_token": spec.layers * spec.kv_heads * head,
+            "kv_bytes_per_token": kv_bytes_per_token(self.spec, self.kv_cache),
             "max_context": self.max_context,
             "row_invariant": self.row_invariant,
             **self.facts,
@@ -223,6 +220,13 @@ class NativeEngine:
 
 
 KV_CACHES = ("fp16", "int8")
+
+
+def kv_bytes_per_token(spec: DecoderSpec, kv_cache: str) -> int:
+    """Bytes of a position's keys and values, and with ``int8`` of their scales."""
+    padded = (spec.head_dim + 15) // 16 * 16
+    head = 2 * (spec.head_dim + padded) if kv_cache == "fp16" else spec.head_dim + padded + 8
+    return spec.layers * spec.kv_heads * head
 
 
 def _decoder(spec: DecoderSpec, threads: int | None, kv_cache: str) -> Any:
