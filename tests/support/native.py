@@ -6,11 +6,18 @@ from pathlib import Path
 
 import numpy as np
 
+import ipex_lookahead
 from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.weights import WeightPlan
+
+
+def program_root() -> Path:
+    """Where a program of ours starts that imports this package and these tests: under sanitizers not the repository."""
+    imported, here = Path(ipex_lookahead.__file__).parents[1], Path(__file__).parents[2]
+    return imported if (imported / "tests").is_dir() else here
 
 
 def load(

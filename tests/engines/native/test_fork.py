@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 from tests.support.forks import DEEDS, STATES
+from tests.support.native import program_root
 
-ROOT = Path(__file__).resolve().parents[3]
 TIMES = int(os.environ.get("IPEX_LOOKAHEAD_FORKS", "3"))
 """Children for each state of the threads and each deed; a longer run looks for what happens now and then."""
 
@@ -23,5 +23,5 @@ TIMES = int(os.environ.get("IPEX_LOOKAHEAD_FORKS", "3"))
 def test_a_child_never_hangs(subject: str, threads: int, folder: Path) -> None:
     program = [sys.executable, "-m", "tests.support.forks", subject, str(folder), str(threads), str(TIMES)]
     limit = 60 + 5 * len(STATES) * len(DEEDS) * TIMES  # the parent must not hang either
-    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=limit, check=False)
+    done = subprocess.run(program, cwd=program_root(), capture_output=True, text=True, timeout=limit, check=False)
     assert (done.returncode, done.stdout) == (0, f"{len(STATES) * len(DEEDS) * TIMES} children\n"), done.stderr

@@ -11,9 +11,7 @@ import pytest
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from tests.support.native import ids_of, load, one_by_one
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.support.native import ids_of, load, one_by_one, program_root
 
 COUNT = """
 import os, sys
@@ -35,7 +33,7 @@ print(threads() - before)
 def test_models_share_their_threads(folder: Path) -> None:
     """Two besides the caller's, as the largest number asked for says, for loading, quantising and steps of all."""
     program = [sys.executable, "-c", COUNT, str(folder)]
-    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(program, cwd=program_root(), capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "2\n"
 
 
