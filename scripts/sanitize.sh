@@ -31,5 +31,4 @@ cd build/asan/package
 LD_PRELOAD="$preload" PYTHONPATH="$PWD:$($OLDPWD/$python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
 ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1:allocator_may_return_null=1:abort_on_error=1 \
 UBSAN_OPTIONS=print_stacktrace=1 \
-  "$real" -m pytest -q -p no:cacheprovider -p no:randomly tests/engines tests/formats/test_native_quantize.py \
-  --deselect tests/engines/native/test_engine.py::test_a_forked_process_computes_with_threads_of_its_own "$@"
+  "$real" -m pytest -q -p no:cacheprovider -p no:randomly tests/engines tests/formats/test_native_quantize.py "$@"
