@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipex_lookahead.decoding import cost
@@ -289,6 +289,7 @@ def test_curves_that_no_machine_has(rows: tuple[int, ...], seconds: tuple[float,
     assert cost.from_json(json.loads(json.dumps(cost.to_json(curve)))) is None
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=len(cost.ROWS)).map(sorted))
 def test_what_is_made_possible_is_the_curve_as_far_as_it_can_be(seconds: list[float]) -> None:
     curve = Calibration(cost.ROWS[: len(seconds)], tuple(seconds))
