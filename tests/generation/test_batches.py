@@ -138,7 +138,7 @@ def test_a_limit_of_each_row(ours: Any, theirs: Any, lookahead: Any, streaming: 
     expected = generated(theirs, stopping_criteria=[Limits()], eos_token_id=319, streamer=streamers[0])
     rows = generated(ours, lookahead, stopping_criteria=[Limits()], eos_token_id=319, streamer=streamers[1])
     assert rows == expected
-    assert [row[5:] + [PAD] * (5 == n) for n, row in zip((5, 7, 9), rows, strict=True)][0] == [PAD] * 5
+    assert [row.count(PAD) for row in rows] == [4, 2, 0]
     assert ours.stats.finish_reasons == ["stop"] * 3
     assert ours.stats.tokens == 5 + 7 + 9
     if streaming:
