@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import GenerationConfig
+from transformers import GenerationConfig, generation
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.stats import GenerationStats
@@ -100,9 +100,6 @@ def run(ids: Any = IDS, **kwargs: Any) -> torch.Tensor:
         ({"guidance_scale": 1.5}, "guidance_scale=1.5 is not supported"),
         ({"prompt_lookup_num_tokens": -3}, "prompt_lookup_num_tokens is -3; it must be a whole number from 0 to 128"),
         ({"prompt_lookup_num_tokens": 3, "lookahead": 5}, "both lookahead=5 and prompt_lookup_num_tokens=3"),
-        ({"watermarking_config": {"bias": 1.0, "colour": "green"}}, "watermarking_config .* is not usable: .*colour"),
-        ({"watermarking_config": {"greenlist_ratio": 3.0}}, "watermarking_config .* is not usable"),
-        ({"watermarking_config": "green"}, "watermarking_config is a str; pass a transformers.WatermarkingConfig, or"),
         ({"speculation_type": "mtp"}, "speculation_type='mtp' is not supported"),
         ({"synced_gpus": True}, "synced_gpus is not supported; it keeps the processes of a model that is split"),
         ({"logits_to_keep": 4}, "logits_to_keep is not supported; generate asks for the last position's logits alone"),
@@ -132,6 +129,20 @@ def run(ids: Any = IDS, **kwargs: Any) -> torch.Tensor:
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
 )
 def test_bad_options(kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        run(**kwargs)
+
+
+@pytest.mark.skipif(not hasattr(generation, "WatermarkingConfig"), reason="this transformers has no watermarking yet")
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"watermarking_config": {"bias": 1.0, "colour": "green"}}, "watermarking_config .* is not usable: .*colour"),
+        ({"watermarking_config": {"greenlist_ratio": 3.0}}, "watermarking_config .* is not usable"),
+        ({"watermarking_config": "green"}, "watermarking_config is a str; pass a transformers.WatermarkingConfig, or"),
+    ],
+)
+def test_bad_watermarks(kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         run(**kwargs)
 
