@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from os import PathLike
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.architectures import model_types
+from ipex_lookahead.arguments import check_config, shared_arguments, wanted_format
 from ipex_lookahead.checkpoints import family_of
 from ipex_lookahead.drafting.self_speculation import check_gains
 from ipex_lookahead.engines import ENGINES
@@ -25,21 +27,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ipex_lookahead")
 
-IGNORED = (
-    "trust_remote_code",
-    "use_cache",
-    "optimize_model",
-    "torch_dtype",
-    "dtype",
-    "low_cpu_mem_usage",
-    "cpu_embedding",
-    "device_map",
-    "attn_implementation",
-    "use_safetensors",
-)
-"""Arguments of transformers and ipex-llm that are accepted and change nothing on the native engine; remote code is
-never run. Other engines take ``dtype`` (``torch_dtype``) and refuse ``device_map``."""
-
 
 class AutoModelForCausalLM:
     """Loads causal language models, with the names that ipex-llm's users know."""
@@ -51,6 +38,7 @@ class AutoModelForCausalLM:
         *,
         load_in_low_bit: str | None = None,
         load_in_4bit: bool = False,
+        load_in_8bit: bool = False,
         group_size: int = 32,
         mixed_precision: bool = False,
         modules_to_not_convert: list[str] | None = None,
@@ -62,7 +50,7 @@ class AutoModelForCausalLM:
         kv_cache: str = "fp16",
         speculative: bool = False,
         progress: bool = True,
-        **ignored: Any,
+        **others: Any,
     ) -> LookaheadModelForCausalLM:
         """Load a checkpoint: a folder, a GGUF file, a hub id, or ``"default"`` for the embedded model.
 
@@ -70,7 +58,8 @@ class AutoModelForCausalLM:
             pretrained_model_name_or_path: where the checkpoint is.
             load_in_low_bit: a key of ``FORMATS`` such as ``sym_int4``, for engine="ipex-llm" one of ipex-llm's; None
                 keeps every tensor as it is in the file.
-            load_in_4bit: ipex-llm's synonym of ``load_in_low_bit="sym_int4"``.
+            load_in_4bit: a synonym of ``load_in_low_bit="sym_int4"``.
+            load_in_8bit: a synonym of ``load_in_low_bit="sym_int8"``.
             group_size: inputs that share a scale, 32 or 64 (ipex-llm's).
             mixed_precision: the lm_head in sym_int8.
             modules_to_not_convert: parts of module names whose weights stay as they are in the file.
@@ -87,7 +76,10 @@ class AutoModelForCausalLM:
             speculative: ipex-llm's: ``generate`` drafts with a four-bit copy of the model, made when first needed; for
                 sym_int8, bf16 and fp16. The text never changes.
             progress: show a progress bar while weights are quantised and packed.
-            **ignored: arguments of transformers and ipex-llm that change nothing here (see ``IGNORED``).
+            **others: the hub's arguments (``revision``, ``cache_dir``, ``token``, ``local_files_only``,
+                ``force_download``, ``subfolder``), which are honoured; ``config``, which must say what the checkpoint's
+                says; ``dtype`` (``torch_dtype``) and ``device_map``, for engines other than native; and those of
+                transformers and ipex-llm that change nothing or must be at their default (``arguments.py``).
 
         Raises:
             InputError: no such checkpoint, or an argument outside what is allowed.
@@ -97,21 +89,14 @@ class AutoModelForCausalLM:
             EngineError: the engine cannot run on this machine.
             DownloadError: the model could not be fetched.
         """
-        if unknown := sorted(set(ignored) - set(IGNORED)):
-            accepted = ", ".join(IGNORED)
-            raise InputError(
-                f"from_pretrained does not know {unknown[0]!r}; besides its own arguments it accepts {accepted}"
-            )
-        if ignored.get("trust_remote_code"):
+        shared = shared_arguments("from_pretrained", others, _parameters(cls.from_pretrained))
+        if others.get("trust_remote_code"):
             log.info("trust_remote_code is ignored: this package never runs code from a checkpoint")
-        if load_in_4bit and load_in_low_bit not in (None, "sym_int4"):
-            raise InputError(
-                f"load_in_4bit means sym_int4, but load_in_low_bit is {load_in_low_bit!r}; pass one of them"
-            )
-        low_bit = "sym_int4" if load_in_4bit else load_in_low_bit
+        low_bit = wanted_format(load_in_low_bit, load_in_4bit=load_in_4bit, load_in_8bit=load_in_8bit)
         if engine != "auto" and engine not in ENGINES:
             raise InputError(f"engine is {engine!r}; it must be 'auto' or one of {', '.join(ENGINES)}")
-        path = resolve_model(str(pretrained_model_name_or_path), progress=progress)
+        path = resolve_model(str(pretrained_model_name_or_path), progress=progress, options=shared.hub)
+        check_config(shared.config, path)
         with _progress(progress) as report:
             request = LoadRequest(
                 path,
@@ -120,19 +105,19 @@ class AutoModelForCausalLM:
                 mixed_precision=mixed_precision,
                 not_converted=not_converted(modules_to_not_convert),
                 device=device,
-                dtype=ignored.get("dtype", ignored.get("torch_dtype")),
+                dtype=shared.dtype,
                 deterministic=deterministic,
                 threads=threads,
                 kv_cache=kv_cache,
                 check_label=check_gains if speculative else None,
-                others=ignored,
+                others=shared.others,
                 ipex=ipex,
                 progress=report,
             )
             name, reason = _choose(engine, request)
-            if name != "native" and ignored.get("device_map") not in (None, "cpu"):
+            if name != "native" and others.get("device_map") not in (None, "cpu"):
                 raise InputError(
-                    f"device_map={ignored['device_map']!r} is not for engine={name!r}, which runs a model on one"
+                    f"device_map={others['device_map']!r} is not for engine={name!r}, which runs a model on one"
                     " device; pass device='cpu', 'xpu' or 'cuda', or load the model with transformers and wrap() it"
                 )
             if speculative and name != "native":
@@ -155,9 +140,11 @@ class AutoModelForCausalLM:
         return model, model.tokenizer
 
     @classmethod
-    def load_low_bit(cls, path: str | PathLike[str], **kwargs: Any) -> LookaheadModelForCausalLM:
+    def load_low_bit(
+        cls, pretrained_model_name_or_path: str | PathLike[str], **kwargs: Any
+    ) -> LookaheadModelForCausalLM:
         """A folder written by ``model.save_low_bit``: nothing is quantised again."""
-        folder = Path(path).expanduser()
+        folder = Path(pretrained_model_name_or_path).expanduser()
         if not folder.is_dir():
             raise InputError(f"{folder}: there is no such folder", hint="write one with model.save_low_bit(folder)")
         return cls.from_pretrained(folder, **kwargs)
@@ -186,6 +173,11 @@ def load_model_and_tokenizer(
         **placing,
     )
     return model, model.tokenizer
+
+
+def _parameters(method: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of a method's own keyword arguments."""
+    return tuple(p.name for p in inspect.signature(method).parameters.values() if p.kind is p.KEYWORD_ONLY)
 
 
 def _model(loaded: LoadedModel, source: Path, speculative: bool) -> LookaheadModelForCausalLM:
