@@ -6,9 +6,10 @@ Which are honoured, which change nothing, which must be left at their default, a
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,11 @@ ONLY_DEFAULT: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 """Argument -> the values that ask for nothing, and what to do for any other."""
 
+HUB_ARGUMENTS = (
+    "revision", "cache_dir", "token", "use_auth_token", "local_files_only", "force_download", "subfolder",
+)  # fmt: skip
+"""Arguments that say how a model is fetched; ``use_auth_token`` is the older name of ``token``."""
+
 FREE_IN_CONFIG = {
     "use_cache", "torch_dtype", "dtype", "torchscript", "return_dict", "output_attentions", "output_hidden_states",
     "attn_implementation", "transformers_version", "name_or_path", "architectures", "auto_map", "pretraining_tp",
@@ -121,11 +127,16 @@ def shared_arguments(method: str, given: Mapping[str, Any], own: Collection[str]
             if not any(value is one or (type(value) is type(one) and value == one) for one in allowed):
                 raise InputError(f"{method} takes {name}={allowed[0]!r} only, not {value!r}", hint=instead)
         elif name not in WITHOUT_EFFECT:
-            names = sorted({*own, *known, *_HUB, "config"})
+            names = sorted({*own, *known, *HUB_ARGUMENTS, "config"})
             near = difflib.get_close_matches(name, names, 1, 0.6)
             said = f"did you mean {near[0]!r}?" if near else f"its own arguments are {', '.join(own)}"
             raise InputError(f"{method} does not know {name!r}; {said}", hint=f"it accepts {', '.join(names)}")
     return Shared(hub, config, rest)
+
+
+def own_arguments(method: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of a method's own keyword arguments."""
+    return tuple(p.name for p in inspect.signature(method).parameters.values() if p.kind is p.KEYWORD_ONLY)
 
 
 def wanted_format(load_in_low_bit: str | None, *, load_in_4bit: bool = False, load_in_8bit: bool = False) -> str | None:
@@ -173,14 +184,9 @@ def check_config(config: Any, path: Path) -> None:
             )
 
 
-_HUB = (
-    "revision", "cache_dir", "token", "use_auth_token", "local_files_only", "force_download", "subfolder",
-)  # fmt: skip
-
-
 def _hub_options(rest: dict[str, Any]) -> HubOptions:
     """Take the hub's arguments out of ``rest``."""
-    taken = {name: rest.pop(name) for name in _HUB if name in rest}
+    taken = {name: rest.pop(name) for name in HUB_ARGUMENTS if name in rest}
     older = taken.pop("use_auth_token", None)
     token = taken.pop("token", None)
     if older is not None and token is not None and older != token:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from os import PathLike
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.architectures import model_types
-from ipex_lookahead.arguments import check_config, shared_arguments, wanted_format
+from ipex_lookahead.arguments import check_config, own_arguments, shared_arguments, wanted_format
 from ipex_lookahead.checkpoints import family_of
 from ipex_lookahead.drafting.self_speculation import check_gains
 from ipex_lookahead.engines import ENGINES
@@ -89,7 +88,7 @@ class AutoModelForCausalLM:
             EngineError: the engine cannot run on this machine.
             DownloadError: the model could not be fetched.
         """
-        shared = shared_arguments("from_pretrained", others, _parameters(cls.from_pretrained))
+        shared = shared_arguments("from_pretrained", others, own_arguments(cls.from_pretrained))
         if others.get("trust_remote_code"):
             log.info("trust_remote_code is ignored: this package never runs code from a checkpoint")
         low_bit = wanted_format(load_in_low_bit, load_in_4bit=load_in_4bit, load_in_8bit=load_in_8bit)
@@ -97,7 +96,7 @@ class AutoModelForCausalLM:
             raise InputError(f"engine is {engine!r}; it must be 'auto' or one of {', '.join(ENGINES)}")
         path = resolve_model(str(pretrained_model_name_or_path), progress=progress, options=shared.hub)
         check_config(shared.config, path)
-        with _progress(progress) as report:
+        with progress_bar(progress) as report:
             request = LoadRequest(
                 path,
                 low_bit=low_bit if low_bit is None or engine == "ipex-llm" else check_low_bit(low_bit),
@@ -175,11 +174,6 @@ def load_model_and_tokenizer(
     return model, model.tokenizer
 
 
-def _parameters(method: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of a method's own keyword arguments."""
-    return tuple(p.name for p in inspect.signature(method).parameters.values() if p.kind is p.KEYWORD_ONLY)
-
-
 def _model(loaded: LoadedModel, source: Path, speculative: bool) -> LookaheadModelForCausalLM:
     from ipex_lookahead.model import LookaheadModelForCausalLM
 
@@ -217,7 +211,7 @@ def _choose(engine: str, request: LoadRequest) -> tuple[str, str]:
 
 
 @contextmanager
-def _progress(show: bool) -> Iterator[Any]:
+def progress_bar(show: bool) -> Iterator[Any]:
     """A bar over the tensors on stderr, only where a person is looking."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

@@ -28,6 +28,8 @@ LEVELS = {
     "arguments": 9,
     "model": 9,
     "auto": 10,
+    "optimize": 10,
+    "tasks": 11,
     "wrapping": 10,
     "lookahead_decoding": 11,
     "": 12,
