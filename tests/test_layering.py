@@ -12,6 +12,7 @@ PACKAGE = "ipex_lookahead"
 
 LEVELS = {
     "errors": 0,
+    "absent": 0,
     "compat": 1,
     "config": 1,
     "safe_json": 1,
@@ -34,6 +35,8 @@ LEVELS = {
     "lookahead_decoding": 11,
     "": 12,
     "transformers": 12,
+    "utils": 12,
+    "vllm": 12,
     "bench": 13,
     "cli": 14,
 }
