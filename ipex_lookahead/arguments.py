@@ -173,6 +173,7 @@ def check_config(config: Any, path: Path) -> None:
         wanted, has = dict(config), raw
     elif hasattr(config, "to_dict") and hasattr(type(config), "from_dict"):
         wanted, has = config.to_dict(), type(config).from_dict(json.loads(json.dumps(raw))).to_dict()
+        has["model_type"] = raw.get("model_type")
     else:
         raise InputError(f"config is a {type(config).__name__}; it must be a transformers config, a dict or a path")
     for key in ("model_type", *sorted({*wanted, *has} - FREE_IN_CONFIG)):
