@@ -24,7 +24,7 @@ from ipex_lookahead.checkpoints import LowBitCheckpoint, save
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.engines.torch.linear_backends import LinearBackends
 from ipex_lookahead.engines.torch.load import DTYPES, ParametersOnMeta
-from ipex_lookahead.engines.torch.low_bit_linear import LowBitLinear, load_packed, module_weights, replace_linears
+from ipex_lookahead.engines.torch.low_bit_linear import format_of, load_packed, module_weights, replace_linears
 from ipex_lookahead.engines.weights import FLOATS, WeightPlan, check_low_bit, not_converted
 from ipex_lookahead.errors import InputError, LowBitFormatError
 from ipex_lookahead.model import LookaheadModelForCausalLM
@@ -131,8 +131,7 @@ def save_low_bit(model: nn.Module, folder: str | PathLike[str], *, tokenizer: An
         InputError, SaveError: as that function; also for a dtype that no format has.
     """
     infos = {name: TensorInfo(w.shape, w.format, w.group_size) for name, w in module_weights(model)}
-    packed = Counter(m.low_bit for m in model.modules() if isinstance(m, LowBitLinear))
-    label = packed.most_common(1)[0][0] if packed else Counter(i.format for i in infos.values()).most_common(1)[0][0]
+    label = format_of(model) or Counter(info.format for info in infos.values()).most_common(1)[0][0]
     config = getattr(model, "config", None)
     plain = json.loads(config.to_json_string(use_diff=False)) if config is not None else {}
     key = "dtype" if "dtype" in plain else "torch_dtype"

@@ -69,6 +69,7 @@ def test_wrap_puts_lookahead_on_it():
     plain = model.generate(IDS, max_new_tokens=12, do_sample=False)
     wrapped = wrap(model, deterministic=True)
     assert torch.equal(wrapped.generate(IDS, max_new_tokens=12, do_sample=False, lookahead=3), plain)
+    assert wrapped.low_bit == "sym_int4"
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox"])
