@@ -5,13 +5,15 @@
 CLONE is a clone of github.com/intel/ipex-llm, bare or not. For each file of ``python/llm/example/CPU`` that imports
 ipex-llm: what it imports from there, its calls of these names and of methods of what they return, each with the number
 of positional arguments and the keyword arguments' values, where these are literals, and the formats that its own
-command line offers. A value that is computed stands as ``{"computed": true}``.
+command line offers. A value that is computed stands as ``{"computed": true}``. Beside them the environment variables
+of its own that the package reads.
 """
 
 from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from typing import Any
@@ -29,8 +31,10 @@ def main(clone: str) -> None:
     paths = [p for p in git("ls-tree", "-r", "--name-only", "HEAD", FOLDER).splitlines() if p.endswith(".py")]
     found = {p.removeprefix(FOLDER): facts(git("show", f"HEAD:{p}")) for p in paths}
     examples = [{"path": path, **entry} for path, entry in found.items() if entry["imports"]]
+    sources = git("grep", "-hE", "environ|getenv", "HEAD", "--", "python/llm/src/ipex_llm/*.py")
+    variables = json.dumps(sorted(set(re.findall(r"[\"']((?:IPEX_LLM|BIGDL|KV_CACHE)_[A-Z0-9_]+)[\"']", sources))))
     lines = ",\n".join(json.dumps(example) for example in examples)
-    print(f'{{"commit": "{commit}", "examples": [\n{lines}\n]}}')
+    print(f'{{"commit": "{commit}",\n"variables": {variables},\n"examples": [\n{lines}\n]}}')
 
 
 def facts(source: str) -> dict[str, Any]:

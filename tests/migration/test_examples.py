@@ -19,6 +19,8 @@ import pytest
 import torch
 import transformers
 
+from ipex_lookahead.absent import ABSENT_MODULES, ABSENT_NAMES
+from ipex_lookahead.arguments import HUB_ARGUMENTS, WITHOUT_EFFECT
 from ipex_lookahead.errors import LookaheadError
 from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.model import LookaheadModelForCausalLM
@@ -26,7 +28,9 @@ from tests.support.families import build
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
 from tests.test_tasks import say_in_config, seq2seq, speech
 
-EXAMPLES = json.loads((Path(__file__).parent / "examples.json").read_text(encoding="utf-8"))["examples"]
+FACTS = json.loads((Path(__file__).parent / "examples.json").read_text(encoding="utf-8"))
+EXAMPLES = FACTS["examples"]
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text(encoding="utf-8")
 NEEDED = 125
 
 IDS = torch.tensor([[5, 9, 33, 11]])
@@ -194,3 +198,18 @@ def test_the_check_sees_what_does_not_work(spoil: Callable[[Any], None], says: s
     spoil(example)
     with pytest.raises((LookaheadError, AttributeError), match=says):
         surface.run(example)
+
+
+def test_the_document_has_every_environment_variable() -> None:
+    older = ["KV_CACHE_ALLOC_MIN_LENGTH"]  # a variable in earlier releases
+    npu = [name for name in FACTS["variables"] if name.startswith("IPEX_LLM_NPU_")]
+    assert npu
+    assert [name for name in [*FACTS["variables"], *older] if name not in DOCUMENT and name not in npu] == []
+
+
+def test_the_document_has_every_argument_and_every_absent_name() -> None:
+    names = {*WITHOUT_EFFECT, *HUB_ARGUMENTS, *(name for found in ABSENT_NAMES.values() for name in found)}
+    names |= {module.rpartition(".")[2] for module in ABSENT_MODULES}
+    hidden = {"_attn_implementation", "ChatGLMForCausalLM", "GptneoxForCausalLM", "BloomForCausalLM",
+              "StarcoderForCausalLM", "PPModelWorker", "Qwen2VLForConditionalGeneration"}  # fmt: skip
+    assert sorted(name for name in names - hidden if f"`{name}" not in DOCUMENT and f".{name}" not in DOCUMENT) == []
