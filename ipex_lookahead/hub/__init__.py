@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import os
+from dataclasses import replace
 from pathlib import Path
 
+from ipex_lookahead.errors import InputError
 from ipex_lookahead.hub.embedded import DEFAULT, EmbeddedModel, fetch_embedded
 from ipex_lookahead.hub.folders import cache_folder, hub_cache_folder
 from ipex_lookahead.hub.names import HubName, parse_name
-from ipex_lookahead.hub.repository import Access, fetch_repository
+from ipex_lookahead.hub.options import HubOptions
+from ipex_lookahead.hub.repository import fetch_repository
 
 __all__ = [
     "DEFAULT",
     "EmbeddedModel",
     "HubName",
+    "HubOptions",
     "cache_folder",
     "fetch_embedded",
     "hub_cache_folder",
@@ -22,39 +25,38 @@ __all__ = [
 ]
 
 
-def resolve_model(
-    name: str,
-    *,
-    progress: bool = True,
-    revision: str | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    token: str | bool | None = None,
-    local_files_only: bool = False,
-    subfolder: str | None = None,
-    endpoint: str | None = None,
-) -> Path:
+def resolve_model(name: str, *, progress: bool = True, options: HubOptions | None = None) -> Path:
     """The file or folder that a model name stands for; fetched if it is not here yet.
 
     Args:
         name: a local file or folder; ``default``, the embedded model; ``owner/repo``, ``owner/repo@revision``,
             ``owner/repo:file.gguf`` or ``owner/repo:Q8_0`` on the hub; or the address of a model's page.
         progress: show progress on standard error.
-        revision: the branch, tag or commit of a hub model, where the name has none.
-        cache_dir: the hub's cache; None for its library's own.
-        token: for the hub; None for the one that is logged in.
-        local_files_only: ask nobody: only what is on this machine.
-        subfolder: the folder in the repository, or in the local folder, that holds the model.
-        endpoint: the hub's address; None for its library's own.
+        options: which revision and subfolder, and how it is fetched.
 
     Raises:
-        InputError: a path that does not exist, or no kind of name.
+        InputError: a path that does not exist, no kind of name, or options that do not go with it.
         DownloadError: the model could not be fetched or saved, or its checksum is wrong.
         UnsupportedModelError: a repository without anything that this package reads.
     """
+    options = options or HubOptions()
     found = parse_name(name)
     if found is None:
+        _refuse(options, "the embedded model has one version and no folders", subfolder=options.subfolder)
         return fetch_embedded(DEFAULT, progress=progress)
     if isinstance(found, Path):
-        return found / subfolder if subfolder else found
-    asked = HubName(found.repo, found.revision or revision, found.file, found.subfolder or subfolder or "")
-    return fetch_repository(asked, Access(cache_dir, endpoint, token, local_files_only), progress=progress)
+        _refuse(options, f"{name} is on this machine, where a model has no revisions")
+        if options.subfolder and not (found / options.subfolder).exists():
+            raise InputError(
+                f"{found} has no folder {options.subfolder!r}", hint="subfolder is the model's folder inside it"
+            )
+        return found / options.subfolder if options.subfolder else found
+    asked = replace(found, revision=found.revision or options.revision, subfolder=found.subfolder or options.subfolder)
+    return fetch_repository(asked, options, progress=progress)
+
+
+def _refuse(options: HubOptions, why: str, **more: str) -> None:
+    revision = None if options.revision == "main" else options.revision
+    for option, value in {"revision": revision, **more}.items():
+        if value:
+            raise InputError(f"{option}={value!r} does not go with this model: {why}", hint=f"leave {option} out")

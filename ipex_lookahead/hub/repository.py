@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.errors import DownloadError, InputError, LookaheadError
+from ipex_lookahead.errors import DownloadError, LookaheadError
 from ipex_lookahead.hub.choosing import Choice, choose
 from ipex_lookahead.hub.folders import hub_cache_folder
 from ipex_lookahead.hub.names import HubName
+from ipex_lookahead.hub.options import HubOptions
 from ipex_lookahead.hub.progress import note, progress_bar
 
 PARTIAL = ".partial"
@@ -40,24 +41,7 @@ class RemoteFile:
     sha256: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
-    """How the hub is asked.
-
-    Attributes:
-        cache_dir: the hub's cache; None for the library's own.
-        endpoint: the hub's address; None for the library's own.
-        token: as the hub's library takes it; None for the one that is logged in.
-        local_files_only: ask nobody: only what is on this machine.
-    """
-
-    cache_dir: str | os.PathLike[str] | None = None
-    endpoint: str | None = None
-    token: str | bool | None = None
-    local_files_only: bool = False
-
-
-def fetch_repository(name: HubName, access: Access, *, progress: bool = True) -> Path:
+def fetch_repository(name: HubName, options: HubOptions, *, progress: bool = True) -> Path:
     """The folder or GGUF file of a hub model, fetched where it is not in the cache yet.
 
     Where the hub cannot be reached, what is in the cache serves, if it is complete.
@@ -71,49 +55,55 @@ def fetch_repository(name: HubName, access: Access, *, progress: bool = True) ->
 
     with _sentences(name):
         try:
-            if access.local_files_only:
-                return _from_cache(name, access, None)
+            if options.local_files_only:
+                return _from_cache(name, options, None)
             note(progress, f"looking for {name.repo} on the hub")
-            commit, files = _listing(name, access)
+            commit, files = _listing(name, options)
         except Exception as error:
             if not _is_unreachable(error):
                 raise
-            return _from_cache(name, access, error)
+            return _from_cache(name, options, error)
         choice = choose(name, {path: file.size for path, file in files.items()})
         note(progress and bool(choice.said), choice.said)
-        _fetch_large(name, access, commit, {path: files[path] for path in choice.files}, progress=progress)
+        if not options.force_download:
+            _fetch_large(name, options, commit, {path: files[path] for path in choice.files}, progress=progress)
         with _quiet_library():
             folder = snapshot_download(
                 name.repo,
                 revision=name.revision,
                 allow_patterns=[_literal(path) for path in choice.files],
-                **_library_options(access),
+                **_library_options(options),
             )
         return Path(folder) / choice.entry
 
 
-def is_complete(name: HubName, access: Access) -> Path | None:
+def is_complete(name: HubName, options: HubOptions) -> Path | None:
     """The model's path where the cache holds all of it, whatever the hub has by now; else None."""
     try:
-        return _from_cache(name, access, None)
+        return _from_cache(name, options, None)
     except LookaheadError:
         return None
 
 
-def repository_folder(repo: str, access: Access) -> Path:
+def repository_folder(repo: str, options: HubOptions) -> Path:
     """Where the cache keeps a repository, whether or not it is there."""
-    return hub_cache_folder(access.cache_dir) / f"models--{repo.replace('/', '--')}"
+    return hub_cache_folder(options.cache_dir) / f"models--{repo.replace('/', '--')}"
 
 
-def _library_options(access: Access) -> dict[str, Any]:
-    options = {"cache_dir": access.cache_dir, "endpoint": access.endpoint, "token": access.token}
-    return {key: value for key, value in options.items() if value is not None}
+def _library_options(options: HubOptions) -> dict[str, Any]:
+    given = {
+        "cache_dir": options.cache_dir,
+        "endpoint": options.endpoint,
+        "token": options.token,
+        "force_download": options.force_download or None,
+    }
+    return {key: value for key, value in given.items() if value is not None}
 
 
-def _listing(name: HubName, access: Access) -> tuple[str, dict[str, RemoteFile]]:
+def _listing(name: HubName, options: HubOptions) -> tuple[str, dict[str, RemoteFile]]:
     from huggingface_hub import HfApi
 
-    api = HfApi(endpoint=access.endpoint, token=access.token)
+    api = HfApi(endpoint=options.endpoint, token=options.token)
     info = api.model_info(name.repo, revision=name.revision, files_metadata=True)
     files = {}
     for found in info.siblings or ():
@@ -123,9 +113,9 @@ def _listing(name: HubName, access: Access) -> tuple[str, dict[str, RemoteFile]]
     return str(info.sha), files
 
 
-def _from_cache(name: HubName, access: Access, problem: Exception | None) -> Path:
+def _from_cache(name: HubName, options: HubOptions, problem: Exception | None) -> Path:
     """The model in the cache, if all its files are there."""
-    folder = repository_folder(name.repo, access)
+    folder = repository_folder(name.repo, options)
     try:
         reference = folder / "refs" / (name.revision or "main")
         commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else name.revision or ""
@@ -143,7 +133,7 @@ def _from_cache(name: HubName, access: Access, problem: Exception | None) -> Pat
         choice = None
     if choice is not None and _has_all_shards(snapshot, choice):
         return snapshot / choice.entry
-    raise _not_here(name, access, partly=bool(files)) from problem
+    raise _not_here(name, options, partly=bool(files)) from problem
 
 
 def _has_all_shards(snapshot: Path, choice: Choice) -> bool:
@@ -158,10 +148,12 @@ def _has_all_shards(snapshot: Path, choice: Choice) -> bool:
     return all(isinstance(shard, str) and (index.parent / shard).is_file() for shard in names)
 
 
-def _not_here(name: HubName, access: Access, *, partly: bool) -> DownloadError:
+def _not_here(name: HubName, options: HubOptions, *, partly: bool) -> DownloadError:
     here = f"{name} is only partly on this machine" if partly else f"{name} is not on this machine"
-    if access.local_files_only:
-        return DownloadError(f"{here}, and local_files_only is set", hint="leave local_files_only out to fetch it")
+    if options.local_files_only:
+        return DownloadError(
+            f"{here}, and the hub was not asked: local_files_only=True", hint="leave local_files_only out"
+        )
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         return DownloadError(f"{here}, and the hub was not asked: HF_HUB_OFFLINE is set", hint="unset HF_HUB_OFFLINE")
     return DownloadError(
@@ -174,10 +166,10 @@ def _not_here(name: HubName, access: Access, *, partly: bool) -> DownloadError:
 
 
 def _fetch_large(
-    name: HubName, access: Access, commit: str, files: Mapping[str, RemoteFile], *, progress: bool
+    name: HubName, options: HubOptions, commit: str, files: Mapping[str, RemoteFile], *, progress: bool
 ) -> None:
     """Put the files that have a checksum among the cache's blobs, each going on where an earlier fetch stopped."""
-    blobs = repository_folder(name.repo, access) / "blobs"
+    blobs = repository_folder(name.repo, options) / "blobs"
     wanted = [
         (path, file.size, file.sha256)
         for path, file in files.items()
@@ -197,12 +189,14 @@ def _fetch_large(
         for path, size, checksum in wanted:
             with _locked(blobs / f"{checksum}{PARTIAL}", path, progress) as partial:
                 if not (blobs / checksum).exists():  # another process may have fetched it meanwhile
-                    _fetch(name, access, commit, path, size, partial, progress=progress)
+                    _fetch(name, options, commit, path, size, partial, progress=progress)
                     _check(partial, path, checksum, progress=progress)
                     os.replace(partial, blobs / checksum)
 
 
-def _fetch(name: HubName, access: Access, commit: str, path: str, size: int, partial: Path, *, progress: bool) -> None:
+def _fetch(
+    name: HubName, options: HubOptions, commit: str, path: str, size: int, partial: Path, *, progress: bool
+) -> None:
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -213,8 +207,8 @@ def _fetch(name: HubName, access: Access, commit: str, path: str, size: int, par
         done = 0
     note(progress and done > 0, f"going on with {path} at {done / 1e6:,.0f} of {size / 1e6:,.0f} MB")
     note(progress and not done, f"fetching {path}, {size / 1e6:,.0f} MB")
-    url = hf_hub_url(name.repo, path, revision=commit, endpoint=access.endpoint)
-    headers = build_hf_headers(token=access.token)
+    url = hf_hub_url(name.repo, path, revision=commit, endpoint=options.endpoint)
+    headers = build_hf_headers(token=options.token)
     with partial.open("ab") as out, _quiet_library(), _watched(partial, path, size, progress):
         http_get(url, out, resume_size=done, headers=headers, expected_size=size)
         out.flush()
@@ -338,7 +332,9 @@ def _sentence(name: HubName, error: Exception) -> LookaheadError:
             hint=f"accept it on the page of {name.repo}, then: hf auth login (or set HF_TOKEN)",
         )
     if isinstance(error, errors.RevisionNotFoundError):
-        return InputError(f"{name.repo} has no branch, tag or commit {name.revision!r}", hint="leave it out for main")
+        return DownloadError(
+            f"{name.repo} has no revision {name.revision!r}", hint="give a branch, tag or commit of its page's history"
+        )
     if isinstance(error, errors.RepositoryNotFoundError) or status == 401:
         return DownloadError(
             f"the hub has no model {name.repo!r}, or not for you",

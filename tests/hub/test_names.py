@@ -77,7 +77,7 @@ def test_what_is_here_comes_before_the_hub(tmp_path, monkeypatch):
     assert parse_name("default") is None
     (tmp_path / "owner" / "model-7b" / "sub").mkdir(parents=True)
     assert hub.resolve_model("owner/model-7b") == Path("owner/model-7b")
-    assert hub.resolve_model("owner/model-7b", subfolder="sub") == Path("owner/model-7b/sub")
+    assert hub.resolve_model("owner/model-7b", options=hub.HubOptions(subfolder="sub")) == Path("owner/model-7b/sub")
 
 
 @pytest.mark.parametrize(
@@ -115,3 +115,17 @@ def test_a_file_written_as_a_path_is_told_how_to_write_it(tmp_path, monkeypatch)
     with pytest.raises(InputError) as caught:
         parse_name("owner/model/a.Q4_0.gguf")
     assert "owner/model:a.Q4_0.gguf" in caught.value.hint
+
+
+def test_options_that_do_not_go_with_a_local_model(tmp_path):
+    (tmp_path / "inner").mkdir()
+    assert hub.resolve_model(str(tmp_path), options=hub.HubOptions(revision="main")) == tmp_path
+    with pytest.raises(InputError, match="no folder 'other'"):
+        hub.resolve_model(str(tmp_path), options=hub.HubOptions(subfolder="other"))
+    with pytest.raises(InputError, match=r"revision='v2'.*on this machine"):
+        hub.resolve_model(str(tmp_path), options=hub.HubOptions(revision="v2"))
+    with pytest.raises(InputError, match=r"subfolder='x'.*embedded"):
+        hub.resolve_model("default", options=hub.HubOptions(subfolder="x"))
+    for outside in ("..", "a/../../b", "/etc", "~"):
+        with pytest.raises(InputError, match="inside the model's folder"):
+            hub.HubOptions(subfolder=outside)

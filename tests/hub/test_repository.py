@@ -49,7 +49,8 @@ def served(tmp_path):
         made = context.__enter__()
 
         def resolve(name="owner/model", **options):
-            return hub.resolve_model(name, cache_dir=tmp_path / "hub", endpoint=made.endpoint, token=False, **options)
+            chosen = hub.HubOptions(cache_dir=str(tmp_path / "hub"), endpoint=made.endpoint, token=False, **options)
+            return hub.resolve_model(name, options=chosen)
 
         return made, resolve
 
@@ -160,7 +161,7 @@ def test_an_interrupted_fetch_goes_on_where_it_stopped(served, tmp_path, capsys)
     made.stall["model.safetensors"] = [len(large) - 1000]
     code = (
         "import sys; from ipex_lookahead import hub;"
-        "hub.resolve_model('owner/model', cache_dir=sys.argv[1], endpoint=sys.argv[2])"
+        "hub.resolve_model('owner/model', options=hub.HubOptions(cache_dir=sys.argv[1], endpoint=sys.argv[2]))"
     )
     child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "hub"), made.endpoint], cwd=ROOT, stderr=-3)
     try:
@@ -224,21 +225,29 @@ def test_refusals_are_sentences(status, code, says, hint, served):
 
 def test_unknown_revision(served):
     made, resolve = served(FOLDER)
-    with pytest.raises(InputError, match="no branch, tag or commit 'v9'"):
+    with pytest.raises(DownloadError, match="no revision 'v9'"):
         resolve("owner/model@v9")
 
 
 def test_without_network_what_is_here_serves(served, tmp_path):
     made, resolve = served(FOLDER)
-    nowhere = {"cache_dir": tmp_path / "hub", "endpoint": "http://127.0.0.1:9", "token": False}
+    nowhere = hub.HubOptions(cache_dir=str(tmp_path / "hub"), endpoint="http://127.0.0.1:9", token=False)
     with pytest.raises(DownloadError, match="is not on this machine, and the hub cannot be reached"):
-        hub.resolve_model("owner/model", **nowhere)
+        hub.resolve_model("owner/model", options=nowhere)
     folder = resolve()
-    assert hub.resolve_model("owner/model", **nowhere) == folder
-    assert hub.resolve_model("owner/model", local_files_only=True, cache_dir=tmp_path / "hub") == folder
+    assert hub.resolve_model("owner/model", options=nowhere) == folder
+    assert resolve(local_files_only=True) == folder
     (folder / "config.json").unlink()
     with pytest.raises(DownloadError, match="only partly on this machine"):
-        hub.resolve_model("owner/model", **nowhere)
+        hub.resolve_model("owner/model", options=nowhere)
+
+
+def test_force_download_fetches_again(served):
+    made, resolve = served(FOLDER)
+    resolve()
+    made.asked.clear()
+    resolve(force_download=True)
+    assert made.fetched() == set(FOLDER)
 
 
 def test_a_missing_shard_makes_a_folder_incomplete(served, tmp_path):
