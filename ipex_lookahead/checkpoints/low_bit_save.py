@@ -51,7 +51,7 @@ def save(
         generation_config: as the checkpoint had it; may be empty.
         infos: shape and format of every weight that ``weights`` will yield.
         weights: every name of ``infos`` once, in any order; one weight is held at a time.
-        low_bit: ``low_bit`` (name), ``group_size`` and ``mixed_precision``.
+        low_bit: ``low_bit`` (name), ``group_size``, ``mixed_precision``; ``requantized_from`` where that is so.
         tokenizer: has ``save_pretrained(folder)``.
         progress: see :data:`Progress`.
         overwrite: replace an earlier save. The old one is removed once the new one is in its place.
