@@ -52,7 +52,8 @@ class GgufCheckpoint:
             raise self._file.error(key, None, "is missing")
         if (architecture := self._file.scalar(key)) != "llama":
             raise UnsupportedModelError(
-                f"{self.path}: {key} is {shown(architecture)}; the supported architectures are: llama"
+                f"{self.path}: {key} is {shown(architecture)}; the supported architectures are: llama",
+                hint="other families run on the torch engine, from their Hugging Face folder with safetensors",
             )
         if (parts := self._file.scalar("split.count", 0)) not in (0, 1):
             raise UnsupportedModelError(
