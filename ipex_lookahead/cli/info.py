@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.tables import print_facts
 from ipex_lookahead.errors import EngineError
@@ -22,7 +23,7 @@ READ_BYTES = 256 << 20
 """What is read to measure the memory's speed: far more than any cache holds."""
 
 
-@click.command()
+@command()
 @click.argument("model", required=False)
 @option("--forget-costs", is_flag=True, help="Forget what steps were measured to cost: all, or those of MODEL.")
 @option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")

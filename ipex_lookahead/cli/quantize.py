@@ -9,10 +9,11 @@ from pathlib import Path
 
 import click
 
+from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import option
 
 
-@click.command()
+@command()
 @click.argument("model")
 @click.argument("out", type=click.Path(path_type=Path))
 @option(
