@@ -60,3 +60,8 @@ def __getattr__(name: str) -> Any:
 
         return wrap
     refuse_name(__name__, name)
+
+
+def __dir__() -> list[str]:
+    """The public names, those that are imported late included."""
+    return sorted(__all__)

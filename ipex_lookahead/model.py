@@ -318,7 +318,12 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
             generation_config=self.generation_config.to_diff_dict(),
             infos=packed,
             weights=weights(),
-            low_bit={"low_bit": self.low_bit, "group_size": max(groups, default=0), "mixed_precision": mixed},
+            low_bit={
+                "low_bit": self.low_bit,
+                "group_size": max(groups, default=0),
+                "mixed_precision": mixed,
+                **{key: value for key, value in self.engine.describe().items() if key == "requantized_from"},
+            },
             tokenizer=self.tokenizer,
             **kwargs,
         )

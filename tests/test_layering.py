@@ -15,6 +15,7 @@ LEVELS = {
     "absent": 0,
     "compat": 1,
     "config": 1,
+    "terminal": 1,
     "safe_json": 1,
     "hub": 1,
     "_native": 1,
@@ -42,7 +43,7 @@ LEVELS = {
 }
 """Room -> level; ``""`` is the package itself. A file imports from its own room and from lower levels."""
 
-SAME_LEVEL = {("checkpoints", "tokenization"), ("transformers", "")}
+SAME_LEVEL = {("checkpoints", "tokenization"), ("hub", "safe_json"), ("transformers", "")}
 """Neighbours on one level that may look at each other, in this direction only."""
 
 ONLY_IN = {

@@ -14,7 +14,7 @@ import platform
 import re
 import tempfile
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -204,12 +204,14 @@ def cost_folder() -> Path:
     return cache_folder() / "costs"
 
 
-def known_costs(folder: Path) -> list[dict[str, Any]]:
+def known_costs(folder: Path, config: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """The calibrations of this processor in a folder, the newest first: what they are of, and milliseconds by rows."""
     found = []
     for file in sorted(folder.glob("*.json"), key=_changed, reverse=True):
         calibration = load(file)
         of = load_object(file, FILE_BYTES).get("engine") if calibration is not None else None
+        if config is not None and isinstance(of, dict) and of.get("vocab_size") != config.get("vocab_size"):
+            continue
         if calibration is not None and isinstance(of, dict) and of.get("processor") == processor():
             milliseconds = {
                 str(n): round(1000 * s, 3) for n, s in zip(calibration.rows, calibration.seconds, strict=True)
@@ -217,6 +219,18 @@ def known_costs(folder: Path) -> list[dict[str, Any]]:
             names = ("engine", "isa", "threads", "low_bit", "weight_bytes", "vocab_size")
             found.append({**{name: of.get(name) for name in names}, "milliseconds": milliseconds})
     return found
+
+
+def forget_costs(folder: Path, config: Mapping[str, Any] | None = None) -> int:
+    """Delete calibrations; returns how many."""
+    found = [
+        file
+        for file in sorted(folder.glob("*.json"))
+        if config is None or load_object(file, FILE_BYTES)["engine"]["vocab_size"] == config["vocab_size"]
+    ]
+    for file in found:
+        file.unlink()
+    return len(found)
 
 
 def _changed(file: Path) -> float:

@@ -23,6 +23,7 @@ from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
 from ipex_lookahead.compat import dtype_argument
 from ipex_lookahead.engines.hf_config import foreign_config, generation_config, inline_rope_factors, transformers_config
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
+from ipex_lookahead.engines.requantize import warn_of_requantizing
 from ipex_lookahead.engines.torch.device import check_device
 from ipex_lookahead.engines.torch.engine import TorchEngine
 from ipex_lookahead.engines.torch.fitness import refuse_unfit
@@ -97,6 +98,7 @@ def _load_known(checkpoint: Checkpoint, request: LoadRequest, device: torch.devi
     dtype = compute_dtype(request.dtype, label, device, checkpoint.config.get("dtype", ""))
     if request.ipex:
         check_ipex(label, dtype, device)
+    rounded_from = warn_of_requantizing(checkpoint, plan, kept=() if spec.tied else (spec.embedding,))
     config = transformers_config(checkpoint.config)
     with sentences(checkpoint.path, config.model_type):
         model = _skeleton(config)
@@ -106,8 +108,11 @@ def _load_known(checkpoint: Checkpoint, request: LoadRequest, device: torch.devi
     )
     _finish(model, report, device, checkpoint.path)
     _set_rope(model, spec, checkpoint.config)
+    engine = _engine(model, request, device, label, backends, report)
+    if rounded_from is not None:
+        engine.facts["requantized_from"] = rounded_from
     return LoadedModel(
-        _engine(model, request, device, label, backends, report),
+        engine,
         config,
         label,
         dict(checkpoint.config),
