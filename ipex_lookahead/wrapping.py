@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 from ipex_lookahead.engines.ipex_llm.engine import IpexLlmEngine, is_ipex_llm_model
@@ -37,12 +38,11 @@ def wrap(
     """
     if isinstance(hf_model, LookaheadModelForCausalLM):
         return hf_model
+    options: dict[str, Any] = {"deterministic": deterministic, "threads": threads, "max_context": max_context}
     label = low_bit_of(hf_model)
     kind = IpexLlmEngine if is_ipex_llm_model(hf_model) else TorchEngine
     facts = {"chosen": f"{kind.name}: it was given a loaded model"}
-    engine = kind(
-        hf_model, deterministic=deterministic, low_bit=label, threads=threads, max_context=max_context, facts=facts
-    )
+    engine = kind(hf_model, low_bit=label, facts=facts, **options)
     return LookaheadModelForCausalLM(
         hf_model.config,
         engine,
@@ -50,6 +50,7 @@ def wrap(
         low_bit=engine.low_bit,
         tokenizer=tokenizer,
         source=getattr(hf_model, "name_or_path", None) or None,
+        origin=partial(wrap, hf_model, tokenizer, **options),
     )
 
 

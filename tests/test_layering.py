@@ -25,6 +25,7 @@ LEVELS = {
     "drafting": 6,
     "decoding": 7,
     "generation": 8,
+    "modeling": 8,
     "model": 9,
     "auto": 10,
     "wrapping": 10,
