@@ -34,7 +34,9 @@ REFUSED: dict[str, str] = {
         ),
         _BATCHES,
     ),
-    **dict.fromkeys(("from_pretrained", "load_state_dict", "init_weights", "initialize_weights", "to_empty"), _LOADING),
+    **dict.fromkeys(
+        ("from_pretrained", "init_weights", "initialize_weights", "load_state_dict", "post_init", "to_empty"), _LOADING
+    ),
     **dict.fromkeys(("save_pretrained", "dequantize", "get_extra_state", "set_extra_state"), _SAVING),
     **dict.fromkeys(("push_to_hub", "register_for_auto_class"), _HUB),
     **dict.fromkeys(
