@@ -29,7 +29,7 @@ HARMLESS = {
     "there are no modules inside and no buffers": """
         add_memory_hooks add_module apply base_model buffers children get_buffer get_submodule modules named_buffers
         named_children named_modules named_non_persistent_buffers register_buffer register_module register_parameter
-        reset_memory_hooks_state retrieve_modules_from_names""",
+        reset_memory_hooks_state retrieve_modules_from_names smart_apply""",
     "off, and stays off": """
         activation_checkpointing_disable disable_input_require_grads ep_plan fsdp_plan fsdp_size
         gradient_checkpointing_disable is_activation_checkpointing is_distributed_loading_by_transformers
@@ -37,7 +37,7 @@ HARMLESS = {
     "transformers' own steps when a class of its own is made or loaded": """
         adjust_generation_fn get_correct_attn_implementation get_correct_experts_implementation
         get_expanded_tied_weights_keys get_experts_implementation get_init_context init_parallel_plans
-        is_backend_compatible mark_tied_weights_as_initialized post_init""",
+        is_backend_compatible mark_tied_weights_as_initialized""",
     "functions of their arguments": """
         create_extended_attention_mask_for_decoder estimate_tokens floating_point_ops get_extended_attention_mask
         get_head_mask invert_attention_mask warn_if_padding_and_no_attention_mask""",
@@ -81,6 +81,7 @@ def test_refused_names_say_what_to_use(model: Any, name: str) -> None:
         getattr(model, name)("some", argument=1)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers on its own former names
 def test_harmless_names_change_nothing(folder: Path) -> None:
     model = load(folder)
     before = model(IDS).logits
@@ -108,9 +109,8 @@ def test_hooks_of_a_forward_are_called(folder: Path) -> None:
 def test_transition_scores_are_those_of_the_tokens(model: Any) -> None:
     out = model.generate(IDS, max_new_tokens=5, eos_token_id=None, return_dict_in_generate=True, output_scores=True)
     found = model.compute_transition_scores(out.sequences, out.scores)
-    assert torch.equal(
-        found, torch.stack([score[0, token] for score, token in zip(out.scores, out.sequences[0, 6:])])[None]
-    )
+    chosen = zip(out.scores, out.sequences[0, 6:].tolist(), strict=True)
+    assert found.tolist() == [[float(score[0, token]) for score, token in chosen]]
 
 
 # ---- weights ----
@@ -183,9 +183,7 @@ def test_rare_devices_are_refused_as_any_other(model: Any, place: str) -> None:
         getattr(model, place)()
 
 
-@pytest.mark.parametrize(
-    "device_map", [None, "auto", "cpu", {"": "cpu"}, torch.device("cpu"), {"": torch.device("cpu")}]
-)
+@pytest.mark.parametrize("device_map", [None, "auto", "cpu", {"": "cpu"}, torch.device("cpu")])
 @pytest.mark.parametrize("engine", ["native", "torch"])
 def test_a_device_map_of_the_cpu(folder: Path, device_map: Any, engine: str) -> None:
     model = load(folder, engine=engine, device_map=device_map)
@@ -209,8 +207,11 @@ def test_other_device_maps_mean_the_device_or_are_refused(folder: Path, kwargs: 
 
 def test_a_device_map_chooses_the_engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(
-        "ipex_lookahead.engines.torch.load.check_device", lambda d: asked.append(d) or torch.device("cpu")
-    )
+
+    def check_device(device: Any) -> torch.device:
+        asked.append(device)
+        return torch.device("cpu")
+
+    monkeypatch.setattr("ipex_lookahead.engines.torch.load.check_device", check_device)
     assert load(folder, device_map="cuda:1").engine.name == "torch"
     assert asked == ["cuda:1"]
