@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.self_speculation import low_bit_copy
 from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.base import Engine
+from ipex_lookahead.engines.loaded import engine_of
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.generate import LookaheadGenerateOutput, generate
 from ipex_lookahead.generation.second_model import check_vocabulary, second_model_lookahead
@@ -94,8 +96,8 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         self._checkpoint_config = checkpoint_config
         self._origin = origin
         self._self_draft: Engine | None = None
-        self._draft_model: LookaheadModelForCausalLM | None = None
         self._draft_engine: Engine | None = None
+        self._beside = _Beside()
         self._draft_models: WeakSet[Any] = WeakSet()  # those whose vocabulary has been compared
         self.eval()
 
@@ -129,7 +131,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         See :func:`ipex_lookahead.generation.generate.generate` for what each argument means and which errors it may
         raise, and :func:`ipex_lookahead.generation.second_model.second_model_lookahead` for ``max_step_draft``,
         ``th_stop_draft`` and ``auto_th_stop_draft``. ``draft_model`` is a smaller model of the same vocabulary that
-        drafts; ``assistant_model`` is transformers' name for it.
+        drafts, of this package or of transformers; ``assistant_model`` is transformers' name for it.
         """
         lookahead, draft_engine = self._second_model(
             lookahead,
@@ -172,9 +174,10 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
 
         None ends it. Raises InputError where it has another vocabulary.
         """
+        draft_model = self._wrapped(draft_model)
         if draft_model is not None:
             self._check_draft_model(draft_model)
-        self._draft_model = draft_model
+        self._beside.used = draft_model
         self._draft_engine = None if draft_model is None else draft_model.engine
 
     def _check_draft_model(self, draft_model: Any) -> None:
@@ -182,13 +185,22 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
             check_vocabulary(self, draft_model)
             self._draft_models.add(draft_model)
 
+    def _wrapped(self, draft_model: Any) -> Any:
+        """A model of transformers' as one of ours. The last one is kept, since an engine begins with trying its model."""
+        if not isinstance(draft_model, PreTrainedModel) or isinstance(draft_model, LookaheadModelForCausalLM):
+            return draft_model
+        if self._beside.wrapped is None or self._beside.wrapped.engine.model is not draft_model:
+            engine = engine_of(draft_model)
+            self._beside.wrapped = LookaheadModelForCausalLM(draft_model.config, engine, low_bit=engine.low_bit)
+        return self._beside.wrapped
+
     def _second_model(
         self, lookahead: Any, draft_model: Any, assistant_model: Any, **options: Any
     ) -> tuple[Any, Engine | None]:
         """What ``lookahead`` means beside a second model, and the second model's engine where there is one."""
         if draft_model is not None and assistant_model is not None and draft_model is not assistant_model:
             raise InputError("both draft_model and assistant_model are given; they mean the same: give one of them")
-        draft_model = assistant_model if draft_model is None else draft_model
+        draft_model = self._wrapped(assistant_model if draft_model is None else draft_model)
         strategy, engine = None, self._draft_engine
         if draft_model is not None:
             self._check_draft_model(draft_model)
@@ -284,6 +296,19 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
     def extra_repr(self) -> str:
         """Engine and format."""
         return f"engine={self.engine.name}, low_bit={self.low_bit}, vocab_size={self.engine.vocab_size}"
+
+
+@dataclass(slots=True)
+class _Beside:
+    """Other models that this one holds, where torch does not take them for parts of it.
+
+    Attributes:
+        used: what ``use_draft_model`` was given.
+        wrapped: the last model of transformers' that drafted, as one of ours.
+    """
+
+    used: Any = None
+    wrapped: Any = None
 
 
 def _own_config(config: Any, source: Any) -> Any:
