@@ -24,7 +24,9 @@ from ipex_lookahead.engines.base import Engine
 from ipex_lookahead.engines.loaded import engine_of
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.generate import LookaheadGenerateOutput, generate
-from ipex_lookahead.generation.second_model import check_vocabulary, second_model_lookahead
+from ipex_lookahead.generation.lookahead import second_model_lookahead
+from ipex_lookahead.generation.options import asked_lookup
+from ipex_lookahead.generation.second_model import check_vocabulary
 from ipex_lookahead.modeling.cache import LookaheadCache
 from ipex_lookahead.modeling.copying import Copying
 from ipex_lookahead.modeling.forward import logits_after, past_of
@@ -129,10 +131,12 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         """Generate as transformers does, with lookahead and a seed beside.
 
         See :func:`ipex_lookahead.generation.generate.generate` for what each argument means and which errors it may
-        raise, and :func:`ipex_lookahead.generation.second_model.second_model_lookahead` for ``max_step_draft``,
+        raise, and :func:`ipex_lookahead.generation.lookahead.second_model_lookahead` for ``max_step_draft``,
         ``th_stop_draft`` and ``auto_th_stop_draft``. ``draft_model`` is a smaller model of the same vocabulary that
         drafts, of this package or of transformers; ``assistant_model`` is transformers' name for it.
         """
+        if lookahead is None:
+            lookahead = asked_lookup(kwargs, generation_config, self.generation_config)
         lookahead, draft_engine = self._second_model(
             lookahead,
             draft_model,
@@ -186,7 +190,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
             self._draft_models.add(draft_model)
 
     def _wrapped(self, draft_model: Any) -> Any:
-        """A model of transformers' as one of ours. The last one is kept, since an engine begins with trying its model."""
+        """A model of transformers' as one of ours. The last one is kept, since an engine first tries what it is."""
         if not isinstance(draft_model, PreTrainedModel) or isinstance(draft_model, LookaheadModelForCausalLM):
             return draft_model
         if self._beside.wrapped is None or self._beside.wrapped.engine.model is not draft_model:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from ipex_lookahead.decoding.loop import PREFILL_ROWS
-from ipex_lookahead.engines.base import Batch, Cache, Engine
+from ipex_lookahead.engines.base import Engine
+from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.errors import ContextLengthError, InputError
 from ipex_lookahead.modeling.cache import LookaheadCache
-
-Ids = npt.NDArray[np.int32]
 
 
 def logits_after(
@@ -61,65 +57,21 @@ def logits_after(
         for row in range(len(chains))
     ]
     lengths = [cache.length for cache in past.rows]
+    rows = [row for row, chain in enumerate(chains) if len(chain)]  # the others have nothing but padding here
+    fed = [(past.rows[row], chains[row].astype(np.int32)) for row in rows]
     try:
-        wanted = [sorted(found) for found in places]
-        for row, place, answer in read(engine, past.rows, [chain.astype(np.int32) for chain in chains], wanted):
-            logits[row, places[row][place]] = torch.from_numpy(answer)
+        for pieces, output in prefill(engine, fed, asked=[sorted(places[row]) for row in rows], logits=True):
+            for piece in pieces:
+                row = rows[piece.chain]
+                for place, answer in zip(piece.asked, piece.answers, strict=True):
+                    assert output.logits is not None
+                    logits[row, places[row][place]] = torch.from_numpy(output.logits[answer])
     except BaseException:
         for cache, length in zip(past.rows, lengths, strict=True):
             cache.crop(length)
         raise
     past.mask = mask
     return logits
-
-
-def read(
-    engine: Engine, caches: Sequence[Cache], chains: Sequence[Ids], wanted: Sequence[Sequence[int]]
-) -> Iterator[tuple[int, int, npt.NDArray[np.float32]]]:
-    """Read a chain of tokens into each cache, several to a forward where they fit.
-
-    Args:
-        engine: whose caches they are.
-        caches: one a chain.
-        chains: int32 [n] each; n may be 0.
-        wanted: for each chain the places, ascending, whose logits are asked for.
-
-    Yields:
-        (number of the chain, place in it, float32 [vocab_size]).
-    """
-    done = [0] * len(chains)
-    while waiting := [row for row, chain in enumerate(chains) if done[row] < len(chain)]:
-        pieces: list[tuple[int, int, int]] = []
-        rows: list[int] = []
-        asked: list[tuple[int, int]] = []
-        used = 0
-        for row in waiting:
-            start = done[row]
-            count = min(PREFILL_ROWS - used, len(chains[row]) - start)
-            here = [place for place in wanted[row] if start <= place < start + count]
-            pieces.append((row, start, count))
-            rows += [used + place - start for place in here]
-            asked += [(row, place) for place in here]
-            used += count
-            if used == PREFILL_ROWS:
-                break
-        output = engine.forward(
-            Batch(
-                [caches[row] for row, _, _ in pieces],
-                [count for _, _, count in pieces],
-                np.concatenate([chains[row][start : start + count] for row, start, count in pieces]),
-                np.concatenate([np.arange(-1, count - 1, dtype=np.int32) for _, _, count in pieces]),
-                np.array(rows, np.int32),
-                logits=True,
-            )
-        )
-        for row, _, count in pieces:
-            caches[row].keep(list(range(count)))
-            done[row] += count
-        if asked:
-            assert output.logits is not None
-            for (row, place), answer in zip(asked, output.logits, strict=True):
-                yield row, place, answer
 
 
 def past_of(engine: Engine, past: Any, rows: int) -> LookaheadCache:

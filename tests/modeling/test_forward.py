@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import DynamicCache, LlamaForCausalLM
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 from ipex_lookahead import AutoModelForCausalLM, ContextLengthError, InputError
+from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.modeling.cache import LookaheadCache
 from tests.support.tiny import write_tiny_llama
 
@@ -185,7 +187,8 @@ def test_a_forward_that_fails_half_way_leaves_the_cache_as_it_was(model: Any, mo
             raise KeyboardInterrupt
         return forward(batch)
 
-    monkeypatch.setattr("ipex_lookahead.modeling.forward.PREFILL_ROWS", 3)
+    in_threes = partial(prefill, rows=3)
+    monkeypatch.setattr("ipex_lookahead.modeling.forward.prefill", in_threes)
     monkeypatch.setattr(model.engine, "forward", fails)
     with pytest.raises(KeyboardInterrupt):
         model(TEXT[:, 5:], past_key_values=past)
