@@ -26,10 +26,10 @@ from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.generate import LookaheadGenerateOutput, generate
 from ipex_lookahead.generation.lookahead import second_model_lookahead
 from ipex_lookahead.generation.options import asked_lookup
+from ipex_lookahead.generation.past import LookaheadCache, past_of
 from ipex_lookahead.generation.second_model import check_vocabulary
-from ipex_lookahead.modeling.cache import LookaheadCache
 from ipex_lookahead.modeling.copying import Copying
-from ipex_lookahead.modeling.forward import logits_after, past_of
+from ipex_lookahead.modeling.forward import logits_after
 from ipex_lookahead.modeling.placement import Placement
 from ipex_lookahead.modeling.refused import REFUSED, refuse
 from ipex_lookahead.modeling.statistics import IpexLlmStatistics
@@ -260,7 +260,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
 
         Returns:
             ``logits`` float32 [batch, kept, vocab_size]; ``loss`` where labels were given; ``past_key_values``, a
-            :class:`~ipex_lookahead.modeling.cache.LookaheadCache`, or None.
+            :class:`~ipex_lookahead.generation.past.LookaheadCache`, or None.
 
         Raises:
             InputError: ids, mask or another argument outside what is allowed.

@@ -37,7 +37,7 @@ LEVELS = {
 }
 """Room -> level; ``""`` is the package itself. A file imports from its own room and from lower levels."""
 
-SAME_LEVEL = {("checkpoints", "tokenization"), ("transformers", "")}
+SAME_LEVEL = {("checkpoints", "tokenization"), ("modeling", "generation"), ("transformers", "")}
 """Neighbours on one level that may look at each other, in this direction only."""
 
 ONLY_IN = {

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ipex_lookahead.engines.base import Engine
 from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.errors import ContextLengthError, InputError
-from ipex_lookahead.modeling.cache import LookaheadCache
+from ipex_lookahead.generation.past import LookaheadCache, check_positions
 
 
 def logits_after(
@@ -43,7 +42,7 @@ def logits_after(
     mask = _whole_mask(past, input_ids, attention_mask)
     if mask.sum(1).max() > engine.max_context:
         raise ContextLengthError(f"input_ids make {mask.shape[1]} positions; the model holds {engine.max_context}")
-    _check_positions(mask, before, position_ids, cache_position)
+    check_positions(mask, before, position_ids, cache_position)
     new = mask[:, before:]
     chains = [row[real].numpy().astype(np.int64) for row, real in zip(input_ids.cpu(), new, strict=True)]
     for chain in chains:
@@ -70,27 +69,8 @@ def logits_after(
         for cache, length in zip(past.rows, lengths, strict=True):
             cache.crop(length)
         raise
-    past.mask = mask
+    past.ids, past.mask = torch.cat([past.ids, input_ids.cpu().to(torch.int64)], 1), mask
     return logits
-
-
-def past_of(engine: Engine, past: Any, rows: int) -> LookaheadCache:
-    """The caller's cache, checked, or an empty one."""
-    if past is None:
-        return LookaheadCache(engine, rows)
-    if not isinstance(past, LookaheadCache):
-        raise InputError(
-            f"past_key_values is a {type(past).__name__}; leave it out of the first call, and pass on the"
-            " past_key_values of its output"
-        )
-    if past.engine is not engine:
-        raise InputError("past_key_values come from another model; pass on those of this model's output")
-    if past.batch_size != rows:
-        raise InputError(
-            f"past_key_values hold {past.batch_size} rows and input_ids {rows}; they must be equal"
-            " (batch_select_indices and batch_repeat_interleave change the cache's)"
-        )
-    return past
 
 
 def _whole_mask(past: LookaheadCache, input_ids: torch.Tensor, attention_mask: Any) -> torch.Tensor:
@@ -118,26 +98,3 @@ def _whole_mask(past: LookaheadCache, input_ids: torch.Tensor, attention_mask: A
                 f"row {number} of attention_mask must be one run of ones, with zeros before or after it only"
             )
     return mask
-
-
-def _check_positions(mask: torch.Tensor, before: int, position_ids: Any, cache_position: Any) -> None:
-    """Raise InputError for positions that do not follow from the mask: the engine counts them itself."""
-    new = mask[:, before:]
-    if position_ids is not None:
-        given = position_ids.cpu()
-        expected = (mask.cumsum(1) - 1)[:, before:]
-        if given.dim() != 2 or given.shape[1] != new.shape[1] or given.shape[0] not in (1, len(new)):
-            raise InputError(f"position_ids has shape {tuple(given.shape)}; it must be {tuple(new.shape)}")
-        given = given.expand_as(expected)
-        if not torch.equal(given[new], expected[new]):
-            row = int((given != expected).logical_and(new).any(1).to(torch.int8).argmax())
-            raise InputError(
-                f"position_ids of row {row} are {given[row].tolist()}; a token's position is the number of tokens"
-                f" before it, here {expected[row].tolist()}: leave position_ids out, and give attention_mask where"
-                " there is padding"
-            )
-    if cache_position is not None and cache_position.tolist() != list(range(before, mask.shape[1])):
-        raise InputError(
-            f"cache_position is {cache_position.tolist()}; columns follow those in past_key_values, {before} to"
-            f" {mask.shape[1] - 1}: leave it out"
-        )

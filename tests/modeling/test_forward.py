@@ -15,7 +15,7 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 
 from ipex_lookahead import AutoModelForCausalLM, ContextLengthError, InputError
 from ipex_lookahead.engines.prefill import prefill
-from ipex_lookahead.modeling.cache import LookaheadCache
+from ipex_lookahead.generation.past import LookaheadCache
 from tests.support.tiny import write_tiny_llama
 
 TEXT = torch.tensor([[5, 9, 33, 2, 17, 60, 41, 8, 8, 70, 3, 26]])
