@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
@@ -94,6 +96,7 @@ class AutoModelForCausalLM:
         low_bit = wanted_format(load_in_low_bit, load_in_4bit=load_in_4bit, load_in_8bit=load_in_8bit)
         if engine != "auto" and engine not in ENGINES:
             raise InputError(f"engine is {engine!r}; it must be 'auto' or one of {', '.join(ENGINES)}")
+        device = _placed(device, others.get("device_map"))
         path = resolve_model(str(pretrained_model_name_or_path), progress=progress, options=shared.hub)
         check_config(shared.config, path)
         with progress_bar(progress) as report:
@@ -114,11 +117,6 @@ class AutoModelForCausalLM:
                 progress=report,
             )
             name, reason = _choose(engine, request)
-            if name != "native" and others.get("device_map") not in (None, "cpu"):
-                raise InputError(
-                    f"device_map={others['device_map']!r} is not for engine={name!r}, which runs a model on one"
-                    " device; pass device='cpu', 'xpu' or 'cuda', or load the model with transformers and wrap() it"
-                )
             if speculative and name != "native":
                 raise InputError(
                     f"speculative=True needs the native engine's copy of the weights, and this is engine={name!r}"
@@ -126,9 +124,7 @@ class AutoModelForCausalLM:
                 )
             if engine == "auto":  # what is slower than people may expect is said without being asked for
                 log.log(logging.INFO if name == "native" else logging.WARNING, "engine: %s, since %s", name, reason)
-            loaded: LoadedModel = import_module(ENGINES[name]).load(request)
-        loaded.engine.facts["chosen"] = f"{name}: {reason}"
-        return _model(loaded, path, speculative)
+            return _loaded(request, name, reason, speculative)
 
     @classmethod
     def from_gguf(cls, fpath: str | PathLike[str], **kwargs: Any) -> tuple[LookaheadModelForCausalLM, Any]:
@@ -174,9 +170,13 @@ def load_model_and_tokenizer(
     return model, model.tokenizer
 
 
-def _model(loaded: LoadedModel, source: Path, speculative: bool) -> LookaheadModelForCausalLM:
+def _loaded(request: LoadRequest, name: str, reason: str, speculative: bool) -> LookaheadModelForCausalLM:
+    """The model on the engine of that name. A pickle of it holds these arguments, and calls this again."""
     from ipex_lookahead.model import LookaheadModelForCausalLM
 
+    loaded: LoadedModel = import_module(ENGINES[name]).load(request)
+    loaded.engine.facts["chosen"] = f"{name}: {reason}"
+    again = dataclasses.replace(request, path=request.path.absolute(), progress=None)
     return LookaheadModelForCausalLM(
         loaded.config,
         loaded.engine,
@@ -185,8 +185,25 @@ def _model(loaded: LoadedModel, source: Path, speculative: bool) -> LookaheadMod
         tokenizer=loaded.tokenizer,
         checkpoint_config=loaded.checkpoint_config,
         speculative=speculative,
-        source=source,
+        source=request.path,
+        origin=partial(_loaded, again, name, reason, speculative),
     )
+
+
+def _placed(device: Any, device_map: Any) -> Any:
+    """``device``, or the one that transformers' ``device_map`` names. Raises InputError for a map of several."""
+    whole = device_map[""] if isinstance(device_map, dict) and list(device_map) == [""] else device_map
+    if whole is None or (whole == "auto" and device is None):
+        return device
+    named = f"cuda:{whole}" if isinstance(whole, int) else str(whole)
+    if isinstance(whole, dict) or named.split(":")[0] not in ("auto", "cpu", "cuda", "xpu"):
+        raise InputError(
+            f"device_map={device_map!r} is not supported: an engine runs a model on one device; pass device='cpu',"
+            " 'xpu' or 'cuda', or load the model with transformers and wrap() it"
+        )
+    if named != "auto" and device is not None and str(device) != named:
+        raise InputError(f"device={str(device)!r} and device_map={device_map!r} name two devices; pass one of them")
+    return named if device is None else device
 
 
 def _choose(engine: str, request: LoadRequest) -> tuple[str, str]:

@@ -27,6 +27,7 @@ LEVELS = {
     "drafting": 6,
     "decoding": 7,
     "generation": 8,
+    "modeling": 8,
     "arguments": 9,
     "model": 9,
     "auto": 10,
@@ -43,7 +44,12 @@ LEVELS = {
 }
 """Room -> level; ``""`` is the package itself. A file imports from its own room and from lower levels."""
 
-SAME_LEVEL = {("checkpoints", "tokenization"), ("hub", "safe_json"), ("transformers", "")}
+SAME_LEVEL = {
+    ("checkpoints", "tokenization"),
+    ("hub", "safe_json"),
+    ("modeling", "generation"),
+    ("transformers", ""),
+}
 """Neighbours on one level that may look at each other, in this direction only."""
 
 ONLY_IN = {
@@ -54,7 +60,20 @@ ONLY_IN = {
 """Package -> the files or folders of ours that may import it."""
 
 NEVER = ("pickle", "argparse", "dill", "marshal", "shelve")
-QUICK = ("errors.py", "config.py", "formats/", "checkpoints/base.py", "drafting/")
+QUICK = (
+    "errors.py",
+    "config.py",
+    "formats/",
+    "checkpoints/base.py",
+    "engines/base.py",
+    "engines/prefill.py",
+    "drafting/",
+    "decoding/",
+    "generation/checks.py",
+    "generation/lookahead.py",
+    "generation/run.py",
+    "generation/second_model.py",
+)
 """Files that may not import torch or transformers when they are imported."""
 
 

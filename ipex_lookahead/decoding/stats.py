@@ -18,6 +18,7 @@ class GenerationStats:
 
     Attributes:
         prompt_tokens: prompt tokens of all sequences.
+        cached_tokens: those of them that ``past_key_values`` held, so that they were not read again.
         tokens: tokens emitted, all sequences.
         steps: target forwards after prefill.
         sequence_steps: steps summed over the sequences that took part in each.
@@ -27,7 +28,8 @@ class GenerationStats:
         decode_seconds: from the first emitted token to the last.
         proposer_seconds, engine_seconds, sampler_seconds: parts of decode_seconds; what is left over is the loop's own.
         finish_reasons: for each sequence "stop" (an end token, stop string or criterion), "length" (as asked for),
-            "context" (the model can hold no more) or "abandoned" (an exception ended the generation).
+            "context" (the model can hold no more), "cancelled" or "abandoned" (an exception ended the generation).
+        seed: of the sampling, whether it was given or drawn; None for greedy decoding.
         per_step: for each step (drafted, accepted, proposer seconds, engine seconds).
         strategy: the name under which drafts without sources of their own are counted.
         drafted_by_source, accepted_by_source: draft tokens by the name of what put them forward.
@@ -37,6 +39,7 @@ class GenerationStats:
     """
 
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     tokens: int = 0
     steps: int = 0
     sequence_steps: int = 0
@@ -50,6 +53,7 @@ class GenerationStats:
     sampler_seconds: float = 0.0
     sequences: int = 1
     finish_reasons: list[str] = field(default_factory=list)
+    seed: int | None = None
     per_step: list[tuple[int, int, float, float]] = field(default_factory=list)
     strategy: str = ""
     drafted_by_source: Counter[str] = field(default_factory=Counter)
@@ -107,8 +111,8 @@ class GenerationStats:
 
     @property
     def prefill_tok_s(self) -> float:
-        """Prompt tokens a second."""
-        return self.prompt_tokens / self.prefill_seconds if self.prefill_seconds > 0 else 0.0
+        """Prompt tokens read a second."""
+        return (self.prompt_tokens - self.cached_tokens) / self.prefill_seconds if self.prefill_seconds > 0 else 0.0
 
     @property
     def mean_acceptance_length(self) -> float:
