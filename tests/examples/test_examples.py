@@ -77,6 +77,7 @@ def test_errors_are_printed_as_the_command_prints_them():
         "pipeline.py": ["--model"],
         "lookahead.py": ["--repo-id-or-model-path"],
         "migrate_from_ipex_llm.py": ["--repo-id-or-model-path"],
+        "optimize_model.py": ["--model"],
         "save_and_load_low_bit.py": ["--out", "never-made", "--model"],
     }
     assert set(options) == {file.name for file in EXAMPLES.glob("*.py")}
@@ -143,6 +144,13 @@ def test_migrate_names_what_ipex_llm_needs(model):
     assert done.returncode == 1
     assert "pip install ipex-llm==2.2.0" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_optimize_model(model):
+    done = run("optimize_model.py", "--model", model)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"weights: [\d,]+ bytes before, [\d,]+ in sym_int4", done.stdout)
+    assert "generate: yes" in done.stdout
 
 
 def test_every_example_is_short_and_run_here():
