@@ -83,6 +83,8 @@ def test_a_saved_model_computes_the_same(family, tmp_path):
     assert again is fresh
     assert packed(again) == packed(model)
     assert torch.equal(logits(again), logits(model))
+    ours = AutoModelForCausalLM.load_low_bit(tmp_path / "saved", engine="torch", progress=False)
+    assert torch.equal(ours(IDS).logits, logits(model))
     again.save_low_bit(tmp_path / "twice")
     names = ("model.safetensors", "config.json")
     assert all((tmp_path / "twice" / n).read_bytes() == (tmp_path / "saved" / n).read_bytes() for n in names)
