@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ipex_lookahead.absent import refuse_name
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.errors import (
     ContextLengthError,
@@ -20,6 +21,7 @@ from ipex_lookahead.lookahead_decoding import LookaheadDecoding
 
 if TYPE_CHECKING:
     from ipex_lookahead.auto import AutoModelForCausalLM
+    from ipex_lookahead.optimize import optimize_model
     from ipex_lookahead.wrapping import wrap
 
 __version__ = "0.1.0"
@@ -38,6 +40,7 @@ __all__ = [
     "SaveError",
     "UnsupportedModelError",
     "__version__",
+    "optimize_model",
     "wrap",
 ]
 
@@ -48,8 +51,17 @@ def __getattr__(name: str) -> Any:
         from ipex_lookahead.auto import AutoModelForCausalLM
 
         return AutoModelForCausalLM
+    if name == "optimize_model":
+        from ipex_lookahead.optimize import optimize_model
+
+        return optimize_model
     if name == "wrap":
         from ipex_lookahead.wrapping import wrap
 
         return wrap
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    refuse_name(__name__, name)
+
+
+def __dir__() -> list[str]:
+    """The public names, those that are imported late included."""
+    return sorted(__all__)

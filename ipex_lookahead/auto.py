@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.architectures import model_types
+from ipex_lookahead.arguments import check_config, own_arguments, shared_arguments, wanted_format
 from ipex_lookahead.checkpoints import family_of
 from ipex_lookahead.drafting.self_speculation import check_gains
 from ipex_lookahead.engines import ENGINES
@@ -25,21 +28,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ipex_lookahead")
 
-IGNORED = (
-    "trust_remote_code",
-    "use_cache",
-    "optimize_model",
-    "torch_dtype",
-    "dtype",
-    "low_cpu_mem_usage",
-    "cpu_embedding",
-    "device_map",
-    "attn_implementation",
-    "use_safetensors",
-)
-"""Arguments of transformers and ipex-llm that are accepted and change nothing on the native engine; remote code is
-never run. Other engines take ``dtype`` (``torch_dtype``) and refuse ``device_map``."""
-
 
 class AutoModelForCausalLM:
     """Loads causal language models, with the names that ipex-llm's users know."""
@@ -51,6 +39,7 @@ class AutoModelForCausalLM:
         *,
         load_in_low_bit: str | None = None,
         load_in_4bit: bool = False,
+        load_in_8bit: bool = False,
         group_size: int = 32,
         mixed_precision: bool = False,
         modules_to_not_convert: list[str] | None = None,
@@ -62,7 +51,7 @@ class AutoModelForCausalLM:
         kv_cache: str = "fp16",
         speculative: bool = False,
         progress: bool = True,
-        **ignored: Any,
+        **others: Any,
     ) -> LookaheadModelForCausalLM:
         """Load a checkpoint: a folder, a GGUF file, a hub id, or ``"default"`` for the embedded model.
 
@@ -70,7 +59,8 @@ class AutoModelForCausalLM:
             pretrained_model_name_or_path: where the checkpoint is.
             load_in_low_bit: a key of ``FORMATS`` such as ``sym_int4``, for engine="ipex-llm" one of ipex-llm's; None
                 keeps every tensor as it is in the file.
-            load_in_4bit: ipex-llm's synonym of ``load_in_low_bit="sym_int4"``.
+            load_in_4bit: a synonym of ``load_in_low_bit="sym_int4"``.
+            load_in_8bit: a synonym of ``load_in_low_bit="sym_int8"``.
             group_size: inputs that share a scale, 32 or 64 (ipex-llm's).
             mixed_precision: the lm_head in sym_int8.
             modules_to_not_convert: parts of module names whose weights stay as they are in the file.
@@ -87,7 +77,10 @@ class AutoModelForCausalLM:
             speculative: ipex-llm's: ``generate`` drafts with a four-bit copy of the model, made when first needed; for
                 sym_int8, bf16 and fp16. The text never changes.
             progress: show a progress bar while weights are quantised and packed.
-            **ignored: arguments of transformers and ipex-llm that change nothing here (see ``IGNORED``).
+            **others: the hub's arguments (``revision``, ``cache_dir``, ``token``, ``local_files_only``,
+                ``force_download``, ``subfolder``), which are honoured; ``config``, which must say what the checkpoint's
+                says; ``dtype`` (``torch_dtype``) and ``device_map``, for engines other than native; and those of
+                transformers and ipex-llm that change nothing or must be at their default (``arguments.py``).
 
         Raises:
             InputError: no such checkpoint, or an argument outside what is allowed.
@@ -97,22 +90,16 @@ class AutoModelForCausalLM:
             EngineError: the engine cannot run on this machine.
             DownloadError: the model could not be fetched.
         """
-        if unknown := sorted(set(ignored) - set(IGNORED)):
-            accepted = ", ".join(IGNORED)
-            raise InputError(
-                f"from_pretrained does not know {unknown[0]!r}; besides its own arguments it accepts {accepted}"
-            )
-        if ignored.get("trust_remote_code"):
+        shared = shared_arguments("from_pretrained", others, own_arguments(cls.from_pretrained))
+        if others.get("trust_remote_code"):
             log.info("trust_remote_code is ignored: this package never runs code from a checkpoint")
-        if load_in_4bit and load_in_low_bit not in (None, "sym_int4"):
-            raise InputError(
-                f"load_in_4bit means sym_int4, but load_in_low_bit is {load_in_low_bit!r}; pass one of them"
-            )
-        low_bit = "sym_int4" if load_in_4bit else load_in_low_bit
+        low_bit = wanted_format(load_in_low_bit, load_in_4bit=load_in_4bit, load_in_8bit=load_in_8bit)
         if engine != "auto" and engine not in ENGINES:
             raise InputError(f"engine is {engine!r}; it must be 'auto' or one of {', '.join(ENGINES)}")
-        path = resolve_model(str(pretrained_model_name_or_path), progress=progress)
-        with _progress(progress) as report:
+        device = _placed(device, others.get("device_map"))
+        path = resolve_model(str(pretrained_model_name_or_path), progress=progress, options=shared.hub)
+        check_config(shared.config, path)
+        with progress_bar(progress) as report:
             request = LoadRequest(
                 path,
                 low_bit=low_bit if low_bit is None or engine == "ipex-llm" else check_low_bit(low_bit),
@@ -120,21 +107,16 @@ class AutoModelForCausalLM:
                 mixed_precision=mixed_precision,
                 not_converted=not_converted(modules_to_not_convert),
                 device=device,
-                dtype=ignored.get("dtype", ignored.get("torch_dtype")),
+                dtype=shared.dtype,
                 deterministic=deterministic,
                 threads=threads,
                 kv_cache=kv_cache,
                 check_label=check_gains if speculative else None,
-                others=ignored,
+                others=shared.others,
                 ipex=ipex,
                 progress=report,
             )
             name, reason = _choose(engine, request)
-            if name != "native" and ignored.get("device_map") not in (None, "cpu"):
-                raise InputError(
-                    f"device_map={ignored['device_map']!r} is not for engine={name!r}, which runs a model on one"
-                    " device; pass device='cpu', 'xpu' or 'cuda', or load the model with transformers and wrap() it"
-                )
             if speculative and name != "native":
                 raise InputError(
                     f"speculative=True needs the native engine's copy of the weights, and this is engine={name!r}"
@@ -142,9 +124,7 @@ class AutoModelForCausalLM:
                 )
             if engine == "auto":  # what is slower than people may expect is said without being asked for
                 log.log(logging.INFO if name == "native" else logging.WARNING, "engine: %s, since %s", name, reason)
-            loaded: LoadedModel = import_module(ENGINES[name]).load(request)
-        loaded.engine.facts["chosen"] = f"{name}: {reason}"
-        return _model(loaded, path, speculative)
+            return _loaded(request, name, reason, speculative)
 
     @classmethod
     def from_gguf(cls, fpath: str | PathLike[str], **kwargs: Any) -> tuple[LookaheadModelForCausalLM, Any]:
@@ -155,9 +135,11 @@ class AutoModelForCausalLM:
         return model, model.tokenizer
 
     @classmethod
-    def load_low_bit(cls, path: str | PathLike[str], **kwargs: Any) -> LookaheadModelForCausalLM:
+    def load_low_bit(
+        cls, pretrained_model_name_or_path: str | PathLike[str], **kwargs: Any
+    ) -> LookaheadModelForCausalLM:
         """A folder written by ``model.save_low_bit``: nothing is quantised again."""
-        folder = Path(path).expanduser()
+        folder = Path(pretrained_model_name_or_path).expanduser()
         if not folder.is_dir():
             raise InputError(f"{folder}: there is no such folder", hint="write one with model.save_low_bit(folder)")
         return cls.from_pretrained(folder, **kwargs)
@@ -188,9 +170,13 @@ def load_model_and_tokenizer(
     return model, model.tokenizer
 
 
-def _model(loaded: LoadedModel, source: Path, speculative: bool) -> LookaheadModelForCausalLM:
+def _loaded(request: LoadRequest, name: str, reason: str, speculative: bool) -> LookaheadModelForCausalLM:
+    """The model on the engine of that name. A pickle of it holds these arguments, and calls this again."""
     from ipex_lookahead.model import LookaheadModelForCausalLM
 
+    loaded: LoadedModel = import_module(ENGINES[name]).load(request)
+    loaded.engine.facts["chosen"] = f"{name}: {reason}"
+    again = dataclasses.replace(request, path=request.path.absolute(), progress=None)
     return LookaheadModelForCausalLM(
         loaded.config,
         loaded.engine,
@@ -199,8 +185,25 @@ def _model(loaded: LoadedModel, source: Path, speculative: bool) -> LookaheadMod
         tokenizer=loaded.tokenizer,
         checkpoint_config=loaded.checkpoint_config,
         speculative=speculative,
-        source=source,
+        source=request.path,
+        origin=partial(_loaded, again, name, reason, speculative),
     )
+
+
+def _placed(device: Any, device_map: Any) -> Any:
+    """``device``, or the one that transformers' ``device_map`` names. Raises InputError for a map of several."""
+    whole = device_map[""] if isinstance(device_map, dict) and list(device_map) == [""] else device_map
+    if whole is None or (whole == "auto" and device is None):
+        return device
+    named = f"cuda:{whole}" if isinstance(whole, int) else str(whole)
+    if isinstance(whole, dict) or named.split(":")[0] not in ("auto", "cpu", "cuda", "xpu"):
+        raise InputError(
+            f"device_map={device_map!r} is not supported: an engine runs a model on one device; pass device='cpu',"
+            " 'xpu' or 'cuda', or load the model with transformers and wrap() it"
+        )
+    if named != "auto" and device is not None and str(device) != named:
+        raise InputError(f"device={str(device)!r} and device_map={device_map!r} name two devices; pass one of them")
+    return named if device is None else device
 
 
 def _choose(engine: str, request: LoadRequest) -> tuple[str, str]:
@@ -225,7 +228,7 @@ def _choose(engine: str, request: LoadRequest) -> tuple[str, str]:
 
 
 @contextmanager
-def _progress(show: bool) -> Iterator[Any]:
+def progress_bar(show: bool) -> Iterator[Any]:
     """A bar over the tensors on stderr, only where a person is looking."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

@@ -11,36 +11,43 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, LlamaConfig, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutput
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.cost import EngineCosts, cost_folder
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.self_speculation import low_bit_copy
 from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.base import Engine
-from ipex_lookahead.engines.prefill import prefill
-from ipex_lookahead.errors import ContextLengthError, InputError
+from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.generate import LookaheadGenerateOutput, generate
 from ipex_lookahead.generation.lookahead import second_model_lookahead
 from ipex_lookahead.generation.options import asked_lookup
+from ipex_lookahead.generation.past import LookaheadCache, past_of
 from ipex_lookahead.generation.second_model import check_vocabulary
+from ipex_lookahead.modeling.copying import Copying
+from ipex_lookahead.modeling.forward import logits_after
+from ipex_lookahead.modeling.placement import Placement
+from ipex_lookahead.modeling.refused import REFUSED, refuse
+from ipex_lookahead.modeling.statistics import IpexLlmStatistics
+from ipex_lookahead.modeling.weights import Weights
 
 
 class LookaheadLlamaConfig(LlamaConfig):  # type: ignore[misc]
     """A LlamaConfig by another name, under which transformers' pipelines know :class:`LookaheadModelForCausalLM`."""
 
 
-class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
+@refuse(REFUSED)
+class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     """A causal language model on one of our engines.
 
-    It holds no torch parameters: the weights are the engine's. It runs where its engine runs, and says so when asked to
-    move. The engine's caches belong to a generation: one that was abandoned half-way leaves nothing behind, and several
-    threads may generate at a time, taking turns step by step (a batch is quicker).
+    It holds no torch parameters: the weights are the engine's, and ``parameters()`` and ``state_dict()`` are copies. It
+    runs where its engine runs, and says so when asked to move. What it inherits from torch and transformers and cannot
+    do raises InputError with what to use instead. The engine's caches belong to a generation: one that was abandoned
+    half-way leaves nothing behind, and several threads may generate at a time, taking turns step by step (a batch is
+    quicker).
 
     Args:
         config: the model's transformers config.
@@ -48,9 +55,10 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
         generation_config: the checkpoint's defaults for ``generate``.
         low_bit: name of the low-bit format, for ``info`` and ``save_low_bit``.
         tokenizer: used for ``stop_strings``, and saved by ``save_low_bit``; may be None.
-        source: where the checkpoint came from.
+        source: where the checkpoint came from; transformers' ``name_or_path``.
         checkpoint_config: the config that ``save_low_bit`` writes, by default ``config``'s.
         speculative: draft with a four-bit copy of the engine's weights wherever ``generate`` gets no ``lookahead``.
+        origin: makes the same model again, in another process too: a ``functools.partial`` that can be pickled.
 
     Attributes:
         stats: the :class:`GenerationStats` of the last generation that the calling thread has begun on this model, or
@@ -76,8 +84,9 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
         source: str | PathLike[str] | None = None,
         checkpoint_config: dict[str, Any] | None = None,
         speculative: bool = False,
+        origin: Callable[[], Any] | None = None,
     ) -> None:
-        super().__init__(_without_kernels(config))
+        super().__init__(_own_config(config, source))
         self.engine = engine
         self.generation_config = generation_config or GenerationConfig()
         self.low_bit = low_bit
@@ -89,8 +98,10 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
         self._stores = Stores(engine.vocab_size, getattr(tokenizer, "get_vocab", None))
         self.speculative = speculative
         self._checkpoint_config = checkpoint_config
+        self._origin = origin
         self._self_draft: Engine | None = None
         self._draft_engine: Engine | None = None
+        self._draft_used: tuple[Any, ...] = ()  # a tuple, since torch takes a module for a part of what has it
         self._draft_models: WeakSet[Any] = WeakSet()  # those of ours whose vocabulary has been compared
         self._assistant: Engine | None = None  # around the last one that transformers had loaded
         self.eval()
@@ -181,6 +192,7 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
         None ends it. Raises InputError where it has another vocabulary.
         """
         self._draft_engine = None if draft_model is None else self._engine_of(draft_model)
+        self._draft_used = () if draft_model is None else (draft_model,)
 
     def _engine_of(self, draft_model: Any) -> Engine:
         """A draft model's engine: of one that transformers has loaded, a torch engine around it."""
@@ -231,25 +243,34 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: LookaheadCache | None = None,
         labels: torch.Tensor | None = None,
-        logits_to_keep: int | torch.Tensor = 0,
-        return_dict: bool | None = None,
         use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        cache_position: torch.Tensor | None = None,
+        return_dict: bool | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutput | tuple[torch.Tensor, ...]:
-        """Logits at every position.
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """Logits at every position, and what goes on from there: a text fed in pieces has the logits of the whole one.
 
         Args:
             input_ids: int64 [batch, length].
-            attention_mask: [batch, length]; each row's ones must be contiguous. Padding gets logits of zero.
+            attention_mask: [batch, columns in ``past_key_values`` + length]; each row's ones must be contiguous. None:
+                all ones, and the padding that ``past_key_values`` knows of. Padding gets logits of zero.
+            position_ids: int64 [batch or 1, length]; a token's position is the number of tokens before it in its row,
+                and no other is taken.
+            past_key_values: those of an earlier output of this model; they go on growing in place.
             labels: int64 [batch, length]; the loss is the mean cross entropy of the next token where it is not -100.
+            use_cache: whether the output has ``past_key_values``; None: as the config says, which mostly is True.
             logits_to_keep: 0 = all positions; n = the last n; or int64 indices of positions.
+            cache_position: int64 [length], the columns' numbers; no others are taken.
             return_dict: False returns a tuple.
-            use_cache: accepted and without effect: a call keeps no cache.
             **kwargs: nothing else is supported.
 
         Returns:
-            ``logits`` float32 [batch, kept, vocab_size], and ``loss`` where labels were given.
+            ``logits`` float32 [batch, kept, vocab_size]; ``loss`` where labels were given; ``past_key_values``, a
+            :class:`~ipex_lookahead.generation.past.LookaheadCache`, or None.
 
         Raises:
             InputError: ids, mask or another argument outside what is allowed.
@@ -258,193 +279,44 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
         for name, value in kwargs.items():
             if value is not None and value is not False:
                 raise InputError(
-                    f"{name} is not supported; the model takes input_ids, attention_mask, labels, logits_to_keep"
+                    f"{name} is not supported; the model takes input_ids, attention_mask, position_ids,"
+                    " past_key_values, labels, use_cache, logits_to_keep"
                 )
         if input_ids is None or input_ids.dim() != 2 or input_ids.numel() == 0:
             shape = None if input_ids is None else tuple(input_ids.shape)
             raise InputError(f"input_ids has shape {shape}; it must be integers [batch, length], not empty")
-        spans = _spans(input_ids, attention_mask)
         rows, length = input_ids.shape
-        if max(stop - start for start, stop in spans) > self.engine.max_context:
-            raise ContextLengthError(f"input_ids has {length} positions; the model holds {self.engine.max_context}")
         kept = torch.arange(length)
         if isinstance(logits_to_keep, torch.Tensor):
             kept = kept[logits_to_keep.cpu()]
         elif logits_to_keep:
             kept = kept[-logits_to_keep:]
-        logits = torch.zeros((rows, len(kept), self.engine.vocab_size))
-        for row, (start, stop) in enumerate(spans):
-            wanted = [(place, int(at) - start) for place, at in enumerate(kept) if start <= at < stop]
-            self._row_logits(input_ids[row, start:stop].cpu().numpy(), wanted, logits[row])
+        if labels is not None and len(kept) != length:
+            raise InputError("labels need the logits of all positions; leave logits_to_keep out")
+        past = past_of(self.engine, past_key_values, rows)
+        logits = logits_after(past, input_ids, attention_mask, position_ids, cache_position, kept=kept)
         loss = None
         if labels is not None:
-            if len(kept) != length:
-                raise InputError("labels need the logits of all positions; leave logits_to_keep out")
             loss = torch.nn.functional.cross_entropy(
                 logits[:, :-1].reshape(-1, logits.shape[-1]),
                 labels[:, 1:].reshape(-1).to(torch.int64),
                 ignore_index=-100,
             )
-        if return_dict is False:
-            return (logits,) if loss is None else (loss, logits)
-        return CausalLMOutput(loss=loss, logits=logits)
-
-    def _row_logits(self, ids: Any, wanted: list[tuple[int, int]], out: torch.Tensor) -> None:
-        """Fill ``out[place]`` with the logits at ``position`` for each (place, position)."""
-        low, high = ids.min(), ids.max()
-        if low < 0 or high >= self.engine.vocab_size:
-            wrong = int(low if low < 0 else high)
-            raise InputError(f"input_ids holds {wrong}; ids go from 0 to {self.engine.vocab_size - 1} for this model")
-        places: dict[int, list[int]] = {}
-        for place, at in wanted:
-            places.setdefault(at, []).append(place)
-        chain = (self.engine.new_cache(), ids.astype(np.int32))
-        for (piece,), output in prefill(self.engine, [chain], asked=[sorted(places)], logits=True):
-            for at, answer in zip(piece.asked, piece.answers, strict=True):
-                assert output.logits is not None
-                out[places[at]] = torch.from_numpy(output.logits[answer])
-
-    # ---- saving ----------------------------------------------------------------------------------------------------
-
-    def save_low_bit(self, folder: str | PathLike[str], **kwargs: Any) -> Path:
-        """Write the packed weights, config and tokenizer, so that ``load_low_bit`` need not quantise again.
-
-        Args:
-            folder: where to; see :func:`ipex_lookahead.checkpoints.low_bit_save.save` for what is refused.
-            **kwargs: ``overwrite`` and ``progress`` of that function.
-        """
-        from ipex_lookahead.checkpoints.low_bit_save import save
-
-        weights = getattr(self.engine, "weights", None)
-        if weights is None:
-            raise InputError(f"the {self.engine.name} engine cannot give its weights back; save from another engine")
-        packed = {name: (TensorInfo(w.shape, w.format, w.group_size)) for name, w in weights()}
-        config = self._checkpoint_config or self.config.to_dict()
-        if config.get("tie_word_embeddings") and {"lm_head.weight", "model.embed_tokens.weight"} <= packed.keys():
-            config = {**config, "tie_word_embeddings": False}  # packed apart from the embedding, so they are two
-        groups = {info.group_size for info in packed.values() if info.group_size}
-        head = packed.get("lm_head.weight", packed.get("model.embed_tokens.weight"))
-        mixed = head is not None and head.format != self.low_bit and head.format == "sym_int8"
-        return save(
-            folder,
-            config=config,
-            generation_config=self.generation_config.to_diff_dict(),
-            infos=packed,
-            weights=weights(),
-            low_bit={"low_bit": self.low_bit, "group_size": max(groups, default=0), "mixed_precision": mixed},
-            tokenizer=self.tokenizer,
-            **kwargs,
-        )
-
-    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """Refused: there are no torch parameters to save."""
-        raise InputError("save_pretrained would write no weights; use model.save_low_bit(folder)")
-
-    # ---- what torch and transformers ask of a model ----------------------------------------------------------------
-
-    @property
-    def device(self) -> torch.device:
-        """Where the engine runs."""
-        return torch.device(getattr(self.engine, "device", "cpu"))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What the engine computes activations in."""
-        return getattr(self.engine, "dtype", torch.float32)
-
-    def to(self, *args: Any, **kwargs: Any) -> LookaheadModelForCausalLM:
-        """A dtype or the engine's own device changes nothing; another device raises InputError."""
-        for value in (*args, *kwargs.values()):
-            if not isinstance(value, (str, torch.device)):
-                continue
-            device = torch.device(value)
-            if device.type != self.device.type or device.index not in (None, self.device.index):
-                here = "the CPU" if self.device.type == "cpu" else str(self.device)
-                raise InputError(
-                    f"the model runs on {here} and cannot move to {value}; leave .to({str(value)!r}) out, or load it"
-                    f" with device={str(value)!r}"
-                )
-        return self
-
-    def cuda(self, device: Any = None) -> LookaheadModelForCausalLM:
-        """As ``to("cuda")``."""
-        return self.to("cuda")
-
-    def xpu(self, device: Any = None) -> LookaheadModelForCausalLM:
-        """As ``to("xpu")``."""
-        return self.to("xpu")
-
-    def half(self, *args: Any) -> LookaheadModelForCausalLM:
-        """Nothing to convert."""
-        return self
-
-    float = bfloat16 = double = half
+        if use_cache is None:
+            use_cache = getattr(self.config, "use_cache", True)
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past if use_cache else None)
+        return output.to_tuple() if return_dict is False else output
 
     def extra_repr(self) -> str:
         """Engine and format."""
         return f"engine={self.engine.name}, low_bit={self.low_bit}, vocab_size={self.engine.vocab_size}"
 
-    # ---- ipex-llm's names for the last generation's statistics -------------------------------------------------------
 
-    @property
-    def first_token_time(self) -> Any:
-        """Seconds to the first token."""
-        return self.stats.first_token_seconds if self.stats else 0.0
-
-    @property
-    def n_token_generated(self) -> int:
-        """Tokens emitted."""
-        return self.stats.tokens if self.stats else 0
-
-    @property
-    def n_drafted(self) -> int:
-        """Draft tokens verified."""
-        return self.stats.drafted if self.stats else 0
-
-    @property
-    def n_matched(self) -> int:
-        """Draft tokens accepted."""
-        return self.stats.accepted if self.stats else 0
-
-    @property
-    def draft_num(self) -> list[int]:
-        """For each step the tokens drafted."""
-        return [step[0] for step in self.stats.per_step] if self.stats else []
-
-    @property
-    def accept_num(self) -> list[int]:
-        """For each step the draft tokens accepted."""
-        return [step[1] for step in self.stats.per_step] if self.stats else []
-
-    @property
-    def accept_rate(self) -> list[Any]:
-        """For each step the share of the draft that was accepted; 0 where nothing was drafted."""
-        return [step[1] / step[0] if step[0] else 0.0 for step in self.stats.per_step] if self.stats else []
-
-    @property
-    def draft_time(self) -> list[Any]:
-        """For each step the seconds that drafting took."""
-        return [step[2] for step in self.stats.per_step] if self.stats else []
-
-    @property
-    def verify_time(self) -> list[Any]:
-        """For each step the seconds that the target's forward took."""
-        return [step[3] for step in self.stats.per_step] if self.stats else []
-
-    @property
-    def generate_time(self) -> list[Any]:
-        """For each step the seconds of drafting and forward together."""
-        return [step[2] + step[3] for step in self.stats.per_step] if self.stats else []
-
-    @property
-    def e2e_time_without_first(self) -> Any:
-        """Seconds from the first token to the last."""
-        return self.stats.decode_seconds if self.stats else 0.0
-
-
-def _without_kernels(config: Any) -> Any:
-    """A copy of a config that asks transformers for no attention or expert kernels: the engine has its own."""
+def _own_config(config: Any, source: Any) -> Any:
+    """A copy of a config that names the checkpoint and asks for no kernels of transformers': the engine has its own."""
     config = copy.deepcopy(config)
+    if source is not None:
+        config._name_or_path = str(source)
     for name in ("_attn_implementation", "_experts_implementation"):
         if hasattr(config, name):
             setattr(config, name, "eager")
@@ -455,28 +327,6 @@ def _note(sentence: str) -> None:
     """Say what is being waited for, to people only."""
     if sys.stderr.isatty():
         print(sentence, file=sys.stderr)
-
-
-def _spans(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[tuple[int, int]]:
-    """For each row where its tokens begin and end."""
-    rows, length = input_ids.shape
-    if attention_mask is None:
-        return [(0, length)] * rows
-    if attention_mask.shape != input_ids.shape:
-        raise InputError(
-            f"attention_mask has shape {tuple(attention_mask.shape)} and input_ids {tuple(input_ids.shape)};"
-            " they must be equal"
-        )
-    spans = []
-    for number, row in enumerate(attention_mask.cpu() != 0):
-        count = int(row.sum())
-        start = int(row.to(torch.int8).argmax())
-        if not count or not row[start : start + count].all():
-            raise InputError(
-                f"row {number} of attention_mask must be one run of ones, with zeros before or after it only"
-            )
-        spans.append((start, start + count))
-    return spans
 
 
 # transformers' pipelines complain about model classes that they do not know; this is its public way of telling them.

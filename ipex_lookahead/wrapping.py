@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 from ipex_lookahead.engines.around import engine_around
@@ -36,7 +37,8 @@ def wrap(
     """
     if isinstance(hf_model, LookaheadModelForCausalLM):
         return hf_model
-    engine = engine_around(hf_model, deterministic=deterministic, threads=threads, max_context=max_context)
+    options: dict[str, Any] = {"deterministic": deterministic, "threads": threads, "max_context": max_context}
+    engine = engine_around(hf_model, **options)
     return LookaheadModelForCausalLM(
         hf_model.config,
         engine,
@@ -44,4 +46,5 @@ def wrap(
         low_bit=engine.low_bit,
         tokenizer=tokenizer,
         source=getattr(hf_model, "name_or_path", None) or None,
+        origin=partial(wrap, hf_model, tokenizer, **options),
     )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
@@ -71,6 +72,20 @@ def test_load_in_4bit_is_sym_int4(folder: Path) -> None:
         load(folder, load_in_4bit=True, load_in_low_bit="sym_int8")
 
 
+def test_load_in_8bit_is_sym_int8(folder: Path) -> None:
+    assert load(folder, load_in_8bit=True).low_bit == "sym_int8"
+
+
+def test_a_config_and_the_hubs_arguments_are_honoured(folder: Path) -> None:
+    config = transformers.AutoConfig.from_pretrained(folder)
+    assert load(folder.parent, subfolder="model", config=config, revision="main", token=False).low_bit == "fp32"
+    config.rms_norm_eps = 1e-3
+    with pytest.raises(InputError, match="rms_norm_eps"):
+        load(folder, config=config)
+    with pytest.raises(InputError, match="revision='v3'"):
+        load(folder, revision="v3")
+
+
 def test_without_a_format_the_file_decides(folder: Path) -> None:
     assert load(folder).low_bit == "fp32"
     assert load(write_tiny_llama(folder.parent / "half", dtype="bfloat16")).low_bit == "bf16"
@@ -94,7 +109,7 @@ def test_arguments_of_other_libraries_change_nothing(folder: Path) -> None:
         cpu_embedding=True,
     )
     assert logits(ours) == logits(theirs)
-    with pytest.raises(InputError, match="load_in_5bit.*accepts"):
+    with pytest.raises(InputError, match="load_in_5bit.*did you mean 'load_in_[48]bit'"):
         load(folder, load_in_5bit=True)
 
 

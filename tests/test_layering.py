@@ -12,8 +12,10 @@ PACKAGE = "ipex_lookahead"
 
 LEVELS = {
     "errors": 0,
+    "absent": 0,
     "compat": 1,
     "config": 1,
+    "terminal": 1,
     "safe_json": 1,
     "hub": 1,
     "_native": 1,
@@ -25,18 +27,29 @@ LEVELS = {
     "drafting": 6,
     "decoding": 7,
     "generation": 8,
+    "modeling": 8,
+    "arguments": 9,
     "model": 9,
     "auto": 10,
+    "optimize": 10,
+    "tasks": 11,
     "wrapping": 10,
     "lookahead_decoding": 11,
     "": 12,
     "transformers": 12,
+    "utils": 12,
+    "vllm": 12,
     "bench": 13,
     "cli": 14,
 }
 """Room -> level; ``""`` is the package itself. A file imports from its own room and from lower levels."""
 
-SAME_LEVEL = {("checkpoints", "tokenization"), ("transformers", "")}
+SAME_LEVEL = {
+    ("checkpoints", "tokenization"),
+    ("hub", "safe_json"),
+    ("modeling", "generation"),
+    ("transformers", ""),
+}
 """Neighbours on one level that may look at each other, in this direction only."""
 
 ONLY_IN = {

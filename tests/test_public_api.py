@@ -22,6 +22,7 @@ PUBLIC = {
     "DownloadError",
     "SaveError",
     "__version__",
+    "optimize_model",
     "wrap",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,3 +60,19 @@ class DecoderSpec:
             "up": (self.intermediate, self.hidden),
             "down": (self.hidden, self.intermediate),
         }[slot]
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name in the checkpoint, shape) of every tensor; a tied lm_head is the embedding."""
+        table = (self.vocab, self.hidden)
+        yield self.embedding, table
+        for layer in range(self.layers):
+            for norm in (self.attention_norm, self.mlp_norm):
+                yield norm.format(layer=layer), (self.hidden,)
+            for slot in SLOTS:
+                name, shape = self.matrices[slot].format(layer=layer), self.shape(slot)
+                yield name + ".weight", shape
+                if slot in self.biased:
+                    yield name + ".bias", shape[:1]
+        yield self.final_norm, (self.hidden,)
+        if not self.tied:
+            yield self.lm_head, table

@@ -27,6 +27,7 @@ __all__ = [
     "SafetensorsCheckpoint",
     "TensorInfo",
     "family_of",
+    "kind_of",
     "open_checkpoint",
     "open_other_family",
     "save",
@@ -49,9 +50,17 @@ def open_checkpoint(path: str | PathLike[str]) -> Checkpoint:
     What it is follows from what is there, never from its name. Raises InputError if there is nothing to open,
     ModelFormatError or UnsupportedModelError if it cannot be used.
     """
-    path = Path(path).expanduser()
-    kind, path = _kind_of_folder(path) if os.path.isdir(path) else ("gguf", _checked_file(path))
+    kind, path = kind_of(path)
     return READERS[kind](path)
+
+
+def kind_of(path: str | PathLike[str]) -> tuple[str, Path]:
+    """What kind of checkpoint lies at ``path``, a key of ``READERS``, and where: the GGUF file itself, or the folder.
+
+    Raises as :func:`open_checkpoint`.
+    """
+    path = Path(path).expanduser()
+    return _kind_of_folder(path) if os.path.isdir(path) else ("gguf", _checked_file(path))
 
 
 def family_of(path: str | PathLike[str]) -> str | None:

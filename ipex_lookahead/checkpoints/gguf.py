@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from os import PathLike
 from typing import Any
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.gguf_llama import LlamaTensor, llama_config, llama_tensors
-from ipex_lookahead.checkpoints.gguf_reader import GgufFile, GgufTensor
+from ipex_lookahead.checkpoints.gguf_reader import TENSOR_TYPES, GgufFile, GgufTensor
 from ipex_lookahead.checkpoints.hparams import shown
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats.base import GROUP, PackedWeight
@@ -36,6 +37,7 @@ class GgufCheckpoint:
         try:
             self._check_kind()
             self._file.read_tensor_table()
+            refuse_unread_types(self._file)
             self.config: dict[str, Any] = llama_config(self._file)
             self._tensors = llama_tensors(self._file, self.config)
         except BaseException:
@@ -50,7 +52,8 @@ class GgufCheckpoint:
             raise self._file.error(key, None, "is missing")
         if (architecture := self._file.scalar(key)) != "llama":
             raise UnsupportedModelError(
-                f"{self.path}: {key} is {shown(architecture)}; the supported architectures are: llama"
+                f"{self.path}: {key} is {shown(architecture)}; the supported architectures are: llama",
+                hint="other families run on the torch engine, from their Hugging Face folder with safetensors",
             )
         if (parts := self._file.scalar("split.count", 0)) not in (0, 1):
             raise UnsupportedModelError(
@@ -142,6 +145,22 @@ class GgufCheckpoint:
     def close(self) -> None:
         """Release the file. Tensors already read stay valid."""
         self._file.close()
+
+
+def refuse_unread_types(file: GgufFile) -> None:
+    """Raise UnsupportedModelError, with the command that converts the file, for tensors of types that are not read."""
+    unread = Counter(tensor.type.name for tensor in file.tensors.values() if not tensor.type.format)
+    if not unread:
+        return
+    first = next(tensor for tensor in file.tensors.values() if not tensor.type.format)
+    counts = ", ".join(f"{count} of {name}" for name, count in unread.most_common())
+    supported = ", ".join(sorted(kind.name for kind in TENSOR_TYPES.values()))
+    raise UnsupportedModelError(
+        f"{file.path}: tensor {first.name} has type {first.type.name}; the supported types are {supported}"
+        f" (in this file {counts} are not)",
+        hint=f"take a Q8_0 or Q4_0 file of this model, or convert: llama-quantize --allow-requantize {file.path.name} "
+        f"{file.path.stem}-Q8_0.gguf Q8_0",
+    )
 
 
 _BLOCKS = {

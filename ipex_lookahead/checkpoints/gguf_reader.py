@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ipex_lookahead.checkpoints.files import BinaryFile
-from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from ipex_lookahead.errors import ModelFormatError
 
 MAGIC = b"GGUF"
 MAX_RECORDS = 65_536
@@ -53,7 +53,10 @@ _SCALARS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """How a tensor's values are stored: ``block`` of them take ``nbytes`` bytes. ``format`` is a key of ``FORMATS``."""
+    """How a tensor's values are stored: ``block`` of them take ``nbytes`` bytes.
+
+    ``format`` is a key of ``FORMATS``, and empty for a type that is not read.
+    """
 
     name: str
     block: int
@@ -72,11 +75,17 @@ TENSOR_TYPES = {
 """The tensor types that are read, by their number in the file."""
 
 OTHER_TYPES = {
-    6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K",
-    16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS",
-    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
-    40: "NVFP4", 41: "Q1_0",
+    number: TensorType(*known, "")
+    for number, known in {
+        6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
+        12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292), 16: ("IQ2_XXS",
+        256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21:
+        ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1), 25: ("I16", 1, 2), 26:
+        ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54), 35:
+        ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
+    }.items()
 }  # fmt: skip
+"""Types whose sizes are known, so that a file of them can be described, and whose values are not read."""
 REMOVED_TYPES = {
     4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8",
     38: "IQ4_NL_8_8",
@@ -226,7 +235,7 @@ class GgufFile:
         return int(value)
 
     def read_tensor_table(self) -> None:
-        """Read and check the tensor table. Raises ModelFormatError, or UnsupportedModelError for a tensor type."""
+        """Read and check the tensor table, also of types whose values are not read. Raises ModelFormatError."""
         cursor = self._cursor
         entries = [self._read_tensor(f"tensor {index}") for index in range(self._tensor_count)]
         start = _padded(cursor.at, self._alignment)
@@ -283,12 +292,9 @@ class GgufFile:
     def _tensor_type(self, name: str, number: int, at: int) -> TensorType:
         if number in TENSOR_TYPES:
             return TENSOR_TYPES[number]
-        supported = ", ".join(sorted(kind.name for kind in TENSOR_TYPES.values()))
         if number in OTHER_TYPES:
-            raise UnsupportedModelError(
-                f"{self.path}: tensor {name} has type {OTHER_TYPES[number]}; the supported types are {supported}",
-                hint="get or make the file in one of the supported types, such as Q4_0 or Q8_0",
-            )
+            return OTHER_TYPES[number]
+        supported = ", ".join(sorted(kind.name for kind in TENSOR_TYPES.values()))
         if number in REMOVED_TYPES:
             raise self.error(
                 f"type of {name}", at, f"is {REMOVED_TYPES[number]}, which GGUF has removed; supported are {supported}"

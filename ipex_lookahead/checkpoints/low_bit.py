@@ -78,7 +78,8 @@ class LowBitCheckpoint:
     """A folder written by ``save_low_bit``. See :class:`ipex_lookahead.checkpoints.base.Checkpoint`.
 
     Attributes:
-        low_bit: ``low_bit`` (format's name), ``group_size``, ``mixed_precision``.
+        low_bit: ``low_bit`` (format's name), ``group_size``, ``mixed_precision``, and ``requantized_from`` where the
+            weights were in another low-bit format before.
     """
 
     def __init__(self, path: str | PathLike[str], *, other_family: bool = False) -> None:
@@ -204,7 +205,9 @@ def _read_marker(raw: JsonObject, path: Path) -> dict[str, Any]:
             f"{path}: was written in version {version} of the format; this release reads version {VERSION}",
             hint="upgrade ipex-lookahead, or save the model again with this release",
         )
+    rounded_from = marker.get("requantized_from")
     return {
+        **({} if rounded_from is None else {"requantized_from": text(source, "requantized_from", rounded_from)}),
         "low_bit": text(source, "low_bit", marker.get("low_bit")),
         "group_size": whole(0, 4096)(source, "group_size", marker.get("group_size")),
         "mixed_precision": boolean(source, "mixed_precision", marker.get("mixed_precision")),

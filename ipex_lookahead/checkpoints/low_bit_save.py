@@ -51,7 +51,7 @@ def save(
         generation_config: as the checkpoint had it; may be empty.
         infos: shape and format of every weight that ``weights`` will yield.
         weights: every name of ``infos`` once, in any order; one weight is held at a time.
-        low_bit: ``low_bit`` (name), ``group_size`` and ``mixed_precision``.
+        low_bit: ``low_bit`` (name), ``group_size``, ``mixed_precision``; ``requantized_from`` where that is so.
         tokenizer: has ``save_pretrained(folder)``.
         progress: see :data:`Progress`.
         overwrite: replace an earlier save. The old one is removed once the new one is in its place.
@@ -60,8 +60,8 @@ def save(
         InputError: the folder is something else, or the weights are not what ``infos`` says.
         SaveError: the disk is full, or writing fails otherwise; what was there before is as it was.
     """
+    check_target(folder, overwrite)
     target = Path(os.path.realpath(Path(folder).expanduser()))
-    _check_target(target, overwrite)
     layout = _Layout(infos)
     temporary = target.parent / f".{target.name}.saving-{secrets.token_hex(4)}"
     parents = [p for p in target.parents if not p.exists()]
@@ -217,7 +217,9 @@ def _put_in_place(temporary: Path, target: Path) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _check_target(target: Path, overwrite: bool) -> None:
+def check_target(folder: str | PathLike[str], overwrite: bool) -> None:
+    """Raise InputError for a folder that :func:`save` would refuse, so that it can be said before anything is loaded."""
+    target = Path(os.path.realpath(Path(folder).expanduser()))
     if not os.path.lexists(target):
         return
     if not target.is_dir():

@@ -7,18 +7,21 @@ from typing import Any
 
 import click
 
-from ipex_lookahead.cli.options import option, threads_option
+from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.options import DEVICES, FORMATS, json_option, model_option, option, threads_option
+from ipex_lookahead.cli.tables import markdown_lines, terminal_width
+from ipex_lookahead.cli.types import LowBit
 
 
-@click.command()
-@option("--device", default="cpu", help="cpu, xpu (Intel GPUs) or cuda; xpu:1 for the second of several.")
-@option("--model", "-m", default="default", help="A folder, a .gguf file, a hub id, or 'default'.")
+@command()
+@option("--device", type=DEVICES, default="cpu", help="cpu, xpu (Intel GPUs) or cuda; xpu:1 for the second of several.")
+@model_option
 @option("--tiny", is_flag=True, help="Try a small random model: no download, and speeds mean little.")
-@option("--low-bit", default="sym_int4", metavar="FORMAT", help="Format of the weights.")
+@option("--low-bit", default="sym_int4", type=LowBit(), help=f"Format of the weights: {FORMATS}.")
 @threads_option
 @option("--answers", type=click.IntRange(1, 8), default=3, help="Answers of each kind that are compared.")
 @option("--max-new-tokens", "-n", type=click.IntRange(8), default=48, help="Most tokens of an answer.")
-@option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
+@json_option
 def doctor(
     device: str,
     model: str,
@@ -45,51 +48,62 @@ def doctor(
         max_new_tokens=max_new_tokens,
         say=lambda line: click.echo(f"{line} ...", err=True),
     )
-    click.echo("\n".join(lines(report)), err=as_json)
+    click.echo("\n".join(lines(report, terminal_width(to_stderr=as_json))), err=as_json)
     if as_json:
         click.echo(json.dumps(report))
     if not report["healthy"]:
         raise click.exceptions.Exit(1)
 
 
-def lines(report: dict[str, Any]) -> list[str]:
-    """The report as Markdown."""
+def lines(report: dict[str, Any], width: int) -> list[str]:
+    """The report as Markdown; its tables are lists where ``width`` columns are too few."""
     said = ["### ipex-lookahead doctor", ""]
     said += [f"- {name} {number}" for name, number in report["versions"].items()]
     for part in ("machine", "device"):
         said += [f"- {key.replace('_', ' ')}: {_spoken(key, value)}" for key, value in report[part].items()]
-    said += ["", "| kernel | format | self-test | ms for 1, 4, 16 rows |", "|---|---|---|---|"]
-    for entry in report["kernels"]:
-        times = ", ".join(f"{value:.3f}" for value in entry.get("milliseconds", {}).values())
-        said.append(f"| {entry['backend']} | {entry['format']} | {entry.get('problem', 'passed')} | {times} |")
-    said += ["", f"Model: {report['model']}", ""]
-    said += [
-        "| engine | plain tok/s | lookahead | tok/s | tokens a step | equal to plain |",
-        "|---|---|---|---|---|---|",
+    kernels = [
+        (
+            entry["backend"],
+            entry["format"],
+            entry.get("problem", "passed"),
+            ", ".join(f"{value:.3f}" for value in entry.get("milliseconds", {}).values()),
+        )
+        for entry in report["kernels"]
     ]
+    said += ["", *markdown_lines(("kernel", "format", "self-test", "ms for 1, 4, 16 rows"), kernels, width)]
+    said += ["", f"Model: {report['model']}", ""]
+    headings = ("engine", "plain tok/s", "lookahead", "tok/s", "tokens a step", "equal to plain")
+    said += markdown_lines(headings, [row for tried in report["engines"] for row in _rows(tried)], width)
     for tried in report["engines"]:
-        name = tried["engine"] + (", deterministic" if tried["deterministic"] else "")
         if "problem" in tried:
-            said.append(f"| {name} | {tried['problem']} | | | | |")
-            continue
-        for row in tried["lookahead"]:
-            cells = (
-                name,
-                tried["plain_tok_s"],
-                f"{row['strategy']} {row['draft_tokens']}",
-                row["tok_s"],
-                row["tokens_per_step"],
-                f"{row['equal']}/{row['answers']}",
-            )
-            said.append("| " + " | ".join(map(str, cells)) + " |")
+            said += ["", f"{_name(tried)} cannot run: {tried['problem']}"]
     said += [""]
     for tried in report["engines"]:
         if tried.get("backends"):
             served = ", ".join(f"{low_bit} by {name}" for low_bit, name in tried["backends"].items())
             said.append(f"Linear layers of {tried['engine']}: {served}.")
             break
-    promised = "Equal text is promised for native, and for torch with deterministic=True."
+    promised = "Equal text is promised for native, and for torch with --deterministic."
     return [*said, promised, "", *(f"**Problem**: {line}" for line in report["problems"] or ()), *_end(report)]
+
+
+def _rows(tried: dict[str, Any]) -> list[tuple[object, ...]]:
+    """An engine's rows of the table; none where it does not run."""
+    return [
+        (
+            _name(tried),
+            tried["plain_tok_s"],
+            f"{row['strategy']} {row['draft_tokens']}",
+            row["tok_s"],
+            row["tokens_per_step"],
+            f"{row['equal']}/{row['answers']}",
+        )
+        for row in tried.get("lookahead", ())
+    ]
+
+
+def _name(tried: dict[str, Any]) -> str:
+    return str(tried["engine"]) + (", deterministic" if tried["deterministic"] else "")
 
 
 def _end(report: dict[str, Any]) -> list[str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import click
 
+from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import option
+from ipex_lookahead.cli.tables import print_facts
 from ipex_lookahead.errors import EngineError
 
 PACKAGES = ("ipex-lookahead", "torch", "transformers", "tokenizers", "safetensors", "numpy")
@@ -23,16 +23,25 @@ READ_BYTES = 256 << 20
 """What is read to measure the memory's speed: far more than any cache holds."""
 
 
-@click.command()
+@command()
 @click.argument("model", required=False)
+@option("--forget-costs", is_flag=True, help="Forget what steps were measured to cost: all, or those of MODEL.")
 @option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def info(model: str | None, as_json: bool) -> None:
-    """Facts about this machine, or about MODEL: a folder, a .gguf file, a hub id or 'default'."""
+def info(model: str | None, forget_costs: bool, as_json: bool) -> None:
+    """Facts about this machine, or about MODEL: a folder, a .gguf file, owner/repo[:file.gguf] or 'default'.
+
+    What steps of MODEL were measured to cost on this machine is among them. Nothing is loaded.
+    """
+    if forget_costs:
+        forgotten = forget_step_costs(model)
+        curves = "1 cost curve" if forgotten == 1 else f"{forgotten} cost curves"
+        click.echo(json.dumps({"forgotten": forgotten}) if as_json else f"forgot {curves}; they are measured again")
+        return
     facts = machine_facts() if model is None else model_facts(model, progress=not as_json)
     if as_json:
         click.echo(json.dumps(facts))
     else:
-        _print(facts)
+        print_facts(fact_rows(facts))
 
 
 def machine_facts() -> dict[str, Any]:
@@ -73,92 +82,32 @@ def _engine() -> dict[str, Any]:
 
 
 def model_facts(name: str, *, progress: bool) -> dict[str, Any]:
-    """Architecture, formats by tensor, bytes, context, tokenizer, licence; nothing of the weights is read."""
-    from ipex_lookahead.architectures import model_types
-    from ipex_lookahead.checkpoints import family_of, open_checkpoint, open_other_family
-    from ipex_lookahead.hub import resolve_model
-    from ipex_lookahead.tokenization.folder import tokenizer_from_folder
+    """What a model is, from its headers, and what its steps were measured to cost; no weight is read."""
+    from ipex_lookahead.cli.model_facts import describe, licence_of
+    from ipex_lookahead.decoding.cost import cost_folder, known_costs
+    from ipex_lookahead.hub import DEFAULT, resolve_model
 
     path = resolve_model(name, progress=progress)
-    family = family_of(path)
-    other = family is not None and family not in model_types()
-    checkpoint = open_other_family(path) if other else open_checkpoint(path)
-    try:
-        config = _other_config(path) if other else checkpoint.config
-        formats: dict[str, dict[str, int]] = {}
-        parameters = 0
-        for tensor in checkpoint.names():
-            found = checkpoint.info(tensor)
-            entry = formats.setdefault(found.format, {"tensors": 0, "bytes": 0})
-            entry["tensors"] += 1
-            entry["bytes"] += packed_bytes(found.format, found.shape, found.group_size)
-            parameters += _product(found.shape)
-        tokenizer = tokenizer_from_folder(path, config) if other else checkpoint.tokenizer()
-    finally:
-        checkpoint.close()
-    return {
-        "model": name,
-        "path": str(path),
-        "architecture": config.get("model_type"),
-        "engine": "torch" if other else "native",
-        "parameters": parameters,
-        "bytes": sum(entry["bytes"] for entry in formats.values()),
-        "formats": formats,
-        "layers": config.get("num_hidden_layers"),
-        "hidden_size": config.get("hidden_size"),
-        "heads": config.get("num_attention_heads"),
-        "kv_heads": config.get("num_key_value_heads"),
-        "vocab_size": config.get("vocab_size"),
-        "context": config.get("max_position_embeddings"),
-        "tokenizer": type(tokenizer).__name__ if tokenizer is not None else None,
-        "chat_template": bool(getattr(tokenizer, "chat_template", None)),
-        "licence": _licence(name, path),
-    }
+    found = describe(path)
+    config = found.pop("config")
+    found["licence"] = DEFAULT.licence if name == "default" else licence_of(path, found)
+    costs = known_costs(cost_folder(), config)[:MOST_COSTS] if config is not None else []
+    return {"model": name, "path": str(path), **found, "step_costs": costs}
 
 
-def _other_config(path: Path) -> dict[str, Any]:
-    """The sizes of a family that only transformers knows, under Llama's names."""
-    from ipex_lookahead.checkpoints.config_json import read_json
-    from ipex_lookahead.engines.hf_config import foreign_config
+def forget_step_costs(model: str | None) -> int:
+    """Delete the measured costs of a model's steps, or of all; returns how many were deleted."""
+    from ipex_lookahead.decoding.cost import cost_folder, forget_costs
 
-    config, _ = foreign_config(read_json(path / "config.json"), path)
-    names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
-    sizes = {name: getattr(config, name, None) for name in (*names, "max_position_embeddings")}
-    return {"model_type": config.model_type, **sizes}
+    config = None
+    if model is not None:
+        from ipex_lookahead.cli.model_facts import describe
+        from ipex_lookahead.hub import resolve_model
 
-
-def packed_bytes(format_name: str, shape: tuple[int, ...], group_size: int) -> int:
-    """Bytes of a packed tensor, as ``PackedWeight.nbytes`` would say, from its shape alone."""
-    widths = {"fp32": 4, "fp16": 2, "bf16": 2, "i64": 8, "i32": 4, "u8": 1, "i8": 1, "bool": 1}
-    if format_name in widths:
-        return _product(shape) * widths[format_name]
-    rows, inputs = _product(shape[:-1]), shape[-1]
-    codes = -(-inputs // 32) * (32 if format_name == "sym_int8" else 16)
-    streams = 2 if format_name.startswith("asym") else 1
-    return rows * (codes + 2 * streams * -(-inputs // max(group_size, 1)))
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
-
-
-def _licence(name: str, path: Path) -> str | None:
-    """The embedded model's, or what the model card beside the weights says; None where nothing says so."""
-    if name == "default":
-        from ipex_lookahead.hub import DEFAULT
-
-        return DEFAULT.licence
-    card = (path if path.is_dir() else path.parent) / "README.md"
-    try:
-        with card.open(encoding="utf-8", errors="replace") as source:
-            head = source.read(20_000)
-    except OSError:
-        return None
-    found = re.match(r"---\n(?:.*\n)*?license:[ \t]*([^\n]+)\n", head)
-    return found[1].strip() if found else None
+        config = describe(resolve_model(model))["config"]
+        if config is None:  # it cannot be run, so none was measured
+            return 0
+    return forget_costs(cost_folder(), config)
 
 
 def _version(package: str) -> str | None:
@@ -168,24 +117,65 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _print(facts: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+KINDS = {
+    "gguf": "GGUF file",
+    "low_bit": "folder saved by ipex-lookahead",
+    "safetensors": "Hugging Face folder",
+    "ipex_llm": "folder saved by ipex-llm",
+}
+LABELS = {
+    "bytes": "weights",
+    "engine": "runs on",
+    "hidden_size": "hidden size",
+    "kv_heads": "heads of keys and values",
+    "vocab_size": "vocabulary",
+    "chat_template": "chat template",
+    "unknown_keys": "unknown metadata",
+    "quantised_by": "quantised by",
+    "requantized_from": "rounded twice, before in",
+    "problem": "cannot be run",
+    "hint": "what to do",
+    "cache_folder": "cache folder",
+    "step_costs": "step cost",
+    "machine architecture": "architecture",
+    "machine cores_usable": "cores usable",
+    "machine memory_bytes": "memory",
+    "engine threads": "threads",
+    "engine isa_available": "instruction sets",
+    "engine isa_chosen": "instruction set chosen",
+    "engine read_gb_s": "memory is read at, GB/s",
+    "engine integer_gops": "integer operations, GOPS",
+    "engine problem": "native core",
+}
+"""What people read for a fact whose name is not a word of theirs."""
+SILENT = ("requantized_from", "quantised_by", "problem", "hint", "unknown_keys", "step_costs")
+"""Facts that are told only where there is something to tell."""
 
-    table = Table(show_header=False, box=None, pad_edge=False)
+
+def fact_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Labels and values for people, in the order of the facts."""
+    rows: list[tuple[str, str]] = []
     for key, value in facts.items():
-        if key == "step_costs":
-            for costs in value:
-                table.add_row(*_spoken_costs(costs))
-            continue
-        inner = value.items() if isinstance(value, dict) else [("", value)]
-        for label, fact in inner:
-            spoken = label if key == "formats" else label.replace("_", " ")
-            table.add_row(f"{key.replace('_', ' ')} {spoken}".strip(), _spoken(f"{key} {label}", fact))
-    Console(soft_wrap=True).print(table)
+        if key == "kind":
+            rows.append((key, KINDS[value]))
+        elif key == "step_costs" and "machine" in facts:
+            rows.append((LABELS[key], f"{len(value)} measured; `info MODEL` shows a model's"))
+        elif key == "step_costs":
+            rows += [(LABELS[key], _spoken_costs(costs)) for costs in value]
+        elif key == "formats":
+            rows += [(f"weights in {name}", _spoken("formats", entry)) for name, entry in value.items()]
+        elif isinstance(value, dict):
+            rows += [_row(f"{key} {inner}", inner, fact) for inner, fact in value.items()]
+        elif value or key not in SILENT:
+            rows.append(_row(key, key, value))
+    return rows
 
 
-def _spoken_costs(costs: dict[str, Any]) -> tuple[str, str]:
+def _row(key: str, word: str, fact: object) -> tuple[str, str]:
+    return LABELS.get(key, word.replace("_", " ")), _spoken(key, fact)
+
+
+def _spoken_costs(costs: dict[str, Any]) -> str:
     """One measured cost curve on a line: a row's time, and how much longer more rows take."""
     times = costs["milliseconds"]
     alone = times["1"]
@@ -194,12 +184,13 @@ def _spoken_costs(costs: dict[str, Any]) -> tuple[str, str]:
     )
     size = f"{(costs['weight_bytes'] or 0) / 1e6:,.0f} MB"
     head = f"{size} {costs['low_bit']} {costs['isa']} {costs['threads']} threads"
-    return "step cost", f"{head}: {alone:.2f} ms, {more}"
+    return f"{head}: {alone:.2f} ms, {more}"
 
 
 def _spoken(label: str, fact: object) -> str:
     if isinstance(fact, dict):
-        return f"{fact['tensors']} tensors, {fact['bytes'] / 1e6:,.1f} MB"
+        tensors = f"{fact['tensors']} tensors" if fact["tensors"] != 1 else "1 tensor"
+        return f"{tensors}, {fact['bytes'] / 1e6:,.1f} MB"
     if isinstance(fact, list):
         return ", ".join(map(str, fact)) or "none"
     if isinstance(fact, int) and not isinstance(fact, bool):

@@ -3,34 +3,142 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
+from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import option
 
 
-@click.command()
+@command()
 @click.argument("model")
 @click.argument("out", type=click.Path(path_type=Path))
-@option("--low-bit", metavar="FORMAT", default="sym_int4", help="sym_int4, sym_int8, bf16 or fp16.")
+@option(
+    "--low-bit",
+    metavar="FORMAT",
+    help="sym_int4, asym_int4, sym_int8, bf16 or fp16. If not given: sym_int4 for a float model, else as the file has it.",
+)
 @option("--group-size", type=click.Choice(["32", "64"]), default="32", help="Weights that share a scale.")
 @option("--mixed-precision", is_flag=True, help="Keep the output layer in 8 bits.")
+@option("--allow-requantize", is_flag=True, help="Round weights again that the file holds in another low-bit format.")
+@option("--overwrite", is_flag=True, help="Replace an earlier save in OUT, once the new one is complete.")
 @option("--threads", type=click.IntRange(1), help="Worker threads; all physical cores if not given.")
-def quantize(model: str, out: Path, low_bit: str, group_size: str, mixed_precision: bool, threads: int | None) -> None:
-    """Save MODEL (a folder, a .gguf file, a hub id or 'default') in a low-bit format as the new folder OUT."""
+def quantize(
+    model: str,
+    out: Path,
+    low_bit: str | None,
+    group_size: str,
+    mixed_precision: bool,
+    allow_requantize: bool,
+    overwrite: bool,
+    threads: int | None,
+) -> None:
+    """Save MODEL (a folder, a .gguf file, owner/repo[:file.gguf] or 'default') in a low-bit format as the folder OUT.
+
+    Start from the float original: a file that is quantised already loses more with every other format.
+    """
+    from ipex_lookahead.checkpoints.low_bit_save import check_target
+    from ipex_lookahead.cli.model_facts import describe, licence_of
+    from ipex_lookahead.engines.weights import WeightPlan, check_low_bit
+    from ipex_lookahead.errors import LookaheadError
+    from ipex_lookahead.hub import DEFAULT, resolve_model
+
+    try:  # what can be refused without the model, and then without its weights, is refused so
+        WeightPlan(low_bit and check_low_bit(low_bit), int(group_size))
+        check_target(out, overwrite)
+    except LookaheadError as error:
+        raise _refused(str(error), error.hint) from error
+    path = resolve_model(model)
+    low_bit = _checked_format(path, low_bit, int(group_size), mixed_precision, allow_requantize)
+
     from ipex_lookahead.auto import load_model_and_tokenizer
 
     loaded, _ = load_model_and_tokenizer(
-        model,
+        str(path),
         low_bit=low_bit,
         group_size=int(group_size),
         mixed_precision=mixed_precision,
         threads=threads,
         progress=True,
     )
-    loaded.save_low_bit(out)
+    with _saving() as progress:
+        loaded.save_low_bit(out, overwrite=overwrite, progress=progress)
     saved = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
-    click.echo(f"saved {out}: {saved / 1e6:.1f} MB in {low_bit} (group size {group_size})")
+    as_found = "" if low_bit else ", as in the file"
+    click.echo(f"saved {out}: {saved / 1e6:.1f} MB in {loaded.low_bit}{as_found} {_groups(out)}".rstrip())
+    if licence := DEFAULT.licence if model == "default" else licence_of(path, describe(path)):
+        click.echo(f"licence of {model}: {licence}")
     if shutil.which("ipex-lookahead"):
         click.echo(f"try it: ipex-lookahead generate --model {out} 'Once upon a time'")
+
+
+def _checked_format(
+    path: Path, low_bit: str | None, group_size: int, mixed_precision: bool, allow_requantize: bool
+) -> str | None:
+    """The format to ask for, None for the file's own. Raises UsageError where weights would be rounded a second time."""
+    from ipex_lookahead.architectures import model_types, spec_for
+    from ipex_lookahead.checkpoints import family_of, open_checkpoint
+    from ipex_lookahead.checkpoints.low_bit import FLOATS
+    from ipex_lookahead.engines.hf_config import inline_rope_factors
+    from ipex_lookahead.engines.requantize import requantized
+    from ipex_lookahead.engines.weights import WeightPlan
+
+    if (family := family_of(path)) is not None and family not in model_types():
+        return low_bit or "sym_int4"  # the torch engine refuses another format of a folder that was saved in one
+    checkpoint = open_checkpoint(path)
+    try:
+        inline_rope_factors(checkpoint)
+        spec = spec_for(checkpoint.config)
+        own = checkpoint.info(spec.matrices["down"].format(layer=0) + ".weight").format
+        if low_bit is None and own in FLOATS:
+            low_bit = "sym_int4"
+        plan = WeightPlan(
+            low_bit,
+            group_size,
+            mixed_precision,
+            head=spec.embedding if spec.tied else spec.lm_head,
+            label=low_bit or own,
+        )
+        found = requantized(checkpoint, plan, kept=() if spec.tied else (spec.embedding,))
+    finally:
+        checkpoint.close()
+    if found is not None and not allow_requantize:
+        keep = "--mixed-precision keeps it in 8 bits" if found.only_head else f"leave --low-bit out to keep {own}"
+        raise _refused(
+            str(found),
+            f"give the float original of this model; or {keep}; or --allow-requantize does it all the same",
+        )
+    return low_bit
+
+
+def _groups(out: Path) -> str:
+    from ipex_lookahead.checkpoints.config_json import read_json
+    from ipex_lookahead.checkpoints.low_bit import MARKER
+
+    size = read_json(out / "config.json")[MARKER]["group_size"]
+    return f"(group size {size})" if size else ""
+
+
+def _refused(problem: str, hint: str) -> click.UsageError:
+    error = click.UsageError(problem)
+    error.hint = hint  # type: ignore[attr-defined]
+    return error
+
+
+@contextmanager
+def _saving() -> Iterator[Callable[[int, int], None] | None]:
+    """A bar over the bytes that are written, on standard error, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("saving"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("saving", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

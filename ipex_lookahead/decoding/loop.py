@@ -38,7 +38,7 @@ class DecodingSequence:
         index: its number, for the controller.
         prompt: int32 [n], n >= 1.
         limit: length, prompt included, at which the sequence ends; more than n.
-        cache: an empty cache of its own.
+        cache: a cache of its own; it may hold the prompt's first tokens, but not all of them.
         proposer: None decodes token by token.
         choose: float32 [vocab_size] logits -> token, called once for each emitted position in order; None is the
             argmax, for which the engine need not hand out logits.
@@ -360,11 +360,15 @@ def _read_prompts(
     rows: int,
     started: float,
 ) -> None:
-    """Run the prompts and emit each sequence's first token."""
-    chains = [(s.cache, s.prompt) for s in sequences]
+    """Run the prompts, but for what the caches hold, and emit each sequence's first token."""
+    for sequence in sequences:
+        sequence.length = sequence.cache.length
+    chains = [(s.cache, s.prompt[s.length :]) for s in sequences]
     wants_logits = any(s.choose is not None for s in sequences)
     total = sum(len(s.prompt) for s in sequences)
-    done = 0
+    done = sum(s.length for s in sequences)
+    stats.prompt_tokens += done
+    stats.cached_tokens += done
     waiting: list[tuple[int, Any]] = []  # in lockstep: of the prompts read so far what follows them
     for pieces, output in prefill(engine, chains, logits=wants_logits, rows=rows):
         stats.prefill_seconds = perf_counter() - started

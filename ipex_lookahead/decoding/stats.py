@@ -18,6 +18,7 @@ class GenerationStats:
 
     Attributes:
         prompt_tokens: prompt tokens of all sequences.
+        cached_tokens: those of them that ``past_key_values`` held, so that they were not read again.
         tokens: tokens emitted, all sequences.
         steps: target forwards after prefill.
         sequence_steps: steps summed over the sequences that took part in each.
@@ -38,6 +39,7 @@ class GenerationStats:
     """
 
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     tokens: int = 0
     steps: int = 0
     sequence_steps: int = 0
@@ -109,8 +111,8 @@ class GenerationStats:
 
     @property
     def prefill_tok_s(self) -> float:
-        """Prompt tokens a second."""
-        return self.prompt_tokens / self.prefill_seconds if self.prefill_seconds > 0 else 0.0
+        """Prompt tokens read a second."""
+        return (self.prompt_tokens - self.cached_tokens) / self.prefill_seconds if self.prefill_seconds > 0 else 0.0
 
     @property
     def mean_acceptance_length(self) -> float:

@@ -70,6 +70,11 @@ def foreign_config(raw: Mapping[str, Any], path: Path) -> tuple[Any, dict[str, A
         said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise UnsupportedModelError(
             f"{path}: model type {plain['model_type']!r} is known neither to this package nor to transformers: {said}",
-            hint="upgrade transformers, if a newer release has it",
+            hint=(
+                "the checkpoint brings code for it, which is never run here; look for a conversion of the model to a"
+                " family that transformers has (often named -hf)"
+                if raw.get("auto_map")
+                else "upgrade transformers, if a newer release has it"
+            ),
         ) from None
     return config, plain

@@ -25,8 +25,6 @@ _INSTEAD = {
     "use_model_defaults": "the model's defaults hold where nothing else is said: leave it out, or pass the options",
     "tokenizer": "pass it to the model's own generate",
     "inputs_embeds": "pass input_ids",
-    "past_key_values": "leave it out: each generation has its own cache",
-    "position_ids": "leave it out: positions follow from the attention mask",
     "cache_position": "leave it out: positions follow from the attention mask",
     "logits_to_keep": "generate asks for the last position's logits alone: leave it out (the model's forward takes it)",
     "num_logits_to_keep": "generate asks for the last position's logits alone: leave it out",
@@ -56,9 +54,9 @@ _INSTEAD = {
 """Real arguments of transformers' generate and of its models' forward -> what to do instead."""
 
 _OURS = (
-    "inputs input_ids attention_mask generation_config logits_processor stopping_criteria prefix_allowed_tokens_fn"
-    " streamer lookahead max_matching_ngram_size adaptive seed sequence_ids tokenizer cancel on_prefill draft_model"
-    " assistant_model max_step_draft th_stop_draft auto_th_stop_draft"
+    "inputs input_ids attention_mask position_ids past_key_values generation_config logits_processor stopping_criteria"
+    " prefix_allowed_tokens_fn streamer lookahead max_matching_ngram_size adaptive seed sequence_ids tokenizer cancel"
+    " on_prefill draft_model assistant_model max_step_draft th_stop_draft auto_th_stop_draft"
 ).split()
 
 

@@ -24,7 +24,7 @@ from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import PROPOSERS, make_proposer
 from ipex_lookahead.drafting.store import Stores
-from ipex_lookahead.engines.base import Engine
+from ipex_lookahead.engines.base import Cache, Engine
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation import processors as logits_processors
 from ipex_lookahead.generation import stopping
@@ -34,6 +34,7 @@ from ipex_lookahead.generation.checks import token_ids, whole
 from ipex_lookahead.generation.inputs import prompts_of
 from ipex_lookahead.generation.lookahead import resolve_lookahead
 from ipex_lookahead.generation.options import lookup_of, resolve
+from ipex_lookahead.generation.past import LookaheadCache, check_positions, past_of
 from ipex_lookahead.generation.processors import (
     Chain,
     Processor,
@@ -120,12 +121,16 @@ def generate(
         costs: what forwards cost on this engine; None learns it from this generation alone.
         draft_engine: the second model, for the strategies ``draft_model`` and ``self_speculation``.
         stores: keeps the store of ``LookaheadConfig.store`` open between generations; None opens it for this one.
-        **kwargs: ``input_ids``, ``attention_mask`` and the options of ``transformers.GenerationConfig``.
+        **kwargs: ``input_ids``, ``attention_mask`` and the options of ``transformers.GenerationConfig``;
+            ``past_key_values`` of an earlier output, whose tokens are not read again as far as the prompts begin with
+            them (the cache is changed, and then holds this generation's); ``position_ids``, if they are what the mask
+            implies.
 
     Returns:
         int64 [batch, length]: prompts as given, then the new tokens, shorter rows padded on the right with
         ``pad_token_id`` (an end token where there is none); with ``return_dict_in_generate`` an output that also has
-        ``scores`` and ``logits`` where asked for (zeros for rows that have ended) and ``stats``. ``max_new_tokens=0``
+        ``scores`` and ``logits`` where asked for (zeros for rows that have ended), ``past_key_values`` and ``stats``.
+        ``max_new_tokens=0``
         returns the prompts unchanged.
 
     Raises:
@@ -152,6 +157,10 @@ def generate(
             pad=settings.pad_token_id,
             eos_ids=eos_ids,
         )
+        padding = [ids.shape[1] - len(prompt) for prompt in prompts]
+        real = torch.arange(ids.shape[1])[None] >= torch.tensor(padding)[:, None]
+        check_positions(real, 0, left.pop("position_ids", None))
+        given_past = left.pop("past_key_values", None)
         refuse_rest(left)
         times = settings.num_return_sequences
         ids, prompts = ids.repeat_interleave(times, 0), [p for p in prompts for _ in range(times)]
@@ -161,19 +170,22 @@ def generate(
             )
             for p in prompts
         ]
+        past = past_of(engine, given_past, len(prompts))
         stats = GenerationStats() if stats is None else stats
         stats.sequences = len(prompts)
         if streamer is not None:
             streamer.put(ids)
         if all(limit == len(p) for p, (limit, _) in zip(prompts, limits, strict=True)):
             stats.finish_reasons = ["length"] * len(prompts)
-            return _result(settings, ids, [], [], eos_ids, stats, engine.vocab_size)
+            return _result(settings, ids, [], [], eos_ids, stats, engine.vocab_size, past)
 
         samplers = _samplers(settings, seed, sequence_ids, len(prompts))
         wish = _Wish(settings, eos_ids, engine.vocab_size)
         jobs = [
-            wish.job(prompt, limit, reason, sampler)
-            for prompt, (limit, reason), sampler in zip(prompts, limits, samplers, strict=True)
+            wish.job(prompt, limit, reason, sampler, cache)
+            for prompt, (limit, reason), sampler, cache in zip(
+                prompts, limits, samplers, past.take(prompts), strict=True
+            )
         ]
         criteria = _criteria(settings, tokenizer)
         read, counted = stats.prompt_tokens + sum(map(len, prompts)), stats
@@ -197,7 +209,7 @@ def generate(
             cancelled=cancelled,
             on_prefill=on_prefill,
         )
-        return _result(settings, ids, jobs, tapes, eos_ids, stats, engine.vocab_size)
+        return _result(settings, ids, jobs, tapes, eos_ids, stats, engine.vocab_size, past)
     finally:
         if streamer is not None:
             streamer.end()
@@ -214,7 +226,7 @@ class _Wish:
         self._keep_scores = keeps and bool(settings.output_scores)
         self._keep_raw = keeps and bool(settings.output_logits)
 
-    def job(self, prompt: Any, limit: int, reason: str, sampler: Sampler | None) -> Job:
+    def job(self, prompt: Any, limit: int, reason: str, sampler: Sampler | None, cache: Cache) -> Job:
         """A job with all but processors and stop criteria."""
         return Job(
             prompt,
@@ -222,6 +234,7 @@ class _Wish:
             reason,
             frozenset(self._eos_ids),
             sampler,
+            cache=cache,
             scores=[] if self._keep_scores else None,
             raw=[] if self._keep_raw else None,
         )
@@ -349,6 +362,7 @@ def _result(
     eos_ids: Sequence[int],
     stats: GenerationStats,
     vocab_size: int,
+    past: LookaheadCache,
 ) -> torch.Tensor | LookaheadGenerateOutput:
     new = max((t.length - t.start for t in tapes), default=0)
     rows = torch.full((len(ids), ids.shape[1] + new), _pad(settings, eos_ids), dtype=torch.int64)
@@ -357,12 +371,15 @@ def _result(
         row[ids.shape[1] : ids.shape[1] + tape.length - tape.start] = torch.from_numpy(
             tape.ids[tape.start : tape.length]
         )
+    if jobs:
+        past.hold([job.cache for job in jobs], rows, [ids.shape[1] - len(job.prompt) for job in jobs])
     if not settings.return_dict_in_generate:
         return rows
     return LookaheadGenerateOutput(
         sequences=rows,
         scores=_columns([job.scores for job in jobs], new, vocab_size),
         logits=_columns([job.raw for job in jobs], new, vocab_size),
+        past_key_values=None if settings.use_cache is False else past,
         stats=stats,
     )
 

@@ -22,7 +22,7 @@ from ipex_lookahead.decoding.sampling import Sampler
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import SECOND_MODEL, Proposer, make_proposer, make_second_model_proposer
 from ipex_lookahead.drafting.store import Stores
-from ipex_lookahead.engines.base import Engine
+from ipex_lookahead.engines.base import Cache, Engine
 from ipex_lookahead.errors import ContextLengthError, InputError
 from ipex_lookahead.generation.second_model import SharedChoice
 
@@ -50,6 +50,7 @@ class Job:
         warpers: what the sampler stands for; only ``scores`` shows them.
         on_token: told each token as it is emitted.
         stop: asked after each token, with the sequence so far; True ends it there.
+        cache: an engine's, with the prompt's first tokens; None = an empty one. It is changed.
         scores, raw: lists that get the processed, and the raw logits of each position; None keeps none.
     """
 
@@ -63,6 +64,7 @@ class Job:
     warpers: Sequence[Processor] = ()
     on_token: Callable[[int], None] | None = None
     stop: Callable[[Ids], bool] | None = None
+    cache: Cache | None = None
     scores: list[Logits] | None = None
     raw: list[Logits] | None = None
 
@@ -171,7 +173,7 @@ def run(
     chooses = [_choose(job, tape, together) for job, tape in zip(jobs, tapes, strict=True)]
     sequences = []
     for number, (job, tape, choose) in enumerate(zip(jobs, tapes, chooses, strict=True)):
-        cache = engine.new_cache()
+        cache = engine.new_cache() if job.cache is None else job.cache
         proposer: Proposer | None = None
         if config is not None and draft_engine is not None and config.strategy in SECOND_MODEL:
             shared = SharedChoice(job.draft_processors, job.sampler) if job.draft_processors or job.sampler else None

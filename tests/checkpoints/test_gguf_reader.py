@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ipex_lookahead.checkpoints import gguf_reader
+from ipex_lookahead.checkpoints.gguf import refuse_unread_types
 from ipex_lookahead.checkpoints.gguf_reader import OTHER_TYPES, REMOVED_TYPES, TENSOR_TYPES, GgufFile
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from tests.support import gguf_bytes as by_hand
@@ -162,13 +163,19 @@ def test_cut_in_the_header(tmp_path: Path, cut: int) -> None:
     assert "bytes" in str(error)
 
 
-def test_types_that_are_not_read_are_named(tmp_path: Path) -> None:
-    for number, name in OTHER_TYPES.items():
-        path = write(tmp_path / "x.gguf", GOOD.patched("one:type", u32(number)))
+def test_the_table_of_a_file_with_types_that_are_not_read_can_be_read(tmp_path: Path) -> None:
+    for number, known in OTHER_TYPES.items():
+        data = b"\0" * (512 // known.block * known.nbytes)
+        made = build([], [("one", (256, 2), number, data), tensor("two", (5,), 0)])
+        file = opened(write(tmp_path / "x.gguf", bytes(made.data)))
+        assert (file.tensors["one"].type, file.tensors["one"].nbytes) == (known, len(data))
+        assert known.format == ""
         with pytest.raises(
-            UnsupportedModelError, match=f"tensor one has type {name}; .* BF16, F16, F32, Q4_0, Q4_1, Q8_0"
-        ):
-            opened(path)
+            UnsupportedModelError, match=f"tensor one has type {known.name}; .* BF16, F16, F32"
+        ) as caught:
+            refuse_unread_types(file)
+        assert f"in this file 1 of {known.name} are not" in str(caught.value)
+        assert "llama-quantize --allow-requantize x.gguf x-Q8_0.gguf Q8_0" in caught.value.hint
 
 
 def test_small_alignments_are_legal(tmp_path: Path) -> None:
@@ -223,12 +230,10 @@ def test_the_table_of_types_is_the_gguf_packages() -> None:
     import gguf
 
     for kind in gguf.GGMLQuantizationType:
-        if kind in TENSOR_TYPES:
-            known = TENSOR_TYPES[kind]
+        known = (TENSOR_TYPES | OTHER_TYPES).get(int(kind))
+        if known is not None:
             assert (known.name, (known.block, known.nbytes)) == (kind.name, gguf.GGML_QUANT_SIZES[kind])
-        else:
-            assert OTHER_TYPES.get(int(kind), kind.name) == kind.name
-            assert int(kind) not in REMOVED_TYPES
+        assert int(kind) not in REMOVED_TYPES
 
 
 def test_metadata_of_every_type_as_the_gguf_package_writes_it(tmp_path: Path) -> None:

@@ -33,28 +33,34 @@ class ScriptedModel:
         self.asked.append((prompt, {"max_new_tokens": max_new_tokens, **settings}))
         text = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         new = [*self.tokenizer(text)["input_ids"], self.tokenizer.eos_token_id][:max_new_tokens]
-        if streamer is not None:
-            streamer.put(input_ids[0])
-            for done, token in enumerate(new):
-                if done == self.interrupt_after:
-                    self.interrupt_after = None
-                    raise KeyboardInterrupt
-                streamer.put(torch.tensor([token]))
-            streamer.end()
-        self.stats = GenerationStats(
-            prompt_tokens=len(prompt),
-            tokens=len(new),
-            steps=max(1, len(new) // 2),
-            sequence_steps=max(1, len(new) // 2),
-        )
-        self.stats.accepted = len(new) // 2
-        self.stats.drafted = len(new)
-        self.stats.prefill_seconds = self.stats.first_token_seconds = 0.5
-        self.stats.decode_seconds = 1.0
+        done = 0
+        try:
+            if streamer is not None:
+                streamer.put(input_ids[0])
+                for token in new:
+                    if done == self.interrupt_after:
+                        self.interrupt_after = None
+                        raise KeyboardInterrupt
+                    streamer.put(torch.tensor([token]))
+                    done += 1
+                streamer.end()
+            done = len(new)
+        finally:
+            self.stats = statistics(len(prompt), done)  # as the real one, also of what was interrupted
         return torch.tensor([prompt + new])
 
     def forget(self) -> None:
         pass
+
+
+def statistics(prompt: int, new: int) -> GenerationStats:
+    """Those of so many tokens, half of them drafted."""
+    steps = max(1, new // 2)
+    stats = GenerationStats(prompt_tokens=prompt, tokens=new, steps=steps, sequence_steps=steps)
+    stats.accepted, stats.drafted = new // 2, new
+    stats.prefill_seconds = stats.first_token_seconds = 0.5
+    stats.decode_seconds = 1.0
+    return stats
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ipex_lookahead.checkpoints import open_checkpoint
-from ipex_lookahead.cli.info import packed_bytes
+from ipex_lookahead.checkpoints.sizes import packed_bytes
 from ipex_lookahead.cli.main import run
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
@@ -91,7 +91,7 @@ def test_bytes_by_shape_are_the_bytes_read(quant, tmp_path):
     checkpoint = open_checkpoint(write_tiny_gguf(tmp_path / "tiny.gguf", quant=quant))
     for name in checkpoint.names():
         found = checkpoint.info(name)
-        assert packed_bytes(found.format, found.shape, found.group_size) == checkpoint.read(name).nbytes, name
+        assert packed_bytes(found) == checkpoint.read(name).nbytes, name
     checkpoint.close()
 
 

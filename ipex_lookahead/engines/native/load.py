@@ -7,6 +7,7 @@ from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.engines.hf_config import generation_config, inline_rope_factors, transformers_config
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
 from ipex_lookahead.engines.native.engine import NativeEngine
+from ipex_lookahead.engines.requantize import warn_of_requantizing
 from ipex_lookahead.errors import InputError
 
 
@@ -23,9 +24,12 @@ def load(request: LoadRequest) -> LoadedModel:
         if request.check_label is not None:
             request.check_label(label)
         plan = request.plan(spec.embedding if spec.tied else spec.lm_head, label)
+        rounded_from = warn_of_requantizing(checkpoint, plan, kept=() if spec.tied else (spec.embedding,))
         engine = NativeEngine.load(
             checkpoint, spec, plan, threads=request.threads, kv_cache=request.kv_cache, progress=request.progress
         )
+        if rounded_from is not None:
+            engine.facts["requantized_from"] = rounded_from
         return LoadedModel(
             engine,
             transformers_config(checkpoint.config),

@@ -21,7 +21,13 @@ from ipex_lookahead.engines.torch.cache import BufferSequence, SequenceCache, se
 from ipex_lookahead.engines.torch.device import device_facts, no_memory, torch_threads
 from ipex_lookahead.engines.torch.fitness import Trial, fitness_of, refuse_unfit
 from ipex_lookahead.engines.torch.linear_backends import has_native_layers, torch_threads_beside_native
-from ipex_lookahead.engines.torch.low_bit_linear import LowBitLinear, module_weights, packed_bytes, packed_from_torch
+from ipex_lookahead.engines.torch.low_bit_linear import (
+    LowBitLinear,
+    format_of,
+    module_weights,
+    packed_bytes,
+    packed_from_torch,
+)
 from ipex_lookahead.engines.torch.masks import seen_by, spelled
 from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, UnsupportedModelError
 from ipex_lookahead.formats.base import PackedWeight
@@ -76,7 +82,7 @@ class TorchEngine:
         self.device = torch.device(device) if device is not None else _device_of(model)
         self.dtype: torch.dtype = _dtype_of(model)
         self.threads = None if threads is None else check_threads(threads)
-        self.low_bit = low_bit or str(self.dtype).removeprefix("torch.")
+        self.low_bit = low_bit or format_of(model) or str(self.dtype).removeprefix("torch.")
         self.facts = dict(facts or {})
         takes = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in takes
@@ -101,7 +107,7 @@ class TorchEngine:
         reason = self._why_not_deterministic()
         if deterministic and reason:
             raise UnsupportedModelError(
-                f"this model cannot run with deterministic=True: {reason}", hint="leave deterministic out"
+                f"this model cannot run with deterministic=True: {reason}", hint="leave deterministic=True out"
             )
         self.deterministic = not reason and (self.device.type == "xpu" if deterministic is None else deterministic)
         self._block = CPU_BLOCK if self.device.type == "cpu" else BLOCK

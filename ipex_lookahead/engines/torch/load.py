@@ -23,6 +23,7 @@ from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
 from ipex_lookahead.compat import dtype_argument
 from ipex_lookahead.engines.hf_config import foreign_config, generation_config, inline_rope_factors, transformers_config
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
+from ipex_lookahead.engines.requantize import warn_of_requantizing
 from ipex_lookahead.engines.torch.device import check_device
 from ipex_lookahead.engines.torch.engine import TorchEngine
 from ipex_lookahead.engines.torch.fitness import refuse_unfit
@@ -97,8 +98,9 @@ def _load_known(checkpoint: Checkpoint, request: LoadRequest, device: torch.devi
     dtype = compute_dtype(request.dtype, label, device, checkpoint.config.get("dtype", ""))
     if request.ipex:
         check_ipex(label, dtype, device)
+    rounded_from = warn_of_requantizing(checkpoint, plan, kept=() if spec.tied else (spec.embedding,))
     config = transformers_config(checkpoint.config)
-    with _sentences(checkpoint.path, config.model_type):
+    with sentences(checkpoint.path, config.model_type):
         model = _skeleton(config)
     backends = LinearBackends(device, threads=request.threads, dtype=dtype)
     report = load_packed(
@@ -106,8 +108,11 @@ def _load_known(checkpoint: Checkpoint, request: LoadRequest, device: torch.devi
     )
     _finish(model, report, device, checkpoint.path)
     _set_rope(model, spec, checkpoint.config)
+    engine = _engine(model, request, device, label, backends, report)
+    if rounded_from is not None:
+        engine.facts["requantized_from"] = rounded_from
     return LoadedModel(
-        _engine(model, request, device, label, backends, report),
+        engine,
         config,
         label,
         dict(checkpoint.config),
@@ -183,7 +188,7 @@ def _load_foreign(request: LoadRequest, device: torch.device, family: str) -> Lo
         if request.ipex:
             check_ipex(label, dtype, device)
         backends = LinearBackends(device, threads=request.threads, dtype=dtype)
-        with _sentences(path, family):
+        with sentences(path, family):
             if packed is None:
                 model, report = _float_model(request, config, label, dtype, backends)
             else:
@@ -204,7 +209,7 @@ def _load_foreign(request: LoadRequest, device: torch.device, family: str) -> Lo
 
 
 @contextmanager
-def _sentences(path: Path, family: str) -> Iterator[None]:
+def sentences(path: Path, family: str) -> Iterator[None]:
     """Whatever transformers raises about a checkpoint becomes an UnsupportedModelError with its first line."""
     try:
         yield
@@ -244,13 +249,33 @@ def _float_model(
     request: LoadRequest, config: Any, label: str, dtype: torch.dtype, backends: LinearBackends
 ) -> tuple[Any, Replacement]:
     """Weights through transformers, which knows what each family's tensors are called; then packed layer by layer."""
-    from transformers import AutoModelForCausalLM
-
     _skeleton(config)
-    SafetensorsCheckpoint(request.path, other_family=True).close()  # every header is sound, or it raises
-    with _quiet(request.progress is None):
-        model, info = AutoModelForCausalLM.from_pretrained(
-            str(request.path),
+    model = read_floats(request.path, config, "AutoModelForCausalLM", dtype, quiet=request.progress is None)
+    if request.low_bit is None:
+        return model, Replacement()
+    plan = request.plan(f"{_name_of(model, model.get_output_embeddings())}.weight", label)
+    return model, replace_linears(model, plan, backends=backends, progress=request.progress)
+
+
+def read_floats(path: Path, config: Any, auto: str, dtype: torch.dtype, *, quiet: bool) -> Any:
+    """A folder's float model through one of transformers' Auto classes: safetensors only, no code, nothing missing.
+
+    Args:
+        path: the folder.
+        config: from ``foreign_config``.
+        auto: name of the class, such as ``AutoModelForCausalLM``.
+        dtype: of the weights.
+        quiet: without transformers' progress bars.
+
+    Raises:
+        ModelFormatError: a file is damaged, or a tensor that the model needs is not there.
+    """
+    import transformers
+
+    SafetensorsCheckpoint(path, other_family=True).close()  # every header is sound, or it raises
+    with _quiet(quiet):
+        model, info = getattr(transformers, auto).from_pretrained(
+            str(path),
             config=config,
             use_safetensors=True,
             trust_remote_code=False,
@@ -259,11 +284,8 @@ def _float_model(
             **dtype_argument(dtype),
         )
     if missing := sorted(info["missing_keys"]):
-        raise ModelFormatError(request.path, missing[0], None, "is missing from the checkpoint")
-    if request.low_bit is None:
-        return model, Replacement()
-    plan = request.plan(f"{_name_of(model, model.get_output_embeddings())}.weight", label)
-    return model, replace_linears(model, plan, backends=backends, progress=request.progress)
+        raise ModelFormatError(path, missing[0], None, "is missing from the checkpoint")
+    return model
 
 
 def _packed_model(

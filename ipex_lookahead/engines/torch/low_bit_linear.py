@@ -6,6 +6,7 @@ from a checkpoint's tensors, and ``module_weights`` gives them back for ``save_l
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ __all__ = [
     "LinearBackends",
     "LowBitLinear",
     "Replacement",
+    "format_of",
     "is_plain_linear",
     "load_packed",
     "module_weights",
@@ -37,6 +39,10 @@ Progress = Callable[[int, int, str], None]
 
 ROUTERS = ("router", "gate", "shared_expert_gate")
 """Layers of these names choose experts: little memory, and a wrong choice costs more than a wrong value."""
+
+_CONV1D = ("transformers", "Conv1D")
+_PLAIN = (("transformers", "FalconLinear"), ("whisper", "Linear"))
+"""Package and class of linear layers that say so by another name."""
 
 
 class LowBitLinear(nn.Module):
@@ -135,21 +141,28 @@ class Replacement:
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """Whether a module is x W^T + b and nothing else: ``nn.Linear``, transformers' ``Conv1D`` and ``FalconLinear``.
+    """Whether a module is x W^T + b and nothing else.
 
+    That is ``nn.Linear``, transformers' ``Conv1D`` and ``FalconLinear``, and the ``Linear`` of OpenAI's whisper.
     Other subclasses of ``nn.Linear`` may compute something else, or have their weight read by their parent.
     """
     kind = type(module)
-    return kind is nn.Linear or is_conv1d(module) or _is_from_transformers(kind, "FalconLinear")
+    return kind is nn.Linear or any(_is(kind, *known) for known in (*_PLAIN, _CONV1D))
 
 
 def is_conv1d(module: nn.Module) -> bool:
     """Whether a module is transformers' ``Conv1D``: a linear layer whose weight is [in, out] (GPT-2's family)."""
-    return _is_from_transformers(type(module), "Conv1D")
+    return _is(type(module), *_CONV1D)
 
 
-def _is_from_transformers(kind: type, name: str) -> bool:
-    return kind.__name__ == name and kind.__module__.partition(".")[0] == "transformers"
+def _is(kind: type, package: str, name: str) -> bool:
+    return kind.__name__ == name and kind.__module__.partition(".")[0] == package
+
+
+def format_of(model: nn.Module) -> str:
+    """The format that most of a model's packed layers are in; "" for a model without any."""
+    formats = Counter(module.low_bit for module in model.modules() if isinstance(module, LowBitLinear))
+    return formats.most_common(1)[0][0] if formats else ""
 
 
 def replace_linears(

@@ -121,7 +121,7 @@ def test_options_of_another_engine_are_refused(tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path / "m")
     for kwargs, said in (
         ({"engine": "torch", "kv_cache": "int8"}, "kv_cache='int8' is not for engine='torch'"),
-        ({"engine": "torch", "device_map": "auto"}, "device_map='auto'.*device='cpu', 'xpu' or 'cuda'"),
+        ({"engine": "torch", "device_map": "balanced"}, "device_map='balanced'.*device='cpu', 'xpu' or 'cuda'"),
         ({"engine": "torch", "speculative": True}, "speculative=True needs the native"),
         ({"engine": "torch", "dtype": "int8"}, "dtype is 'int8'"),
         ({"engine": "torch", "device": "tpu"}, "device is 'tpu'"),

@@ -194,6 +194,14 @@ def test_transformers_own_kinds_of_linear_layers():
     assert is_plain_linear(falcon.FalconLinear(4, 4))
 
 
+def test_linear_layers_of_whisper_are_known_by_their_name():
+    """OpenAI's package has a subclass that casts its weight to the input's dtype; others may compute anything."""
+    theirs = type("Linear", (nn.Linear,), {"__module__": "whisper.model"})
+    others = type("Linear", (nn.Linear,), {"__module__": "whisperer.model"})
+    assert is_plain_linear(theirs(4, 4))
+    assert not is_plain_linear(others(4, 4))
+
+
 # ---- to and from a checkpoint ---------------------------------------------------------------------------------------
 
 

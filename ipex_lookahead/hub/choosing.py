@@ -1,0 +1,168 @@
+"""Which files of a hub repository make a model: only what is needed, never pickles, never code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ipex_lookahead.errors import InputError, UnsupportedModelError
+from ipex_lookahead.hub.names import HubName
+
+GGUF_TYPES = ("Q4_0", "Q4_1", "Q8_0", "BF16", "F16", "F32")
+"""The GGUF types that are read, the one to take first where a repository offers several."""
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+MOST_LISTED = 12
+
+_WORDS = re.compile(r"tokenizer\.model|merges\.txt|[^/]*\.json|[^/]*\.jinja|README\.md|(LICEN[SC]E|NOTICE)[^/]*", re.I)
+"""What goes with the weights: config, tokenizer, chat template, model card and licence."""
+_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+_TYPE = re.compile(r"(?<![A-Z0-9])(I?Q\d+_[A-Z0-9_]+|TQ\d_\d|BF16|FP?16|FP?32|MXFP4|NVFP4)(?![A-Z0-9])", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is taken of a repository.
+
+    Attributes:
+        entry: the GGUF file, or the folder (empty for the top), that is the model.
+        files: everything that is fetched.
+        said: a sentence where there was something to choose, else empty.
+    """
+
+    entry: str
+    files: tuple[str, ...]
+    said: str = ""
+
+
+def choose(name: HubName, files: Mapping[str, int | None]) -> Choice:
+    """The files to take for a name, out of all the files of its repository and their sizes.
+
+    Raises:
+        InputError: no such file, or several parts.
+        UnsupportedModelError: nothing that could be read: pickles, an adapter, types of GGUF that are not read.
+    """
+    if name.file is not None:
+        return _one_gguf(name, name.file, files)
+    prefix = f"{name.subfolder}/" if name.subfolder else ""
+    here = {path[len(prefix) :]: size for path, size in files.items() if path.startswith(prefix)}
+    top = {path: size for path, size in here.items() if "/" not in path}
+    if name.subfolder and not here:
+        raise InputError(f"{name.repo} has no folder {name.subfolder!r}", hint=_offer(name, files))
+    weights = _safetensors(top) if "config.json" in top else []
+    if weights:
+        words = [path for path in top if _WORDS.fullmatch(path) and not path.endswith(".safetensors.index.json")]
+        index = [] if weights == ["model.safetensors"] else [p for p in top if p == "model.safetensors.index.json"]
+        return Choice(name.subfolder, tuple(prefix + path for path in sorted({*words, *index, *weights})))
+    models = [path for path in here if path.endswith(".gguf") and "mmproj" not in path.lower()]
+    if models:
+        return _best_gguf(name, sorted(prefix + path for path in models), files)
+    raise _nothing(name, here)
+
+
+def _safetensors(top: Mapping[str, int | None]) -> list[str]:
+    """``model.safetensors``, or the shards; not a second copy under another name, which some repositories hold."""
+    if "model.safetensors" in top:
+        return ["model.safetensors"]
+    if "model.safetensors.index.json" not in top:
+        return []
+    shards = [path for path in top if _SHARD.fullmatch(path)]
+    others = [
+        path for path in top if path.endswith(".safetensors") and not path.startswith(("consolidated", "adapter"))
+    ]
+    return shards or others
+
+
+def _one_gguf(name: HubName, wanted: str, files: Mapping[str, int | None]) -> Choice:
+    if wanted not in files:
+        models = [path for path in files if path.endswith(".gguf") and "mmproj" not in path.lower()]
+        of_type = [path for path in models if type_in(path) == wanted.upper()]
+        by_name = [path for path in models if path.rpartition("/")[2] == wanted]
+        if len(found := of_type or by_name) != 1:
+            held = f"{len(found)} files of it" if found else "no such file"
+            raise InputError(f"{name.repo} has {held}: {wanted!r}", hint=_offer(name, found or files))
+        wanted = found[0]
+    if wanted.endswith(PICKLES):
+        raise _pickled(name, [wanted])
+    if not wanted.endswith(".gguf"):
+        raise InputError(f"{name.repo}:{wanted} is no .gguf file", hint=_offer(name, files))
+    if part := _PART.search(wanted):
+        raise UnsupportedModelError(
+            f"{name.repo}:{wanted} is one of {int(part[2])} parts of a split file, which are not read",
+            hint="take a file that is not split, or join the parts: llama-gguf-split --merge FIRST-PART OUTPUT",
+        )
+    kind = type_in(wanted)
+    if kind is not None and kind not in GGUF_TYPES:
+        raise _unread_types(name, files, f"{name.repo}:{wanted} is of type {kind} by its name")
+    return Choice(wanted, _with_licence(wanted, files))
+
+
+def _best_gguf(name: HubName, models: list[str], files: Mapping[str, int | None]) -> Choice:
+    whole = [path for path in models if not _PART.search(path)]
+    if len(whole) == 1 and (type_in(whole[0]) or "F32") in GGUF_TYPES:
+        return Choice(whole[0], _with_licence(whole[0], files))
+    for kind in GGUF_TYPES:
+        fit = [path for path in whole if type_in(path) == kind]
+        if fit:
+            said = f"{name.repo} has {len(models)} GGUF files; taking {fit[0]}{_size(files[fit[0]])}"
+            return Choice(fit[0], _with_licence(fit[0], files), said + f". Another: {name.repo}:FILE")
+    if whole and all(type_in(path) is None for path in whole):
+        raise InputError(f"{name.repo} has {len(whole)} GGUF files; name one", hint=_offer(name, files))
+    raise _unread_types(name, files, f"{name.repo} has {len(models)} GGUF files, none whole and of a type that is read")
+
+
+def _with_licence(model: str, files: Mapping[str, int | None]) -> tuple[str, ...]:
+    return (model, *(path for path in files if re.fullmatch(r"README\.md|(LICEN[SC]E|NOTICE)[^/]*", path, re.I)))
+
+
+def type_in(path: str) -> str | None:
+    """The GGUF type that a file's name holds, as ``Q4_K_M``; None where it holds none."""
+    found = _TYPE.findall(path.rpartition("/")[2].removesuffix(".gguf"))
+    return {"FP16": "F16", "FP32": "F32"}.get(found[-1].upper(), found[-1].upper()) if found else None
+
+
+def _unread_types(name: HubName, files: Mapping[str, int | None], problem: str) -> UnsupportedModelError:
+    fit = [p for p in files if p.endswith(".gguf") and type_in(p) in GGUF_TYPES and not _PART.search(p)]
+    hint = (
+        f"take {name.repo}:{min(fit, key=lambda p: GGUF_TYPES.index(type_in(p) or ''))}"
+        if fit
+        else "take a repository that has one of them, or convert a file: "
+        "llama-quantize --allow-requantize FILE.gguf OUT.gguf Q8_0"
+    )
+    return UnsupportedModelError(f"{problem}; {', '.join(GGUF_TYPES)} are read", hint=hint)
+
+
+def _nothing(name: HubName, here: Mapping[str, int | None]) -> Exception:
+    if pickles := [path for path in here if path.endswith(PICKLES) and not path.startswith("training_args")]:
+        return _pickled(name, pickles)
+    if "adapter_config.json" in here:
+        return UnsupportedModelError(
+            f"{name.repo} is an adapter (LoRA) for another model, not a model",
+            hint="merge it into its base model first: peft's merge_and_unload, then save_pretrained",
+        )
+    if any(path.endswith(".safetensors") for path in here) and "config.json" not in here:
+        return UnsupportedModelError(f"{name.repo} has weights, but no config.json that says what model they are")
+    return InputError(f"{name.repo} holds no model: neither config.json with safetensors nor a .gguf file")
+
+
+def _pickled(name: HubName, pickles: list[str]) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{name.repo} has its weights in {sorted(pickles)[0]}, a pickle, which can run code when it is read and is"
+        " never fetched or opened here",
+        hint="look for the model in another repository, in safetensors or GGUF",
+    )
+
+
+def _offer(name: HubName, files: Iterable[str] | Mapping[str, int | None]) -> str:
+    sizes = files if isinstance(files, Mapping) else dict.fromkeys(files)
+    models = sorted(path for path in sizes if path.endswith(".gguf"))
+    if not models:
+        return f"without a file: {name.repo}" if "config.json" in sizes else "look at the repository's page"
+    shown = ", ".join(f"{path}{_size(sizes[path])}" for path in models[:MOST_LISTED])
+    return f"write {name.repo}:FILE with one of {shown}" + (", ..." if models[MOST_LISTED:] else "")
+
+
+def _size(size: int | None) -> str:
+    return f" ({size / 1e6:,.0f} MB)" if size else ""

@@ -1,0 +1,125 @@
+"""What people write for a model: ``default``, a path, ``owner/repo``, one file of it, or a pasted page's address."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from ipex_lookahead.errors import InputError
+
+HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
+FORMS = (
+    "a folder with config.json, a .gguf file, owner/repo, owner/repo:file.gguf, a model page's address, or 'default'"
+)
+
+_PART = r"[A-Za-z0-9][\w.-]*"
+_HUB_NAME = re.compile(rf"(?P<repo>{_PART}/{_PART})(?:@(?P<revision>[\w./-]+))?(?::(?P<file>[^:\s]+))?", re.ASCII)
+_PAGES = ("tree", "blob", "resolve", "raw")
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """A model in a repository of the hub.
+
+    Attributes:
+        repo: ``owner/name``.
+        revision: a branch, tag or commit; None for the main branch.
+        file: a file's path in the repository, or a GGUF type such as ``Q8_0`` that its name holds; None for whatever
+            the repository has.
+        subfolder: the folder in the repository that holds the model; empty for the top.
+    """
+
+    repo: str
+    revision: str | None = None
+    file: str | None = None
+    subfolder: str = ""
+
+    def __str__(self) -> str:
+        revision = f"@{self.revision}" if self.revision else ""
+        inside = f"{self.subfolder}/" if self.subfolder and not self.file else ""
+        return f"{self.repo}{revision}" + (f":{self.file or inside}" if self.file or inside else "")
+
+
+def parse_name(name: str) -> Path | HubName | None:
+    """What a model name stands for; None for ``default``. What lies on this machine comes before the hub.
+
+    Raises:
+        InputError: a path that does not exist, or no kind of name.
+    """
+    if name == "default":
+        return None
+    path = Path(name).expanduser() if not name.startswith("~") or "/" in name else Path(name)
+    if name and _exists(path):
+        return path
+    if "://" in name or name.partition("/")[0].lower() in HOSTS:
+        return _from_address(name)
+    found = _HUB_NAME.fullmatch(name)
+    if found and not (name.startswith((".", "~", "/")) or (found["file"] is None and _is_file_name(name))):
+        return _checked(HubName(found["repo"], found["revision"], found["file"]), name)
+    hint = f"give {FORMS}"
+    parts = name.split("/")
+    if len(parts) > 2 and _is_file_name(name) and re.fullmatch(rf"{_PART}/{_PART}", "/".join(parts[:2]), re.ASCII):
+        hint = f"a file of a repository on the hub is written {'/'.join(parts[:2])}:{'/'.join(parts[2:])}"
+    raise InputError(f"no model at {name!r}: no such file or folder", hint=hint)
+
+
+def _is_file_name(name: str) -> bool:
+    return name.endswith((".gguf", ".safetensors"))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # longer than any file's name, or with a null byte in it
+        return False
+
+
+def _from_address(name: str) -> HubName:
+    """``https://huggingface.co/owner/repo``, with or without ``/tree/main``, ``/blob/main/file``, ``/resolve/...``."""
+    try:
+        address = urlsplit(name if "://" in name else f"https://{name}")
+    except ValueError:
+        raise InputError(f"{name!r} is no address", hint=f"give {FORMS}") from None
+    own = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").netloc
+    if address.scheme not in ("http", "https", "hf") or (address.netloc.lower() not in (*HOSTS, own.lower())):
+        if address.scheme != "hf":
+            raise InputError(
+                f"{name!r} is an address of {address.netloc or 'no host'}; those of model pages on {HOSTS[0]} are read",
+                hint="download the .gguf file, or the folder, and give its path",
+            )
+        address = address._replace(path=f"/{address.netloc}{address.path}")
+    parts = [unquote(part) for part in address.path.split("/") if part]
+    if parts and parts[0] in ("datasets", "spaces", "collections", "papers", "docs", "models", "api"):
+        raise InputError(f"{name!r} is a page of {parts[0]}, not of a model", hint=f"give {FORMS}")
+    found = _HUB_NAME.fullmatch("/".join(parts[:2]))
+    if found is None or (len(parts) > 2 and (parts[2] not in _PAGES or len(parts) < 4)):
+        raise InputError(
+            f"{name!r} is no model's page: it would be {HOSTS[0]}/OWNER/REPO, or its /tree/, /blob/ or /resolve/ pages",
+            hint=f"give {FORMS}",
+        )
+    made = HubName(found["repo"], found["revision"], found["file"])
+    if len(parts) > 2:
+        made = replace(made, revision=None if parts[3] == "main" else parts[3])
+        inside = "/".join(parts[4:])
+        if parts[2] == "tree":
+            made = replace(made, subfolder=inside)
+        elif inside:
+            made = replace(made, file=inside)
+    if shown := parse_qs(address.query).get("show_file_info"):  # what the page's GGUF viewer puts in the address
+        made = replace(made, file=shown[0])
+    return _checked(made, name)
+
+
+def _checked(made: HubName, name: str) -> HubName:
+    """A name whose file and folder stay inside the repository; a file of a Hugging Face folder means the folder."""
+    for part in (made.file or "", made.subfolder):
+        if part.startswith("/") or ".." in part.split("/"):
+            raise InputError(f"{name!r} leads out of the repository", hint=f"give {FORMS}")
+    if made.file and made.file.endswith((".safetensors", ".json", ".jinja", ".model", ".md")):
+        return replace(made, file=None, subfolder=made.file.rpartition("/")[0])
+    if made.file and made.file.endswith("/"):
+        return replace(made, file=None, subfolder=made.file.rstrip("/"))
+    return made

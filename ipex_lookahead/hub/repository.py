@@ -1,0 +1,367 @@
+"""A model of the hub onto this machine: in the hub library's own cache, and so that an interrupted download goes on.
+
+HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE mean what they always do. The library fetches the small files and
+keeps the cache's layout. The large ones are fetched here, into the very place where it looks for them: its newer
+releases begin an interrupted file from the start, and it checks sizes, not contents.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ipex_lookahead.errors import DownloadError, LookaheadError
+from ipex_lookahead.hub.choosing import Choice, choose
+from ipex_lookahead.hub.folders import hub_cache_folder
+from ipex_lookahead.hub.names import HubName
+from ipex_lookahead.hub.options import HubOptions
+from ipex_lookahead.hub.progress import note, progress_bar
+
+PARTIAL = ".partial"
+"""Ends the name of a large file that is being fetched."""
+LIBRARY_ONLY = 50_000_000_000
+"""Bytes; larger files are not to be had by plain HTTP, so the hub's library fetches them by its own means."""
+_CHUNK = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file of a repository: its size in bytes, and the checksum that large ones have."""
+
+    size: int | None
+    sha256: str | None = None
+
+
+def fetch_repository(name: HubName, options: HubOptions, *, progress: bool = True) -> Path:
+    """The folder or GGUF file of a hub model, fetched where it is not in the cache yet.
+
+    Where the hub cannot be reached, what is in the cache serves, if it is complete.
+
+    Raises:
+        DownloadError: it could not be fetched, or is not what the hub says it is.
+        InputError: no such file in the repository.
+        UnsupportedModelError: the repository holds nothing that this package reads.
+    """
+    from huggingface_hub import snapshot_download
+
+    with _sentences(name):
+        try:
+            if options.local_files_only:
+                return _from_cache(name, options, None)
+            note(progress, f"looking for {name.repo} on the hub")
+            commit, files = _listing(name, options)
+        except Exception as error:
+            if not _is_unreachable(error):
+                raise
+            return _from_cache(name, options, error)
+        choice = choose(name, {path: file.size for path, file in files.items()})
+        note(progress and bool(choice.said), choice.said)
+        if not options.force_download:
+            _fetch_large(name, options, commit, {path: files[path] for path in choice.files}, progress=progress)
+        with _quiet_library():
+            folder = snapshot_download(
+                name.repo,
+                revision=name.revision,
+                allow_patterns=[_literal(path) for path in choice.files],
+                **_library_options(options),
+            )
+        return Path(folder) / choice.entry
+
+
+def is_complete(name: HubName, options: HubOptions) -> Path | None:
+    """The model's path where the cache holds all of it, whatever the hub has by now; else None."""
+    try:
+        return _from_cache(name, options, None)
+    except LookaheadError:
+        return None
+
+
+def repository_folder(repo: str, options: HubOptions) -> Path:
+    """Where the cache keeps a repository, whether or not it is there."""
+    return hub_cache_folder(options.cache_dir) / f"models--{repo.replace('/', '--')}"
+
+
+def _library_options(options: HubOptions) -> dict[str, Any]:
+    given = {
+        "cache_dir": options.cache_dir,
+        "endpoint": options.endpoint,
+        "token": options.token,
+        "force_download": options.force_download or None,
+    }
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _listing(name: HubName, options: HubOptions) -> tuple[str, dict[str, RemoteFile]]:
+    from huggingface_hub import HfApi
+
+    api = HfApi(endpoint=options.endpoint, token=options.token)
+    info = api.model_info(name.repo, revision=name.revision, files_metadata=True)
+    files = {}
+    for found in info.siblings or ():
+        lfs: Any = found.lfs
+        checksum = lfs.get("sha256") if isinstance(lfs, Mapping) else getattr(lfs, "sha256", None)
+        files[found.rfilename] = RemoteFile(found.size, checksum)
+    return str(info.sha), files
+
+
+def _from_cache(name: HubName, options: HubOptions, problem: Exception | None) -> Path:
+    """The model in the cache, if all its files are there."""
+    folder = repository_folder(name.repo, options)
+    try:
+        reference = folder / "refs" / (name.revision or "main")
+        commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else name.revision or ""
+        snapshot = folder / "snapshots" / commit
+        files = {
+            path.relative_to(snapshot).as_posix(): path.stat().st_size
+            for path in snapshot.rglob("*")
+            if commit and path.is_file()
+        }
+    except OSError:
+        files = {}
+    try:
+        choice = choose(name, files) if files else None
+    except LookaheadError:
+        choice = None
+    if choice is not None and _has_all_shards(snapshot, choice):
+        return snapshot / choice.entry
+    raise _not_here(name, options, partly=bool(files)) from problem
+
+
+def _has_all_shards(snapshot: Path, choice: Choice) -> bool:
+    """Whether a folder's index names no file that is missing: a fetch may have been interrupted between two."""
+    from ipex_lookahead.safe_json import load_object
+
+    index = snapshot / choice.entry / "model.safetensors.index.json"
+    if not any(path.endswith(index.name) for path in choice.files):
+        return True
+    shards = load_object(index, 64 << 20).get("weight_map")
+    names = set(shards.values()) if isinstance(shards, dict) else set()
+    return all(isinstance(shard, str) and (index.parent / shard).is_file() for shard in names)
+
+
+def _not_here(name: HubName, options: HubOptions, *, partly: bool) -> DownloadError:
+    here = f"{name} is only partly on this machine" if partly else f"{name} is not on this machine"
+    if options.local_files_only:
+        return DownloadError(
+            f"{here}, and the hub was not asked: local_files_only=True", hint="leave local_files_only out"
+        )
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
+        return DownloadError(f"{here}, and the hub was not asked: HF_HUB_OFFLINE is set", hint="unset HF_HUB_OFFLINE")
+    return DownloadError(
+        f"{here}, and the hub cannot be reached",
+        hint="connect to the network (behind a proxy set HTTPS_PROXY), or give a local folder or .gguf file",
+    )
+
+
+# --- large files --------------------------------------------------------------------------------------------------
+
+
+def _fetch_large(
+    name: HubName, options: HubOptions, commit: str, files: Mapping[str, RemoteFile], *, progress: bool
+) -> None:
+    """Put the files that have a checksum among the cache's blobs, each going on where an earlier fetch stopped."""
+    blobs = repository_folder(name.repo, options) / "blobs"
+    wanted = [
+        (path, file.size, file.sha256)
+        for path, file in files.items()
+        if file.sha256 and file.size and file.size < LIBRARY_ONLY and not (blobs / file.sha256).exists()
+    ]
+    if not wanted:
+        return
+    with _reported_disk_faults(blobs):
+        blobs.mkdir(parents=True, exist_ok=True)
+        missing = sum(size - _size_of(blobs / f"{checksum}{PARTIAL}") for _, size, checksum in wanted)
+        free = shutil.disk_usage(blobs).free
+        if free < missing:
+            raise DownloadError(
+                f"{blobs} has {free / 1e6:,.0f} MB free; {missing / 1e6:,.0f} MB are needed",
+                hint="free some space (ipex-lookahead list shows what is kept), or set HF_HOME to another disk",
+            )
+        for path, size, checksum in wanted:
+            with _locked(blobs / f"{checksum}{PARTIAL}", path, progress) as partial:
+                if not (blobs / checksum).exists():  # another process may have fetched it meanwhile
+                    _fetch(name, options, commit, path, size, partial, progress=progress)
+                    _check(partial, path, checksum, progress=progress)
+                    os.replace(partial, blobs / checksum)
+
+
+def _fetch(
+    name: HubName, options: HubOptions, commit: str, path: str, size: int, partial: Path, *, progress: bool
+) -> None:
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    done = _size_of(partial)
+    if done > size:
+        partial.unlink()
+        done = 0
+    note(progress and done > 0, f"going on with {path} at {done / 1e6:,.0f} of {size / 1e6:,.0f} MB")
+    note(progress and not done, f"fetching {path}, {size / 1e6:,.0f} MB")
+    url = hf_hub_url(name.repo, path, revision=commit, endpoint=options.endpoint)
+    headers = build_hf_headers(token=options.token)
+    with partial.open("ab") as out, _quiet_library(), _watched(partial, path, size, progress):
+        http_get(url, out, resume_size=done, headers=headers, expected_size=size)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _check(partial: Path, path: str, checksum: str, *, progress: bool) -> None:
+    total, done = hashlib.sha256(), 0
+    size = _size_of(partial)
+    with partial.open("rb") as source, progress_bar(f"checking {path}", size, shown=progress) as advance:
+        while block := source.read(_CHUNK):
+            total.update(block)
+            done += len(block)
+            advance(done)
+    if total.hexdigest() != checksum:
+        partial.unlink()
+        raise DownloadError(
+            f"{path} has a wrong checksum: sha256 {total.hexdigest()}; expected {checksum}. It was deleted",
+            hint="run the same command again; if it happens twice, something on the way changes files",
+        )
+
+
+@contextmanager
+def _watched(partial: Path, path: str, size: int, progress: bool) -> Iterator[None]:
+    """A bar that follows the growth of a file."""
+    with progress_bar(path.rpartition("/")[2], size, shown=progress) as advance:
+        ended = threading.Event()
+
+        def follow() -> None:
+            while not ended.wait(0.1):
+                advance(_size_of(partial))
+
+        watcher = threading.Thread(target=follow, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
+
+
+@contextmanager
+def _locked(partial: Path, path: str, progress: bool) -> Iterator[Path]:
+    """One process at a time writes a file; others wait. The lock goes with the process, so none is left behind."""
+    lock = partial.with_name(f"{partial.name}.lock")
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            note(progress, f"another process is fetching {path}; waiting for it")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield partial
+        lock.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def _size_of(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def _literal(path: str) -> str:
+    """A path as a pattern that matches it alone."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in path)
+
+
+# --- errors -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _quiet_library() -> Iterator[None]:
+    """Without the hub library's own progress bars: its small files need none, and the large ones have ours."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
+
+
+@contextmanager
+def _reported_disk_faults(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            problem = f"the disk of {folder} is full"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            problem = f"the hub's cache folder {folder} cannot be written"
+        else:
+            raise
+        raise DownloadError(problem, hint="free some space, or set HF_HOME to a folder that you may write") from error
+
+
+@contextmanager
+def _sentences(name: HubName) -> Iterator[None]:
+    """Whatever the hub's library raises becomes a DownloadError with what to do."""
+    try:
+        yield
+    except LookaheadError:
+        raise
+    except Exception as error:  # the library's errors, and those of the HTTP library that it happens to use
+        raise _sentence(name, error) from error
+
+
+def _sentence(name: HubName, error: Exception) -> LookaheadError:
+    from huggingface_hub import errors
+
+    status = _status(error)
+    if isinstance(error, errors.GatedRepoError) or status == 403:
+        return DownloadError(
+            f"{name.repo} asks for its licence to be accepted, or for a token",
+            hint=f"accept it on the page of {name.repo}, then: hf auth login (or set HF_TOKEN)",
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return DownloadError(
+            f"{name.repo} has no revision {name.revision!r}", hint="give a branch, tag or commit of its page's history"
+        )
+    if isinstance(error, errors.RepositoryNotFoundError) or status == 401:
+        return DownloadError(
+            f"the hub has no model {name.repo!r}, or not for you",
+            hint="check the name; for a private one: hf auth login (or set HF_TOKEN)",
+        )
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    return DownloadError(
+        f"{name} could not be fetched: {said}",
+        hint="check the network and the free space, then run the same command again: it goes on where it stopped",
+    )
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status that an error is about, if it is about one."""
+    found = getattr(getattr(error, "response", None), "status_code", None)
+    return found if isinstance(found, int) else None
+
+
+def _is_unreachable(error: Exception) -> bool:
+    """Whether nobody answered: no network, offline by wish, or a hub that is down."""
+    from huggingface_hub import errors
+
+    if isinstance(error, (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError)):
+        return True
+    status = _status(error)
+    # Both HTTP libraries that the hub's has used (requests, httpx) end in a class of these names, or in an OSError.
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return (status is not None and status >= 500) or bool(
+        kinds & {"ConnectError", "ConnectionError", "TimeoutException", "Timeout", "TransportError"}
+    )

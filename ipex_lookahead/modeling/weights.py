@@ -1,0 +1,150 @@
+"""The engine's weights as torch and transformers ask for them: counted, named, dequantised; and saved packed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ipex_lookahead.checkpoints.base import TensorInfo
+from ipex_lookahead.engines.torch.low_bit_linear import LowBitLinear
+from ipex_lookahead.errors import InputError
+from ipex_lookahead.formats import dequantize
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+class Weights:
+    """The model's parameters. They are the engine's: what is handed out here are copies, one at a time, float32.
+
+    A transformers model that was wrapped, or runs on the torch engine as it is, answers with its own parameters.
+    """
+
+    engine: Any
+    config: Any
+    generation_config: Any
+    low_bit: str
+    tokenizer: Any
+    _checkpoint_config: dict[str, Any] | None
+
+    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        """How many weights there are, tied ones once; trainable there are none.
+
+        Raises InputError where the engine cannot tell.
+        """
+        if only_trainable:
+            return 0
+        if (own := _own_model(self.engine)) is not None:
+            return int(own.num_parameters(exclude_embeddings=exclude_embeddings))
+        shapes = dict(self._shapes())
+        if self.config.tie_word_embeddings and EMBEDDING in shapes:
+            shapes.pop(HEAD, None)  # packed apart from the embedding, and the same weights
+        if exclude_embeddings:
+            shapes.pop(EMBEDDING, None)
+        return sum(torch.Size(shape).numel() for shape in shapes.values())
+
+    def get_memory_footprint(self, return_buffers: bool = True) -> int:
+        """Bytes of the weights as they lie in memory, packed."""
+        return int(self.engine.describe()["weight_bytes"])
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """(the checkpoint's name, a float32 copy) of each tensor, dequantised as it is asked for.
+
+        Changing a copy changes nothing. Raises InputError where the engine cannot give its weights back.
+        """
+        before = f"{prefix}." if prefix else ""
+        if (own := _own_model(self.engine)) is not None:
+            yield from own.named_parameters(prefix, recurse, remove_duplicate)
+            return
+        for name, weight in self._weights():
+            values = torch.from_numpy(dequantize(weight).copy())
+            yield before + name, torch.nn.Parameter(values, requires_grad=False)
+
+    def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]:
+        """As ``named_parameters``, without names."""
+        return (value for _, value in self.named_parameters(recurse=recurse))
+
+    def get_parameter(self, target: str) -> torch.nn.Parameter:
+        """One tensor, as in ``named_parameters``. Raises InputError where there is none of that name."""
+        for name, value in self.named_parameters():
+            if name == target:
+                return value
+        raise InputError(f"there is no parameter {target!r}; the names are those of model.named_parameters()")
+
+    def state_dict(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
+        """All tensors, dequantised: float32, four bytes a weight, which is much more than the packed model takes.
+
+        transformers' model of the same config loads them (``load_state_dict``), and then computes with what the packed
+        weights stand for. Raises InputError where the engine cannot give its weights back.
+        """
+        found: dict[str, Any] = OrderedDict() if destination is None else destination
+        if (own := _own_model(self.engine)) is not None:
+            return own.state_dict(destination=found, prefix=prefix, keep_vars=keep_vars)  # type: ignore[no-any-return]
+        for name, value in self.named_parameters(prefix.removesuffix(".")):
+            found[name] = value if keep_vars else value.data
+        if prefix + EMBEDDING in found and self.config.tie_word_embeddings:
+            found.setdefault(prefix + HEAD, found[prefix + EMBEDDING])
+        return found
+
+    def tie_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing to do: what the checkpoint ties is tied."""
+
+    def save_low_bit(self, folder: str | PathLike[str], **kwargs: Any) -> Path:
+        """Write the packed weights, config and tokenizer, so that ``load_low_bit`` need not quantise again.
+
+        Args:
+            folder: where to; see :func:`ipex_lookahead.checkpoints.low_bit_save.save` for what is refused.
+            **kwargs: ``overwrite`` and ``progress`` of that function.
+        """
+        from ipex_lookahead.checkpoints.low_bit_save import save
+
+        packed = {name: (TensorInfo(w.shape, w.format, w.group_size)) for name, w in self._weights()}
+        config = self._checkpoint_config or self.config.to_dict()
+        if config.get("tie_word_embeddings") and {HEAD, EMBEDDING} <= packed.keys():
+            config = {**config, "tie_word_embeddings": False}  # packed apart from the embedding, so they are two
+        groups = {info.group_size for info in packed.values() if info.group_size}
+        head = packed.get(HEAD, packed.get(EMBEDDING))
+        mixed = head is not None and head.format != self.low_bit and head.format == "sym_int8"
+        return save(
+            folder,
+            config=config,
+            generation_config=self.generation_config.to_diff_dict(),
+            infos=packed,
+            weights=self._weights(),
+            low_bit={
+                "low_bit": self.low_bit,
+                "group_size": max(groups, default=0),
+                "mixed_precision": mixed,
+                **{key: value for key, value in self.engine.describe().items() if key == "requantized_from"},
+            },
+            tokenizer=self.tokenizer,
+            **kwargs,
+        )
+
+    def _weights(self) -> Iterator[tuple[str, Any]]:
+        weights = getattr(self.engine, "weights", None)
+        if weights is None:
+            raise InputError(f"the {self.engine.name} engine cannot give its weights back; ask a model on another one")
+        found: Iterator[tuple[str, Any]] = weights()
+        return found
+
+    def _shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        spec = getattr(self.engine, "spec", None)
+        if spec is not None:
+            yield from spec.tensors()
+        else:
+            yield from ((name, weight.shape) for name, weight in self._weights())
+
+
+def _own_model(engine: Any) -> Any:
+    """The torch model whose parameters are all the weights there are, None where some are packed by this package."""
+    model = getattr(engine, "model", None)
+    if model is None or any(isinstance(module, LowBitLinear) for module in model.modules()):
+        return None
+    return model

@@ -1,0 +1,36 @@
+"""Drop-in for ``ipex_llm.transformers``: change the import, keep the rest of the script."""
+
+from typing import Any
+
+from ipex_lookahead.absent import refuse_name
+from ipex_lookahead.auto import AutoModelForCausalLM
+from ipex_lookahead.tasks import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForMultipleChoice,
+    AutoModelForNextSentencePrediction,
+    AutoModelForQuestionAnswering,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForSpeechSeq2Seq,
+    AutoModelForTokenClassification,
+)
+from ipex_lookahead.transformers.convert import get_enable_ipex
+
+__all__ = [
+    "AutoModel",
+    "AutoModelForCausalLM",
+    "AutoModelForMaskedLM",
+    "AutoModelForMultipleChoice",
+    "AutoModelForNextSentencePrediction",
+    "AutoModelForQuestionAnswering",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForSequenceClassification",
+    "AutoModelForSpeechSeq2Seq",
+    "AutoModelForTokenClassification",
+    "get_enable_ipex",
+]
+
+
+def __getattr__(name: str) -> Any:
+    refuse_name(__name__, name)

@@ -1,0 +1,184 @@
+"""``info`` describes what can be run and what cannot, in words, from headers alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import ipex_lookahead
+from ipex_lookahead.cli.main import run
+from tests.support.gguf_bytes import STRING, build, llama_parts, tensor, write
+from tests.support.tiny import write_tiny_gguf, write_tiny_llama
+
+ROOT = Path(ipex_lookahead.__file__).parent.parent
+CONFIG = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+          "num_attention_heads": 4, "vocab_size": 96, "max_position_embeddings": 128}  # fmt: skip
+
+
+def facts_of(path, capsys):
+    assert run(["info", str(path), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def words_of(path, capsys):
+    assert run(["info", str(path)]) == 0
+    return capsys.readouterr().out
+
+
+def write_config(folder, **more):
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG | more))
+    return folder
+
+
+def k_quant(path):
+    entries, tensors = llama_parts()
+    hidden = 256
+    entries = [(k, t, hidden if k == "llama.embedding_length" else v) for k, t, v in entries]
+    kinds = {"token_embd.weight": 14, "blk.0.attn_q.weight": 12, "blk.0.attn_k.weight": 12}
+    tensors = [
+        tensor(name, (hidden, dims[1]), kinds[name]) if name in kinds else (name, dims, kind, data)
+        for name, dims, kind, data in tensors
+    ]
+    return write(path, bytes(build([*entries, ("general.license", STRING, "mit")], tensors).data))
+
+
+def test_a_gguf_file_of_types_that_are_not_read(tmp_path, capsys):
+    file = k_quant(tmp_path / "llama.Q4_K_M.gguf")
+    facts = facts_of(file, capsys)
+    assert facts["architecture"] == "llama"
+    assert facts["engine"] is None
+    assert facts["formats"]["Q4_K"] == {"tensors": 2, "bytes": 2 * 8 * 144}
+    assert facts["formats"]["Q6_K"] == {"tensors": 1, "bytes": 4 * 210}
+    assert facts["formats"]["fp32"]["tensors"] == 3
+    assert (facts["layers"], facts["hidden_size"], facts["vocab_size"]) == (1, 256, 4)
+    assert facts["licence"] == "mit"
+    assert facts["hint"].endswith("llama-quantize --allow-requantize llama.Q4_K_M.gguf llama.Q4_K_M-Q8_0.gguf Q8_0")
+    said = " ".join(words_of(file, capsys).split())
+    assert "weights in Q4_K 2 tensors" in said
+    assert "cannot be run" in said
+    assert "llama-quantize --allow-requantize" in said
+    assert run(["generate", "-m", str(file), "hi"]) == 1
+    assert "hint: take a Q8_0 or Q4_0 file of this model, or convert" in capsys.readouterr().err
+
+
+def test_a_gguf_file_of_another_architecture(tmp_path, capsys):
+    entries, tensors = llama_parts()
+    entries = [(key.replace("llama.", "qwen2."), kind, "qwen2" if value == "llama" and "arch" in key else value)
+               for key, kind, value in entries]  # fmt: skip
+    facts = facts_of(write(tmp_path / "q.gguf", bytes(build(entries, tensors).data)), capsys)
+    assert (facts["architecture"], facts["engine"], facts["layers"], facts["context"]) == ("qwen2", None, 1, 64)
+    assert "is 'qwen2'; the supported architectures are: llama" in facts["problem"]
+    assert "torch engine, from their Hugging Face folder" in facts["hint"]
+
+
+def test_a_damaged_file_is_still_an_error(tmp_path, capsys):
+    file = write_tiny_gguf(tmp_path / "tiny.gguf")
+    file.write_bytes(file.read_bytes()[:-100])
+    assert run(["info", str(file)]) == 1
+    assert "the file is incomplete" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "gptq, 4 bits, groups of 128"),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, "awq, 4 bits, groups of 64"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ([], "another program"),
+    ],
+)
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_folders_that_other_programs_quantised(settings, says, family, tmp_path, capsys):
+    folder = write_config(tmp_path / "gptq", model_type=family, quantization_config=settings)
+    name = "model.layers.0.self_attn.q_proj"
+    save_file(
+        {f"{name}.qweight": np.zeros((8, 64), np.int32), f"{name}.scales": np.zeros((1, 64), np.float16)},
+        folder / "model.safetensors",
+    )
+    facts = facts_of(folder, capsys)
+    assert (facts["quantised_by"], facts["engine"], facts["parameters"]) == (says, None, None)
+    assert facts["formats"] == {"i32": {"tensors": 1, "bytes": 2048}, "fp16": {"tensors": 1, "bytes": 128}}
+    assert facts["layers"] == 2
+    assert "quantised already" in facts["problem"]
+    assert "quantised by" in words_of(folder, capsys)
+
+
+def test_pickles_are_weighed_and_never_opened(tmp_path, capsys):
+    folder = write_config(tmp_path / "old")
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04evil")
+    facts = facts_of(folder, capsys)
+    assert facts["formats"] == {"pickle": {"tensors": 1, "bytes": 6}}
+    assert (facts["parameters"], facts["engine"]) == (None, None)
+    assert "a pickle" in facts["problem"]
+    assert "save_pretrained" in facts["hint"]
+
+
+def test_a_folder_of_ipex_llms(tmp_path, capsys):
+    folder = write_config(tmp_path / "theirs", bigdl_transformers_low_bit="sym_int4")
+    facts = facts_of(folder, capsys)
+    assert (facts["kind"], facts["engine"]) == ("ipex_llm", None)
+    assert "load_in_low_bit" in facts["hint"]
+
+
+def test_a_switch_that_is_not_run_is_a_problem_and_not_a_crash(tmp_path, capsys):
+    folder = write_tiny_llama(tmp_path / "gelu")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "gelu"}))
+    facts = facts_of(folder, capsys)
+    assert facts["engine"] is None
+    assert "hidden_act is 'gelu'" in facts["problem"]
+    assert facts["formats"]["fp32"]["tensors"] > 10
+
+
+def test_labels_are_words(tmp_path, capsys):
+    for argument in ([], [str(write_tiny_gguf(tmp_path / "tiny.gguf"))]):
+        assert run(["info", *argument]) == 0
+        out = capsys.readouterr().out
+        labels = [line.partition("  ")[0] for line in out.splitlines() if line[:1].strip()]
+        assert len(labels) > 10
+        assert not [label for label in labels if "_" in label.replace("sym_int", "").replace("asym_int", "")]
+
+
+def write_costs(folder, vocab, rows=(1, 2)):
+    from ipex_lookahead.decoding.cost import processor
+
+    folder.mkdir(parents=True, exist_ok=True)
+    about = {"processor": processor(), "vocab_size": vocab, "engine": "native", "isa": "avx2", "threads": 2,
+             "low_bit": "sym_int4", "weight_bytes": 10**6, "kv_cache": "fp16", "kv_bytes_per_token": 128}  # fmt: skip
+    seconds = [0.01 * (1 + 0.1 * n) for n in range(len(rows))]
+    content = {"engine": about, "rows": rows, "seconds": seconds, "key_seconds": 0.0, "key_row_seconds": 0.0}
+    (folder / f"{vocab:024}.json").write_text(json.dumps(content))
+
+
+def test_costs_are_forgotten(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("IPEX_LOOKAHEAD_CACHE", str(tmp_path))
+    for vocab in (96, 97):
+        write_costs(tmp_path / "costs", vocab)
+    assert run(["info", "--forget-costs"]) == 0
+    assert capsys.readouterr().out.startswith("forgot 2 cost curves")
+    assert list((tmp_path / "costs").glob("*.json")) == []
+    assert run(["info", "--forget-costs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"forgotten": 0}
+
+
+HEAVY = "sorted({'torch', 'transformers'} & set(sys.modules))"
+
+
+@pytest.mark.parametrize("arguments", [[], ["MODEL"], ["--forget-costs"]], ids=lambda a: " ".join(a) or "machine")
+def test_nothing_heavy_is_imported(arguments, tmp_path):
+    model = write_tiny_llama(tmp_path / "tiny") if "MODEL" in arguments else None
+    given = [str(model) if a == "MODEL" else a for a in arguments]
+    code = (
+        f"import sys; from ipex_lookahead.cli.main import run; code = run({['info', *given]!r}); print({HEAVY}, code)"
+    )
+    environment = {**os.environ, "IPEX_LOOKAHEAD_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.stdout.splitlines()[-1] == "[] 0", done.stderr

@@ -1,0 +1,282 @@
+"""Models of the hub: what is taken, what is refused, and what becomes of a network that breaks. No network needed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ipex_lookahead import hub
+from ipex_lookahead.checkpoints.gguf_reader import TENSOR_TYPES
+from ipex_lookahead.errors import DownloadError, InputError, LookaheadError, UnsupportedModelError
+from ipex_lookahead.hub.choosing import GGUF_TYPES, choose, type_in
+from ipex_lookahead.hub.names import HubName
+from tests.support.fake_hub import COMMIT, fake_hub
+
+ROOT = Path(hub.__file__).parent.parent.parent
+WEIGHTS = os.urandom(300_000)
+FOLDER = {
+    "config.json": b'{"model_type": "llama"}',
+    "generation_config.json": b"{ }",
+    "tokenizer.json": b"{}",
+    "chat_template.jinja": b"{{ messages }}",
+    "LICENSE": b"MIT",
+    "README.md": b"---\nlicense: mit\n---\n",
+    "model.safetensors": WEIGHTS,
+}
+SUPERFLUOUS = {
+    "pytorch_model.bin": b"pickle",
+    "modeling_evil.py": b"code",
+    "consolidated.safetensors": b"twice",
+    "onnx/model.onnx": b"other",
+    "onnx/config.json": b"{}",
+    "model.Q4_0.gguf": b"other",
+    "logo.png": b"picture",
+}
+
+
+@pytest.fixture
+def served(tmp_path):
+    """``served(files)`` is a hub with the repository ``owner/model``, and a function that resolves names on it."""
+    contexts = []
+
+    def serve(files):
+        context = fake_hub({"owner/model": files})
+        contexts.append(context)
+        made = context.__enter__()
+
+        def resolve(name="owner/model", **options):
+            chosen = hub.HubOptions(cache_dir=str(tmp_path / "hub"), endpoint=made.endpoint, token=False, **options)
+            return hub.resolve_model(name, options=chosen)
+
+        return made, resolve
+
+    yield serve
+    for context in contexts:
+        context.__exit__(None, None, None)
+
+
+def blobs(tmp_path):
+    return tmp_path / "hub" / "models--owner--model" / "blobs"
+
+
+def test_only_what_is_needed_is_fetched(served):
+    made, resolve = served(FOLDER | SUPERFLUOUS)
+    folder = resolve()
+    assert {path.name for path in folder.iterdir()} == set(FOLDER) == made.fetched()
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    made.asked.clear()
+    assert resolve() == folder
+    assert made.fetched() == set(), "nothing is fetched twice"
+
+
+def test_shards_and_their_index(served):
+    shards = {f"model-0000{n}-of-00002.safetensors": os.urandom(1000) for n in (1, 2)}
+    index = {"model.safetensors.index.json": b'{"weight_map": {"a": "model-00001-of-00002.safetensors"}}'}
+    words = {"config.json": b"{}"}
+    made, resolve = served(words | index | shards | SUPERFLUOUS)
+    assert {path.name for path in resolve().iterdir()} == {*words, *index, *shards}
+
+
+def test_a_folder_in_the_repository(served):
+    made, resolve = served({f"small/{name}": content for name, content in FOLDER.items()} | SUPERFLUOUS)
+    folder = resolve("https://huggingface.co/owner/model/tree/main/small")
+    assert {path.name for path in folder.iterdir()} == set(FOLDER)
+    assert resolve(subfolder="small") == folder
+
+
+GGUFS = {"m.Q2_K.gguf": b"a", "m.Q4_K_M.gguf": b"b", "m.Q8_0.gguf": b"c" * 70_000, "m.Q4_0.gguf": b"d" * 50_000,
+         "mmproj-F16.gguf": b"e", "README.md": b"r", "LICENSE": b"l"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        ("owner/model", "m.Q4_0.gguf"),
+        ("owner/model:m.Q8_0.gguf", "m.Q8_0.gguf"),
+        ("owner/model:q8_0", "m.Q8_0.gguf"),
+        (f"owner/model@{COMMIT}:Q8_0", "m.Q8_0.gguf"),
+        ("https://huggingface.co/owner/model/blob/main/m.Q8_0.gguf", "m.Q8_0.gguf"),
+    ],
+)
+def test_one_gguf_of_several(name, taken, served, capsys):
+    made, resolve = served(GGUFS)
+    file = resolve(name)
+    assert (file.name, file.read_bytes()) == (taken, GGUFS[taken])
+    assert made.fetched() == {taken, "README.md", "LICENSE"}
+    assert ("has 4 GGUF files; taking m.Q4_0.gguf" in capsys.readouterr().err) == (name == "owner/model")
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "says", "hint"),
+    [
+        ("o/m:m.Q4_K_M.gguf", GGUFS, "type Q4_K_M by its name", "o/m:m.Q4_0.gguf"),
+        ("o/m:Q5_K_M", GGUFS, "no such file", "m.Q8_0.gguf"),
+        ("o/m:absent.gguf", GGUFS, "no such file", "m.Q8_0.gguf"),
+        ("o/m", {"m.Q2_K.gguf": b"", "m.Q6_K.gguf": b""}, "none whole and of a type", "llama-quantize --allow"),
+        ("o/m", {"a.gguf": b"x", "b.gguf": b"y"}, "has 2 GGUF files; name one", "o/m:FILE with one of a.gguf"),
+        ("o/m:Q8_0", {"a/m.Q8_0.gguf": b"", "b/m.Q8_0.gguf": b""}, "2 files of it", "b/m.Q8_0.gguf"),
+        ("o/m:m-Q8_0-00001-of-00003.gguf", {"m-Q8_0-00001-of-00003.gguf": b""}, "one of 3 parts", "llama-gguf-split"),
+        ("o/m", {"config.json": b"", "pytorch_model.bin": b""}, "a pickle", "another repository"),
+        ("o/m:pytorch_model.bin", {"config.json": b"", "pytorch_model.bin": b""}, "a pickle", "another repository"),
+        ("o/m", {"adapter_config.json": b"", "adapter_model.safetensors": b""}, "an adapter", "merge"),
+        ("o/m", {"model.safetensors": b""}, "no config.json", ""),
+        ("o/m", {"README.md": b""}, "holds no model", ""),
+        ("o/m:small/", {"config.json": b""}, "no folder 'small'", "o/m"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_taken_is_refused_before_it_is_fetched(name, files, says, hint):
+    with pytest.raises(LookaheadError, match=says) as caught:
+        choose(hub.parse_name(name), {path: len(content) for path, content in files.items()})
+    assert hint in caught.value.hint
+
+
+def test_the_types_that_are_chosen_by_name_are_those_that_are_read():
+    assert set(GGUF_TYPES) == {kind.name for kind in TENSOR_TYPES.values()}
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [("SmolLM2-135M.Q4_1.gguf", "Q4_1"), ("a/llama-7b-q4_k_m.gguf", "Q4_K_M"), ("m-fp16.gguf", "F16"), ("x.gguf", None),
+     ("m.IQ4_XS.gguf", "IQ4_XS"), ("m-UD-Q4_K_XL.gguf", "Q4_K_XL"), ("gpt-MXFP4.gguf", "MXFP4"), ("F16x.gguf", None)],
+)  # fmt: skip
+def test_type_in_a_name(file, kind):
+    assert type_in(file) == kind
+
+
+def test_a_broken_connection_goes_on_by_itself(served, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
+    made, resolve = served(FOLDER)
+    made.cut["model.safetensors"] = [100_000]
+    assert (resolve() / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_an_interrupted_fetch_goes_on_where_it_stopped(served, tmp_path, capsys):
+    """A process is killed in the middle of a file; the next one asks for the rest only."""
+    large = os.urandom(11 << 20)
+    made, resolve = served(FOLDER | {"model.safetensors": large})
+    made.stall["model.safetensors"] = [len(large) - 1000]
+    code = (
+        "import sys; from ipex_lookahead import hub;"
+        "hub.resolve_model('owner/model', options=hub.HubOptions(cache_dir=sys.argv[1], endpoint=sys.argv[2]))"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "hub"), made.endpoint], cwd=ROOT, stderr=-3)
+    try:
+        assert made.stalled.wait(30)
+        (partial,) = blobs(tmp_path).glob("*.partial")
+        while partial.stat().st_size == 0:
+            assert child.poll() is None
+    finally:
+        child.kill()
+        child.wait()
+    had = partial.stat().st_size
+    assert 0 < had < len(large)
+    with pytest.raises(DownloadError, match="only partly|not on this machine"):
+        resolve(local_files_only=True)
+    assert (resolve() / "model.safetensors").read_bytes() == large
+    assert made.ranges["model.safetensors"] == [None, f"bytes={had}-"]
+    assert "going on with model.safetensors at" in capsys.readouterr().err
+    assert not list(blobs(tmp_path).glob("*.partial*"))
+
+
+def test_wrong_contents_are_refused_and_deleted(served, tmp_path):
+    made, resolve = served(FOLDER)
+    made.lies["model.safetensors"] = WEIGHTS[:-1] + b"x"
+    with pytest.raises(DownloadError, match="wrong checksum"):
+        resolve()
+    assert not [path for path in blobs(tmp_path).iterdir() if path.suffix != ".lock"]
+    made.lies.clear()
+    assert (resolve() / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_too_little_space_is_seen_beforehand(served, monkeypatch):
+    from collections import namedtuple
+
+    made, resolve = served(FOLDER)
+    usage = namedtuple("usage", "total used free")(1, 1, 1000)
+    monkeypatch.setattr("ipex_lookahead.hub.repository.shutil.disk_usage", lambda path: usage)
+    with pytest.raises(DownloadError, match="are needed"):
+        resolve()
+    assert made.fetched() == set()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "says", "hint"),
+    [
+        (401, "GatedRepo", "licence to be accepted", "hf auth login"),
+        (403, "GatedRepo", "licence to be accepted", "HF_TOKEN"),
+        (401, "RepoNotFound", "no model 'owner/model'", "HF_TOKEN"),
+        (404, "RepoNotFound", "no model 'owner/model'", "check the name"),
+        (401, "", "no model 'owner/model', or not for you", "HF_TOKEN"),
+        (418, "", "could not be fetched", "goes on where it stopped"),
+    ],
+)
+def test_refusals_are_sentences(status, code, says, hint, served):
+    made, resolve = served(FOLDER)
+    made.refused["owner/model"] = (status, code)
+    with pytest.raises(DownloadError, match=says) as caught:
+        resolve()
+    assert hint in caught.value.hint
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_revision(served):
+    made, resolve = served(FOLDER)
+    with pytest.raises(DownloadError, match="no revision 'v9'"):
+        resolve("owner/model@v9")
+
+
+def test_without_network_what_is_here_serves(served, tmp_path):
+    made, resolve = served(FOLDER)
+    nowhere = hub.HubOptions(cache_dir=str(tmp_path / "hub"), endpoint="http://127.0.0.1:9", token=False)
+    with pytest.raises(DownloadError, match="is not on this machine, and the hub cannot be reached"):
+        hub.resolve_model("owner/model", options=nowhere)
+    folder = resolve()
+    assert hub.resolve_model("owner/model", options=nowhere) == folder
+    assert resolve(local_files_only=True) == folder
+    (folder / "config.json").unlink()
+    with pytest.raises(DownloadError, match="only partly on this machine"):
+        hub.resolve_model("owner/model", options=nowhere)
+
+
+def test_force_download_fetches_again(served):
+    made, resolve = served(FOLDER)
+    resolve()
+    made.asked.clear()
+    resolve(force_download=True)
+    assert made.fetched() == set(FOLDER)
+
+
+def test_a_missing_shard_makes_a_folder_incomplete(served, tmp_path):
+    shards = {f"model-0000{n}-of-00002.safetensors": os.urandom(100) for n in (1, 2)}
+    index = b'{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'
+    made, resolve = served({"config.json": b"{}", "model.safetensors.index.json": index, **shards})
+    folder = resolve()
+    assert resolve(local_files_only=True) == folder
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(DownloadError, match="only partly"):
+        resolve(local_files_only=True)
+
+
+def test_offline_is_respected_and_named(tmp_path):
+    """The real hub library, told to stay offline, with an empty cache; and nothing heavy is imported for it."""
+    code = (
+        "import sys\nfrom ipex_lookahead import hub, errors\n"
+        "try: hub.resolve_model('owner/model', progress=False)\n"
+        "except errors.DownloadError as e: print(e, '|', e.hint, '|', 'torch' in sys.modules)"
+    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
+    said = subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert "HF_HUB_OFFLINE is set" in said.stdout, said.stderr
+    assert "unset HF_HUB_OFFLINE | False" in said.stdout
+
+
+def test_an_unknown_kind_of_name_never_reaches_the_hub(served):
+    made, resolve = served(FOLDER)
+    with pytest.raises((InputError, UnsupportedModelError)):
+        resolve("nonsense")
+    assert made.asked == []
+    assert choose(HubName("o/m"), dict.fromkeys(FOLDER, 1)).entry == ""
