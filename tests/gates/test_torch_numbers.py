@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import resource
 from collections.abc import Iterator
@@ -21,16 +20,14 @@ from ipex_lookahead import (
     UnsupportedModelError,
 )
 from ipex_lookahead.engines.foreign import foreign_config
+from tests.gates import cases, seed
 from tests.support.families import FAMILIES, write
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 VALUES: tuple[Any, ...] = (
     *(0, -1, 1, 7, 10**5, 10**8, 2**31, 2**53, 2**80, 1e308, 0.0, 5e-324),
     *("many", "", True, None, [], {}, [1, 10**9], {"auto_map": {"AutoConfig": "os.system"}}),
 )
-CASES = int(os.environ.get("IPEX_LOOKAHEAD_GATE_CASES", "120"))
-"""Of the torch engine's share of the mutations; ``make gates`` tries many more."""
+CASES = cases(120, 8_000)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +94,7 @@ def test_keys_that_would_import_code_are_dropped_at_every_depth(tmp_path: Path) 
 
 
 def test_any_value_of_any_key_is_a_load_or_an_error_of_ours(folders: dict[str, Path]) -> None:
-    chance = random.Random(11)
+    chance = random.Random(seed())
     seen = {"loaded": 0, "refused": 0}
     for number in range(CASES):
         family = chance.choice(sorted(folders))
