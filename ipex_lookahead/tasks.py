@@ -16,7 +16,7 @@ from ipex_lookahead.auto import AutoModelForCausalLM, progress_bar
 from ipex_lookahead.checkpoints import LowBitCheckpoint
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.low_bit import MARKER
-from ipex_lookahead.engines.hf_config import foreign_config
+from ipex_lookahead.engines.foreign import Extent, foreign_config
 from ipex_lookahead.engines.weights import FLOATS, WeightPlan, check_low_bit, not_converted
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.hub import resolve_model
@@ -167,7 +167,8 @@ def _load(auto: str, path: Path, plan: WeightPlan, dtype: Any, device: Any, thre
 
     where = check_device("cpu" if device is None else device)
     raw = read_json(path / "config.json")
-    config, _ = foreign_config(raw, path)
+    extent = Extent.of_folder(path)
+    config, _ = foreign_config(raw, path, extent)
     packed = LowBitCheckpoint(path, other_family=True) if MARKER in raw else None
     in_file = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
     if packed is not None:
@@ -177,12 +178,14 @@ def _load(auto: str, path: Path, plan: WeightPlan, dtype: Any, device: Any, thre
             raise InputError(
                 f"{path} was saved in {saved}, and {plan.low_bit} is asked for; load the original checkpoint for that"
             )
-        with sentences(path, config.model_type), ParametersOnMeta():
+        with sentences(path, config.model_type), ParametersOnMeta(path, extent):
             model = getattr(transformers, auto).from_config(config)
         fill_from(model, packed, where, compute_dtype(dtype, saved, where, in_file), threads)
         return with_save_low_bit(model)
     label = plan.low_bit or {"float16": "fp16", "bfloat16": "bf16"}.get(in_file, "fp32")
     with sentences(path, config.model_type):
+        with ParametersOnMeta(path, extent):  # what it asks for shows before memory is taken
+            getattr(transformers, auto).from_config(config)
         model = read_floats(path, config, auto, compute_dtype(dtype, label, where, in_file), quiet=not progress)
     model.to(where)
     if plan.low_bit is None or plan.low_bit in FLOATS:

@@ -17,6 +17,7 @@ LEVELS = {
     "config": 1,
     "terminal": 1,
     "safe_json": 1,
+    "temporary": 1,
     "hub": 1,
     "_native": 1,
     "formats": 2,
