@@ -189,14 +189,17 @@ def load_model_and_tokenizer(
 
 
 def _model(loaded: LoadedModel, source: Path, speculative: bool) -> LookaheadModelForCausalLM:
+    from transformers import GenerationConfig
+
+    from ipex_lookahead.engines.hf_config import transformers_config
     from ipex_lookahead.model import LookaheadModelForCausalLM
 
     return LookaheadModelForCausalLM(
-        loaded.config,
+        loaded.config if loaded.config is not None else transformers_config(loaded.checkpoint_config),
         loaded.engine,
-        generation_config=loaded.generation_config,
+        generation_config=GenerationConfig(**loaded.generation_config),
         low_bit=loaded.low_bit,
-        tokenizer=loaded.tokenizer,
+        tokenizer=None if loaded.tokenizer is None else loaded.tokenizer.for_transformers(),
         checkpoint_config=loaded.checkpoint_config,
         speculative=speculative,
         source=source,

@@ -9,6 +9,7 @@ from typing import Any
 
 from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.tokenization.text import TextTokenizer
 
 Progress = Callable[[int, int, str], None]
 """Called as progress(tensors done, tensors in all, name of the tensor in hand)."""
@@ -30,6 +31,7 @@ class LoadRequest:
         others: further arguments of ipex-llm's: ``optimize_model``, ``cpu_embedding``.
         ipex: apply intel-extension-for-pytorch's ``ipex.llm.optimize``.
         progress: see :data:`Progress`.
+        phase: told what is being done, in words, where that changes.
     """
 
     path: Path
@@ -46,6 +48,7 @@ class LoadRequest:
     others: Mapping[str, Any] = field(default_factory=dict)
     ipex: bool = False
     progress: Progress | None = None
+    phase: Callable[[str], None] | None = None
 
     def plan(self, head: str, label: str) -> WeightPlan:
         """The formats of a model whose lm_head is the tensor ``head``."""
@@ -58,19 +61,19 @@ class LoadedModel:
 
     Attributes:
         engine: where it runs; its ``facts`` are entries of ``describe()`` that the caller may add to.
-        config: its transformers config.
         low_bit: name of its format.
         checkpoint_config: the config as it is saved.
-        generation_config: a transformers GenerationConfig, or None.
+        generation_config: the checkpoint's defaults for ``generate``, by transformers' names.
         tokenizer: or None.
+        config: its transformers config where loading made one; None: it is to be made of ``checkpoint_config``.
     """
 
     engine: Any
-    config: Any
     low_bit: str
     checkpoint_config: dict[str, Any] = field(default_factory=dict)
-    generation_config: Any = None
-    tokenizer: Any = None
+    generation_config: dict[str, Any] = field(default_factory=dict)
+    tokenizer: TextTokenizer | None = None
+    config: Any = None
 
 
 def refuse_options(engine: str, why: str, **given: Any) -> None:
