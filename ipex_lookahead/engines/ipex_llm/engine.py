@@ -23,7 +23,7 @@ from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.hf_folder import write_hf_folder
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint, refuse_without_safetensors
 from ipex_lookahead.compat import RELEASE
-from ipex_lookahead.engines.hf_config import (
+from ipex_lookahead.engines.hf_config import foreign_config, generation_defaults, inline_rope_factors, transformers_config
     foreign_config,
     generation_defaults,
     inline_rope_factors,
