@@ -12,7 +12,8 @@ from ipex_lookahead.errors import InputError
 from ipex_lookahead.tokenization.text import TextTokenizer
 
 Progress = Callable[[int, int, str], None]
-"""Called as progress(tensors done, tensors in all, name of the tensor in hand)."""
+"""Called as progress(tensors done, tensors in all, name of the tensor in hand); before there are tensors as progress(0,
+0, what is being done)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,6 @@ class LoadRequest:
         others: further arguments of ipex-llm's: ``optimize_model``, ``cpu_embedding``.
         ipex: apply intel-extension-for-pytorch's ``ipex.llm.optimize``.
         progress: see :data:`Progress`.
-        phase: told what is being done, in words, where that changes.
     """
 
     path: Path
@@ -48,7 +48,6 @@ class LoadRequest:
     others: Mapping[str, Any] = field(default_factory=dict)
     ipex: bool = False
     progress: Progress | None = None
-    phase: Callable[[str], None] | None = None
 
     def plan(self, head: str, label: str) -> WeightPlan:
         """The formats of a model whose lm_head is the tensor ``head``."""

@@ -23,11 +23,9 @@ def load(request: LoadRequest) -> LoadedModel:
         if request.check_label is not None:
             request.check_label(label)
         plan = request.plan(spec.embedding if spec.tied else spec.lm_head, label)
-        if request.phase is not None:
-            request.phase("reading the tokenizer")
+        if request.progress is not None:
+            request.progress(0, 0, "reading the tokenizer")
         tokenizer = checkpoint.text_tokenizer()
-        if request.phase is not None:
-            request.phase("packing weights")
         engine = NativeEngine.load(
             checkpoint, spec, plan, threads=request.threads, kv_cache=request.kv_cache, progress=request.progress
         )
