@@ -22,11 +22,14 @@ RELEASE = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 _LATER_OPTIONS = (
     "assistant_early_exit",
     "cache_implementation",
+    "continuous_batching_config",
     "dola_layers",
     "guidance_scale",
+    "max_matching_ngram_size",
     "min_p",
     "output_logits",
     "prompt_lookup_num_tokens",
+    "speculation_type",
     "stop_strings",
     "token_healing",
     "top_h",
@@ -117,6 +120,26 @@ def _absent(option: str) -> Any:
         )
 
     return refuse
+
+
+def watermarking(config: Any) -> Any:
+    """A watermarking config, also from a dict of its arguments. Raises InputError for anything else."""
+    made: Any = getattr(transformers.generation, "WatermarkingConfig", None)
+    if made is None:
+        _absent("watermarking_config")()
+    if hasattr(config, "construct_processor"):
+        return config
+    if not isinstance(config, Mapping):
+        raise InputError(
+            f"watermarking_config is a {type(config).__name__}; pass a transformers.WatermarkingConfig, or a dict of"
+            " its arguments"
+        )
+    try:
+        watermark = made(**config)
+        watermark.validate()
+    except (TypeError, ValueError) as error:
+        raise InputError(f"watermarking_config {dict(config)!r} is not usable: {error}") from error
+    return watermark
 
 
 MinPLogitsWarper: Any = getattr(logits_process, "MinPLogitsWarper", _MinP)

@@ -18,14 +18,16 @@ from transformers.modeling_outputs import CausalLMOutput
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.cost import EngineCosts, cost_folder
-from ipex_lookahead.decoding.loop import PREFILL_ROWS
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.self_speculation import low_bit_copy
 from ipex_lookahead.drafting.store import Stores
-from ipex_lookahead.engines.base import Batch, Engine
+from ipex_lookahead.engines.base import Engine
+from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.errors import ContextLengthError, InputError
 from ipex_lookahead.generation.generate import LookaheadGenerateOutput, generate
-from ipex_lookahead.generation.second_model import check_vocabulary, second_model_lookahead
+from ipex_lookahead.generation.lookahead import second_model_lookahead
+from ipex_lookahead.generation.options import asked_lookup
+from ipex_lookahead.generation.second_model import check_vocabulary
 
 
 class LookaheadLlamaConfig(LlamaConfig):  # type: ignore[misc]
@@ -117,10 +119,12 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
         """Generate as transformers does, with lookahead and a seed beside.
 
         See :func:`ipex_lookahead.generation.generate.generate` for what each argument means and which errors it may
-        raise, and :func:`ipex_lookahead.generation.second_model.second_model_lookahead` for ``max_step_draft``,
+        raise, and :func:`ipex_lookahead.generation.lookahead.second_model_lookahead` for ``max_step_draft``,
         ``th_stop_draft`` and ``auto_th_stop_draft``. ``draft_model`` is a smaller model of the same vocabulary that
         drafts; ``assistant_model`` is transformers' name for it.
         """
+        if lookahead is None:
+            lookahead = asked_lookup(kwargs, generation_config, self.generation_config)
         lookahead, draft_engine = self._second_model(
             lookahead,
             draft_model,
@@ -270,26 +274,14 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
         if low < 0 or high >= self.engine.vocab_size:
             wrong = int(low if low < 0 else high)
             raise InputError(f"input_ids holds {wrong}; ids go from 0 to {self.engine.vocab_size - 1} for this model")
-        cache = self.engine.new_cache()
-        for first in range(0, len(ids), PREFILL_ROWS):
-            chunk = ids[first : first + PREFILL_ROWS].astype(np.int32)
-            here = [(place, at - first) for place, at in wanted if first <= at < first + len(chunk)]
-            asked = sorted({at for _, at in here})
-            output = self.engine.forward(
-                Batch(
-                    [cache],
-                    [len(chunk)],
-                    chunk,
-                    np.arange(-1, len(chunk) - 1, dtype=np.int32),
-                    np.array(asked, np.int32),
-                    logits=True,
-                )
-            )
-            cache.keep(list(range(len(chunk))))
-            if here:
+        places: dict[int, list[int]] = {}
+        for place, at in wanted:
+            places.setdefault(at, []).append(place)
+        chain = (self.engine.new_cache(), ids.astype(np.int32))
+        for (piece,), output in prefill(self.engine, [chain], asked=[sorted(places)], logits=True):
+            for at, answer in zip(piece.asked, piece.answers, strict=True):
                 assert output.logits is not None
-                answers = torch.from_numpy(output.logits)
-                out[[place for place, _ in here]] = answers[[asked.index(at) for _, at in here]]
+                out[places[at]] = torch.from_numpy(output.logits[answer])
 
     # ---- saving ----------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from ipex_lookahead.engines.base import Batch, Cache, Engine
+from ipex_lookahead.engines.base import Cache, Engine
+from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.errors import ModelFormatError
 from ipex_lookahead.hub import cache_folder
 from ipex_lookahead.safe_json import load_object
@@ -193,9 +194,9 @@ def calibrate(engine: Engine, *, patience: float = PATIENCE_SECONDS) -> tuple[Ca
 
 
 def _forward(engine: Engine, cache: Cache, tokens: Any) -> float:
-    parents = np.arange(-1, len(tokens) - 1, dtype=np.int32)
+    batch = chain(cache, tokens)
     began = perf_counter()
-    engine.forward(Batch([cache], [len(tokens)], tokens, parents))
+    engine.forward(batch)
     return perf_counter() - began
 
 

@@ -16,7 +16,7 @@ from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import PROPOSERS
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.generate import generate
-from ipex_lookahead.generation.options import resolve_lookahead
+from ipex_lookahead.generation.lookahead import resolve_lookahead
 from tests.support.scripted_engine import markov
 
 IDS = torch.tensor([[1, 2, 3, 1, 2]])
@@ -310,7 +310,7 @@ def test_harmless_values_of_unsupported_options_pass() -> None:
 
 
 def test_a_strategy_by_name() -> None:
-    from ipex_lookahead.generation.options import strategy_config
+    from ipex_lookahead.generation.lookahead import strategy_config
 
     assert strategy_config(None) == resolve_lookahead("auto")
     assert strategy_config(None, 5) == LookaheadConfig(num_draft_tokens=5)
