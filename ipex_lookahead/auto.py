@@ -201,10 +201,7 @@ def load_text_model(
 ) -> TextModel:
     """A model with its tokenizer, for the commands: on the native engine neither torch nor transformers is imported.
 
-    Args:
-        name_or_path, low_bit, threads, kv_cache, engine, device, deterministic, progress: see
-            ``AutoModelForCausalLM.from_pretrained``.
-        note: told what else is being waited for.
+    The arguments are those of ``AutoModelForCausalLM.from_pretrained``; ``note`` is told what else is waited for.
 
     Raises:
         InputError: the checkpoint carries no tokenizer.

@@ -16,8 +16,10 @@ from ipex_lookahead.decoding.choose import Ids, Logits
 
 @dataclass(frozen=True, slots=True)
 class RepetitionPenalty:
-    """Tokens of the prompt and of the answer become less likely: logits from 0 on are divided by ``penalty``, those
-    below multiplied. Paper: CTRL, arXiv 1909.05858; the same bits as Hugging Face's.
+    """Tokens of the prompt and of the answer become less likely, by a factor.
+
+    Logits from 0 on are divided by ``penalty``, those below multiplied. Paper: CTRL, arXiv 1909.05858; the same bits as
+    Hugging Face's.
     """
 
     penalty: float
@@ -33,10 +35,12 @@ class RepetitionPenalty:
 
 @dataclass(frozen=True, slots=True)
 class CountPenalties:
-    """Tokens of the answer lose ``presence`` once and ``frequency`` for each time they are there: OpenAI's definition,
-    ``logit - count * frequency - (count > 0) * presence``. The prompt does not count.
+    """Tokens of the answer become less likely, by a difference; those of the prompt do not.
+
+    OpenAI's definition: ``logit - count * frequency - (count > 0) * presence``.
 
     Args:
+        presence, frequency: what a token loses once, and each time.
         prompt_length: how many of the ids are the prompt.
     """
 

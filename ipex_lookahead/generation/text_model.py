@@ -167,7 +167,9 @@ class TextModel:
         return run(
             self.engine,
             [job],
-            config if limit - len(ids) > 1 else None,  # the first token comes with the prompt: there is nothing to draft
+            config
+            if limit - len(ids) > 1
+            else None,  # the first token comes with the prompt: there is nothing to draft
             stats=stats,
             costs=self._costs,
             stores=self._stores,
