@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-
 import click
+
+from ipex_lookahead.cli.commands import LazyGroup
 
 COMMANDS = {
     "decode": "decoding speed with and without lookahead, and whether the tokens are the same",
@@ -17,26 +17,6 @@ COMMANDS = {
 """Subcommand -> its line in ``--help``."""
 
 
-class Benchmarks(click.Group):
-    """The subcommands of ``bench``, imported lazily."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of ``COMMANDS``."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """The command of that name, its module imported now."""
-        if name not in COMMANDS:
-            return None
-        command: click.Command = getattr(importlib.import_module(f"ipex_lookahead.cli.bench_{name}"), name)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
-
-
-@click.group(cls=Benchmarks)
+@click.group(cls=LazyGroup, lines=COMMANDS, module="ipex_lookahead.cli.bench_")
 def bench() -> None:
     """Measure. Every command takes --json and then prints one JSON object as its last line."""

@@ -7,23 +7,29 @@ from typing import Any
 
 import click
 
-from ipex_lookahead.cli.lookahead import Lookahead, Tokens, strategy_options
+from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.lookahead import NO_COPY, Lookahead, strategy_options
 from ipex_lookahead.cli.options import (
     SAMPLING_OPTIONS,
     Sampling,
     draft_model_option,
+    json_option,
+    limit_option,
     model_options,
     option,
+    prompts_option,
     sampling_options,
 )
 from ipex_lookahead.cli.progress import progress_bar
+from ipex_lookahead.cli.tables import print_table
+from ipex_lookahead.cli.types import Strategy, Tokens
 
 
-@click.command()
+@command()
 @model_options
 @draft_model_option
-@option("--prompts", multiple=True, metavar="FILE.jsonl", help="Prompts, or a folder of them; ours if not given.")
-@option("--limit", type=click.IntRange(1), metavar="K", help="The first K prompts of each file.")
+@prompts_option
+@limit_option
 @option("--max-new-tokens", "-n", type=click.IntRange(1), default=128, help="Most tokens to generate.")
 @option(
     "--lookahead",
@@ -34,13 +40,13 @@ from ipex_lookahead.cli.progress import progress_bar
 @option(
     "--strategy",
     multiple=True,
-    metavar="NAME",
+    type=Strategy(NO_COPY),
     help="Where drafts come from; several are compared, with each --lookahead or, if none is given, with 'auto'.",
 )
 @strategy_options
 @option("--repeat", type=click.IntRange(1), default=1, help="Runs of each prompt in each mode; the median counts.")
 @sampling_options
-@option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
+@json_option
 def decode(
     model: str,
     low_bit: str | None,
@@ -151,33 +157,27 @@ def _all_same(counted: str) -> bool:
 
 
 def _print_table(report: dict[str, Any], *, to_stderr: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     runs = report["runs"]
+    plain = runs[0]["decode_tok_s"]
     title = f"{report['model']} · {report['low_bit']} · {report['isa']} · {report['threads']} threads"
-    table = Table(
+    print_table(
+        ("lookahead", "tok/s", "ratio", "worst", "tok/step", "accept", "prompt/s", "TTFT-ms", "µs/step", "identical"),
+        [
+            (
+                _name(run),
+                f"{run['decode_tok_s']:.1f}",
+                f"{run['decode_tok_s'] / plain:.2f}x" if plain else "-",
+                f"{run['slowest_prompt_ratio']:.2f}x",
+                f"{run['mean_acceptance_length']:.2f}",
+                f"{100 * run['acceptance_rate']:.0f}%",
+                f"{run['prefill_tok_s']:.0f}",
+                f"{run['ttft_ms']:.1f}",
+                f"{run['python_us_per_step']:.0f}",
+                run["identical_to_plain"],
+            )
+            for run in runs
+        ],
         title=f"{title} · {runs[0]['prompts']} prompts",
         caption="worst: the slowest prompt's ratio; accept: of the drafted tokens; µs/step: Python's share of a step",
-        box=None,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
+        to_stderr=to_stderr,
     )
-    headings = "lookahead tok/s ratio worst tok/step accept prompt/s TTFT-ms µs/step identical"
-    for heading in headings.split():
-        table.add_column(heading, justify="right", no_wrap=True)
-    plain = runs[0]["decode_tok_s"]
-    for run in runs:
-        table.add_row(
-            _name(run),
-            f"{run['decode_tok_s']:.1f}",
-            f"{run['decode_tok_s'] / plain:.2f}x" if plain else "-",
-            f"{run['slowest_prompt_ratio']:.2f}x",
-            f"{run['mean_acceptance_length']:.2f}",
-            f"{100 * run['acceptance_rate']:.0f}%",
-            f"{run['prefill_tok_s']:.0f}",
-            f"{run['ttft_ms']:.1f}",
-            f"{run['python_us_per_step']:.0f}",
-            run["identical_to_plain"],
-        )
-    Console(stderr=to_stderr, soft_wrap=True).print(table)

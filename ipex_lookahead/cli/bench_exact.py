@@ -8,21 +8,32 @@ from typing import Any
 
 import click
 
-from ipex_lookahead.cli.options import comma_separated, draft_model_option, model_options, option
+from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.options import (
+    comma_separated,
+    draft_model_option,
+    json_option,
+    limit_option,
+    model_options,
+    option,
+    prompts_option,
+)
 from ipex_lookahead.cli.progress import progress_bar
+from ipex_lookahead.cli.tables import print_table
+from ipex_lookahead.cli.types import LowBit, Strategy
 from ipex_lookahead.config import MAX_DRAFT
 
 MODES = ("fixed", "adaptive")
 
 
-@click.command()
+@command()
 @model_options
 @draft_model_option
-@option("--draft-low-bit", metavar="FORMAT", help="The draft model's format; as its file has it if not given.")
-@option("--prompts", multiple=True, metavar="FILE.jsonl", help="Prompts, or a folder of them; ours if not given.")
-@option("--limit", type=click.IntRange(1), metavar="K", help="The first K prompts of each file.")
+@option("--draft-low-bit", type=LowBit(), help="The draft model's format; as its file has it if not given.")
+@prompts_option
+@limit_option
 @option("--max-new-tokens", "-n", type=click.IntRange(1), default=128, help="Most tokens of an answer.")
-@option("--strategy", multiple=True, metavar="NAME", help="Strategies to check; all that apply if not given.")
+@option("--strategy", multiple=True, type=Strategy(), help="Strategies to check; all that apply if not given.")
 @option("--mode", multiple=True, type=click.Choice(MODES), default=MODES, help="All the draft, or what pays.")
 @option("--draft-tokens", default="1,3,7,31", callback=comma_separated, help="Most drafted tokens a step.")
 @option("--spread", is_flag=True, help="Fixed drafts of 1, 2, ... up to that many, another number for each batch.")
@@ -33,7 +44,7 @@ MODES = ("fixed", "adaptive")
 @option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=0.95, help="Of sampling.")
 @option("--repetition-penalty", "penalty", type=click.FloatRange(0, min_open=True), default=1.1, help="Of sampling.")
 @option("--batch", type=click.IntRange(1), default=8, help="Prompts that are decoded together with a fixed draft.")
-@option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
+@json_option
 def exact(
     model: str,
     low_bit: str | None,
@@ -147,26 +158,17 @@ def _sentence(row: dict[str, Any]) -> str:
 
 
 def _print_table(report: dict[str, Any], *, to_stderr: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     rows = report["rows"]
     budgets = list(dict.fromkeys(row["draft_tokens"] for row in rows))
-    table = Table(
-        title=f"{report['model']} · {report['low_bit']} · {report['prompts']} prompts · answers equal to plain",
-        caption="columns: most drafted tokens a step",
-        box=None,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
-    for heading in ("strategy", "mode", "tokens"):
-        table.add_column(heading, no_wrap=True)
-    for budget in budgets:
-        table.add_column(str(budget), justify="right", no_wrap=True)
     lines: dict[tuple[str, str, str], dict[int, str]] = {}
     for row in rows:
         cells = lines.setdefault((row["strategy"], row["mode"], row["sampling"]), {})
         cells[row["draft_tokens"]] = f"{row['equal']}/{row['total']}"
-    for names, cells in lines.items():
-        table.add_row(*names, *(cells.get(budget, "") for budget in budgets))
-    Console(stderr=to_stderr, soft_wrap=True).print(table)
+    print_table(
+        ("strategy", "mode", "tokens", *map(str, budgets)),
+        [(*names, *(cells.get(budget, "") for budget in budgets)) for names, cells in lines.items()],
+        keys=3,
+        title=f"{report['model']} · {report['low_bit']} · {report['prompts']} prompts · answers equal to plain",
+        caption="columns: most drafted tokens a step",
+        to_stderr=to_stderr,
+    )

@@ -6,18 +6,28 @@ import json
 
 import click
 
-from ipex_lookahead.cli.options import comma_separated, option, threads_option
+from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.options import FORMATS, comma_separated, json_option, option, threads_option
+from ipex_lookahead.cli.tables import print_table
+from ipex_lookahead.cli.types import LowBit
 
 
-@click.command()
-@option("--format", "formats", multiple=True, metavar="FORMAT", help="Formats; int4, int8 and bf16 if not given.")
+@command()
+@option(
+    "--format",
+    "formats",
+    multiple=True,
+    type=LowBit(),
+    default=("sym_int4", "sym_int8", "bf16"),
+    help=f"Formats of the weights, each once: {FORMATS}.",
+)
 @option("--isa", "isas", multiple=True, metavar="ISA", help="Instruction sets; all available if not given.")
 @option("--rows", default="1,2,4,8,16,64", callback=comma_separated, metavar="N,N,...", help="Rows.")
 @option("--shape", default="4096,4096", callback=comma_separated, metavar="OUT,IN", help="Shape of the matrices.")
 @option("--group-size", type=click.Choice(["32", "64"]), default="32", help="Inputs that share a scale.")
 @option("--repeat", type=click.IntRange(1), default=5, help="Walks through the weights; the median counts.")
 @threads_option
-@option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
+@json_option
 def kernels(
     formats: tuple[str, ...],
     isas: tuple[str, ...],
@@ -36,7 +46,7 @@ def kernels(
 
     with status() as say:
         report = measure(
-            formats or ("sym_int4", "sym_int8", "bf16"),
+            formats,
             isas,
             rows,
             shape=(shape[0], shape[1]),
@@ -45,21 +55,26 @@ def kernels(
             repeat=repeat,
             report=say,
         )
-    from rich.console import Console
-    from rich.table import Table
-
     peaks = ", ".join(f"{isa} {gops:.0f}" for isa, gops in report["integer_peak_gops"].items())
-    table = Table(
+    print_table(
+        ("format", "isa", "rows", "ms", "ratio", "GB/s", "GOPS"),
+        [
+            (
+                kernel["format"],
+                kernel["isa"],
+                one["rows"],
+                f"{one['ms']:.3f}",
+                f"{one['ratio']:.2f}",
+                f"{one['gb_s']:.1f}",
+                f"{one['gops']:.0f}",
+            )
+            for kernel in report["kernels"]
+            for one in kernel["steps"]
+        ],
+        keys=3,
         title=f"linear {shape[0]} x {shape[1]} · {report['threads']} threads",
         caption=f"this machine reads {report['bandwidth_gb_s']:.1f} GB/s; integer peak in GOPS: {peaks}",
-        box=None,
+        to_stderr=as_json,
     )
-    for heading in ("format", "isa", "rows", "ms", "ratio", "GB/s", "GOPS"):
-        table.add_column(heading, justify="left" if heading in ("format", "isa") else "right")
-    for kernel in report["kernels"]:
-        for one in kernel["steps"]:
-            figures = (f"{one['ms']:.3f}", f"{one['ratio']:.2f}", f"{one['gb_s']:.1f}", f"{one['gops']:.0f}")
-            table.add_row(kernel["format"], kernel["isa"], str(one["rows"]), *figures)
-    Console(stderr=as_json, soft_wrap=True).print(table)
     if as_json:
         click.echo(json.dumps(report))

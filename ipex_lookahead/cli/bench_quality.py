@@ -7,18 +7,31 @@ from pathlib import Path
 
 import click
 
-from ipex_lookahead.cli.options import model_options, option
+from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.options import json_option, model_options, option
 from ipex_lookahead.cli.progress import progress_bar
+from ipex_lookahead.cli.tables import print_facts
 
 
-@click.command()
+@command()
 @model_options
-@option("--text", required=True, type=click.Path(path_type=Path), help="A UTF-8 text to predict, such as WikiText's.")
+@option(
+    "--text",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A UTF-8 text to predict, such as WikiText's.",
+)
 @option("--tokens", type=click.IntRange(2), default=20_000, help="The first so many tokens of it.")
 @option("--window", type=click.IntRange(2), default=512, help="Tokens in a window; each starts afresh.")
-@option("--prompts", multiple=True, metavar="FILE.jsonl", help="Also compare the first token after these prompts.")
+@option(
+    "--prompts",
+    multiple=True,
+    type=click.Path(),
+    metavar="FILE.jsonl",
+    help="Also compare the first token after these prompts.",
+)
 @option("--reference/--no-reference", default=True, help="Run transformers in float32 on the same weights too.")
-@option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
+@json_option
 def quality(
     model: str,
     low_bit: str | None,
@@ -57,7 +70,7 @@ def quality(
             progress=lambda done, total: advance(),
         )
     report = {"model": model, **report}
-    for key, value in report.items():
-        click.echo(f"{key}: {value:.5g}" if isinstance(value, float) else f"{key}: {value}", err=as_json)
+    spoken = ((key, f"{value:.5g}" if isinstance(value, float) else value) for key, value in report.items())
+    print_facts(((key.replace("_", " "), value) for key, value in spoken), to_stderr=as_json)
     if as_json:
         click.echo(json.dumps(report))

@@ -8,23 +8,35 @@ from typing import Any
 
 import click
 
-from ipex_lookahead.cli.options import model_options, option
+from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.names import NEEDS_A_COPY, NEEDS_DRAFT_MODEL
+from ipex_lookahead.cli.options import json_option, limit_option, model_options, option, prompts_option
 from ipex_lookahead.cli.progress import progress_bar
+from ipex_lookahead.cli.tables import print_table
+from ipex_lookahead.cli.types import Strategy
 from ipex_lookahead.config import MAX_DRAFT
 
+ALONE = dict.fromkeys((NEEDS_DRAFT_MODEL, NEEDS_A_COPY), "a recording holds no second model")
 
-@click.command()
+
+@command()
 @model_options
-@option("--record", "record_to", metavar="FILE", help="Generate with the model once and write FILE.")
-@option("--replay", "replay_from", metavar="FILE", help="Replay FILE; needs no model.")
-@option("--prompts", multiple=True, metavar="FILE.jsonl", help="What to record; our own prompts if not given.")
-@option("--limit", type=click.IntRange(1), metavar="K", help="The first K prompts of each file.")
+@option("--record", "record_to", type=click.Path(), metavar="FILE", help="Generate with the model once and write FILE.")
+@option(
+    "--replay",
+    "replay_from",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Replay FILE; needs no model.",
+)
+@prompts_option
+@limit_option
 @option("--max-new-tokens", "-n", type=click.IntRange(2), default=128, help="Most tokens of a recorded answer.")
 @option("--top", type=click.IntRange(1, 64), default=8, help="Likeliest ids to record at each position.")
-@option("--strategy", multiple=True, default=("auto",), metavar="NAME", help="Proposers to replay.")
+@option("--strategy", multiple=True, default=("auto",), type=Strategy(ALONE), help="Proposers to replay.")
 @option("--budget", multiple=True, type=click.IntRange(1, MAX_DRAFT), default=(3, 8), help="Most drafted tokens.")
 @option("--adaptive", is_flag=True, help="Let the controller take what pays by the recorded cost curve.")
-@option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
+@json_option
 def replay(
     model: str,
     low_bit: str | None,
@@ -91,21 +103,22 @@ def _record(
 
 
 def _print_table(model: str, runs: list[dict[str, Any]], *, to_stderr: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{model} · {runs[0]['answers']} answers", box=None, pad_edge=False)
-    for heading in ("strategy", "budget", "tok/step", "accept", "propose µs", "observe µs", "predicted", "tok/s"):
-        table.add_column(heading, justify="left" if heading == "strategy" else "right", no_wrap=True)
-    for run in runs:
-        table.add_row(
-            run["strategy"],
-            str(run["budget"]),
-            f"{run['mean_acceptance_length']:.2f}",
-            f"{100 * run['acceptance_rate']:.0f}%",
-            f"{run['propose_us']:.1f}",
-            f"{run['observe_us']:.1f}",
-            f"{run['predicted_ratio']:.2f}x",
-            f"{run['predicted_tok_s']:.0f}",
-        )
-    Console(stderr=to_stderr, soft_wrap=True).print(table)
+    print_table(
+        ("strategy", "budget", "tok/step", "accept", "propose µs", "observe µs", "predicted", "tok/s"),
+        [
+            (
+                run["strategy"],
+                run["budget"],
+                f"{run['mean_acceptance_length']:.2f}",
+                f"{100 * run['acceptance_rate']:.0f}%",
+                f"{run['propose_us']:.1f}",
+                f"{run['observe_us']:.1f}",
+                f"{run['predicted_ratio']:.2f}x",
+                f"{run['predicted_tok_s']:.0f}",
+            )
+            for run in runs
+        ],
+        keys=2,
+        title=f"{model} · {runs[0]['answers']} answers",
+        to_stderr=to_stderr,
+    )

@@ -6,22 +6,25 @@ import json
 
 import click
 
-from ipex_lookahead.cli.options import comma_separated, option, threads_option
+from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.options import FORMATS, comma_separated, json_option, option, threads_option
+from ipex_lookahead.cli.tables import print_table
+from ipex_lookahead.cli.types import LowBit
 
 SHAPES = ("smollm2-135m", "tinyllama-1.1b", "llama2-7b", "llama2-13b")
 
 
-@click.command()
+@command()
 @option("--shape", type=click.Choice(SHAPES), default="smollm2-135m", help="Whose layers to imitate.")
-@option("--low-bit", default="sym_int4", metavar="FORMAT", help="Format of the weights.")
+@option("--low-bit", default="sym_int4", type=LowBit(), help=f"Format of the weights: {FORMATS}.")
 @option("--group-size", type=click.Choice(["32", "64"]), default="32", help="Inputs that share a scale.")
-@option("--head-low-bit", metavar="FORMAT", help="Format of the lm_head, if another.")
+@option("--head-low-bit", type=LowBit(), help="Format of the lm_head, if another.")
 @option("--rows", default="1,2,4,8,16,64", callback=comma_separated, metavar="N,N,...", help="Rows of a step.")
 @option("--context", type=click.IntRange(0), default=128, help="Positions already in the KV cache.")
 @option("--kv-cache", type=click.Choice(["fp16", "int8"]), default="fp16", help="How keys and values are held.")
 @option("--repeat", type=click.IntRange(1), default=9, help="Rounds; the median counts.")
 @threads_option
-@option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
+@json_option
 def step(
     shape: str,
     low_bit: str,
@@ -52,27 +55,24 @@ def step(
             repeat=repeat,
             report=say,
         )
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(
+    print_table(
+        ("rows", "ms", "ratio", "GB/s", "GOPS", "rows/s"),
+        [
+            (
+                one["rows"],
+                f"{one['ms']:.3f}",
+                f"{one['ratio']:.2f}",
+                f"{one['gb_s']:.1f}",
+                f"{one['gops']:.0f}",
+                f"{1e3 * one['rows'] / one['ms']:.1f}",
+            )
+            for one in report["steps"]
+        ],
         title=f"{shape} · {report['low_bit']} g{group_size} · head {report['head_low_bit']} · {report['isa']} · "
         f"{report['threads']} threads · context {context}",
         caption=f"weights {report['weight_bytes'] / 1e6:.0f} MB; this machine reads at most "
         f"{report['bandwidth_gb_s']:.1f} GB/s and does at most {report['integer_peak_gops']:.0f} integer GOPS",
-        box=None,
+        to_stderr=as_json,
     )
-    for heading in ("rows", "ms", "ratio", "GB/s", "GOPS", "rows/s"):
-        table.add_column(heading, justify="right")
-    for one in report["steps"]:
-        table.add_row(
-            str(one["rows"]),
-            f"{one['ms']:.3f}",
-            f"{one['ratio']:.2f}",
-            f"{one['gb_s']:.1f}",
-            f"{one['gops']:.0f}",
-            f"{1e3 * one['rows'] / one['ms']:.1f}",
-        )
-    Console(stderr=as_json, soft_wrap=True).print(table)
     if as_json:
         click.echo(json.dumps(report))

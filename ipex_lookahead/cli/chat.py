@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.lookahead import Lookahead, lookahead_options
 from ipex_lookahead.cli.options import (
     PLACING,
@@ -26,7 +27,7 @@ from ipex_lookahead.errors import InputError
 HISTORY_LINES = 1000
 
 
-@click.command()
+@command()
 @model_options
 @engine_options
 @draft_model_option

@@ -7,25 +7,33 @@ from typing import Any
 
 import click
 
-from ipex_lookahead.cli.lookahead import Tokens
-from ipex_lookahead.cli.options import option, threads_option
+from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.options import json_option, limit_option, model_option, option, threads_option
 from ipex_lookahead.cli.progress import status
+from ipex_lookahead.cli.tables import print_table
+from ipex_lookahead.cli.types import LowBit, Tokens, Words
+
+ENGINE = Words(**{"native": "our kernels", "torch": "PyTorch", "ipex-llm": "ipex-llm's model in our loop"})
 
 
-@click.command("compare-engines")
-@option("--model", "-m", default="default", help="A folder, a .gguf file, a hub id, or 'default'.")
-@option("--low-bit", default="sym_int4", metavar="FORMAT", help="Format of the weights, the same for all engines.")
+@command("compare-engines")
+@model_option
+@option("--low-bit", default="sym_int4", type=LowBit(), help="Format of the weights, the same for all engines.")
 @threads_option
-@option("--engine", "engines", multiple=True, metavar="NAME", help="native, torch, ipex-llm; all if not given.")
+@option("--engine", "engines", multiple=True, type=ENGINE, help="Engines to compare; all if not given.")
 @option("--prompt", "given", multiple=True, metavar="TEXT", help="A prompt; several are compared.")
 @option(
-    "--prompts", multiple=True, metavar="FILE.jsonl", help="Prompts, or a folder of them; three of ours if not given."
+    "--prompts",
+    multiple=True,
+    type=click.Path(),
+    metavar="FILE.jsonl",
+    help="Prompts, or a folder of them; three of ours if not given.",
 )
-@option("--limit", type=click.IntRange(1), metavar="K", help="The first K prompts of each file.")
+@limit_option
 @option("--lookahead", type=Tokens(), multiple=True, default=(3,), help="Most drafted tokens a step, or 'auto'.")
 @option("--max-new-tokens", "-n", "tokens", type=click.IntRange(2), default=128, help="Most tokens to generate.")
 @option("--texts", type=click.IntRange(0), default=1, help="Prompts whose answers are printed.")
-@option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
+@json_option
 def compare_engines(
     model: str,
     low_bit: str,
@@ -115,21 +123,22 @@ def _print_texts(prompts: list[str], rows: list[dict[str, Any]], *, to_stderr: b
 
 
 def _print_table(title: str, rows: list[dict[str, Any]], *, to_stderr: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, caption="equal: answers with the very same tokens", box=None, pad_edge=False)
-    for heading in ("engine", "mode", "tok/s", "ratio", "tok/step", "equal own plain", "equal native"):
-        table.add_column(heading, justify="left" if heading in ("engine", "mode") else "right", no_wrap=True)
-    for row in rows:
-        length = row["mean_acceptance_length"]
-        table.add_row(
-            row["engine"],
-            row["mode"],
-            f"{row['tok_s']:.1f}",
-            f"{row['ratio']:.2f}x",
-            "-" if length is None else f"{length:.2f}",
-            row["identical_to_plain"],
-            row["identical_to_native"] or "-",
-        )
-    Console(stderr=to_stderr, soft_wrap=True).print(table)
+    print_table(
+        ("engine", "mode", "tok/s", "ratio", "tok/step", "equal own plain", "equal native"),
+        [
+            (
+                row["engine"],
+                row["mode"],
+                f"{row['tok_s']:.1f}",
+                f"{row['ratio']:.2f}x",
+                "-" if row["mean_acceptance_length"] is None else f"{row['mean_acceptance_length']:.2f}",
+                row["identical_to_plain"],
+                row["identical_to_native"] or "-",
+            )
+            for row in rows
+        ],
+        keys=2,
+        title=title,
+        caption="equal: answers with the very same tokens",
+        to_stderr=to_stderr,
+    )

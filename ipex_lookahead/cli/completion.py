@@ -5,8 +5,10 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from ipex_lookahead.cli.commands import command
 
-@click.command()
+
+@command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the completion script of SHELL; for bash: eval "$(ipex-lookahead completion bash)"."""

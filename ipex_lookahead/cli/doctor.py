@@ -7,18 +7,20 @@ from typing import Any
 
 import click
 
-from ipex_lookahead.cli.options import option, threads_option
+from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.options import DEVICES, FORMATS, json_option, model_option, option, threads_option
+from ipex_lookahead.cli.types import LowBit
 
 
-@click.command()
-@option("--device", default="cpu", help="cpu, xpu (Intel GPUs) or cuda; xpu:1 for the second of several.")
-@option("--model", "-m", default="default", help="A folder, a .gguf file, a hub id, or 'default'.")
+@command()
+@option("--device", type=DEVICES, default="cpu", help="cpu, xpu (Intel GPUs) or cuda; xpu:1 for the second of several.")
+@model_option
 @option("--tiny", is_flag=True, help="Try a small random model: no download, and speeds mean little.")
-@option("--low-bit", default="sym_int4", metavar="FORMAT", help="Format of the weights.")
+@option("--low-bit", default="sym_int4", type=LowBit(), help=f"Format of the weights: {FORMATS}.")
 @threads_option
 @option("--answers", type=click.IntRange(1, 8), default=3, help="Answers of each kind that are compared.")
 @option("--max-new-tokens", "-n", type=click.IntRange(8), default=48, help="Most tokens of an answer.")
-@option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
+@json_option
 def doctor(
     device: str,
     model: str,

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.lookahead import Lookahead, lookahead_options
 from ipex_lookahead.cli.options import (
     PLACING,
@@ -22,7 +23,7 @@ from ipex_lookahead.cli.options import (
 from ipex_lookahead.errors import InputError
 
 
-@click.command()
+@command()
 @click.argument("prompt", required=False)
 @model_options
 @engine_options

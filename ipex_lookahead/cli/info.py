@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.errors import EngineError
 
@@ -23,7 +24,7 @@ READ_BYTES = 256 << 20
 """What is read to measure the memory's speed: far more than any cache holds."""
 
 
-@click.command()
+@command()
 @click.argument("model", required=False)
 @option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def info(model: str | None, as_json: bool) -> None:

@@ -8,33 +8,20 @@ from typing import Any
 
 import click
 
+from ipex_lookahead.cli.names import NEEDS_A_COPY, STRATEGIES
 from ipex_lookahead.cli.options import Decorator, option
-from ipex_lookahead.config import MAX_DRAFT
+from ipex_lookahead.cli.types import Store, Strategy, Tokens
 
-
-class Tokens(click.ParamType[int | str]):
-    """A number of drafted tokens, or "auto"."""
-
-    name = "N|auto"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        """A number from 0 to ``MAX_DRAFT``, or "auto"."""
-        if value == "auto":
-            return "auto"
-        try:
-            number = int(value)
-        except ValueError:
-            number = -1
-        if not 0 <= number <= MAX_DRAFT:
-            self.fail(f"{value!r} is neither a number from 0 to {MAX_DRAFT} nor 'auto'.", param, ctx)
-        return number
+NO_COPY = {NEEDS_A_COPY: "the copy is made in Python: from_pretrained(..., speculative=True)"}
+"""What commands that load no second copy of a model cannot use, and why."""
+DRAFTERS = ", ".join(name for name in STRATEGIES if name not in NO_COPY)
 
 
 def lookahead_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """``--lookahead`` and ``--strategy`` for one generation, and all of ``strategy_options``."""
     for decorate in (
         strategy_options,
-        option("--strategy", metavar="NAME", help="Where drafts come from: auto, prompt_lookup, suffix, jacobi, ..."),
+        option("--strategy", type=Strategy(NO_COPY), help=f"Where drafts come from: {DRAFTERS}."),
         option(
             "--lookahead",
             type=Tokens(),
@@ -49,12 +36,13 @@ def lookahead_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def strategy_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """``--no-adaptive --store --window --ngram --guesses``."""
     decorators: tuple[Decorator, ...] = (
-        option("--guesses", type=click.IntRange(1), help="jacobi: n-grams verified at a time (the paper's G)."),
-        option("--ngram", type=click.IntRange(2), help="jacobi: tokens of an n-gram (the paper's N)."),
-        option("--window", type=click.IntRange(1), help="jacobi: columns of the window (the paper's W)."),
+        option("--guesses", type=click.IntRange(1, 60), help="jacobi: n-grams verified at a time (the paper's G)."),
+        option("--ngram", type=click.IntRange(2, 16), help="jacobi: tokens of an n-gram (the paper's N)."),
+        option("--window", type=click.IntRange(1, 60), help="jacobi: columns of the window (the paper's W)."),
         option(
             "--store",
-            metavar="FILE|memory",
+            type=Store(),
+            metavar="FILE|memory|none",
             help="suffix, auto: remember outputs in this file; 'memory': until the program ends (auto's own); 'none'.",
         ),
         option("--no-adaptive", is_flag=True, help="Always draft as much as allowed, whether or not it pays."),

@@ -8,13 +8,22 @@ from typing import Any
 
 import click
 
+from ipex_lookahead.cli.names import LOW_BITS
+from ipex_lookahead.cli.types import LowBit, Model, Words
+
+FORMATS = f"{', '.join([*LOW_BITS][:-1])} or {[*LOW_BITS][-1]}"
+"""The formats in a sentence."""
+DEVICES = Words(cpu="processors", xpu="Intel GPUs", cuda="GPUs of PyTorch's CUDA and ROCm builds")
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def option(*names: str, **settings: Any) -> Decorator:
-    """A click option whose help names its default and its environment variable."""
+    """A click option whose help names its default."""
     settings.setdefault("show_default", settings.get("default") is not None)
-    return click.option(*names, show_envvar=True, **settings)
+    if isinstance(settings.get("type"), click.IntRange | click.FloatRange):
+        settings.setdefault("metavar", "N" if isinstance(settings["type"], click.IntRange) else "X")
+    return click.option(*names, **settings)
 
 
 def comma_separated(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
@@ -28,6 +37,10 @@ def comma_separated(ctx: click.Context, param: click.Parameter, value: str) -> l
     return numbers
 
 
+model_option = option(
+    "--model", "-m", type=Model(), default="default", help="A folder, a .gguf file, a hub id, or 'default'."
+)
+low_bit_option = option("--low-bit", type=LowBit(), help=f"{FORMATS}; as the file has it if not given.")
 threads_option = option("--threads", type=click.IntRange(1), help="Worker threads; all physical cores if not given.")
 
 
@@ -42,7 +55,7 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         threads_option,
         low_bit_option,
-        option("--model", "-m", default="default", help="A folder, a .gguf file, a hub id, or 'default'."),
+        model_option,
     ):
         command = decorate(command)
     return command
@@ -56,7 +69,7 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
             default=None,
             help="On torch: the very text of plain decoding with lookahead too, at some cost.",
         ),
-        option("--device", metavar="DEVICE", help="cpu, xpu (Intel GPUs) or cuda; the engine's own if not given."),
+        option("--device", type=DEVICES, help="cpu, xpu (Intel GPUs) or cuda; the engine's own if not given."),
         option(
             "--engine",
             type=click.Choice(["auto", "native", "torch", "ipex-llm"]),
@@ -72,14 +85,18 @@ PLACING = ("engine", "device", "deterministic")
 """The options of ``engine_options``."""
 
 
-low_bit_option = option(
-    "--low-bit", metavar="FORMAT", help="sym_int4, sym_int8, bf16, fp16; as the file has it if not given."
-)
-
-
 draft_model_option = option(
-    "--draft-model", metavar="MODEL", help="A smaller model with the same vocabulary, which drafts for the other."
+    "--draft-model", type=Model(), help="A smaller model with the same vocabulary, which drafts for the other."
 )
+prompts_option = option(
+    "--prompts",
+    multiple=True,
+    type=click.Path(),
+    metavar="FILE.jsonl",
+    help="Prompts, or a folder of them; ours if not given.",
+)
+limit_option = option("--limit", type=click.IntRange(1), metavar="K", help="The first K prompts of each file.")
+json_option = option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
 
 
 def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
+from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import option
 
 
-@click.command()
+@command()
 @click.argument("model")
 @click.argument("out", type=click.Path(path_type=Path))
 @option("--low-bit", metavar="FORMAT", default="sym_int4", help="sym_int4, sym_int8, bf16 or fp16.")

@@ -28,7 +28,7 @@ PROPOSERS: dict[str, Callable[[LookaheadConfig, Any], Proposer]] = {
 """Strategy name -> how to make its proposer for one sequence, from the settings and ``Store.suffixes`` or None."""
 
 SECOND_MODEL = {
-    "draft_model": "pass draft_model= to generate, on the command line --draft-model",
+    "draft_model": "pass draft_model= to generate",
     "self_speculation": "load the model with speculative=True",
 }
 """Strategies that need the engine of a second model beside their config -> how to give them one."""

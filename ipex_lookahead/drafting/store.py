@@ -131,7 +131,7 @@ class Store:
         store = cls(vocab_size, digest, capacity=capacity)
         file = Path(path).expanduser()
         if file.exists() and not file.is_file():  # opening a pipe would wait for ever
-            raise InputError(f"the store {file} is no file", hint="name a file with store= (--store)")
+            raise InputError(f"the store {file} is no file", hint="name a file with store=")
         try:
             with file.open("rb") as source:
                 size = os.fstat(source.fileno()).st_size

@@ -96,5 +96,5 @@ def test_options_without_effect(arguments, scripted, prompts, capsys):
 
 def test_bad_prompt_file(scripted, capsys):
     scripted()
-    assert run(["bench", "decode", "--prompts", "/no/such.jsonl"]) == 1
-    assert "error: no prompt file at /no/such.jsonl" in capsys.readouterr().err
+    assert run(["bench", "decode", "--prompts", "/no/such.jsonl"]) == 2
+    assert "error: --prompts: no prompt file at /no/such.jsonl" in capsys.readouterr().err

@@ -113,7 +113,7 @@ def test_spread_drafts(repeater, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--strategy", "no_such"], "'no_such' cannot be checked: choose from auto"),
+        (["--strategy", "no_such"], "there is no strategy 'no_such'; there are auto"),
         (["--strategy", "self_speculation"], "cannot be checked: self-speculation"),
         (["--draft-tokens", "129"], "at most 128"),
         (["--draft-tokens", "a"], "list of whole numbers"),

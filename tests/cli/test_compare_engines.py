@@ -91,7 +91,7 @@ def test_a_broken_promise_is_an_error(engines, capsys):
     [
         (["--engine", "cuda"], "'cuda' is none of native, torch, ipex-llm"),
         (["--engine", "ipex-llm"], "none of these engines runs here"),
-        (["--prompt", "a", "--prompts", "b.jsonl"], "not both"),
+        (["--prompt", "a", "--prompts", __file__], "not both"),
         (["--lookahead", "0"], "leave --lookahead 0 out"),
     ],
 )

@@ -32,6 +32,17 @@ def leaf_commands(command=cli, path=()):
     ]
 
 
+def every_option():
+    """Every option of every command."""
+    import click
+
+    for path in leaf_commands():
+        found = cli
+        for name in path:
+            found = found.get_command(click.Context(found), name)
+        yield from (option for option in found.params if isinstance(option, click.Option))
+
+
 def raising(error):
     def load(*arguments, **options):
         raise error
@@ -39,19 +50,76 @@ def raising(error):
     return load
 
 
-@pytest.mark.parametrize("command", [(), *leaf_commands()], ids=" ".join)
-def test_help_names_every_options_variable(command, capsys, monkeypatch):
+@pytest.mark.parametrize("columns", ["80", "50"])
+@pytest.mark.parametrize("command", [(), ("bench",), *leaf_commands()], ids=" ".join)
+def test_help_fits_the_terminal(command, columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert run([*command, "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "env var" not in said, "variables stand in docs/commands.md"
+    for line in said.splitlines():
+        assert len(line) <= int(columns) or len(line.split()) <= 4, "names and metavars cannot be broken"
+
+
+def test_help_has_sections_where_options_are_many(capsys):
+    assert run(["generate", "--help"]) == 0
+    said = capsys.readouterr().out
+    headings = [line for line in said.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings == ["Model:", "Text:", "Sampling:", "Lookahead:", "Machine:", "Options:"]
+    assert said.index("Sampling:") < said.index("--seed") < said.index("Lookahead:")
+
+
+def test_sections_name_options_that_there_are():
+    from ipex_lookahead.cli.commands import SECTIONS
+
+    there = {option.name for option in every_option()}
+    named = [name for names in SECTIONS.values() for name in names]
+    assert len(named) == len(set(named))
+    assert set(named) <= there
+
+
+def test_every_leaf_is_a_command_of_ours():
+    """So that no command misses the sections and the refusals."""
     import click
 
-    monkeypatch.setenv("COLUMNS", "200")
-    assert run([*command, "--help"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    found = cli
-    for name in command:
-        found = found.get_command(click.Context(found), name)
-    prefix = "_".join(["IPEX_LOOKAHEAD", *command]).upper().replace("-", "_")
-    for option in (p for p in found.params if isinstance(p, click.Option) and p.expose_value):
-        assert f"{prefix}_{option.name.upper()}" in said, option.name
+    from ipex_lookahead.cli.commands import Command
+
+    for path in leaf_commands():
+        found = cli
+        for name in path:
+            found = found.get_command(click.Context(found), name)
+        assert isinstance(found, Command), path
+
+
+@pytest.mark.parametrize("arguments", [[], ["help"], ["--help"], ["-h"]])
+def test_alone_it_prints_help(arguments, capsys):
+    assert run(arguments) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("Usage: ipex-lookahead [OPTIONS] COMMAND")
+    assert "generate" in out
+    assert err == ""
+
+
+def test_help_of_a_command(capsys):
+    assert run(["help", "bench", "kernels"]) == 0
+    assert "Usage: ipex-lookahead bench kernels" in capsys.readouterr().out
+    assert run(["bench"]) == 0
+    assert "replay" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["genrate"], "ipex-lookahead generate"),
+        (["compare_engine"], "ipex-lookahead compare-engines"),
+        (["Bench"], "ipex-lookahead bench"),
+        (["bench", "kernel"], "ipex-lookahead bench kernels"),
+        (["help", "quantise"], "ipex-lookahead quantize"),
+    ],
+)
+def test_did_you_mean(arguments, meant, capsys):
+    assert run(arguments) == 2
+    assert capsys.readouterr().err.endswith(f"hint: did you mean {meant}?\n")
 
 
 def test_help_is_quick_because_nothing_heavy_is_imported():
@@ -118,7 +186,7 @@ def test_after_two_dashes_debug_is_a_prompt(scripted):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["nonsense"], "No such command"),
+        (["nonsense"], "there is no command 'nonsense'; there are generate,"),
         (["generate", "x", "--lookahead", "-1"], "lookahead"),
         (["generate", "x", "--lookahead", "129"], "lookahead"),
         (["generate", "x", "--max-new-tokens", "-1"], "max-new-tokens"),
@@ -182,6 +250,32 @@ def test_a_reader_that_goes_away_is_no_error():
     assert done.returncode in (0, 1, 141), "0 where the reader was quicker"
     assert "Traceback" not in done.stderr
     assert "error" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("redirection", "says"),
+    [(">&-", "standard output is closed"), ("> /dev/full", "No space left on device"), ("> /dev/null 2>&-", "")],
+)
+def test_output_that_cannot_be_written_is_a_sentence(redirection, says):
+    command = f"{sys.executable} -m ipex_lookahead.cli.main --help {redirection}"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == (1 if says else 0)
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr, "nor does Python complain once more at exit"
+    assert done.stderr.count("error: ") == bool(says)
+
+
+def test_a_file_that_was_closed_meanwhile():
+    """OSError EBADF where the output's descriptor has gone under way."""
+    code = (
+        "import os, sys; from ipex_lookahead.cli import completion, main\n"
+        "sys.stdout.write('x'); os.close(1)\n"
+        "main.main(['--version'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "error: Bad file descriptor\n"
 
 
 def test_version(capsys):

@@ -159,7 +159,7 @@ def load(request: LoadRequest) -> LoadedModel:
             said = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UnsupportedModelError(
                 f"{request.path}: ipex-llm cannot run this model in {label}: {said}",
-                hint="use engine='native' or 'torch'",
+                hint="use engine='native' or engine='torch'",
             ) from error
     loaded.low_bit = label
     if not loaded.generation_config:

@@ -97,7 +97,7 @@ class TorchEngine:
         reason = self._why_not_deterministic()
         if deterministic and reason:
             raise UnsupportedModelError(
-                f"this model cannot run with deterministic=True: {reason}", hint="leave deterministic out"
+                f"this model cannot run with deterministic=True: {reason}", hint="leave deterministic=True out"
             )
         self.deterministic = not reason and (self.device.type == "xpu" if deterministic is None else deterministic)
         self._block = CPU_BLOCK if self.device.type == "cpu" else BLOCK

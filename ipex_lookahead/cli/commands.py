@@ -1,0 +1,114 @@
+"""What every command of ours is: options in sections, groups that import late, names that are nearly right."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from ipex_lookahead.cli.refusals import refuse
+from ipex_lookahead.cli.types import Refused, nearest
+
+SECTIONS = {
+    "Model": "model low_bit group_size head_low_bit mixed_precision kv_cache draft_model draft_low_bit".split(),
+    "Text": "prompts given limit text tokens max_new_tokens stop system raw".split(),
+    "Sampling": "greedy seeds temperature top_k top_p min_p penalty seed".split(),
+    "Lookahead": "lookahead strategy mode draft_tokens spread budget no_adaptive adaptive store window ngram "
+    "guesses".split(),
+    "Machine": "engine engines device threads deterministic".split(),
+}
+"""Section of ``--help`` -> the options in it, by parameter; all others come last, as "Options"."""
+FEW = 12
+"""Up to so many options need no sections."""
+
+
+class Command(click.Command):
+    """A command whose help has sections, and which refuses before it runs what could not end well."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, then look at the options together."""
+        left = super().parse_args(ctx, args)
+        if not ctx.resilient_parsing:  # a shell asks for completions
+            refuse(ctx)
+        return left
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, by section where they are many."""
+        options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
+        found: dict[str, list[tuple[str, str]]] = {section: [] for section in (*SECTIONS, "Options")}
+        for option in options:
+            record = option.get_help_record(ctx)
+            if record is not None:
+                found[section_of(option) if len(options) > FEW else "Options"].append(record)
+        for section, records in found.items():
+            if records:
+                with formatter.section(section):
+                    formatter.write_dl(records)
+
+
+def section_of(option: click.Option) -> str:
+    """The section of ``--help`` in which an option stands."""
+    return next((section for section, names in SECTIONS.items() if option.name in names), "Options")
+
+
+def command(name: str | None = None) -> Callable[[Callable[..., Any]], Command]:
+    """Make a function a command, as ``click.command`` does."""
+    return click.command(name, cls=Command)
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module only when that command is asked for: ``--help`` stays quick.
+
+    Args:
+        lines: command -> its line in ``--help``.
+        module: prefix of the modules; each holds an object of its command's name (_ for -).
+    """
+
+    def __init__(self, *args: Any, lines: Mapping[str, str], module: str, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.lines, self.module = lines, module
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Alone, and as ``help``, the group shows its help; ``help COMMAND`` shows the command's."""
+        if not args:
+            args = ["--help"]
+        elif args[0] == "help":
+            args = [*args[1:], "--help"]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; a name that is nearly one of ours is answered with that."""
+        if args and args[0] not in self.lines and not args[0].startswith("-") and not ctx.resilient_parsing:
+            near, path = nearest(args[0], self.lines), ctx.command_path
+            hint = f"did you mean {path} {near}?" if near else f"{path} --help"
+            raise Refused(f"there is no command {args[0]!r}; there are {', '.join(self.lines)}", hint=hint, ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands in the order of their lines."""
+        return list(self.lines)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """The command of that name, its module imported now."""
+        if name not in self.lines:
+            return None
+        attribute = name.replace("-", "_")
+        found: click.Command = getattr(importlib.import_module(self.module + attribute), attribute)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self.lines.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        """The commands with their lines, and click's own for options."""
+        from click.shell_completion import CompletionItem
+
+        if incomplete.startswith("-"):
+            return click.Command.shell_complete(self, ctx, incomplete)
+        return [CompletionItem(name, help=said) for name, said in self.lines.items() if name.startswith(incomplete)]

@@ -1,0 +1,91 @@
+"""What is refused before anything is loaded: options that cannot work, looked at together."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ipex_lookahead.cli.names import LOW_BITS, NEEDS_DRAFT_MODEL
+from ipex_lookahead.cli.types import Refused, unknown
+from ipex_lookahead.config import NO_STORE, is_memory
+
+
+def refuse(ctx: click.Context) -> None:
+    """Raise Refused, exit status 2, for options that would fail later; warn about those that only make things slow."""
+    _check_formats(ctx)
+    _check_draft_model(ctx)
+    _check_prompts(ctx)
+    _check_files_to_write(ctx)
+    _warn_of_threads(ctx.params.get("threads"))
+
+
+def _check_formats(ctx: click.Context) -> None:
+    engines = ctx.params.get("engines") or ctx.params.get("engine")
+    if _several(engines) == ["ipex-llm"]:  # it has formats of its own
+        return
+    for name, option in (
+        ("low_bit", "--low-bit"),
+        ("head_low_bit", "--head-low-bit"),
+        ("draft_low_bit", "--draft-low-bit"),
+        ("formats", "--format"),
+    ):
+        for value in _several(ctx.params.get(name)):
+            if value not in LOW_BITS:
+                raise unknown("format", option, value, LOW_BITS, ctx)
+
+
+def _check_draft_model(ctx: click.Context) -> None:
+    strategies = _several(ctx.params.get("strategy"))
+    if "draft_model" not in ctx.params or NEEDS_DRAFT_MODEL not in strategies:
+        return
+    if ctx.params["draft_model"] is None:
+        problem = f"--strategy {NEEDS_DRAFT_MODEL} needs the smaller model that drafts"
+        raise Refused(problem, hint="add --draft-model MODEL", ctx=ctx)
+
+
+def _check_prompts(ctx: click.Context) -> None:
+    for path in map(Path, _several(ctx.params.get("prompts"))):
+        if not path.exists():
+            raise Refused(
+                f"--prompts: no prompt file at {path}", hint='one JSON object a line: {"prompt": "..."}', ctx=ctx
+            )
+        if path.is_dir() and not any(path.glob("*.jsonl")):
+            raise Refused(f"--prompts: the folder {path} holds no .jsonl file", hint="name a file, or another folder")
+
+
+def _check_files_to_write(ctx: click.Context) -> None:
+    """They are written after the last token, and a store is read at the first: too late to hear that it cannot be."""
+    for name, option in (("store", "--store"), ("record_to", "--record")):
+        given = ctx.params.get(name)
+        if given is None or (name == "store" and (given == NO_STORE or is_memory(given))):
+            continue
+        file = Path(os.path.realpath(Path(given).expanduser()))
+        problem, hint = "", "name a file in a folder that you may write"
+        if file.exists() and not file.is_file():
+            problem = "is no file"
+        elif not file.parent.is_dir():
+            problem, hint = f"cannot be written: there is no folder {file.parent}", f"mkdir -p {file.parent}"
+        elif not os.access(file.parent, os.W_OK | os.X_OK) or (file.exists() and not os.access(file, os.R_OK)):
+            problem = "cannot be written: permission denied"
+        if problem:
+            raise Refused(f"{option}: {given} {problem}", hint=hint, ctx=ctx)
+
+
+def _warn_of_threads(threads: int | None) -> None:
+    usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    if threads is not None and threads > usable:
+        processors = "processor" if usable == 1 else "processors"
+        click.echo(
+            f"warning: {threads} threads share {usable} {processors}; more threads than processors are slower", err=True
+        )
+
+
+def _several(value: Any) -> list[Any]:
+    """An option's values: none, one, or those of an option that may be given several times."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, tuple | list) else [value]

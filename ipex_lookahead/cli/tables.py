@@ -1,0 +1,190 @@
+"""Tables that never lose a value: whole where they fit, in blocks one below the other, or row by row.
+
+Rich's tables end a cell that does not fit with "…"; here every cell stands in the output as it is, at any width. A
+single word wider than the terminal is left for the terminal to break.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+
+import click
+
+PIPED_WIDTH = 80
+"""Columns where the output is no terminal and ``COLUMNS`` is not set."""
+GAPS = (2, 1)
+"""Spaces between columns: wide where that fits, else narrow."""
+_FIGURE = re.compile(r"[-+]?\d\S*|-?")
+
+
+def print_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    keys: int = 1,
+    title: str = "",
+    caption: str = "",
+    to_stderr: bool = False,
+) -> None:
+    """Print a table as :func:`table_lines` lays it out for the terminal at hand."""
+    width = terminal_width(to_stderr=to_stderr)
+    click.echo("\n".join(table_lines(headings, rows, width, keys=keys, title=title, caption=caption)), err=to_stderr)
+
+
+def print_facts(facts: Iterable[tuple[str, object]], *, to_stderr: bool = False) -> None:
+    """Print labels and values as :func:`fact_lines` lays them out for the terminal at hand."""
+    click.echo("\n".join(fact_lines(facts, terminal_width(to_stderr=to_stderr))), err=to_stderr)
+
+
+def terminal_width(*, to_stderr: bool = False) -> int:
+    """``COLUMNS`` where it is set, else the terminal's columns, else 80."""
+    if (asked := os.environ.get("COLUMNS", "")).isdecimal() and int(asked) > 0:
+        return int(asked)
+    try:
+        return os.get_terminal_size((sys.stderr if to_stderr else sys.stdout).fileno()).columns or PIPED_WIDTH
+    except (OSError, ValueError, AttributeError):  # no terminal, closed, or no file at all
+        return PIPED_WIDTH
+
+
+def table_lines(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    width: int,
+    *,
+    keys: int = 1,
+    title: str = "",
+    caption: str = "",
+) -> list[str]:
+    """A table's lines, at most ``width`` wide as far as its words allow.
+
+    Args:
+        headings: of the columns; a line end in one makes it two lines high.
+        rows: one cell for each heading; shown as ``str`` says, figures to the right, text to the left.
+        width: columns of the terminal.
+        keys: the first columns that say what a row is: repeated in each block where the table is stacked.
+        title: a sentence above.
+        caption: a sentence below.
+    """
+    cells = [[_plain(cell) for cell in row] for row in rows]
+    for row in cells:
+        if len(row) != len(headings):
+            raise ValueError(f"a row has {len(row)} cells, the table {len(headings)} columns")
+    columns = [[*heading.split("\n")] for heading in headings]
+    body = _whole(columns, cells, width) or _stacked(columns, cells, width, keys) or _records(headings, cells, width)
+    return [*_wrapped(title, width), *body, *_wrapped(caption, width)]
+
+
+def fact_lines(facts: Iterable[tuple[str, object]], width: int) -> list[str]:
+    """Labels and values on lines; a long value goes on below itself, or below its label where that is too narrow."""
+    pairs = [(_plain(label), _plain(value)) for label, value in facts]
+    indent = max((_width(label) for label, _ in pairs), default=0) + 2
+    lines: list[str] = []
+    for label, value in pairs:
+        beside = _wrapped(value, width - indent)
+        if max(map(_width, beside), default=0) <= width - indent:
+            first, *others = beside or [""]
+            lines += [f"{_padded(label, indent)}{first}".rstrip(), *(" " * indent + line for line in others)]
+        else:
+            lines += [label, *("  " + line for line in _wrapped(value, width - 2))]
+    return lines
+
+
+def markdown_lines(headings: Sequence[str], rows: Iterable[Sequence[object]], width: int) -> list[str]:
+    """A Markdown table, or a list of the rows where ``width`` is too narrow for one."""
+    cells = [[_plain(cell).replace("|", "\\|") for cell in row] for row in rows]
+    columns = list(zip(headings, *cells, strict=True))
+    widths = [max(map(_width, column)) for column in columns]
+    if sum(widths) + 3 * len(widths) + 1 <= width:
+        ruler = ["-" * each for each in widths]
+        padded = ([_padded(cell, each) for cell, each in zip(row, widths, strict=True)] for row in (headings, *cells))
+        lines = [f"| {' | '.join(row)} |" for row in padded]
+        return [lines[0], f"| {' | '.join(ruler)} |", *lines[1:]]
+    lines = []
+    for first, *others in cells:
+        said = [f"{heading}: {cell}" for heading, cell in zip(headings[1:], others, strict=True) if cell]
+        wrapped = _wrapped("; ".join([first, *said]), width - 2)
+        lines += [("  " if number else "- ") + line for number, line in enumerate(wrapped)]
+    return lines
+
+
+def _whole(columns: list[list[str]], cells: list[list[str]], width: int) -> list[str]:
+    """Every column side by side, or nothing where that is too wide."""
+    for gap in GAPS:
+        lines = _block(columns, cells, gap)
+        if max(map(_width, lines)) <= width:
+            return lines
+    return []
+
+
+def _stacked(columns: list[list[str]], cells: list[list[str]], width: int, keys: int) -> list[str]:
+    """As many columns side by side as fit, the others in blocks below; nothing where not even one fits."""
+
+    def block(chosen: list[int]) -> list[str]:
+        picked = [*range(keys), *chosen]
+        return _whole([columns[n] for n in picked], [[row[n] for n in picked] for row in cells], width)
+
+    blocks: list[list[str]] = []
+    chosen: list[int] = []
+    for number in range(keys, len(columns)):
+        if chosen and not block([*chosen, number]):
+            blocks.append(block(chosen))
+            chosen = []
+        if not block([*chosen, number]):
+            return []
+        chosen.append(number)
+    blocks.append(block(chosen))
+    return [line for number, lines in enumerate(blocks) for line in ([""] if number else []) + lines]
+
+
+def _records(headings: Sequence[str], cells: list[list[str]], width: int) -> list[str]:
+    """Each row as facts, a blank line between two."""
+    labels = [" ".join(heading.split("\n")) for heading in headings]
+    lines: list[str] = []
+    for row in cells:
+        lines += [""] if lines else []
+        lines += fact_lines(zip(labels, row, strict=True), width)
+    return lines or fact_lines([(label, "") for label in labels], width)
+
+
+def _block(columns: list[list[str]], cells: list[list[str]], gap: int) -> list[str]:
+    """Headings and rows with ``gap`` spaces between the columns."""
+    height = max(len(heading) for heading in columns)
+    drawn: list[list[str]] = []
+    for number, heading in enumerate(columns):
+        below = [row[number] for row in cells]
+        column = [""] * (height - len(heading)) + heading + below
+        right = any(below) and all(_FIGURE.fullmatch(cell) for cell in below)
+        widest = max(map(_width, column))
+        drawn.append([_padded(cell, widest, right=right) for cell in column])
+    return [(" " * gap).join(line).rstrip() for line in zip(*drawn, strict=True)]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """The words on lines of at most ``width``; a longer word has a line of its own."""
+    lines: list[str] = []
+    for word in text.split():
+        if lines and _width(lines[-1]) + 1 + _width(word) <= width:
+            lines[-1] += " " + word
+        else:
+            lines.append(word)
+    return lines
+
+
+def _plain(cell: object) -> str:
+    """As text on one line; what could steer a terminal is shown, as Python would write it."""
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in str(cell))
+
+
+def _padded(text: str, width: int, *, right: bool = False) -> str:
+    fill = " " * (width - _width(text))
+    return fill + text if right else text + fill
+
+
+def _width(text: str) -> int:
+    """Columns that a terminal needs for it: two for each Chinese, Japanese or Korean sign."""
+    from rich.cells import cell_len
+
+    return cell_len(text)

@@ -1,0 +1,167 @@
+"""Kinds of values on the command line: what they may be, and how a shell completes them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from ipex_lookahead.cli.names import LOW_BITS, STRATEGIES
+from ipex_lookahead.config import MAX_DRAFT
+
+if TYPE_CHECKING:
+    AnyType = click.ParamType[Any]
+else:
+    AnyType = click.ParamType  # in click before 8.4 it cannot be subscripted
+
+
+class Refused(click.UsageError):
+    """Wrong usage with a hint of its own; without one the command's help is named."""
+
+    def __init__(self, message: str, *, hint: str = "", ctx: click.Context | None = None) -> None:
+        super().__init__(message, ctx)
+        self.hint = hint
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that looks most like ``name``, if one does."""
+    spellings = {other.replace("-", "_"): other for other in known}
+    found = difflib.get_close_matches(name.lower().replace("-", "_"), spellings, 1)
+    return spellings[found[0]] if found else None
+
+
+def unknown(kind: str, option: str, name: str, known: Iterable[str], ctx: click.Context | None = None) -> Refused:
+    """The error for a name that is none of ``known``, with the nearest as hint."""
+    known = list(known)
+    near = nearest(name, known)
+    hint = f"did you mean {option} {near}?" if near else ""
+    return Refused(f"{option}: there is no {kind} {name!r}; there are {', '.join(known)}", hint=hint, ctx=ctx)
+
+
+class Strategy(AnyType):
+    """A strategy's name; ``without`` are those that the command cannot use, and why."""
+
+    name = "strategy"
+
+    def __init__(self, without: Mapping[str, str] | None = None) -> None:
+        self.without = dict(without or {})
+        self.known = [name for name in STRATEGIES if name not in self.without]
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """As help shows it."""
+        return "NAME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name, if there is such a strategy and the command can use it."""
+        if value in self.known:
+            return str(value)
+        if value in self.without:
+            raise Refused(
+                f"--strategy {value}: {self.without[value]}", hint=f"choose one of {', '.join(self.known)}", ctx=ctx
+            )
+        raise unknown("strategy", "--strategy", str(value), self.known, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The names that begin so."""
+        return _items({name: STRATEGIES[name] for name in self.known}, incomplete)
+
+
+class LowBit(AnyType):
+    """A low-bit format's name. It is checked when the engine is known: ipex-llm has formats of its own."""
+
+    name = "low_bit"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """As help shows it."""
+        return "FORMAT"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The names that begin so."""
+        return _items(LOW_BITS, incomplete)
+
+
+class Tokens(AnyType):
+    """A number of drafted tokens, or "auto"."""
+
+    name = "tokens"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """As help shows it."""
+        return "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """A number from 0 to ``MAX_DRAFT``, or "auto"."""
+        if value == "auto":
+            return "auto"
+        try:
+            number = int(value)
+        except ValueError:
+            number = -1
+        if not 0 <= number <= MAX_DRAFT:
+            self.fail(f"{value!r} is neither a number from 0 to {MAX_DRAFT} nor 'auto'.", param, ctx)
+        return number
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The word; a number needs no help."""
+        return _items({"auto": "as many as pay"}, incomplete)
+
+
+class Model(AnyType):
+    """A model's name: a folder, a .gguf file, a hub id, or "default"."""
+
+    name = "model"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Models where the path points, and "default"; where there are none the shell's own files and folders."""
+        found = {"default": "the model that comes with the package"} | dict.fromkeys(_models(incomplete), "")
+        return _items(found, incomplete) or [CompletionItem(incomplete, type="file")]
+
+
+class Store(AnyType):
+    """The file of a store, "memory" or "none"."""
+
+    name = "store"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The two words, and files."""
+        words = {"memory": "until the program ends", "none": "remember nothing"}
+        return _items(words, incomplete) if incomplete else [CompletionItem("", type="file"), *_items(words, "")]
+
+
+class Words(AnyType):
+    """A text for which a shell may offer some words; any other will do too."""
+
+    def __init__(self, **words: str) -> None:
+        self.words = words
+        self.name = "word"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """As help shows it."""
+        return "|".join(self.words)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The words that begin so."""
+        return _items(self.words, incomplete)
+
+
+def _items(known: Mapping[str, str], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name, help=said or None) for name, said in known.items() if name.startswith(incomplete)]
+
+
+def _models(incomplete: str) -> list[str]:
+    """The .gguf files and model folders whose paths begin so, as they would be typed."""
+    folder, slash, start = incomplete.rpartition("/")
+    try:
+        entries = sorted(Path(folder + slash or ".").expanduser().iterdir())
+    except OSError:
+        return []
+    return [
+        folder + slash + path.name
+        for path in entries
+        if path.name.startswith(start)
+        and (path.suffix == ".gguf" if not path.is_dir() else (path / "config.json").is_file())
+    ]

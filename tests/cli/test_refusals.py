@@ -1,0 +1,123 @@
+"""What is refused before anything is loaded, with exit status 2 and a hint; and what is only warned about."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ipex_lookahead.cli import loading
+from ipex_lookahead.cli.main import run
+from ipex_lookahead.cli.names import LOW_BITS, NEEDS_A_COPY, NEEDS_DRAFT_MODEL, STRATEGIES
+
+
+@pytest.fixture
+def refused(monkeypatch, capsys):
+    """``refused("generate", ...)`` -> what was said; loading is an error."""
+
+    def load(*arguments, **options):
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(loading, "load", load)
+
+    def said(*arguments: str) -> list[str]:
+        assert run(arguments) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        lines = err.splitlines()
+        assert lines[0].startswith("error: ")
+        assert lines[-1].startswith("hint: ")
+        return lines
+
+    return said
+
+
+def test_names_are_those_of_the_rooms():
+    from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL
+    from ipex_lookahead.formats import FORMATS
+
+    assert list(LOW_BITS) == list(FORMATS)
+    assert set(STRATEGIES) == {*PROPOSERS, *SECOND_MODEL}
+    assert {NEEDS_A_COPY, NEEDS_DRAFT_MODEL} == set(SECOND_MODEL)
+
+
+@pytest.mark.parametrize("command", [["generate", "hi"], ["chat"], ["bench", "decode"], ["bench", "exact"]])
+def test_strategies(command, refused):
+    assert refused(*command, "--strategy", "sufix")[-1] == "hint: did you mean --strategy suffix?"
+    assert "there are auto, jacobi" in refused(*command, "--strategy", "xyz")[0]
+    assert refused(*command, "--strategy", "draft_model")[-1] == "hint: add --draft-model MODEL"
+
+
+def test_strategies_that_a_command_cannot_use(refused):
+    assert "speculative=True" in refused("generate", "hi", "--strategy", "self_speculation")[0]
+    assert "no second model" in refused("bench", "replay", "--replay", __file__, "--strategy", "draft_model")[0]
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (["generate", "hi"], "--low-bit"),
+        (["chat"], "--low-bit"),
+        (["quantize", "a", "b"], "--low-bit"),
+        (["doctor"], "--low-bit"),
+        (["compare-engines"], "--low-bit"),
+        (["bench", "decode"], "--low-bit"),
+        (["bench", "exact", "--draft-model", "x"], "--draft-low-bit"),
+        (["bench", "step"], "--head-low-bit"),
+        (["bench", "kernels"], "--format"),
+    ],
+)
+def test_formats(command, option, refused):
+    assert refused(*command, option, "sym-int44")[-1] == f"hint: did you mean {option} sym_int4?"
+    assert "asym_int4" in refused(*command, option, "int4")[0]
+
+
+def test_ipex_llm_has_formats_of_its_own(scripted):
+    scripted()
+    assert run(["generate", "hi", "--engine", "ipex-llm", "--low-bit", "nf3"]) == 0
+
+
+def test_stores(refused, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    lookahead = ["generate", "hi", "--lookahead", "auto", "--store"]
+    assert refused(*lookahead, str(tmp_path))[0] == f"error: --store: {tmp_path} is no file"
+    assert refused(*lookahead, str(tmp_path / "absent" / "s"))[-1] == f"hint: mkdir -p {tmp_path / 'absent'}"
+    assert "there is no folder" in refused(*lookahead, str(file / "s"))[0]
+    assert refused("bench", "decode", "--strategy", "suffix", "--store", str(tmp_path))
+
+
+def test_a_folder_that_may_not_be_written(refused, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # tests may run as root, who may write everywhere
+    assert "permission denied" in refused("generate", "hi", "--lookahead", "auto", "--store", str(tmp_path / "s"))[0]
+
+
+def test_stores_that_can_be_written_and_those_without_a_file(scripted, tmp_path):
+    scripted()
+    for store in (str(tmp_path / "s"), "memory", "memory:x", "none"):
+        assert run(["generate", "hi", "--lookahead", "auto", "--store", store]) == 0
+
+
+@pytest.mark.parametrize("command", ["decode", "exact", "replay", "quality"])
+def test_prompts_that_are_missing(command, refused, tmp_path):
+    more = {"replay": ["--record", "x"], "quality": ["--text", __file__]}.get(command, [])
+    assert "no prompt file at /no/such" in refused("bench", command, *more, "--prompts", "/no/such.jsonl")[0]
+    assert "holds no .jsonl file" in refused("bench", command, *more, "--prompts", str(tmp_path))[0]
+    assert "no prompt file" in refused("compare-engines", "--prompts", "/no/such.jsonl")[0]
+
+
+def test_files_that_are_missing(refused):
+    assert "/no/such" in refused("bench", "quality", "--text", "/no/such")[0]
+    assert "/no/such" in refused("bench", "replay", "--replay", "/no/such")[0]
+    assert "/no/such" in refused("bench", "replay", "--record", "/no/such/file")[0]
+
+
+def test_more_threads_than_processors_are_warned_about(scripted, capsys, monkeypatch):
+    scripted()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    assert run(["generate", "hi", "--threads", "1000"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "a fine day\n"
+    assert err.splitlines()[0] == ("warning: 1000 threads share 2 processors; more threads than processors are slower")
+    assert run(["generate", "hi", "--threads", "2"]) == 0
+    assert "warning" not in capsys.readouterr().err
