@@ -65,7 +65,8 @@ class Rules:
         temperature: 0 takes the most likely token.
         top_k, top_p, min_p: see ``SamplingParams``; they say nothing at temperature 0.
         seed: of the sampler; None draws one, which the statistics tell.
-        repetition_penalty, presence_penalty, frequency_penalty: see ``decoding/penalties.py``.
+        repetition_penalty: see ``decoding/penalties.py``.
+        presence_penalty, frequency_penalty: see there; the model has no say in these.
         stop: an answer ends where one of these texts appears.
     """
 
@@ -76,8 +77,8 @@ class Rules:
     min_p: float | None = None
     seed: int | None = None
     repetition_penalty: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     stop: tuple[str, ...] = ()
 
 
@@ -132,7 +133,8 @@ class TextModel:
         Args:
             ids: the prompt.
             rules: how tokens are chosen.
-            lookahead, adaptive: how to draft, as for :func:`resolve_lookahead`. They never change the answer.
+            lookahead: how to draft, as for :func:`resolve_lookahead`. It never changes the answer.
+            adaptive: False always drafts as much as allowed.
             on_token: told each token as it comes.
             on_prefill: told, after each piece of the prompt, how many of its tokens are done, and their number.
 
@@ -227,7 +229,7 @@ class TextModel:
         if least > prompt_length and self._eos:
             made.append(LeastLength(least, self._eos))
         if rules.presence_penalty or rules.frequency_penalty:
-            made.append(CountPenalties(rules.presence_penalty, rules.frequency_penalty, prompt_length))
+            made.append(CountPenalties(rules.presence_penalty or 0.0, rules.frequency_penalty or 0.0, prompt_length))
         return made
 
 

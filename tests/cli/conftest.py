@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import sys
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from ipex_lookahead.decoding.stats import GenerationStats
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
@@ -20,7 +22,7 @@ class ScriptedModel:
 
     def __init__(self, tokenizer: Any, answers: list[str], context: int = 2048) -> None:
         self.tokenizer = tokenizer
-        self.config = SimpleNamespace(to_dict=lambda: {"model_type": "llama", "vocab_size": SIZE})
+        self.config = {"model_type": "llama", "vocab_size": SIZE}
         facts = {"engine": "scripted", "isa": "scalar", "threads": 1, "low_bit": "sym_int4"}
         self.engine = SimpleNamespace(max_context=context, describe=lambda: facts)
         self.asked: list[tuple[list[int], dict[str, Any]]] = []
@@ -28,33 +30,46 @@ class ScriptedModel:
         self.interrupt_after: int | None = None
         self._answers = list(answers)
 
-    def generate(self, input_ids: torch.Tensor, *, max_new_tokens: int, streamer: Any = None, **settings: Any) -> Any:
-        prompt = input_ids[0].tolist()
-        self.asked.append((prompt, {"max_new_tokens": max_new_tokens, **settings}))
+    def generate(self, ids: list[int], rules: Any, *, on_token: Any, on_prefill: Any = None, **drafting: Any) -> Any:
+        """As ``TextModel.generate``."""
+        self.asked.append((list(ids), {**asdict(rules), **drafting}))
+        if on_prefill is not None:
+            on_prefill(len(ids), len(ids))
         text = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-        new = [*self.tokenizer(text)["input_ids"], self.tokenizer.eos_token_id][:max_new_tokens]
-        if streamer is not None:
-            streamer.put(input_ids[0])
-            for done, token in enumerate(new):
+        whole = [*self.tokenizer.encode(text), self.tokenizer.eos_token_id]
+        new, done = whole[: rules.max_new_tokens], 0
+        try:
+            for token in new:
                 if done == self.interrupt_after:
                     self.interrupt_after = None
                     raise KeyboardInterrupt
-                streamer.put(torch.tensor([token]))
-            streamer.end()
-        self.stats = GenerationStats(
-            prompt_tokens=len(prompt),
-            tokens=len(new),
-            steps=max(1, len(new) // 2),
-            sequence_steps=max(1, len(new) // 2),
-        )
-        self.stats.accepted = len(new) // 2
-        self.stats.drafted = len(new)
-        self.stats.prefill_seconds = self.stats.first_token_seconds = 0.5
-        self.stats.decode_seconds = 1.0
-        return torch.tensor([prompt + new])
+                on_token(token)
+                done += 1
+        finally:
+            self.stats = statistics(len(ids), done)  # as the real one, also of what was interrupted
+            self.stats.finish_reasons = ["stop" if len(new) == len(whole) else "length"]
+            if rules.temperature:
+                self.stats.seed = 1234 if rules.seed is None else rules.seed
+        return new
 
     def forget(self) -> None:
         pass
+
+
+def statistics(prompt: int, new: int) -> GenerationStats:
+    """Those of so many tokens, half of them drafted."""
+    steps = max(1, new // 2)
+    stats = GenerationStats(prompt_tokens=prompt, tokens=new, steps=steps, sequence_steps=steps)
+    stats.accepted, stats.drafted = new // 2, new
+    stats.prefill_seconds = stats.first_token_seconds = 0.5
+    stats.decode_seconds = 1.0
+    return stats
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_piped_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard input is empty, whatever the tests are run from."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
 
 
 @pytest.fixture
@@ -70,7 +85,7 @@ def scripted(tokenizer, monkeypatch):
         model = ScriptedModel(tokenizer, list(answers) or ["a fine day"], context)
         from ipex_lookahead.cli import loading
 
-        monkeypatch.setattr(loading, "load", lambda name, **options: (model, tokenizer))
+        monkeypatch.setattr(loading, "load_text", lambda name, **options: model)
         return model
 
     return make
