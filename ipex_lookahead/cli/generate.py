@@ -98,13 +98,8 @@ def generate(
 
     from ipex_lookahead.cli.loading import load_text
 
-    settings: dict[str, Any] = {
-        "low_bit": low_bit,
-        "threads": threads,
-        "kv_cache": kv_cache,
-        "draft_model": draft_model,
-    }
-    loaded = load_text(model, **settings, **placing, progress=not quiet)
+    placing |= {"low_bit": low_bit, "threads": threads, "kv_cache": kv_cache}
+    loaded = load_text(model, draft_model=draft_model, **placing, progress=not quiet)
     rules, drafting = sampling.rules(max_new_tokens, stop), ahead.arguments()
     encode = partial(_encode, loaded, system=system, raw=raw)
     facts = {"model": model, **_engine_facts(loaded), "lookahead": ahead.lookahead}

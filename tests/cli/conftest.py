@@ -9,8 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.generation.text_model import Rules
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 
 
@@ -32,7 +34,8 @@ class ScriptedModel:
 
     def generate(self, ids: list[int], rules: Any, *, on_token: Any, on_prefill: Any = None, **drafting: Any) -> Any:
         """As ``TextModel.generate``."""
-        self.asked.append((list(ids), {**asdict(rules), **drafting}))
+        given = {name: value for name, value in asdict(rules).items() if value not in (None, ())}
+        self.asked.append((list(ids), {**given, **drafting}))
         if on_prefill is not None:
             on_prefill(len(ids), len(ids))
         text = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
@@ -51,6 +54,25 @@ class ScriptedModel:
             if rules.temperature:
                 self.stats.seed = 1234 if rules.seed is None else rules.seed
         return new
+
+
+class ScriptedForTransformers:
+    """The same with the ``generate`` that transformers' users know, which the benches measure."""
+
+    def __init__(self, text: ScriptedModel) -> None:
+        self._text = text
+        self.tokenizer, self.engine = text.tokenizer, text.engine
+        self.config = SimpleNamespace(to_dict=lambda: text.config)
+
+    @property
+    def stats(self) -> GenerationStats:
+        return self._text.stats
+
+    def generate(self, input_ids: torch.Tensor, *, max_new_tokens: int, **settings: Any) -> Any:
+        prompt = input_ids[0].tolist()
+        new = self._text.generate(prompt, Rules(max_new_tokens), on_token=lambda token: None)
+        self._text.asked[-1] = (prompt, {"max_new_tokens": max_new_tokens, **settings})
+        return torch.tensor([prompt + new])
 
     def forget(self) -> None:
         pass
@@ -86,6 +108,7 @@ def scripted(tokenizer, monkeypatch):
         from ipex_lookahead.cli import loading
 
         monkeypatch.setattr(loading, "load_text", lambda name, **options: model)
+        monkeypatch.setattr(loading, "load", lambda name, **options: (ScriptedForTransformers(model), tokenizer))
         return model
 
     return make
