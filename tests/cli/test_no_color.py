@@ -14,6 +14,8 @@ from tests.cli.conftest import ScriptedModel
 from tests.support.chat_tokenizer import chat_tokenizer
 from ipex_lookahead.cli import loading, main
 from ipex_lookahead.bench import kernels
+from ipex_lookahead.decoding.stats import GenerationStats
+GenerationStats.origins = lambda self: ["suffix"] * self.tokens
 tokenizer = chat_tokenizer()
 model = ScriptedModel(tokenizer, ["a fine day"])
 loading.load = lambda name, **options: (model, tokenizer)
