@@ -5,10 +5,13 @@ python examples/generate.py --model default "Why is the sky blue?"
 
 from __future__ import annotations
 
+import sys
+
 import click
 import torch
 
 from ipex_lookahead import AutoModelForCausalLM
+from ipex_lookahead.cli.running import run_command
 from ipex_lookahead.tokenization.prompts import build_prompt
 
 
@@ -25,4 +28,4 @@ def main(prompt: str, name: str, low_bit: str | None, max_new_tokens: int) -> No
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import click
 import torch
-from rich.console import Console
-from rich.table import Table
 from transformers import TextStreamer
 
-from ipex_lookahead import AutoModelForCausalLM, LookaheadError
+from ipex_lookahead import AutoModelForCausalLM
+from ipex_lookahead.cli.running import run_command
+from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.tokenization.prompts import build_prompt
 
 ARTICLE = """\
@@ -121,20 +121,19 @@ def main(
 
     identical = plain.tokens == ahead.tokens
     facts = model.engine.describe()
-    table = Table(title=f"{facts['low_bit']} · {facts['isa']} · {facts['threads']} threads · prompt {len(ids)} tokens")
-    for heading in ("", "tok/s", "tokens/step", "ratio", "identical"):
-        table.add_column(heading, justify="right" if heading else "left")
-    table.add_row("without lookahead", f"{plain.speed:.1f}", f"{plain.per_step:.2f}", "1.00x", "")
     ratio = f"{ahead.speed / plain.speed:.2f}x" if plain.speed else "-"
-    table.add_row("with lookahead", f"{ahead.speed:.1f}", f"{ahead.per_step:.2f}", ratio, "yes" if identical else "NO")
     print()
-    Console().print(table)
+    print_table(
+        ("", "tok/s", "tokens/step", "ratio", "identical"),
+        [
+            ("without lookahead", f"{plain.speed:.1f}", f"{plain.per_step:.2f}", "1.00x", ""),
+            ("with lookahead", f"{ahead.speed:.1f}", f"{ahead.per_step:.2f}", ratio, "yes" if identical else "NO"),
+        ],
+        title=f"{facts['low_bit']} · {facts['isa']} · {facts['threads']} threads · prompt {len(ids)} tokens",
+    )
     if not identical:
-        sys.exit("error: the two outputs differ; lookahead must never change the output. Please report this")
+        raise click.ClickException("the two outputs differ; lookahead must never change the output. Please report this")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except LookaheadError as error:
-        sys.exit(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""))
+    sys.exit(run_command(main))

@@ -13,7 +13,7 @@ import click
 import torch
 
 # was: from ipex_llm.transformers import AutoModelForCausalLM
-from ipex_lookahead import LookaheadError
+from ipex_lookahead.cli.running import run_command
 from ipex_lookahead.tokenization.prompts import build_prompt
 from ipex_lookahead.transformers import AutoModelForCausalLM
 
@@ -46,11 +46,8 @@ def main(repo_id_or_model_path: str, prompt: str, n_predict: int, engine: str) -
     print(texts[2])
     print("text equal to plain decoding:", "yes" if texts[0] == texts[2] else "no")
     if texts[0] != texts[2] and model.engine.row_invariant:  # was: not equal; here always, on the native engine
-        sys.exit("error: lookahead must never change the output. Please report this")
+        raise click.ClickException("lookahead must never change the output. Please report this")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except LookaheadError as error:
-        sys.exit(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""))
+    sys.exit(run_command(main))

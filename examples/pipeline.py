@@ -5,10 +5,13 @@ python examples/pipeline.py "Once upon a time"
 
 from __future__ import annotations
 
+import sys
+
 import click
 from transformers import pipeline
 
 from ipex_lookahead import AutoModelForCausalLM
+from ipex_lookahead.cli.running import run_command
 
 
 @click.command()
@@ -22,4 +25,4 @@ def main(prompt: str, name: str, max_new_tokens: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

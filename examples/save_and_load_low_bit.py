@@ -5,12 +5,14 @@ python examples/save_and_load_low_bit.py --model path/to/Llama-2-7b-chat-hf --ou
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
 import torch
 
 from ipex_lookahead import AutoModelForCausalLM
+from ipex_lookahead.cli.running import run_command
 
 
 @click.command()
@@ -27,8 +29,8 @@ def main(name: str, low_bit: str, out: Path) -> None:
     before, after = (m.generate(ids, max_new_tokens=8).tolist() for m in (model, again))
     print("the same tokens before and after:", "yes" if before == after else "NO")
     if before != after:
-        raise SystemExit(1)
+        raise click.ClickException("a saved model must answer as it did before. Please report this")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -5,13 +5,15 @@ python examples/stream.py "Tell me a story about a clock."
 
 from __future__ import annotations
 
-from threading import Thread
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import click
 import torch
 from transformers import TextIteratorStreamer
 
 from ipex_lookahead import AutoModelForCausalLM
+from ipex_lookahead.cli.running import run_command
 from ipex_lookahead.tokenization.prompts import build_prompt
 
 
@@ -24,13 +26,13 @@ def main(prompt: str, name: str, max_new_tokens: int) -> None:
     ids = torch.tensor([build_prompt(model.tokenizer, model.config.to_dict(), prompt)])
     streamer = TextIteratorStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True)
     settings = {"max_new_tokens": max_new_tokens, "lookahead": 3, "streamer": streamer}
-    worker = Thread(target=model.generate, args=(ids,), kwargs=settings)
-    worker.start()
-    for piece in streamer:
-        print(piece, end="", flush=True)
-    worker.join()
-    print()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(model.generate, ids, **settings)
+        for piece in streamer:
+            print(piece, end="", flush=True)
+        print()
+        answer.result()  # an error of the thread is an error of the program
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -53,3 +53,8 @@ def __getattr__(name: str) -> Any:
 
         return wrap
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, those that are imported late included."""
+    return sorted(__all__)

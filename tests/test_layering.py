@@ -14,6 +14,7 @@ LEVELS = {
     "errors": 0,
     "compat": 1,
     "config": 1,
+    "terminal": 1,
     "safe_json": 1,
     "hub": 1,
     "_native": 1,

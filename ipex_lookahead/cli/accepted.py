@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,17 +11,18 @@ COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
 
 def print_accepted(tokenizer: Any, ids: Sequence[int], origins: Sequence[str | None]) -> None:
     """Print the text of ``ids``: accepted tokens coloured by source, or in brackets where there is no colour."""
-    from rich.console import Console
     from rich.text import Text
 
+    from ipex_lookahead.cli.progress import console
     from ipex_lookahead.cli.stream import printable
 
-    console = Console(soft_wrap=True, highlight=False)
-    coloured = console.is_terminal and not console.no_color
+    out = console()
+    on_terminal = out.is_terminal or sys.stdout.isatty()
+    coloured = out.is_terminal and not out.no_color
     colours: dict[str, str] = {}
     text = Text()
     for part, origin in runs(tokenizer, ids, origins):
-        part = printable(part) if console.is_terminal else part
+        part = printable(part) if on_terminal else part
         if origin is None:
             text.append(part)
         elif coloured:
@@ -28,12 +30,12 @@ def print_accepted(tokenizer: Any, ids: Sequence[int], origins: Sequence[str | N
         else:
             colours[origin] = ""
             text.append(f"[{part}]")
-    console.print(text)
+    out.print(text)
     if colours:
         names = Text("free: ", style="dim")
         for origin, colour in colours.items():
             names.append(f"{origin} ", style=colour)
-        Console(stderr=True, soft_wrap=True, highlight=False).print(names)
+        console(stderr=True).print(names)
 
 
 def runs(tokenizer: Any, ids: Sequence[int], origins: Sequence[str | None]) -> Iterator[tuple[str, str | None]]:

@@ -25,8 +25,19 @@ from ipex_lookahead.cli.options import (
     sampling_options,
 )
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.terminal import wants_plain
 
 HISTORY_LINES = 1000
+LEAVING = ("exit", "quit")
+"""Said alone these end the chat, as they do in other programs."""
+QUOTE = '"""'
+"""Begins and ends a message of several lines."""
+FURTHER = "... "
+"""The prompt for a further line of one."""
+
+
+class BlockLeft(Exception):
+    """Ctrl-C inside a message of several lines: it is dropped, and the chat goes on."""
 
 
 @command()
@@ -57,16 +68,16 @@ def chat(
     ahead = Lookahead(**options)
     ahead.check()
 
-    from rich.console import Console
     from rich.panel import Panel
     from rich.text import Text
 
     from ipex_lookahead.cli.loading import load_text
+    from ipex_lookahead.cli.progress import console
     from ipex_lookahead.cli.session import Session
     from ipex_lookahead.cli.stream import show
 
     typed = sys.stdin.isatty()
-    aside = Console(stderr=True, soft_wrap=True, highlight=False)
+    aside = console(stderr=True)
     settings: dict[str, Any] = {
         "low_bit": low_bit,
         "threads": threads,
@@ -96,12 +107,14 @@ def chat(
 
 
 def converse(session: Any, messages: Iterator[str]) -> None:
-    """Answer messages and run slash commands until there are no more, or until ``/bye``."""
+    """Answer messages and run slash commands until there are no more, or until ``/bye``, ``exit`` or ``quit``."""
     from ipex_lookahead.cli.slash import run_slash
 
     for message in messages:
         if not message.strip():
             continue
+        if message.strip().lower() in LEAVING:
+            return
         if message.startswith("/"):
             run_slash(session, message.rstrip())
         else:
@@ -128,6 +141,8 @@ def _typed(history: bool, tell: Callable[[str], None]) -> Iterator[str]:
     readline.set_completer(lambda text, n: [*(x for x in names if x.startswith(text)), None][n])
     readline.set_completer_delims(" ")
     readline.parse_and_bind("tab: complete")
+    if wants_plain():  # it would be switched on and off with escape sequences around every line
+        readline.parse_and_bind("set enable-bracketed-paste off")
     file = history_file()
     if history:
         try:
@@ -144,6 +159,9 @@ def _typed(history: bool, tell: Callable[[str], None]) -> Iterator[str]:
                 return None
             except KeyboardInterrupt:
                 print(file=sys.stderr)
+                if prompt == FURTHER:
+                    tell("the message is dropped")
+                    raise BlockLeft from None
                 tell("Ctrl-D or /bye leaves")
 
     try:
@@ -161,16 +179,23 @@ def _typed(history: bool, tell: Callable[[str], None]) -> Iterator[str]:
 
 def _joined(ask: Callable[[str], str | None]) -> Iterator[str]:
     """Lines as messages; those between two ``\"\"\"`` are one message. None ends it, and what was begun is given."""
-    quote = '"""'
     while (line := ask(">>> ")) is not None:
         line = line.rstrip("\n")
-        if not line.startswith(quote):
+        if not line.startswith(QUOTE):
             yield line
             continue
-        block, closed = line.removeprefix(quote), False
-        while not (closed := block.rstrip().endswith(quote)) and (following := ask("... ")) is not None:
-            block += "\n" + following.rstrip("\n")
-        yield block.rstrip().removesuffix(quote).strip("\n") if closed else block
+        try:
+            yield _block(line.removeprefix(QUOTE), ask)
+        except BlockLeft:
+            continue
+
+
+def _block(begun: str, ask: Callable[[str], str | None]) -> str:
+    """A message of several lines, of which the first is there."""
+    closed = False
+    while not (closed := begun.rstrip().endswith(QUOTE)) and (following := ask(FURTHER)) is not None:
+        begun += "\n" + following.rstrip("\n")
+    return begun.rstrip().removesuffix(QUOTE).strip("\n") if closed else begun
 
 
 def history_file() -> Path:

@@ -9,6 +9,7 @@ import click
 
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import DEVICES, FORMATS, json_option, model_option, option, threads_option
+from ipex_lookahead.cli.tables import markdown_lines, terminal_width
 from ipex_lookahead.cli.types import LowBit
 
 
@@ -47,51 +48,62 @@ def doctor(
         max_new_tokens=max_new_tokens,
         say=lambda line: click.echo(f"{line} ...", err=True),
     )
-    click.echo("\n".join(lines(report)), err=as_json)
+    click.echo("\n".join(lines(report, terminal_width(to_stderr=as_json))), err=as_json)
     if as_json:
         click.echo(json.dumps(report))
     if not report["healthy"]:
         raise click.exceptions.Exit(1)
 
 
-def lines(report: dict[str, Any]) -> list[str]:
-    """The report as Markdown."""
+def lines(report: dict[str, Any], width: int) -> list[str]:
+    """The report as Markdown; its tables are lists where ``width`` columns are too few."""
     said = ["### ipex-lookahead doctor", ""]
     said += [f"- {name} {number}" for name, number in report["versions"].items()]
     for part in ("machine", "device"):
         said += [f"- {key.replace('_', ' ')}: {_spoken(key, value)}" for key, value in report[part].items()]
-    said += ["", "| kernel | format | self-test | ms for 1, 4, 16 rows |", "|---|---|---|---|"]
-    for entry in report["kernels"]:
-        times = ", ".join(f"{value:.3f}" for value in entry.get("milliseconds", {}).values())
-        said.append(f"| {entry['backend']} | {entry['format']} | {entry.get('problem', 'passed')} | {times} |")
-    said += ["", f"Model: {report['model']}", ""]
-    said += [
-        "| engine | plain tok/s | lookahead | tok/s | tokens a step | equal to plain |",
-        "|---|---|---|---|---|---|",
+    kernels = [
+        (
+            entry["backend"],
+            entry["format"],
+            entry.get("problem", "passed"),
+            ", ".join(f"{value:.3f}" for value in entry.get("milliseconds", {}).values()),
+        )
+        for entry in report["kernels"]
     ]
+    said += ["", *markdown_lines(("kernel", "format", "self-test", "ms for 1, 4, 16 rows"), kernels, width)]
+    said += ["", f"Model: {report['model']}", ""]
+    headings = ("engine", "plain tok/s", "lookahead", "tok/s", "tokens a step", "equal to plain")
+    said += markdown_lines(headings, [row for tried in report["engines"] for row in _rows(tried)], width)
     for tried in report["engines"]:
-        name = tried["engine"] + (", deterministic" if tried["deterministic"] else "")
         if "problem" in tried:
-            said.append(f"| {name} | {tried['problem']} | | | | |")
-            continue
-        for row in tried["lookahead"]:
-            cells = (
-                name,
-                tried["plain_tok_s"],
-                f"{row['strategy']} {row['draft_tokens']}",
-                row["tok_s"],
-                row["tokens_per_step"],
-                f"{row['equal']}/{row['answers']}",
-            )
-            said.append("| " + " | ".join(map(str, cells)) + " |")
+            said += ["", f"{_name(tried)} cannot run: {tried['problem']}"]
     said += [""]
     for tried in report["engines"]:
         if tried.get("backends"):
             served = ", ".join(f"{low_bit} by {name}" for low_bit, name in tried["backends"].items())
             said.append(f"Linear layers of {tried['engine']}: {served}.")
             break
-    promised = "Equal text is promised for native, and for torch with deterministic=True."
+    promised = "Equal text is promised for native, and for torch with --deterministic."
     return [*said, promised, "", *(f"**Problem**: {line}" for line in report["problems"] or ()), *_end(report)]
+
+
+def _rows(tried: dict[str, Any]) -> list[tuple[object, ...]]:
+    """An engine's rows of the table; none where it does not run."""
+    return [
+        (
+            _name(tried),
+            tried["plain_tok_s"],
+            f"{row['strategy']} {row['draft_tokens']}",
+            row["tok_s"],
+            row["tokens_per_step"],
+            f"{row['equal']}/{row['answers']}",
+        )
+        for row in tried.get("lookahead", ())
+    ]
+
+
+def _name(tried: dict[str, Any]) -> str:
+    return str(tried["engine"]) + (", deterministic" if tried["deterministic"] else "")
 
 
 def _end(report: dict[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ import click
 
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import option
+from ipex_lookahead.cli.types import Model
 from ipex_lookahead.errors import EngineError
 
 PACKAGES = ("ipex-lookahead", "torch", "transformers", "tokenizers", "safetensors", "numpy")
@@ -25,7 +26,7 @@ READ_BYTES = 256 << 20
 
 
 @command()
-@click.argument("model", required=False)
+@click.argument("model", required=False, type=Model())
 @option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def info(model: str | None, as_json: bool) -> None:
     """Facts about this machine, or about MODEL: a folder, a .gguf file, a hub id or 'default'."""

@@ -1,40 +1,52 @@
-"""What long measurements show: a bar, or a line."""
+"""What long measurements show: a bar, or a line; and the consoles that commands write with."""
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
+import click
 
-def progress_bar(total: int, title: str = "measuring") -> Any:
-    """A context that gives a function to call after each answer; it draws on a terminal's standard error only."""
-    from contextlib import contextmanager
+from ipex_lookahead.terminal import may_draw, wants_plain
 
+if TYPE_CHECKING:
     from rich.console import Console
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console for sentences of any length; with ``NO_COLOR`` it writes no escape sequence, bold and dim included."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, soft_wrap=True, highlight=False, force_terminal=False if wants_plain() else None)
+
+
+@contextmanager
+def progress_bar(total: int, title: str = "measuring") -> Iterator[Callable[[], None]]:
+    """Gives a function to call after each answer; what is drawn is on a terminal's standard error only."""
+    if not may_draw():
+        _line(f"{title} ({total}) ...")
+        yield lambda: None
+        return
     from rich.progress import Progress
 
-    @contextmanager
-    def drawn() -> Any:
-        console = Console(stderr=True)
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-            task = bar.add_task(title, total=total)
-            yield lambda: bar.advance(task)
-
-    return drawn()
+    with Progress(console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda: bar.advance(task)
 
 
-def status() -> Any:
-    """A context that gives a function to show what is being done, on a terminal's standard error only."""
-    from contextlib import contextmanager
+@contextmanager
+def status() -> Iterator[Callable[[str], None]]:
+    """Gives a function to show what is being done, on a terminal's standard error only."""
+    if not may_draw():
+        yield lambda text: _line(f"{text} ...")
+        return
+    with console(stderr=True).status("starting") as line:
+        yield line.update
 
-    from rich.console import Console
 
-    @contextmanager
-    def shown() -> Any:
-        console = Console(stderr=True)
-        if not console.is_terminal:
-            yield lambda text: None
-            return
-        with console.status("starting") as line:
-            yield line.update
-
-    return shown()
+def _line(text: str) -> None:
+    """For a person who wants no drawing; a pipe or a file is told nothing."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        click.echo(text, err=True)

@@ -8,13 +8,14 @@ from pathlib import Path
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.options import option
+from ipex_lookahead.cli.options import FORMATS, option
+from ipex_lookahead.cli.types import LowBit, Model
 
 
 @command()
-@click.argument("model")
+@click.argument("model", type=Model())
 @click.argument("out", type=click.Path(path_type=Path))
-@option("--low-bit", metavar="FORMAT", default="sym_int4", help="sym_int4, sym_int8, bf16 or fp16.")
+@option("--low-bit", type=LowBit(), default="sym_int4", help=f"{FORMATS}.")
 @option("--group-size", type=click.Choice(["32", "64"]), default="32", help="Weights that share a scale.")
 @option("--mixed-precision", is_flag=True, help="Keep the output layer in 8 bits.")
 @option("--threads", type=click.IntRange(1), help="Worker threads; all physical cores if not given.")

@@ -9,6 +9,7 @@ from typing import Any
 from ipex_lookahead.cli.conversation import Conversation, Turn, chat_encoder
 from ipex_lookahead.cli.options import Sampling
 from ipex_lookahead.cli.report import stats_line
+from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import LookaheadError
 
@@ -50,14 +51,17 @@ class Session:
         self._tokenizer = model.tokenizer
         self._say = say
 
-    def answer(self, text: str) -> None:
-        """Answer a message. An interrupt ends the answer and keeps what has come; an error keeps the conversation."""
+    def answer(self, text: str) -> bool:
+        """Answer a message. An interrupt ends the answer and keeps what has come; an error keeps the conversation.
+
+        Returns whether the conversation has a new turn.
+        """
         turn = Turn(text)
         try:
             fitted = self.conversation.fit([*self.conversation.turns, turn], self.context, self.max_new_tokens)
             if fitted is None:
                 self.tell(f"error: the message alone exceeds the context of {self.context:,} tokens; shorten it")
-                return
+                return False
             if fitted.dropped_turns:
                 del self.conversation.turns[: fitted.dropped_turns]
                 turns = "turn" if fitted.dropped_turns == 1 else f"{fitted.dropped_turns} turns"
@@ -67,12 +71,13 @@ class Session:
                 )
             turn.answer, turn.ids = self._generate(fitted.ids, min(self.max_new_tokens, fitted.room))
         except LookaheadError as error:
-            self.tell(f"error: {error}")
+            self.tell(f"error: {in_options(str(error))}")
             if error.hint:
-                self.tell(f"hint: {error.hint}")
-            return
+                self.tell(f"hint: {in_options(error.hint)}")
+            return False
         if turn.ids:
             self.conversation.turns.append(turn)
+        return bool(turn.ids)
 
     def past_turn(self, user: str, answer: str) -> Turn:
         """A turn whose answer is known as text only."""
@@ -100,10 +105,10 @@ class Session:
             bar.close()
             streamed.end()
             self._say("\n")
+        self.last_stats = replace(self._model.stats)
         if interrupted:
             self.tell("stopped; what has come is kept (/undo forgets it)" if streamed.ids else "stopped")
         else:
-            self.last_stats = replace(self._model.stats)
             self.tell(stats_line(self.last_stats))
         kept = streamed.ids
         if kept and kept[-1] in self._tokenizer.all_special_ids:

@@ -73,10 +73,18 @@ def _clear(session: Session, _: str) -> None:
     session.tell("the conversation is empty")
 
 
-def _regen(session: Session, _: str) -> None:
+def _retry(session: Session, _: str) -> None:
+    """Another answer where chance may make one; what was there stays if none comes."""
     if not session.conversation.turns:
         raise InputError("there is no answer to give again")
-    session.answer(session.conversation.turns.pop().user)
+    if session.sampling.temperature == 0:
+        session.tell("at temperature 0 the answer is the same; /set temperature=0.7 makes others possible")
+    elif session.sampling.seed is not None:
+        session.sampling.seed = (session.sampling.seed + 1) % 2**63
+        session.tell(f"seed: {session.sampling.seed}")
+    before = session.conversation.turns.pop()
+    if not session.answer(before.user):
+        session.conversation.turns.append(before)
 
 
 def _undo(session: Session, _: str) -> None:
@@ -175,12 +183,15 @@ SLASHES: dict[str, Slash] = {
     "help": Slash("", "this list", _help),
     "system": Slash("[TEXT]", "show or set what the model is told first", _system),
     "clear": Slash("", "forget the conversation", _clear),
-    "regen": Slash("", "answer the last message again", _regen),
+    "retry": Slash("", "answer the last message again, when sampling with a new seed", _retry),
+    "regen": Slash("", "the same", _retry),
     "undo": Slash("", "forget the last message and its answer", _undo),
     "stats": Slash("", "speed of the last answer, and how full the context is", _stats),
     "lookahead": Slash("[N|auto]", "show or set the drafted tokens a step; 0 is off", _lookahead),
     "set": Slash("[NAME=VALUE]", "show or set temperature, top_k, top_p, min_p, seed, penalties, max_new_tokens", _set),
     "save": Slash("FILE", "save the conversation as JSON", _save),
     "load": Slash("FILE", "go on with a saved conversation", _load),
-    "bye": Slash("", "leave", _bye),
+    "bye": Slash("", "leave; so do exit and quit, with a slash or alone", _bye),
+    "exit": Slash("", "leave", _bye),
+    "quit": Slash("", "leave", _bye),
 }

@@ -122,10 +122,54 @@ def test_unknown_slash_is_not_sent_to_the_model(scripted, talk):
     assert model.asked == []
 
 
-def test_bye_leaves(scripted, talk):
+@pytest.mark.parametrize("word", ["/bye", "/exit", "/quit", "exit", "quit", " Exit "])
+def test_words_that_leave(word, scripted, talk):
     model = scripted()
-    talk("/bye", "hello")
-    assert model.asked == []
+    talk("exit now, please", word, "hello")
+    assert len(model.asked) == 1, "only the word alone ends the chat"
+
+
+def test_retry(scripted, talk):
+    model = scripted("one", "two", "three")
+    arguments = ("--temperature", "0.7", "--seed", "5")
+    _, err = talk("/retry", "first", "/retry", "/retry", "second", arguments=arguments)
+    assert "error: there is no answer to give again" in err
+    assert [settings["seed"] for _, settings in model.asked] == [5, 6, 7, 7]
+    assert "seed: 6\n" in err
+    assert asked(model, 0) == asked(model, 1) == asked(model, 2)
+    assert "assistant\nthree<" in asked(model), "the last answer is the one that counts"
+
+
+def test_retry_at_temperature_0_says_that_nothing_changes(scripted, talk):
+    model = scripted("one")
+    _, err = talk("first", "/retry")
+    assert "at temperature 0 the answer is the same" in err
+    assert len(model.asked) == 2
+
+
+def test_a_retry_that_fails_keeps_the_answer(scripted, talk):
+    model = scripted("one", "two", "three")
+    answer, calls = model.generate, []
+
+    def generate(*arguments, **settings):
+        calls.append(1)
+        if len(calls) == 2:
+            raise ContextLengthError("too long", hint="shorten it or max_new_tokens")
+        return answer(*arguments, **settings)
+
+    model.generate = generate
+    _, err = talk("first", "/retry", "second")
+    assert "hint: shorten it or --max-new-tokens" in err, "in the words of the command"
+    assert "user\nfirst<|im_end|>\n<|im_start|>assistant\none<" in asked(model)
+
+
+def test_stats_after_a_stopped_answer(scripted, talk):
+    model = scripted("one two three")
+    model.interrupt_after = 4
+    _, err = talk("first", "/stats")
+    assert "stopped; what has come is kept" in err
+    assert "4 tokens · " in err
+    assert "in 1 turns" in err
 
 
 def test_regen_undo_clear(scripted, talk):
@@ -183,6 +227,7 @@ def test_bad_slash_arguments(line, scripted, talk):
 def test_stats(scripted, talk):
     scripted()
     _, err = talk("hi", "/stats")
+    assert "error" not in err
     assert "context: " in err
     assert "of 2,048 tokens in 1 turns" in err
 

@@ -63,16 +63,20 @@ class Terminal:
         os.write(self.master, text.encode())
 
 
+def environment(tmp_path, **more: str) -> dict[str, str]:
+    return {**os.environ, "XDG_STATE_HOME": str(tmp_path), "TERM": "xterm", "COLUMNS": "100", **more}
+
+
 def test_a_whole_chat(tmp_path):
-    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "NO_COLOR": "1", "TERM": "xterm", "COLUMNS": "100"}
-    terminal = Terminal(environment)
+    terminal = Terminal(environment(tmp_path, NO_COLOR="1"))
     terminal.wait_for(">>> ")
     assert "/help lists the commands, Ctrl-D leaves" in terminal.shown
+    everything = terminal.shown
     terminal.type("hello\n")
     terminal.wait_for("one answer")
     terminal.wait_for(">>> ")
     assert "tok/s" in terminal.shown
-    assert "\x1b[3" not in terminal.shown, "NO_COLOR is respected"
+    everything += terminal.shown
     terminal.type("again\n")
     terminal.wait_for("slow slow")
     terminal.type("\x03")
@@ -81,9 +85,34 @@ def test_a_whole_chat(tmp_path):
     terminal.type("\x03")
     terminal.wait_for("Ctrl-D or /bye leaves")
     terminal.wait_for(">>> ")
+    everything += terminal.shown
+    terminal.type('"""begun\n')
+    terminal.wait_for("... ")
+    terminal.type("\x03")
+    terminal.wait_for("the message is dropped")
+    terminal.wait_for(">>> ")
+    everything += terminal.shown
+    terminal.type("/stats\n")
+    terminal.wait_for("context: ")
+    terminal.wait_for(">>> ")
+    everything += terminal.shown
+    assert "\x1b" not in everything, "NO_COLOR means no escape sequence of any kind"
     terminal.type("\x04")
     assert terminal.process.wait(timeout=30) == 0
     os.close(terminal.master)
     history = tmp_path / "ipex-lookahead" / "chat_history"
-    assert history.read_text().split() == ["hello", "again"]
+    assert history.read_text().split() == ["hello", "again", '"""begun', "/stats"]
     assert history.stat().st_mode & 0o077 == 0
+
+
+def test_styles_where_nobody_minds(tmp_path):
+    """The other side of NO_COLOR: without it there are styles, so that the test above can fail."""
+    terminal = Terminal({key: value for key, value in environment(tmp_path).items() if key != "NO_COLOR"})
+    terminal.wait_for(">>> ")
+    terminal.type("hello\n")
+    terminal.wait_for("one answer")
+    terminal.wait_for(">>> ")
+    assert "\x1b[2m" in terminal.shown
+    terminal.type("exit\n")
+    assert terminal.process.wait(timeout=30) == 0
+    os.close(terminal.master)

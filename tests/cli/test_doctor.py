@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -23,13 +24,27 @@ def _small(monkeypatch):
 TINY = ["doctor", "--tiny", "--threads", "1", "--answers", "1", "-n", "8"]
 
 
-def test_a_report_to_paste(capsys):
+def test_a_report_to_paste(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
     assert run(TINY) == 0
     said = capsys.readouterr().out
     assert said.startswith("### ipex-lookahead doctor")
-    assert "| native | sym_int4 | passed |" in said
+    assert re.search(r"\| native +\| sym_int4 +\| passed +\|", said)
     assert "| torch, deterministic |" in said
     assert "Everything works." in said
+
+
+def test_a_narrow_terminal_gets_lists_and_no_value_is_lost(capsys, monkeypatch):
+    said = {}
+    for columns in ("200", "50"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert run(TINY) == 0
+        said[columns] = capsys.readouterr().out
+    assert "|" not in said["50"]
+    assert "- native; format: sym_int4; self-test: passed;" in " ".join(said["50"].split())
+    assert "equal to plain: 1/1" in " ".join(said["50"].split())
+    wide = said["200"].split("\n\n")
+    assert len(wide) == len(said["50"].split("\n\n"))
 
 
 def test_json_is_the_last_line_and_the_report_goes_to_standard_error(capsys):

@@ -69,11 +69,41 @@ def test_lookahead_fails_where_outputs_differ(model):
     assert "the two outputs differ" in done.stderr
 
 
-def test_lookahead_error_is_a_sentence():
-    done = run("lookahead.py", "--repo-id-or-model-path", "./absent")
+def test_errors_are_printed_as_the_command_prints_them():
+    """All in one program: each would spend seconds on importing torch alone."""
+    options = {
+        "generate.py": ["--model"],
+        "stream.py": ["--model"],
+        "pipeline.py": ["--model"],
+        "lookahead.py": ["--repo-id-or-model-path"],
+        "migrate_from_ipex_llm.py": ["--repo-id-or-model-path"],
+        "save_and_load_low_bit.py": ["--out", "never-made", "--model"],
+    }
+    assert set(options) == {file.name for file in EXAMPLES.glob("*.py")}
+    code = (
+        "import runpy, sys\n"
+        f"for name, options in {options!r}.items():\n"
+        "    sys.argv = [name, *options, './absent']\n"
+        "    try:\n"
+        f"        runpy.run_path({str(EXAMPLES)!r} + '/' + name, run_name='__main__')\n"
+        "    except SystemExit as end:\n"
+        "        print(name, end.code, flush=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == [word for name in options for word in (name, "1")]
+    said = done.stderr.splitlines()
+    assert [line.split(":")[0] for line in said] == ["error", "hint"] * len(options), done.stderr
+
+
+def test_an_error_in_the_thread_that_streams_is_one_too(model):
+    done = run("stream.py", "--model", model, "long " * 2000)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: ")
-    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: the prompt has ")
+
+
+def test_every_example_prints_errors_so():
+    for file in EXAMPLES.glob("*.py"):
+        assert file.read_text(encoding="utf-8").endswith("sys.exit(run_command(main))\n"), file.name
 
 
 def test_stream_and_generate_print_the_same(model):
