@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from os import PathLike
@@ -21,6 +22,7 @@ from ipex_lookahead.errors import InputError, UnsupportedModelError
 from ipex_lookahead.hub import resolve_model
 
 if TYPE_CHECKING:
+    from ipex_lookahead.generation.text_model import TextModel
     from ipex_lookahead.model import LookaheadModelForCausalLM
 
 log = logging.getLogger("ipex_lookahead")
@@ -140,10 +142,7 @@ class AutoModelForCausalLM:
                     f"speculative=True needs the native engine's copy of the weights, and this is engine={name!r}"
                     f" ({reason}); leave it out, and use lookahead= or draft_model= of generate"
                 )
-            if engine == "auto":  # what is slower than people may expect is said without being asked for
-                log.log(logging.INFO if name == "native" else logging.WARNING, "engine: %s, since %s", name, reason)
-            loaded: LoadedModel = import_module(ENGINES[name]).load(request)
-        loaded.engine.facts["chosen"] = f"{name}: {reason}"
+            loaded = _load(request, engine, name, reason)
         return _model(loaded, path, speculative)
 
     @classmethod
@@ -188,15 +187,69 @@ def load_model_and_tokenizer(
     return model, model.tokenizer
 
 
+def load_text_model(
+    name_or_path: str,
+    *,
+    low_bit: str | None = None,
+    threads: int | None = None,
+    kv_cache: str = "fp16",
+    engine: str = "auto",
+    device: Any = None,
+    deterministic: bool | None = None,
+    progress: bool = True,
+    note: Callable[[str], None] | None = None,
+) -> TextModel:
+    """A model with its tokenizer, for the commands: on the native engine neither torch nor transformers is imported.
+
+    The arguments are those of ``AutoModelForCausalLM.from_pretrained``; ``note`` is told what else is waited for.
+
+    Raises:
+        InputError: the checkpoint carries no tokenizer.
+        LookaheadError: as ``from_pretrained``.
+    """
+    from ipex_lookahead.generation.text_model import TextModel
+
+    path = resolve_model(name_or_path, progress=progress)
+    with _progress(progress) as report:
+        request = LoadRequest(
+            path,
+            low_bit=low_bit if low_bit is None or engine == "ipex-llm" else check_low_bit(low_bit),
+            device=device,
+            deterministic=deterministic,
+            threads=threads,
+            kv_cache=kv_cache,
+            progress=report,
+        )
+        loaded = _load(request, engine, *_choose(engine, request))
+    if loaded.tokenizer is None:
+        raise InputError(
+            f"{name_or_path} carries no tokenizer, so text cannot be turned into tokens",
+            hint="put its tokenizer.json or tokenizer.model into the folder",
+        )
+    return TextModel(loaded, loaded.tokenizer, note)
+
+
+def _load(request: LoadRequest, asked: str, name: str, reason: str) -> LoadedModel:
+    """Load onto the engine of that name. ``asked``: the engine as the caller gave it."""
+    if asked == "auto":  # what is slower than people may expect is said without being asked for
+        log.log(logging.INFO if name == "native" else logging.WARNING, "engine: %s, since %s", name, reason)
+    loaded: LoadedModel = import_module(ENGINES[name]).load(request)
+    loaded.engine.facts["chosen"] = f"{name}: {reason}"
+    return loaded
+
+
 def _model(loaded: LoadedModel, source: Path, speculative: bool) -> LookaheadModelForCausalLM:
+    from transformers import GenerationConfig
+
+    from ipex_lookahead.engines.hf_config import transformers_config
     from ipex_lookahead.model import LookaheadModelForCausalLM
 
     return LookaheadModelForCausalLM(
-        loaded.config,
+        loaded.config if loaded.config is not None else transformers_config(loaded.checkpoint_config),
         loaded.engine,
-        generation_config=loaded.generation_config,
+        generation_config=GenerationConfig(**loaded.generation_config),
         low_bit=loaded.low_bit,
-        tokenizer=loaded.tokenizer,
+        tokenizer=None if loaded.tokenizer is None else loaded.tokenizer.for_transformers(),
         checkpoint_config=loaded.checkpoint_config,
         speculative=speculative,
         source=source,
@@ -227,18 +280,18 @@ def _choose(engine: str, request: LoadRequest) -> tuple[str, str]:
 @contextmanager
 def _progress(show: bool) -> Iterator[Any]:
     """A bar over the tensors on stderr, only where a person is looking."""
+    if not show or not sys.stderr.isatty():
+        yield None
+        return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    if not show or not console.is_terminal:
-        yield None
-        return
     columns = (TextColumn("[progress.description]{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("packing weights", total=None)
+        task = bar.add_task("opening the model", total=None)
 
         def report(done: int, total: int, name: str) -> None:
-            bar.update(task, completed=done, total=total)
+            bar.update(task, description="packing weights" if total else name, completed=done, total=total or None)
 
         yield report

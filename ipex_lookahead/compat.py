@@ -1,6 +1,7 @@
 """What differs between the releases of transformers that this package runs on: 4.37, which ipex-llm needs, to 5.
 
-Everything else is written for the newest one. Caches have a file of their own, ``engines/torch/cache.py``.
+Everything else is written for the newest one. Caches have a file of their own, ``engines/torch/cache.py``, and so has
+the tokenizers library, ``tokenization/release.py``.
 """
 
 from __future__ import annotations
@@ -8,26 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tokenizers
 import torch
 import transformers
 from transformers import GenerationConfig, LlamaConfig
 from transformers.generation import logits_process, stopping_criteria
 
-from ipex_lookahead.errors import InputError, UnsupportedModelError
+from ipex_lookahead.errors import InputError
 
 RELEASE = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-TOKENIZERS = tuple(int(part) for part in tokenizers.__version__.split(".")[:2])
-"""(major, minor) of the libraries that are installed."""
+"""(major, minor) of the library that is installed."""
 
 _LATER_OPTIONS = (
     "assistant_early_exit",
     "cache_implementation",
+    "continuous_batching_config",
     "dola_layers",
     "guidance_scale",
+    "max_matching_ngram_size",
     "min_p",
     "output_logits",
     "prompt_lookup_num_tokens",
+    "speculation_type",
     "stop_strings",
     "token_healing",
     "top_h",
@@ -80,26 +82,6 @@ def json_schema(function: Any) -> Any:
     return make(function)
 
 
-def check_whole_words(wanted: bool) -> None:
-    """Raise UnsupportedModelError where a vocabulary has words that no merge makes, and tokenizers cannot know it."""
-    if wanted and TOKENIZERS < (0, 19):
-        raise UnsupportedModelError(
-            f"this tokenizer takes whole words first (ignore_merges), as Llama 3's does; tokenizers"
-            f" {tokenizers.__version__} cannot, 0.19 can"
-        )
-
-
-def merges_for_json(pairs: Sequence[tuple[str, str]]) -> list[Any]:
-    """Merges as this release of tokenizers reads them from JSON: pairs, or before 0.20 both in one string."""
-    if TOKENIZERS >= (0, 20):
-        return list(pairs)
-    if any(" " in left + right for left, right in pairs):
-        raise UnsupportedModelError(
-            f"tokens hold spaces, which tokenizers {tokenizers.__version__} cannot read; 0.20 can"
-        )
-    return [f"{left} {right}" for left, right in pairs]
-
-
 class _MinP(logits_process.LogitsProcessor):  # type: ignore[misc]
     """Tokens of less than ``min_p`` times the most likely one's probability are out (transformers has it from 4.39)."""
 
@@ -138,6 +120,26 @@ def _absent(option: str) -> Any:
         )
 
     return refuse
+
+
+def watermarking(config: Any) -> Any:
+    """A watermarking config, also from a dict of its arguments. Raises InputError for anything else."""
+    made: Any = getattr(transformers.generation, "WatermarkingConfig", None)
+    if made is None:
+        _absent("watermarking_config")()
+    if hasattr(config, "construct_processor"):
+        return config
+    if not isinstance(config, Mapping):
+        raise InputError(
+            f"watermarking_config is a {type(config).__name__}; pass a transformers.WatermarkingConfig, or a dict of"
+            " its arguments"
+        )
+    try:
+        watermark = made(**config)
+        watermark.validate()
+    except (TypeError, ValueError) as error:
+        raise InputError(f"watermarking_config {dict(config)!r} is not usable: {error}") from error
+    return watermark
 
 
 MinPLogitsWarper: Any = getattr(logits_process, "MinPLogitsWarper", _MinP)

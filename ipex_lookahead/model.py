@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import threading
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
@@ -18,14 +19,16 @@ from transformers.modeling_outputs import CausalLMOutput
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.cost import EngineCosts, cost_folder
-from ipex_lookahead.decoding.loop import PREFILL_ROWS
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.self_speculation import low_bit_copy
 from ipex_lookahead.drafting.store import Stores
-from ipex_lookahead.engines.base import Batch, Engine
+from ipex_lookahead.engines.base import Engine
+from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.errors import ContextLengthError, InputError
 from ipex_lookahead.generation.generate import LookaheadGenerateOutput, generate
-from ipex_lookahead.generation.second_model import check_vocabulary, second_model_lookahead
+from ipex_lookahead.generation.lookahead import second_model_lookahead
+from ipex_lookahead.generation.options import asked_lookup
+from ipex_lookahead.generation.second_model import check_vocabulary
 
 
 class LookaheadLlamaConfig(LlamaConfig):  # type: ignore[misc]
@@ -36,8 +39,8 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
     """A causal language model on one of our engines.
 
     It holds no torch parameters: the weights are the engine's. It runs where its engine runs, and says so when asked to
-    move. One generation at a time; the engine's caches belong to a generation, so one that was abandoned half-way
-    leaves nothing behind.
+    move. The engine's caches belong to a generation: one that was abandoned half-way leaves nothing behind, and several
+    threads may generate at a time, taking turns step by step (a batch is quicker).
 
     Args:
         config: the model's transformers config.
@@ -50,7 +53,8 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
         speculative: draft with a four-bit copy of the engine's weights wherever ``generate`` gets no ``lookahead``.
 
     Attributes:
-        stats: the :class:`GenerationStats` of the last generation, or None.
+        stats: the :class:`GenerationStats` of the last generation that the calling thread has begun on this model, or
+            None; that of any one is ``generate(return_dict_in_generate=True).stats``.
         costs: what a forward of n rows costs on this engine, measured when adaptive lookahead is first used.
     """
 
@@ -79,14 +83,16 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
         self.low_bit = low_bit
         self.tokenizer = tokenizer
         self.source = None if source is None else Path(source)
-        self.stats: GenerationStats | None = None
+        self._last = threading.local()
+        self._making_copy = threading.Lock()
         self.costs = EngineCosts(engine, cost_folder(), _note)
         self._stores = Stores(engine.vocab_size, getattr(tokenizer, "get_vocab", None))
         self.speculative = speculative
         self._checkpoint_config = checkpoint_config
         self._self_draft: Engine | None = None
         self._draft_engine: Engine | None = None
-        self._draft_models: WeakSet[Any] = WeakSet()  # those whose vocabulary has been compared
+        self._draft_models: WeakSet[Any] = WeakSet()  # those of ours whose vocabulary has been compared
+        self._assistant: Engine | None = None  # around the last one that transformers had loaded
         self.eval()
 
     # ---- generation ------------------------------------------------------------------------------------------------
@@ -117,10 +123,12 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
         """Generate as transformers does, with lookahead and a seed beside.
 
         See :func:`ipex_lookahead.generation.generate.generate` for what each argument means and which errors it may
-        raise, and :func:`ipex_lookahead.generation.second_model.second_model_lookahead` for ``max_step_draft``,
+        raise, and :func:`ipex_lookahead.generation.lookahead.second_model_lookahead` for ``max_step_draft``,
         ``th_stop_draft`` and ``auto_th_stop_draft``. ``draft_model`` is a smaller model of the same vocabulary that
-        drafts; ``assistant_model`` is transformers' name for it.
+        drafts; ``assistant_model`` is transformers' name for it. Either may be a model that transformers has loaded.
         """
+        if lookahead is None:
+            lookahead = asked_lookup(kwargs, generation_config, self.generation_config)
         lookahead, draft_engine = self._second_model(
             lookahead,
             draft_model,
@@ -153,6 +161,16 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
             **kwargs,
         )
 
+    @property
+    def stats(self) -> GenerationStats | None:
+        """Those of the calling thread's last generation on this model; None where it has begun none."""
+        found: GenerationStats | None = getattr(self._last, "stats", None)
+        return found
+
+    @stats.setter
+    def stats(self, stats: GenerationStats | None) -> None:
+        self._last.stats = stats
+
     def forget(self) -> None:
         """Drop what is remembered in memory of earlier generations (``LookaheadConfig.store``)."""
         self._stores.forget()
@@ -162,14 +180,21 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
 
         None ends it. Raises InputError where it has another vocabulary.
         """
-        if draft_model is not None:
-            self._check_draft_model(draft_model)
-        self._draft_engine = None if draft_model is None else draft_model.engine
+        self._draft_engine = None if draft_model is None else self._engine_of(draft_model)
 
-    def _check_draft_model(self, draft_model: Any) -> None:
-        if draft_model not in self._draft_models:
-            check_vocabulary(self, draft_model)
+    def _engine_of(self, draft_model: Any) -> Engine:
+        """A draft model's engine: of one that transformers has loaded, a torch engine around it."""
+        if draft_model in self._draft_models:
+            known: Engine = draft_model.engine
+            return known
+        if self._assistant is not None and getattr(self._assistant, "model", None) is draft_model:
+            return self._assistant
+        engine = check_vocabulary(self, draft_model)
+        if hasattr(draft_model, "engine"):
             self._draft_models.add(draft_model)
+        else:
+            self._assistant = engine
+        return engine
 
     def _second_model(
         self, lookahead: Any, draft_model: Any, assistant_model: Any, **options: Any
@@ -180,8 +205,7 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
         draft_model = assistant_model if draft_model is None else draft_model
         strategy, engine = None, self._draft_engine
         if draft_model is not None:
-            self._check_draft_model(draft_model)
-            strategy, engine = "draft_model", draft_model.engine
+            strategy, engine = "draft_model", self._engine_of(draft_model)
         elif engine is not None and lookahead is not None and not isinstance(lookahead, LookaheadConfig):
             strategy = "draft_model"
         elif self.speculative:
@@ -191,8 +215,9 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
             return lookahead, None
         if lookahead.strategy != "self_speculation":
             return lookahead, engine
-        if self._self_draft is None:
-            self._self_draft = low_bit_copy(self.engine)
+        with self._making_copy:
+            if self._self_draft is None:
+                self._self_draft = low_bit_copy(self.engine)
         return lookahead, self._self_draft
 
     def can_generate(self) -> bool:
@@ -270,26 +295,14 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
         if low < 0 or high >= self.engine.vocab_size:
             wrong = int(low if low < 0 else high)
             raise InputError(f"input_ids holds {wrong}; ids go from 0 to {self.engine.vocab_size - 1} for this model")
-        cache = self.engine.new_cache()
-        for first in range(0, len(ids), PREFILL_ROWS):
-            chunk = ids[first : first + PREFILL_ROWS].astype(np.int32)
-            here = [(place, at - first) for place, at in wanted if first <= at < first + len(chunk)]
-            asked = sorted({at for _, at in here})
-            output = self.engine.forward(
-                Batch(
-                    [cache],
-                    [len(chunk)],
-                    chunk,
-                    np.arange(-1, len(chunk) - 1, dtype=np.int32),
-                    np.array(asked, np.int32),
-                    logits=True,
-                )
-            )
-            cache.keep(list(range(len(chunk))))
-            if here:
+        places: dict[int, list[int]] = {}
+        for place, at in wanted:
+            places.setdefault(at, []).append(place)
+        chain = (self.engine.new_cache(), ids.astype(np.int32))
+        for (piece,), output in prefill(self.engine, [chain], asked=[sorted(places)], logits=True):
+            for at, answer in zip(piece.asked, piece.answers, strict=True):
                 assert output.logits is not None
-                answers = torch.from_numpy(output.logits)
-                out[[place for place, _ in here]] = answers[[asked.index(at) for _, at in here]]
+                out[places[at]] = torch.from_numpy(output.logits[answer])
 
     # ---- saving ----------------------------------------------------------------------------------------------------
 

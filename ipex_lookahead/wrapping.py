@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from ipex_lookahead.engines.ipex_llm.engine import IpexLlmEngine, is_ipex_llm_model
-from ipex_lookahead.engines.torch.engine import TorchEngine
+from ipex_lookahead.engines.around import engine_around
 from ipex_lookahead.model import LookaheadModelForCausalLM
 
 
@@ -37,12 +36,7 @@ def wrap(
     """
     if isinstance(hf_model, LookaheadModelForCausalLM):
         return hf_model
-    label = low_bit_of(hf_model)
-    kind = IpexLlmEngine if is_ipex_llm_model(hf_model) else TorchEngine
-    facts = {"chosen": f"{kind.name}: it was given a loaded model"}
-    engine = kind(
-        hf_model, deterministic=deterministic, low_bit=label, threads=threads, max_context=max_context, facts=facts
-    )
+    engine = engine_around(hf_model, deterministic=deterministic, threads=threads, max_context=max_context)
     return LookaheadModelForCausalLM(
         hf_model.config,
         engine,
@@ -51,13 +45,3 @@ def wrap(
         tokenizer=tokenizer,
         source=getattr(hf_model, "name_or_path", None) or None,
     )
-
-
-def low_bit_of(hf_model: Any) -> str:
-    """What the library that quantised a model calls its method, "" for a model that none has quantised."""
-    config = getattr(hf_model, "config", None)
-    found = getattr(config, "quantization_config", None)
-    if found is None:
-        return str(getattr(config, "bigdl_transformers_low_bit", ""))  # ipex-llm's
-    method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
-    return str(getattr(method, "value", method) or type(found).__name__)

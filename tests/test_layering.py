@@ -48,7 +48,20 @@ ONLY_IN = {
 """Package -> the files or folders of ours that may import it."""
 
 NEVER = ("pickle", "argparse", "dill", "marshal", "shelve")
-QUICK = ("errors.py", "config.py", "formats/", "checkpoints/base.py", "drafting/")
+QUICK = (
+    "errors.py",
+    "config.py",
+    "formats/",
+    "checkpoints/base.py",
+    "engines/base.py",
+    "engines/prefill.py",
+    "drafting/",
+    "decoding/",
+    "generation/checks.py",
+    "generation/lookahead.py",
+    "generation/run.py",
+    "generation/second_model.py",
+)
 """Files that may not import torch or transformers when they are imported."""
 
 

@@ -152,7 +152,7 @@ def measure(
 
 def with_own_memory(setting: Setting, number: int) -> Setting:
     """The setting, remembering under a name of its own where it remembers in memory: no mode sees another's answers."""
-    from ipex_lookahead.generation.options import resolve_lookahead
+    from ipex_lookahead.generation.lookahead import resolve_lookahead
 
     config = resolve_lookahead(setting)
     if config is None or config.remembering is None or not is_memory(config.remembering):
@@ -212,7 +212,7 @@ def _row(mode: Mode, plain: Mode, files: Sequence[str]) -> dict[str, Any]:
 
 def _meaning(setting: Setting) -> dict[str, Any]:
     """The setting as a report names it; ``strategy`` is None where lookahead is off."""
-    from ipex_lookahead.generation.options import resolve_lookahead
+    from ipex_lookahead.generation.lookahead import resolve_lookahead
 
     config = resolve_lookahead(setting)
     if config is None:

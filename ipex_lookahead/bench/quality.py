@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.engines.base import Batch, Engine
+from ipex_lookahead.engines.base import Engine
+from ipex_lookahead.engines.prefill import chain, prefill
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.formats import dequantize
 
@@ -27,14 +28,10 @@ def engine_logits(engine: Engine) -> Logits:
     """A window through an engine, in chunks."""
 
     def logits(ids: npt.NDArray[np.int32]) -> Iterator[npt.NDArray[np.float32]]:
-        cache = engine.new_cache()
-        for start in range(0, len(ids), ROWS):
-            chunk = ids[start : start + ROWS]
-            parents = np.arange(-1, len(chunk) - 1, dtype=np.int32)
-            out = engine.forward(Batch([cache], [len(chunk)], chunk, parents, None, True)).logits
-            cache.keep(range(len(chunk)))
-            assert out is not None
-            yield out
+        chains = [(engine.new_cache(), ids)]
+        for _, output in prefill(engine, chains, asked=[range(len(ids))], logits=True, rows=ROWS):
+            assert output.logits is not None
+            yield output.logits
 
     return logits
 
@@ -107,8 +104,7 @@ def first_token_agreement(engine: Engine, reference: Any, prompts: Sequence[Sequ
     for prompt in prompts:
         ids = np.asarray(prompt, dtype=np.int32)
         want = np.array([len(ids) - 1], dtype=np.int32)
-        parents = np.arange(-1, len(ids) - 1, dtype=np.int32)
-        ours = int(engine.forward(Batch([engine.new_cache()], [len(ids)], ids, parents, want)).argmax[0])
+        ours = int(engine.forward(chain(engine.new_cache(), ids, want)).argmax[0])
         with torch.no_grad():
             theirs = reference(torch.from_numpy(ids.astype(np.int64))[None], logits_to_keep=1).logits[0, -1]
         agree += ours == int(theirs.argmax())

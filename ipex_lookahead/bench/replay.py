@@ -21,11 +21,12 @@ import numpy as np
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.controller import AdaptiveBudget, FixedBudget
 from ipex_lookahead.decoding.cost import Calibration, CostCurve, from_json, to_json
-from ipex_lookahead.decoding.loop import PREFILL_ROWS, DecodingSequence, decode
+from ipex_lookahead.decoding.loop import DecodingSequence, decode
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.engines.base import Batch, Engine, StepOutput
+from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.safe_json import parse, read_file
 
@@ -53,17 +54,11 @@ class Recording:
 
 def record_answer(engine: Engine, prompt: Sequence[int], output: Sequence[int], top: int) -> Answer:
     """The likeliest ``top`` ids at each position of an answer, by one more pass over prompt and answer."""
-    cache = engine.new_cache()
     ids = np.array([*prompt, *output][:-1], np.int32)
     rows: list[list[int]] = []
-    for first in range(0, len(ids), PREFILL_ROWS):
-        chunk = ids[first : first + PREFILL_ROWS]
-        want = np.arange(max(len(prompt) - 1 - first, 0), len(chunk), dtype=np.int32)
-        parents = np.arange(-1, len(chunk) - 1, dtype=np.int32)
-        found = engine.forward(Batch([cache], [len(chunk)], chunk, parents, want, top=top)).top
-        cache.keep(list(range(len(chunk))))
-        if found is not None:
-            rows += found.tolist()
+    for _, found in prefill(engine, [(engine.new_cache(), ids)], asked=[range(len(prompt) - 1, len(ids))], top=top):
+        if found.top is not None:
+            rows += found.top.tolist()
     return Answer(list(prompt), list(output), rows)
 
 

@@ -13,6 +13,7 @@ from ipex_lookahead.architectures import DecoderSpec, spec_for
 from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.engines.native.core import integer_peak, read_bandwidth
 from ipex_lookahead.engines.native.engine import NativeEngine
+from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.errors import InputError
 
 #         layers hidden inter. heads kv  head vocab  context
@@ -132,7 +133,7 @@ def measure(
 
 def _batch(cache: Any, rows: int) -> Batch:
     want = None if rows <= 64 else np.array([rows - 1], dtype=np.int32)
-    return Batch([cache], [rows], np.full(rows, 7, np.int32), np.arange(-1, rows - 1, dtype=np.int32), want)
+    return chain(cache, np.full(rows, 7, np.int32), want)
 
 
 def _row_operations(spec: DecoderSpec, operations: int, rows: int) -> int:

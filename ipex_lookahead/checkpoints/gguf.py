@@ -125,14 +125,14 @@ class GgufCheckpoint:
             raise self._file.error(name, None, "there is no tensor of this name")
         return self._tensors[name]
 
-    def tokenizer(self) -> Any | None:
+    def text_tokenizer(self) -> Any | None:
         """The tokenizer built from the file's metadata, or None where it carries no tokens."""
         if "tokenizer.ggml.tokens" not in self.metadata:
             return None
-        from ipex_lookahead.tokenization.gguf import tokenizer_from_gguf
+        from ipex_lookahead.tokenization.gguf import text_from_gguf
 
         try:
-            return tokenizer_from_gguf(self.metadata, self.path)
+            return text_from_gguf(self.metadata, self.path)
         except ModelFormatError as error:
             if error.offset is None and error.field in self._file.offsets:
                 at = self._file.offsets[error.field]

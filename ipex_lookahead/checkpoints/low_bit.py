@@ -178,11 +178,11 @@ class LowBitCheckpoint:
     def _error(self, field: str, offset: int | None, problem: str) -> ModelFormatError:
         return ModelFormatError(self._file.path, field, offset, problem)
 
-    def tokenizer(self) -> Any | None:
+    def text_tokenizer(self) -> Any | None:
         """The folder's tokenizer, or None where it carries none."""
-        from ipex_lookahead.tokenization.folder import tokenizer_from_folder
+        from ipex_lookahead.tokenization.folder import text_from_folder
 
-        return tokenizer_from_folder(self.path, self.config)
+        return text_from_folder(self.path, self.config)
 
     def close(self) -> None:
         """Release the file. Tensors already read stay valid."""

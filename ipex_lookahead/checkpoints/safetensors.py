@@ -139,11 +139,11 @@ class SafetensorsCheckpoint:
             raise ModelFormatError(self.path, name, None, "there is no tensor of this name")
         return self._tensors[name]
 
-    def tokenizer(self) -> Any | None:
+    def text_tokenizer(self) -> Any | None:
         """The folder's tokenizer, or None where it carries none."""
-        from ipex_lookahead.tokenization.folder import tokenizer_from_folder
+        from ipex_lookahead.tokenization.folder import text_from_folder
 
-        return tokenizer_from_folder(self.path, self.config)
+        return text_from_folder(self.path, self.config)
 
     def close(self) -> None:
         """Release the files. Tensors already read stay valid."""

@@ -129,7 +129,7 @@ def _pairs(lookahead: tuple[int | str, ...], strategies: tuple[str, ...]) -> lis
 
 def _settings(lookahead: tuple[int | str, ...], strategies: tuple[str, ...], options: dict[str, Any]) -> list[Any]:
     """What ``generate(lookahead=...)`` gets in each mode; an option reaches the modes that have a use for it."""
-    from ipex_lookahead.generation.options import resolve_lookahead
+    from ipex_lookahead.generation.lookahead import resolve_lookahead
 
     found: list[Any] = []
     for number, strategy in _pairs(lookahead, strategies):

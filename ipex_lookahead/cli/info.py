@@ -79,7 +79,7 @@ def model_facts(name: str, *, progress: bool) -> dict[str, Any]:
     from ipex_lookahead.architectures import model_types
     from ipex_lookahead.checkpoints import family_of, open_checkpoint, open_other_family
     from ipex_lookahead.hub import resolve_model
-    from ipex_lookahead.tokenization.folder import tokenizer_from_folder
+    from ipex_lookahead.tokenization.folder import text_from_folder
 
     path = resolve_model(name, progress=progress)
     family = family_of(path)
@@ -95,7 +95,7 @@ def model_facts(name: str, *, progress: bool) -> dict[str, Any]:
             entry["tensors"] += 1
             entry["bytes"] += packed_bytes(found.format, found.shape, found.group_size)
             parameters += _product(found.shape)
-        tokenizer = tokenizer_from_folder(path, config) if other else checkpoint.tokenizer()
+        tokenizer = text_from_folder(path, config) if other else checkpoint.text_tokenizer()
     finally:
         checkpoint.close()
     return {

@@ -79,6 +79,6 @@ class Lookahead:
         fields = {name: getattr(self, name) for name in ("store", "window", "ngram", "guesses")}
         if self.strategy is None and all(value is None for value in fields.values()):
             return {"lookahead": self.lookahead, **adaptive}
-        from ipex_lookahead.generation.options import strategy_config
+        from ipex_lookahead.generation.lookahead import strategy_config
 
         return {"lookahead": strategy_config(self.strategy, self.lookahead, **fields), **adaptive}

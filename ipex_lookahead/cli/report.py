@@ -11,7 +11,7 @@ from ipex_lookahead.decoding.stats import GenerationStats
 
 
 def stats_line(stats: GenerationStats) -> str:
-    """One line: tokens, speed, tokens a step, share drafted, prompt speed, peak memory."""
+    """One line: tokens, speed, tokens a step, share drafted, prompt speed, peak memory, and the seed of sampling."""
     parts = [
         f"{stats.tokens} tokens",
         f"{stats.decode_tok_s:.1f} tok/s",
@@ -20,6 +20,8 @@ def stats_line(stats: GenerationStats) -> str:
         f"prompt {stats.prompt_tokens} at {stats.prefill_tok_s:.0f} tok/s",
         f"peak {peak_memory() / 1e9:.2f} GB",
     ]
+    if stats.seed is not None:
+        parts.append(f"seed {stats.seed}")
     return " · ".join(parts)
 
 
@@ -33,6 +35,7 @@ def stats_json(stats: GenerationStats) -> dict[str, Any]:
         "ttft_ms": 1000 * stats.first_token_seconds,
         "mean_acceptance_length": stats.mean_acceptance_length,
         "acceptance_rate": stats.acceptance_rate,
+        "seed": stats.seed,
         "drafted_share": drafted_share(stats),
         **details_json(stats),
         "peak_memory_bytes": peak_memory(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, Protocol
 
 from ipex_lookahead.decoding.acceptance import Acceptance, Expected
@@ -105,6 +106,8 @@ class AdaptiveBudget:
         proposers: those of the sequences, by number; a proposer's ``match_length``, where it has one, tells how long
             the match is that its last draft rests on.
         widen: ask those that have ``widen`` to use it; for engines that take trees.
+        in_step: whether the sequences advance in lockstep, as far in a step as all their drafts are right; then a
+            depth is worth its rows only where it is likely for all of them at once.
 
     Reference: the objective is that of SmartSpec (Liu et al., arXiv 2406.14066) and Sequoia (Chen et al., arXiv
     2402.12374), for measured T and best-first trees.
@@ -118,8 +121,10 @@ class AdaptiveBudget:
         proposers: Sequence[Proposer | None] = (),
         *,
         widen: bool = False,
+        in_step: bool = False,
     ) -> None:
         self._curve = curve
+        self._in_step = in_step
         self._most = self._reach = most
         self._acceptance = Acceptance(source)
         self._matching = [proposer if hasattr(proposer, "match_length") else None for proposer in proposers]
@@ -178,11 +183,15 @@ class AdaptiveBudget:
             expected = [seen]
         else:
             expected = [self._expect(number, draft) for number, draft in zip(sequences, drafts, strict=True)]
-            order = _best_first(expected)
-            best, worth = self._worth([survival for survival, _ in order], live, length, worth)
-            places = [place for _, place in order[:best]]
-            chosen = [draft.first(places.count(place)) for place, draft in enumerate(drafts)]
-            taken = max(map(places.count, range(live)))
+            if self._in_step:
+                taken, worth = self._worth_in_step(expected, drafts, length, worth)
+                chosen = [draft.first(taken) for draft in drafts]
+            else:
+                order = _best_first(expected)
+                best, worth = self._worth([survival for survival, _ in order], live, length, worth)
+                places = [place for _, place in order[:best]]
+                chosen = [draft.first(places.count(place)) for place, draft in enumerate(drafts)]
+                taken = max(map(places.count, range(live)))
         if drafts[0].probs:
             self._reach = min(self._most, max(LEAST_REACH, 2 * taken, min(self._reach - 1, MOST_REACH)))
         if any(draft.scratch for draft in drafts) if live > 1 else drafts[0].scratch:
@@ -211,6 +220,30 @@ class AdaptiveBudget:
             rows += 1
             if rate > worth:
                 best, worth = rows - live, rate
+        return best, worth
+
+    def _worth_in_step(
+        self, expected: Sequence[Expected], drafts: Sequence[Draft], length: int, worth: float
+    ) -> tuple[int, float]:
+        """As ``_worth``, for a number of tokens of each draft: a depth counts where every sequence comes that far."""
+        live, best = len(drafts), 0
+        most = max(len(seen.survival) for seen in expected)
+        reached: list[list[float]] = [[] for _ in drafts]  # by depth, the chance that one of the tokens taken is right
+        depths: list[list[int]] = [[] for _ in drafts]
+        rows = live
+        for n in range(most):
+            for seen, draft, chances, deep in zip(expected, drafts, reached, depths, strict=True):
+                if n >= len(seen.survival):
+                    continue
+                rows += 1
+                deep.append(0 if draft.parents[n] < 0 else deep[draft.parents[n]] + 1)
+                if deep[n] == len(chances):
+                    chances.append(0.0)
+                chances[deep[n]] += seen.survival[n]
+            tokens = 1.0 + sum(prod(min(1.0, chance) for chance in depth) for depth in zip(*reached, strict=False))
+            rate = live * tokens / self._time(rows, length)
+            if rate > worth:
+                best, worth = n + 1, rate
         return best, worth
 
     def _may_widen(self) -> bool:

@@ -13,6 +13,7 @@ import os
 import platform
 import re
 import tempfile
+import threading
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -23,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from ipex_lookahead.engines.base import Batch, Cache, Engine
+from ipex_lookahead.engines.base import Cache, Engine
+from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.errors import ModelFormatError
 from ipex_lookahead.hub import cache_folder
 from ipex_lookahead.safe_json import load_object
@@ -142,9 +144,14 @@ class EngineCosts:
         self._folder = folder
         self._progress = progress
         self._curve: CostCurve | None = None
+        self._measuring = threading.Lock()
 
     def curve(self) -> CostCurve:
         """The curve, the same object for every generation: what one learns, the next knows."""
+        with self._measuring:
+            return self._known()
+
+    def _known(self) -> CostCurve:
         if self._curve is None:
             file = None if self._folder is None else self._folder / f"{key_of(self._engine)}.json"
             found = None if file is None else load(file)
@@ -193,9 +200,9 @@ def calibrate(engine: Engine, *, patience: float = PATIENCE_SECONDS) -> tuple[Ca
 
 
 def _forward(engine: Engine, cache: Cache, tokens: Any) -> float:
-    parents = np.arange(-1, len(tokens) - 1, dtype=np.int32)
+    batch = chain(cache, tokens)
     began = perf_counter()
-    engine.forward(Batch([cache], [len(tokens)], tokens, parents))
+    engine.forward(batch)
     return perf_counter() - began
 
 

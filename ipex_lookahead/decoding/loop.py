@@ -6,29 +6,28 @@ adaptive controller; about 30 and 75 beside a real one, which leaves the caches 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.decoding.controller import Controller
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.decoding.verify import verify
+from ipex_lookahead.decoding.verify import verify, verify_in_step
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.engines.base import Batch, Cache, Engine, StepOutput
+from ipex_lookahead.engines.prefill import PREFILL_ROWS, prefill
 from ipex_lookahead.errors import EngineError, InputError
-
-PREFILL_ROWS = 512
-"""Prompt rows in one forward: enough to be compute bound, few enough to bound the engine's scratch memory."""
 
 _NO_DRAFT = Draft()
 _ROOT_ONLY = [0]
+_NOT_FINITE = "the engine's logits hold NaN: the weights or the activations are not finite"
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +45,7 @@ class DecodingSequence:
         accept: told each emitted token, in order; True ends the sequence with that token.
         limit_reason: what ``finish`` becomes at the limit.
         last, length: the last committed token, and how many are committed.
-        finish: None while it goes on, else "stop" or ``limit_reason``.
+        finish: None while it goes on, else "stop", ``limit_reason`` or "cancelled".
     """
 
     index: int
@@ -62,19 +61,49 @@ class DecodingSequence:
     finish: str | None = None
 
 
+class Lockstep(Protocol):
+    """Takes the place of ``choose`` and ``accept`` where something must see all sequences of a batch at one position.
+
+    Both are called once for each emitted position, in order, with all sequences that go on, by their ``index``.
+    """
+
+    def choose(self, sequences: Sequence[int], logits: Sequence[npt.NDArray[np.float32]]) -> Sequence[int]:
+        """Logits of each, float32 [vocab_size] -> the token of each. Not called where no sequence has a ``choose``."""
+        ...
+
+    def accept(self, sequences: Sequence[int], tokens: Sequence[int]) -> Sequence[bool]:
+        """The emitted tokens -> for each whether its sequence ends with it."""
+        ...
+
+
 def decode(
     engine: Engine,
     sequences: Sequence[DecodingSequence],
     controller: Controller,
     stats: GenerationStats,
     *,
+    lockstep: Lockstep | None = None,
+    cancelled: Callable[[], bool] | None = None,
+    on_prefill: Callable[[int, int], None] | None = None,
     prefill_rows: int = PREFILL_ROWS,
 ) -> None:
-    """Run every sequence to its end. ``stats`` is right also when an exception leaves the loop half-way."""
+    """Run every sequence to its end. ``stats`` is right also when an exception leaves the loop half-way.
+
+    Args:
+        engine: where the model runs.
+        sequences: those that are decoded together.
+        controller: decides how much is drafted.
+        stats: filled.
+        lockstep: emit the same positions of all sequences that go on, through it: a step emits as many tokens of each
+            as of the one whose draft is right for the shortest way.
+        cancelled: asked between two pieces of the prompts and after each step; True ends all sequences.
+        on_prefill: called after each piece with the prompt tokens done and their number in all.
+        prefill_rows: most prompt rows in a forward.
+    """
     started = perf_counter()
     first_token_at = started
     try:
-        _prefill(engine, sequences, stats, prefill_rows, started)
+        _read_prompts(engine, sequences, stats, lockstep, cancelled, on_prefill, prefill_rows, started)
         first_token_at = started + stats.first_token_seconds
         stats.sampler_seconds = 0.0
         live = [s for s in sequences if s.finish is None]
@@ -82,7 +111,7 @@ def decode(
             if sequence.proposer is not None:
                 sequence.proposer.begin([*sequence.prompt.tolist(), sequence.last])
         while live:
-            _together(engine, _Group(live, engine), controller, stats)
+            _together(engine, _Group(live, engine, lockstep), controller, stats, cancelled)
             live = [s for s in live if s.finish is None]
     finally:
         if stats.tokens:
@@ -94,9 +123,10 @@ def decode(
 class _Group:
     """The sequences that are decoded together, and what of a batch stays the same until one of them ends."""
 
-    def __init__(self, live: list[DecodingSequence], engine: Engine) -> None:
+    def __init__(self, live: list[DecodingSequence], engine: Engine, lockstep: Lockstep | None) -> None:
         self.live = live
         self.engine = engine
+        self.lockstep = lockstep
         self.numbers = [s.index for s in live]
         self.caches = [s.cache for s in live]
         self.logits = any(s.choose is not None for s in live)
@@ -107,9 +137,15 @@ class _Group:
         self.plain_parents = np.full(len(live), -1, np.int32)
 
 
-def _together(engine: Engine, group: _Group, controller: Controller, stats: GenerationStats) -> None:
+def _together(
+    engine: Engine,
+    group: _Group,
+    controller: Controller,
+    stats: GenerationStats,
+    cancelled: Callable[[], bool] | None,
+) -> None:
     """Steps until a sequence of the group ends. In each every sequence emits at least one token."""
-    live, forward = group.live, engine.forward
+    live, forward, lockstep = group.live, engine.forward, group.lockstep
     while True:
         began = perf_counter()
         drafts = _propose(group, controller) if group.proposing else None
@@ -120,10 +156,14 @@ def _together(engine: Engine, group: _Group, controller: Controller, stats: Gene
         answered = perf_counter()
 
         argmax = output.argmax.tolist()
+        walks = None if lockstep is None else _walk_in_step(group, drafts, argmax, output, stats)
         first = accepted_rows = longest = drafted = 0
         for number, sequence in enumerate(live):
             draft = _NO_DRAFT if drafts is None else drafts[number]
-            accepted, emitted = verify(draft, partial(_emit, sequence, argmax, output, stats, first))
+            if walks is None:
+                accepted, emitted = verify(draft, partial(_emit, sequence, argmax, output, stats, first))
+            else:
+                accepted, emitted = walks[number]
             end = first + 1 + len(draft.tokens)
             if sequence.finish is None:
                 sequence.cache.keep([0, *[row + 1 for row in accepted]] if accepted else _ROOT_ONLY)
@@ -154,6 +194,15 @@ def _together(engine: Engine, group: _Group, controller: Controller, stats: Gene
         for sequence in live:
             if sequence.finish is not None:
                 return
+        if cancelled is not None and cancelled():
+            _cancel(live)
+            return
+
+
+def _cancel(sequences: Sequence[DecodingSequence]) -> None:
+    for sequence in sequences:
+        if sequence.finish is None:
+            sequence.finish = "cancelled"
 
 
 def _plain_batch(group: _Group) -> Batch:
@@ -236,7 +285,7 @@ def _emit(
     if sequence.choose is None:
         token = argmax[first + row]
         if token < 0:
-            raise EngineError("the engine's logits hold NaN: the weights or the activations are not finite")
+            raise EngineError(_NOT_FINITE)
     else:
         began = perf_counter()
         assert output.logits is not None
@@ -252,46 +301,92 @@ def _emit(
     return token, sequence.finish is not None
 
 
-def _prefill(
+def _walk_in_step(
+    group: _Group,
+    drafts: Sequence[Draft] | None,
+    argmax: list[int],
+    output: StepOutput,
+    stats: GenerationStats,
+) -> list[tuple[list[int], list[int]]]:
+    """Verify all drafts, the same positions of all of them at once."""
+    if drafts is None:
+        drafts = [_NO_DRAFT] * len(group.live)
+    firsts = list(accumulate((1 + len(draft.tokens) for draft in drafts[:-1]), initial=0))
+    logits: Any = output.logits
+
+    def emit(rows: Sequence[int]) -> tuple[Sequence[int], bool]:
+        places = [first + row for first, row in zip(firsts, rows, strict=True)]
+        found = [logits[place] for place in places] if group.logits else ()
+        return _emit_in_step(group.live, group.lockstep, [argmax[place] for place in places], found, stats)
+
+    return verify_in_step(drafts, emit)
+
+
+def _emit_in_step(
+    live: Sequence[DecodingSequence],
+    lockstep: Any,
+    argmax: Sequence[int],
+    logits: Sequence[npt.NDArray[np.float32]],
+    stats: GenerationStats,
+) -> tuple[Sequence[int], bool]:
+    """One position of all sequences that go on: choose, commit, and say whether any of them ends there."""
+    numbers = [s.index for s in live]
+    tokens = argmax
+    if len(logits):
+        began = perf_counter()
+        tokens = lockstep.choose(numbers, logits)
+        stats.sampler_seconds += perf_counter() - began
+    elif min(argmax) < 0:
+        raise EngineError(_NOT_FINITE)
+    for sequence, token in zip(live, tokens, strict=True):
+        sequence.last = token
+        sequence.length += 1
+    stats.tokens += len(live)
+    for sequence, ended in zip(live, lockstep.accept(numbers, tokens), strict=True):
+        if ended:
+            sequence.finish = "stop"
+        elif sequence.length >= sequence.limit:
+            sequence.finish = sequence.limit_reason
+    return tokens, any(s.finish is not None for s in live)
+
+
+def _read_prompts(
     engine: Engine,
     sequences: Sequence[DecodingSequence],
     stats: GenerationStats,
-    rows_at_once: int,
+    lockstep: Lockstep | None,
+    cancelled: Callable[[], bool] | None,
+    on_prefill: Callable[[int, int], None] | None,
+    rows: int,
     started: float,
 ) -> None:
-    """Run the prompts, several to a forward where they fit, and emit each sequence's first token."""
-    waiting = deque(sequences)
-    while waiting:
-        pieces: list[tuple[DecodingSequence, int]] = []
-        room = rows_at_once
-        for sequence in waiting:
-            count = min(room, len(sequence.prompt) - sequence.length)
-            pieces.append((sequence, count))
-            room -= count
-            if not room:
-                break
-        ends = np.cumsum([count for _, count in pieces])
-        done = [s.length + count == len(s.prompt) for s, count in pieces]
-        output = engine.forward(
-            Batch(
-                caches=[s.cache for s, _ in pieces],
-                counts=[count for _, count in pieces],
-                tokens=np.concatenate([s.prompt[s.length : s.length + count] for s, count in pieces]),
-                parents=np.concatenate([np.arange(-1, count - 1, dtype=np.int32) for _, count in pieces]),
-                want=np.array([end - 1 for end, finished in zip(ends, done, strict=True) if finished], np.int32),
-                logits=any(s.choose is not None for s, _ in pieces),
-            )
-        )
+    """Run the prompts and emit each sequence's first token."""
+    chains = [(s.cache, s.prompt) for s in sequences]
+    wants_logits = any(s.choose is not None for s in sequences)
+    total = sum(len(s.prompt) for s in sequences)
+    done = 0
+    waiting: list[tuple[int, Any]] = []  # in lockstep: of the prompts read so far what follows them
+    for pieces, output in prefill(engine, chains, logits=wants_logits, rows=rows):
         stats.prefill_seconds = perf_counter() - started
         argmax = output.argmax.tolist()
-        answer = 0
-        for (sequence, count), finished in zip(pieces, done, strict=True):
-            sequence.cache.keep(list(range(count)))
-            sequence.length += count
-            stats.prompt_tokens += count
-            if finished:
-                waiting.popleft()
-                _emit(sequence, argmax, output, stats, 0, answer)
-                answer += 1
+        for piece in pieces:
+            sequence = sequences[piece.chain]
+            sequence.length += piece.count
+            stats.prompt_tokens += piece.count
+            done += piece.count
+            if piece.done and lockstep is None:
+                _emit(sequence, argmax, output, stats, piece.answers.start, 0)
                 if not stats.first_token_seconds:
                     stats.first_token_seconds = perf_counter() - started
+            elif piece.done:
+                at = piece.answers.start
+                waiting.append((argmax[at], output.logits[at] if output.logits is not None else None))
+        if on_prefill is not None:
+            on_prefill(done, total)
+        if done < total and cancelled is not None and cancelled():
+            _cancel(sequences)
+            return
+    if lockstep is not None and waiting:
+        firsts = [token for token, _ in waiting]
+        _emit_in_step(sequences, lockstep, firsts, [row for _, row in waiting] if wants_logits else (), stats)
+        stats.first_token_seconds = perf_counter() - started

@@ -62,11 +62,15 @@ Implementation = Callable[..., int]
 
 
 class Sampler:
-    """Draws the tokens of one sequence. Two samplers with the same arguments draw the same tokens."""
+    """Draws the tokens of one sequence. Two samplers with the same arguments draw the same tokens.
+
+    Attributes:
+        seed: 0 to 2**64 - 1.
+    """
 
     def __init__(self, params: SamplingParams, seed: int, sequence: int, implementation: Implementation | None = None):
         self._params = (float(params.temperature), int(params.top_k), float(params.top_p), float(params.min_p))
-        self._seed = seed
+        self.seed = seed
         self._sequence = sequence
         self._implementation = implementation or fastest_implementation()
 
@@ -81,7 +85,7 @@ class Sampler:
             EngineError: a logit is NaN or +inf.
             InputError: every token is forbidden (all logits are -inf).
         """
-        token = self._implementation(logits, *self._params, self._seed, self._sequence, position)
+        token = self._implementation(logits, *self._params, self.seed, self._sequence, position)
         if token < 0:
             raise_bad_logits(token)
         return token
@@ -98,7 +102,7 @@ class Sampler:
         rivals = np.append(near[near != token], token)
         with np.errstate(over="ignore", invalid="ignore"):
             x = (logits[rivals].astype(np.float64) - float(logits[token])) * min(1.0 / self._params[0], _STEEPEST)
-            scores = x + gumbel(rivals, self._seed, self._sequence, position)
+            scores = x + gumbel(rivals, self.seed, self._sequence, position)
             behind = scores - scores[-1]
             return float(1.0 / np.exp(behind[behind <= 0]).sum())
 

@@ -27,7 +27,8 @@ class GenerationStats:
         decode_seconds: from the first emitted token to the last.
         proposer_seconds, engine_seconds, sampler_seconds: parts of decode_seconds; what is left over is the loop's own.
         finish_reasons: for each sequence "stop" (an end token, stop string or criterion), "length" (as asked for),
-            "context" (the model can hold no more) or "abandoned" (an exception ended the generation).
+            "context" (the model can hold no more), "cancelled" or "abandoned" (an exception ended the generation).
+        seed: of the sampling, whether it was given or drawn; None for greedy decoding.
         per_step: for each step (drafted, accepted, proposer seconds, engine seconds).
         strategy: the name under which drafts without sources of their own are counted.
         drafted_by_source, accepted_by_source: draft tokens by the name of what put them forward.
@@ -50,6 +51,7 @@ class GenerationStats:
     sampler_seconds: float = 0.0
     sequences: int = 1
     finish_reasons: list[str] = field(default_factory=list)
+    seed: int | None = None
     per_step: list[tuple[int, int, float, float]] = field(default_factory=list)
     strategy: str = ""
     drafted_by_source: Counter[str] = field(default_factory=Counter)

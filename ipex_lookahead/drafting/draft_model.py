@@ -14,14 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import Batch, Cache, Engine, StepOutput
+from ipex_lookahead.engines.base import Cache, Engine, StepOutput
+from ipex_lookahead.engines.prefill import prefill
 
 DraftChoice = Callable[[npt.NDArray[np.float32], npt.NDArray[np.int64]], "tuple[int, float] | None"]
 """(logits float32 [vocab_size], the tokens so far, drafted ones included, int64 [n]) -> the token that follows them
 and how likely it is, 0 to 1, that the target chooses the same; or None: there is nothing to put forward."""
-
-_CHUNK = 512
-"""Rows in one forward while the draft model reads what it has not seen yet."""
 
 _MATCH_DECAY, _MATCH_GOAL, _STEP, _KEEP = 0.5, 0.9, 0.01, 0.9
 """ipex-llm's ``auto_parameters``: how the threshold follows the share of drafted tokens that is accepted."""
@@ -135,24 +133,12 @@ class DraftModel:
 
     def _feed(self, end: int, *, answer: bool = False) -> StepOutput:
         """Bring the cache to ``end`` tokens, more than it holds; the output is of the last row, if it is asked for."""
-        cache, first = self._cache, self._cache.length
-        while True:
-            count = min(end - first, _CHUNK)
-            last = answer and first + count == end
-            output = self._engine.forward(
-                Batch(
-                    [cache],
-                    [count],
-                    self._tokens[first : first + count].astype(np.int32),
-                    np.arange(-1, count - 1, dtype=np.int32),
-                    np.array([count - 1] if last else [], np.int32),
-                    logits=last and self._wants_logits,
-                )
-            )
-            cache.keep(list(range(count)))
-            first += count
-            if first == end:
-                return output
+        unread = self._tokens[self._cache.length : end].astype(np.int32)
+        asked = None if answer else [()]
+        *_, (_, output) = prefill(
+            self._engine, [(self._cache, unread)], asked=asked, logits=answer and self._wants_logits
+        )
+        return output
 
     def _reserve(self, length: int) -> None:
         if length > len(self._tokens):

@@ -12,37 +12,38 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import GenerationConfig
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.stopping_criteria import MaxTimeCriteria
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.controller import AdaptiveBudget, Controller, FixedBudget
-from ipex_lookahead.decoding.cost import CostCurve, EngineCosts
-from ipex_lookahead.decoding.loop import DecodingSequence, decode
-from ipex_lookahead.decoding.processors import (
-    Choose,
+from ipex_lookahead.decoding.choose import Logits
+from ipex_lookahead.decoding.cost import EngineCosts
+from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
+from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.drafting import PROPOSERS, make_proposer
+from ipex_lookahead.drafting.store import Stores
+from ipex_lookahead.engines.base import Engine
+from ipex_lookahead.errors import InputError
+from ipex_lookahead.generation import processors as logits_processors
+from ipex_lookahead.generation import stopping
+from ipex_lookahead.generation.arguments import check_callers_objects, check_streamer, refuse_rest
+from ipex_lookahead.generation.batch import CallersBatch
+from ipex_lookahead.generation.checks import token_ids, whole
+from ipex_lookahead.generation.inputs import prompts_of
+from ipex_lookahead.generation.lookahead import resolve_lookahead
+from ipex_lookahead.generation.options import lookup_of, resolve
+from ipex_lookahead.generation.processors import (
+    Chain,
     Processor,
     build_processors,
     build_warpers,
-    copies_for,
+    constrain,
     sampling_params,
 )
-from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
-from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL, Proposer, make_proposer, make_second_model_proposer
-from ipex_lookahead.drafting.store import Stores
-from ipex_lookahead.engines.base import Engine
-from ipex_lookahead.errors import ContextLengthError, InputError
-from ipex_lookahead.generation.inputs import prompts_of
-from ipex_lookahead.generation.options import DEFAULT_NEW_TOKENS, resolve, resolve_lookahead, token_ids, whole
-from ipex_lookahead.generation.second_model import SharedChoice
-from ipex_lookahead.generation.stopping import StopStrings
-
-MakeProposer = Callable[..., Proposer]
-"""From the LookaheadConfig and, where that names a store, the store's ``suffixes``."""
+from ipex_lookahead.generation.run import Job, MakeProposer, Tape, length_limit, run
+from ipex_lookahead.generation.stopping import Criteria, StopStrings, cancellation
 
 
 @dataclass
@@ -51,38 +52,6 @@ class LookaheadGenerateOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
 
     logits: tuple[torch.Tensor, ...] | None = None  # transformers has it from 4.39
     stats: GenerationStats | None = None
-
-
-class _Tape:
-    """The tokens of one sequence, told one by one: kept, streamed, and shown to the stop criteria."""
-
-    def __init__(self, prompt: npt.NDArray[np.int32], limit: int, eos: frozenset[int]) -> None:
-        self.ids = torch.empty((1, limit), dtype=torch.int64)
-        self._tokens = self.ids[0].numpy()
-        self._tokens[: len(prompt)] = prompt
-        self.start = self.length = len(prompt)
-        self._eos = eos
-        self.streamer: Any = None
-        self.criteria: Sequence[Any] = ()
-        self.choose: Choose | None = None
-
-    def prefix(self) -> torch.Tensor:
-        """The committed tokens, int64 [1, length]: a view, which later tokens do not change."""
-        return self.ids[:, : self.length]
-
-    def accept(self, token: int) -> bool:
-        """Commit a token; True where the sequence ends with it."""
-        self._tokens[self.length] = token
-        self.length += 1
-        if self.streamer is not None:
-            self.streamer.put(torch.tensor([token]))
-        ended = token in self._eos
-        if self.criteria:
-            prefix = self.prefix()
-            scores = tuple(s[None] for s in self.choose.scores) if self.choose and self.choose.scores else None
-            for criterion in self.criteria:
-                ended = bool(torch.as_tensor(criterion(prefix, scores)).all()) or ended
-        return ended
 
 
 def generate(
@@ -101,6 +70,8 @@ def generate(
     seed: int | None = None,
     sequence_ids: Sequence[int] | None = None,
     tokenizer: Any = None,
+    cancel: Any = None,
+    on_prefill: Callable[[int, int], None] | None = None,
     stats: GenerationStats | None = None,
     make: MakeProposer = make_proposer,
     costs: EngineCosts | None = None,
@@ -110,26 +81,40 @@ def generate(
 ) -> torch.Tensor | LookaheadGenerateOutput:
     """Generate from prompts, one or several.
 
+    What the caller supplies (``logits_processor``, ``stopping_criteria``, ``prefix_allowed_tokens_fn``, ``streamer``)
+    sees what transformers shows it: int64 [batch, n], rows in the caller's order with their padding, rows that have
+    ended padded on the right, and float32 [batch, vocab_size]; once for each emitted position, in order, whatever was
+    drafted. The sequences of such a batch advance together, in each step as far as all their drafts are right;
+    Hugging Face's own processors and criteria that work row by row do not hold them together. What the *settings* ask
+    for sees each sequence without its padding, so that a row of a batch is what it is alone.
+
     Args:
         engine: where the model runs.
         inputs: int64 [batch, length], or ``input_ids=``; also lists of ids. Rows may be padded on the left.
         generation_config: options; those it does not set come from ``model_defaults``.
-        logits_processor: called once for each emitted position in order, with the sequence so far, unpadded: int64
-            [1, n]. In a batch every sequence but the first gets deep copies, so that state is not shared.
-        stopping_criteria: called once for each emitted token in order, as above; shared by the sequences of a batch.
-        prefix_allowed_tokens_fn: as in transformers; gets the row's number and its tokens so far, unpadded.
-        streamer: gets the prompt, then token by token as accepted; ``end()`` is called whatever happens. One sequence
-            only.
+        logits_processor: called with the ids so far and the scores, after the processors that the settings ask for;
+            the objects themselves, never copies.
+        stopping_criteria: called with the ids so far after each position; True for a row ends it there. One that has
+            an attribute ``during_prompt = True`` is also asked, with the prompt, between two pieces of a long prompt
+            (512 tokens each); others, which may count their calls, are not.
+        prefix_allowed_tokens_fn: as in transformers: gets the row's number and its ids so far.
+        streamer: gets the prompts, then the tokens of each position, int64 [batch], as accepted; ``end()`` is called
+            whatever happens. transformers' own streamers take one sequence.
         model_defaults: the model's own generation configuration.
         lookahead: None, False or 0: off. 1 to 128: at most that many draft tokens a step, by prompt lookup. "auto": the
-            best strategy. A LookaheadConfig.
+            best strategy; another strategy's name. A LookaheadConfig. transformers' ``prompt_lookup_num_tokens=N`` is
+            ``lookahead=N``.
         max_matching_ngram_size: ipex-llm's option: longest n-gram that prompt lookup matches.
         adaptive: False always drafts as many tokens as allowed; True, the default, only what pays.
         seed: 0 to 2**64 - 1, for sampling; None draws one from torch's global generator, so ``torch.manual_seed`` and
-            ``transformers.set_seed`` make a run repeatable.
+            ``transformers.set_seed`` make a run repeatable. Either way it stands in ``stats.seed``.
         sequence_ids: for each sequence its number in the noise, by default 0, 1, ...; row i of a batch is reproduced
             alone with the same seed and ``sequence_ids=[i]``.
         tokenizer: needed for ``stop_strings``.
+        cancel: a ``threading.Event``, or a function: once it is set, or returns True, the generation ends, also in the
+            middle of a long prompt, between two pieces of it; what has come is returned, the finish reason is
+            "cancelled". ``max_time`` ends a long prompt likewise.
+        on_prefill: called after each piece of the prompts with the prompt tokens done, and their number in all.
         stats: filled where given.
         make: makes the proposer of a sequence from the LookaheadConfig.
         costs: what forwards cost on this engine; None learns it from this generation alone.
@@ -147,9 +132,14 @@ def generate(
         InputError: an argument is outside what is allowed, or an option is not supported.
         ContextLengthError: a prompt leaves no room for a new token.
     """
+    check_streamer(streamer)
     try:
+        check_callers_objects(logits_processor, stopping_criteria, prefix_allowed_tokens_fn)
         settings, left = resolve(model_defaults or GenerationConfig(), generation_config, kwargs)
-        config = resolve_lookahead(lookahead, max_matching_ngram_size, adaptive)
+        lookahead, longest = lookup_of(settings, kwargs, lookahead)
+        config = resolve_lookahead(
+            lookahead, longest if max_matching_ngram_size is None else max_matching_ngram_size, adaptive
+        )
         eos_ids = token_ids("eos_token_id", settings.eos_token_id, engine.vocab_size)
         given = left.pop("input_ids", None)
         if inputs is not None and given is not None:
@@ -162,85 +152,160 @@ def generate(
             pad=settings.pad_token_id,
             eos_ids=eos_ids,
         )
-        _refuse_rest(left)
+        refuse_rest(left)
         times = settings.num_return_sequences
         ids, prompts = ids.repeat_interleave(times, 0), [p for p in prompts for _ in range(times)]
-        if streamer is not None and len(prompts) > 1:
-            raise InputError(
-                f"a streamer takes one sequence, got {len(prompts)}; generate them one call each, or leave it out"
+        limits = [
+            length_limit(
+                len(p), engine.max_context, max_new_tokens=settings.max_new_tokens, max_length=settings.max_length
             )
-        limits = [_limit(settings, len(p), engine.max_context) for p in prompts]
+            for p in prompts
+        ]
         stats = GenerationStats() if stats is None else stats
         stats.sequences = len(prompts)
         if streamer is not None:
             streamer.put(ids)
         if all(limit == len(p) for p, (limit, _) in zip(prompts, limits, strict=True)):
             stats.finish_reasons = ["length"] * len(prompts)
-            return _result(settings, ids, [], eos_ids, stats, engine.vocab_size)
+            return _result(settings, ids, [], [], eos_ids, stats, engine.vocab_size)
 
-        tapes = [_Tape(p, limit, frozenset(eos_ids)) for p, (limit, _) in zip(prompts, limits, strict=True)]
-        criteria = _criteria(settings, stopping_criteria, tokenizer)
-        stores = Stores(engine.vocab_size) if stores is None else stores
-        remembering = None if config is None else config.remembering
-        store = None if remembering is None else stores.get(remembering)
         samplers = _samplers(settings, seed, sequence_ids, len(prompts))
-        sequences = []
-        for row, (prompt, (limit, reason), tape) in enumerate(zip(prompts, limits, tapes, strict=True)):
-            tape.streamer, tape.criteria = streamer, criteria
-            own = copies_for(logits_processor or (), row)
-            tape.choose = _choose(
-                settings, tape, limit, eos_ids, own, prefix_allowed_tokens_fn, row // times, samplers[row], engine
-            )
-            cache = engine.new_cache()
-            proposer: Proposer | None = None
-            if config is not None and draft_engine is not None and config.strategy in SECOND_MODEL:
-                shared = _shared_choice(settings, len(prompt), limit, eos_ids, samplers[row], engine)
-                proposer = make_second_model_proposer(config, draft_engine, cache, shared, eos_ids)
-            elif config is not None:
-                proposer = make(config) if store is None else make(config, store.suffixes)
-            sequences.append(DecodingSequence(row, prompt, limit, cache, proposer, tape.choose, tape.accept, reason))
-        if config is not None:
-            stats.strategy = config.strategy
-        decode(engine, sequences, _controller(config, [s.proposer for s in sequences], costs, engine), stats)
-        if remembering is not None:
-            stores.add(remembering, [tape.ids[0, tape.start : tape.length].tolist() for tape in tapes])
-        return _result(settings, ids, tapes, eos_ids, stats, engine.vocab_size)
+        wish = _Wish(settings, eos_ids, engine.vocab_size)
+        jobs = [
+            wish.job(prompt, limit, reason, sampler)
+            for prompt, (limit, reason), sampler in zip(prompts, limits, samplers, strict=True)
+        ]
+        criteria = _criteria(settings, tokenizer)
+        read, counted = stats.prompt_tokens + sum(map(len, prompts)), stats
+        asked = [c for c in criteria if isinstance(c, MaxTimeCriteria)]
+        asked += [c for c in stopping_criteria or () if getattr(c, "during_prompt", False) is True]
+        cancelled = cancellation(cancel, asked, ids, lambda: counted.prompt_tokens < read)
+        constrained = None if prefix_allowed_tokens_fn is None else constrain(prefix_allowed_tokens_fn)
+        together = wish.apply(
+            ids, jobs, logits_processor or (), constrained, criteria, stopping_criteria or (), streamer
+        )
+        tapes = run(
+            engine,
+            jobs,
+            config,
+            stats=stats,
+            costs=costs,
+            stores=stores,
+            draft_engine=draft_engine,
+            make=make,
+            together=together,
+            cancelled=cancelled,
+            on_prefill=on_prefill,
+        )
+        return _result(settings, ids, jobs, tapes, eos_ids, stats, engine.vocab_size)
     finally:
         if streamer is not None:
             streamer.end()
 
 
-def _controller(
-    config: LookaheadConfig | None, proposers: Sequence[Proposer | None], costs: EngineCosts | None, engine: Engine
-) -> Controller:
-    if config is None or not config.adaptive:
-        return FixedBudget(config.num_draft_tokens if config is not None else 0)
-    curve = CostCurve() if costs is None else costs.curve()
-    return AdaptiveBudget(curve, config.num_draft_tokens, config.strategy, proposers, widen=engine.supports_tree)
+class _Wish:
+    """The settings, as rules of jobs."""
 
+    def __init__(self, settings: GenerationConfig, eos_ids: Sequence[int], vocab_size: int) -> None:
+        self._settings = settings
+        self._eos_ids = eos_ids
+        self._vocab_size = vocab_size
+        keeps = bool(settings.return_dict_in_generate)
+        self._keep_scores = keeps and bool(settings.output_scores)
+        self._keep_raw = keeps and bool(settings.output_logits)
 
-def _limit(settings: GenerationConfig, prompt_length: int, max_context: int) -> tuple[int, str]:
-    """The length at which a sequence ends, and why it ends there. Lengths count the prompt without its padding."""
-    if settings.max_new_tokens is not None:
-        limit = prompt_length + settings.max_new_tokens
-    elif settings.max_length is not None:
-        limit = settings.max_length
-        if limit <= prompt_length:
-            raise InputError(
-                f"max_length is {limit} and the prompt alone has {prompt_length} tokens; raise max_length, or use"
-                " max_new_tokens, which does not count the prompt"
-            )
-    else:
-        limit = prompt_length + DEFAULT_NEW_TOKENS
-    if prompt_length > max_context or (prompt_length == max_context and limit > prompt_length):
-        raise ContextLengthError(
-            f"the prompt has {prompt_length} tokens and the model holds {max_context}, new tokens included;"
-            f" shorten the prompt to at most {max_context - 1} tokens"
+    def job(self, prompt: Any, limit: int, reason: str, sampler: Sampler | None) -> Job:
+        """A job with all but processors and stop criteria."""
+        return Job(
+            prompt,
+            limit,
+            reason,
+            frozenset(self._eos_ids),
+            sampler,
+            scores=[] if self._keep_scores else None,
+            raw=[] if self._keep_raw else None,
         )
-    return (limit, "length") if limit <= max_context else (max_context, "context")
+
+    def apply(
+        self,
+        ids: torch.Tensor,
+        jobs: Sequence[Job],
+        own: Sequence[Any],
+        constrained: Processor | None,
+        criteria: Sequence[Any],
+        own_criteria: Sequence[Any],
+        streamer: Any,
+    ) -> CallersBatch | None:
+        """Give the jobs their processors and criteria; returns what must see them all at once, if anything must.
+
+        Args:
+            ids: the prompts as given, int64 [batch, n].
+            jobs: changed.
+            own: the caller's processors.
+            constrained: what calls the caller's ``prefix_allowed_tokens_fn``, or None.
+            criteria: what the settings ask for.
+            own_criteria: the caller's.
+            streamer: the caller's, or None.
+        """
+        whole_batch = len(jobs) > 1 and not (
+            streamer is None
+            and constrained is None
+            and all(map(logits_processors.by_row, own))
+            and all(map(stopping.by_row, own_criteria))
+        )
+        padded = [*own, constrained]
+        lists = []
+        for row, job in zip(ids, jobs, strict=True):
+            processors, warpers = self._processors(job, own, constrained)
+            hidden, _ = self._processors(job)
+            padding = row[: len(row) - len(job.prompt)].numpy()
+            lists.append(processors)
+            job.draft_processors = [Chain(hidden)] if hidden else ()
+            job.warpers = [Chain(warpers)] if warpers else ()
+            by_row = () if whole_batch else own_criteria
+            if criteria or by_row:
+                job.stop = Criteria(criteria, by_row, padding, job.scores)
+            if whole_batch:
+                continue
+            job.processors = [Chain(processors, padding, padded)] if processors else ()
+            if streamer is not None:
+                job.on_token = lambda token: streamer.put(torch.tensor([token]))
+        if not whole_batch:
+            return None
+        return CallersBatch(
+            ids,
+            jobs,
+            lists,
+            padded,
+            own_criteria,
+            streamer,
+            pad=_pad(self._settings, self._eos_ids),
+            vocab_size=self._vocab_size,
+            keep_scores=self._keep_scores,
+        )
+
+    def _processors(
+        self, job: Job, own: Sequence[Any] = (), constrained: Processor | None = None
+    ) -> tuple[list[Processor], list[Processor]]:
+        """What comes before our own sampler, and the warpers that it stands for."""
+        settings = self._settings
+        try:
+            processors = build_processors(
+                settings,
+                prompt_length=len(job.prompt),
+                limit=job.limit,
+                eos_ids=self._eos_ids,
+                own=own,
+                constrained=constrained,
+            )
+            warpers = build_warpers(settings, self._vocab_size)
+        except (ValueError, TypeError) as error:
+            raise InputError(f"a generation option is not usable: {error}") from error
+        return (processors, warpers) if sampling_params(settings) is not None else ([*processors, *warpers], [])
 
 
-def _criteria(settings: GenerationConfig, own: Sequence[Any] | None, tokenizer: Any) -> list[Any]:
+def _criteria(settings: GenerationConfig, tokenizer: Any) -> list[Any]:
+    """What the settings ask for."""
     made: list[Any] = []
     if settings.max_time is not None:
         made.append(MaxTimeCriteria(max_time=float(settings.max_time)))
@@ -251,7 +316,7 @@ def _criteria(settings: GenerationConfig, own: Sequence[Any] | None, tokenizer: 
             made.append(StopStrings(tokenizer, settings.stop_strings))
         except ValueError as error:
             raise InputError(f"stop_strings {settings.stop_strings!r} cannot be matched: {error}") from error
-    return [*made, *(own or ())]
+    return made
 
 
 def _samplers(
@@ -271,117 +336,46 @@ def _samplers(
     return [Sampler(params, seed, number) for number in numbers]
 
 
-def _choose(
-    settings: GenerationConfig,
-    tape: _Tape,
-    limit: int,
-    eos_ids: Sequence[int],
-    own: Sequence[Any],
-    allowed: Callable[[int, torch.Tensor], list[int]] | None,
-    row: int,
-    sampler: Sampler | None,
-    engine: Engine,
-) -> Choose | None:
-    """How this sequence's tokens are chosen; None where the engine's argmax is all there is to it."""
-    processors, warpers = _processors(settings, tape.start, limit, eos_ids, engine, own, allowed, row)
-    keep_scores = bool(settings.return_dict_in_generate and settings.output_scores)
-    keep_raw = bool(settings.return_dict_in_generate and settings.output_logits)
-    if not (processors or sampler or keep_scores or keep_raw):
-        return None
-    return Choose(tape.prefix, processors, sampler, warpers, keep_scores=keep_scores, keep_raw=keep_raw)
-
-
-def _shared_choice(
-    settings: GenerationConfig,
-    prompt_length: int,
-    limit: int,
-    eos_ids: Sequence[int],
-    sampler: Sampler | None,
-    engine: Engine,
-) -> SharedChoice | None:
-    """How a draft model chooses: as the target does, without the caller's own processors, which may keep state."""
-    processors, _ = _processors(settings, prompt_length, limit, eos_ids, engine)
-    return SharedChoice(processors, sampler) if processors or sampler else None
-
-
-def _processors(
-    settings: GenerationConfig,
-    prompt_length: int,
-    limit: int,
-    eos_ids: Sequence[int],
-    engine: Engine,
-    own: Sequence[Any] = (),
-    allowed: Callable[[int, torch.Tensor], list[int]] | None = None,
-    row: int = 0,
-) -> tuple[list[Processor], list[Processor]]:
-    """What comes before our own sampler, and the warpers that it stands for."""
-    try:
-        processors = build_processors(
-            settings,
-            prompt_length=prompt_length,
-            limit=limit,
-            eos_ids=eos_ids,
-            own=own,
-            allowed_tokens=allowed,
-            row=row,
-        )
-        warpers = build_warpers(settings, engine.vocab_size)
-    except (ValueError, TypeError) as error:
-        raise InputError(f"a generation option is not usable: {error}") from error
-    return (processors, warpers) if sampling_params(settings) is not None else ([*processors, *warpers], [])
+def _pad(settings: GenerationConfig, eos_ids: Sequence[int]) -> int:
+    """What stands behind a row that has ended."""
+    return int(settings.pad_token_id if settings.pad_token_id is not None else (eos_ids[0] if eos_ids else 0))
 
 
 def _result(
     settings: GenerationConfig,
     ids: torch.Tensor,
-    tapes: Sequence[_Tape],
+    jobs: Sequence[Job],
+    tapes: Sequence[Tape],
     eos_ids: Sequence[int],
     stats: GenerationStats,
     vocab_size: int,
 ) -> torch.Tensor | LookaheadGenerateOutput:
     new = max((t.length - t.start for t in tapes), default=0)
-    pad = settings.pad_token_id if settings.pad_token_id is not None else (eos_ids[0] if eos_ids else 0)
-    rows = torch.full((len(ids), ids.shape[1] + new), int(pad), dtype=torch.int64)
+    rows = torch.full((len(ids), ids.shape[1] + new), _pad(settings, eos_ids), dtype=torch.int64)
     rows[:, : ids.shape[1]] = ids
     for row, tape in zip(rows, tapes, strict=bool(tapes)):
-        row[ids.shape[1] : ids.shape[1] + tape.length - tape.start] = tape.ids[0, tape.start : tape.length]
+        row[ids.shape[1] : ids.shape[1] + tape.length - tape.start] = torch.from_numpy(
+            tape.ids[tape.start : tape.length]
+        )
     if not settings.return_dict_in_generate:
         return rows
     return LookaheadGenerateOutput(
         sequences=rows,
-        scores=_columns([t.choose.scores if t.choose else None for t in tapes], new, vocab_size),
-        logits=_columns([t.choose.raw if t.choose else None for t in tapes], new, vocab_size),
+        scores=_columns([job.scores for job in jobs], new, vocab_size),
+        logits=_columns([job.raw for job in jobs], new, vocab_size),
         stats=stats,
     )
 
 
-def _columns(kept: Sequence[list[torch.Tensor] | None], steps: int, vocab_size: int) -> tuple[torch.Tensor, ...] | None:
+def _columns(kept: Sequence[list[Logits] | None], steps: int, vocab_size: int) -> tuple[torch.Tensor, ...] | None:
     """Rows of each sequence -> one float32 [batch, vocab_size] for each step."""
     if not any(kept):
         return None
-    zeros = torch.zeros(vocab_size)
-    return tuple(torch.stack([rows[i] if rows and i < len(rows) else zeros for rows in kept]) for i in range(steps))
-
-
-def _refuse_rest(left: dict[str, Any]) -> None:
-    """Arguments of ``transformers.generate`` that mean nothing here raise, unless they ask for nothing."""
-    instead = {
-        "assistant_model": "pass it to the model's own generate, as draft_model=",
-        "draft_model": "pass draft_engine=, or use the model's own generate",
-        "custom_generate": "leave it out: this model has its own decoding loop",
-        "inputs_embeds": "pass input_ids",
-        "past_key_values": "leave it out: each generation has its own cache",
-        "position_ids": "leave it out: positions follow from the attention mask",
-        "negative_prompt_ids": "classifier-free guidance is not supported: leave it out",
-        "negative_prompt_attention_mask": "classifier-free guidance is not supported: leave it out",
-        "token_type_ids": "leave it out: Llama models have no token types",
-    }
-    for name, value in left.items():
-        if value is None or value is False:
-            continue
-        if name in instead:
-            raise InputError(f"{name} is not supported; {instead[name]}")
-        raise InputError(f"generate has no argument {name!r}; check its spelling")
+    zeros = np.zeros(vocab_size, np.float32)
+    return tuple(
+        torch.from_numpy(np.stack([rows[i] if rows and i < len(rows) else zeros for rows in kept]))
+        for i in range(steps)
+    )
 
 
 __all__ = ["PROPOSERS", "LookaheadGenerateOutput", "generate"]

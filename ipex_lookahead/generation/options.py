@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import operator
 from typing import Any
 
 from transformers import GenerationConfig
 
-from ipex_lookahead.compat import blank_settings, option_defaults
-from ipex_lookahead.config import MAX_DRAFT, LookaheadConfig
-from ipex_lookahead.drafting import PROPOSERS
+from ipex_lookahead.compat import blank_settings, option_defaults, watermarking
+from ipex_lookahead.config import MAX_DRAFT
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.generation.checks import real, token_ids, whole
 
-DEFAULT_NEW_TOKENS = 20
-"""Hugging Face's default where neither ``max_new_tokens`` nor ``max_length`` is given."""
-
-AUTO_TOKENS = 32
-"""Most drafted tokens a step with ``lookahead="auto"``; the controller mostly takes fewer."""
+MOST_IDS = 2**31
+"""Ids beyond the vocabulary do no harm where they are only left out."""
 
 _DEFAULTS: dict[str, Any] = {
     "do_sample": False,
@@ -54,9 +49,10 @@ _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "output_attentions": ((False,), "the engine keeps no attention weights: leave the option out"),
     "output_hidden_states": ((False,), "the engine keeps no hidden states: leave the option out"),
     "cache_implementation": (("dynamic",), "the engine has its own cache: leave the option out"),
-    "prompt_lookup_num_tokens": ((0,), "use lookahead=N, which is the same idea"),
     "assistant_early_exit": ((), _LOOKAHEAD_INSTEAD),
     "use_mtp": ((False,), _LOOKAHEAD_INSTEAD),
+    "speculation_type": ((), _LOOKAHEAD_INSTEAD),
+    "continuous_batching_config": ((), "each call is a batch of its own: leave the option out"),
     "encoder_repetition_penalty": ((1,), "there is no encoder: use repetition_penalty"),
     "encoder_no_repeat_ngram_size": ((0,), "there is no encoder: use no_repeat_ngram_size"),
 }
@@ -95,94 +91,28 @@ def resolve(
     return settings, left
 
 
-def resolve_lookahead(
-    lookahead: Any, max_matching_ngram_size: Any = None, adaptive: Any = None
-) -> LookaheadConfig | None:
-    """What ``generate(lookahead=...)`` means: None, False and 0 are off; an integer is how many tokens to draft.
+def lookup_of(settings: GenerationConfig, kwargs: dict[str, Any], lookahead: Any) -> tuple[Any, int | None]:
+    """``lookahead`` and the longest n-gram to match, where transformers' own words for them may be in use.
 
-    "auto" is the best strategy there is, with as many tokens as the controller finds worth their rows. Arguments that
-    are not None take the place of the configuration's fields.
+    ``prompt_lookup_num_tokens=N`` is ``lookahead=N``. Raises InputError where both are given and differ.
     """
-    given = {
-        name: value
-        for name, value in (("max_matching_ngram_size", max_matching_ngram_size), ("adaptive", adaptive))
-        if value is not None
-    }
-    LookaheadConfig(**given)  # also where lookahead is off, a wrong value is an error
-    if lookahead is None or lookahead is False:
-        return None
-    if isinstance(lookahead, LookaheadConfig):
-        config = lookahead
-    elif isinstance(lookahead, str):
-        if lookahead != "auto":
-            raise InputError(
-                f'lookahead is {lookahead!r}; it may be a number from 0 to {MAX_DRAFT}, "auto" or a LookaheadConfig'
-            )
-        strategy = "auto" if "auto" in PROPOSERS else "prompt_lookup"
-        config = LookaheadConfig(strategy=strategy, num_draft_tokens=AUTO_TOKENS)
-    else:
-        config = LookaheadConfig(num_draft_tokens=whole("lookahead", lookahead, 0, MAX_DRAFT))
-    config = dataclasses.replace(config, **given)
-    return config if config.num_draft_tokens else None
+    asked = settings.prompt_lookup_num_tokens
+    if asked and lookahead is None:
+        lookahead = asked
+    elif asked and kwargs.get("prompt_lookup_num_tokens") and lookahead != asked:
+        raise InputError(
+            f"both lookahead={lookahead!r} and prompt_lookup_num_tokens={asked} are given; they mean the same: give"
+            " one of them"
+        )
+    return lookahead, settings.max_matching_ngram_size
 
 
-def strategy_config(strategy: str | None, lookahead: int | str = "auto", **fields: Any) -> LookaheadConfig:
-    """A configuration for a strategy by name, with a budget that suits it where ``lookahead`` is "auto".
-
-    Args:
-        strategy: as in LookaheadConfig; None is the one that ``lookahead`` means alone.
-        lookahead: most drafted tokens a step, or "auto".
-        **fields: the other fields of LookaheadConfig; those that are None keep their default.
-    """
-    fields = {name: value for name, value in fields.items() if value is not None}
-    if lookahead != "auto":
-        fields["num_draft_tokens"] = whole("lookahead", lookahead, 0, MAX_DRAFT)
-    if strategy is None:
-        base = resolve_lookahead("auto") if lookahead == "auto" else LookaheadConfig()
-        return dataclasses.replace(base or LookaheadConfig(), **fields)
-    config = LookaheadConfig(strategy=strategy, **fields)
-    if lookahead != "auto":
-        return config
-    tokens = AUTO_TOKENS
-    if strategy == "jacobi":  # the window and as many n-grams as are verified at a time
-        tokens = min(MAX_DRAFT, (config.ngram - 1) * (config.window + config.guesses))
-    return dataclasses.replace(config, num_draft_tokens=tokens)
-
-
-def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
-    """A whole number in a range, or InputError."""
-    allowed = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise InputError(f"{name} is {value!r}; it must be {allowed}") from None
-    if isinstance(value, bool) or number < low or (high is not None and number > high):
-        raise InputError(f"{name} is {value!r}; it must be {allowed}")
-    return number
-
-
-def real(name: str, value: Any, low: float, high: float, *, above: bool = False) -> float:
-    """A finite number in ``[low, high]``, or in ``(low, high]`` with ``above``; or InputError."""
-    upper = "" if math.isinf(high) else f" and at most {high:g}"
-    allowed = f"a number {'above' if above else 'of at least'} {low:g}{upper}"
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise InputError(f"{name} is {value!r}; it must be {allowed}") from None
-    if isinstance(value, bool) or not math.isfinite(number) or not low <= number <= high or (above and number == low):
-        raise InputError(f"{name} is {value!r}; it must be {allowed}")
-    return number
-
-
-def token_ids(name: str, value: Any, vocab_size: int) -> tuple[int, ...]:
-    """One token id or several, as a tuple; None is the empty one."""
-    if value is None:
-        return ()
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    values = value if isinstance(value, (list, tuple, set, frozenset)) else [value]
-    # Negative ids are Hugging Face's way of saying "none" in older configurations.
-    return tuple(whole(name, v, -1, vocab_size - 1) for v in values if v != -1)
+def asked_lookup(kwargs: dict[str, Any], *configs: GenerationConfig | None) -> Any:
+    """``prompt_lookup_num_tokens``, wherever it is said first; None where it is not."""
+    if "prompt_lookup_num_tokens" in kwargs:
+        return kwargs["prompt_lookup_num_tokens"] or None
+    found = (getattr(config, "prompt_lookup_num_tokens", None) for config in configs)
+    return next((value for value in found if value), None)
 
 
 def _refuse_unsupported(settings: GenerationConfig) -> None:
@@ -209,6 +139,12 @@ def _validate(settings: GenerationConfig) -> None:
         real("max_time", settings.max_time, 0, math.inf)
     if settings.stop_strings is not None:
         _validate_stop_strings(settings)
+    for name in ("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"):
+        token_ids(name, getattr(settings, name), MOST_IDS)
+    if settings.prompt_lookup_num_tokens is not None:
+        whole("prompt_lookup_num_tokens", settings.prompt_lookup_num_tokens, 0, MAX_DRAFT)
+    if settings.watermarking_config is not None:
+        settings.watermarking_config = watermarking(settings.watermarking_config)
     if settings.do_sample:
         _validate_sampling(settings)
     elif settings.num_return_sequences > 1:
@@ -232,7 +168,8 @@ def _validate_sampling(settings: GenerationConfig) -> None:
 
 
 def _validate_stop_strings(settings: GenerationConfig) -> None:
-    strings = [settings.stop_strings] if isinstance(settings.stop_strings, str) else list(settings.stop_strings)
+    given = settings.stop_strings
+    strings = list(given) if isinstance(given, (list, tuple, set, frozenset)) else [given]
     if not all(isinstance(s, str) and s for s in strings):
         raise InputError(f"stop_strings is {settings.stop_strings!r}; it must be a text or several, none of them empty")
     settings.stop_strings = strings or None

@@ -88,7 +88,7 @@ def test_an_error_from_below_names_the_option(monkeypatch, capsys):
     def load(*arguments, **options):
         raise LowBitFormatError("load_in_low_bit is 'x'", hint='for example load_in_low_bit="sym_int4"')
 
-    monkeypatch.setattr(loading, "load", load)
+    monkeypatch.setattr(loading, "load_text", load)
     assert run(["generate", "hi"]) == 1
     assert capsys.readouterr().err == "error: --low-bit is 'x'\nhint: for example --low-bit sym_int4\n"
 

@@ -22,7 +22,7 @@ from tests.support.numpy_engine import tiny_numpy_engine
 from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer, WidenedAuto
 from tests.support.scripted_engine import ScriptedEngine, markov
 
-module = importlib.import_module("ipex_lookahead.generation.generate")
+module = importlib.import_module("ipex_lookahead.generation.run")
 
 PROMPTS = [[1, 5, 3, 5, 3, 7], [4], [2, 9, 9, 2, 9, 9, 1, 0, 3, 3, 3]]
 MODES: dict[str, dict[str, Any]] = {
@@ -213,7 +213,7 @@ def test_chunks_of_the_prompt_do_not_matter(
     engine: ScriptedEngine, prefill_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = run(engine, PROMPTS)
-    monkeypatch.setattr(module, "decode", lambda *args: decode(*args, prefill_rows=prefill_rows))
+    monkeypatch.setattr(module, "decode", lambda *args, **kwargs: decode(*args, prefill_rows=prefill_rows, **kwargs))
     before = len(engine.batches)
     assert_same(run(engine, PROMPTS), plain)
     prompt_rows = answers = 0

@@ -1,67 +1,90 @@
-"""Logits on their way to a token: Hugging Face's processors, one list for each sequence, then the choice.
+"""Hugging Face's logits processors: those that the settings ask for, and how any of them is called.
 
-The lists are built for the prompt without its padding, so a sequence of a batch sees exactly what it sees alone.
+The lists are built for the prompt without its padding, so a sequence of a batch sees exactly what it sees alone. What
+the caller supplies sees what transformers shows it: the padding as given, and (:mod:`.batch`) the whole batch.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import GenerationConfig
 from transformers.generation import logits_process as hf
 
 from ipex_lookahead.compat import MinPLogitsWarper, TopHLogitsWarper
-from ipex_lookahead.decoding.sampling import Sampler, SamplingParams, greedy
+from ipex_lookahead.decoding.choose import Ids, Logits
+from ipex_lookahead.decoding.sampling import SamplingParams
 from ipex_lookahead.errors import InputError
 
 Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(input_ids int64 [1, n], scores float32 [1, vocab_size]) -> scores of the same shape."""
+"""(input_ids int64 [rows, n], scores float32 [rows, vocab_size]) -> scores of the same shape."""
+
+_BY_ROW = (
+    "EpsilonLogitsWarper EtaLogitsWarper ExponentialDecayLengthPenalty ForcedBOSTokenLogitsProcessor"
+    " ForcedEOSTokenLogitsProcessor InfNanRemoveLogitsProcessor LogitNormalization MinLengthLogitsProcessor"
+    " MinNewTokensLengthLogitsProcessor MinPLogitsWarper NoBadWordsLogitsProcessor NoRepeatNGramLogitsProcessor"
+    " RepetitionPenaltyLogitsProcessor SequenceBiasLogitsProcessor SuppressTokensAtBeginLogitsProcessor"
+    " SuppressTokensLogitsProcessor TemperatureLogitsWarper TopHLogitsWarper TopKLogitsWarper TopPLogitsWarper"
+    " TypicalLogitsWarper"
+).split()
+"""Hugging Face's processors without state that do the same to a row whatever its neighbours are."""
 
 
-class Choose:
-    """Raw logits -> the next token of one sequence, called once for each emitted position, in order.
+def by_row(processor: Any) -> bool:
+    """Whether a caller's processor need not see a batch whole: one of Hugging Face's own that works row by row."""
+    return any(type(processor) is getattr(hf, name, None) for name in _BY_ROW)
 
-    Attributes:
-        scores, raw: processed and raw logits of every position, float32 [vocab_size] each, where they were asked for.
+
+class Chain:
+    """Hugging Face's processors, for one sequence, as one of the loop's: numpy in, numpy out.
+
+    Args:
+        processors: called in order.
+        padding: int64 [k], what stands on the left of the prompt in the caller's batch.
+        padded: those of the processors that see the padding.
     """
 
-    def __init__(
-        self,
-        prefix: Callable[[], torch.Tensor],
-        processors: Sequence[Processor],
-        sampler: Sampler | None,
-        warpers: Sequence[Processor] = (),
-        *,
-        keep_scores: bool = False,
-        keep_raw: bool = False,
-    ) -> None:
-        self._prefix = prefix
-        self._processors = processors
-        self._sampler = sampler
-        self._warpers = warpers
-        self.scores: list[torch.Tensor] | None = [] if keep_scores else None
-        self.raw: list[torch.Tensor] | None = [] if keep_raw else None
+    def __init__(self, processors: Sequence[Processor], padding: Ids | None = None, padded: Collection[Any] = ()):
+        sees = {id(processor) for processor in padded} if padding is not None and len(padding) else set()
+        self._steps = [(processor, id(processor) in sees) for processor in processors]
+        self._padding = padding
 
-    def __call__(self, logits: npt.NDArray[np.float32]) -> int:
-        """Process, choose, and record what was asked for."""
-        prefix = self._prefix()
-        if self.raw is not None:
-            self.raw.append(torch.from_numpy(logits.copy()))
-        if self._processors:
-            logits = apply(self._processors, prefix, logits)
-        if self._sampler is None:
-            token = greedy(logits)
-        else:
-            token = self._sampler(np.ascontiguousarray(logits), prefix.shape[1])
-        if self.scores is not None:
-            self.scores.append(torch.from_numpy(apply(self._warpers, prefix, logits.copy())))
-        return token
+    def __call__(self, prefix: Ids, logits: Logits) -> Logits:
+        """See :data:`ipex_lookahead.decoding.choose.Processor`. Raises InputError for a processor's odd answer."""
+        ids = torch.from_numpy(prefix)[None]
+        scores = torch.from_numpy(logits)[None]
+        for processor, padded in self._steps:
+            scores = call(processor, with_padding(self._padding, prefix) if padded else ids, scores)
+        return as_logits(scores[0])
+
+
+def with_padding(padding: Ids | None, prefix: Ids) -> torch.Tensor:
+    """A sequence as the caller's batch has it: int64 [1, padding + n]."""
+    if padding is None or not len(padding):
+        return torch.from_numpy(prefix)[None]
+    return torch.from_numpy(np.concatenate([padding, prefix]))[None]
+
+
+def as_logits(scores: torch.Tensor) -> Logits:
+    """What a processor made, as float32 in numpy, wherever it was."""
+    processed: Logits = scores.detach().to("cpu", torch.float32).numpy()
+    return processed
+
+
+def call(processor: Processor, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """One processor on int64 [rows, n] and float32 [rows, vocab_size]. InputError where it returns anything else."""
+    with _one_thread() if _is_small(processor) else nullcontext():
+        found = processor(ids, scores)
+    if not isinstance(found, torch.Tensor) or found.shape != scores.shape:
+        got = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+        raise InputError(
+            f"logits_processor {type(processor).__name__} returned {got}; it must return a tensor {tuple(scores.shape)}"
+        )
+    return found
 
 
 class RepetitionPenalty(hf.RepetitionPenaltyLogitsProcessor):  # type: ignore[misc]
@@ -81,6 +104,12 @@ class RepetitionPenalty(hf.RepetitionPenaltyLogitsProcessor):  # type: ignore[mi
         return torch.from_numpy(processed)
 
 
+def constrain(allowed: Callable[[int, torch.Tensor], list[int]]) -> Processor:
+    """Only the tokens that a ``prefix_allowed_tokens_fn`` allows."""
+    made: Processor = hf.PrefixConstrainedLogitsProcessor(allowed, 1)
+    return made
+
+
 def build_processors(
     settings: GenerationConfig,
     *,
@@ -88,11 +117,11 @@ def build_processors(
     limit: int,
     eos_ids: Sequence[int],
     own: Sequence[Processor],
-    allowed_tokens: Callable[[int, torch.Tensor], list[int]] | None = None,
-    row: int = 0,
+    constrained: Processor | None = None,
 ) -> list[Processor]:
     """The processors that come before temperature, in Hugging Face's order, ``own`` (the caller's) last.
 
+    ``constrained`` is what calls the caller's ``prefix_allowed_tokens_fn`` (:func:`constrain`).
     A processor of the caller's replaces the one of the same class that the settings ask for.
     """
     eos = list(eos_ids) or None
@@ -109,8 +138,8 @@ def build_processors(
         made.append(hf.MinLengthLogitsProcessor(settings.min_length, eos))
     if settings.min_new_tokens and eos is not None:
         made.append(hf.MinNewTokensLengthLogitsProcessor(prompt_length, settings.min_new_tokens, eos))
-    if allowed_tokens is not None:
-        made.append(hf.PrefixConstrainedLogitsProcessor(lambda _, ids: allowed_tokens(row, ids), 1))
+    if constrained is not None:
+        made.append(constrained)
     if settings.forced_bos_token_id is not None:
         made.append(hf.ForcedBOSTokenLogitsProcessor(settings.forced_bos_token_id))
     if settings.forced_eos_token_id is not None:
@@ -172,26 +201,6 @@ def sampling_params(settings: GenerationConfig) -> SamplingParams | None:
     )
 
 
-def copies_for(own: Sequence[Processor], row: int) -> list[Processor]:
-    """The caller's processors for one row of a batch: the originals for the first, copies for the others.
-
-    A processor may keep state, and a row must get what it would get alone. Raises InputError where one cannot be
-    copied.
-    """
-    if row == 0:
-        return list(own)
-    copied = []
-    for processor in own:
-        try:
-            copied.append(copy.deepcopy(processor))
-        except Exception as error:
-            raise InputError(
-                f"logits_processor {type(processor).__name__} cannot be copied for each sequence of a batch ({error});"
-                " give it a __deepcopy__, or generate one sequence a call"
-            ) from error
-    return copied
-
-
 def _used(value: Any, neutral: float) -> bool:
     return value is not None and value != neutral
 
@@ -214,21 +223,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def apply(
-    processors: Sequence[Processor], prefix: torch.Tensor, logits: npt.NDArray[np.float32]
-) -> npt.NDArray[np.float32]:
-    """Logits, float32 [vocab_size], through processors. Raises InputError for one that returns anything else."""
-    scores = torch.from_numpy(logits)[None]
-    for processor in processors:
-        with _one_thread() if _is_small(processor) else nullcontext():
-            scores = processor(prefix, scores)
-        if not isinstance(scores, torch.Tensor) or scores.shape != (1, logits.size):
-            got = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
-            raise InputError(
-                f"logits_processor {type(processor).__name__} returned {got};"
-                f" it must return a tensor (1, {logits.size})"
-            )
-    processed: npt.NDArray[np.float32] = scores[0].detach().to("cpu", torch.float32).numpy()
-    return processed

@@ -1,0 +1,113 @@
+"""A prompt, or any other chain of tokens, through an engine in pieces."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.engines.base import Batch, Cache, Engine, StepOutput
+
+PREFILL_ROWS = 512
+"""Rows in one forward: enough to be compute bound, few enough to bound the engine's scratch memory."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """Tokens of one chain that a forward has committed.
+
+    Attributes:
+        chain: number of the chain.
+        first, count: which of its tokens: ``first`` to ``first + count - 1``.
+        done: whether the chain ends with them.
+        asked: those whose output was asked for, indices into the chain's tokens, ascending.
+        answers: for each of ``asked`` the row of the forward's output.
+    """
+
+    chain: int
+    first: int
+    count: int
+    done: bool
+    asked: Sequence[int]
+    answers: range
+
+
+def chain(
+    cache: Cache,
+    tokens: npt.NDArray[np.int32],
+    want: npt.NDArray[np.int32] | None = None,
+    *,
+    logits: bool = False,
+    top: int = 0,
+) -> Batch:
+    """A forward of one chain: int32 [n] tokens, n >= 1, that follow what ``cache`` holds. Others as in ``Batch``."""
+    return Batch([cache], [len(tokens)], tokens, _in_a_row(len(tokens)), want, logits, top)
+
+
+def prefill(
+    engine: Engine,
+    chains: Sequence[tuple[Cache, npt.NDArray[np.int32]]],
+    *,
+    asked: Sequence[Sequence[int]] | None = None,
+    logits: bool = False,
+    top: int = 0,
+    rows: int = PREFILL_ROWS,
+) -> Iterator[tuple[list[Piece], StepOutput]]:
+    """Feed chains of tokens and commit them, several to a forward where they fit.
+
+    Between two forwards the caller has the word: it may show how far it is, or stop.
+
+    Args:
+        engine: where the model runs.
+        chains: (cache, int32 [n] tokens that follow what it holds), n >= 1, no cache twice.
+        asked: for each chain the tokens whose output is asked for, indices, ascending; None = the last one.
+        logits: as in ``Batch``.
+        top: as in ``Batch``.
+        rows: most rows in a forward.
+
+    Yields:
+        After each forward what it has committed, and its output.
+    """
+    wanted = [[len(tokens) - 1] for _, tokens in chains] if asked is None else [list(found) for found in asked]
+    fed = [0] * len(chains)
+    waiting = deque(range(len(chains)))
+    while waiting:
+        pieces: list[Piece] = []
+        want: list[int] = []
+        used = 0
+        for number in waiting:
+            first, left = fed[number], wanted[number]
+            count = min(rows - used, len(chains[number][1]) - first)
+            here = [at for at in left if at < first + count]
+            wanted[number] = left[len(here) :]
+            answers = range(len(want), len(want) + len(here))
+            want += [at - first + used for at in here]
+            pieces.append(Piece(number, first, count, first + count == len(chains[number][1]), here, answers))
+            used += count
+            if used == rows:
+                break
+        output = engine.forward(
+            Batch(
+                [chains[piece.chain][0] for piece in pieces],
+                [piece.count for piece in pieces],
+                np.concatenate([chains[p.chain][1][p.first : p.first + p.count] for p in pieces]),
+                np.concatenate([_in_a_row(piece.count) for piece in pieces]),
+                np.array(want, np.int32),
+                logits,
+                top,
+            )
+        )
+        for piece in pieces:
+            chains[piece.chain][0].keep(list(range(piece.count)))
+            fed[piece.chain] += piece.count
+            if piece.done:
+                waiting.popleft()
+        yield pieces, output
+
+
+def _in_a_row(count: int) -> npt.NDArray[np.int32]:
+    """Each row's parent is the row before it."""
+    return np.arange(-1, count - 1, dtype=np.int32)

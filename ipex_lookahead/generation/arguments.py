@@ -1,0 +1,95 @@
+"""Arguments of ``generate`` that are no generation option: real ones that are not for this model, and misspelt ones."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from ipex_lookahead.compat import option_defaults
+from ipex_lookahead.errors import InputError
+
+_FORWARD = "generate works that out by itself: leave it out"
+_GUIDANCE = "classifier-free guidance is not supported: leave it out"
+_TEXT_ONLY = "this model reads text only: leave it out"
+_ENCODER = "there is no encoder: leave it out"
+
+_INSTEAD = {
+    "assistant_model": "pass it to the model's own generate",
+    "draft_model": "pass draft_engine=, or use the model's own generate",
+    "assistant_tokenizer": "a draft model needs the target's vocabulary, so both have one tokenizer: leave it out, and"
+    " take a smaller model of the same family",
+    "custom_generate": "leave it out: this model has its own decoding loop",
+    "trust_remote_code": "no code of a checkpoint is ever run here: leave it out",
+    "synced_gpus": "it keeps the processes of a model that is split over several GPUs in step, and this model runs in"
+    " one process: leave it out",
+    "use_model_defaults": "the model's defaults hold where nothing else is said: leave it out, or pass the options",
+    "tokenizer": "pass it to the model's own generate",
+    "inputs_embeds": "pass input_ids",
+    "past_key_values": "leave it out: each generation has its own cache",
+    "position_ids": "leave it out: positions follow from the attention mask",
+    "cache_position": "leave it out: positions follow from the attention mask",
+    "logits_to_keep": "generate asks for the last position's logits alone: leave it out (the model's forward takes it)",
+    "num_logits_to_keep": "generate asks for the last position's logits alone: leave it out",
+    "labels": "a loss needs the model's forward, not generate: leave it out",
+    "return_dict": "use return_dict_in_generate",
+    "negative_prompt_ids": _GUIDANCE,
+    "negative_prompt_attention_mask": _GUIDANCE,
+    "token_type_ids": "leave it out: Llama models have no token types",
+    "head_mask": "attention heads cannot be switched off: leave it out",
+    "attention_bias": "positions follow from the attention mask: leave it out",
+    "inputs_tensor": _FORWARD,
+    "next_sequence_length": _FORWARD,
+    "is_first_iteration": _FORWARD,
+    "decoder_input_ids": _ENCODER,
+    "decoder_attention_mask": _ENCODER,
+    "encoder_outputs": _ENCODER,
+    "cross_attn_head_mask": _ENCODER,
+    "decoder_head_mask": _ENCODER,
+    "pixel_values": _TEXT_ONLY,
+    "input_features": _TEXT_ONLY,
+    "input_values": _TEXT_ONLY,
+    "cu_seq_lens_q": "packed sequences are not supported: pass a padded batch with its attention_mask",
+    "cu_seq_lens_k": "packed sequences are not supported: pass a padded batch with its attention_mask",
+    "max_length_q": "packed sequences are not supported: pass a padded batch with its attention_mask",
+    "max_length_k": "packed sequences are not supported: pass a padded batch with its attention_mask",
+}
+"""Real arguments of transformers' generate and of its models' forward -> what to do instead."""
+
+_OURS = (
+    "inputs input_ids attention_mask generation_config logits_processor stopping_criteria prefix_allowed_tokens_fn"
+    " streamer lookahead max_matching_ngram_size adaptive seed sequence_ids tokenizer cancel on_prefill draft_model"
+    " assistant_model max_step_draft th_stop_draft auto_th_stop_draft"
+).split()
+
+
+def check_streamer(streamer: Any) -> None:
+    """Raise InputError for a streamer that is none."""
+    if streamer is not None and not (hasattr(streamer, "put") and hasattr(streamer, "end")):
+        raise InputError(f"streamer is a {type(streamer).__name__}; pass an object with put(ids) and end()")
+
+
+def check_callers_objects(logits_processor: Any, stopping_criteria: Any, allowed: Any) -> None:
+    """Raise InputError for objects that could not be called when their turn comes."""
+    for name, value in (("logits_processor", logits_processor), ("stopping_criteria", stopping_criteria)):
+        if value is not None and not (isinstance(value, (list, tuple)) and all(map(callable, value))):
+            raise InputError(f"{name} is a {type(value).__name__}; pass a list of functions or objects to call")
+    if allowed is not None and not callable(allowed):
+        raise InputError(f"prefix_allowed_tokens_fn is a {type(allowed).__name__}; pass a function")
+
+
+def refuse_rest(left: dict[str, Any]) -> None:
+    """Raise InputError for arguments that mean nothing here, unless they ask for nothing.
+
+    Args:
+        left: keyword arguments that neither are generation options nor were taken; None and False ask for nothing.
+    """
+    for name, value in left.items():
+        if value is None or value is False or (name in ("logits_to_keep", "num_logits_to_keep") and value == 1):
+            continue
+        if name in _INSTEAD:
+            raise InputError(f"{name} is not supported; {_INSTEAD[name]}")
+        known = [*_OURS, *(option for option in option_defaults() if not option.startswith("_"))]
+        near = difflib.get_close_matches(name, known, 1, 0.7)
+        raise InputError(
+            f"generate has no argument {name!r}; " + (f"did you mean {near[0]!r}?" if near else "check its spelling")
+        )

@@ -1,0 +1,138 @@
+"""What ``lookahead=`` means: the one place where numbers, "auto", strategies and second models become a config."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ipex_lookahead.config import MAX_DRAFT, LookaheadConfig
+from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL
+from ipex_lookahead.errors import InputError
+from ipex_lookahead.generation.checks import real, whole
+
+AUTO_TOKENS = 32
+"""Most drafted tokens a step with ``lookahead="auto"``; the controller mostly takes fewer."""
+
+DRAFT_TOKENS = 8
+"""Tokens that a second model drafts a step where no number is given (ipex-llm's ``max_step_draft``)."""
+
+_SELF_MIN_PROB = 0.8
+
+
+def resolve_lookahead(
+    lookahead: Any, max_matching_ngram_size: Any = None, adaptive: Any = None
+) -> LookaheadConfig | None:
+    """What ``generate(lookahead=...)`` means: None, False and 0 are off; an integer is how many tokens to draft.
+
+    "auto" is the best strategy there is, with as many tokens as the controller finds worth their rows; another name is
+    that strategy, with as many as suit it. Arguments that are not None take the place of the configuration's fields.
+
+    Raises:
+        InputError: anything else, or a number outside 0 to 128.
+    """
+    given = {
+        name: value
+        for name, value in (("max_matching_ngram_size", max_matching_ngram_size), ("adaptive", adaptive))
+        if value is not None
+    }
+    if lookahead is None or lookahead is False:
+        LookaheadConfig(**given)  # checked all the same
+        return None
+    if isinstance(lookahead, LookaheadConfig):
+        config = lookahead
+    elif isinstance(lookahead, str):
+        known = sorted([*PROPOSERS, *SECOND_MODEL])
+        if lookahead not in known:
+            raise InputError(
+                f'lookahead is {lookahead!r}; it may be a number from 0 to {MAX_DRAFT}, "auto", the name of a strategy'
+                f" ({', '.join(known)}) or a LookaheadConfig"
+            )
+        config = strategy_config(lookahead)
+    else:
+        config = LookaheadConfig(num_draft_tokens=whole("lookahead", lookahead, 0, MAX_DRAFT))
+    config = dataclasses.replace(config, **given)
+    return config if config.num_draft_tokens else None
+
+
+def strategy_config(strategy: str | None, lookahead: int | str = "auto", **fields: Any) -> LookaheadConfig:
+    """A configuration for a strategy by name, with a budget that suits it where ``lookahead`` is "auto".
+
+    Args:
+        strategy: as in LookaheadConfig; None is the one that ``lookahead`` means alone.
+        lookahead: most drafted tokens a step, or "auto".
+        **fields: the other fields of LookaheadConfig; those that are None keep their default.
+    """
+    fields = {name: value for name, value in fields.items() if value is not None}
+    if lookahead != "auto":
+        fields["num_draft_tokens"] = whole("lookahead", lookahead, 0, MAX_DRAFT)
+    if strategy is None:
+        strategy = "auto" if lookahead == "auto" else "prompt_lookup"
+    config = LookaheadConfig(strategy=strategy, **fields)
+    if lookahead != "auto":
+        return config
+    tokens = AUTO_TOKENS
+    if strategy == "jacobi":  # the window and as many n-grams as are verified at a time
+        tokens = min(MAX_DRAFT, (config.ngram - 1) * (config.window + config.guesses))
+    elif strategy in SECOND_MODEL:
+        tokens = DRAFT_TOKENS
+        if strategy == "self_speculation" and "draft_min_prob" not in fields:
+            config = dataclasses.replace(config, draft_min_prob=_SELF_MIN_PROB)
+    return dataclasses.replace(config, num_draft_tokens=tokens)
+
+
+def second_model_lookahead(
+    lookahead: Any,
+    *,
+    strategy: str | None,
+    max_step_draft: Any = None,
+    th_stop_draft: Any = None,
+    auto_th_stop_draft: Any = None,
+) -> Any:
+    """What ``generate(lookahead=...)`` means where a second model is at hand.
+
+    Args:
+        lookahead: as the caller gave it. None and "auto" leave the number of tokens to ``max_step_draft``; 0 and False
+            are off; a LookaheadConfig, or a strategy's name, must be of ``strategy`` where a draft model was passed.
+        strategy: "draft_model" where a draft model was passed, "self_speculation" for a model loaded with
+            ``speculative=True``, None for neither. Self-speculation only takes the place of ``lookahead=None``.
+        max_step_draft: ipex-llm's: most tokens drafted a step, 1 to 128.
+        th_stop_draft: ipex-llm's: a token of a lower probability ends the draft, 0 to 1.
+        auto_th_stop_draft: ipex-llm's: let that threshold follow the acceptance.
+
+    Returns:
+        A LookaheadConfig, or ``lookahead`` as given where there is no second model to use.
+
+    Raises:
+        InputError: an option of second models without one, or a value outside what is allowed.
+    """
+    if isinstance(lookahead, str) and lookahead != "auto":
+        lookahead = resolve_lookahead(lookahead)
+    own = lookahead.strategy if isinstance(lookahead, LookaheadConfig) else None
+    if strategy == "self_speculation" and lookahead is not None:
+        strategy = None
+    if strategy is not None and own not in (None, strategy):
+        raise InputError(
+            f"a draft model is given and lookahead has the strategy {own!r}, which does not use it;"
+            " leave one of them out"
+        )
+    options = {
+        "num_draft_tokens": None if max_step_draft is None else whole("max_step_draft", max_step_draft, 1, MAX_DRAFT),
+        "draft_min_prob": None if th_stop_draft is None else real("th_stop_draft", th_stop_draft, 0, 1),
+        "draft_min_prob_auto": auto_th_stop_draft,
+    }
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if lookahead is False or (lookahead == 0 and own is None):
+        return lookahead
+    if own in SECOND_MODEL:
+        return dataclasses.replace(lookahead, **given)
+    if strategy is None:
+        if given:
+            raise InputError(
+                "max_step_draft, th_stop_draft and auto_th_stop_draft are for second models; load the model with"
+                " speculative=True or pass draft_model=, or leave them out"
+            )
+        return lookahead
+    config = strategy_config(strategy)
+    if lookahead is not None and lookahead != "auto":
+        given["num_draft_tokens"] = whole("lookahead", lookahead, 0, MAX_DRAFT)
+    return dataclasses.replace(config, **given)

@@ -1,0 +1,268 @@
+"""A generation from end to end without torch or transformers: prompts and rules in, the loop, token ids out.
+
+Hugging Face's words (:mod:`ipex_lookahead.generation.generate`) become jobs; a program that has token ids needs no more
+than this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.config import LookaheadConfig
+from ipex_lookahead.decoding.choose import Choose, Ids, Logits, Processor
+from ipex_lookahead.decoding.controller import AdaptiveBudget, Controller, FixedBudget
+from ipex_lookahead.decoding.cost import CostCurve, EngineCosts
+from ipex_lookahead.decoding.loop import DecodingSequence, decode
+from ipex_lookahead.decoding.sampling import Sampler
+from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.drafting import SECOND_MODEL, Proposer, make_proposer, make_second_model_proposer
+from ipex_lookahead.drafting.store import Stores
+from ipex_lookahead.engines.base import Engine
+from ipex_lookahead.errors import ContextLengthError, InputError
+from ipex_lookahead.generation.second_model import SharedChoice
+
+DEFAULT_NEW_TOKENS = 20
+"""Hugging Face's default where neither ``max_new_tokens`` nor ``max_length`` is given."""
+
+MakeProposer = Callable[..., Proposer]
+"""From the LookaheadConfig and, where that names a store, the store's ``suffixes``."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One sequence to generate, and its rules.
+
+    Attributes:
+        prompt: int32 [n], n >= 1, ids below the vocabulary's size.
+        limit: length, prompt included, at which it ends; more than n, at most the engine's ``max_context``. See
+            :func:`length_limit`.
+        limit_reason: the finish reason then: "length" or "context".
+        eos_ids: a token of these ends the sequence.
+        sampler: draws the tokens, by its own seed, sequence number and parameters; None takes the most likely.
+        processors: change the logits before the choice, in order; called once for each emitted position, in order.
+        draft_processors: those of them that may be asked about any prefix, for a draft model to choose as the target
+            does: they keep no state.
+        warpers: what the sampler stands for; only ``scores`` shows them.
+        on_token: told each token as it is emitted.
+        stop: asked after each token, with the sequence so far; True ends it there.
+        scores, raw: lists that get the processed, and the raw logits of each position; None keeps none.
+    """
+
+    prompt: npt.NDArray[np.int32]
+    limit: int
+    limit_reason: str = "length"
+    eos_ids: frozenset[int] = frozenset()
+    sampler: Sampler | None = None
+    processors: Sequence[Processor] = ()
+    draft_processors: Sequence[Processor] = ()
+    warpers: Sequence[Processor] = ()
+    on_token: Callable[[int], None] | None = None
+    stop: Callable[[Ids], bool] | None = None
+    scores: list[Logits] | None = None
+    raw: list[Logits] | None = None
+
+
+class BatchRules(Protocol):
+    """Rules that see all sequences of a batch at one position; its sequences then advance in lockstep.
+
+    Attributes:
+        processes: whether ``process`` does anything; where not, it is not called.
+    """
+
+    processes: bool
+
+    def process(self, rows: Sequence[int], logits: Sequence[Logits]) -> Sequence[Logits]:
+        """Raw logits of the jobs that go on, by number -> logits to choose from. It stands for their ``processors``."""
+        ...
+
+    def accept(self, rows: Sequence[int], tokens: Sequence[int]) -> Sequence[bool]:
+        """The tokens that these jobs have emitted, after ``on_token`` and ``stop`` -> which of them end there."""
+        ...
+
+
+class Tape:
+    """The tokens of one sequence, told one by one.
+
+    Attributes:
+        ids: int64 [limit]; the first ``length`` are committed.
+        start: the prompt's length.
+        length: how many are committed.
+    """
+
+    __slots__ = ("_eos", "_on_token", "_stop", "ids", "length", "start")
+
+    def __init__(self, job: Job) -> None:
+        self.ids = np.empty(job.limit, np.int64)
+        self.start = self.length = len(job.prompt)
+        self.ids[: self.start] = job.prompt
+        self._eos = job.eos_ids
+        self._on_token = job.on_token
+        self._stop = job.stop
+
+    @property
+    def new(self) -> list[int]:
+        """What was generated."""
+        found: list[int] = self.ids[self.start : self.length].tolist()
+        return found
+
+    def prefix(self) -> Ids:
+        """The committed tokens: a view, which later tokens do not change."""
+        return self.ids[: self.length]
+
+    def accept(self, token: int) -> bool:
+        """Commit a token; True where the sequence ends with it."""
+        self.ids[self.length] = token
+        self.length += 1
+        if self._on_token is not None:
+            self._on_token(token)
+        ended = token in self._eos
+        if self._stop is not None:
+            ended = self._stop(self.prefix()) or ended
+        return ended
+
+
+def run(
+    engine: Engine,
+    jobs: Sequence[Job],
+    config: LookaheadConfig | None = None,
+    *,
+    stats: GenerationStats | None = None,
+    costs: EngineCosts | None = None,
+    stores: Stores | None = None,
+    draft_engine: Engine | None = None,
+    make: MakeProposer = make_proposer,
+    together: BatchRules | None = None,
+    cancelled: Callable[[], bool] | None = None,
+    on_prefill: Callable[[int, int], None] | None = None,
+) -> list[Tape]:
+    """Generate several sequences in the same forwards.
+
+    Args:
+        engine: where the model runs.
+        jobs: one for each sequence.
+        config: how to draft (:func:`ipex_lookahead.generation.lookahead.resolve_lookahead`); None decodes token by
+            token. It never changes the output.
+        stats: filled where given, also when an exception ends the generation.
+        costs: what forwards cost on this engine; None learns it from this generation alone.
+        stores: keeps the store of ``config.store`` open between generations; None opens it for this one.
+        draft_engine: the second model, for the strategies ``draft_model`` and ``self_speculation``.
+        make: makes the proposer of a sequence.
+        together: rules for the whole batch, in lockstep.
+        cancelled: asked between two pieces of the prompts and after each step; True ends all jobs ("cancelled").
+        on_prefill: called after each piece of the prompts with the prompt tokens done, and their number in all.
+
+    Returns:
+        For each job its tape.
+    """
+    stats = GenerationStats() if stats is None else stats
+    stats.sequences = len(jobs)
+    stats.seed = next((job.sampler.seed for job in jobs if job.sampler is not None), None)
+    if config is not None:
+        stats.strategy = config.strategy
+    stores = Stores(engine.vocab_size) if stores is None else stores
+    remembering = None if config is None else config.remembering
+    store = None if remembering is None else stores.get(remembering)
+    tapes = [Tape(job) for job in jobs]
+    chooses = [_choose(job, tape, together) for job, tape in zip(jobs, tapes, strict=True)]
+    sequences = []
+    for number, (job, tape, choose) in enumerate(zip(jobs, tapes, chooses, strict=True)):
+        cache = engine.new_cache()
+        proposer: Proposer | None = None
+        if config is not None and draft_engine is not None and config.strategy in SECOND_MODEL:
+            shared = SharedChoice(job.draft_processors, job.sampler) if job.draft_processors or job.sampler else None
+            proposer = make_second_model_proposer(config, draft_engine, cache, shared, job.eos_ids)
+        elif config is not None:
+            proposer = make(config) if store is None else make(config, store.suffixes)
+        sequences.append(
+            DecodingSequence(
+                number, job.prompt, job.limit, cache, proposer, choose, tape.accept, limit_reason=job.limit_reason
+            )
+        )
+    controller = _controller(engine, config, [s.proposer for s in sequences], costs, in_step=together is not None)
+    lockstep = None if together is None else _Lockstep(tapes, chooses, together)
+    decode(engine, sequences, controller, stats, lockstep=lockstep, cancelled=cancelled, on_prefill=on_prefill)
+    if remembering is not None:
+        stores.add(remembering, [tape.new for tape in tapes])
+    return tapes
+
+
+def length_limit(
+    prompt_length: int, max_context: int, *, max_new_tokens: int | None = None, max_length: int | None = None
+) -> tuple[int, str]:
+    """The length at which a sequence ends, and why it ends there. Lengths count the prompt without its padding.
+
+    Raises:
+        InputError: ``max_length`` leaves no room for a new token.
+        ContextLengthError: nor does the model's context.
+    """
+    if max_new_tokens is not None:
+        limit = prompt_length + max_new_tokens
+    elif max_length is not None:
+        limit = max_length
+        if limit <= prompt_length:
+            raise InputError(
+                f"max_length is {limit} and the prompt alone has {prompt_length} tokens; raise max_length, or use"
+                " max_new_tokens, which does not count the prompt"
+            )
+    else:
+        limit = prompt_length + DEFAULT_NEW_TOKENS
+    if prompt_length > max_context or (prompt_length == max_context and limit > prompt_length):
+        raise ContextLengthError(
+            f"the prompt has {prompt_length} tokens and the model holds {max_context}, new tokens included;"
+            f" shorten the prompt to at most {max_context - 1} tokens"
+        )
+    return (limit, "length") if limit <= max_context else (max_context, "context")
+
+
+class _Lockstep:
+    """The loop's lockstep: rules for the whole batch, then each job's own choice."""
+
+    def __init__(self, tapes: Sequence[Tape], chooses: Sequence[Choose | None], rules: BatchRules) -> None:
+        self._tapes = tapes
+        self._chooses = chooses
+        self._rules = rules
+
+    def choose(self, sequences: Sequence[int], logits: Sequence[Logits]) -> list[int]:
+        """See :class:`ipex_lookahead.decoding.loop.Lockstep`."""
+        chooses = [self._chooses[number] for number in sequences]
+        for choose, raw in zip(chooses, logits, strict=True):
+            if choose is not None:
+                choose.record(raw)
+        if self._rules.processes:
+            logits = self._rules.process(sequences, logits)
+        return [choose.pick(row) for choose, row in zip(chooses, logits, strict=True) if choose is not None]
+
+    def accept(self, sequences: Sequence[int], tokens: Sequence[int]) -> list[bool]:
+        """See :class:`ipex_lookahead.decoding.loop.Lockstep`."""
+        ended = [self._tapes[number].accept(token) for number, token in zip(sequences, tokens, strict=True)]
+        also = self._rules.accept(sequences, tokens)
+        return [bool(a or b) for a, b in zip(ended, also, strict=True)]
+
+
+def _choose(job: Job, tape: Tape, together: BatchRules | None) -> Choose | None:
+    """How a job's tokens are chosen; None where the engine's argmax is all there is to it."""
+    processed = bool(job.processors) or (together is not None and together.processes)
+    if not (processed or job.sampler is not None or job.scores is not None or job.raw is not None):
+        return None
+    return Choose(tape.prefix, job.processors, job.sampler, job.warpers, scores=job.scores, raw=job.raw)
+
+
+def _controller(
+    engine: Engine,
+    config: LookaheadConfig | None,
+    proposers: Sequence[Proposer | None],
+    costs: EngineCosts | None,
+    *,
+    in_step: bool,
+) -> Controller:
+    if config is None or not config.adaptive:
+        return FixedBudget(config.num_draft_tokens if config is not None else 0)
+    curve = CostCurve() if costs is None else costs.curve()
+    return AdaptiveBudget(
+        curve, config.num_draft_tokens, config.strategy, proposers, widen=engine.supports_tree, in_step=in_step
+    )
