@@ -30,6 +30,7 @@ ONLY_FROM_PYTHON = ("lookahead_decoding.py", "wrapping.py", "transformers.py", "
         ("modules_to_not_convert=['a.b'] leaves it", "modules_to_not_convert=['a.b'] (in Python) leaves it"),
         ("write one with model.save_low_bit(folder)", "write one with ipex-lookahead quantize"),
         ("strategy 'draft_model' needs a second model", "strategy 'draft_model' needs a second model"),
+        ("pip install ipex-llm, in a speculative mood", "pip install ipex-llm, in a speculative mood"),
         ("no threads, no store, a lookahead strategy", "no threads, no store, a lookahead strategy"),
         ("/models/low_bit/a.gguf: my-low_bit", "/models/low_bit/a.gguf: my-low_bit"),
     ],
