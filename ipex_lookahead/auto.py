@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -20,6 +19,7 @@ from ipex_lookahead.engines.native.core import core_missing
 from ipex_lookahead.engines.weights import check_low_bit, not_converted
 from ipex_lookahead.errors import InputError, UnsupportedModelError
 from ipex_lookahead.hub import resolve_model
+from ipex_lookahead.terminal import may_draw
 
 if TYPE_CHECKING:
     from ipex_lookahead.generation.text_model import TextModel
@@ -280,7 +280,7 @@ def _choose(engine: str, request: LoadRequest) -> tuple[str, str]:
 @contextmanager
 def _progress(show: bool) -> Iterator[Any]:
     """A bar over the tensors on stderr, only where a person is looking."""
-    if not show or not sys.stderr.isatty():
+    if not show or not may_draw():
         yield None
         return
     from rich.console import Console

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
+
+from ipex_lookahead.terminal import may_draw
 
 LONG_PROMPT = 256
 """Tokens from which on a prompt takes long enough for a bar."""
@@ -23,7 +24,7 @@ class PromptBar:
             self.close()
             return
         if self._bar is None:
-            if not self._shown or total < LONG_PROMPT or sys.stderr is None or not sys.stderr.isatty():
+            if not self._shown or total < LONG_PROMPT or not may_draw():
                 return
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -37,6 +37,8 @@ ARGUMENTS = {
     "min_p": "--min-p",
     "seed": "--seed",
     "repetition_penalty": "--repetition-penalty",
+    "presence_penalty": "--presence-penalty",
+    "frequency_penalty": "--frequency-penalty",
     "model.save_low_bit(folder)": "ipex-lookahead quantize",
     "save_low_bit": "ipex-lookahead quantize",
 }

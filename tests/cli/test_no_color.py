@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PRELUDE = """
-from tests.cli.conftest import ScriptedModel
+from tests.cli.conftest import ScriptedForTransformers, ScriptedModel
 from tests.support.chat_tokenizer import chat_tokenizer
 from ipex_lookahead.cli import loading, main
 from ipex_lookahead.bench import kernels
@@ -18,7 +18,8 @@ from ipex_lookahead.decoding.stats import GenerationStats
 GenerationStats.origins = lambda self: ["suffix"] * self.tokens
 tokenizer = chat_tokenizer()
 model = ScriptedModel(tokenizer, ["a fine day"])
-loading.load = lambda name, **options: (model, tokenizer)
+loading.load_text = lambda name, **options: model
+loading.load = lambda name, **options: (ScriptedForTransformers(model), tokenizer)
 kernels.WORKING_SET = 1 << 16
 """
 COMMANDS = [

@@ -98,5 +98,5 @@ def test_options_of_the_table_are_options_of_a_command():
 
     known = {name for option in every_option() for name in (*option.opts, *option.secondary_opts)}
     for option in ARGUMENTS.values():
-        assert option.split()[0] in known or option.startswith(("ipex-lookahead", "--overwrite")), option
+        assert option.split()[0] in known or option.startswith("ipex-lookahead"), option
     assert not set(ARGUMENTS) & set(PYTHON_ONLY)
