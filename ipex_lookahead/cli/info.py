@@ -73,7 +73,7 @@ def _engine() -> dict[str, Any]:
 
 
 def model_facts(name: str, *, progress: bool) -> dict[str, Any]:
-    """Architecture, formats by tensor, bytes, context, tokenizer, licence, keys of a GGUF file that mean nothing here; reads no weights."""
+    """Architecture, formats by tensor, bytes, context, tokenizer, licence, unknown GGUF keys; reads no weights."""
     from ipex_lookahead.architectures import model_types
     from ipex_lookahead.checkpoints import family_of, open_checkpoint, open_other_family
     from ipex_lookahead.hub import resolve_model
