@@ -16,6 +16,8 @@ from ipex_lookahead.checkpoints.files import BinaryFile
 from ipex_lookahead.checkpoints.hparams import (
     MAX_CONTEXT,
     SIZES,
+    Place,
+    Places,
     Source,
     boolean,
     check_rope,
@@ -28,8 +30,8 @@ from ipex_lookahead.checkpoints.hparams import (
     whole,
 )
 from ipex_lookahead.checkpoints.llama_keys import refuse_switches
-from ipex_lookahead.checkpoints.strict_json import JsonObject, parse
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from ipex_lookahead.safe_json import JsonObject, parse
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 64
@@ -148,7 +150,7 @@ def read_generation_config(path: str | PathLike[str], vocab: int) -> dict[str, A
 
 
 def _source(raw: JsonObject, path: str | PathLike[str]) -> Source:
-    return Source(path, {key: (key, at) for key, at in raw.at.items()})
+    return Source(path, Places(lambda: {key: (key, at) for key, at in raw.at.items()}))
 
 
 def _spelled_rope(raw: JsonObject, source: Source) -> tuple[dict[str, Any], Source]:
@@ -166,16 +168,19 @@ def _spelled_rope(raw: JsonObject, source: Source) -> tuple[dict[str, Any], Sour
     rope: JsonObject = raw[key]
     if len(given) == 2 and (differing := _differing(rope, raw["rope_parameters"])):
         _log.warning("%s: rope_scaling and rope_parameters differ in %s; rope_scaling holds", source.file, differing)
-    places = dict(source.places)
-    places["rope_scaling"] = (key, raw.at[key])
-    places |= {f"rope_scaling.{name}": (f"{key}.{name}", at) for name, at in rope.at.items()}
-    if rope.get("rope_theta") is not None:
-        places["rope_theta"] = places["rope_scaling.rope_theta"]
     outside = "original_max_position_embeddings"
-    if raw.get(outside) is not None and rope.get("rope_type", rope.get("type")) in ("yarn", "llama3"):
-        places[f"rope_scaling.{outside}"] = source.places[outside]
-        return {**rope, outside: raw[outside]}, Source(source.file, places)
-    return rope, Source(source.file, places)
+    replaced = raw.get(outside) is not None and rope.get("rope_type", rope.get("type")) in ("yarn", "llama3")
+
+    def places() -> dict[str, Place]:
+        inside = {f"rope_scaling.{name}": (f"{key}.{name}", at) for name, at in rope.at.items()}
+        found = {**source.places, "rope_scaling": (key, raw.at[key]), **inside}
+        if rope.get("rope_theta") is not None:
+            found["rope_theta"] = found["rope_scaling.rope_theta"]
+        if replaced:
+            found[f"rope_scaling.{outside}"] = source.places[outside]
+        return found
+
+    return {**rope, outside: raw[outside]} if replaced else rope, Source(source.file, Places(places))
 
 
 def _check_rope_object(raw: JsonObject, key: str, source: Source) -> None:
