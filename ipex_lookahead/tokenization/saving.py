@@ -116,7 +116,8 @@ def _normalizer(model: SentencePieceModel) -> Any:
     if model.precompiled_charsmap:
         steps.append(normalizers.Precompiled(model.precompiled_charsmap))
     if model.remove_extra_whitespaces:
-        steps += [normalizers.Strip(left=True, right=True), normalizers.Replace(Regex(" {2,}"), " ")]
+        # The library's Strip takes every kind of white space; sentencepiece takes spaces.
+        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     if model.add_dummy_prefix:
         steps.append(normalizers.Prepend("▁"))
     return normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])

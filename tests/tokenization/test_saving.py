@@ -22,7 +22,7 @@ CONFIG = {"vocab_size": 512, "bos_token_id": 1, "eos_token_id": 2}
 PARTS = [
     "a", "aa", "aaaaaaa", "b", "ab", " ", "  ", "\n", "\n\n", "\t", "▁", "the", " cat", "ball", "1", "23", "'s", "é",
     "e\u0301", "日本", "🙂", "ﬁ", "\u200b", "\u3000", "\0", "<s>", "</s>", "<unk>", "<0x41>", "[INST]", "<|start|>",
-    "<|end|>", "<extra>", "<last>",
+    "<|end|>", "<extra>", "<last>", "\x85", "\u2028", "\xa0",
 ]  # fmt: skip
 STRINGS = st.one_of(
     st.lists(st.sampled_from(PARTS), max_size=12).map("".join),
