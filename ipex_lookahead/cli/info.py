@@ -75,7 +75,7 @@ def _engine() -> dict[str, Any]:
 
 
 def model_facts(name: str, *, progress: bool) -> dict[str, Any]:
-    """Architecture, formats by tensor, bytes, context, tokenizer, licence; nothing of the weights is read."""
+    """Architecture, formats by tensor, bytes, context, tokenizer, licence, unknown GGUF keys; reads no weights."""
     from ipex_lookahead.architectures import model_types
     from ipex_lookahead.checkpoints import family_of, open_checkpoint, open_other_family
     from ipex_lookahead.hub import resolve_model
@@ -115,6 +115,7 @@ def model_facts(name: str, *, progress: bool) -> dict[str, Any]:
         "tokenizer": type(tokenizer).__name__ if tokenizer is not None else None,
         "chat_template": bool(getattr(tokenizer, "chat_template", None)),
         "licence": _licence(name, path),
+        "unknown_keys": getattr(checkpoint, "unknown_keys", []),
     }
 
 

@@ -15,7 +15,7 @@ from ipex_lookahead.errors import ModelFormatError
 from ipex_lookahead.safe_json import kind, load_object, read_file
 from ipex_lookahead.tokenization.chat_template import MAX_SOURCE
 from ipex_lookahead.tokenization.sentencepiece_model import CONTROL, USER_DEFINED, SentencePieceModel, read_model
-from ipex_lookahead.tokenization.text import ROLES, BytePairText, SentencePieceText, TextTokenizer
+from ipex_lookahead.tokenization.text import MARKER, ROLES, BytePairText, SentencePieceText, TextTokenizer
 from ipex_lookahead.tokenization.tokenizer_json import core_from_json
 
 if TYPE_CHECKING:
@@ -48,11 +48,11 @@ def text_from_folder(path: Path, config: Mapping[str, Any]) -> TextTokenizer | N
         UnsupportedModelError: a kind of tokenizer that is not known.
     """
     path = Path(path)
-    if (path / "tokenizer.json").exists():
-        return _Folder(path, config).byte_pair()
-    if (path / "tokenizer.model").exists():
-        return _Folder(path, config).sentencepiece()
-    return None
+    present = [name for name in ("tokenizer.json", "tokenizer.model") if (path / name).exists()]
+    if not present:
+        return None
+    folder = _Folder(path, config)
+    return folder.sentencepiece() if folder.vocabulary(present) == "tokenizer.model" else folder.byte_pair()
 
 
 class _Folder:
@@ -67,6 +67,12 @@ class _Folder:
 
     def fail(self, field: str, problem: str) -> ModelFormatError:
         return ModelFormatError(self.settings_file, field, None, problem)
+
+    def vocabulary(self, present: list[str]) -> str:
+        """The file to read of those ``present``: the one that our own save names, else the first."""
+        marker = self.settings.get(MARKER)
+        named = marker.get("vocabulary") if isinstance(marker, dict) else None
+        return named if named in present else present[0]
 
     def byte_pair(self) -> TextTokenizer:
         file = self.path / "tokenizer.json"

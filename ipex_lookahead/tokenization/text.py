@@ -21,6 +21,8 @@ from ipex_lookahead.tokenization.chat_template import chat_template_of, render_c
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+MARKER = "ipex_lookahead"
+"""Key of ``tokenizer_config.json``: an object whose ``vocabulary`` is the file that this package reads first."""
 ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
