@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -22,8 +22,10 @@ from ipex_lookahead.engines.native.core import core_missing
 from ipex_lookahead.engines.weights import check_low_bit, not_converted
 from ipex_lookahead.errors import InputError, UnsupportedModelError
 from ipex_lookahead.hub import resolve_model
+from ipex_lookahead.terminal import may_draw
 
 if TYPE_CHECKING:
+    from ipex_lookahead.generation.text_model import TextModel
     from ipex_lookahead.model import LookaheadModelForCausalLM
 
 log = logging.getLogger("ipex_lookahead")
@@ -122,9 +124,7 @@ class AutoModelForCausalLM:
                     f"speculative=True needs the native engine's copy of the weights, and this is engine={name!r}"
                     f" ({reason}); leave it out, and use lookahead= or draft_model= of generate"
                 )
-            if engine == "auto":  # what is slower than people may expect is said without being asked for
-                log.log(logging.INFO if name == "native" else logging.WARNING, "engine: %s, since %s", name, reason)
-            return _loaded(request, name, reason, speculative)
+            return _loaded(request, engine, name, reason, speculative)
 
     @classmethod
     def from_gguf(cls, fpath: str | PathLike[str], **kwargs: Any) -> tuple[LookaheadModelForCausalLM, Any]:
@@ -170,23 +170,76 @@ def load_model_and_tokenizer(
     return model, model.tokenizer
 
 
-def _loaded(request: LoadRequest, name: str, reason: str, speculative: bool) -> LookaheadModelForCausalLM:
-    """The model on the engine of that name. A pickle of it holds these arguments, and calls this again."""
-    from ipex_lookahead.model import LookaheadModelForCausalLM
+def load_text_model(
+    name_or_path: str,
+    *,
+    low_bit: str | None = None,
+    threads: int | None = None,
+    kv_cache: str = "fp16",
+    engine: str = "auto",
+    device: Any = None,
+    deterministic: bool | None = None,
+    progress: bool = True,
+    note: Callable[[str], None] | None = None,
+) -> TextModel:
+    """A model with its tokenizer, for the commands: on the native engine neither torch nor transformers is imported.
 
+    The arguments are those of ``AutoModelForCausalLM.from_pretrained``; ``note`` is told what else is waited for.
+
+    Raises:
+        InputError: the checkpoint carries no tokenizer.
+        LookaheadError: as ``from_pretrained``.
+    """
+    from ipex_lookahead.generation.text_model import TextModel
+
+    path = resolve_model(name_or_path, progress=progress)
+    with progress_bar(progress) as report:
+        request = LoadRequest(
+            path,
+            low_bit=low_bit if low_bit is None or engine == "ipex-llm" else check_low_bit(low_bit),
+            device=device,
+            deterministic=deterministic,
+            threads=threads,
+            kv_cache=kv_cache,
+            progress=report,
+        )
+        loaded = _load(request, engine, *_choose(engine, request))
+    if loaded.tokenizer is None:
+        raise InputError(
+            f"{name_or_path} carries no tokenizer, so text cannot be turned into tokens",
+            hint="put its tokenizer.json or tokenizer.model into the folder",
+        )
+    return TextModel(loaded, loaded.tokenizer, note)
+
+
+def _load(request: LoadRequest, asked: str, name: str, reason: str) -> LoadedModel:
+    """Load onto the engine of that name. ``asked``: the engine as the caller gave it."""
+    if asked == "auto":  # what is slower than people may expect is said without being asked for
+        log.log(logging.INFO if name == "native" else logging.WARNING, "engine: %s, since %s", name, reason)
     loaded: LoadedModel = import_module(ENGINES[name]).load(request)
     loaded.engine.facts["chosen"] = f"{name}: {reason}"
+    return loaded
+
+
+def _loaded(request: LoadRequest, asked: str, name: str, reason: str, speculative: bool) -> LookaheadModelForCausalLM:
+    """The model on the engine of that name. A pickle of it holds these arguments, and calls this again."""
+    from transformers import GenerationConfig
+
+    from ipex_lookahead.engines.hf_config import transformers_config
+    from ipex_lookahead.model import LookaheadModelForCausalLM
+
+    loaded = _load(request, asked, name, reason)
     again = dataclasses.replace(request, path=request.path.absolute(), progress=None)
     return LookaheadModelForCausalLM(
-        loaded.config,
+        loaded.config if loaded.config is not None else transformers_config(loaded.checkpoint_config),
         loaded.engine,
-        generation_config=loaded.generation_config,
+        generation_config=GenerationConfig(**loaded.generation_config),
         low_bit=loaded.low_bit,
-        tokenizer=loaded.tokenizer,
+        tokenizer=None if loaded.tokenizer is None else loaded.tokenizer.for_transformers(),
         checkpoint_config=loaded.checkpoint_config,
         speculative=speculative,
         source=request.path,
-        origin=partial(_loaded, again, name, reason, speculative),
+        origin=partial(_loaded, again, asked, name, reason, speculative),
     )
 
 
@@ -230,18 +283,18 @@ def _choose(engine: str, request: LoadRequest) -> tuple[str, str]:
 @contextmanager
 def progress_bar(show: bool) -> Iterator[Any]:
     """A bar over the tensors on stderr, only where a person is looking."""
+    if not show or not may_draw():
+        yield None
+        return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    if not show or not console.is_terminal:
-        yield None
-        return
     columns = (TextColumn("[progress.description]{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("packing weights", total=None)
+        task = bar.add_task("opening the model", total=None)
 
         def report(done: int, total: int, name: str) -> None:
-            bar.update(task, completed=done, total=total)
+            bar.update(task, description="packing weights" if total else name, completed=done, total=total or None)
 
         yield report

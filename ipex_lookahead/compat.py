@@ -1,6 +1,7 @@
 """What differs between the releases of transformers that this package runs on: 4.37, which ipex-llm needs, to 5.
 
-Everything else is written for the newest one. Caches have a file of their own, ``engines/torch/cache.py``.
+Everything else is written for the newest one. Caches have a file of their own, ``engines/torch/cache.py``, and so has
+the tokenizers library, ``tokenization/release.py``.
 """
 
 from __future__ import annotations
@@ -8,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tokenizers
 import torch
 import transformers
 from transformers import GenerationConfig, LlamaConfig
 from transformers.generation import logits_process, stopping_criteria
 
-from ipex_lookahead.errors import InputError, UnsupportedModelError
+from ipex_lookahead.errors import InputError
 
 RELEASE = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-TOKENIZERS = tuple(int(part) for part in tokenizers.__version__.split(".")[:2])
-"""(major, minor) of the libraries that are installed."""
+"""(major, minor) of the library that is installed."""
 
 _LATER_OPTIONS = (
     "assistant_early_exit",
@@ -81,26 +80,6 @@ def json_schema(function: Any) -> Any:
             f"transformers {transformers.__version__} makes no schemas from functions; pass each tool as a JSON schema"
         )
     return make(function)
-
-
-def check_whole_words(wanted: bool) -> None:
-    """Raise UnsupportedModelError where a vocabulary has words that no merge makes, and tokenizers cannot know it."""
-    if wanted and TOKENIZERS < (0, 19):
-        raise UnsupportedModelError(
-            f"this tokenizer takes whole words first (ignore_merges), as Llama 3's does; tokenizers"
-            f" {tokenizers.__version__} cannot, 0.19 can"
-        )
-
-
-def merges_for_json(pairs: Sequence[tuple[str, str]]) -> list[Any]:
-    """Merges as this release of tokenizers reads them from JSON: pairs, or before 0.20 both in one string."""
-    if TOKENIZERS >= (0, 20):
-        return list(pairs)
-    if any(" " in left + right for left, right in pairs):
-        raise UnsupportedModelError(
-            f"tokens hold spaces, which tokenizers {tokenizers.__version__} cannot read; 0.20 can"
-        )
-    return [f"{left} {right}" for left, right in pairs]
 
 
 class _MinP(logits_process.LogitsProcessor):  # type: ignore[misc]

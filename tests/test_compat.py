@@ -57,19 +57,6 @@ def test_llama_configs() -> None:
         assert linear.rope_scaling["type"] == "linear"
 
 
-def test_merges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "TOKENIZERS", (0, 15))
-    assert compat.merges_for_json([("a", "b")]) == ["a b"]
-    with pytest.raises(compat.UnsupportedModelError, match="spaces"):
-        compat.merges_for_json([("a ", "b")])
-    with pytest.raises(compat.UnsupportedModelError, match="whole words"):
-        compat.check_whole_words(True)
-    compat.check_whole_words(False)
-    monkeypatch.setattr(compat, "TOKENIZERS", (0, 22))
-    assert compat.merges_for_json([("a ", "b")]) == [("a ", "b")]
-    compat.check_whole_words(True)
-
-
 def test_what_is_absent_says_so() -> None:
     with pytest.raises(compat.InputError, match="has no top_h"):
         compat._absent("top_h")(top_h=0.5)

@@ -1,67 +1,165 @@
-"""JSON that nobody vouches for: what is refused, and that the rest is what Python reads."""
+"""JSON that nobody vouches for: what is taken is what the standard library takes; the rest is an error with a place."""
 
 from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from ipex_lookahead import safe_json
 from ipex_lookahead.errors import ModelFormatError
-from ipex_lookahead.safe_json import load_object, parse, read_file
+from ipex_lookahead.safe_json import JsonObject, load_object, parse, read_file
 
-VALUES = st.recursive(
+JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=20,
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(), inner, max_size=5),
+    max_leaves=30,
 )
 
 
-@settings(max_examples=100, deadline=None)
-@given(VALUES)
-def test_what_python_writes_is_read(value):
-    assert parse(json.dumps(value).encode(), "f") == value
+def refused(text: str | bytes, **limits: int) -> ModelFormatError:
+    data = text.encode() if isinstance(text, str) else text
+    with pytest.raises(ModelFormatError) as caught:
+        parse(data, "x.json", "x.json", **limits)
+    assert caught.value.field == "x.json"
+    return caught.value
+
+
+@given(JSON, st.sampled_from([None, 1]), st.booleans())
+def test_what_the_standard_library_writes(value: Any, indent: int | None, ascii_only: bool) -> None:
+    text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:  # a lone surrogate has no UTF-8
+        return
+    if any(0xD800 <= ord(c) < 0xE000 for c in str(json.loads(text))):
+        return
+    assert parse(data, "x.json", "x.json") == value
+
+
+@given(st.binary(max_size=40) | st.text(alphabet='{}[]",:\\u0019eE+-. truefalsn', max_size=40).map(str.encode))
+def test_any_bytes_give_a_value_the_standard_library_gives_too_or_an_error(data: bytes) -> None:
+    refusal: ModelFormatError | None = None
+    value: Any = None
+    try:
+        value = parse(data, "x.json", "x.json")
+    except ModelFormatError as error:
+        refusal = error
+    if refusal is None:
+        assert value == json.loads(data)
+    else:
+        assert refusal.offset is not None
+        assert 0 <= refusal.offset <= len(data)
 
 
 @pytest.mark.parametrize(
-    ("text", "problem", "offset"),
+    ("text", "offset", "words"),
     [
-        (b"", "Expecting value", 0),
-        (b'{"a": 1', "Expecting", 7),
-        (b'"\xc3\xa9" x', "Extra data", 5),
-        (b'"\xff"', "not UTF-8", 1),
-        (b'\xef\xbb\xbf{}', "UTF-8 BOM", 0),
-        (b'{"a": 1, "b": {"c": 1, "c": 2}}', "'c' is there twice", None),
-        (b"[NaN]", "NaN is no JSON number", None),
-        (b"[-Infinity]", "-Infinity is no JSON number", None),
-        (b"[1e999]", "too large", None),
-        (b"[" + b"9" * 5000 + b"]", "digits", None),
-        (b'["\\ud800"]', "lone surrogate", None),
-        (b'{"\\udc00": 1}', "lone surrogate", None),
-        (b"[" * 65 + b"]" * 65, "nested deeper than 64", None),
-        (b"[" * 100000 + b"]" * 100000, "nested deeper than 64", None),
-        (b'{"a":' * 100000, "nested deeper than 64", None),
-        (b"[" + b"{}," * (2 << 20) + b"{}]", "more than", 0),
-        (b"[" + b"0," * (16 << 20) + b"0," b"0]", "more than", 0),
+        ("", 0, "value must stand here"),
+        ("  ", 2, "value must stand here"),
+        ("{", 1, "key in double quotes"),
+        ('{"a" 1}', 5, "colon"),
+        ('{"a":1,}', 7, "key in double quotes"),
+        ('{"a":1 "b":2}', 7, "comma"),
+        ("{a:1}", 1, "key in double quotes"),
+        ("[1,]", 3, "value must stand here"),
+        ("[1 2]", 3, "comma"),
+        ("[1]x", 3, "after the end"),
+        ('{"a":1,"a":2}', 7, "twice"),
+        ('{"b":{"a":1,"\\u0061":2}}', 12, "twice"),
+        ("NaN", 0, "value must stand here"),
+        ("-Infinity", 0, "value must stand here"),
+        ("[1e999]", 1, "too large"),
+        ("01", 1, "after the end"),
+        ("+1", 0, "value must stand here"),
+        (".5", 0, "value must stand here"),
+        ("[" + "9" * 65 + "]", 1, "65 characters"),
+        ('"\t"', 1, "control character"),
+        ('"abc', 4, "no end"),
+        ('"\\x"', 1, "escape"),
+        ('"\\u12g4"', 1, "escape"),
+        ('"\\ud800"', 1, "surrogate"),
+        ('"\\ud83d\\ude42 \\\\ud800 \\ud800"', 22, "surrogate"),
+        ('["\\ude42\\ud83d"]', 2, "surrogate"),
+        ('{"\\udc00": 1}', 2, "surrogate"),
+        ('{"a": 1', 7, "comma"),
+        ('"é" x', 5, "after the end"),
+        ("[NaN]", 1, "value must stand here"),
+        ("[" + "9" * 5000 + "]", 1, "5000 characters"),
+        ("[-" + "9" * 64 + "]", 1, "65 characters"),
+        ("[0." + "9" * 64 + "]", 1, "66 characters"),
+        ('"\\ud800\\u0041"', 1, "surrogate"),
+        ('"\\udc00"', 1, "surrogate"),
+        ("﻿{}", 0, "byte order mark"),
+        (b'"\xff"', 1, "UTF-8"),
+        (b'"\xed\xa0\x80"', 1, "UTF-8"),
+        ("// c\n1", 0, "value must stand here"),
+        ("truefalse", 4, "after the end"),
     ],
-    ids=lambda value: None if not isinstance(value, bytes) else value[:12].decode("latin-1"),
+)
+def test_what_is_refused(text: str | bytes, offset: int, words: str) -> None:
+    error = refused(text)
+    assert words in error.problem
+    assert error.offset == offset
+
+
+def test_depth_and_count_have_limits() -> None:
+    assert parse(b"[" * 64 + b"]" * 64, "x", "x") is not None
+    assert "deeper than 64" in str(refused("[" * 65 + "]" * 65))
+    assert "deeper than 64" in str(refused("[" * 1_000_000))
+    assert "deeper than 64" in str(refused('{"a":' * 100_000))
+    assert refused("[" * 65 + "]" * 65).offset == 64
+    assert "deeper than 2" in str(refused('{"a":{"b":{}}}', max_depth=2))
+    assert "more than 3 values" in str(refused("[1,2,3]", max_values=3))
+    assert "objects and arrays" in str(refused("[" + "{}," * (2 << 20) + "{}]"))
+    assert "values" in str(refused("[" + "0," * (16 << 20) + "0]"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "offset"),
+    [("[1,]", "not valid JSON", 3), ('{"a":1,"a":2}', "twice", None), ("[1e999]", "too large", None),
+     ("[" + "9" * 65 + "]", "65 characters", None), ("[NaN]", "NaN", None), ("[[[]]]", "deeper than 2", None)],
 )  # fmt: skip
-def test_refused(text, problem, offset):
-    with pytest.raises(ModelFormatError, match=problem) as caught:
-        parse(text, "file.json")
-    assert caught.value.file == "file.json"
-    assert caught.value.offset == offset
+def test_in_a_huge_text_the_fault_is_named_if_not_placed(
+    text: str, words: str, offset: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safe_json, "EXPLAINED", 0)
+    error = refused(text, max_depth=2)
+    assert words in error.problem
+    assert error.offset == offset or error.offset is not None is not offset
 
 
-def test_64_levels_and_surrogate_pairs_are_fine():
-    assert parse(b"[" * 64 + b"]" * 64, "f")
-    assert parse(b'"\\ud83d\\ude42"', "f") == "🙂"
-    assert parse(b" [1, 2] ", "f", offset=8) == [1, 2]
+def test_long_numbers_in_strings_are_none() -> None:
+    assert parse(b'["' + b"9" * 100 + b'", 12]', "x") == ["9" * 100, 12]
 
 
-def test_files(tmp_path):
+def test_objects_know_where_their_values_are() -> None:
+    data = '{"é": 1, "b": {"c": [true]}}'.encode()
+    value = parse(data, "x", "x", start=100)
+    assert isinstance(value, JsonObject)
+    assert data[value.at["é"] - 100 :].startswith(b"1")
+    assert data[value["b"].at["c"] - 100 :].startswith(b"[true]")
+
+
+def test_places_are_those_of_equal_objects_too() -> None:
+    data = b'[{"a": {}, "b": [{"c": 1}, {}]}, {"a": {"a": 2}}]'
+    value = parse(data, "x")
+    assert data[value[0].at["b"] :].startswith(b'[{"c"')
+    assert data[value[0]["b"][0].at["c"] :].startswith(b"1}")
+    assert dict(value[0]["b"][1].at) == {}
+    assert data[value[1]["a"].at["a"] :].startswith(b"2}")
+
+
+def test_escapes() -> None:
+    assert parse(rb'"\"\\\/\b\f\n\r\t\u00e9\ud83d\ude00"', "x", "x") == '"\\/\b\f\n\r\té😀'
+
+
+def test_files(tmp_path: Path) -> None:
     good = tmp_path / "a.json"
     good.write_bytes(b'{"a": 1}')
     assert load_object(good, 8) == {"a": 1}

@@ -41,8 +41,8 @@ class Checkpoint(Protocol):
         """The tensor, its bits as they are in the file (a copy: the file may go away afterwards)."""
         ...
 
-    def tokenizer(self) -> Any | None:
-        """The checkpoint's ``transformers`` tokenizer, or None where the checkpoint carries none."""
+    def text_tokenizer(self) -> Any | None:
+        """The checkpoint's tokenizer (``tokenization.text.TextTokenizer``), or None where it carries none."""
         ...
 
     def close(self) -> None:

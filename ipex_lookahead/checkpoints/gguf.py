@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from os import PathLike
@@ -12,11 +13,14 @@ import numpy.typing as npt
 
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.finite import first_not_finite
+from ipex_lookahead.checkpoints.gguf_keys import unknown_keys
 from ipex_lookahead.checkpoints.gguf_llama import LlamaTensor, llama_config, llama_tensors
 from ipex_lookahead.checkpoints.gguf_reader import TENSOR_TYPES, GgufFile, GgufTensor
 from ipex_lookahead.checkpoints.hparams import shown
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats.base import GROUP, PackedWeight
+
+_log = logging.getLogger(__name__)
 
 _READ_AT_ONCE = 4 << 20
 _FLOATS: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.uint16, "bf16": np.uint16}
@@ -27,6 +31,7 @@ class GgufCheckpoint:
 
     Attributes:
         metadata: the file's own metadata, unmapped: key to int, float, bool, str, list of str, or numpy array.
+        unknown_keys: metadata keys of the architecture that this package does not know; a warning names them.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -40,9 +45,16 @@ class GgufCheckpoint:
             refuse_unread_types(self._file)
             self.config: dict[str, Any] = llama_config(self._file)
             self._tensors = llama_tensors(self._file, self.config)
+            self.unknown_keys = unknown_keys(self.metadata)
         except BaseException:
             self._file.close()
             raise
+        if self.unknown_keys:
+            names = ", ".join(key[:60] for key in self.unknown_keys[:8]) + (", ..." if self.unknown_keys[8:] else "")
+            _log.warning(
+                "%s: unknown metadata, which is passed over: %s; if it changes what the model computes, the text will "
+                "be wrong", self.path, names,
+            )  # fmt: skip
         ids = ("bos_token_id", "eos_token_id", "pad_token_id")
         self.generation_config: dict[str, Any] = {key: self.config[key] for key in ids if key in self.config}
 
@@ -128,14 +140,14 @@ class GgufCheckpoint:
             raise self._file.error(name, None, "there is no tensor of this name")
         return self._tensors[name]
 
-    def tokenizer(self) -> Any | None:
+    def text_tokenizer(self) -> Any | None:
         """The tokenizer built from the file's metadata, or None where it carries no tokens."""
         if "tokenizer.ggml.tokens" not in self.metadata:
             return None
-        from ipex_lookahead.tokenization.gguf import tokenizer_from_gguf
+        from ipex_lookahead.tokenization.gguf import text_from_gguf
 
         try:
-            return tokenizer_from_gguf(self.metadata, self.path)
+            return text_from_gguf(self.metadata, self.path)
         except ModelFormatError as error:
             if error.offset is None and error.field in self._file.offsets:
                 at = self._file.offsets[error.field]

@@ -58,9 +58,9 @@ def write_hf_folder(
     _write(target / "config.json", config)
     if checkpoint.generation_config:
         _write(target / "generation_config.json", checkpoint.generation_config)
-    made = checkpoint.tokenizer() if tokenizer else None
+    made = checkpoint.text_tokenizer() if tokenizer else None
     if made is not None:
-        made.save_pretrained(str(target))
+        made.for_transformers().save_pretrained(str(target))
     return target
 
 

@@ -6,8 +6,9 @@ are not in the table do not exist for this package: nothing in a config can name
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
@@ -21,6 +22,26 @@ MAX_HEAD_DIM = 1024
 
 Place = tuple[str, int | None]
 """The name of a field as its file spells it, and its byte offset there."""
+
+
+class Places(Mapping[str, Place]):
+    """Places that are looked for when the first of them is asked for: after a failure."""
+
+    def __init__(self, find: Callable[[], dict[str, Place]]) -> None:
+        self._find = find
+
+    @functools.cached_property
+    def _found(self) -> dict[str, Place]:
+        return self._find()
+
+    def __getitem__(self, key: str) -> Place:
+        return self._found[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +137,6 @@ ROPE: dict[str, Callable[[Source, str, Any], Any]] = {
     "attention_factor": real(0, 1e6, above=True),
     "mscale": real(0, 1e6),
     "mscale_all_dim": real(0, 1e6),
-    "partial_rotary_factor": real(0, 1, above=True),
     "truncate": boolean,
     "factors": divisors,
 }

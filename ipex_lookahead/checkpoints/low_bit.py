@@ -20,12 +20,12 @@ import numpy.typing as npt
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import checked_config, read_generation_config, read_json
 from ipex_lookahead.checkpoints.finite import first_not_finite
-from ipex_lookahead.checkpoints.hparams import Source, boolean, shown, text, whole
+from ipex_lookahead.checkpoints.hparams import Places, Source, boolean, shown, text, whole
 from ipex_lookahead.checkpoints.safetensors import SINGLE, check_kind, read_float
 from ipex_lookahead.checkpoints.safetensors_reader import MAX_DIM, SafetensorsFile, StoredTensor
-from ipex_lookahead.checkpoints.strict_json import JsonObject
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats.base import GROUP, PackedWeight
+from ipex_lookahead.safe_json import JsonObject
 
 MARKER = "ipex_lookahead"
 VERSION = 1
@@ -112,17 +112,17 @@ class LowBitCheckpoint:
         for name, line in self._file.metadata.items():
             if name == "format":
                 continue
-            at = self._file.metadata.at[name]
             match = _STORED_AS.fullmatch(line)
             shape = (int(match[3]), int(match[4])) if match else (0, 0)
             info = TensorInfo(shape, match[1] if match else "", int(match[2]) if match else 0)
             parts = streams(info) if all(0 < size <= MAX_DIM for size in shape) and info.format in _PACKED else None
             if parts is None:
                 raise self._error(
-                    name, at, f"is stored as {shown(line)}; it must be FORMAT GROUP_SIZE ROWSxCOLUMNS, "
+                    name, self._file.metadata.at[name],
+                    f"is stored as {shown(line)}; it must be FORMAT GROUP_SIZE ROWSxCOLUMNS, "
                     f"a format of {', '.join(_PACKED)}, a group size of {' or '.join(map(str, GROUP_SIZES))}"
                 )  # fmt: skip
-            found[name] = (info, [self._take(stored, name + part.suffix, part, at) for part in parts])
+            found[name] = (info, [self._take(stored, name, part) for part in parts])
         for name, tensor in stored.items():
             check_kind(self._file, name, tensor, most_dimensions=self._most_dimensions)
             if name in found:
@@ -132,9 +132,10 @@ class LowBitCheckpoint:
             raise self._error("tensors", None, "the checkpoint holds no tensor")
         return found
 
-    def _take(self, stored: dict[str, StoredTensor], name: str, part: Stream, at: int) -> StoredTensor:
+    def _take(self, stored: dict[str, StoredTensor], weight: str, part: Stream) -> StoredTensor:
+        name = weight + part.suffix
         if name not in stored:
-            raise self._error(name, at, "is missing from the file")
+            raise self._error(name, self._file.metadata.at[weight], "is missing from the file")
         tensor = stored.pop(name)
         if (tensor.dtype, tensor.shape) != (part.dtype, part.shape):
             raise self._error(
@@ -179,11 +180,11 @@ class LowBitCheckpoint:
     def _error(self, field: str, offset: int | None, problem: str) -> ModelFormatError:
         return ModelFormatError(self._file.path, field, offset, problem)
 
-    def tokenizer(self) -> Any | None:
+    def text_tokenizer(self) -> Any | None:
         """The folder's tokenizer, or None where it carries none."""
-        from ipex_lookahead.tokenization.folder import tokenizer_from_folder
+        from ipex_lookahead.tokenization.folder import text_from_folder
 
-        return tokenizer_from_folder(self.path, self.config)
+        return text_from_folder(self.path, self.config)
 
     def close(self) -> None:
         """Release the file. Tensors already read stay valid."""
@@ -194,11 +195,11 @@ _FLOAT_FORMATS = {dtype: name for name, dtype in FLOATS.items()}
 
 
 def _read_marker(raw: JsonObject, path: Path) -> dict[str, Any]:
-    source = Source(path, {MARKER: (MARKER, raw.at.get(MARKER))})
+    source = Source(path, Places(lambda: {MARKER: (MARKER, raw.at.get(MARKER))}))
     marker = raw.get(MARKER)
     if not isinstance(marker, JsonObject):
         raise source.error(MARKER, f"is {shown(marker)}; a folder written by save_low_bit has an object here")
-    source = Source(path, {key: (f"{MARKER}.{key}", at) for key, at in marker.at.items()})
+    source = Source(path, Places(lambda: {key: (f"{MARKER}.{key}", at) for key, at in marker.at.items()}))
     version = whole(1, 2**31 - 1)(source, "version", marker.get("version"))
     if version != VERSION:
         raise UnsupportedModelError(

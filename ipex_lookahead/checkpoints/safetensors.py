@@ -17,9 +17,9 @@ from ipex_lookahead.checkpoints.config_json import read_config, read_generation_
 from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.hparams import shown
 from ipex_lookahead.checkpoints.safetensors_reader import MAX_NAME, SafetensorsFile, StoredTensor
-from ipex_lookahead.checkpoints.strict_json import JsonObject
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats.base import PackedWeight
+from ipex_lookahead.safe_json import JsonObject
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -87,32 +87,37 @@ class SafetensorsCheckpoint:
             )
         shards: dict[str, SafetensorsFile] = {}
         for name, shard in weight_map.items():
-            at = weight_map.at[name]
             if not 0 < len(name) <= MAX_NAME:
                 raise ModelFormatError(
-                    index, "weight_map", at, f"names a tensor {shown(name)}: 1 to {MAX_NAME} characters"
+                    index,
+                    "weight_map",
+                    weight_map.at[name],
+                    f"names a tensor {shown(name)}: 1 to {MAX_NAME} characters",
                 )
             # A name only: a path could lead out of the folder, another extension to a format that runs code.
             if not isinstance(shard, str) or not _SHARD_NAME.fullmatch(shard) or ".." in shard:
                 raise ModelFormatError(
-                    index, name, at, f"is in {shown(shard)}; a shard is a plain file name that ends in .safetensors"
+                    index,
+                    name,
+                    weight_map.at[name],
+                    f"is in {shown(shard)}; a shard is a plain file name that ends in .safetensors",
                 )
             if shard not in shards:
                 if len(shards) == MAX_SHARDS:
                     raise ModelFormatError(
-                        index, name, at, f"is in shard {MAX_SHARDS + 1}; at most {MAX_SHARDS} are read"
+                        index, name, weight_map.at[name], f"is in shard {MAX_SHARDS + 1}; at most {MAX_SHARDS} are read"
                     )
                 if not os.path.exists(self.path / shard):
                     raise ModelFormatError(
                         index,
                         name,
-                        at,
+                        weight_map.at[name],
                         f"is in {shard}, which is not in the folder",
                         hint="the checkpoint is incomplete: download it again",
                     )
                 shards[shard] = self._add(self.path / shard)
             if name not in shards[shard].tensors:
-                raise ModelFormatError(index, name, at, f"is not in {shard}")
+                raise ModelFormatError(index, name, weight_map.at[name], f"is not in {shard}")
         for name, (file, tensor) in self._tensors.items():
             if name not in weight_map:
                 raise ModelFormatError(file.path, name, tensor.entry, f"is not listed in {INDEX}")
@@ -139,11 +144,11 @@ class SafetensorsCheckpoint:
             raise ModelFormatError(self.path, name, None, "there is no tensor of this name")
         return self._tensors[name]
 
-    def tokenizer(self) -> Any | None:
+    def text_tokenizer(self) -> Any | None:
         """The folder's tokenizer, or None where it carries none."""
-        from ipex_lookahead.tokenization.folder import tokenizer_from_folder
+        from ipex_lookahead.tokenization.folder import text_from_folder
 
-        return tokenizer_from_folder(self.path, self.config)
+        return text_from_folder(self.path, self.config)
 
     def close(self) -> None:
         """Release the files. Tensors already read stay valid."""

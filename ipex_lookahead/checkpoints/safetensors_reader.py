@@ -14,8 +14,8 @@ from typing import Any
 
 from ipex_lookahead.checkpoints.files import BinaryFile
 from ipex_lookahead.checkpoints.hparams import shown
-from ipex_lookahead.checkpoints.strict_json import JsonObject, parse
 from ipex_lookahead.errors import ModelFormatError
+from ipex_lookahead.safe_json import JsonObject, parse
 
 MAX_HEADER = 100_000_000
 MAX_TENSORS = 65_536
@@ -38,13 +38,19 @@ _KEYS = ("dtype", "shape", "data_offsets")
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a file: ``offset`` counts from the start of the file, ``entry`` is where the header has it."""
+    """One tensor of a file: ``offset`` counts from the start of the file."""
 
     dtype: str
     shape: tuple[int, ...]
     offset: int
     nbytes: int
-    entry: int
+    header: JsonObject
+    name: str
+
+    @property
+    def entry(self) -> int:
+        """Where the header has it, for error messages."""
+        return self.header.at[self.name]
 
 
 class SafetensorsFile:
@@ -93,7 +99,7 @@ class SafetensorsFile:
         names = [name for name in header if name != "__metadata__"]
         if len(names) > MAX_TENSORS:
             raise self._error("header", 8, f"lists {len(names)} tensors; at most {MAX_TENSORS} are read")
-        found = {name: self._read_tensor(name, header[name], header.at[name], start) for name in names}
+        found = {name: self._read_tensor(name, header, start) for name in names}
         ordered = sorted(found, key=lambda name: found[name].offset)
         expected = start
         for name in ordered:
@@ -115,11 +121,16 @@ class SafetensorsFile:
             )
         return {name: found[name] for name in ordered}
 
-    def _read_tensor(self, name: str, entry: Any, at: int, start: int) -> StoredTensor:
+    def _read_tensor(self, name: str, header: JsonObject, start: int) -> StoredTensor:
+        entry = header[name]
         if not 0 < len(name) <= MAX_NAME or "\0" in name:
-            raise self._error(shown(name), at, f"a tensor's name must have 1 to {MAX_NAME} characters and no NUL")
+            raise self._error(
+                shown(name), header.at[name], f"a tensor's name must have 1 to {MAX_NAME} characters and no NUL"
+            )
         if not isinstance(entry, JsonObject) or sorted(entry) != sorted(_KEYS):
-            raise self._error(name, at, f"must be an object with the keys {', '.join(_KEYS)} and no others")
+            raise self._error(
+                name, header.at[name], f"must be an object with the keys {', '.join(_KEYS)} and no others"
+            )
         dtype, shape, offsets = (entry[key] for key in _KEYS)
         if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
             raise self._error(f"{name}.dtype", entry.at["dtype"], f"is {shown(dtype)}, which is not a dtype")
@@ -129,25 +140,28 @@ class SafetensorsFile:
                 entry.at["shape"],
                 f"is {shown(shape)}; it must be a list of up to {MAX_DIMS} whole numbers from 0 to 2^40",
             )
-        at_offsets = entry.at["data_offsets"]
         if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(n, 1 << 63) for n in offsets):
             raise self._error(
-                f"{name}.data_offsets", at_offsets, f"is {shown(offsets)}; it must be two whole numbers from 0 to 2^63"
+                f"{name}.data_offsets",
+                entry.at["data_offsets"],
+                f"is {shown(offsets)}; it must be two whole numbers from 0 to 2^63",
             )
         begin, end = offsets
         if not begin <= end <= self.file.size - start:
             raise self._error(
                 f"{name}.data_offsets",
-                at_offsets,
+                entry.at["data_offsets"],
                 f"is {offsets}; the file holds {self.file.size - start} bytes of data",
                 hint="the file is incomplete: download it again",
             )
         bits = math.prod(shape) * DTYPE_BITS[dtype]
         if bits != 8 * (end - begin):
             raise self._error(
-                f"{name}.data_offsets", at_offsets, f"span {end - begin} bytes; {dtype} {shape} takes {bits / 8:g}"
+                f"{name}.data_offsets",
+                entry.at["data_offsets"],
+                f"span {end - begin} bytes; {dtype} {shape} takes {bits / 8:g}",
             )
-        return StoredTensor(dtype, tuple(shape), start + begin, end - begin, at)
+        return StoredTensor(dtype, tuple(shape), start + begin, end - begin, header, name)
 
     def _error(self, field: str, offset: int | None, problem: str, *, hint: str = "") -> ModelFormatError:
         return ModelFormatError(self.path, field, offset, problem, hint=hint)

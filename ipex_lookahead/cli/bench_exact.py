@@ -19,6 +19,7 @@ from ipex_lookahead.cli.options import (
     prompts_option,
 )
 from ipex_lookahead.cli.progress import progress_bar
+from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import LowBit, Strategy
 from ipex_lookahead.config import MAX_DRAFT
@@ -88,10 +89,10 @@ def exact(
     usable, absent = strategies(loaded, draft)
     if wrong := [name for name in strategy if name not in usable]:
         why = absent.get(wrong[0], f"choose from {', '.join(usable)}")
-        raise click.BadParameter(f"{wrong[0]!r} cannot be checked: {why}", param_hint="--strategy")
+        raise click.BadParameter(f"{wrong[0]!r} cannot be checked: {in_options(why)}", param_hint="--strategy")
     if not strategy:
         for name, why in absent.items():
-            click.echo(f"left out: {name}: {why}", err=True)
+            click.echo(f"left out: {name}: {in_options(why)}", err=True)
 
     encoded = [build_prompt(tokenizer, loading.config_of(loaded), prompt.text) for prompt in texts]
     settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "repetition_penalty": penalty}

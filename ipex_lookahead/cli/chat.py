@@ -13,6 +13,7 @@ import click
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.lookahead import Lookahead, lookahead_options
 from ipex_lookahead.cli.options import (
+    PENALTIES,
     PLACING,
     SAMPLING_OPTIONS,
     Sampling,
@@ -20,6 +21,7 @@ from ipex_lookahead.cli.options import (
     engine_options,
     model_options,
     option,
+    penalty_options,
     sampling_options,
 )
 from ipex_lookahead.errors import InputError
@@ -45,6 +47,7 @@ class BlockLeft(Exception):
 @lookahead_options
 @option("--max-new-tokens", "-n", type=click.IntRange(1), default=512, help="Most tokens in an answer.")
 @sampling_options
+@penalty_options
 @option("--system", metavar="TEXT", help="What the model is told before the conversation.")
 @option("--history/--no-history", default=True, help="Keep typed lines in a file, for the arrow keys.")
 def chat(
@@ -59,7 +62,7 @@ def chat(
     **options: Any,
 ) -> None:
     """Talk with a model. /help lists what can be typed; Ctrl-C stops an answer, Ctrl-D leaves."""
-    sampling = Sampling(**{name: options.pop(name) for name in SAMPLING_OPTIONS})
+    sampling = Sampling(**{name: options.pop(name) for name in (*SAMPLING_OPTIONS, *PENALTIES)})
     sampling.check()
     placing = {name: options.pop(name) for name in PLACING}
     ahead = Lookahead(**options)
@@ -68,7 +71,7 @@ def chat(
     from rich.panel import Panel
     from rich.text import Text
 
-    from ipex_lookahead.cli.loading import load
+    from ipex_lookahead.cli.loading import load_text
     from ipex_lookahead.cli.progress import console
     from ipex_lookahead.cli.session import Session
     from ipex_lookahead.cli.stream import show
@@ -81,11 +84,10 @@ def chat(
         "kv_cache": kv_cache,
         "draft_model": draft_model,
     }
-    loaded, tokenizer = load(model, **settings, **placing, progress=True)
+    loaded = load_text(model, **settings, **placing, progress=True)
     drafting = ahead.arguments()
     session = Session(
         loaded,
-        tokenizer,
         system=system,
         sampling=sampling,
         lookahead=drafting.pop("lookahead"),

@@ -13,8 +13,9 @@ from ipex_lookahead.cli.types import Refused, nearest
 
 SECTIONS = {
     "Model": "model low_bit group_size head_low_bit mixed_precision kv_cache draft_model draft_low_bit".split(),
-    "Text": "prompts given limit text tokens max_new_tokens stop system raw".split(),
-    "Sampling": "greedy seeds temperature top_k top_p min_p penalty seed".split(),
+    "Text": "prompt_file prompts given limit text tokens max_new_tokens stop system raw".split(),
+    "Sampling": "greedy seeds temperature top_k top_p min_p penalty repetition_penalty presence_penalty "
+    "frequency_penalty seed".split(),
     "Lookahead": "lookahead strategy mode draft_tokens spread budget no_adaptive adaptive store window ngram "
     "guesses".split(),
     "Machine": "engine engines device threads deterministic".split(),

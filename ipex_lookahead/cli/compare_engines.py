@@ -10,6 +10,7 @@ import click
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import json_option, limit_option, model_option, option, threads_option
 from ipex_lookahead.cli.progress import status
+from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import LowBit, Tokens, Words
 
@@ -93,7 +94,7 @@ def compare_engines(
             began=lambda engine: show(f"{engine} ..."),
         )
     for name, why in found.absent.items():
-        click.echo(f"{name} does not run here: {why}", err=True)
+        click.echo(f"{name} does not run here: {in_options(why)}", err=True)
     if not found.rows:
         raise click.ClickException("none of these engines runs here")
     rows = report(found)

@@ -116,7 +116,7 @@ def chat_encoder(tokenizer: Any, config: Mapping[str, Any]) -> Encode:
     def made(messages: list[Message]) -> list[int]:
         if getattr(tokenizer, "chat_template", None):
             text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-            return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+            return list(tokenizer.encode(text, add_special_tokens=False))
         system = messages[0]["content"] if messages[0]["role"] == "system" else None
         said = [message["content"] for message in messages[system is not None :]]
         if plain:
@@ -125,7 +125,7 @@ def chat_encoder(tokenizer: Any, config: Mapping[str, Any]) -> Encode:
         ids: list[int] = []
         for index in range(0, len(said) - 1, 2):
             ids += build_prompt(tokenizer, config, said[index], system if index == 0 else None)
-            ids += [*tokenizer(said[index + 1], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+            ids += [*tokenizer.encode(said[index + 1], add_special_tokens=False), tokenizer.eos_token_id]
         return ids + build_prompt(tokenizer, config, said[-1], system if len(said) == 1 else None)
 
     return encode

@@ -9,6 +9,7 @@ import click
 
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import DEVICES, FORMATS, json_option, model_option, option, threads_option
+from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.tables import markdown_lines, terminal_width
 from ipex_lookahead.cli.types import LowBit
 
@@ -72,19 +73,26 @@ def lines(report: dict[str, Any], width: int) -> list[str]:
     ]
     said += ["", *markdown_lines(("kernel", "format", "self-test", "ms for 1, 4, 16 rows"), kernels, width)]
     said += ["", f"Model: {report['model']}", ""]
-    headings = ("engine", "plain tok/s", "lookahead", "tok/s", "tokens a step", "equal to plain")
+    headings = ("engine", "plain", "lookahead", "tok/s", "tok/step", "equal")
     said += markdown_lines(headings, [row for tried in report["engines"] for row in _rows(tried)], width)
     for tried in report["engines"]:
         if "problem" in tried:
-            said += ["", f"{_name(tried)} cannot run: {tried['problem']}"]
+            said += ["", f"{_name(tried)} cannot run: {in_options(tried['problem'])}"]
     said += [""]
     for tried in report["engines"]:
         if tried.get("backends"):
             served = ", ".join(f"{low_bit} by {name}" for low_bit, name in tried["backends"].items())
             said.append(f"Linear layers of {tried['engine']}: {served}.")
             break
+    said += ["plain: tokens a second without lookahead; equal: answers with the very tokens of plain decoding.", ""]
     promised = "Equal text is promised for native, and for torch with --deterministic."
-    return [*said, promised, "", *(f"**Problem**: {line}" for line in report["problems"] or ()), *_end(report)]
+    return [
+        *said,
+        promised,
+        "",
+        *(f"**Problem**: {in_options(line)}" for line in report["problems"] or ()),
+        *_end(report),
+    ]
 
 
 def _rows(tried: dict[str, Any]) -> list[tuple[object, ...]]:
@@ -92,14 +100,18 @@ def _rows(tried: dict[str, Any]) -> list[tuple[object, ...]]:
     return [
         (
             _name(tried),
-            tried["plain_tok_s"],
+            _speed(tried["plain_tok_s"]),
             f"{row['strategy']} {row['draft_tokens']}",
-            row["tok_s"],
+            _speed(row["tok_s"]),
             row["tokens_per_step"],
             f"{row['equal']}/{row['answers']}",
         )
         for row in tried.get("lookahead", ())
     ]
+
+
+def _speed(rate: float) -> str:
+    return f"{rate:.1f}" if rate < 1000 else f"{rate:.0f}"
 
 
 def _name(tried: dict[str, Any]) -> str:

@@ -1,16 +1,19 @@
-"""``ipex-lookahead generate``: one prompt, one answer."""
+"""``ipex-lookahead generate``: one prompt, one answer; or a file of prompts, and a line for each."""
 
 from __future__ import annotations
 
 import json
-import sys
-from typing import Any
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.lookahead import Lookahead, lookahead_options
 from ipex_lookahead.cli.options import (
+    PENALTIES,
     PLACING,
     SAMPLING_OPTIONS,
     Sampling,
@@ -18,9 +21,16 @@ from ipex_lookahead.cli.options import (
     engine_options,
     model_options,
     option,
+    penalty_options,
     sampling_options,
 )
-from ipex_lookahead.errors import InputError
+from ipex_lookahead.cli.reading import read_prompt
+from ipex_lookahead.cli.writing import check_output, written
+from ipex_lookahead.errors import LookaheadError
+
+if TYPE_CHECKING:
+    from ipex_lookahead.cli.stream import Answer
+    from ipex_lookahead.generation.text_model import Rules, TextModel
 
 
 @command()
@@ -29,11 +39,21 @@ from ipex_lookahead.errors import InputError
 @engine_options
 @draft_model_option
 @lookahead_options
+@option("--prompt-file", type=click.Path(), metavar="FILE", help="Read the prompt from this file.")
+@option(
+    "--prompts",
+    type=click.Path(),
+    metavar="FILE.jsonl",
+    help='Answer each {"id": ..., "prompt": ...} of a file, with a line of JSON for each, in order.',
+)
 @option("--max-new-tokens", "-n", type=click.IntRange(0), default=256, help="Most tokens to generate.")
 @sampling_options
+@penalty_options
 @option("--stop", multiple=True, metavar="TEXT", help="End where this text appears; may be given several times.")
 @option("--system", metavar="TEXT", help="What the model is told before the prompt.")
 @option("--raw", is_flag=True, help="Continue the prompt as it is, without the chat template.")
+@option("--output", "-o", type=click.Path(), metavar="FILE", help="Write what would be printed to this file.")
+@option("--overwrite", is_flag=True, help="Replace the file of --output.")
 @option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @option("--quiet", "-q", is_flag=True, help="The text alone: no progress, no statistics.")
 @option("--verbose", "-v", is_flag=True, help="More statistics: acceptance by source and position, where time went.")
@@ -45,91 +65,160 @@ def generate(
     threads: int | None,
     kv_cache: str,
     draft_model: str | None,
+    prompt_file: str | None,
+    prompts: str | None,
     max_new_tokens: int,
     stop: tuple[str, ...],
     system: str | None,
     raw: bool,
+    output: str | None,
+    overwrite: bool,
     as_json: bool,
     quiet: bool,
     verbose: bool,
     show_accepted: bool,
     **options: Any,
 ) -> None:
-    """Answer PROMPT; '-', or nothing at all in a pipe, reads it from standard input."""
-    sampling = Sampling(**{name: options.pop(name) for name in SAMPLING_OPTIONS})
+    """Answer PROMPT. What is piped in follows it after an empty line; '-', or no PROMPT, is what is piped in alone."""
+    sampling = Sampling(**{name: options.pop(name) for name in (*SAMPLING_OPTIONS, *PENALTIES)})
     sampling.check()
     placing = {name: options.pop(name) for name in PLACING}
     ahead = Lookahead(**options)
     ahead.check()
-    if show_accepted and as_json:
+    if show_accepted and (as_json or prompts is not None):
         raise click.UsageError("--show-accepted is for reading, --json for programs; leave one of them out")
+    if show_accepted and output is not None:
+        raise click.UsageError("--show-accepted is for a terminal; leave out --output, or it")
     if raw and system is not None:
         raise click.UsageError("--system needs the chat template, which --raw leaves out")
-    text = _read(prompt)
+    if prompts is not None and (prompt is not None or prompt_file is not None):
+        raise click.UsageError("--prompts has the prompts; leave out PROMPT and --prompt-file")
+    check_output(output, overwrite=overwrite)
+    asked = _many(prompts) if prompts is not None else [("", read_prompt(prompt, prompt_file))]
 
-    from ipex_lookahead.cli.loading import config_of, load
+    from ipex_lookahead.cli.loading import load_text
 
-    settings: dict[str, Any] = {
-        "low_bit": low_bit,
-        "threads": threads,
-        "kv_cache": kv_cache,
-        "draft_model": draft_model,
-    }
-    loaded, tokenizer = load(model, **settings, **placing, progress=not quiet)
-    if raw:
-        ids = tokenizer(text)["input_ids"]
-    else:
-        from ipex_lookahead.tokenization.prompts import build_prompt
+    placing |= {"low_bit": low_bit, "threads": threads, "kv_cache": kv_cache}
+    loaded = load_text(model, draft_model=draft_model, **placing, progress=not quiet)
+    rules, drafting = sampling.rules(max_new_tokens, stop), ahead.arguments()
+    encode = partial(_encode, loaded, system=system, raw=raw)
+    facts = {"model": model, **_engine_facts(loaded), "lookahead": ahead.lookahead}
 
-        ids = build_prompt(tokenizer, config_of(loaded), text, system)
+    from ipex_lookahead.cli.stream import show
 
-    import torch
-
-    from ipex_lookahead.cli.report import print_details, stats_json, stats_line
-    from ipex_lookahead.cli.stream import Answer, show
-
-    answer = Answer(tokenizer, (lambda part: None) if as_json or show_accepted else show)
-    try:
-        loaded.generate(
-            torch.tensor([ids], dtype=torch.long),
-            max_new_tokens=max_new_tokens,
-            **ahead.arguments(),
-            streamer=answer,
-            stop_strings=list(stop) or None,
-            tokenizer=tokenizer,
-            **sampling.arguments(),
+    with nullcontext(show) if output is None else written(output) as write:
+        if prompts is not None:
+            _answer_many(loaded, asked, encode, rules, drafting, facts, write, shown=not quiet)
+            return
+        silent = as_json or show_accepted
+        answer = _answer(
+            loaded, encode(asked[0][1]), rules, drafting, write, silent=silent, marked=show_accepted, shown=not quiet
         )
-    finally:
-        if show_accepted:
-            from ipex_lookahead.cli.accepted import print_accepted
+        if as_json:
+            write(json.dumps({**facts, **_answer_facts(loaded, answer)}) + "\n")
+    if not quiet and not as_json:
+        from ipex_lookahead.cli.report import print_details, stats_line
 
-            print_accepted(tokenizer, answer.ids, loaded.stats.origins())
-        elif not as_json:
-            show("\n")
-    if as_json:
-        facts = {"model": model, **_engine_facts(loaded), "lookahead": ahead.lookahead, "text": answer.text}
-        reason = "length" if len(answer.ids) >= max_new_tokens else "stop"
-        facts |= {"token_ids": answer.ids, "finish_reason": reason, **stats_json(loaded.stats)}
-        click.echo(json.dumps(facts))
-    elif not quiet:
         click.echo(stats_line(loaded.stats), err=True)
         if verbose:
             print_details(loaded.stats)
 
 
-def _read(prompt: str | None) -> str:
-    if prompt is None and sys.stdin.isatty():
-        raise click.UsageError("no prompt; give one, or '-' to type it in")
-    if prompt is None or prompt == "-":
-        try:
-            prompt = sys.stdin.buffer.read().decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"standard input is not UTF-8 text (byte {error.start})") from error
-    if not prompt.strip():
-        raise InputError("the prompt is empty", hint="ipex-lookahead generate 'Why is the sky blue?'")
-    return prompt
+def _encode(loaded: TextModel, text: str, *, system: str | None, raw: bool) -> list[int]:
+    """The ids of a prompt."""
+    if raw:
+        return loaded.tokenizer.encode(text)
+    from ipex_lookahead.tokenization.prompts import build_prompt
+
+    return build_prompt(loaded.tokenizer, loaded.config, text, system)
 
 
-def _engine_facts(loaded: Any) -> dict[str, Any]:
+def _answer(
+    loaded: TextModel,
+    ids: list[int],
+    rules: Rules,
+    drafting: dict[str, Any],
+    write: Callable[[str], None],
+    *,
+    silent: bool,
+    marked: bool,
+    shown: bool,
+) -> Answer:
+    """One answer, written as it comes unless ``silent``; ``marked``: at the end, with what came for free."""
+    from ipex_lookahead.cli.interrupt import ends_at_once
+    from ipex_lookahead.cli.prompt_bar import PromptBar
+    from ipex_lookahead.cli.stream import Answer
+
+    answer, bar = Answer(loaded.tokenizer, (lambda part: None) if silent else write), PromptBar(shown=shown)
+    try:
+        with ends_at_once(bar.close) as from_now_on_in_order:
+
+            def put(token: int) -> None:
+                if not answer.ids:
+                    from_now_on_in_order()
+                answer.put(token)
+
+            bar.update(0, len(ids))
+            loaded.generate(ids, rules, **drafting, on_token=put, on_prefill=bar.update)
+    finally:
+        bar.close()
+        answer.end()
+        if marked:
+            from ipex_lookahead.cli.accepted import print_accepted
+
+            print_accepted(loaded.tokenizer, answer.ids, loaded.stats.origins())
+        elif not silent:
+            write("\n")
+    return answer
+
+
+def _many(file: str) -> list[tuple[str, str]]:
+    """(id, prompt) of each line."""
+    from ipex_lookahead.bench.decode import read_prompts
+
+    return [(found.id, found.text) for found in read_prompts([file])]
+
+
+def _answer_many(
+    loaded: TextModel,
+    asked: list[tuple[str, str]],
+    encode: Callable[[str], list[int]],
+    rules: Rules,
+    drafting: dict[str, Any],
+    facts: dict[str, Any],
+    write: Callable[[str], None],
+    *,
+    shown: bool,
+) -> None:
+    """A line of JSON for each prompt. One that cannot be answered has its error there; then the exit status is 1."""
+    from ipex_lookahead.cli.progress import progress_bar
+    from ipex_lookahead.cli.stream import Answer
+
+    failed = 0
+    with progress_bar(len(asked), "answering") if shown else nullcontext(lambda: None) as advance:
+        for name, text in asked:
+            answer = Answer(loaded.tokenizer, lambda part: None)
+            try:
+                loaded.generate(encode(text), rules, **drafting, on_token=answer.put)
+                answer.end()
+                found = {**facts, **_answer_facts(loaded, answer)}
+            except LookaheadError as error:
+                failed += 1
+                found = {"error": str(error)}
+            write(json.dumps({"id": name, **found}) + "\n")
+            advance()
+    if failed:
+        click.echo(f"error: {failed} of {len(asked)} prompts could not be answered; their lines say why", err=True)
+        raise click.exceptions.Exit(1)
+
+
+def _engine_facts(loaded: TextModel) -> dict[str, Any]:
     facts = loaded.engine.describe()
     return {key: facts.get(key) for key in ("engine", "low_bit", "isa", "threads")}
+
+
+def _answer_facts(loaded: TextModel, answer: Answer) -> dict[str, Any]:
+    from ipex_lookahead.cli.report import stats_json
+
+    facts = {"text": answer.text, "token_ids": answer.ids, "finish_reason": loaded.stats.finish_reasons[0]}
+    return {**facts, **stats_json(loaded.stats)}

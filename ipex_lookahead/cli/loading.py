@@ -3,9 +3,39 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from ipex_lookahead.errors import InputError
+
+if TYPE_CHECKING:
+    from ipex_lookahead.generation.text_model import TextModel
+
+
+def load_text(name: str, *, draft_model: str | None = None, progress: bool, **settings: Any) -> TextModel:
+    """The model for a command that answers text: on the native engine neither torch nor transformers is imported.
+
+    ``settings`` are those of :func:`ipex_lookahead.auto.load_text_model`; ``draft_model`` loads a second model, which
+    drafts for the first wherever it generates.
+
+    Raises InputError where the checkpoint carries no tokenizer, or the draft model has another vocabulary.
+    """
+    from ipex_lookahead.auto import load_text_model
+
+    model = load_text_model(name, progress=progress, note=_note if progress else None, **settings)
+    if draft_model is not None:
+        model.use_draft_model(load_text_model(draft_model, progress=progress, **settings))
+    # The vocabulary's objects stay: looking through them for garbage takes as long as many decoding steps.
+    gc.freeze()
+    return model
+
+
+def _note(sentence: str) -> None:
+    """Say what is being waited for, to people only."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        click.echo(sentence, err=True)
 
 
 def load(
@@ -18,9 +48,10 @@ def load(
     draft_model: str | None = None,
     **placing: Any,
 ) -> tuple[Any, Any]:
-    """The model and its tokenizer, and with ``draft_model`` the model that drafts for it wherever it generates.
+    """The model as transformers' users have it, for the commands that measure it, and its tokenizer.
 
-    ``placing`` is ``engine``, ``device`` and ``deterministic``, as ``from_pretrained`` takes them.
+    ``placing`` is ``engine``, ``device`` and ``deterministic``, as ``from_pretrained`` takes them. With ``draft_model``
+    that model drafts for it wherever it generates.
 
     Raises InputError where the checkpoint carries no tokenizer, or the draft model has another vocabulary.
     """

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ipex_lookahead.cli.names import LOW_BITS
 from ipex_lookahead.cli.types import LowBit, Model, Words
+
+if TYPE_CHECKING:
+    from ipex_lookahead.generation.text_model import Rules
 
 FORMATS = f"{', '.join([*LOW_BITS][:-1])} or {[*LOW_BITS][-1]}"
 """The formats in a sentence."""
@@ -18,12 +22,25 @@ DEVICES = Words(cpu="processors", xpu="Intel GPUs", cuda="GPUs of PyTorch's CUDA
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
+class Option(click.Option):
+    """An option whose environment variable is named after the option, not after our parameter."""
+
+    def variable(self, prefix: str) -> str:
+        """``PREFIX_MAX_NEW_TOKENS`` for ``--max-new-tokens``."""
+        longest = max(self.opts, key=len)
+        return f"{prefix}_{longest.lstrip('-').replace('-', '_').upper()}"
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """What the environment says; an empty variable says nothing."""
+        return os.environ.get(self.variable(ctx.auto_envvar_prefix or "")) or None
+
+
 def option(*names: str, **settings: Any) -> Decorator:
     """A click option whose help names its default."""
     settings.setdefault("show_default", settings.get("default") is not None)
     if isinstance(settings.get("type"), click.IntRange | click.FloatRange):
         settings.setdefault("metavar", "N" if isinstance(settings["type"], click.IntRange) else "X")
-    return click.option(*names, **settings)
+    return click.option(*names, cls=Option, **settings)
 
 
 def comma_separated(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
@@ -112,9 +129,29 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def penalty_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--repetition-penalty --presence-penalty --frequency-penalty``, which greedy decoding obeys too."""
+    for decorate in (
+        option(
+            "--frequency-penalty",
+            type=click.FloatRange(-2, 2),
+            help="What a token of the answer loses each time it comes, as OpenAI has it.",
+        ),
+        option("--presence-penalty", type=click.FloatRange(-2, 2), help="What it loses once, however often it came."),
+        option(
+            "--repetition-penalty",
+            type=click.FloatRange(0, min_open=True),
+            help="Factor against tokens of prompt and answer; above 1, such as 1.1. The model's own if not given.",
+        ),
+    ):
+        command = decorate(command)
+    return command
+
+
 SAMPLER_SETTINGS = ("top_k", "top_p", "min_p", "seed")
 """What only means something when tokens are sampled."""
 SAMPLING_OPTIONS = ("temperature", *SAMPLER_SETTINGS)
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 @dataclass(slots=True)
@@ -126,6 +163,9 @@ class Sampling:
     top_p: float | None = None
     min_p: float | None = None
     seed: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
 
     def given(self) -> dict[str, Any]:
         """The settings beside the temperature that are set."""
@@ -140,7 +180,14 @@ class Sampling:
             )
 
     def arguments(self) -> dict[str, Any]:
-        """As keyword arguments of ``generate``."""
+        """As keyword arguments of the model's ``generate`` for transformers' users, which has no penalties by count."""
         if self.temperature == 0:
             return {"do_sample": False}
         return {"do_sample": True, "temperature": self.temperature, **self.given()}
+
+    def rules(self, max_new_tokens: int, stop: tuple[str, ...] = ()) -> Rules:
+        """As the commands' own model takes them."""
+        from ipex_lookahead.generation.text_model import Rules
+
+        settings = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Rules(max_new_tokens, stop=stop, **settings)

@@ -10,16 +10,17 @@ from pathlib import Path
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.options import option
+from ipex_lookahead.cli.options import FORMATS, option
+from ipex_lookahead.cli.types import LowBit, Model
 
 
 @command()
-@click.argument("model")
+@click.argument("model", type=Model())
 @click.argument("out", type=click.Path(path_type=Path))
 @option(
     "--low-bit",
-    metavar="FORMAT",
-    help="sym_int4, asym_int4, sym_int8, bf16 or fp16. If not given: sym_int4 for a float model, else as the file has it.",
+    type=LowBit(),
+    help=f"{FORMATS}. If not given: sym_int4 for a float model, else as the file has it.",
 )
 @option("--group-size", type=click.Choice(["32", "64"]), default="32", help="Weights that share a scale.")
 @option("--mixed-precision", is_flag=True, help="Keep the output layer in 8 bits.")
@@ -78,7 +79,7 @@ def quantize(
 def _checked_format(
     path: Path, low_bit: str | None, group_size: int, mixed_precision: bool, allow_requantize: bool
 ) -> str | None:
-    """The format to ask for, None for the file's own. Raises UsageError where weights would be rounded a second time."""
+    """The format to ask for, None for the file's own. Raises UsageError where weights would be rounded twice."""
     from ipex_lookahead.architectures import model_types, spec_for
     from ipex_lookahead.checkpoints import family_of, open_checkpoint
     from ipex_lookahead.checkpoints.low_bit import FLOATS

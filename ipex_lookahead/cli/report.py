@@ -6,19 +6,25 @@ import resource
 import sys
 from typing import Any
 
+from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.decoding.stats import GenerationStats
 
 
 def stats_line(stats: GenerationStats) -> str:
-    """One line: tokens, speed, tokens a step, share drafted, prompt speed, peak memory."""
-    parts = [
-        f"{stats.tokens} tokens",
-        f"{stats.decode_tok_s:.1f} tok/s",
-        f"{stats.mean_acceptance_length:.2f} tokens/step",
-        f"{100 * drafted_share(stats):.0f}% drafted",
+    """One line: tokens, speed, tokens a step, share drafted, prompt speed, peak memory, and the seed of sampling."""
+    parts = [f"{stats.tokens} {'token' if stats.tokens == 1 else 'tokens'}"]
+    if stats.tokens > 1:  # the first comes with the prompt: of one alone there is no speed to tell
+        parts += [
+            f"{stats.decode_tok_s:.1f} tok/s",
+            f"{stats.mean_acceptance_length:.2f} tokens/step",
+            f"{100 * drafted_share(stats):.0f}% drafted",
+        ]
+    parts += [
         f"prompt {stats.prompt_tokens} at {stats.prefill_tok_s:.0f} tok/s",
         f"peak {peak_memory() / 1e9:.2f} GB",
     ]
+    if stats.seed is not None:
+        parts.append(f"seed {stats.seed}")
     return " · ".join(parts)
 
 
@@ -32,6 +38,7 @@ def stats_json(stats: GenerationStats) -> dict[str, Any]:
         "ttft_ms": 1000 * stats.first_token_seconds,
         "mean_acceptance_length": stats.mean_acceptance_length,
         "acceptance_rate": stats.acceptance_rate,
+        "seed": stats.seed,
         "drafted_share": drafted_share(stats),
         **details_json(stats),
         "peak_memory_bytes": peak_memory(),
@@ -54,29 +61,27 @@ def details_json(stats: GenerationStats) -> dict[str, Any]:
 
 def print_details(stats: GenerationStats) -> None:
     """Two small tables on standard error: drafts by source and position, and where the time of a step went."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
-    drafts = Table("drafts", "drafted", "accepted", "share", box=None, pad_edge=False)
     sources = [(name, drafted, stats.accepted_by_source[name]) for name, drafted in stats.drafted_by_source.items()]
     positions = zip(stats.drafted_by_position, stats.accepted_by_position, strict=True)
     depths = [(f"position {depth}", *counts) for depth, counts in enumerate(positions, 1)]
-    for name, drafted, accepted in (*sources, *depths):
-        drafts.add_row(name, str(drafted), str(accepted), f"{100 * accepted / drafted:.0f}%" if drafted else "-")
-    times = Table("of a step", "ms", "share", box=None, pad_edge=False)
+    drafts = [
+        (name, drafted, accepted, f"{100 * accepted / drafted:.0f}%" if drafted else "-")
+        for name, drafted, accepted in (*sources, *depths)
+    ]
     steps, total = max(stats.steps, 1), stats.decode_seconds
     rest = total - stats.engine_seconds - stats.proposer_seconds - stats.sampler_seconds
-    for name, seconds in (
-        ("engine", stats.engine_seconds),
-        ("proposer", stats.proposer_seconds),
-        ("sampler", stats.sampler_seconds),
-        ("everything else", max(rest, 0.0)),
-    ):
-        times.add_row(name, f"{1000 * seconds / steps:.3f}", f"{100 * seconds / total:.1f}%" if total else "-")
+    times = [
+        (name, f"{1000 * seconds / steps:.3f}", f"{100 * seconds / total:.1f}%" if total else "-")
+        for name, seconds in (
+            ("engine", stats.engine_seconds),
+            ("proposer", stats.proposer_seconds),
+            ("sampler", stats.sampler_seconds),
+            ("everything else", max(rest, 0.0)),
+        )
+    ]
     if stats.drafted:
-        console.print(drafts)
-    console.print(times)
+        print_table(("drafts", "drafted", "accepted", "share"), drafts, to_stderr=True)
+    print_table(("of a step", "ms", "share"), times, to_stderr=True)
 
 
 def drafted_share(stats: GenerationStats) -> float:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from ipex_lookahead.cli.conversation import Conversation, Turn, chat_encoder
-from ipex_lookahead.cli.loading import config_of
 from ipex_lookahead.cli.options import Sampling
 from ipex_lookahead.cli.report import stats_line
 from ipex_lookahead.cli.spelling import in_options
@@ -19,7 +18,7 @@ class Session:
     """What the slash commands work on.
 
     Args:
-        model, tokenizer: as loaded.
+        model: as loaded (``TextModel``).
         system: what the model is told first, or None.
         sampling, lookahead, max_new_tokens: how answers are made.
         drafting: what else ``generate`` is told about lookahead.
@@ -30,7 +29,6 @@ class Session:
     def __init__(
         self,
         model: Any,
-        tokenizer: Any,
         *,
         system: str | None = None,
         sampling: Sampling,
@@ -48,9 +46,9 @@ class Session:
         self.over = False
         self.last_stats: GenerationStats | None = None
         self.context: int = model.engine.max_context
-        self.conversation = Conversation(chat_encoder(tokenizer, config_of(model)), self._tokenize, system)
+        self.conversation = Conversation(chat_encoder(model.tokenizer, model.config), self._tokenize, system)
         self._model = model
-        self._tokenizer = tokenizer
+        self._tokenizer = model.tokenizer
         self._say = say
 
     def answer(self, text: str) -> bool:
@@ -86,26 +84,26 @@ class Session:
         return Turn(user, answer, self._tokenize(answer))
 
     def _generate(self, ids: list[int], new_tokens: int) -> tuple[str, list[int]]:
-        import torch
-
+        from ipex_lookahead.cli.prompt_bar import PromptBar
         from ipex_lookahead.cli.stream import Answer
 
-        streamed = Answer(self._tokenizer, self._say)
+        streamed, bar = Answer(self._tokenizer, self._say), PromptBar()
         interrupted = False
         try:
+            bar.update(0, len(ids))
             self._model.generate(
-                torch.tensor([ids], dtype=torch.long),
-                max_new_tokens=new_tokens,
+                ids,
+                self.sampling.rules(new_tokens),
                 lookahead=self.lookahead,
                 **self._drafting,
-                streamer=streamed,
-                tokenizer=self._tokenizer,
-                **self.sampling.arguments(),
+                on_token=streamed.put,
+                on_prefill=bar.update,
             )
         except KeyboardInterrupt:
             interrupted = True
-            streamed.end()
         finally:
+            bar.close()
+            streamed.end()
             self._say("\n")
         self.last_stats = replace(self._model.stats)
         if interrupted:
@@ -118,4 +116,4 @@ class Session:
         return streamed.text, kept
 
     def _tokenize(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(self._tokenizer.encode(text, add_special_tokens=False))

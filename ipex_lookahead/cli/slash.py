@@ -23,6 +23,9 @@ LIMITS: dict[str, tuple[type, float, float]] = {
     "top_p": (float, 0, 1),
     "min_p": (float, 0, 1),
     "seed": (int, 0, 2**63 - 1),
+    "repetition_penalty": (float, 0.01, 100),
+    "presence_penalty": (float, -2, 2),
+    "frequency_penalty": (float, -2, 2),
     "max_new_tokens": (int, 1, 10**9),
 }
 """Setting -> its type, smallest and largest value."""
@@ -185,7 +188,7 @@ SLASHES: dict[str, Slash] = {
     "undo": Slash("", "forget the last message and its answer", _undo),
     "stats": Slash("", "speed of the last answer, and how full the context is", _stats),
     "lookahead": Slash("[N|auto]", "show or set the drafted tokens a step; 0 is off", _lookahead),
-    "set": Slash("[NAME=VALUE]", "show or set temperature, top_k, top_p, min_p, seed, max_new_tokens", _set),
+    "set": Slash("[NAME=VALUE]", "show or set temperature, top_k, top_p, min_p, seed, penalties, max_new_tokens", _set),
     "save": Slash("FILE", "save the conversation as JSON", _save),
     "load": Slash("FILE", "go on with a saved conversation", _load),
     "bye": Slash("", "leave; so do exit and quit, with a slash or alone", _bye),

@@ -37,6 +37,8 @@ ARGUMENTS = {
     "min_p": "--min-p",
     "seed": "--seed",
     "repetition_penalty": "--repetition-penalty",
+    "presence_penalty": "--presence-penalty",
+    "frequency_penalty": "--frequency-penalty",
     "model.save_low_bit(folder)": "ipex-lookahead quantize",
     "save_low_bit": "ipex-lookahead quantize",
 }
@@ -47,7 +49,7 @@ PYTHON_ONLY = ("speculative", "modules_to_not_convert", "remove_invalid_values",
 
 _NAMES = "|".join(re.escape(name) for name in sorted([*ARGUMENTS, *PYTHON_ONLY], key=len, reverse=True))
 _VALUE = r"""True|False|\.\.\.|'[^']*'|"[^"]*"|\[[^\]]*\]|[\w.+-]*\w"""
-_PATTERN = re.compile(rf"""(?<![\w'"./-])({_NAMES})(?:(=)({_VALUE})?)?(?![\w/'"])""")
+_PATTERN = re.compile(rf"""(?<![\w'"./-])({_NAMES})(?:(=)({_VALUE})?)?(?![\w/'"-])""")
 
 
 def in_options(text: str) -> str:
@@ -57,10 +59,10 @@ def in_options(text: str) -> str:
 
 def _in_options(found: re.Match[str]) -> str:
     name, assigned, value = found[1], found[2], found[3]
-    if name in PYTHON_ONLY:
-        return f"{found[0]} (in Python)"
     if not assigned and name.isalpha():  # an English word: "the threads", "a store"
         return found[0]
+    if name in PYTHON_ONLY:
+        return f"{found[0]} (in Python)"
     option = ARGUMENTS[name]
     if value == "False":
         return option.replace("--", "--no-", 1)

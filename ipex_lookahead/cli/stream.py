@@ -1,4 +1,4 @@
-"""A streamer that shows the text as it comes and keeps what came, also when it is interrupted."""
+"""The answer as it comes: its text shown, its tokens kept, also when it is interrupted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from transformers import TextStreamer
+from ipex_lookahead.tokenization.detokenizer import Detokenizer
 
 _CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
@@ -22,30 +22,34 @@ def printable(part: str) -> str:
     return part.translate(_CONTROL)
 
 
-class Answer(TextStreamer):  # type: ignore[misc]
+class Answer:
     """What the model has said so far.
+
+    Args:
+        tokenizer: the model's.
+        write: gets the text, piece by piece.
 
     Attributes:
         ids: the generated token ids.
-        text: their text as far as it was shown; special tokens left out.
+        text: their text as far as it was written; special tokens left out.
     """
 
     def __init__(self, tokenizer: Any, write: Callable[[str], None]) -> None:
-        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
         self.ids: list[int] = []
         self.text = ""
+        self._detokenizer = Detokenizer(tokenizer)
         self._write = write
-        self._prompt_seen = False
 
-    def put(self, value: Any) -> None:
-        """Take the prompt first, then tokens: a tensor [n] or [1, n], as ``generate`` hands them out."""
-        if self._prompt_seen:
-            self.ids += value.reshape(-1).tolist()
-        self._prompt_seen = True
-        super().put(value)
+    def put(self, token: int) -> None:
+        """Take the next token."""
+        self.ids.append(token)
+        self._say(self._detokenizer.put(token))
 
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        """Show text that no later token can change."""
+    def end(self) -> None:
+        """Write what was held back for a character that did not come to its end."""
+        self._say(self._detokenizer.end())
+
+    def _say(self, text: str) -> None:
         self.text += text
         if text:
             self._write(text)

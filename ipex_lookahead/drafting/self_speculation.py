@@ -127,7 +127,7 @@ class _Weights:
         self.info(name)
         return self._held.pop(name)
 
-    def tokenizer(self) -> None:
+    def text_tokenizer(self) -> None:
         """Not part of the weights."""
 
     def close(self) -> None:

@@ -19,12 +19,10 @@ def transformers_config(config: dict[str, Any]) -> Any:
     return llama_config(values, scaling, config["rope_theta"])
 
 
-def generation_config(checkpoint: Checkpoint) -> Any:
-    """The checkpoint's defaults for ``generate``."""
-    from transformers import GenerationConfig
-
+def generation_defaults(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The checkpoint's defaults for ``generate``, by the names of transformers' GenerationConfig."""
     tokens = {k: v for k, v in checkpoint.config.items() if k in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    return GenerationConfig(**{**tokens, **checkpoint.generation_config})
+    return {**tokens, **checkpoint.generation_config}
 
 
 def inline_rope_factors(checkpoint: Checkpoint) -> None:

@@ -9,9 +9,11 @@ from typing import Any
 
 from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.tokenization.text import TextTokenizer
 
 Progress = Callable[[int, int, str], None]
-"""Called as progress(tensors done, tensors in all, name of the tensor in hand)."""
+"""Called as progress(tensors done, tensors in all, name of the tensor in hand); before there are tensors as progress(0,
+0, what is being done)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +60,19 @@ class LoadedModel:
 
     Attributes:
         engine: where it runs; its ``facts`` are entries of ``describe()`` that the caller may add to.
-        config: its transformers config.
         low_bit: name of its format.
         checkpoint_config: the config as it is saved.
-        generation_config: a transformers GenerationConfig, or None.
+        generation_config: the checkpoint's defaults for ``generate``, by transformers' names.
         tokenizer: or None.
+        config: its transformers config where loading made one; None: it is to be made of ``checkpoint_config``.
     """
 
     engine: Any
-    config: Any
     low_bit: str
     checkpoint_config: dict[str, Any] = field(default_factory=dict)
-    generation_config: Any = None
-    tokenizer: Any = None
+    generation_config: dict[str, Any] = field(default_factory=dict)
+    tokenizer: TextTokenizer | None = None
+    config: Any = None
 
 
 def refuse_options(engine: str, why: str, **given: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from ipex_lookahead.compat import check_whole_words
+from ipex_lookahead.tokenization.release import check_whole_words
 from ipex_lookahead.tokenization.splitting import Splitting
 
 

@@ -127,3 +127,19 @@ def _fault(problem: str) -> ModelFormatError:
     return ModelFormatError(
         "chat template", "chat_template", None, problem, hint="pass plain text, or a chat template that works"
     )
+
+
+def chat_template_of(tokenizer: Any, asked: str | None, for_tools: bool) -> str:
+    """The template to use: the one asked for by text or by name, else the tokenizer's. Raises InputError if none."""
+    own: Any = tokenizer.chat_template
+    if isinstance(own, dict):
+        name = asked if asked is not None else "tool_use" if for_tools and "tool_use" in own else "default"
+        if asked is not None and asked not in own:
+            return asked
+        if name not in own:
+            raise InputError(f"the tokenizer has no chat template {name!r}; it has {', '.join(map(repr, own))}")
+        own, asked = own[name], None
+    template = asked if asked is not None else own
+    if template is None:
+        raise InputError("this tokenizer has no chat template", hint="pass chat_template=..., or plain text as prompt")
+    return str(template)

@@ -7,25 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken
-from transformers import PreTrainedTokenizerBase
 
 from ipex_lookahead.errors import ModelFormatError
 from ipex_lookahead.safe_json import kind, load_object, read_file
 from ipex_lookahead.tokenization.chat_template import MAX_SOURCE
 from ipex_lookahead.tokenization.sentencepiece_model import CONTROL, USER_DEFINED, SentencePieceModel, read_model
+from ipex_lookahead.tokenization.text import MARKER, ROLES, BytePairText, SentencePieceText, TextTokenizer
 from ipex_lookahead.tokenization.tokenizer_json import core_from_json
-from ipex_lookahead.tokenization.tokenizers import BytePairTokenizer, SentencePieceTokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MAX_TOKENIZER = 64 << 20
 MAX_SETTINGS = 4 << 20
 
-_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
-
 
 def tokenizer_from_folder(path: Path, config: Mapping[str, Any]) -> PreTrainedTokenizerBase | None:
+    """As :func:`text_from_folder`, as a full transformers tokenizer that pads on the left."""
+    built = text_from_folder(path, config)
+    return None if built is None else built.for_transformers()
+
+
+def text_from_folder(path: Path, config: Mapping[str, Any]) -> TextTokenizer | None:
     """Build the tokenizer of a folder.
 
     Args:
@@ -34,23 +40,19 @@ def tokenizer_from_folder(path: Path, config: Mapping[str, Any]) -> PreTrainedTo
             the tokenizer's own files do not name those tokens.
 
     Returns:
-        A tokenizer with its chat template, if there is one, and padding on the left; None if the folder has neither
-        ``tokenizer.json`` nor ``tokenizer.model``.
+        A tokenizer with its chat template, if there is one; None if the folder has neither ``tokenizer.json`` nor
+        ``tokenizer.model``.
 
     Raises:
         ModelFormatError: a file that is too large, malformed, or contradicts itself, another file or the config.
         UnsupportedModelError: a kind of tokenizer that is not known.
     """
     path = Path(path)
-    built: PreTrainedTokenizerBase
-    if (path / "tokenizer.json").exists():
-        built = _Folder(path, config).byte_pair()
-    elif (path / "tokenizer.model").exists():
-        built = _Folder(path, config).sentencepiece()
-    else:
+    present = [name for name in ("tokenizer.json", "tokenizer.model") if (path / name).exists()]
+    if not present:
         return None
-    built.padding_side = "left"  # generation goes on at the right end
-    return built
+    folder = _Folder(path, config)
+    return folder.sentencepiece() if folder.vocabulary(present) == "tokenizer.model" else folder.byte_pair()
 
 
 class _Folder:
@@ -66,7 +68,13 @@ class _Folder:
     def fail(self, field: str, problem: str) -> ModelFormatError:
         return ModelFormatError(self.settings_file, field, None, problem)
 
-    def byte_pair(self) -> PreTrainedTokenizerBase:
+    def vocabulary(self, present: list[str]) -> str:
+        """The file to read of those ``present``: the one that our own save names, else the first."""
+        marker = self.settings.get(MARKER)
+        named = marker.get("vocabulary") if isinstance(marker, dict) else None
+        return named if named in present else present[0]
+
+    def byte_pair(self) -> TextTokenizer:
         file = self.path / "tokenizer.json"
         core = core_from_json(load_object(file, MAX_TOKENIZER), file, self.config.get("vocab_size"))
         ids = core.get_vocab(with_added_tokens=True)
@@ -74,9 +82,9 @@ class _Folder:
         roles = self.roles(ids)
         for name in list(flags):
             flags[name] = flags[name] and roles[name[4:]] is not None
-        return BytePairTokenizer(tokenizer_object=core, **self.common(ids, roles), **flags)
+        return BytePairText(core, {**self.common(ids, roles), **flags})
 
-    def sentencepiece(self) -> PreTrainedTokenizerBase:
+    def sentencepiece(self) -> TextTokenizer:
         file = self.path / "tokenizer.model"
         model = read_model(read_file(file, MAX_TOKENIZER), file)
         rows = self.config.get("vocab_size")
@@ -93,14 +101,13 @@ class _Folder:
         ids |= {token.content: i for i, token in added.items()}
         roles = self.roles(ids)
         add_bos, add_eos = self.flag("add_bos_token"), self.flag("add_eos_token")
+        options = {
+            "add_bos_token": add_bos is not False and roles["bos_token"] is not None,
+            "add_eos_token": bool(add_eos) and roles["eos_token"] is not None,
+            **self.common(ids, roles),
+        }
         try:
-            return SentencePieceTokenizer(
-                model.serialize(),
-                added_tokens_decoder=added,
-                add_bos_token=add_bos is not False and roles["bos_token"] is not None,
-                add_eos_token=bool(add_eos) and roles["eos_token"] is not None,
-                **self.common(ids, roles),
-            )
+            return SentencePieceText(model.serialize(), added, options)
         except RuntimeError as error:
             raise ModelFormatError(file, "model", None, f"sentencepiece does not take this model: {error}") from None
 
@@ -124,7 +131,7 @@ class _Folder:
         """The special tokens: as the settings name them, else by the config's ids."""
         by_id = {i: text for text, i in ids.items()}
         found: dict[str, str | None] = {}
-        for role in _ROLES:
+        for role in ROLES:
             named = self.settings.get(role)
             text = None if named is None else self.text(role, named)
             if text is not None and text not in ids:

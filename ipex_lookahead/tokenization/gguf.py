@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tokenizers import AddedToken
-from transformers import PreTrainedTokenizerBase
 
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.tokenization.byte_pair import byte_level_bpe, check_merges
@@ -28,7 +27,10 @@ from ipex_lookahead.tokenization.sentencepiece_model import (
     check_model,
 )
 from ipex_lookahead.tokenization.splitting import SPLITTINGS
-from ipex_lookahead.tokenization.tokenizers import BytePairTokenizer, SentencePieceTokenizer
+from ipex_lookahead.tokenization.text import BytePairText, SentencePieceText, TextTokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Value = TypeVar("Value")
 
@@ -42,6 +44,11 @@ _ROLES = {
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], file: str | PathLike[str]) -> PreTrainedTokenizerBase:
+    """As :func:`text_from_gguf`, as a full transformers tokenizer that pads on the left."""
+    return text_from_gguf(metadata, file).for_transformers()
+
+
+def text_from_gguf(metadata: Mapping[str, Any], file: str | PathLike[str]) -> TextTokenizer:
     """Build the tokenizer of a GGUF file.
 
     Args:
@@ -49,7 +56,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], file: str | PathLike[str]) 
         file: the file's name, for messages.
 
     Returns:
-        A tokenizer with its special tokens, its chat template if the file has one, and padding on the left.
+        A tokenizer with its special tokens, and its chat template if the file has one.
 
     Raises:
         ModelFormatError: tokens missing, empty or duplicated; arrays of different lengths; merges that are not two
@@ -67,7 +74,7 @@ class _Reader:
     def fail(self, key: str, problem: str) -> ModelFormatError:
         return ModelFormatError(self.file, key if "." in key else _PREFIX + key, None, problem)
 
-    def tokenizer(self) -> PreTrainedTokenizerBase:
+    def tokenizer(self) -> TextTokenizer:
         kind = self.scalar("model", str)
         if kind is None:
             raise self.fail("model", "is missing")
@@ -84,11 +91,9 @@ class _Reader:
         bad = next((t for t in self.types if not NORMAL <= t <= BYTE), None)
         if bad is not None:
             raise self.fail("token_type", f"holds {bad}; types are {NORMAL} to {BYTE}")
-        built = builders[kind]()
-        built.padding_side = "left"  # generation goes on at the right end
-        return built
+        return builders[kind]()
 
-    def byte_pair(self) -> PreTrainedTokenizerBase:
+    def byte_pair(self) -> TextTokenizer:
         """``gpt2``: tokens spelled in the byte alphabet, and merges in order of rank."""
         name = self.scalar("pre", str) or "default"
         if name not in SPLITTINGS:
@@ -108,16 +113,10 @@ class _Reader:
         core.add_tokens([AddedToken(t, special=False, normalized=False) for t in ordinary])
         add_bos, add_eos = self.scalar("add_bos_token", bool), self.scalar("add_eos_token", bool)
         roles = self.roles()
-        return BytePairTokenizer(
-            tokenizer_object=core,
-            add_bos_token=(splitting.bos if add_bos is None else add_bos) and "bos_token" in roles,
-            add_eos_token=bool(add_eos) and "eos_token" in roles,
-            chat_template=self.chat_template(),
-            clean_up_tokenization_spaces=False,
-            **{role: roles.get(role) for role in _ROLES},
-        )
+        before = splitting.bos if add_bos is None else add_bos
+        return BytePairText(core, self.options(roles, bos=before, eos=bool(add_eos)))
 
-    def sentencepiece(self) -> PreTrainedTokenizerBase:
+    def sentencepiece(self) -> TextTokenizer:
         """``llama``: pieces with scores, merged best score first, bytes for what has no piece."""
         scores = self.numbers("scores", float)
         if scores is None:
@@ -145,17 +144,20 @@ class _Reader:
         added = {ids[t]: AddedToken(t, special=True, normalized=False) for t in special}
         added |= {ids[t]: AddedToken(t, special=False, normalized=False) for t in ordinary}
         try:
-            return SentencePieceTokenizer(
-                model.serialize(),
-                added_tokens_decoder=added,
-                add_bos_token=add_bos is not False and "bos_token" in roles,
-                add_eos_token=bool(add_eos) and "eos_token" in roles,
-                chat_template=self.chat_template(),
-                clean_up_tokenization_spaces=False,
-                **{role: roles.get(role) for role in _ROLES},
-            )
+            options = self.options(roles, bos=add_bos is not False, eos=bool(add_eos))
+            return SentencePieceText(model.serialize(), added, options)
         except RuntimeError as error:
             raise self.fail("tokens", f"sentencepiece does not take this model: {error}") from None
+
+    def options(self, roles: Mapping[str, str], *, bos: bool, eos: bool) -> dict[str, Any]:
+        """What both kinds of tokenizer are told."""
+        return {
+            "add_bos_token": bos and "bos_token" in roles,
+            "add_eos_token": eos and "eos_token" in roles,
+            "chat_template": self.chat_template(),
+            "clean_up_tokenization_spaces": False,
+            **{role: roles.get(role) for role in _ROLES},
+        }
 
     def added_tokens(self) -> tuple[list[str], list[str]]:
         """Control tokens, and user-defined ones, in order of id."""

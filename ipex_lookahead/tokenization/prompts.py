@@ -30,7 +30,7 @@ def build_prompt(tokenizer: Any, config: Mapping[str, Any], text: str, system: s
     text as it stands, after ``system`` and an empty line if that is given.
 
     Args:
-        tokenizer: a ``transformers`` tokenizer.
+        tokenizer: a ``TextTokenizer`` or a ``transformers`` tokenizer.
         config: the model's config, with ``model_type`` and ``vocab_size``.
         text: what the user says.
         system: instructions to the model, if any.
@@ -46,7 +46,7 @@ def build_prompt(tokenizer: Any, config: Mapping[str, Any], text: str, system: s
         messages = [{"role": "system", "content": system}] if system is not None else []
         messages.append({"role": "user", "content": text})
         rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
+        return list(tokenizer.encode(rendered, add_special_tokens=False))
     if config.get("model_type") == "llama" and config.get("vocab_size") == LLAMA2_VOCABULARY:
-        return list(tokenizer(llama2_prompt(text, system))["input_ids"])
-    return list(tokenizer(text if system is None else f"{system}\n\n{text}")["input_ids"])
+        return list(tokenizer.encode(llama2_prompt(text, system)))
+    return list(tokenizer.encode(text if system is None else f"{system}\n\n{text}"))

@@ -13,10 +13,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ipex_lookahead.compat import check_whole_words, merges_for_json
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.safe_json import File, kind
 from ipex_lookahead.tokenization.byte_pair import check_merges
+from ipex_lookahead.tokenization.release import check_whole_words, merges_for_json
 from ipex_lookahead.tokenization.sentencepiece_model import MAX_PIECES
 from ipex_lookahead.tokenization.splitting import KNOWN_PATTERNS
 

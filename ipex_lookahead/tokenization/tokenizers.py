@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import sentencepiece
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from ipex_lookahead.compat import json_schema
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.tokenization.chat_template import render_chats
+from ipex_lookahead.tokenization.chat_template import chat_template_of, render_chats
+from ipex_lookahead.tokenization.saving import FAST, SENTENCEPIECE, as_fast, name_class, sentencepiece_core
+from ipex_lookahead.tokenization.sentencepiece_model import read_model
+from ipex_lookahead.tokenization.text import MARKER, Pieces
 
 _END_MARK = "\u2063END-OF-THE-LAST-MESSAGE\u2063"
 
@@ -82,22 +84,6 @@ class SandboxedChat:
         return encoded if return_dict else encoded["input_ids"]
 
 
-def chat_template_of(tokenizer: Any, asked: str | None, for_tools: bool) -> str:
-    """The template to use: the one asked for by text or by name, else the tokenizer's. Raises InputError if none."""
-    own: Any = tokenizer.chat_template
-    if isinstance(own, dict):
-        name = asked if asked is not None else "tool_use" if for_tools and "tool_use" in own else "default"
-        if asked is not None and asked not in own:
-            return asked
-        if name not in own:
-            raise InputError(f"the tokenizer has no chat template {name!r}; it has {', '.join(map(repr, own))}")
-        own, asked = own[name], None
-    template = asked if asked is not None else own
-    if template is None:
-        raise InputError("this tokenizer has no chat template", hint="pass chat_template=..., or plain text as prompt")
-    return str(template)
-
-
 def _messages(chat: Any) -> list[dict[str, Any]]:
     """The messages of one conversation, without the keys that are None (templates would print the word)."""
     messages = getattr(chat, "messages", chat)
@@ -125,6 +111,12 @@ def _cut_end(rendered: str) -> str:
 class BytePairTokenizer(SandboxedChat, PreTrainedTokenizerFast):  # type: ignore[misc, unused-ignore]
     """Byte-pair encoding on the ``tokenizers`` library."""
 
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in ``transformers``, whose own ``AutoTokenizer`` reads what is written with the same ids."""
+        written = super().save_pretrained(save_directory, *args, **kwargs)
+        name_class(save_directory, FAST, padding_side=self.padding_side)
+        return written
+
 
 class SentencePieceTokenizer(SandboxedChat, PreTrainedTokenizer):  # type: ignore[misc, unused-ignore]
     """A SentencePiece model: ids are exactly the ``sentencepiece`` package's, with the special tokens of Llama.
@@ -151,11 +143,9 @@ class SentencePieceTokenizer(SandboxedChat, PreTrainedTokenizer):  # type: ignor
 
     def _load(self, model: bytes) -> None:
         self.model = model
-        self.sp_model = sentencepiece.SentencePieceProcessor()
-        self.sp_model.LoadFromSerializedProto(model)
-        self._pieces: list[str] = [self.sp_model.id_to_piece(i) for i in range(self.sp_model.get_piece_size())]
-        probe = self.sp_model.encode("a")
-        self._dummy_prefix = bool(probe) and self._pieces[probe[0]].startswith("▁")
+        self._core = Pieces(model)
+        self.sp_model = self._core.processor
+        self._pieces = self._core.texts
 
     @property
     def vocab_size(self) -> int:
@@ -167,7 +157,7 @@ class SentencePieceTokenizer(SandboxedChat, PreTrainedTokenizer):  # type: ignor
         return {**{piece: i for i, piece in enumerate(self._pieces)}, **self.added_tokens_encoder}
 
     def _tokenize(self, text: str, **kwargs: Any) -> list[str]:
-        return [self._pieces[i] for i in self.sp_model.encode(text)]
+        return [self._pieces[i] for i in self._core.encode(text)]
 
     def _convert_token_to_id(self, token: str) -> int:
         return int(self.sp_model.piece_to_id(token))
@@ -194,25 +184,7 @@ class SentencePieceTokenizer(SandboxedChat, PreTrainedTokenizer):  # type: ignor
         return self._text(ids)
 
     def _text(self, ids: Sequence[int]) -> str:
-        """Runs of ordinary pieces through sentencepiece, added tokens as they are spelled."""
-        parts: list[str] = []
-        run: list[int] = []
-
-        def flush() -> None:
-            if run:
-                # sentencepiece drops the dummy prefix of what it decodes; only the first run of a text has one to drop.
-                space = " " if parts and self._dummy_prefix and self._pieces[run[0]].startswith("▁") else ""
-                parts.append(space + str(self.sp_model.decode(run)))
-                run.clear()
-
-        for i in ids:
-            if i in self._added_tokens_decoder:
-                flush()
-                parts.append(self._added_tokens_decoder[i].content)
-            elif 0 <= i < len(self._pieces):
-                run.append(i)
-        flush()
-        return "".join(parts)
+        return self._core.decode(ids, {i: token.content for i, token in self._added_tokens_decoder.items()})
 
     def build_inputs_with_special_tokens(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
@@ -237,6 +209,31 @@ class SentencePieceTokenizer(SandboxedChat, PreTrainedTokenizer):  # type: ignor
                 mask += [1] * bos + [0] * len(ids) + [1] * eos
         return mask
 
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in ``transformers``, whose own ``AutoTokenizer`` reads what is written; see ``saving.py`` for how well."""
+        tokens = dict(self._added_tokens_decoder)
+        core = sentencepiece_core(
+            read_model(self.model, "tokenizer.model"),
+            tokens,
+            before=(self.bos_token, self.bos_token_id) if self.add_bos_token else None,
+            after=(self.eos_token, self.eos_token_id) if self.add_eos_token else None,
+        )
+        flags = {"add_bos_token": self.add_bos_token, "add_eos_token": self.add_eos_token}
+        if core is None:
+            written = super().save_pretrained(save_directory, *args, **kwargs)
+            around = "_".join(role for role in ("bos", "eos") if flags[f"add_{role}_token"]) or "none"
+            settings = {"special_tokens_pattern": around, "padding_side": self.padding_side, **flags}
+            name_class(save_directory, SENTENCEPIECE, **settings)
+            return written
+        written = as_fast(self, core).save_pretrained(save_directory, *args, **kwargs)
+        added = {
+            str(i): {name: getattr(token, name) for name in ("content", "special", "normalized", "lstrip", "rstrip")}
+            for i, token in tokens.items()
+        }
+        marker = {MARKER: {"vocabulary": "tokenizer.model"}}
+        name_class(save_directory, FAST, added_tokens_decoder=added, **flags, **marker)
+        return (*written, *self.save_vocabulary(str(save_directory)))
+
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
         """Write ``tokenizer.model`` and return its path."""
         path = Path(save_directory) / ((filename_prefix + "-" if filename_prefix else "") + "tokenizer.model")
@@ -245,7 +242,8 @@ class SentencePieceTokenizer(SandboxedChat, PreTrainedTokenizer):  # type: ignor
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and processes share the bytes of the model, not the loaded one."""
-        return {name: value for name, value in self.__dict__.items() if name != "sp_model"}
+        loaded = ("_core", "sp_model", "_pieces")
+        return {name: value for name, value in self.__dict__.items() if name not in loaded}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -378,11 +378,11 @@ def test_after_close_and_unknown_names(tmp_path: Path) -> None:
 
 
 def test_no_tokens_no_tokenizer(tmp_path: Path) -> None:
-    assert GgufCheckpoint(write_tiny_gguf(tmp_path / "m.gguf")).tokenizer() is None
+    assert GgufCheckpoint(write_tiny_gguf(tmp_path / "m.gguf")).text_tokenizer() is None
 
 
 def test_a_bad_tokenizer_is_an_error_with_its_place(tmp_path: Path) -> None:
     entries, tensors = changed(tokenizer__ggml__tokens=(ARRAY, (STRING, ["<s>", "a", "a", "</s>"])))
     with pytest.raises(ModelFormatError, match="tokenizer") as caught:
-        opened(tmp_path, entries, tensors).tokenizer()
+        opened(tmp_path, entries, tensors).text_tokenizer()
     assert caught.value.offset == build(entries, tensors).at[f"{caught.value.field}:value"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import sys
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 import torch
 
 from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.generation.text_model import Rules
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 
 
@@ -20,7 +24,7 @@ class ScriptedModel:
 
     def __init__(self, tokenizer: Any, answers: list[str], context: int = 2048) -> None:
         self.tokenizer = tokenizer
-        self.config = SimpleNamespace(to_dict=lambda: {"model_type": "llama", "vocab_size": SIZE})
+        self.config = {"model_type": "llama", "vocab_size": SIZE}
         facts = {"engine": "scripted", "isa": "scalar", "threads": 1, "low_bit": "sym_int4"}
         self.engine = SimpleNamespace(max_context=context, describe=lambda: facts)
         self.asked: list[tuple[list[int], dict[str, Any]]] = []
@@ -28,25 +32,46 @@ class ScriptedModel:
         self.interrupt_after: int | None = None
         self._answers = list(answers)
 
-    def generate(self, input_ids: torch.Tensor, *, max_new_tokens: int, streamer: Any = None, **settings: Any) -> Any:
-        prompt = input_ids[0].tolist()
-        self.asked.append((prompt, {"max_new_tokens": max_new_tokens, **settings}))
+    def generate(self, ids: list[int], rules: Any, *, on_token: Any, on_prefill: Any = None, **drafting: Any) -> Any:
+        """As ``TextModel.generate``."""
+        given = {name: value for name, value in asdict(rules).items() if value not in (None, ())}
+        self.asked.append((list(ids), {**given, **drafting}))
+        if on_prefill is not None:
+            on_prefill(len(ids), len(ids))
         text = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-        new = [*self.tokenizer(text)["input_ids"], self.tokenizer.eos_token_id][:max_new_tokens]
-        done = 0
+        whole = [*self.tokenizer.encode(text), self.tokenizer.eos_token_id]
+        new, done = whole[: rules.max_new_tokens], 0
         try:
-            if streamer is not None:
-                streamer.put(input_ids[0])
-                for token in new:
-                    if done == self.interrupt_after:
-                        self.interrupt_after = None
-                        raise KeyboardInterrupt
-                    streamer.put(torch.tensor([token]))
-                    done += 1
-                streamer.end()
-            done = len(new)
+            for token in new:
+                if done == self.interrupt_after:
+                    self.interrupt_after = None
+                    raise KeyboardInterrupt
+                on_token(token)
+                done += 1
         finally:
-            self.stats = statistics(len(prompt), done)  # as the real one, also of what was interrupted
+            self.stats = statistics(len(ids), done)  # as the real one, also of what was interrupted
+            self.stats.finish_reasons = ["stop" if len(new) == len(whole) else "length"]
+            if rules.temperature:
+                self.stats.seed = 1234 if rules.seed is None else rules.seed
+        return new
+
+
+class ScriptedForTransformers:
+    """The same with the ``generate`` that transformers' users know, which the benches measure."""
+
+    def __init__(self, text: ScriptedModel) -> None:
+        self._text = text
+        self.tokenizer, self.engine = text.tokenizer, text.engine
+        self.config = SimpleNamespace(to_dict=lambda: text.config)
+
+    @property
+    def stats(self) -> GenerationStats:
+        return self._text.stats
+
+    def generate(self, input_ids: torch.Tensor, *, max_new_tokens: int, **settings: Any) -> Any:
+        prompt = input_ids[0].tolist()
+        new = self._text.generate(prompt, Rules(max_new_tokens), on_token=lambda token: None)
+        self._text.asked[-1] = (prompt, {"max_new_tokens": max_new_tokens, **settings})
         return torch.tensor([prompt + new])
 
     def forget(self) -> None:
@@ -63,6 +88,12 @@ def statistics(prompt: int, new: int) -> GenerationStats:
     return stats
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_piped_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard input is empty, whatever the tests are run from."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
+
+
 @pytest.fixture
 def tokenizer() -> Any:
     return chat_tokenizer()
@@ -76,7 +107,8 @@ def scripted(tokenizer, monkeypatch):
         model = ScriptedModel(tokenizer, list(answers) or ["a fine day"], context)
         from ipex_lookahead.cli import loading
 
-        monkeypatch.setattr(loading, "load", lambda name, **options: (model, tokenizer))
+        monkeypatch.setattr(loading, "load_text", lambda name, **options: model)
+        monkeypatch.setattr(loading, "load", lambda name, **options: (ScriptedForTransformers(model), tokenizer))
         return model
 
     return make

@@ -221,7 +221,7 @@ def test_bad_slash_arguments(line, scripted, talk):
     assert "error: " in err
     assert out == "a fine day\n", "the chat goes on"
     assert model.asked[0][1]["lookahead"] == 3
-    assert model.asked[0][1]["do_sample"] is False
+    assert model.asked[0][1]["temperature"] == 0
 
 
 def test_stats(scripted, talk):

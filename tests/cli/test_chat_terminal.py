@@ -25,7 +25,7 @@ def decode(self, *a, **k):
         time.sleep(0.05)
     return quick(self, *a, **k)
 tokenizer.__class__.decode = decode
-loading.load = lambda name, **options: (model, tokenizer)
+loading.load_text = lambda name, **options: model
 main.main(["chat"])
 """
 

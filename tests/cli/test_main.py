@@ -137,7 +137,7 @@ def test_commands_listed_are_those_there_are():
 
 
 def test_error_and_hint(monkeypatch, capsys):
-    monkeypatch.setattr(loading, "load", raising(InputError("it is wrong", hint="make it right")))
+    monkeypatch.setattr(loading, "load_text", raising(InputError("it is wrong", hint="make it right")))
     assert run(["generate", "hello"]) == 1
     out, err = capsys.readouterr()
     assert out == ""
@@ -145,7 +145,7 @@ def test_error_and_hint(monkeypatch, capsys):
 
 
 def test_format_error_names_the_place(monkeypatch, capsys):
-    monkeypatch.setattr(loading, "load", raising(ModelFormatError("a.gguf", "magic", 0, "is wrong")))
+    monkeypatch.setattr(loading, "load_text", raising(ModelFormatError("a.gguf", "magic", 0, "is wrong")))
     assert run(["generate", "hello"]) == 1
     assert capsys.readouterr().err == "error: a.gguf: magic at byte 0: is wrong\n"
 
@@ -154,7 +154,7 @@ def test_format_error_names_the_place(monkeypatch, capsys):
     "error", [RuntimeError("odd"), ValueError(), MemoryError(), OSError(28, "No space left", "/x")]
 )
 def test_other_errors_are_sentences_too(error, monkeypatch, capsys):
-    monkeypatch.setattr(loading, "load", raising(error))
+    monkeypatch.setattr(loading, "load_text", raising(error))
     assert run(["generate", "hello"]) == 1
     err = capsys.readouterr().err
     assert err.startswith("error: ")
@@ -163,7 +163,7 @@ def test_other_errors_are_sentences_too(error, monkeypatch, capsys):
 
 @pytest.mark.parametrize("arguments", [["--debug", "generate", "x"], ["generate", "x", "--debug"]])
 def test_debug_shows_the_traceback(arguments, monkeypatch, capsys):
-    monkeypatch.setattr(loading, "load", raising(InputError("it is wrong")))
+    monkeypatch.setattr(loading, "load_text", raising(InputError("it is wrong")))
     assert run(arguments) == 1
     err = capsys.readouterr().err
     assert "Traceback" in err
@@ -172,7 +172,7 @@ def test_debug_shows_the_traceback(arguments, monkeypatch, capsys):
 
 def test_debug_by_environment(monkeypatch, capsys):
     monkeypatch.setenv("IPEX_LOOKAHEAD_DEBUG", "1")
-    monkeypatch.setattr(loading, "load", raising(InputError("it is wrong")))
+    monkeypatch.setattr(loading, "load_text", raising(InputError("it is wrong")))
     assert run(["generate", "x"]) == 1
     assert "Traceback" in capsys.readouterr().err
 
@@ -219,7 +219,7 @@ def test_options_come_from_the_environment_and_the_command_line_wins(scripted, m
 
 
 def test_interrupt_is_130_and_no_traceback(monkeypatch, capsys):
-    monkeypatch.setattr(loading, "load", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(loading, "load_text", raising(KeyboardInterrupt()))
     assert run(["generate", "hello"]) == 130
     assert "Traceback" not in capsys.readouterr().err
 
@@ -229,7 +229,7 @@ def test_a_real_interrupt():
         "import signal, time; from ipex_lookahead.cli import loading, main\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a parent in the background has it ignored
         "def load(*a, **k): print('loading', flush=True); time.sleep(60)\n"
-        "loading.load = load; main.main(['generate', 'x'])"
+        "loading.load_text = load; main.main(['generate', 'x'])"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -283,24 +283,6 @@ def test_version(capsys):
 
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"ipex-lookahead {ipex_lookahead.__version__}\n"
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts(shell, capsys):
-    assert run(["completion", shell]) == 0
-    assert "_IPEX_LOOKAHEAD_COMPLETE" in capsys.readouterr().out
-
-
-def test_completion_completes():
-    environment = {
-        **os.environ,
-        "_IPEX_LOOKAHEAD_COMPLETE": "bash_complete",
-        "COMP_WORDS": "ipex-lookahead ge",
-        "COMP_CWORD": "1",
-    }
-    code = "from ipex_lookahead.cli.main import main; main([])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.stdout.split() == ["plain,generate"], done.stderr
 
 
 def test_info_shows_what_steps_were_measured_to_cost(tmp_path, monkeypatch, capsys):

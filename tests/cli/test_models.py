@@ -77,6 +77,14 @@ def test_info_about_a_folder(folder, capsys):
     assert "licence" in capsys.readouterr().out
 
 
+def test_info_names_the_keys_of_a_gguf_file_that_mean_nothing_here(tmp_path, capsys):
+    file = write_tiny_gguf(tmp_path / "tiny.gguf", metadata={"llama.novel_switch": 2})
+    assert run(["info", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unknown_keys"] == ["llama.novel_switch"]
+    assert run(["info", str(file)]) == 0
+    assert "llama.novel_switch" in capsys.readouterr().out
+
+
 def test_info_about_a_gguf_file(tmp_path, capsys):
     file = write_tiny_gguf(tmp_path / "tiny.gguf", quant="Q4_0")
     assert run(["info", str(file), "--json"]) == 0
@@ -138,7 +146,7 @@ def test_a_model_without_a_tokenizer(tmp_path, capsys):
 
 
 def test_unknown_low_bit_lists_the_known(folder, capsys):
-    assert run(["generate", "--model", str(folder), "--low-bit", "int3", "hi"]) == 1
+    assert run(["generate", "--model", str(folder), "--low-bit", "int3", "hi"]) == 2
     err = capsys.readouterr().err
     assert "int3" in err
     assert "sym_int4" in err

@@ -19,6 +19,7 @@ def refused(monkeypatch, capsys):
         raise AssertionError("the model was loaded")
 
     monkeypatch.setattr(loading, "load", load)
+    monkeypatch.setattr(loading, "load_text", load)
 
     def said(*arguments: str) -> list[str]:
         assert run(arguments) == 2

@@ -30,6 +30,7 @@ ONLY_FROM_PYTHON = ("lookahead_decoding.py", "wrapping.py", "transformers.py", "
         ("modules_to_not_convert=['a.b'] leaves it", "modules_to_not_convert=['a.b'] (in Python) leaves it"),
         ("write one with model.save_low_bit(folder)", "write one with ipex-lookahead quantize"),
         ("strategy 'draft_model' needs a second model", "strategy 'draft_model' needs a second model"),
+        ("pip install ipex-llm, in a speculative mood", "pip install ipex-llm, in a speculative mood"),
         ("no threads, no store, a lookahead strategy", "no threads, no store, a lookahead strategy"),
         ("/models/low_bit/a.gguf: my-low_bit", "/models/low_bit/a.gguf: my-low_bit"),
     ],
@@ -87,7 +88,7 @@ def test_an_error_from_below_names_the_option(monkeypatch, capsys):
     def load(*arguments, **options):
         raise LowBitFormatError("load_in_low_bit is 'x'", hint='for example load_in_low_bit="sym_int4"')
 
-    monkeypatch.setattr(loading, "load", load)
+    monkeypatch.setattr(loading, "load_text", load)
     assert run(["generate", "hi"]) == 1
     assert capsys.readouterr().err == "error: --low-bit is 'x'\nhint: for example --low-bit sym_int4\n"
 
@@ -97,5 +98,5 @@ def test_options_of_the_table_are_options_of_a_command():
 
     known = {name for option in every_option() for name in (*option.opts, *option.secondary_opts)}
     for option in ARGUMENTS.values():
-        assert option.split()[0] in known or option.startswith(("ipex-lookahead", "--overwrite")), option
+        assert option.split()[0] in known or option.startswith("ipex-lookahead"), option
     assert not set(ARGUMENTS) & set(PYTHON_ONLY)

@@ -36,7 +36,7 @@ def test_embedded_model_gives_the_golden_ids(shared):
     from ipex_lookahead.checkpoints import open_checkpoint
 
     checkpoint = open_checkpoint(file)
-    tokenizer = checkpoint.tokenizer()
+    tokenizer = checkpoint.text_tokenizer().for_transformers()
     checkpoint.close()
     lines = (shared / "golden" / "smollm2_tokens.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 261

@@ -24,7 +24,7 @@ from ipex_lookahead.checkpoints.hf_folder import write_hf_folder
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint, refuse_without_safetensors
 from ipex_lookahead.compat import RELEASE
 from ipex_lookahead.engines.foreign import foreign_config
-from ipex_lookahead.engines.hf_config import generation_config, inline_rope_factors, transformers_config
+from ipex_lookahead.engines.hf_config import generation_defaults, inline_rope_factors, transformers_config
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
 from ipex_lookahead.engines.torch.cache import ModelSequence, SequenceCache
 from ipex_lookahead.engines.torch.engine import TorchEngine
@@ -158,8 +158,8 @@ def load(request: LoadRequest) -> LoadedModel:
                 hint="use engine='native' or engine='torch'",
             ) from error
     loaded.low_bit = label
-    if loaded.generation_config is None:
-        loaded.generation_config = model.generation_config
+    if not loaded.generation_config:
+        loaded.generation_config = model.generation_config.to_diff_dict()
     return loaded
 
 
@@ -168,12 +168,12 @@ def _source(request: LoadRequest) -> Iterator[tuple[Path, LoadedModel]]:
     """A folder that transformers reads, and everything but the engine of what is loaded."""
     family = family_of(request.path)
     if family is not None and family not in model_types():
-        from ipex_lookahead.tokenization.folder import tokenizer_from_folder
+        from ipex_lookahead.tokenization.folder import text_from_folder
 
         refuse_without_safetensors(request.path)
         config, plain = foreign_config(read_json(request.path / "config.json"), request.path)
-        tokenizer = tokenizer_from_folder(request.path, plain)
-        yield request.path, LoadedModel(None, config, "", plain, None, tokenizer)
+        tokenizer = text_from_folder(request.path, plain)
+        yield request.path, LoadedModel(None, "", plain, tokenizer=tokenizer, config=config)
         return
     checkpoint = open_checkpoint(request.path)
     try:
@@ -181,11 +181,11 @@ def _source(request: LoadRequest) -> Iterator[tuple[Path, LoadedModel]]:
         _refuse_what_is_newer(checkpoint)
         about = LoadedModel(
             None,
-            transformers_config(checkpoint.config),
             "",
             dict(checkpoint.config),
-            generation_config(checkpoint),
-            checkpoint.tokenizer(),
+            generation_defaults(checkpoint),
+            checkpoint.text_tokenizer(),
+            transformers_config(checkpoint.config),
         )
         if isinstance(checkpoint, SafetensorsCheckpoint):
             yield request.path, about

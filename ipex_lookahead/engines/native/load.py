@@ -1,10 +1,10 @@
-"""Checkpoints onto the native engine."""
+"""Checkpoints onto the native engine. Imports neither torch nor transformers: a command starts in a second."""
 
 from __future__ import annotations
 
 from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.checkpoints import open_checkpoint
-from ipex_lookahead.engines.hf_config import generation_config, inline_rope_factors, transformers_config
+from ipex_lookahead.engines.hf_config import generation_defaults, inline_rope_factors
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.requantize import warn_of_requantizing
@@ -25,18 +25,14 @@ def load(request: LoadRequest) -> LoadedModel:
             request.check_label(label)
         plan = request.plan(spec.embedding if spec.tied else spec.lm_head, label)
         rounded_from = warn_of_requantizing(checkpoint, plan, kept=() if spec.tied else (spec.embedding,))
+        if request.progress is not None:
+            request.progress(0, 0, "reading the tokenizer")
+        tokenizer = checkpoint.text_tokenizer()
         engine = NativeEngine.load(
             checkpoint, spec, plan, threads=request.threads, kv_cache=request.kv_cache, progress=request.progress
         )
         if rounded_from is not None:
             engine.facts["requantized_from"] = rounded_from
-        return LoadedModel(
-            engine,
-            transformers_config(checkpoint.config),
-            label,
-            dict(checkpoint.config),
-            generation_config(checkpoint),
-            checkpoint.tokenizer(),
-        )
+        return LoadedModel(engine, label, dict(checkpoint.config), generation_defaults(checkpoint), tokenizer)
     finally:
         checkpoint.close()

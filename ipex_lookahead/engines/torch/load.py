@@ -23,7 +23,7 @@ from ipex_lookahead.checkpoints.low_bit import MARKER
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
 from ipex_lookahead.compat import dtype_argument
 from ipex_lookahead.engines.foreign import Extent, foreign_config, said
-from ipex_lookahead.engines.hf_config import generation_config, inline_rope_factors, transformers_config
+from ipex_lookahead.engines.hf_config import generation_defaults, inline_rope_factors, transformers_config
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
 from ipex_lookahead.engines.requantize import warn_of_requantizing
 from ipex_lookahead.engines.torch.device import check_device
@@ -115,11 +115,11 @@ def _load_known(checkpoint: Checkpoint, request: LoadRequest, device: torch.devi
         engine.facts["requantized_from"] = rounded_from
     return LoadedModel(
         engine,
-        config,
         label,
         dict(checkpoint.config),
-        generation_config(checkpoint),
-        checkpoint.tokenizer(),
+        generation_defaults(checkpoint),
+        checkpoint.text_tokenizer(),
+        config,
     )
 
 
@@ -177,7 +177,7 @@ def _set_rope(model: Any, spec: DecoderSpec, config: dict[str, Any]) -> None:
 def _load_foreign(request: LoadRequest, device: torch.device, family: str) -> LoadedModel:
     from transformers import GenerationConfig
 
-    from ipex_lookahead.tokenization.folder import tokenizer_from_folder
+    from ipex_lookahead.tokenization.folder import text_from_folder
 
     path = request.path
     raw = read_json(path / "config.json")
@@ -201,13 +201,14 @@ def _load_foreign(request: LoadRequest, device: torch.device, family: str) -> Lo
     finally:
         checkpoint.close()
     settings = path / "generation_config.json"
+    defaults = GenerationConfig.from_dict(dict(read_json(settings))) if settings.exists() else model.generation_config
     return LoadedModel(
         _engine(model, request, device, label, backends, report),
-        config,
         label,
         plain,
-        GenerationConfig.from_dict(dict(read_json(settings))) if settings.exists() else model.generation_config,
-        tokenizer_from_folder(path, plain),
+        defaults.to_diff_dict(),
+        text_from_folder(path, plain),
+        config,
     )
 
 

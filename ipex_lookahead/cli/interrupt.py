@@ -1,0 +1,58 @@
+"""Ctrl-C while the core reads a long prompt."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+PYTHON_SECONDS = 0.1
+"""So long Python has to raise KeyboardInterrupt itself, where it is not waiting for the core."""
+
+
+@contextmanager
+def ends_at_once(tidy: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Let an interrupt end the process at once, with status 130, until the function that is given back is called.
+
+    Python itself hears of a signal between two pieces of the prompt only, which on a large model are seconds apart. So
+    a thread listens where Python's signal handler writes as soon as the signal comes. Nothing may be under way that an
+    end in the middle would spoil.
+
+    Args:
+        tidy: called before the end, to leave the terminal as it was.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    open_ends = [told]
+
+    def listen() -> None:
+        while number := os.read(heard, 1):
+            if number[0] != signal.SIGINT:
+                continue
+            time.sleep(PYTHON_SECONDS)
+            if open_ends:
+                tidy()
+                sys.stderr.write("interrupted\n")
+                sys.stderr.flush()
+                os._exit(130)
+        os.close(heard)
+
+    def over() -> None:
+        if open_ends:
+            open_ends.clear()
+            signal.set_wakeup_fd(before)
+            os.close(told)
+
+    threading.Thread(target=listen, daemon=True).start()
+    try:
+        yield over
+    finally:
+        over()

@@ -1,0 +1,66 @@
+"""A file for answers, which is there when it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from ipex_lookahead.errors import SaveError
+
+
+def check_output(file: str | None, *, overwrite: bool) -> None:
+    """Refuse, before anything is loaded, a file that is there already or cannot be written. Raises UsageError."""
+    if file is None:
+        if overwrite:
+            raise click.UsageError("--overwrite has no effect without --output; add it, or leave it out")
+        return
+    path = Path(file).expanduser()
+    if path.is_dir():
+        raise click.UsageError(f"--output: {file} is a folder; name a file")
+    if path.exists() and not overwrite:
+        raise click.UsageError(f"--output: {file} exists; choose another name, or add --overwrite")
+    if not path.parent.is_dir():
+        raise click.UsageError(f"--output: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise click.UsageError(f"--output: {path.parent} cannot be written")
+
+
+@contextmanager
+def written(file: str) -> Iterator[Callable[[str], None]]:
+    """Gives a function that writes text at once, under another name: the file gets its own when all has gone well.
+
+    What an error or an interrupt leaves behind stays, unless nothing was written, and is named on standard error.
+
+    Raises SaveError where it cannot be written.
+    """
+    path = Path(os.path.realpath(Path(file).expanduser()))
+    name = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        out = name.open("x", encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise SaveError(f"{file} cannot be written: {error.strerror}", hint="name a file elsewhere") from error
+    try:
+        with out:
+
+            def write(text: str) -> None:
+                try:
+                    out.write(text)
+                    out.flush()
+                except OSError as error:
+                    raise SaveError(f"{file} cannot be written: {error.strerror}", hint="free some space") from error
+
+            yield write
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            if name.stat().st_size:
+                click.echo(f"what had come is in {name}", err=True)
+            else:
+                name.unlink()
+        raise

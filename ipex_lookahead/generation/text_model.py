@@ -1,0 +1,256 @@
+"""A loaded model as the commands use it: token ids in, token ids out, without torch and transformers.
+
+``LookaheadModelForCausalLM`` is the same for programs that are written for transformers. Both run
+:func:`ipex_lookahead.generation.run.run`, and the same settings give the same tokens.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ipex_lookahead.config import LookaheadConfig
+from ipex_lookahead.decoding.choose import Ids, Processor
+from ipex_lookahead.decoding.cost import EngineCosts, cost_folder
+from ipex_lookahead.decoding.penalties import CountPenalties, LeastLength, NoRepeatedNGrams, RepetitionPenalty
+from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
+from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.drafting.self_speculation import low_bit_copy
+from ipex_lookahead.drafting.store import Stores
+from ipex_lookahead.engines.base import Engine
+from ipex_lookahead.engines.loading import LoadedModel
+from ipex_lookahead.errors import InputError
+from ipex_lookahead.generation.checks import token_ids
+from ipex_lookahead.generation.lookahead import resolve_lookahead, second_model_lookahead
+from ipex_lookahead.generation.run import Job, length_limit, run
+from ipex_lookahead.generation.second_model import check_vocabulary
+from ipex_lookahead.tokenization.text import TextTokenizer
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "top_h": (),
+    "penalty_alpha": (0.0,),
+    "guidance_scale": (1.0,),
+    "sequence_bias": (),
+    "bad_words_ids": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "exponential_decay_length_penalty": (),
+    "remove_invalid_values": (False,),
+    "renormalize_logits": (False,),
+    "watermarking_config": (),
+    "constraints": (),
+    "force_words_ids": (),
+    "dola_layers": (),
+}
+"""Options of a generation config that would change the text and are not known here -> values that ask for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How an answer is made. None leaves it to the model's own generation config, else to Hugging Face's default.
+
+    Attributes:
+        max_new_tokens: most tokens of the answer; 0 makes none.
+        temperature: 0 takes the most likely token.
+        top_k, top_p, min_p: see ``SamplingParams``; they say nothing at temperature 0.
+        seed: of the sampler; None draws one, which the statistics tell.
+        repetition_penalty: see ``decoding/penalties.py``.
+        presence_penalty, frequency_penalty: see there; the model has no say in these.
+        stop: an answer ends where one of these texts appears.
+    """
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    stop: tuple[str, ...] = ()
+
+
+class TextModel:
+    """A loaded model.
+
+    Args:
+        loaded: as an engine's loader gives it.
+        tokenizer: its tokenizer.
+        note: told what is being waited for.
+
+    Attributes:
+        engine, tokenizer: its parts.
+        config: the model's config.
+        stats: of the last answer, also of one that was interrupted.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, tokenizer: TextTokenizer, note: Callable[[str], None] | None = None
+    ) -> None:
+        self.engine: Engine = loaded.engine
+        self.tokenizer = tokenizer
+        self.config: dict[str, Any] = loaded.checkpoint_config
+        self.stats = GenerationStats()
+        self._defaults: Mapping[str, Any] = loaded.generation_config
+        self._eos = frozenset(token_ids("eos_token_id", self._defaults.get("eos_token_id"), self.engine.vocab_size))
+        self._costs = EngineCosts(self.engine, cost_folder(), note)
+        self._stores = Stores(self.engine.vocab_size, tokenizer.get_vocab)
+        self._draft: Engine | None = None
+        self._copy: Engine | None = None
+
+    def use_draft_model(self, draft: TextModel) -> None:
+        """Let a smaller model draft wherever ``generate`` gets a ``lookahead`` that names no other strategy.
+
+        Raises InputError where it has another vocabulary.
+        """
+        check_vocabulary(self, draft)
+        self._draft = draft.engine
+
+    def generate(
+        self,
+        ids: Sequence[int],
+        rules: Rules,
+        *,
+        lookahead: int | str | LookaheadConfig | None = None,
+        adaptive: bool | None = None,
+        on_token: Callable[[int], None] | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> list[int]:
+        """Answer a prompt.
+
+        Args:
+            ids: the prompt.
+            rules: how tokens are chosen.
+            lookahead: how to draft, as for :func:`resolve_lookahead`. It never changes the answer.
+            adaptive: False always drafts as much as allowed.
+            on_token: told each token as it comes.
+            on_prefill: told, after each piece of the prompt, how many of its tokens are done, and their number.
+
+        Returns:
+            The answer's ids. ``stats`` says why it ended, how fast it was, and with which seed.
+
+        Raises:
+            InputError: a rule outside what is allowed, or an empty prompt.
+            ContextLengthError: a prompt that leaves no room for an answer.
+        """
+        self.stats = stats = GenerationStats()
+        if not ids:
+            raise InputError("the prompt is empty; give at least one token")
+        config, draft_engine = self._drafting(lookahead, adaptive)
+        limit, reason = length_limit(len(ids), self.engine.max_context, max_new_tokens=rules.max_new_tokens)
+        processors = self._processors(rules, len(ids))
+        sampler = self._sampler(rules)
+        if limit == len(ids):
+            stats.sequences, stats.finish_reasons = 1, [reason]
+            return []
+        job = Job(
+            np.asarray(ids, np.int32),
+            limit,
+            reason,
+            self._eos,
+            sampler,
+            processors,
+            processors,
+            on_token=on_token,
+            stop=StopTexts(self.tokenizer, rules.stop) if rules.stop else None,
+        )
+        return run(
+            self.engine,
+            [job],
+            config
+            if limit - len(ids) > 1
+            else None,  # the first token comes with the prompt: there is nothing to draft
+            stats=stats,
+            costs=self._costs,
+            stores=self._stores,
+            draft_engine=draft_engine,
+            on_prefill=on_prefill,
+        )[0].new
+
+    def _drafting(
+        self, lookahead: int | str | LookaheadConfig | None, adaptive: bool | None
+    ) -> tuple[LookaheadConfig | None, Engine | None]:
+        """What ``lookahead`` means for this model, and the engine that drafts where a second one does."""
+        named = isinstance(lookahead, LookaheadConfig) or (isinstance(lookahead, str) and lookahead != "auto")
+        if self._draft is not None and lookahead is not None and not named:
+            lookahead = second_model_lookahead(lookahead, strategy="draft_model")
+        config = resolve_lookahead(lookahead, None, adaptive)
+        if config is None or config.strategy != "self_speculation":
+            return config, self._draft
+        if self._copy is None:
+            self._copy = low_bit_copy(self.engine)
+        return config, self._copy
+
+    def _setting(self, name: str, given: Any, otherwise: Any) -> Any:
+        """What was given, else the model's own, else ``otherwise``."""
+        found = self._defaults.get(name) if given is None else given
+        return otherwise if found is None else found
+
+    def _sampler(self, rules: Rules) -> Sampler | None:
+        if rules.temperature == 0:
+            return None
+        params = SamplingParams(
+            rules.temperature,
+            self._setting("top_k", rules.top_k, 50),
+            self._setting("top_p", rules.top_p, 1.0),
+            self._setting("min_p", rules.min_p, 0.0),
+        )
+        return Sampler(params, secrets.randbits(63) if rules.seed is None else rules.seed, 0)
+
+    def _processors(self, rules: Rules, prompt_length: int) -> list[Processor]:
+        """In Hugging Face's order; the penalties that it does not have come last."""
+        for name, neutral in _NEUTRAL.items():
+            value = self._defaults.get(name)
+            if value is not None and value not in neutral:
+                raise InputError(
+                    f"the model's generation config asks for {name}={value!r}, which the command does not have",
+                    hint="use model.generate in Python, or take it out of generation_config.json",
+                )
+        made: list[Processor] = []
+        repetition = float(self._setting("repetition_penalty", rules.repetition_penalty, 1.0))
+        if repetition != 1.0:
+            made.append(RepetitionPenalty(repetition))
+        if size := self._setting("no_repeat_ngram_size", None, 0):
+            made.append(NoRepeatedNGrams(size))
+        new = self._defaults.get("min_new_tokens")
+        least = prompt_length + new if new is not None else self._setting("min_length", None, 0)
+        if least > prompt_length and self._eos:
+            made.append(LeastLength(least, self._eos))
+        if rules.presence_penalty or rules.frequency_penalty:
+            made.append(CountPenalties(rules.presence_penalty or 0.0, rules.frequency_penalty or 0.0, prompt_length))
+        return made
+
+
+class StopTexts:
+    """Whether a sequence's last token completes one of some texts.
+
+    Args:
+        tokenizer: the model's.
+        texts: one or several, none of them empty.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, texts: Sequence[str]) -> None:
+        if not all(texts):
+            raise InputError("a text to stop at is empty; give at least one character")
+        self._tokenizer = tokenizer
+        self._texts = texts
+        # A token has at least one byte; four more for a character that the cut goes through.
+        self._tail = max(len(text.encode()) for text in texts) + 4
+
+    def __call__(self, ids: Ids) -> bool:
+        """Int64 [n] -> whether it ends here."""
+        tail = ids[-self._tail :].tolist()
+        text, before = self._tokenizer.decode(tail), len(self._tokenizer.decode(tail[:-1]).rstrip("\ufffd"))
+        return any(text.find(stop, max(0, before - len(stop) + 1)) >= 0 for stop in self._texts)

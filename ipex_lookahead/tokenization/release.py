@@ -1,0 +1,33 @@
+"""What differs between the releases of the tokenizers library: 0.15, which ipex-llm needs, to 0.23."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tokenizers
+
+from ipex_lookahead.errors import UnsupportedModelError
+
+TOKENIZERS = tuple(int(part) for part in tokenizers.__version__.split(".")[:2])
+"""(major, minor) of the library that is installed."""
+
+
+def check_whole_words(wanted: bool) -> None:
+    """Raise UnsupportedModelError where a vocabulary has words that no merge makes, and tokenizers cannot know it."""
+    if wanted and TOKENIZERS < (0, 19):
+        raise UnsupportedModelError(
+            f"this tokenizer takes whole words first (ignore_merges), as Llama 3's does; tokenizers"
+            f" {tokenizers.__version__} cannot, 0.19 can"
+        )
+
+
+def merges_for_json(pairs: Sequence[tuple[str, str]]) -> list[Any]:
+    """Merges as this release of tokenizers reads them from JSON: pairs, or before 0.20 both in one string."""
+    if TOKENIZERS >= (0, 20):
+        return list(pairs)
+    if any(" " in left + right for left, right in pairs):
+        raise UnsupportedModelError(
+            f"tokens hold spaces, which tokenizers {tokenizers.__version__} cannot read; 0.20 can"
+        )
+    return [f"{left} {right}" for left, right in pairs]

@@ -1,0 +1,272 @@
+"""Where prompts come from and where answers go: pipes, files, several prompts; and Ctrl-C in a long prompt."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ipex_lookahead.cli.main import run
+from ipex_lookahead.cli.prompt_bar import PromptBar
+from ipex_lookahead.cli.writing import written
+from ipex_lookahead.errors import SaveError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def piped(monkeypatch):
+    def put(content: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
+
+    return put
+
+
+def prompt_text(model, index=-1) -> str:
+    return model.tokenizer.decode(model.asked[index][0])
+
+
+# ---- standard input --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"a long text\n", "Summarise this\n\na long text\n"),
+        (b"", "Summarise this"),
+        (b" \n", "Summarise this"),
+    ],
+)
+def test_what_is_piped_in_follows_the_prompt(content, expected, scripted, piped):
+    model = scripted()
+    piped(content)
+    assert run(["generate", "-q", "--raw", "Summarise this"]) == 0
+    assert prompt_text(model) == expected
+
+
+def test_a_closed_standard_input_is_an_empty_one(scripted, monkeypatch, capsys):
+    model = scripted()
+    monkeypatch.setattr(sys, "stdin", None)
+    assert run(["generate", "-q", "--raw", "hi"]) == 0
+    assert prompt_text(model) == "hi"
+    assert run(["generate"]) == 2
+    assert "no prompt" in capsys.readouterr().err
+
+
+def test_a_terminal_is_not_read(scripted, monkeypatch):
+    model = scripted()
+    _, slave = pty.openpty()
+    with os.fdopen(slave) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        assert run(["generate", "-q", "--raw", "hi"]) == 0
+    assert prompt_text(model) == "hi"
+
+
+def test_a_pipe_that_stays_silent_is_named(monkeypatch, capsys):
+    from ipex_lookahead.cli import reading
+
+    heard, told = os.pipe()
+    monkeypatch.setattr(reading, "PATIENCE_SECONDS", 0.01)
+    with os.fdopen(heard) as pipe:
+        monkeypatch.setattr(sys, "stdin", pipe)
+        reading._say_if_waiting()
+    assert "waiting for the end of standard input" in capsys.readouterr().err
+    os.close(told)
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_file(scripted, tmp_path, piped, capsys):
+    model = scripted()
+    file = tmp_path / "p.txt"
+    file.write_text("from a file, Zürich\n", encoding="utf-8")
+    assert run(["generate", "-q", "--raw", "--prompt-file", str(file)]) == 0
+    assert prompt_text(model) == "from a file, Zürich\n"
+    piped(b"and a pipe")
+    assert run(["generate", "-q", "--raw", "--prompt-file", str(file)]) == 0
+    assert prompt_text(model) == "from a file, Zürich\n\nand a pipe"
+    assert run(["generate", "hi", "--prompt-file", str(file)]) == 2
+    assert run(["generate", "--prompt-file", str(tmp_path / "none")]) == 1
+    assert "cannot be read: No such file" in capsys.readouterr().err
+    file.write_bytes(b"ab\xff")
+    assert run(["generate", "--prompt-file", str(file)]) == 1
+    assert "not UTF-8 text (byte 2)" in capsys.readouterr().err
+
+
+def test_the_answer_goes_to_a_file(scripted, tmp_path, capsys):
+    scripted("a fine day")
+    file = tmp_path / "answer.txt"
+    assert run(["generate", "hi", "--output", str(file)]) == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "11 tokens" in err
+    assert file.read_text() == "a fine day\n"
+    assert run(["generate", "hi", "-o", str(file)]) == 2
+    assert "exists" in capsys.readouterr().err
+    assert run(["generate", "hi", "-o", str(file), "--json", "--overwrite"]) == 0
+    assert json.loads(file.read_text())["text"] == "a fine day"
+    assert [found.name for found in tmp_path.iterdir()] == ["answer.txt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["-o", "."], "is a folder"),
+        (["-o", "no/such/a.txt"], "there is no folder"),
+        (["--overwrite"], "--overwrite has no effect"),
+        (["-o", "a.txt", "--show-accepted"], "--show-accepted is for a terminal"),
+    ],
+)
+def test_output_is_refused_before_anything_is_loaded(arguments, says, capsys):
+    assert run(["generate", "hi", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_an_interrupted_file_keeps_another_name(scripted, tmp_path, capsys):
+    scripted("one two three").interrupt_after = 8
+    assert run(["generate", "hi", "-o", str(tmp_path / "a.txt")]) == 130
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".a.txt.")
+    assert left.read_text() == "one two \n"
+    assert f"what had come is in {left}" in capsys.readouterr().err
+
+
+def test_a_file_that_nothing_came_for_is_gone(tmp_path):
+    with pytest.raises(RuntimeError), written(str(tmp_path / "a.txt")):
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(SaveError, match="cannot be written"), written("/proc/none/a.txt"):
+        pass
+
+
+def test_several_prompts(scripted, tmp_path, capsys):
+    model = scripted("one", "two", "three")
+    file = tmp_path / "p.jsonl"
+    lines = [{"id": "x", "prompt": "first"}, {"prompt": "second"}, {"id": 3, "prompt": "third"}]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    assert run(["generate", "--prompts", str(file), "--temperature", "1"]) == 0
+    out, err = capsys.readouterr()
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [(line["id"], line["text"]) for line in found] == [("x", "one"), ("p/2", "two"), ("3", "three")]
+    assert {line["seed"] for line in found} == {1234}
+    assert err == ""
+    assert "second" in prompt_text(model, 1)
+    assert run(["generate", "--prompts", str(file), "-o", str(tmp_path / "a.jsonl")]) == 0
+    assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 3
+    assert run(["generate", "--prompts", str(file), "hi"]) == 2
+    assert run(["generate", "--prompts", str(file), "--show-accepted"]) == 2
+
+
+def test_a_prompt_that_cannot_be_answered_does_not_stop_the_others(scripted, tmp_path, capsys):
+    from ipex_lookahead.errors import ContextLengthError
+
+    model = scripted("one", "two")
+    generate = model.generate
+
+    def refuse_long(ids, *arguments, **options):
+        if len(ids) > 100:
+            raise ContextLengthError("too long")
+        return generate(ids, *arguments, **options)
+
+    model.generate = refuse_long
+    file = tmp_path / "p.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": text}) for text in ("a", "b" * 100, "c")))
+    assert run(["generate", "--prompts", str(file)]) == 1
+    out, err = capsys.readouterr()
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [line.get("text") for line in found] == ["one", None, "two"]
+    assert found[1]["error"] == "too long"
+    assert "1 of 3 prompts could not be answered" in err
+
+
+# ---- penalties and seeds ---------------------------------------------------------------------------------------------
+
+
+def test_penalties_reach_the_model(scripted, capsys):
+    model = scripted()
+    penalties = "--repetition-penalty 1.1 --presence-penalty 0.5 --frequency-penalty -0.5".split()
+    assert run(["generate", "hi", *penalties]) == 0
+    asked = model.asked[0][1]
+    assert (asked["repetition_penalty"], asked["presence_penalty"], asked["frequency_penalty"]) == (1.1, 0.5, -0.5)
+    assert run(["generate", "hi", "--presence-penalty", "3"]) == 2
+
+
+def test_the_seed_of_an_unseeded_sampling_is_told(scripted, capsys):
+    scripted()
+    assert run(["generate", "hi", "--temperature", "0.7"]) == 0
+    assert "seed 1234" in capsys.readouterr().err
+    assert run(["generate", "hi", "--temperature", "0.7", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["seed"] == 1234
+    assert run(["generate", "hi"]) == 0
+    assert "seed" not in capsys.readouterr().err
+
+
+# ---- long prompts ----------------------------------------------------------------------------------------------------
+
+
+def test_a_long_prompt_shows_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    bar = PromptBar()
+    for done in (0, 512, 1024, 1500):
+        bar.update(done, 1500)
+    shown = capsys.readouterr().err
+    assert "reading the prompt" in shown
+    assert "0/1500" in shown
+    bar.update(0, 20)
+    PromptBar(shown=False).update(0, 1500)
+    assert capsys.readouterr().err == ""
+
+
+def test_where_nothing_may_be_drawn_a_line_says_it_once(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    bar = PromptBar()
+    for done in (0, 512, 1024, 1500):
+        bar.update(done, 1500)
+    assert capsys.readouterr().err == "reading the prompt (1500 tokens) ...\n"
+
+
+def test_nothing_is_drawn_into_a_pipe(capsys):
+    PromptBar().update(0, 1500)
+    assert capsys.readouterr().err == ""
+
+
+def test_an_interrupt_in_the_prompt_ends_it_at_once():
+    """Also where the core does not come back to Python for a long time."""
+    code = (
+        "import hashlib, signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from ipex_lookahead.cli.interrupt import ends_at_once\n"
+        "with ends_at_once(lambda: print('tidied', flush=True)):\n"
+        "    print('busy', flush=True)\n"
+        "    hashlib.pbkdf2_hmac('sha512', b'x', b'y', 10**9)\n"
+    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes) as child:
+        assert child.stdout.readline() == "busy\n"
+        time.sleep(0.2)
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+        assert (child.returncode, out, err) == (130, "tidied\n", "interrupted\n")
+
+
+def test_after_the_prompt_an_interrupt_is_pythons():
+    from ipex_lookahead.cli.interrupt import ends_at_once
+
+    tidied = []
+    with ends_at_once(lambda: tidied.append(1)) as in_order:
+        in_order()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert not tidied
+    assert signal.set_wakeup_fd(-1) == -1

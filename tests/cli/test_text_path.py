@@ -1,0 +1,180 @@
+"""generate and chat on tiny real models: no torch, no transformers, and the tokens that ``model.generate`` gives."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+
+from ipex_lookahead.auto import AutoModelForCausalLM, load_text_model
+from ipex_lookahead.cli.main import run
+from ipex_lookahead.errors import ContextLengthError, InputError
+from ipex_lookahead.generation.text_model import Rules, StopTexts, TextModel
+from ipex_lookahead.tokenization.gguf import text_from_gguf
+from tests.support.chat_tokenizer import CHAT_TEMPLATE, SIZE, chat_tokenizer
+from tests.support.tiny import write_tiny_gguf, write_tiny_llama
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    made = write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", vocab=SIZE, context=512)
+    chat_tokenizer().save_pretrained(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory) -> Path:
+    """The same sizes as a GGUF file with its tokenizer inside."""
+    plain = write_tiny_gguf(tmp_path_factory.mktemp("gguf") / "plain.gguf", vocab=SIZE + 1, context=512)
+    vocabulary = sorted(chat_tokenizer().get_vocab().items(), key=lambda entry: entry[1])
+    reader, file = gguf.GGUFReader(plain), plain.with_name("tiny.gguf")
+    writer = gguf.GGUFWriter(file, "llama")
+    for name, field in reader.fields.items():
+        if not name.startswith(("GGUF.", "general.architecture")):
+            writer.add_key_value(name, field.contents(), field.types[0])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*(token for token, _ in vocabulary), "he"])
+    writer.add_token_types([3] * 4 + [1] * 257)
+    writer.add_token_merges(["h e"])
+    writer.add_chat_template(CHAT_TEMPLATE)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+@pytest.mark.parametrize("command", [["generate", "--json", "--stop", "zzz", "Hi"], ["chat"]])
+def test_neither_torch_nor_transformers_is_imported(command, folder, gguf_file):
+    """Importing them takes longer than all the rest of a short answer."""
+    for model in (folder, gguf_file):
+        arguments = [*command, "-n", "4", "--temperature", "1", "--presence-penalty", "1", "--model", str(model)]
+        code = (
+            "import sys; from ipex_lookahead.cli.main import run\n"
+            f"assert run({arguments!r}) == 0\n"
+            "print([m for m in ('torch', 'transformers') if m in sys.modules], file=sys.stderr)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], input="hello\n", capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.splitlines()[-1] == "[]"
+
+
+@pytest.fixture(scope="module")
+def both(folder) -> tuple[TextModel, Any]:
+    return load_text_model(str(folder), threads=1), AutoModelForCausalLM.from_pretrained(folder, threads=1)
+
+
+SAMPLED = {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "seed": 7}
+
+
+@pytest.mark.parametrize("lookahead", [None, 3, "auto"])
+@pytest.mark.parametrize(
+    "settings", [{}, SAMPLED, {"temperature": 2.0, "seed": 1}, {**SAMPLED, "repetition_penalty": 1.3}]
+)
+def test_the_tokens_are_those_of_model_generate(settings, lookahead, both):
+    ours, theirs = both
+    ids = ours.tokenizer.encode("hello hello hello")
+    found = ours.generate(ids, Rules(40, **settings), lookahead=lookahead)
+    sampled = "temperature" in settings
+    whole = theirs.generate(torch.tensor([ids]), max_new_tokens=40, do_sample=sampled, lookahead=lookahead, **settings)
+    assert found == whole[0, len(ids) :].tolist()
+    assert ours.stats.seed == settings.get("seed")
+
+
+def test_the_models_own_generation_config_counts(folder, tmp_path):
+    import shutil
+
+    made = Path(shutil.copytree(folder, tmp_path / "own"))
+    own = {"repetition_penalty": 1.4, "no_repeat_ngram_size": 2, "min_new_tokens": 30, "top_k": 5, "top_p": 0.8}
+    (made / "generation_config.json").write_text(json.dumps({**own, "eos_token_id": [2, 70, 71, 72]}))
+    ours, theirs = load_text_model(str(made), threads=1), AutoModelForCausalLM.from_pretrained(made, threads=1)
+    ids = ours.tokenizer.encode("hello hello hello")
+    for rules, settings in (
+        (Rules(60), {"do_sample": False}),
+        (Rules(60, temperature=1.5, seed=3), {"do_sample": True, "temperature": 1.5, "seed": 3}),
+        (Rules(60, repetition_penalty=1.0), {"do_sample": False, "repetition_penalty": 1.0}),
+    ):
+        whole = theirs.generate(torch.tensor([ids]), max_new_tokens=60, **settings)
+        assert ours.generate(ids, rules, lookahead=3) == whole[0, len(ids) :].tolist()
+    (made / "generation_config.json").write_text(json.dumps({"num_beams": 4}))
+    with pytest.raises(InputError, match="num_beams=4"):
+        load_text_model(str(made), threads=1).generate(ids, Rules(4))
+
+
+def test_an_unseeded_sampling_can_be_repeated(both):
+    model, _ = both
+    ids = model.tokenizer.encode("hello")
+    first = model.generate(ids, Rules(30, temperature=1.0))
+    again = model.generate(ids, Rules(30, temperature=1.0, seed=model.stats.seed))
+    assert first == again
+
+
+def test_what_it_refuses(both):
+    model, _ = both
+    with pytest.raises(InputError, match="empty"):
+        model.generate([], Rules(4))
+    with pytest.raises(ContextLengthError, match="the prompt has 512 tokens"):
+        model.generate([5] * 512, Rules(4))
+    assert model.generate([5, 6], Rules(0)) == []
+    assert model.stats.finish_reasons == ["length"]
+
+
+def test_stop_texts(bpe_free_metadata):
+    tokenizer = text_from_gguf(bpe_free_metadata, "x.gguf")
+    ends = StopTexts(tokenizer, ["the mat", "é"])
+    for text, expected in (
+        ("on the mat", True),
+        ("on the ma", False),
+        ("the mat ", False),
+        ("café", True),
+        ("caf", False),
+    ):
+        ids = tokenizer.encode(text)
+        assert ends(torch.tensor(ids).numpy()) is expected
+    assert not ends(torch.tensor(tokenizer.encode("é")[:1]).numpy())
+
+
+@pytest.fixture
+def bpe_free_metadata() -> dict[str, Any]:
+    vocabulary = sorted(chat_tokenizer().get_vocab().items(), key=lambda entry: entry[1])
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": [token for token, _ in vocabulary],
+        "tokenizer.ggml.merges": [],
+    }
+
+
+def test_costs_are_not_measured_for_one_token(folder, monkeypatch):
+    from ipex_lookahead.decoding import cost
+
+    monkeypatch.setattr(cost, "calibrate", lambda *a, **k: pytest.fail("one token needs no draft"))
+    assert run(["generate", "-q", "-n", "1", "--model", str(folder), "Hi"]) == 0
+
+
+def test_a_prompt_tells_how_far_it_is(both):
+    model, _ = both
+    seen: list[tuple[int, int]] = []
+    model.generate([5] * 500, Rules(2), on_prefill=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (500, 500)
+
+
+def test_a_draft_model_drafts(folder, capsys):
+    arguments = ["generate", "--json", "-n", "20", "--model", str(folder), "Hi"]
+    assert run(arguments) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert run([*arguments, "--draft-model", str(folder), "--no-adaptive"]) == 0
+    drafted = json.loads(capsys.readouterr().out)
+    assert drafted["token_ids"] == plain["token_ids"]
+    assert "draft_model" in drafted["drafted_by_source"]
