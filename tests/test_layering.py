@@ -51,9 +51,14 @@ NEVER = ("pickle", "argparse", "dill", "marshal", "shelve")
 QUICK = (
     "errors.py",
     "config.py",
+    "auto.py",
     "formats/",
-    "checkpoints/base.py",
+    "checkpoints/",
+    "cli/",
     "engines/base.py",
+    "engines/hf_config.py",
+    "engines/loading.py",
+    "engines/native/",
     "engines/prefill.py",
     "drafting/",
     "decoding/",
@@ -61,6 +66,8 @@ QUICK = (
     "generation/lookahead.py",
     "generation/run.py",
     "generation/second_model.py",
+    "generation/text_model.py",
+    "tokenization/text.py",
 )
 """Files that may not import torch or transformers when they are imported."""
 

@@ -7,11 +7,12 @@ does falls on all of them alike and their ratio is fair. Lookahead 0 always runs
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, quantiles
 from typing import Any
 
 from ipex_lookahead.config import MEMORY_STORE, LookaheadConfig, is_memory
@@ -42,6 +43,9 @@ class Generation:
     tokens: list[int]
     stats: GenerationStats
 
+
+TELLING_TOKENS, TELLING_ANSWERS = 256, 4
+"""A ratio of fewer timed tokens or answers than these is called noise, whatever it is."""
 
 Setting = int | str | LookaheadConfig
 """What ``generate(lookahead=...)`` takes."""
@@ -165,8 +169,8 @@ def summarise(modes: Sequence[Mode], files: Sequence[str] = ()) -> list[dict[str
 
     A prompt's speed is the median of its repetitions; ``decode_tok_s`` weighs prompts by their tokens. A ratio is a
     speed over that of the same prompt at lookahead 0: ``prompt_ratios`` in the order of the prompts, their mean in
-    ``mean_prompt_ratio``, the worst in ``slowest_prompt_ratio``; 1 where nothing could be timed. ``files`` names each
-    prompt's file, for ``by_file``.
+    ``mean_prompt_ratio``, the worst in ``slowest_prompt_ratio``; 1 where nothing could be timed. Where
+    ``ratio_is_noise`` they cannot be told from 1. ``files`` names each prompt's file, for ``by_file``.
     """
     plain = modes[0]
     return [_row(mode, plain, files) for mode in modes]
@@ -199,6 +203,7 @@ def _row(mode: Mode, plain: Mode, files: Sequence[str]) -> dict[str, Any]:
         "slowest_prompt_ratio": min(ratios),
         "mean_prompt_ratio": fmean(ratios),
         "prompt_ratios": ratios,
+        **_certainty(mode, plain),
         "by_file": {
             name: _of_file([n for n, file in enumerate(files) if file == name], mode, ratios)
             for name in dict.fromkeys(files)
@@ -208,6 +213,24 @@ def _row(mode: Mode, plain: Mode, files: Sequence[str]) -> dict[str, Any]:
         "engine_ms_per_step": 1e3 * _over(sum(s.engine_seconds for s in everything), steps),
         "sampler_ms_per_step": 1e3 * _over(sum(s.sampler_seconds for s in everything), steps),
     }
+
+
+def _certainty(mode: Mode, plain: Mode) -> dict[str, Any]:
+    """Whether the ratios say anything: the quartiles of every answer's ratio to plain decoding's at the same turn.
+
+    They do not where a few tokens were timed, or where a quarter of the answers was slower and a quarter quicker.
+    """
+    pairs = [
+        _over(_speed([mine]), _speed([base]))
+        for answers, bases in zip(mode.answers, plain.answers, strict=True)
+        for mine, base in zip(answers, bases, strict=True)
+        if _speed([mine]) > 0 and _speed([base]) > 0
+    ]
+    tokens = sum(g.stats.decode_tokens for answers in mode.answers for g in answers)
+    low, _, high = quantiles(pairs, n=4, method="inclusive") if len(pairs) > 1 else (0.0, 1.0, math.inf)
+    few = tokens < TELLING_TOKENS or len(pairs) < TELLING_ANSWERS
+    noise = mode is not plain and (few or low <= 1.0 <= high)
+    return {"ratio_quartiles": [low, high] if len(pairs) > 1 else None, "ratio_is_noise": noise}
 
 
 def _meaning(setting: Setting) -> dict[str, Any]:

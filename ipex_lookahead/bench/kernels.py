@@ -18,6 +18,9 @@ from ipex_lookahead.formats import FORMATS
 
 WORKING_SET = 192 << 20
 """Bytes of weights walked in turn, more than any last-level cache holds, as a whole model's are."""
+PATIENCE_SECONDS = 1.0
+"""No further matrix is begun for a number of rows after so long: six of them on one instruction set end in ten seconds,
+with what comes before, also on a machine that others use."""
 
 
 def measure(
@@ -31,7 +34,7 @@ def measure(
     repeat: int = 5,
     report: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Medians over ``repeat`` walks through as many matrices [n_out, n_in] as make ``WORKING_SET``.
+    """Medians over ``repeat`` walks, or as many as time allows, through the matrices [n_out, n_in] of ``WORKING_SET``.
 
     ``gb_s`` counts the weights' bytes once a walk, ``gops`` two operations a multiply-add. Raises InputError for an
     unknown format or instruction set.
@@ -55,11 +58,12 @@ def measure(
         weight = random_matrix(shape, name, group_size, rng)
         copies = max(1, WORKING_SET // weight.nbytes)
         for isa in isas or known:
-            report(f"{name} on {isa}")
+            report(f"{name} on {isa}: packing")
             probes = [linear_probe(weight, threads=threads, isa=isa) for _ in range(copies)]
             steps = []
             # The oracle is a thousand times slower; a few matrices tell as much.
-            for count in rows:
+            for done, count in enumerate(rows, 1):
+                report(f"{name} on {isa}: {count} rows ({done} of {len(rows)})")
                 x = rng.standard_normal((count, shape[1]), dtype=np.float32)
                 used = probes[: 1 if isa == "scalar" else len(probes)]
                 seconds = _time(used, x, 1 if isa == "scalar" else repeat)
@@ -78,11 +82,17 @@ def measure(
 
 
 def _time(probes: Sequence[Callable[[Any], Any]], x: Any, repeat: int) -> float:
-    """Median seconds for one matrix."""
-    walks = []
+    """Median seconds for one matrix; of the first walk's matrices where that alone outlasts the patience."""
+    began = perf_counter()
+    walks: list[float] = []
     for _ in range(repeat):
         started = perf_counter()
-        for probe in probes:
+        for done, probe in enumerate(probes, 1):
             probe(x)
+            now = perf_counter()
+            if not walks and now - began > PATIENCE_SECONDS:
+                return (now - started) / done
         walks.append((perf_counter() - started) / len(probes))
+        if perf_counter() - began > PATIENCE_SECONDS:
+            break
     return median(walks)

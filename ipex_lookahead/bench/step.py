@@ -96,10 +96,11 @@ def measure(
     batches = {count: _batch(cache, count) for count in rows}
     times: dict[int, list[float]] = {count: [] for count in rows}
     for count in rows:
+        report(f"warming up: {count} rows")
         engine.forward(batches[count])
     for done in range(repeat):
-        report(f"round {done + 1} of {repeat}")
         for count in rows:
+            report(f"round {done + 1} of {repeat}: {count} rows")
             started = perf_counter()
             engine.forward(batches[count])
             times[count].append(perf_counter() - started)

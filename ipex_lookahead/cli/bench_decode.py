@@ -152,6 +152,11 @@ def _name(run: dict[str, Any]) -> str:
     return f"{run['lookahead']} {run['strategy']}"
 
 
+def _ratio(value: float, run: dict[str, Any]) -> str:
+    """A ratio to plain decoding, marked where it cannot be told from 1."""
+    return f"~{value:.2f}x (noise)" if run["ratio_is_noise"] else f"{value:.2f}x"
+
+
 def _all_same(counted: str) -> bool:
     same, _, prompts = counted.partition("/")
     return same == prompts
@@ -167,8 +172,8 @@ def _print_table(report: dict[str, Any], *, to_stderr: bool) -> None:
             (
                 _name(run),
                 f"{run['decode_tok_s']:.1f}",
-                f"{run['decode_tok_s'] / plain:.2f}x" if plain else "-",
-                f"{run['slowest_prompt_ratio']:.2f}x",
+                _ratio(run["decode_tok_s"] / plain, run) if plain else "-",
+                _ratio(run["slowest_prompt_ratio"], run),
                 f"{run['mean_acceptance_length']:.2f}",
                 f"{100 * run['acceptance_rate']:.0f}%",
                 f"{run['prefill_tok_s']:.0f}",
@@ -179,6 +184,7 @@ def _print_table(report: dict[str, Any], *, to_stderr: bool) -> None:
             for run in runs
         ],
         title=f"{title} · {runs[0]['prompts']} prompts",
-        caption="worst: the slowest prompt's ratio; accept: of the drafted tokens; µs/step: Python's share of a step",
+        caption="worst: the slowest prompt's ratio; noise: too few tokens to tell (-n, --repeat), or now slower, now "
+        "quicker; accept: of the drafted tokens; µs/step: Python's share of a step",
         to_stderr=to_stderr,
     )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
+
+import click
 
 from ipex_lookahead.terminal import may_draw
 
@@ -24,7 +27,10 @@ class PromptBar:
             self.close()
             return
         if self._bar is None:
-            if not self._shown or total < LONG_PROMPT or not may_draw():
+            if not self._shown or total < LONG_PROMPT:
+                return
+            if not may_draw():
+                self._say_once(total)
                 return
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -34,6 +40,12 @@ class PromptBar:
             self._task = self._bar.add_task("reading the prompt", total=total)
             self._bar.start()
         self._bar.update(self._task, completed=done)
+
+    def _say_once(self, total: int) -> None:
+        """For a person who wants no drawing; a pipe or a file is told nothing."""
+        self._shown = False
+        if sys.stderr is not None and sys.stderr.isatty():
+            click.echo(f"reading the prompt ({total} tokens) ...", err=True)
 
     def close(self) -> None:
         """Take the bar away."""

@@ -12,11 +12,14 @@ from ipex_lookahead.decoding.stats import GenerationStats
 
 def stats_line(stats: GenerationStats) -> str:
     """One line: tokens, speed, tokens a step, share drafted, prompt speed, peak memory, and the seed of sampling."""
-    parts = [
-        f"{stats.tokens} tokens",
-        f"{stats.decode_tok_s:.1f} tok/s",
-        f"{stats.mean_acceptance_length:.2f} tokens/step",
-        f"{100 * drafted_share(stats):.0f}% drafted",
+    parts = [f"{stats.tokens} {'token' if stats.tokens == 1 else 'tokens'}"]
+    if stats.tokens > 1:  # the first comes with the prompt: of one alone there is no speed to tell
+        parts += [
+            f"{stats.decode_tok_s:.1f} tok/s",
+            f"{stats.mean_acceptance_length:.2f} tokens/step",
+            f"{100 * drafted_share(stats):.0f}% drafted",
+        ]
+    parts += [
         f"prompt {stats.prompt_tokens} at {stats.prefill_tok_s:.0f} tok/s",
         f"peak {peak_memory() / 1e9:.2f} GB",
     ]

@@ -219,3 +219,28 @@ def test_nothing_generated_divides_by_nothing():
     assert run["decode_tok_s"] == 0.0
     assert run["slowest_prompt_ratio"] == 1.0
     json.dumps(run, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seconds", "noise"),
+    [
+        (100, [0.5] * 6, False),
+        (100, [2.0] * 6, False),
+        (100, [0.8, 0.9, 0.95, 1.1, 1.2, 1.3], True),
+        (4, [0.5] * 6, True),
+        (500, [0.5] * 3, True),
+    ],
+    ids=["quicker", "slower", "now quicker, now slower", "few tokens", "few answers"],
+)
+def test_a_ratio_that_says_nothing_is_called_noise(tokens, seconds, noise):
+    ids = list(range(tokens))
+    plain = Mode(0, [[generation(ids)] for _ in seconds])
+    other = Mode(3, [[generation(ids, time)] for time in seconds])
+    rows = summarise([plain, other])
+    assert [row["ratio_is_noise"] for row in rows] == [False, noise]
+
+
+def test_one_answer_has_no_quartiles():
+    rows = summarise([Mode(0, [[generation([1, 2])]]), Mode(3, [[generation([1, 2])]])])
+    assert [row["ratio_quartiles"] for row in rows] == [None, None]
+    assert rows[1]["ratio_is_noise"]

@@ -227,6 +227,15 @@ def test_a_long_prompt_shows_how_far_it_is(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_where_nothing_may_be_drawn_a_line_says_it_once(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    bar = PromptBar()
+    for done in (0, 512, 1024, 1500):
+        bar.update(done, 1500)
+    assert capsys.readouterr().err == "reading the prompt (1500 tokens) ...\n"
+
+
 def test_nothing_is_drawn_into_a_pipe(capsys):
     PromptBar().update(0, 1500)
     assert capsys.readouterr().err == ""
