@@ -58,10 +58,16 @@ def described(path: tuple[str, ...], command: click.Command) -> list[str]:
         lines += ["| option | what it does | default | variable |", "|---|---|---|---|"]
     for option in options:
         names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
-        takes = "" if option.is_flag else f" `{option.make_metavar(context)}`"
+        takes = "" if option.is_flag else f" `{metavar_of(option, context)}`"
         cells = (names + takes, option.help or "", default_of(option), f"`{option.variable(prefix)}`")
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return [*lines, ""] if options else lines
+
+
+def metavar_of(option: Option, context: click.Context) -> str:
+    """What an option takes, as ``--help`` says it in every version of click."""
+    record = option.get_help_record(context)
+    return record[0].rsplit(" ", 1)[-1] if record else ""
 
 
 def default_of(option: Option) -> str:

@@ -30,7 +30,11 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse, then look at the options together."""
-        left = super().parse_args(ctx, args)
+        try:
+            left = super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # click's parser leaves it out, and the hint names the command
+            raise
         if not ctx.resilient_parsing:  # a shell asks for completions
             refuse(ctx)
         return left

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ipex_lookahead.cli.options import Sampling
 from ipex_lookahead.cli.report import stats_line
+from ipex_lookahead.cli.tables import fact_lines, terminal_width
 from ipex_lookahead.config import MAX_DRAFT
 from ipex_lookahead.errors import InputError
 
@@ -57,8 +58,9 @@ def run_slash(session: Session, line: str) -> None:
 
 
 def _help(session: Session, _: str) -> None:
-    for name, command in SLASHES.items():
-        session.tell(f"  /{name} {command.takes}".ljust(24) + command.help)
+    entries = [(f"  /{name} {command.takes}".rstrip(), command.help) for name, command in SLASHES.items()]
+    for line in fact_lines(entries, terminal_width(to_stderr=True)):
+        session.tell(line)
     session.tell('  """ begins and ends a message of several lines; Ctrl-C stops an answer; Ctrl-D leaves')
 
 

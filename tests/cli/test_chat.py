@@ -110,8 +110,18 @@ def test_an_error_ends_the_answer_not_the_chat(scripted, talk, monkeypatch):
 def test_help_lists_every_command(scripted, talk):
     scripted()
     _, err = talk("/help")
-    for name in SLASHES:
+    for name, command in SLASHES.items():
         assert f"/{name}" in err
+        assert command.help in " ".join(err.split())
+
+
+def test_help_fits_a_narrow_terminal(scripted, talk, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    scripted()
+    _, err = talk("/help")
+    *entries, last = err.splitlines()
+    assert max(map(len, entries)) <= 50
+    assert len(entries) > len(SLASHES)
 
 
 def test_unknown_slash_is_not_sent_to_the_model(scripted, talk):

@@ -199,6 +199,7 @@ def test_after_two_dashes_debug_is_a_prompt(scripted):
         (["quantize", "default"], "OUT"),
         (["quantize", "a", "b", "--group-size", "48"], "group-size"),
         (["completion", "tcsh"], "tcsh"),
+        (["generate", "x", "--threads"], "requires an argument"),
     ],
 )
 def test_wrong_usage(arguments, says, capsys):
