@@ -294,7 +294,7 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
     # ---- saving ----------------------------------------------------------------------------------------------------
 
     def save_low_bit(self, folder: str | PathLike[str], **kwargs: Any) -> Path:
-        """Write the packed weights, config and tokenizer, so that ``load_low_bit`` need not quantise again.
+        """Write the packed weights, config, tokenizer and licence, so that ``load_low_bit`` need not quantise again.
 
         Args:
             folder: where to; see :func:`ipex_lookahead.checkpoints.low_bit_save.save` for what is refused.
@@ -320,6 +320,7 @@ class LookaheadModelForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
             weights=weights(),
             low_bit={"low_bit": self.low_bit, "group_size": max(groups, default=0), "mixed_precision": mixed},
             tokenizer=self.tokenizer,
+            source=self.source,
             **kwargs,
         )
 
