@@ -21,6 +21,7 @@ import numpy as np
 
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import read_json
+from ipex_lookahead.checkpoints.licence import copy_licence
 from ipex_lookahead.checkpoints.low_bit import FLOATS, MARKER, VERSION, Stream, stored_as, streams
 from ipex_lookahead.checkpoints.safetensors import SINGLE
 from ipex_lookahead.errors import InputError, ModelFormatError, SaveError
@@ -40,6 +41,7 @@ def save(
     weights: Iterable[tuple[str, PackedWeight]],
     low_bit: Mapping[str, Any],
     tokenizer: Any | None = None,
+    source: Path | None = None,
     progress: Progress | None = None,
     overwrite: bool = False,
 ) -> Path:
@@ -53,6 +55,7 @@ def save(
         weights: every name of ``infos`` once, in any order; one weight is held at a time.
         low_bit: ``low_bit`` (name), ``group_size``, ``mixed_precision``; ``requantized_from`` where that is so.
         tokenizer: has ``save_pretrained(folder)``.
+        source: the checkpoint that the model came from, whose licence goes along; None = unknown.
         progress: see :data:`Progress`.
         overwrite: replace an earlier save. The old one is removed once the new one is in its place.
 
@@ -72,6 +75,8 @@ def save(
                     _write_json(temporary / "generation_config.json", dict(generation_config))
                 if tokenizer is not None:
                     tokenizer.save_pretrained(str(temporary))
+                if source is not None:
+                    copy_licence(source, temporary)
                 files = sorted(path.name for path in temporary.iterdir())
                 marker = {"version": VERSION, **low_bit, "files": [*files, "config.json"]}
                 _write_json(temporary / "config.json", {**config, MARKER: marker})

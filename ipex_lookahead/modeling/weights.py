@@ -124,6 +124,7 @@ class Weights:
                 **{key: value for key, value in self.engine.describe().items() if key == "requantized_from"},
             },
             tokenizer=self.tokenizer,
+            source=self.source,
             **kwargs,
         )
 

@@ -1,0 +1,59 @@
+"""What a checkpoint says about its licence, and how that goes along when the model is saved in another form."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from ipex_lookahead.checkpoints.gguf_reader import GgufFile
+from ipex_lookahead.errors import ModelFormatError
+
+MAX_BYTES = 1 << 20
+"""Largest file that is taken for a licence or a model card."""
+_TEXTS = re.compile(r"(LICEN[CS]E|NOTICE|COPYING|COPYRIGHT|USE_POLICY)([-_.][A-Za-z0-9._-]{0,64})?", re.IGNORECASE)
+_FRONT_MATTER = re.compile(r"---\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DOTALL)
+_FACT = re.compile(r"^(license(?:_name|_link)?):[ \t]*(\S[^\r\n]{0,255})$", re.MULTILINE)
+_GGUF_FACTS = {name: "general." + name.replace("_", ".") for name in ("license", "license_name", "license_link")}
+
+
+def licence_facts(source: Path) -> dict[str, str]:
+    """``license``, ``license_name`` and ``license_link``, as the model card in a folder or a GGUF file has them."""
+    if source.is_dir():
+        card = _text(source / "README.md")
+        front = _FRONT_MATTER.match(card)
+        return dict(_FACT.findall(front[1])) if front else {}
+    try:
+        file = GgufFile(source)
+    except ModelFormatError:
+        return {}
+    file.file.close()
+    said = {name: file.metadata.get(key) for name, key in _GGUF_FACTS.items()}
+    return {name: fact for name, fact in said.items() if isinstance(fact, str) and fact and "\n" not in fact}
+
+
+def copy_licence(source: Path, folder: Path) -> None:
+    """Put the licence and notice files of ``source`` into ``folder``, and a model card with its licence facts.
+
+    Files beside a GGUF file may be another model's: only what the file itself says is taken. Raises OSError.
+    """
+    facts = licence_facts(source)
+    if source.is_dir():
+        for name in sorted(os.listdir(source)):
+            path = source / name
+            if _TEXTS.fullmatch(name) and path.is_file() and path.stat().st_size <= MAX_BYTES:
+                shutil.copyfile(path, folder / name)
+    if facts:
+        front = "".join(f"{name}: {fact}\n" for name, fact in facts.items())
+        card = f"---\n{front}---\n\nQuantised with ipex-lookahead; the licence is that of the model it was made from.\n"
+        (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _text(path: Path) -> str:
+    try:
+        if not path.is_file() or path.stat().st_size > MAX_BYTES:
+            return ""
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
