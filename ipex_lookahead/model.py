@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import sys
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.self_speculation import low_bit_copy
 from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.base import Engine
-from ipex_lookahead.engines.loaded import engine_of
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.generate import LookaheadGenerateOutput, generate
 from ipex_lookahead.generation.lookahead import second_model_lookahead
@@ -46,8 +45,9 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
 
     It holds no torch parameters: the weights are the engine's, and ``parameters()`` and ``state_dict()`` are copies. It
     runs where its engine runs, and says so when asked to move. What it inherits from torch and transformers and cannot
-    do raises InputError with what to use instead. The engine's caches belong to a generation, so one that was abandoned
-    half-way leaves nothing behind.
+    do raises InputError with what to use instead. The engine's caches belong to a generation: one that was abandoned
+    half-way leaves nothing behind, and several threads may generate at a time, taking turns step by step (a batch is
+    quicker).
 
     Args:
         config: the model's transformers config.
@@ -61,7 +61,8 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         origin: makes the same model again, in another process too: a ``functools.partial`` that can be pickled.
 
     Attributes:
-        stats: the :class:`GenerationStats` of the last generation, or None.
+        stats: the :class:`GenerationStats` of the last generation that the calling thread has begun on this model, or
+            None; that of any one is ``generate(return_dict_in_generate=True).stats``.
         costs: what a forward of n rows costs on this engine, measured when adaptive lookahead is first used.
     """
 
@@ -91,7 +92,8 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         self.low_bit = low_bit
         self.tokenizer = tokenizer
         self.source = None if source is None else Path(source)
-        self.stats: GenerationStats | None = None
+        self._last = threading.local()
+        self._making_copy = threading.Lock()
         self.costs = EngineCosts(engine, cost_folder(), _note)
         self._stores = Stores(engine.vocab_size, getattr(tokenizer, "get_vocab", None))
         self.speculative = speculative
@@ -99,8 +101,9 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         self._origin = origin
         self._self_draft: Engine | None = None
         self._draft_engine: Engine | None = None
-        self._beside = _Beside()
-        self._draft_models: WeakSet[Any] = WeakSet()  # those whose vocabulary has been compared
+        self._draft_used: tuple[Any, ...] = ()  # a tuple, since torch takes a module for a part of what has it
+        self._draft_models: WeakSet[Any] = WeakSet()  # those of ours whose vocabulary has been compared
+        self._assistant: Engine | None = None  # around the last one that transformers had loaded
         self.eval()
 
     # ---- generation ------------------------------------------------------------------------------------------------
@@ -133,7 +136,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         See :func:`ipex_lookahead.generation.generate.generate` for what each argument means and which errors it may
         raise, and :func:`ipex_lookahead.generation.lookahead.second_model_lookahead` for ``max_step_draft``,
         ``th_stop_draft`` and ``auto_th_stop_draft``. ``draft_model`` is a smaller model of the same vocabulary that
-        drafts, of this package or of transformers; ``assistant_model`` is transformers' name for it.
+        drafts; ``assistant_model`` is transformers' name for it. Either may be a model that transformers has loaded.
         """
         if lookahead is None:
             lookahead = asked_lookup(kwargs, generation_config, self.generation_config)
@@ -169,6 +172,16 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
             **kwargs,
         )
 
+    @property
+    def stats(self) -> GenerationStats | None:
+        """Those of the calling thread's last generation on this model; None where it has begun none."""
+        found: GenerationStats | None = getattr(self._last, "stats", None)
+        return found
+
+    @stats.setter
+    def stats(self, stats: GenerationStats | None) -> None:
+        self._last.stats = stats
+
     def forget(self) -> None:
         """Drop what is remembered in memory of earlier generations (``LookaheadConfig.store``)."""
         self._stores.forget()
@@ -178,25 +191,22 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
 
         None ends it. Raises InputError where it has another vocabulary.
         """
-        draft_model = self._wrapped(draft_model)
-        if draft_model is not None:
-            self._check_draft_model(draft_model)
-        self._beside.used = draft_model
-        self._draft_engine = None if draft_model is None else draft_model.engine
+        self._draft_engine = None if draft_model is None else self._engine_of(draft_model)
+        self._draft_used = () if draft_model is None else (draft_model,)
 
-    def _check_draft_model(self, draft_model: Any) -> None:
-        if draft_model not in self._draft_models:
-            check_vocabulary(self, draft_model)
+    def _engine_of(self, draft_model: Any) -> Engine:
+        """A draft model's engine: of one that transformers has loaded, a torch engine around it."""
+        if draft_model in self._draft_models:
+            known: Engine = draft_model.engine
+            return known
+        if self._assistant is not None and getattr(self._assistant, "model", None) is draft_model:
+            return self._assistant
+        engine = check_vocabulary(self, draft_model)
+        if hasattr(draft_model, "engine"):
             self._draft_models.add(draft_model)
-
-    def _wrapped(self, draft_model: Any) -> Any:
-        """A model of transformers' as one of ours. The last one is kept, since an engine first tries what it is."""
-        if not isinstance(draft_model, PreTrainedModel) or isinstance(draft_model, LookaheadModelForCausalLM):
-            return draft_model
-        if self._beside.wrapped is None or self._beside.wrapped.engine.model is not draft_model:
-            engine = engine_of(draft_model)
-            self._beside.wrapped = LookaheadModelForCausalLM(draft_model.config, engine, low_bit=engine.low_bit)
-        return self._beside.wrapped
+        else:
+            self._assistant = engine
+        return engine
 
     def _second_model(
         self, lookahead: Any, draft_model: Any, assistant_model: Any, **options: Any
@@ -204,11 +214,10 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         """What ``lookahead`` means beside a second model, and the second model's engine where there is one."""
         if draft_model is not None and assistant_model is not None and draft_model is not assistant_model:
             raise InputError("both draft_model and assistant_model are given; they mean the same: give one of them")
-        draft_model = self._wrapped(assistant_model if draft_model is None else draft_model)
+        draft_model = assistant_model if draft_model is None else draft_model
         strategy, engine = None, self._draft_engine
         if draft_model is not None:
-            self._check_draft_model(draft_model)
-            strategy, engine = "draft_model", draft_model.engine
+            strategy, engine = "draft_model", self._engine_of(draft_model)
         elif engine is not None and lookahead is not None and not isinstance(lookahead, LookaheadConfig):
             strategy = "draft_model"
         elif self.speculative:
@@ -218,8 +227,9 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
             return lookahead, None
         if lookahead.strategy != "self_speculation":
             return lookahead, engine
-        if self._self_draft is None:
-            self._self_draft = low_bit_copy(self.engine)
+        with self._making_copy:
+            if self._self_draft is None:
+                self._self_draft = low_bit_copy(self.engine)
         return lookahead, self._self_draft
 
     def can_generate(self) -> bool:
@@ -300,19 +310,6 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
     def extra_repr(self) -> str:
         """Engine and format."""
         return f"engine={self.engine.name}, low_bit={self.low_bit}, vocab_size={self.engine.vocab_size}"
-
-
-@dataclass(slots=True)
-class _Beside:
-    """Other models that this one holds, where torch does not take them for parts of it.
-
-    Attributes:
-        used: what ``use_draft_model`` was given.
-        wrapped: the last model of transformers' that drafted, as one of ours.
-    """
-
-    used: Any = None
-    wrapped: Any = None
 
 
 def _own_config(config: Any, source: Any) -> Any:

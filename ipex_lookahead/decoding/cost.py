@@ -13,6 +13,7 @@ import os
 import platform
 import re
 import tempfile
+import threading
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -143,9 +144,14 @@ class EngineCosts:
         self._folder = folder
         self._progress = progress
         self._curve: CostCurve | None = None
+        self._measuring = threading.Lock()
 
     def curve(self) -> CostCurve:
         """The curve, the same object for every generation: what one learns, the next knows."""
+        with self._measuring:
+            return self._known()
+
+    def _known(self) -> CostCurve:
         if self._curve is None:
             file = None if self._folder is None else self._folder / f"{key_of(self._engine)}.json"
             found = None if file is None else load(file)

@@ -23,6 +23,7 @@ import logging
 import os
 import secrets
 import struct
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
@@ -194,9 +195,14 @@ class Stores:
     def __init__(self, vocab_size: int, vocabulary: Callable[[], Mapping[str, int]] | None = None) -> None:
         self._vocab_size, self._vocabulary = vocab_size, vocabulary
         self._open: dict[str, Store] = {}
+        self._lock = threading.RLock()  # generations of several threads may end at a time
 
     def get(self, path: str) -> Store:
         """The store of that name. Raises what :meth:`Store.open` raises."""
+        with self._lock:
+            return self._get(path)
+
+    def _get(self, path: str) -> Store:
         key = path if is_memory(path) else os.path.realpath(Path(path).expanduser())
         if key not in self._open and is_memory(path):
             self._open[key] = Store(self._vocab_size, capacity=MEMORY_CAPACITY)
@@ -207,19 +213,21 @@ class Stores:
 
     def forget(self) -> None:
         """Drop every store that has no file."""
-        self._open = {key: store for key, store in self._open.items() if not is_memory(key)}
+        with self._lock:
+            self._open = {key: store for key, store in self._open.items() if not is_memory(key)}
 
     def add(self, path: str, outputs: Iterable[Sequence[int] | npt.NDArray[np.int32]]) -> None:
         """Remember finished generations in a store. A file that cannot be written costs a warning, not the output."""
-        store = self.get(path)
-        for output in outputs:
-            store.add(output)
-        if is_memory(path):
-            return
-        try:
-            store.save(path)
-        except SaveError as error:
-            log.warning("%s; what was generated is remembered until the program ends", error)
+        with self._lock:
+            store = self.get(path)
+            for output in outputs:
+                store.add(output)
+            if is_memory(path):
+                return
+            try:
+                store.save(path)
+            except SaveError as error:
+                log.warning("%s; what was generated is remembered until the program ends", error)
 
 
 def _check_head(file: Path, head: bytes, size: int, vocab_size: int, digest: bytes) -> tuple[int, int] | None:

@@ -11,34 +11,45 @@ import numpy.typing as npt
 from ipex_lookahead.decoding.choose import Processor
 from ipex_lookahead.decoding.sampling import Sampler
 from ipex_lookahead.drafting.draft_model import most_likely
+from ipex_lookahead.engines.base import Engine
 from ipex_lookahead.errors import EngineError, InputError
 
 
-def check_vocabulary(target: Any, draft: Any) -> None:
-    """Raise InputError where two models' token ids do not mean the same.
+def check_vocabulary(target: Any, draft: Any) -> Engine:
+    """The engine of a draft model; InputError where the two models' token ids do not mean the same.
 
     Args:
         target: a LookaheadModelForCausalLM: ``engine`` and ``tokenizer`` are looked at.
-        draft: as above; its sizes are compared, and its tokenizer's vocabulary where both have a tokenizer.
+        draft: as above; its sizes are compared, and its tokenizer's vocabulary where both have a tokenizer. Or a model
+            that transformers has loaded, which is used as it is.
     """
     instead = "a draft model needs the target's vocabulary: take a smaller model of the same family"
-    if not hasattr(draft, "engine"):
+    engine: Engine
+    if hasattr(draft, "engine"):
+        engine = draft.engine
+    elif hasattr(draft, "config") and hasattr(draft, "forward"):
+        from ipex_lookahead.engines.around import engine_around
+
+        engine = engine_around(draft)
+    else:
         raise InputError(
             f"draft_model is a {type(draft).__module__}.{type(draft).__qualname__};"
             " load it with ipex_lookahead.AutoModelForCausalLM.from_pretrained"
         )
-    ours, theirs = target.engine.vocab_size, draft.engine.vocab_size
+    ours, theirs = target.engine.vocab_size, engine.vocab_size
     if ours != theirs:
         raise InputError(f"the draft model has {theirs} token ids and the target {ours}; {instead}")
-    if target.tokenizer is None or draft.tokenizer is None or target.tokenizer is draft.tokenizer:
-        return
-    known, other = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    its_tokenizer = getattr(draft, "tokenizer", None)
+    if target.tokenizer is None or its_tokenizer is None or target.tokenizer is its_tokenizer:
+        return engine
+    known, other = target.tokenizer.get_vocab(), its_tokenizer.get_vocab()
     if known != other:
         token = min(t for t in known.keys() | other.keys() if known.get(t) != other.get(t))
         raise InputError(
             f"the draft model's tokenizer is another one: {token!r} is {other.get(token, 'unknown')} there and"
             f" {known.get(token, 'unknown')} in the target's; {instead}"
         )
+    return engine
 
 
 class SharedChoice:

@@ -1,4 +1,4 @@
-"""An engine for a model that is already there: loaded by transformers or ipex-llm, quantised by whatever library."""
+"""An engine around a model that is already loaded: by transformers, or by ipex-llm."""
 
 from __future__ import annotations
 
@@ -8,29 +8,19 @@ from ipex_lookahead.engines.ipex_llm.engine import IpexLlmEngine, is_ipex_llm_mo
 from ipex_lookahead.engines.torch.engine import TorchEngine
 
 
-def engine_of(
-    hf_model: Any, *, deterministic: bool = False, threads: int | None = None, max_context: int | None = None
-) -> TorchEngine:
-    """A transformers model as an engine, used as it is: neither copied nor changed, on the device where it lies.
+def engine_around(hf_model: Any, **options: Any) -> TorchEngine:
+    """The engine that runs a causal language model of transformers as it is, where it lies.
 
     Args:
-        hf_model: a causal language model, quantised or not.
-        deterministic: as in :class:`TorchEngine`, and so are the others.
-        threads: threads of torch's operators while it runs; None = as torch is set.
-        max_context: positions a sequence may have; None = by the model's config.
+        hf_model: quantised or not, by whatever library.
+        **options: of :class:`TorchEngine`.
 
     Raises:
         UnsupportedModelError: no transformers model, or one whose past cannot be rolled back (recurrent states).
     """
     kind = IpexLlmEngine if is_ipex_llm_model(hf_model) else TorchEngine
-    return kind(
-        hf_model,
-        deterministic=deterministic,
-        low_bit=low_bit_of(hf_model),
-        threads=threads,
-        max_context=max_context,
-        facts={"chosen": f"{kind.name}: it was given a loaded model"},
-    )
+    facts = {"chosen": f"{kind.name}: it was given a loaded model"}
+    return kind(hf_model, low_bit=low_bit_of(hf_model), facts=facts, **options)
 
 
 def low_bit_of(hf_model: Any) -> str:
