@@ -60,6 +60,21 @@ _OURS = (
 ).split()
 
 
+def check_streamer(streamer: Any) -> None:
+    """Raise InputError for a streamer that is none."""
+    if streamer is not None and not (hasattr(streamer, "put") and hasattr(streamer, "end")):
+        raise InputError(f"streamer is a {type(streamer).__name__}; pass an object with put(ids) and end()")
+
+
+def check_callers_objects(logits_processor: Any, stopping_criteria: Any, allowed: Any) -> None:
+    """Raise InputError for objects that could not be called when their turn comes."""
+    for name, value in (("logits_processor", logits_processor), ("stopping_criteria", stopping_criteria)):
+        if value is not None and not (isinstance(value, (list, tuple)) and all(map(callable, value))):
+            raise InputError(f"{name} is a {type(value).__name__}; pass a list of functions or objects to call")
+    if allowed is not None and not callable(allowed):
+        raise InputError(f"prefix_allowed_tokens_fn is a {type(allowed).__name__}; pass a function")
+
+
 def refuse_rest(left: dict[str, Any]) -> None:
     """Raise InputError for arguments that mean nothing here, unless they ask for nothing.
 

@@ -28,7 +28,7 @@ from ipex_lookahead.engines.base import Cache, Engine
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation import processors as logits_processors
 from ipex_lookahead.generation import stopping
-from ipex_lookahead.generation.arguments import refuse_rest
+from ipex_lookahead.generation.arguments import check_callers_objects, check_streamer, refuse_rest
 from ipex_lookahead.generation.batch import CallersBatch
 from ipex_lookahead.generation.checks import token_ids, whole
 from ipex_lookahead.generation.inputs import prompts_of
@@ -137,7 +137,9 @@ def generate(
         InputError: an argument is outside what is allowed, or an option is not supported.
         ContextLengthError: a prompt leaves no room for a new token.
     """
+    check_streamer(streamer)
     try:
+        check_callers_objects(logits_processor, stopping_criteria, prefix_allowed_tokens_fn)
         settings, left = resolve(model_defaults or GenerationConfig(), generation_config, kwargs)
         lookahead, longest = lookup_of(settings, kwargs, lookahead)
         config = resolve_lookahead(

@@ -10,7 +10,10 @@ from transformers import GenerationConfig
 from ipex_lookahead.compat import blank_settings, option_defaults, watermarking
 from ipex_lookahead.config import MAX_DRAFT
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.generation.checks import real, whole
+from ipex_lookahead.generation.checks import real, token_ids, whole
+
+MOST_IDS = 2**31
+"""Ids beyond the vocabulary do no harm where they are only left out."""
 
 _DEFAULTS: dict[str, Any] = {
     "do_sample": False,
@@ -136,6 +139,8 @@ def _validate(settings: GenerationConfig) -> None:
         real("max_time", settings.max_time, 0, math.inf)
     if settings.stop_strings is not None:
         _validate_stop_strings(settings)
+    for name in ("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"):
+        token_ids(name, getattr(settings, name), MOST_IDS)
     if settings.prompt_lookup_num_tokens is not None:
         whole("prompt_lookup_num_tokens", settings.prompt_lookup_num_tokens, 0, MAX_DRAFT)
     if settings.watermarking_config is not None:
@@ -163,7 +168,8 @@ def _validate_sampling(settings: GenerationConfig) -> None:
 
 
 def _validate_stop_strings(settings: GenerationConfig) -> None:
-    strings = [settings.stop_strings] if isinstance(settings.stop_strings, str) else list(settings.stop_strings)
+    given = settings.stop_strings
+    strings = list(given) if isinstance(given, (list, tuple, set, frozenset)) else [given]
     if not all(isinstance(s, str) and s for s in strings):
         raise InputError(f"stop_strings is {settings.stop_strings!r}; it must be a text or several, none of them empty")
     settings.stop_strings = strings or None

@@ -254,3 +254,37 @@ def test_odd_clocks_do_no_harm(seconds: float) -> None:
         assert len(draft) <= budget
         controller.observe(0, Outcome(draft, [], [-1]))
         controller.timed(1 + len(draft), 10, seconds, seconds)
+
+
+def in_lockstep(right: float, *, in_step: bool) -> tuple[float, int]:
+    """Four sequences that advance as far as all of their drafts are right: (speed beside none, tokens drafted)."""
+    controller, true = AdaptiveBudget(CostCurve(TILES), 3, in_step=in_step), CostCurve(TILES)
+    rng = np.random.default_rng(5)
+    emitted = seconds = 0.0
+    drafted = 0
+    for _ in range(600):
+        for number in range(4):
+            controller.budget(number, 50)
+        drafts = [Draft.chain([1, 2, 3])] * 4
+        chosen = controller.select(range(4), drafts, 50)
+        lengths = [int((rng.random(3) < right).cumprod().sum()) for _ in range(4)]
+        common = min(min(n, len(draft)) for n, draft in zip(lengths, chosen, strict=True))
+        for number, (n, draft) in enumerate(zip(lengths, chosen, strict=True)):
+            tokens = [1, 2, 3, 4][: common + 1] if n > common else [*[1, 2, 3][:common], -9]
+            controller.observe(number, Outcome(draft, list(range(common)), tokens))
+        rows = 4 + sum(map(len, chosen))
+        controller.timed(rows, 50, true(rows, 50), 0.0)
+        drafted += rows - 4
+        emitted += common + 1
+        seconds += true(rows, 50)
+    return emitted * true(4, 50) / seconds, drafted
+
+
+def test_in_lockstep_a_draft_must_be_likely_for_all_sequences_at_once() -> None:
+    """At 0.7 each draft looks worth its rows, and that all four are right, 0.24, is not."""
+    ratio, drafted = in_lockstep(0.7, in_step=True)
+    assert ratio >= 0.98
+    assert drafted < 600
+    assert in_lockstep(0.7, in_step=False)[1] > 2 * drafted
+    ratio, _ = in_lockstep(0.99, in_step=True)
+    assert ratio > 1.2

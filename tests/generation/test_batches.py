@@ -11,9 +11,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation import logits_process as hf
 from transformers.generation import stopping_criteria as stops
 
-from ipex_lookahead import AutoModelForCausalLM
+from ipex_lookahead import AutoModelForCausalLM, compat
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.wrapping import wrap
+
+pytestmark = pytest.mark.skipif(
+    compat.RELEASE < (5, 0), reason="the oracle is transformers 5; criteria have a verdict for each row from 4.39"
+)
 
 PAD = 0
 IDS = torch.tensor([[PAD, PAD, 5, 9, 7], [3, 4, 3, 4, 3], [PAD, 8, 1, 2, 6]])
@@ -138,7 +142,7 @@ def test_a_limit_of_each_row(ours: Any, theirs: Any, lookahead: Any, streaming: 
     expected = generated(theirs, stopping_criteria=[Limits()], eos_token_id=319, streamer=streamers[0])
     rows = generated(ours, lookahead, stopping_criteria=[Limits()], eos_token_id=319, streamer=streamers[1])
     assert rows == expected
-    assert [row[5:] + [PAD] * (5 == n) for n, row in zip((5, 7, 9), rows, strict=True)][0] == [PAD] * 5
+    assert [row.count(PAD) for row in rows] == [4, 2, 0]
     assert ours.stats.finish_reasons == ["stop"] * 3
     assert ours.stats.tokens == 5 + 7 + 9
     if streaming:

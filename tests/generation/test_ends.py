@@ -236,9 +236,116 @@ def test_a_streamer_is_ended_when_the_arguments_are_bad(bad: dict[str, Any]) -> 
     assert streamer.got == []
 
 
-def test_a_streamer_takes_one_sequence() -> None:
-    with pytest.raises(InputError, match="a streamer takes one sequence, got 2"):
-        generate(markov(), torch.tensor([[1], [2]]), streamer=Recorder())
+@pytest.mark.parametrize("lookahead", LOOKAHEADS)
+def test_a_streamer_gets_a_column_of_a_batch_for_each_position(lookahead: int) -> None:
+    streamer = Recorder()
+    ids = torch.tensor([[7, 8, 9], [1, 2, 3]])
+    out = generate(
+        markov(seed=1), ids, lookahead=lookahead, adaptive=False, streamer=streamer, eos_token_id=[5], pad_token_id=11
+    )
+    assert streamer.got == [ids.flatten().tolist(), *out[:, 3:].T.tolist()]
+    assert streamer.ended == 1
+
+
+def test_transformers_streamers_say_themselves_that_they_take_one_sequence() -> None:
+    engine = markov()
+    with pytest.raises(ValueError, match="TextStreamer only supports batch size 1"):
+        generate(engine, torch.tensor([[1], [2]]), streamer=TextStreamer(byte_tokenizer()))
+    assert not engine.batches
+
+
+LONG = torch.full((1, 2000), 5)
+
+
+@pytest.mark.parametrize("kind", ["event", "function", "criterion", "max_time"])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_long_prompt_can_be_cancelled_from_another_thread(kind: str, rows: int) -> None:
+    engine, stats = markov(max_context=4096), GenerationStats()
+    event, options = threading.Event(), {}
+
+    class Stop(StoppingCriteria):
+        during_prompt = True
+        shapes: list[Any] = []  # noqa: RUF012
+
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+            self.shapes.append(tuple(input_ids.shape))
+            return torch.full((len(input_ids),), event.is_set())
+
+    if kind == "max_time":
+        options["max_time"] = 0.0
+    elif kind == "criterion":
+        options["stopping_criteria"] = [Stop()]
+    else:
+        options["cancel"] = event if kind == "event" else event.is_set
+
+    def press(done: int, total: int) -> None:
+        if done >= 1024:
+            thread = threading.Thread(target=event.set)
+            thread.start()
+            thread.join()
+
+    streamer = Recorder() if rows == 1 else None
+    ids = LONG.repeat(rows, 1)
+    out = generate(
+        engine, ids, max_new_tokens=5, lookahead=2, stats=stats, on_prefill=press, streamer=streamer, **options
+    )
+    assert torch.equal(out, ids)
+    assert stats.finish_reasons == ["cancelled"] * rows
+    assert (stats.tokens, stats.decode_seconds) == (0, 0.0)
+    assert len(engine.batches) == (1 if kind == "max_time" else 2)
+    if streamer is not None:
+        assert (len(streamer.got), streamer.ended) == (1, 1)
+    if kind == "criterion":
+        assert Stop.shapes == [(rows, 2000)] * 2
+
+
+def test_a_criterion_that_does_not_ask_for_it_is_not_asked_during_the_prompt() -> None:
+    """It may count its calls."""
+    asked: list[int] = []
+    out = generate(
+        markov(max_context=4096),
+        LONG,
+        max_new_tokens=9,
+        stopping_criteria=[lambda ids, scores: asked.append(ids.shape[1]) or len(asked) == 3],
+        eos_token_id=None,
+    )
+    assert out.shape[1] == 2003
+    assert asked == [2001, 2002, 2003]
+
+
+@pytest.mark.parametrize("lookahead", LOOKAHEADS)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_cancelling_while_tokens_come_keeps_them(lookahead: int, rows: int) -> None:
+    event, stats = threading.Event(), GenerationStats()
+
+    class Pressing(Recorder):
+        def put(self, value: torch.Tensor) -> None:
+            super().put(value)
+            if len(self.got) > 4:
+                event.set()
+
+    streamer = Pressing()
+    ids = torch.tensor([[7, 8, 9]]).repeat(rows, 1)
+    options = {"lookahead": lookahead, "adaptive": False, "eos_token_id": None, "max_new_tokens": 50}
+    out = generate(markov(), ids, cancel=event, streamer=streamer, stats=stats, **options)
+    assert stats.finish_reasons == ["cancelled"] * rows
+    assert 4 <= out.shape[1] - 3 < 50
+    assert streamer.got[1:] == out[:, 3:].T.tolist()
+    assert torch.equal(out, generate(markov(), ids, **options)[:, : out.shape[1]])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("no")])
+def test_an_interrupt_during_the_prompt_leaves_the_model_usable(error: BaseException) -> None:
+    engine, stats = markov(max_context=4096), GenerationStats()
+    expected = generate(engine, LONG, max_new_tokens=3, eos_token_id=None)
+
+    def interrupt(done: int, total: int) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        generate(engine, LONG, on_prefill=interrupt, stats=stats)
+    assert stats.finish_reasons == ["abandoned"]
+    assert torch.equal(generate(engine, LONG, max_new_tokens=3, eos_token_id=None), expected)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,16 @@ from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.generate import generate
 from ipex_lookahead.generation.lookahead import resolve_lookahead
 from tests.support.scripted_engine import markov
+
+
+def _names_of_transformers() -> set[str]:
+    """What its ``generate``, its Llama's ``forward`` and its generation options take."""
+    of_generate = set(inspect.signature(transformers.GenerationMixin.generate).parameters)
+    of_forward = set(inspect.signature(transformers.LlamaForCausalLM.forward).parameters)
+    options = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+    extra = {"assistant_tokenizer", "synced_gpus", "tokenizer", "cache_position", "token_type_ids"}
+    return (of_generate | of_forward | options | extra) - {"self", "kwargs", "transformers_version", "inputs"}
+
 
 IDS = torch.tensor([[1, 2, 3, 1, 2]])
 
@@ -87,7 +98,20 @@ def run(ids: Any = IDS, **kwargs: Any) -> torch.Tensor:
         ({"constraints": [1]}, "constraints=.* is not supported"),
         ({"force_words_ids": [[1]]}, "force_words_ids=.* is not supported; .*sequence_bias"),
         ({"guidance_scale": 1.5}, "guidance_scale=1.5 is not supported"),
-        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3 is not supported; use lookahead=N"),
+        ({"prompt_lookup_num_tokens": -3}, "prompt_lookup_num_tokens is -3; it must be a whole number from 0 to 128"),
+        ({"prompt_lookup_num_tokens": 3, "lookahead": 5}, "both lookahead=5 and prompt_lookup_num_tokens=3"),
+        ({"watermarking_config": {"bias": 1.0, "colour": "green"}}, "watermarking_config .* is not usable: .*colour"),
+        ({"watermarking_config": {"greenlist_ratio": 3.0}}, "watermarking_config .* is not usable"),
+        ({"watermarking_config": "green"}, "watermarking_config is a str; pass a transformers.WatermarkingConfig, or"),
+        ({"speculation_type": "mtp"}, "speculation_type='mtp' is not supported"),
+        ({"synced_gpus": True}, "synced_gpus is not supported; it keeps the processes of a model that is split"),
+        ({"logits_to_keep": 4}, "logits_to_keep is not supported; generate asks for the last position's logits alone"),
+        ({"assistant_tokenizer": object()}, "assistant_tokenizer is not supported; a draft model needs the target's"),
+        ({"trust_remote_code": True}, "trust_remote_code is not supported; no code of a checkpoint is ever run"),
+        ({"cache_position": IDS}, "cache_position is not supported; leave it out: positions follow"),
+        ({"labels": IDS}, "labels is not supported; a loss needs the model's forward"),
+        ({"pixel_values": IDS}, "pixel_values is not supported; this model reads text only"),
+        ({"cancel": 3}, "cancel is 3; pass a threading.Event, or a function"),
         ({"assistant_model": object()}, "assistant_model is not supported; pass it to the model"),
         ({"assistant_early_exit": 2}, "use lookahead=N"),
         ({"custom_generate": "some/repo"}, "custom_generate is not supported"),
@@ -100,7 +124,9 @@ def run(ids: Any = IDS, **kwargs: Any) -> torch.Tensor:
         ({"position_ids": IDS}, "position_ids of row 0 are"),
         ({"token_type_ids": IDS}, "token_type_ids is not supported"),
         ({"negative_prompt_ids": IDS}, "negative_prompt_ids is not supported"),
-        ({"max_new_token": 5}, "generate has no argument 'max_new_token'; check its spelling"),
+        ({"max_new_token": 5}, "generate has no argument 'max_new_token'; did you mean 'max_new_tokens'"),
+        ({"look_ahead": 5}, "generate has no argument 'look_ahead'; did you mean 'lookahead'"),
+        ({"colour": 5}, "generate has no argument 'colour'; check its spelling"),
         ({"input_ids": IDS}, "both inputs and input_ids are given"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
@@ -321,3 +347,28 @@ def test_a_strategy_by_name() -> None:
     assert strategy_config("jacobi", window=60, guesses=60).num_draft_tokens == 128
     with pytest.raises(InputError, match="lookahead is -1"):
         strategy_config("suffix", -1)
+
+
+@pytest.mark.parametrize("name", sorted(_names_of_transformers()))
+def test_every_argument_of_transformers_is_taken_or_refused_with_a_reason(name: str) -> None:
+    """Never "check its spelling", and nothing that is no error of ours."""
+    error = ""
+    try:
+        generate(markov(vocab_size=16), IDS, **{name: True})
+    except InputError as refused:
+        error = str(refused)
+    assert f"no argument {name!r}" not in error
+    assert not error or name in error or "a generation option is not usable" in error
+
+
+def test_prompt_lookup_by_transformers_name() -> None:
+    stats, same = GenerationStats(), GenerationStats()
+    options = {"max_new_tokens": 30, "eos_token_id": None, "adaptive": False}
+    found = run(prompt_lookup_num_tokens=6, stats=stats, **options).tolist()
+    assert found == run(lookahead=6, stats=same, **options).tolist() == run(**options).tolist()
+    assert stats.drafted == same.drafted > 0
+    config = GenerationConfig(prompt_lookup_num_tokens=6)
+    run(generation_config=config, stats=stats, **options)
+    assert stats.drafted == 2 * same.drafted
+    run(generation_config=config, lookahead=0, stats=same, **options)
+    assert stats.drafted == 2 * same.drafted, "what the call says comes before the configuration"

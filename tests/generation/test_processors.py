@@ -61,23 +61,21 @@ def test_a_processor_with_state_is_called_once_a_position(lookahead: int, sampli
         assert processor.prefixes == [PROMPT + plain[:n] for n in range(24)]
 
 
-def test_a_processor_with_state_gets_a_copy_for_each_row() -> None:
-    processor = Remembering()
-    ids = torch.tensor([[9, 9, 5, 3], PROMPT[:4]])
-    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
-    together = run(3, ids, mask, logits_processor=[processor])
-    for row, prompt in enumerate(([5, 3], PROMPT[:4])):
-        assert run(2, torch.tensor([prompt]), logits_processor=[Remembering()])[0] == together[row]
-    assert processor.prefixes[0] == [5, 3]
-    assert len(processor.prefixes) == 24
+@pytest.mark.parametrize("lookahead", LOOKAHEADS)
+def test_objects_are_called_themselves_and_never_copied(lookahead: int) -> None:
+    class Own(hf.LogitsProcessor):
+        def __init__(self) -> None:
+            self.lock = threading.Lock()  # cannot be copied
+            self.lengths: list[int] = []
 
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            self.lengths.append(input_ids.shape[1])
+            return scores
 
-def test_a_processor_that_cannot_be_copied_is_refused_for_a_batch() -> None:
-    processor = Remembering()
-    processor.lock = threading.Lock()  # type: ignore[attr-defined]
-    run(logits_processor=[processor])
-    with pytest.raises(InputError, match="Remembering cannot be copied"):
-        run(ids=torch.tensor([[1], [2]]), logits_processor=[processor])
+    processor = Own()
+    plain = run(ids=torch.tensor([[1], [2]]))
+    assert run(lookahead, ids=torch.tensor([[1], [2]]), logits_processor=[processor]) == plain
+    assert processor.lengths == list(range(1, 25))
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -179,10 +177,13 @@ def test_a_rare_warper_excludes_what_it_should() -> None:
 
 
 @pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "seed": 3}])
-def test_watermarking(sampling: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", ["object", "dict"])
+def test_watermarking(sampling: dict[str, Any], kind: str) -> None:
     if not hasattr(generation, "WatermarkingConfig"):
         pytest.skip("this release of transformers has no watermarking yet")
-    watermark = {"watermarking_config": generation.WatermarkingConfig(bias=8.0, greenlist_ratio=0.25), **sampling}
+    wanted = {"bias": 8.0, "greenlist_ratio": 0.25}
+    config = wanted if kind == "dict" else generation.WatermarkingConfig(**wanted)
+    watermark = {"watermarking_config": config, **sampling}
     plain = run(**watermark)[0]
     assert plain != run(**sampling)[0]
     assert run(4, text=PROMPT + plain, **watermark)[0] == plain
@@ -229,20 +230,6 @@ def test_raw_logits_stay_raw_under_a_processor_that_works_in_place() -> None:
     assert out.sequences[0, 6:].tolist() == [3, 3]
     assert np.array_equal(out.logits[0][0].numpy(), engine._logits_of(PROMPT))
     assert out.scores[0][0, 3] == 99
-
-
-def test_prefix_allowed_tokens_fn_gets_the_prompts_number_and_its_tokens() -> None:
-    seen: dict[int, list[int]] = {}
-
-    def allowed(row: int, ids: torch.Tensor) -> list[int]:
-        seen.setdefault(row, ids.tolist())
-        return [4 + row]
-
-    ids, mask = torch.tensor([[9, 9, 5], [1, 2, 3]]), torch.tensor([[0, 0, 1], [1, 1, 1]])
-    options = {"do_sample": True, "num_return_sequences": 2, "max_new_tokens": 3}
-    rows = run(2, ids, mask, prefix_allowed_tokens_fn=allowed, **options)
-    assert rows == [[4] * 3, [4] * 3, [5] * 3, [5] * 3]
-    assert seen == {0: [5], 1: [1, 2, 3]}
 
 
 def test_nan_logits_are_an_error_not_a_token() -> None:

@@ -13,7 +13,7 @@ from transformers import DynamicCache, LlamaForCausalLM
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead import AutoModelForCausalLM, ContextLengthError, InputError
+from ipex_lookahead import AutoModelForCausalLM, ContextLengthError, InputError, wrap
 from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.generation.past import LookaheadCache
 from tests.support.tiny import write_tiny_llama
@@ -109,6 +109,17 @@ def test_a_mask_that_is_left_out_remembers_the_padding(model: Any) -> None:
     mask = torch.tensor([[0, 0, 1]])
     past = model(TEXT[:, :3], attention_mask=mask).past_key_values
     assert torch.equal(model(TEXT[:, 3:], past_key_values=past).logits, model(TEXT[:, 2:]).logits[:, 1:])
+
+
+def test_a_wrapped_model_goes_on_too(reference: Any) -> None:
+    ours = wrap(reference)
+    ids, mask = torch.cat([TEXT, OTHER]), torch.tensor([[0] * 3 + [1] * 9, [1] * 12])
+    expected = reference(ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits
+    past = ours(ids[:, :5], attention_mask=mask[:, :5]).past_key_values
+    ours(ids[:, 5:9], past_key_values=copy.deepcopy(past))
+    past.crop(-1)
+    rest = ours(ids[:, 4:], attention_mask=mask, past_key_values=past).logits
+    torch.testing.assert_close(rest, expected[:, 4:], atol=1e-3, rtol=0)
 
 
 def test_crop_takes_back(model: Any) -> None:
