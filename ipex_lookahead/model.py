@@ -307,6 +307,14 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past if use_cache else None)
         return output.to_tuple() if return_dict is False else output
 
+    def prepare_inputs_for_generation(
+        self, input_ids: torch.Tensor, *, past_key_values: LookaheadCache | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Arguments of ``forward`` for a text, int64 [batch, length], whose beginning ``past_key_values`` hold."""
+        before = 0 if past_key_values is None else past_key_values.get_seq_length()
+        known = {name: kwargs.get(name) for name in ("attention_mask", "use_cache")}
+        return {"input_ids": input_ids[:, before:], "past_key_values": past_key_values, **known}
+
     def extra_repr(self) -> str:
         """Engine and format."""
         return f"engine={self.engine.name}, low_bit={self.low_bit}, vocab_size={self.engine.vocab_size}"

@@ -192,7 +192,7 @@ def check_positions(mask: torch.Tensor, before: int, position_ids: Any, cache_po
     """
     new = mask[:, before:]
     if position_ids is not None:
-        given = position_ids.cpu()
+        given = torch.as_tensor(position_ids).cpu()
         expected = (mask.cumsum(1) - 1)[:, before:]
         if given.dim() != 2 or given.shape[1] != new.shape[1] or given.shape[0] not in (1, len(new)):
             raise InputError(f"position_ids has shape {tuple(given.shape)}; it must be {tuple(new.shape)}")
@@ -204,8 +204,9 @@ def check_positions(mask: torch.Tensor, before: int, position_ids: Any, cache_po
                 f" before it, here {expected[row].tolist()}: leave position_ids out, and give attention_mask where"
                 " there is padding"
             )
-    if cache_position is not None and cache_position.tolist() != list(range(before, mask.shape[1])):
+    columns = None if cache_position is None else torch.as_tensor(cache_position).tolist()
+    if columns not in (None, list(range(before, mask.shape[1]))):
         raise InputError(
-            f"cache_position is {cache_position.tolist()}; columns follow those in past_key_values, {before} to"
+            f"cache_position is {columns}; columns follow those in past_key_values, {before} to"
             f" {mask.shape[1] - 1}: leave it out"
         )

@@ -27,7 +27,7 @@ class Copying:
     costs: Any
     speculative: bool
     _checkpoint_config: dict[str, Any] | None
-    _beside: Any
+    _draft_used: tuple[Any, ...]
     _origin: Callable[[], Any] | None
 
     def __copy__(self) -> Any:
@@ -47,7 +47,7 @@ class Copying:
             origin=self._origin,
         )
         twin.costs = self.costs
-        twin.use_draft_model(self._beside.used)
+        twin.use_draft_model(*self._draft_used or (None,))
         memo[id(self)] = twin
         return twin
 
@@ -57,10 +57,10 @@ class Copying:
                 "this model was made in memory, so a pickle could not say how to make it again; pickle one that"
                 " from_pretrained has loaded or that wrap() has made"
             )
-        return self._origin, (), {"generation_config": self.generation_config, "draft_model": self._beside.used}
+        return self._origin, (), {"generation_config": self.generation_config, "draft_model": self._draft_used}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """What a pickle says beside how the model was made."""
         self.generation_config = state["generation_config"]
         made: Any = self
-        made.use_draft_model(state["draft_model"])
+        made.use_draft_model(*state["draft_model"] or (None,))

@@ -57,6 +57,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(
         (
             "activation_checkpointing_enable",
+            "disable_input_require_grads",
             "enable_input_require_grads",
             "gradient_checkpointing_enable",
             "register_backward_hook",

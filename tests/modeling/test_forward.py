@@ -13,7 +13,7 @@ from transformers import DynamicCache, LlamaForCausalLM
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead import AutoModelForCausalLM, ContextLengthError, InputError
+from ipex_lookahead import AutoModelForCausalLM, ContextLengthError, InputError, wrap
 from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.generation.past import LookaheadCache
 from tests.support.tiny import write_tiny_llama
@@ -35,7 +35,7 @@ def model(folder: Path) -> Any:
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> Any:
     """The same weights, in float32, in transformers."""
-    return LlamaForCausalLM.from_pretrained(folder, torch_dtype=torch.float32).eval()
+    return LlamaForCausalLM.from_pretrained(folder, torch_dtype=torch.float32, attn_implementation="eager").eval()
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +111,17 @@ def test_a_mask_that_is_left_out_remembers_the_padding(model: Any) -> None:
     assert torch.equal(model(TEXT[:, 3:], past_key_values=past).logits, model(TEXT[:, 2:]).logits[:, 1:])
 
 
+def test_a_wrapped_model_goes_on_too(reference: Any) -> None:
+    ours = wrap(reference)
+    ids, mask = torch.cat([TEXT, OTHER]), torch.tensor([[0] * 3 + [1] * 9, [1] * 12])
+    expected = reference(ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits
+    past = ours(ids[:, :5], attention_mask=mask[:, :5]).past_key_values
+    ours(ids[:, 5:9], past_key_values=copy.deepcopy(past))
+    past.crop(-1)
+    rest = ours(ids[:, 4:], attention_mask=mask, past_key_values=past).logits
+    torch.testing.assert_close(rest, expected[:, 4:], atol=1e-3, rtol=0)
+
+
 def test_crop_takes_back(model: Any) -> None:
     whole = model(TEXT).logits
     past = model(torch.cat([TEXT[:, :6], OTHER], 1)).past_key_values
@@ -149,8 +160,13 @@ def test_the_output_is_transformers(model: Any) -> None:
     assert isinstance(out.past_key_values, LookaheadCache)
     assert [type(part) for part in model(TEXT, return_dict=False)] == [torch.Tensor, LookaheadCache]
     assert "past_key_values" not in model(TEXT, use_cache=False)
-    prepared = model.prepare_inputs_for_generation(TEXT, past_key_values=None, attention_mask=torch.ones_like(TEXT))
-    assert torch.equal(model(**prepared).logits, out.logits)
+    past = None
+    for length in (4, 7, 12):
+        mask = torch.ones((1, length), dtype=torch.int64)
+        words = model.prepare_inputs_for_generation(TEXT[:, :length], past_key_values=past, attention_mask=mask)
+        last = model(**words)
+        past = last.past_key_values
+    assert torch.equal(last.logits, out.logits[:, 7:])
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ HARMLESS = {
         named_children named_modules named_non_persistent_buffers register_buffer register_module register_parameter
         reset_memory_hooks_state retrieve_modules_from_names smart_apply""",
     "off, and stays off": """
-        activation_checkpointing_disable disable_input_require_grads ep_plan fsdp_plan fsdp_size
+        activation_checkpointing_disable ep_plan fsdp_plan fsdp_size
         gradient_checkpointing_disable is_activation_checkpointing is_distributed_loading_by_transformers
         is_gradient_checkpointing pp_plan should_save_on_this_rank tp_plan tp_size use_kernels""",
     "transformers' own steps when a class of its own is made or loaded": """
@@ -42,7 +42,7 @@ HARMLESS = {
         create_extended_attention_mask_for_decoder estimate_tokens floating_point_ops get_extended_attention_mask
         get_head_mask invert_attention_mask warn_if_padding_and_no_attention_mask""",
     "they work: forward is a module's": """
-        compute_transition_scores eval prepare_inputs_for_generation register_forward_hook register_forward_pre_hook""",
+        compute_transition_scores eval register_forward_hook register_forward_pre_hook""",
     "a list of words": "add_model_tags model_tags",
 }
 HARMLESS_NAMES = {name for names in HARMLESS.values() for name in names.split()}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import DynamicCache, LlamaForCausalLM
+from transformers.cache_utils import Cache
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
@@ -16,7 +17,7 @@ from ipex_lookahead import AutoModelForCausalLM, InputError
 from tests.support.tiny import write_tiny_llama
 
 IDS = torch.tensor([[5, 9, 33, 2, 17, 60]])
-PLAIN: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
+PLAIN: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,9 @@ def test_our_model_drafts_for_a_transformers_model(ours: Any, theirs: Any, optio
         assert torch.equal(theirs.generate(IDS, **PLAIN, **options, assistant_model=ours), expected)
     finally:
         ours.engine.forward = forward
-    assert max(read[1:]) <= 3  # the prompt is read once: what was accepted is still there
+    assert len(read) > 1
+    if hasattr(Cache, "crop"):  # before, transformers cut tuples only, and had none left of a cache like ours
+        assert max(read[1:]) <= 3  # the prompt is read once: what was accepted is still there
 
 
 def test_a_generation_goes_on_from_the_past_of_another(ours: Any) -> None:
