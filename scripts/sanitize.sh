@@ -30,5 +30,5 @@ cd build/asan/package
 # The interpreter itself leaks a little, and numpy asks for more than it needs: neither is ours to find.
 LD_PRELOAD="$preload" PYTHONPATH="$PWD:$($OLDPWD/$python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
 ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1:allocator_may_return_null=1:abort_on_error=1 \
-UBSAN_OPTIONS=print_stacktrace=1 \
+UBSAN_OPTIONS=print_stacktrace=1 IPEX_LOOKAHEAD_FORKS=1 \
   "$real" -m pytest -q -p no:cacheprovider -p no:randomly tests/engines tests/formats/test_native_quantize.py "$@"
