@@ -33,6 +33,13 @@ def test_all_is_pinned():
         assert getattr(ipex_lookahead, name) is not None
 
 
+def test_dir_shows_the_public_names():
+    """Also those that are imported only when they are asked for."""
+    code = "import ipex_lookahead; print(*dir(ipex_lookahead))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert set(shown) == PUBLIC
+
+
 def test_model_methods_are_there():
     for name in ("from_pretrained", "from_gguf", "load_low_bit"):
         assert callable(getattr(ipex_lookahead.AutoModelForCausalLM, name))

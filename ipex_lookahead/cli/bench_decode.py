@@ -35,7 +35,8 @@ from ipex_lookahead.cli.types import Strategy, Tokens
     "--lookahead",
     type=Tokens(),
     multiple=True,
-    help="Most drafted tokens a step, or 'auto'; several are compared. 0, the baseline, always runs. 3 if not given.",
+    help="Most drafted tokens a step, or 'auto'; several are compared, and 0, the baseline, always runs. If not given:"
+    " 3, and 'auto' with a --strategy.",
 )
 @option(
     "--strategy",

@@ -13,6 +13,7 @@ import click
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.tables import print_facts
+from ipex_lookahead.cli.types import Model
 from ipex_lookahead.errors import EngineError
 
 PACKAGES = ("ipex-lookahead", "torch", "transformers", "tokenizers", "safetensors", "numpy")
@@ -24,7 +25,7 @@ READ_BYTES = 256 << 20
 
 
 @command()
-@click.argument("model", required=False)
+@click.argument("model", required=False, type=Model())
 @option("--forget-costs", is_flag=True, help="Forget what steps were measured to cost: all, or those of MODEL.")
 @option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def info(model: str | None, forget_costs: bool, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +19,25 @@ DEVICES = Words(cpu="processors", xpu="Intel GPUs", cuda="GPUs of PyTorch's CUDA
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
+class Option(click.Option):
+    """An option whose environment variable is named after the option, not after our parameter."""
+
+    def variable(self, prefix: str) -> str:
+        """``PREFIX_MAX_NEW_TOKENS`` for ``--max-new-tokens``."""
+        longest = max(self.opts, key=len)
+        return f"{prefix}_{longest.lstrip('-').replace('-', '_').upper()}"
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """What the environment says; an empty variable says nothing."""
+        return os.environ.get(self.variable(ctx.auto_envvar_prefix or "")) or None
+
+
 def option(*names: str, **settings: Any) -> Decorator:
     """A click option whose help names its default."""
     settings.setdefault("show_default", settings.get("default") is not None)
     if isinstance(settings.get("type"), click.IntRange | click.FloatRange):
         settings.setdefault("metavar", "N" if isinstance(settings["type"], click.IntRange) else "X")
-    return click.option(*names, **settings)
+    return click.option(*names, cls=Option, **settings)
 
 
 def comma_separated(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:

@@ -6,6 +6,7 @@ import resource
 import sys
 from typing import Any
 
+from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.decoding.stats import GenerationStats
 
 
@@ -54,29 +55,27 @@ def details_json(stats: GenerationStats) -> dict[str, Any]:
 
 def print_details(stats: GenerationStats) -> None:
     """Two small tables on standard error: drafts by source and position, and where the time of a step went."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
-    drafts = Table("drafts", "drafted", "accepted", "share", box=None, pad_edge=False)
     sources = [(name, drafted, stats.accepted_by_source[name]) for name, drafted in stats.drafted_by_source.items()]
     positions = zip(stats.drafted_by_position, stats.accepted_by_position, strict=True)
     depths = [(f"position {depth}", *counts) for depth, counts in enumerate(positions, 1)]
-    for name, drafted, accepted in (*sources, *depths):
-        drafts.add_row(name, str(drafted), str(accepted), f"{100 * accepted / drafted:.0f}%" if drafted else "-")
-    times = Table("of a step", "ms", "share", box=None, pad_edge=False)
+    drafts = [
+        (name, drafted, accepted, f"{100 * accepted / drafted:.0f}%" if drafted else "-")
+        for name, drafted, accepted in (*sources, *depths)
+    ]
     steps, total = max(stats.steps, 1), stats.decode_seconds
     rest = total - stats.engine_seconds - stats.proposer_seconds - stats.sampler_seconds
-    for name, seconds in (
-        ("engine", stats.engine_seconds),
-        ("proposer", stats.proposer_seconds),
-        ("sampler", stats.sampler_seconds),
-        ("everything else", max(rest, 0.0)),
-    ):
-        times.add_row(name, f"{1000 * seconds / steps:.3f}", f"{100 * seconds / total:.1f}%" if total else "-")
+    times = [
+        (name, f"{1000 * seconds / steps:.3f}", f"{100 * seconds / total:.1f}%" if total else "-")
+        for name, seconds in (
+            ("engine", stats.engine_seconds),
+            ("proposer", stats.proposer_seconds),
+            ("sampler", stats.sampler_seconds),
+            ("everything else", max(rest, 0.0)),
+        )
+    ]
     if stats.drafted:
-        console.print(drafts)
-    console.print(times)
+        print_table(("drafts", "drafted", "accepted", "share"), drafts, to_stderr=True)
+    print_table(("of a step", "ms", "share"), times, to_stderr=True)
 
 
 def drafted_share(stats: GenerationStats) -> float:

@@ -285,24 +285,6 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"ipex-lookahead {ipex_lookahead.__version__}\n"
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts(shell, capsys):
-    assert run(["completion", shell]) == 0
-    assert "_IPEX_LOOKAHEAD_COMPLETE" in capsys.readouterr().out
-
-
-def test_completion_completes():
-    environment = {
-        **os.environ,
-        "_IPEX_LOOKAHEAD_COMPLETE": "bash_complete",
-        "COMP_WORDS": "ipex-lookahead ge",
-        "COMP_CWORD": "1",
-    }
-    code = "from ipex_lookahead.cli.main import main; main([])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.stdout.split() == ["plain,generate"], done.stderr
-
-
 def test_info_shows_what_steps_were_measured_to_cost(tmp_path, monkeypatch, capsys):
     from ipex_lookahead.decoding import cost
     from tests.support.scripted_engine import markov

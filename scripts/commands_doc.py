@@ -1,0 +1,79 @@
+"""Write docs/commands.md from the commands themselves: every option, its variable and its default.
+
+python scripts/commands_doc.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from ipex_lookahead.cli.commands import SECTIONS, section_of
+from ipex_lookahead.cli.main import cli
+from ipex_lookahead.cli.options import Option
+
+FILE = Path(__file__).resolve().parents[1] / "docs" / "commands.md"
+HEAD = """\
+# Commands
+
+`ipex-lookahead COMMAND --help` says the same in the terminal. Every option can also be set in the environment, by the
+variable beside it; the command line wins. `IPEX_LOOKAHEAD_DEBUG=1` (`--debug`) shows the traceback of an error.
+
+Exit status: 0 done, 1 an error, 2 wrong usage (nothing was loaded), 130 interrupted.
+
+This file is made by `scripts/commands_doc.py`; do not edit it.
+"""
+
+
+def text() -> str:
+    """The whole file."""
+    return "\n".join([HEAD, *(line for path, command in leaves(cli, ()) for line in described(path, command))])
+
+
+def leaves(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """(path, command) of everything that is no group."""
+    if not isinstance(command, click.Group):
+        yield path, command
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        found = command.get_command(context, name)
+        assert found is not None
+        yield from leaves(found, (*path, name))
+
+
+def described(path: tuple[str, ...], command: click.Command) -> list[str]:
+    """A command's heading, what it does, and its options in a table, by section."""
+    prefix = "_".join(["IPEX_LOOKAHEAD", *path]).upper().replace("-", "_")
+    context = click.Context(command, info_name=" ".join(["ipex-lookahead", *path]))
+    usage = " ".join([context.info_name or "", *command.collect_usage_pieces(context)])
+    summary = " ".join((command.help or "").split())
+    lines = [f"## {' '.join(path)}", "", f"`{usage}`", "", summary, ""]
+    options = [option for option in command.params if isinstance(option, Option)]
+    order = [*SECTIONS, "Options"]
+    options.sort(key=lambda option: order.index(section_of(option)))
+    if options:
+        lines += ["| option | what it does | default | variable |", "|---|---|---|---|"]
+    for option in options:
+        names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+        takes = "" if option.is_flag else f" `{option.make_metavar(context)}`"
+        cells = (names + takes, option.help or "", default_of(option), f"`{option.variable(prefix)}`")
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return [*lines, ""] if options else lines
+
+
+def default_of(option: Option) -> str:
+    """The default as one would type it."""
+    value = option.to_info_dict()["default"]
+    if value is None or option.is_flag and not option.secondary_opts:
+        return ""
+    if option.is_flag:
+        return f"`{(option.opts if value else option.secondary_opts)[0]}`"
+    return " ".join(f"`{one}`" for one in value) if isinstance(value, tuple | list) else f"`{value}`"
+
+
+if __name__ == "__main__":
+    FILE.write_text(text(), encoding="utf-8")
+    print(f"wrote {FILE}")

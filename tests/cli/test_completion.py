@@ -1,0 +1,130 @@
+"""What a shell is offered: commands, options, models, files, strategies, formats; in bash's, zsh's and fish's words."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.shell_completion import get_completion_class
+
+from ipex_lookahead.cli.main import cli, run
+from ipex_lookahead.cli.names import LOW_BITS, STRATEGIES
+from ipex_lookahead.cli.types import LowBit, Model, Strategy
+from tests.cli.test_main import leaf_commands
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def offered(*words: str) -> list[tuple[str, str]]:
+    """(kind, value) of what is offered for the last word."""
+    shell = get_completion_class("bash")(cli, {}, "ipex-lookahead", "_IPEX_LOOKAHEAD_COMPLETE")
+    return [(item.type, item.value) for item in shell.get_completions(list(words[:-1]), words[-1])]
+
+
+def values(*words: str) -> list[str]:
+    return [value for _, value in offered(*words)]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.gguf", "b.txt", "models/c.gguf", "llama/config.json", "other/x"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def test_commands_and_options():
+    assert values("c") == ["chat", "compare-engines", "completion"]
+    assert values("bench", "k") == ["kernels"]
+    assert values("generate", "--dr") == ["--draft-model"]
+
+
+def test_names():
+    assert values("generate", "--strategy", "") == [name for name in STRATEGIES if name != "self_speculation"]
+    assert values("bench", "exact", "--strategy", "s") == ["suffix", "self_speculation"]
+    assert values("generate", "--low-bit", "") == list(LOW_BITS)
+    assert values("bench", "kernels", "--format", "a") == ["asym_int4"]
+    assert values("generate", "--engine", "n") == ["native"]
+    assert values("doctor", "--device", "x") == ["xpu"]
+    assert values("generate", "--lookahead", "a") == ["auto"]
+    assert values("completion", "z") == ["zsh"]
+
+
+@pytest.mark.parametrize("words", [("generate", "--model"), ("chat", "-m"), ("info",), ("quantize",)])
+def test_models(words, folder):
+    assert values(*words, "") == ["default", "a.gguf", "llama"]
+    assert values(*words, "def") == ["default"]
+    assert values(*words, "models/") == ["models/c.gguf"]
+    assert values(*words, f"{folder}/l") == [f"{folder}/llama"]
+    assert offered(*words, "mod") == [("file", "mod")], "on the way to a model the shell knows the folders"
+    assert offered(*words, "/no/such/") == [("file", "/no/such/")]
+
+
+def test_files():
+    assert offered("bench", "decode", "--prompts", "x") == [("file", "x")]
+    assert offered("bench", "quality", "--text", "") == [("file", "")]
+    assert offered("generate", "--store", "m") == [("plain", "memory")]
+    assert ("file", "") in offered("generate", "--store", "")
+
+
+def test_every_parameter_of_a_kind_completes_so():
+    kinds = {"model": Model, "draft_model": Model, "low_bit": LowBit, "formats": LowBit, "strategy": Strategy}
+    for path in leaf_commands():
+        found = cli
+        for name in path:
+            found = found.get_command(click.Context(found), name)
+        for parameter in found.params:
+            if parameter.name in kinds:
+                assert isinstance(parameter.type, kinds[parameter.name]), (path, parameter.name)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_scripts(shell, capsys):
+    assert run(["completion", shell]) == 0
+    assert "_IPEX_LOOKAHEAD_COMPLETE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("shell", "says"),
+    [
+        ("bash", "plain,suffix\n"),
+        ("zsh", "plain\nsuffix\nthe longest repetition, also of stored answers\n"),
+        ("fish", "suffix"),
+    ],
+)
+def test_the_words_of_each_shell(shell, says):
+    environment = {
+        **os.environ,
+        "_IPEX_LOOKAHEAD_COMPLETE": f"{shell}_complete",
+        "COMP_WORDS": "ipex-lookahead generate --strategy su",
+        "COMP_CWORD": "su" if shell == "fish" else "3",
+    }
+    code = (
+        "import sys; from ipex_lookahead.cli.main import main\n"
+        "sys.argv = ['ipex-lookahead']\n"
+        "try: main([])\n"
+        "finally: print(sorted({'torch', 'numpy', 'rich'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert says in done.stdout
+    assert done.stderr.strip() == "[]", "a key press waits for it"
+
+
+def test_in_bash_itself(tmp_path):
+    program = tmp_path / "ipex-lookahead"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m ipex_lookahead.cli.main "$@"\n')
+    program.chmod(0o755)
+    script = (
+        f'eval "$({program} completion bash)"\n'
+        "COMP_WORDS=(ipex-lookahead generate --low-bit s) COMP_CWORD=3\n"
+        f"_ipex_lookahead_completion {program}\n"
+        'echo "${COMPREPLY[@]}"'
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["sym_int4", "sym_int8"], done.stderr
