@@ -11,13 +11,13 @@
 #include <optional>
 #include <stdexcept>
 
-#include "decoder.h"
-#include "dispatch.h"
-#include "linear_probe.h"
-#include "machine_probe.h"
-#include "predictor.h"
-#include "quantize.h"
+#include "drafting/predictor.h"
+#include "model/decoder.h"
+#include "runtime/dispatch.h"
+#include "runtime/machine_probe.h"
 #include "sampling.h"
+#include "weights/linear.h"
+#include "weights/quantize.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -108,7 +108,10 @@ nb::object export_matrix(const Matrix& m, const Fill& fill) {
 }
 
 nb::object export_matrix(Decoder& d, const Matrix& m) {
-  return export_matrix(m, [&](auto... streams) { unpack(m, streams..., d.pool()); });
+  return export_matrix(m, [&](auto... streams) {
+    Crew crew(d.threads());
+    unpack(m, streams..., crew);
+  });
 }
 
 void check_linear(const LinearLayer& l, const FloatMatrix& x) {
@@ -286,16 +289,16 @@ NB_MODULE(_native, m) {
         return out.array(rows, n_out);
       });
 
-  nb::class_<CountedSuffixes>(m, "CountedSuffixes")
+  nb::class_<SuffixTrie>(m, "SuffixTrie")
       .def(nb::init<int>(), "depth"_a)
-      .def("__len__", &CountedSuffixes::size)
+      .def("__len__", &SuffixTrie::size)
       .def("extend",
-           [](CountedSuffixes& s, IntVector text) {
+           [](SuffixTrie& s, IntVector text) {
              check_ids(text);
              s.cut();
              for (size_t i = 0; i < text.shape(0); ++i) s.extend(text.data()[i]);
            })
-      .def("followers", [](const CountedSuffixes& s, IntVector context) {
+      .def("followers", [](const SuffixTrie& s, IntVector context) {
         check_ids(context);
         int32_t at = 0;
         for (size_t i = 0; at >= 0 && i < context.shape(0); ++i) at = s.child(at, context.data()[i]);
@@ -307,7 +310,7 @@ NB_MODULE(_native, m) {
       });
 
   nb::class_<Predictor>(m, "Predictor")
-      .def(nb::init<int, int, const CountedSuffixes*>(), "depth"_a, "width"_a, "store"_a.none(), nb::keep_alive<1, 4>())
+      .def(nb::init<int, int, const SuffixTrie*>(), "depth"_a, "width"_a, "store"_a.none(), nb::keep_alive<1, 4>())
       .def("begin",
            [](Predictor& p, IntVector prompt) {
              check_ids(prompt);

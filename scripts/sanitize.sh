@@ -8,7 +8,7 @@ real=$($python -c 'import os, sys; print(os.path.realpath(sys.executable))')
 
 echo "== ThreadSanitizer: the thread pool"
 mkdir -p build/tsan
-c++ -std=c++17 -O1 -g -fsanitize=thread -pthread tests/csrc/thread_pool_test.cc csrc/thread_pool.cc -o build/tsan/pool
+c++ -std=c++17 -O1 -g -fsanitize=thread -pthread -Icsrc tests/csrc/thread_pool_test.cc csrc/runtime/thread_pool.cc -o build/tsan/pool
 # Where addresses are randomised too widely for the sanitizer's shadow, setarch -R turns that off.
 runner=""; command -v setarch >/dev/null && runner="setarch $(uname -m) -R"
 TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 $runner build/tsan/pool without-fork

@@ -140,6 +140,38 @@ def test_quick_rooms_do_not_import_torch_or_transformers(path):
     assert slow == []
 
 
+def circles() -> list[list[str]]:
+    """Files of ours that import each other in a circle, for types or in functions too: one idea in pieces."""
+    names = {
+        f"{PACKAGE}." + inside(p).removesuffix(".py").removesuffix("/__init__").replace("/", "."): p for p in sources()
+    }
+    needs = {name: {m for _, m in imports(path) if m in names and m != name} for name, path in names.items()}
+    while free := {name for name in needs if not needs[name] & needs.keys()}:
+        needs = {name: others for name, others in needs.items() if name not in free}
+    # What is left imports a circle, or is in one.
+    while top := {name for name in needs if not any(name in others for others in needs.values())}:
+        needs = {name: others for name, others in needs.items() if name not in top}
+    return [sorted(needs)] if needs else []
+
+
+def test_no_files_import_each_other_in_a_circle():
+    assert circles() == []
+
+
+def test_the_check_sees_a_circle(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    folder = tmp_path / PACKAGE / "engines"
+    folder.mkdir(parents=True)
+    (folder / "a.py").write_text("from ipex_lookahead.engines.b import x")
+    (folder / "b.py").write_text("from ipex_lookahead.engines.c import x")
+    (folder / "c.py").write_text("x = 1")
+    assert circles() == []
+    (folder / "c.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ipex_lookahead.engines.b import x"
+    )
+    assert circles() == [["ipex_lookahead.engines.b", "ipex_lookahead.engines.c"]]
+
+
 def test_the_check_sees_a_breach(tmp_path, monkeypatch):
     """A wrong import in a copy of the tree is found, wherever it stands."""
     monkeypatch.setitem(globals(), "ROOT", tmp_path)

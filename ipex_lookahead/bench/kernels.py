@@ -11,7 +11,7 @@ import numpy as np
 
 from ipex_lookahead.engines.machine import default_threads
 from ipex_lookahead.engines.native.core import available_isas, integer_peak, read_bandwidth
-from ipex_lookahead.engines.native.linear import linear_probe
+from ipex_lookahead.engines.native.linear import linear_layer
 from ipex_lookahead.engines.weights import random_matrix
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.formats import FORMATS
@@ -56,7 +56,7 @@ def measure(
         copies = max(1, WORKING_SET // weight.nbytes)
         for isa in isas or known:
             report(f"{name} on {isa}")
-            probes = [linear_probe(weight, threads=threads, isa=isa) for _ in range(copies)]
+            probes = [linear_layer(weight, threads=threads, isa=isa) for _ in range(copies)]
             steps = []
             # The oracle is a thousand times slower; a few matrices tell as much.
             for count in rows:

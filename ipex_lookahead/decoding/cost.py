@@ -14,8 +14,8 @@ import platform
 import re
 import tempfile
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -23,8 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.engines.base import Batch, Cache, Engine
-from ipex_lookahead.errors import ModelFormatError
+from ipex_lookahead.engines.native.engine import KV_CACHES, kv_bytes_per_token
+from ipex_lookahead.errors import LookaheadError, ModelFormatError
 from ipex_lookahead.hub import cache_folder
 from ipex_lookahead.safe_json import load_object
 
@@ -40,7 +42,16 @@ WORTH_A_FILE_SECONDS = 0.02
 TOO_DISTURBED = 1.35
 """Nor is one whose rounds differed by more than this factor: other processes had the machine. It serves for now.
 (SmolLM2-135M, five rounds: 1.05 to 1.27 on an idle machine, 1.42 to 1.78 beside a job at lower priority.)"""
+IMPOSSIBLE = 2.0
+"""n rows can be computed as n / m forwards of m rows, so no machine takes longer for them than for those; nor does it
+take less for more rows. A curve off by more than this factor is no machine's. (Below it are disturbances, of which
+``TOO_DISTURBED`` allows 1.35 up in one number of rows and down in another; and libraries with a quick way for one row
+alone: a float product of two rows may pack the weights first, and so read them twice and write them once.)"""
+ATTEMPTS = 2
+"""An impossible curve is measured once more; whatever disturbed it may be over."""
 FILE_BYTES = 1 << 16
+TEMPORARY = ".costs-"
+"""How the name of a file begins that is being written."""
 
 PER_KEY = 0.45
 PER_KEY_AND_ROW = 0.22
@@ -151,13 +162,21 @@ class EngineCosts:
             if found is None:
                 if self._progress is not None:
                     self._progress("measuring what a decoding step costs on this machine (once)")
-                began = perf_counter()
-                found, disturbance = calibrate(self._engine)
-                quick = perf_counter() - began < WORTH_A_FILE_SECONDS
-                if file is not None and not quick and disturbance < TOO_DISTURBED:
-                    save(file, found, self._engine)
+                found = self._measure(file)
             self._curve = CostCurve(found)
         return self._curve
+
+    def _measure(self, file: Path | None) -> Calibration:
+        """A calibration, written down where it will still be true tomorrow; else the next process measures again."""
+        for _ in range(ATTEMPTS):
+            began = perf_counter()
+            found, disturbance = calibrate(self._engine)
+            quick = perf_counter() - began < WORTH_A_FILE_SECONDS
+            if not impossible(found):
+                if file is not None and not quick and disturbance < TOO_DISTURBED:
+                    save(file, found, self._engine)
+                return found
+        return possible(found)
 
 
 def calibrate(engine: Engine, *, patience: float = PATIENCE_SECONDS) -> tuple[Calibration, float]:
@@ -166,7 +185,8 @@ def calibrate(engine: Engine, *, patience: float = PATIENCE_SECONDS) -> tuple[Ca
     A round costs about 30 forwards of one row, half or a fifth of that on slow engines.
 
     Returns:
-        The calibration, and by what factor the slowest round was off the quickest, over the numbers of rows in median.
+        The calibration, and by what factor the slowest round was off the quickest, over the numbers of rows in median;
+        where there was time for one round only, by what factor its forward of one row was off the one before it.
 
     """
     cache = engine.new_cache()
@@ -183,13 +203,33 @@ def calibrate(engine: Engine, *, patience: float = PATIENCE_SECONDS) -> tuple[Ca
         for n in rows:
             times[n].append(_forward(engine, cache, tokens[:n]))
     seconds = [sorted(times[n])[len(times[n]) // 4] for n in rows]
-    disturbance = median(max(times[n]) / max(min(times[n]), 1e-9) for n in rows)
+    repeated = [times[n] for n in rows] if len(times[1]) > 1 else [[once, *times[1]]]
+    disturbance = median(max(some) / max(min(some), 1e-9) for some in repeated)
     for i in range(1, len(seconds)):  # more rows never cost less: where it looks so, it is noise
         seconds[i] = max(seconds[i], seconds[i - 1])
     facts = engine.describe()
     weights, kv = facts.get("weight_bytes") or 0, facts.get("kv_bytes_per_token") or 0
     reading = seconds[0] * kv / weights if weights else 0.0
     return Calibration(rows, tuple(seconds), PER_KEY * reading, PER_KEY_AND_ROW * reading), disturbance
+
+
+def impossible(calibration: Calibration) -> str:
+    """Why no machine could have that curve; empty where one could. See ``IMPOSSIBLE``."""
+    known = list(zip(calibration.rows, calibration.seconds, strict=True))
+    for n, seconds in known:
+        for m, fewer in known:
+            if m < n and not fewer <= seconds <= IMPOSSIBLE * -(-n // m) * fewer:
+                return f"{n} rows take {seconds / fewer:.2f} times as long as {m}"
+    return ""
+
+
+def possible(calibration: Calibration) -> Calibration:
+    """The dearest curve under the given one that a machine could have: n rows cost at most n / m times m rows."""
+    seconds: list[float] = []
+    for i, n in enumerate(calibration.rows):
+        bounds = [-(-n // m) * known for m, known in zip(calibration.rows, seconds, strict=False)]
+        seconds.append(min([calibration.seconds[i], *bounds]))
+    return replace(calibration, seconds=tuple(seconds))
 
 
 def _forward(engine: Engine, cache: Cache, tokens: Any) -> float:
@@ -205,14 +245,17 @@ def cost_folder() -> Path:
 
 
 def known_costs(folder: Path, config: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-    """The calibrations of this processor in a folder, the newest first: what they are of, and milliseconds by rows."""
+    """The calibrations of this processor in a folder, the newest first: what they are of, and milliseconds by rows.
+
+    Args:
+        folder: see :func:`cost_folder`.
+        config: a checkpoint's config; then only those of models of that shape (a base and an instruct model share
+            theirs), in whatever format. None = of all models.
+    """
     found = []
-    for file in sorted(folder.glob("*.json"), key=_changed, reverse=True):
+    for file, of in _files(folder):
         calibration = load(file)
-        of = load_object(file, FILE_BYTES).get("engine") if calibration is not None else None
-        if config is not None and isinstance(of, dict) and of.get("vocab_size") != config.get("vocab_size"):
-            continue
-        if calibration is not None and isinstance(of, dict) and of.get("processor") == processor():
+        if calibration is not None and of.get("processor") == processor() and _is_of(of, config):
             milliseconds = {
                 str(n): round(1000 * s, 3) for n, s in zip(calibration.rows, calibration.seconds, strict=True)
             }
@@ -222,15 +265,48 @@ def known_costs(folder: Path, config: Mapping[str, Any] | None = None) -> list[d
 
 
 def forget_costs(folder: Path, config: Mapping[str, Any] | None = None) -> int:
-    """Delete calibrations; returns how many."""
-    found = [
-        file
-        for file in sorted(folder.glob("*.json"))
-        if config is None or load_object(file, FILE_BYTES)["engine"]["vocab_size"] == config["vocab_size"]
-    ]
-    for file in found:
-        file.unlink()
-    return len(found)
+    """Delete the calibrations that a folder holds, so that they are measured again; how many were deleted.
+
+    Args:
+        folder: see :func:`cost_folder`; one that is not there holds none.
+        config: as for :func:`known_costs`; None deletes damaged files and what an interrupted write left over, too.
+
+    Raises:
+        OSError: a file cannot be deleted.
+    """
+    if config is None:
+        doomed = [*folder.glob("*.json"), *folder.glob(f"{TEMPORARY}*")]
+    else:
+        doomed = [file for file, of in _files(folder) if _is_of(of, config)]
+    for file in doomed:
+        file.unlink(missing_ok=True)
+    return len(doomed)
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Files of calibrations, the newest first, and what engine each says that it is of."""
+    for file in sorted(folder.glob("*.json"), key=_changed, reverse=True):
+        try:
+            found = load_object(file, FILE_BYTES).get("engine")
+        except ModelFormatError:
+            continue
+        if isinstance(found, dict):
+            yield file, found
+
+
+def _is_of(engine: Mapping[str, Any], config: Mapping[str, Any] | None) -> bool:
+    """Whether an engine's identity may be that of a model with this config."""
+    if config is None:
+        return True
+    if engine.get("vocab_size") != config.get("vocab_size"):
+        return False
+    if "family" in engine:  # torch's engines name it
+        return bool(engine["family"] == config.get("model_type"))
+    try:
+        spec = spec_for(dict(config))
+    except LookaheadError:
+        return False
+    return engine.get("kv_bytes_per_token") in [kv_bytes_per_token(spec, kind) for kind in KV_CACHES]
 
 
 def _changed(file: Path) -> float:
@@ -268,7 +344,7 @@ def save(file: Path, calibration: Calibration, engine: Engine) -> None:
     temporary = None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".costs-", dir=file.parent)
+        handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=file.parent)
         with os.fdopen(handle, "w", encoding="utf-8") as out:
             json.dump({"engine": identity(engine), **to_json(calibration)}, out, indent=1)
         os.replace(temporary, file)
@@ -304,7 +380,8 @@ def from_json(found: Any) -> Calibration | None:
         return None
     if sorted(set(rows)) != rows or sorted(seconds) != seconds:
         return None
-    return Calibration(tuple(rows), tuple(map(float, seconds)), float(slopes[0]), float(slopes[1]))
+    calibration = Calibration(tuple(rows), tuple(map(float, seconds)), float(slopes[0]), float(slopes[1]))
+    return None if impossible(calibration) else calibration
 
 
 def _is_time(value: object) -> bool:

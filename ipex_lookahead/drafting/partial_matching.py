@@ -7,7 +7,7 @@ target's own likeliest successors of a token, and of a pair of tokens, as last s
 Every committed token teaches how far each kind of context is to be trusted, drafted or not, so nothing is censored by a
 miss before it.
 
-The work is native (csrc/predictor.cc); tests/support/partial_matching.py says the same in Python.
+The work is native (csrc/drafting/predictor.cc); tests/support/partial_matching.py says the same in Python.
 """
 
 from __future__ import annotations

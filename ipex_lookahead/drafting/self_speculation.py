@@ -38,6 +38,7 @@ def check_gains(low_bit: str) -> None:
 def low_bit_copy(engine: Engine) -> Engine:
     """The engine's own weights as an engine of the same kind in ``sym_int4``, groups of 32, with as many threads.
 
+    Its keys and values are held as the engine's are, for the copy works on the engine's own caches.
     Only one tensor at a time is held besides the copy (for a tied embedding, that one too).
 
     Example: of a sym_int8 engine with 135 million weights, which takes 143 MB, the copy takes 76 MB more.
@@ -55,7 +56,8 @@ def low_bit_copy(engine: Engine) -> Engine:
     spec = native.spec
     head = spec.embedding if spec.tied else spec.lm_head
     plan = WeightPlan(DRAFT_FORMAT, head=head, label=DRAFT_FORMAT)
-    copy: Engine = type(native).load(_Weights(native.weights()), spec, plan, threads=facts["threads"])
+    weights = _Weights(native.weights())
+    copy: Engine = type(native).load(weights, spec, plan, threads=facts["threads"], kv_cache=facts["kv_cache"])
     return copy
 
 

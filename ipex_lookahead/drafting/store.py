@@ -81,7 +81,7 @@ class Store:
         self._vocab_size, self._digest, self._capacity = vocab_size, digest.ljust(_DIGEST, b"\0"), capacity
         self._texts: deque[npt.NDArray[np.int32]] = deque()
         self._tokens = 0
-        self.suffixes: Any = native_core().CountedSuffixes(LONGEST_CONTEXT)
+        self.suffixes: Any = native_core().SuffixTrie(LONGEST_CONTEXT)
 
     def __len__(self) -> int:
         """Tokens held."""
@@ -107,7 +107,7 @@ class Store:
         if self._tokens > self._capacity:
             while len(self._texts) > 1 and self._tokens > self._capacity - self._capacity // 4:
                 self._tokens -= len(self._texts.popleft())
-            self.suffixes = native_core().CountedSuffixes(LONGEST_CONTEXT)
+            self.suffixes = native_core().SuffixTrie(LONGEST_CONTEXT)
             for kept in self._texts:
                 self.suffixes.extend(kept)
         else:

@@ -113,13 +113,8 @@ def random_matrix(shape: tuple[int, int], name: str, group_size: int, rng: np.ra
 
 
 def read_vector(checkpoint: Checkpoint, name: str, n: int) -> npt.NDArray[np.float32]:
-    """A norm's weights as float32 [n]."""
+    """A norm's weights, or a bias, as float32 [n]."""
     return np.ascontiguousarray(dequantize(_read(checkpoint, name, (n,))), dtype=np.float32)
-
-
-def read_bias(checkpoint: Checkpoint, name: str, n: int) -> npt.NDArray[np.float32]:
-    """A bias as float32 [n]."""
-    return read_vector(checkpoint, name, n)
 
 
 def not_converted(names: object) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """What the integer formats share: values in groups, nibbles in blocks, checks, and the compiled twin.
 
-The numpy arithmetic in this package *is* the definition of each format; ``csrc/quantize.cc`` must agree bit for bit
-and is used where the compiled core can be imported, because it is many times faster. All arithmetic is float32 in the
-order written, rounding half to even.
+The numpy arithmetic in this package *is* the definition of each format; ``csrc/weights/quantize.cc`` must agree bit for
+bit and is used where the compiled core can be imported, because it is many times faster. All arithmetic is float32 in
+the order written, rounding half to even.
 """
 
 from __future__ import annotations

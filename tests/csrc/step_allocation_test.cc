@@ -5,7 +5,7 @@
 #include <new>
 #include <vector>
 
-#include "../../csrc/decoder.h"
+#include "model/decoder.h"
 
 static std::atomic<long> allocations{0};
 

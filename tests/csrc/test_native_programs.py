@@ -19,22 +19,32 @@ def run(folder: Path, name: str, sources: list[str], *flags: str) -> str:
         pytest.skip("no C++ compiler to build the test with")
     program = folder / name
     files = [str(ROOT / "tests/csrc" / f"{name}.cc"), *(str(ROOT / "csrc" / source) for source in sources)]
-    subprocess.run([compiler, "-std=c++17", "-O1", "-w", "-pthread", *flags, *files, "-o", program], check=True)
+    subprocess.run(
+        [compiler, "-std=c++17", "-O1", "-w", "-pthread", f"-I{ROOT / 'csrc'}", *flags, *files, "-o", program],
+        check=True,
+    )
     done = subprocess.run([program], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_the_pool_does_every_item_once_and_in_order(tmp_path: Path) -> None:
-    assert run(tmp_path, "thread_pool_test", ["thread_pool.cc"], "-g") == "thread_pool_test: ok\n"
+    assert run(tmp_path, "thread_pool_test", ["runtime/thread_pool.cc"], "-g") == "thread_pool_test: ok\n"
 
 
 def test_a_step_takes_no_memory_from_the_heap(tmp_path: Path) -> None:
     """With the scalar kernels only, which run anywhere: where memory comes from is the decoder's business."""
-    sources = ["decoder.cc", "decoder_step.cc", "kv_cache.cc", "packing.cc", "thread_pool.cc", "scalar/kernels.cc"]
+    sources = [
+        "model/decoder.cc",
+        "model/decoder_step.cc",
+        "model/kv_cache.cc",
+        "weights/packing.cc",
+        "runtime/thread_pool.cc",
+        "kernels/scalar/kernels.cc",
+    ]
     stand_in = tmp_path / "dispatch_scalar.cc"
     stand_in.write_text(
-        '#include "' + str(ROOT / "csrc/dispatch.h") + '"\n'
+        '#include "runtime/dispatch.h"\n'
         "namespace ipex_lookahead {\n"
         "const KernelTable* kernels_for(const std::string&) { return scalar_kernels(); }\n"
         "}\n"

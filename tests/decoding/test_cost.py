@@ -9,10 +9,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ipex_lookahead.decoding import cost
-from ipex_lookahead.decoding.cost import Calibration, CostCurve, EngineCosts, calibrate, load, save
+from ipex_lookahead.decoding.cost import (
+    Calibration,
+    CostCurve,
+    EngineCosts,
+    calibrate,
+    forget_costs,
+    impossible,
+    known_costs,
+    load,
+    possible,
+    save,
+)
 from tests.support.scripted_engine import ScriptedEngine, markov
+from tests.support.tiny import TinyLlama
 
 
 @pytest.fixture
@@ -206,6 +220,7 @@ GOOD = {"rows": [1, 4], "seconds": [0.1, 0.2], "key_seconds": 0.0, "key_row_seco
                 {"seconds": [-1, 0.1]},
                 {"seconds": [0.1, 1e9]},
                 {"seconds": [0.1, "0.2"]},
+                {"seconds": [0.001, 0.185]},
                 {"key_seconds": None},
                 {"key_seconds": -1},
                 {"key_row_seconds": True},
@@ -238,3 +253,121 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "replace", refuse)
     save(tmp_path / "a.json", Calibration((1,), (1.0,)), markov())
     assert not list(tmp_path.iterdir())
+
+
+# ---- curves that no machine could have -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "seconds"),
+    [
+        ((1,), (1.0,)),
+        ((1, 2, 4, 32), (1.0, 1.0, 1.0, 1.0)),  # waits for memory only
+        ((1, 2, 4, 32), (1.0, 2.0, 4.0, 32.0)),  # nothing is shared
+        ((1, 4, 5, 8, 9), (1.0, 1.0, 2.0, 2.0, 3.0)),  # tiles of four rows
+        ((1, 2, 4), (1.0, 3.0, 3.1)),  # a quick way for one row alone
+    ],
+)
+def test_curves_that_machines_have(rows: tuple[int, ...], seconds: tuple[float, ...]) -> None:
+    curve = Calibration(rows, seconds)
+    assert impossible(curve) == ""
+    assert cost.from_json(json.loads(json.dumps(cost.to_json(curve)))) == curve
+
+
+@pytest.mark.parametrize(
+    ("rows", "seconds", "said"),
+    [
+        ((1, 2, 4), (1.0, 185.34, 186.0), "2 rows take 185.34 times as long as 1"),
+        ((1, 4, 5), (1.0, 1.2, 6.0), "5 rows take 5.00 times as long as 4"),  # though five times one row were no wonder
+        ((1, 4, 16), (1.0, 1.1, 30.0), "16 rows take 27.27 times as long as 4"),
+        ((1, 4), (1.0, 0.9), "4 rows take 0.90 times as long as 1"),
+    ],
+)
+def test_curves_that_no_machine_has(rows: tuple[int, ...], seconds: tuple[float, ...], said: str) -> None:
+    curve = Calibration(rows, seconds)
+    assert impossible(curve) == said
+    assert cost.from_json(json.loads(json.dumps(cost.to_json(curve)))) is None
+
+
+@given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=len(cost.ROWS)).map(sorted))
+def test_what_is_made_possible_is_the_curve_as_far_as_it_can_be(seconds: list[float]) -> None:
+    curve = Calibration(cost.ROWS[: len(seconds)], tuple(seconds))
+    mended = possible(curve)
+    assert impossible(mended) == ""
+    assert list(mended.seconds) == sorted(mended.seconds)
+    assert all(new <= old for new, old in zip(mended.seconds, curve.seconds, strict=True))
+    assert possible(mended) == mended
+    assert mended.seconds[0] == curve.seconds[0]
+
+
+def busy_at(rows: int, factor: float) -> Any:
+    """Every forward of so many rows meets a busy machine."""
+    return lambda n: steps_of_four(n) * (factor if n == rows else 1.0)
+
+
+def test_an_impossible_curve_is_measured_again_then_and_by_the_next_process(tmp_path: Path, clock: list[float]) -> None:
+    engine = timed_engine(clock, busy_at(2, 185.34))
+    curve = EngineCosts(engine, tmp_path).curve()
+    assert len([1 for counts, _, _ in engine.batches if counts == [2]]) > cost.ROUNDS, "once more"
+    assert not list(tmp_path.iterdir())
+    assert [curve(n) / curve(1) for n in (1, 2, 4)] == pytest.approx([1.0, 2.0, 4.0]), "as dear as can be, for now"
+    quiet = EngineCosts(timed_engine(clock, steps_of_four), tmp_path).curve()
+    assert quiet(2) == pytest.approx(0.001)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_disturbance_that_is_over_leaves_no_trace(tmp_path: Path, clock: list[float]) -> None:
+    over = 0.5  # seconds from now
+    engine = timed_engine(clock, lambda n: steps_of_four(n) * (185.34 if n == 2 and clock[0] < over else 1.0))
+    curve = EngineCosts(engine, tmp_path).curve()
+    assert curve(2) == pytest.approx(0.001)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_one_round_alone_is_believed_only_where_one_row_takes_what_it_took_before(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    """Of an engine so slow that there is time for one round, nothing else tells whether the machine was busy."""
+    forwards = iter(range(1000))
+    EngineCosts(timed_engine(clock, lambda n: 1.0 if next(forwards) < 2 else 1.6), tmp_path).curve()
+    assert not list(tmp_path.iterdir())
+    EngineCosts(timed_engine(clock, lambda n: 1.0), tmp_path).curve()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+# ---- what is known, and forgotten ------------------------------------------------------------------------------------
+
+
+def keep(folder: Path, name: str, **facts: Any) -> None:
+    """A file as an engine with those facts would leave it, of this processor."""
+    of = {"processor": cost.processor(), "engine": "native", "vocab_size": 96, **facts}
+    content = {"engine": of, **cost.to_json(Calibration((1, 4), (0.004, 0.005)))}
+    (folder / f"{name}.json").write_text(json.dumps(content))
+
+
+def test_known_and_forgotten_are_those_of_the_model_asked_for(tmp_path: Path) -> None:
+    config = TinyLlama(layers=2, kv_heads=2, head_dim=16).config("float32")
+    keep(tmp_path, "fp16", kv_bytes_per_token=2 * 2 * 64, weight_bytes=1)
+    keep(tmp_path, "int8", kv_bytes_per_token=2 * 2 * 40, weight_bytes=2)
+    keep(tmp_path, "torch", engine="torch", family="llama", kv_bytes_per_token=1, weight_bytes=3)
+    keep(tmp_path, "other family", engine="torch", family="qwen2", kv_bytes_per_token=1, weight_bytes=4)
+    keep(tmp_path, "other shape", kv_bytes_per_token=2 * 3 * 64, weight_bytes=5)
+    keep(tmp_path, "other words", kv_bytes_per_token=2 * 2 * 64, vocab_size=97, weight_bytes=6)
+    keep(tmp_path, "other machine", processor="another", kv_bytes_per_token=2 * 2 * 64, weight_bytes=7)
+    (tmp_path / "damaged.json").write_text("{")
+    (tmp_path / f"{cost.TEMPORARY}left over").write_text("{")
+    (tmp_path / "somebody's.txt").write_text("not ours")
+    assert {c["weight_bytes"] for c in known_costs(tmp_path)} == {1, 2, 3, 4, 5, 6}
+    assert {c["weight_bytes"] for c in known_costs(tmp_path, config)} == {1, 2, 3}
+    assert {c["weight_bytes"] for c in known_costs(tmp_path, {"model_type": "qwen2", "vocab_size": 96})} == {4}
+    assert forget_costs(tmp_path, config) == 4, "another machine's too"
+    assert known_costs(tmp_path, config) == []
+    assert {c["weight_bytes"] for c in known_costs(tmp_path)} == {4, 5, 6}
+    assert forget_costs(tmp_path) == 5
+    assert [file.name for file in tmp_path.iterdir()] == ["somebody's.txt"]
+    assert forget_costs(tmp_path) == forget_costs(tmp_path / "nowhere") == 0
+
+
+def test_what_no_machine_could_have_is_not_shown(tmp_path: Path) -> None:
+    save(tmp_path / "a.json", Calibration((1, 2), (0.001, 0.185)), markov())
+    assert known_costs(tmp_path) == []

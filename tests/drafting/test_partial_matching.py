@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead._native import CountedSuffixes
+from ipex_lookahead._native import SuffixTrie
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.partial_matching import SOURCES, PartialMatching
 from ipex_lookahead.errors import InputError
@@ -25,7 +25,7 @@ def ids(values: list[int]) -> np.ndarray:
 
 @given(st.lists(texts, max_size=4), st.integers(1, 5))
 def test_counts_equal_brute_force(several: list[list[int]], depth: int) -> None:
-    suffixes = CountedSuffixes(depth)
+    suffixes = SuffixTrie(depth)
     for text in several:
         suffixes.extend(ids(text))
     expected = counts(several, depth)
@@ -40,7 +40,7 @@ def test_many_tokens_and_large_ids() -> None:
     """The hash table grows several times; ids at the end of int32 do not collide."""
     rng = np.random.default_rng(0)
     text = [*rng.integers(0, 2**31, 300).tolist(), *rng.integers(2**31 - 40, 2**31, 3000).tolist()]
-    suffixes = CountedSuffixes(3)
+    suffixes = SuffixTrie(3)
     suffixes.extend(ids(text))
     for context, followers in counts([text], 3).items():
         assert suffixes.followers(ids(list(context))) == list(reversed(followers.items()))
@@ -63,7 +63,7 @@ def test_equals_its_twin(
     steps: list[tuple[list[int], int, int, int]],
 ) -> None:
     depth, width, with_store = shape
-    store = CountedSuffixes(16) if with_store else None
+    store = SuffixTrie(16) if with_store else None
     for text in stored if store is not None else []:
         store.extend(ids(text))
     mine, twin = PartialMatching(depth=depth, width=width, store=store), Twin(depth, width, stored if store else None)

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead._native import CountedSuffixes
+from ipex_lookahead._native import SuffixTrie
 from ipex_lookahead.drafting import Auto, Draft, Outcome, Recycling, Suffix
 
 
@@ -33,7 +33,7 @@ def test_counts_outrank_recency() -> None:
 
 
 def test_suffix_looks_into_the_store() -> None:
-    store = CountedSuffixes(8)
+    store = SuffixTrie(8)
     store.extend(np.array([1, 2, 3, 4, 5], np.int32))
     proposer = Suffix(store)
     proposer.begin([1, 2])

@@ -1,4 +1,7 @@
-"""What csrc/predictor.cc says, again: short, slow, from dictionaries of tuples. The same doubles in the same order."""
+"""What csrc/drafting/predictor.cc says, again: short, slow, from dictionaries of tuples.
+
+The same doubles in the same order.
+"""
 
 from __future__ import annotations
 

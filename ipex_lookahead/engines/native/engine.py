@@ -13,7 +13,7 @@ from ipex_lookahead.engines.base import Batch, Cache, StepOutput
 from ipex_lookahead.engines.machine import check_threads, default_threads
 from ipex_lookahead.engines.native.core import chosen_isa, native_core
 from ipex_lookahead.engines.native.linear import plain, streams
-from ipex_lookahead.engines.weights import WeightPlan, random_matrix, read_bias, read_matrix, read_vector
+from ipex_lookahead.engines.weights import WeightPlan, random_matrix, read_matrix, read_vector
 from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, ModelFormatError
 from ipex_lookahead.formats.base import PackedWeight
 
@@ -111,7 +111,7 @@ class NativeEngine:
             )
             for slot in SLOTS:
                 name, shape = spec.matrices[slot].format(layer=layer), spec.shape(slot)
-                bias = read_bias(checkpoint, name + ".bias", shape[0]) if slot in spec.biased else None
+                bias = read_vector(checkpoint, name + ".bias", shape[0]) if slot in spec.biased else None
                 decoder.set_matrix(layer, getattr(native_core().Slot, slot), *matrix(name + ".weight", shape), bias)
         decoder.set_final_norm(read_vector(checkpoint, spec.final_norm, spec.hidden))
         head = spec.embedding if spec.tied else spec.lm_head
@@ -188,9 +188,6 @@ class NativeEngine:
 
     def describe(self) -> dict[str, Any]:
         """Facts for ``info`` and for reports."""
-        spec = self.spec
-        padded = (spec.head_dim + 15) // 16 * 16
-        head = 2 * (spec.head_dim + padded) if self.kv_cache == "fp16" else spec.head_dim + padded + 8
         return {
             "engine": self.name,
             "isa": self._decoder.isa,
@@ -198,7 +195,7 @@ class NativeEngine:
             "low_bit": self.low_bit,
             "weight_bytes": int(self._decoder.weight_bytes),
             "kv_cache": self.kv_cache,
-            "kv_bytes_per_token": spec.layers * spec.kv_heads * head,
+            "kv_bytes_per_token": kv_bytes_per_token(self.spec, self.kv_cache),
             "max_context": self.max_context,
             "row_invariant": self.row_invariant,
             **self.facts,
@@ -223,6 +220,13 @@ class NativeEngine:
 
 
 KV_CACHES = ("fp16", "int8")
+
+
+def kv_bytes_per_token(spec: DecoderSpec, kv_cache: str) -> int:
+    """Bytes of a position's keys and values, and with ``int8`` of their scales."""
+    padded = (spec.head_dim + 15) // 16 * 16
+    head = 2 * (spec.head_dim + padded) if kv_cache == "fp16" else spec.head_dim + padded + 8
+    return spec.layers * spec.kv_heads * head
 
 
 def _decoder(spec: DecoderSpec, threads: int | None, kv_cache: str) -> Any:

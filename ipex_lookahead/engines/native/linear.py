@@ -12,16 +12,18 @@ from ipex_lookahead.engines.native.core import chosen_isa, native_core
 from ipex_lookahead.formats.base import PackedWeight
 
 
-def linear_probe(weight: PackedWeight, *, threads: int, isa: str = "") -> Callable[[Any], Any]:
+def linear_layer(weight: PackedWeight, *, threads: int, isa: str = "") -> Callable[[Any], Any]:
     """One linear layer by itself: float32 [rows, n_in] -> float32 [rows, n_out], the very path a step takes."""
-    probe: Callable[[Any], Any] = native_core().LinearLayer(
+    layer: Callable[[Any], Any] = native_core().LinearLayer(
         native_core().LinearPool(threads, isa), *streams(weight), None
     )
-    return probe
+    return layer
 
 
 class LinearPool:
-    """Threads, memory and scratch that the linear layers of one model share. One layer runs at a time, GIL released.
+    """Memory, scratch and a number of threads that the linear layers of one model share.
+
+    The threads are the process's: one layer, or one step of a decoder, runs at a time, GIL released.
 
     Raises:
         EngineError: no compiled core, or a forced instruction set that this processor lacks.

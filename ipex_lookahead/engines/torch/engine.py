@@ -8,7 +8,7 @@ shape, at a place that follows from its position alone, and then plain and looka
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,10 @@ from ipex_lookahead.engines.base import Batch, StepOutput
 from ipex_lookahead.engines.machine import check_threads
 from ipex_lookahead.engines.torch.cache import BufferSequence, SequenceCache, sequence_kinds
 from ipex_lookahead.engines.torch.device import device_facts, no_memory, torch_threads
-from ipex_lookahead.engines.torch.fitness import masks_of, refuse_unfit
+from ipex_lookahead.engines.torch.fitness import Trial, fitness_of, refuse_unfit
 from ipex_lookahead.engines.torch.linear_backends import has_native_layers, torch_threads_beside_native
 from ipex_lookahead.engines.torch.low_bit_linear import LowBitLinear, module_weights, packed_bytes, packed_from_torch
+from ipex_lookahead.engines.torch.masks import seen_by, spelled
 from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, UnsupportedModelError
 from ipex_lookahead.formats.base import PackedWeight
 
@@ -83,17 +84,20 @@ class TorchEngine:
         self._pad = getattr(model.config, "pad_token_id", None)
         self.max_context = max_context or _max_context(model.config)
         self._beside_native = has_native_layers(model)
-        self._position_bytes = 0
-        self._masks = "none"
         kinds = [new_sequence] if new_sequence is not None else sequence_kinds(model)
         with torch.no_grad(), torch_threads(self.threads):
             for self._new in kinds:
+                trial = Trial(
+                    model, self.device, self.dtype, self.max_context, self._takes_positions, self._new, self._run
+                )
                 try:
-                    self.vocab_size, self._masks, self.why_chains = masks_of(self)
+                    found = fitness_of(trial)
                     break
                 except UnsupportedModelError:
                     if self._new is kinds[-1]:
                         raise
+        self.vocab_size, self._masks, self.why_chains = found.vocab_size, found.masks, found.why_chains
+        self._position_bytes = found.position_bytes
         reason = self._why_not_deterministic()
         if deterministic and reason:
             raise UnsupportedModelError(
@@ -173,7 +177,7 @@ class TorchEngine:
                 depths[row] = 0 if parent < 0 else depths[parent] + 1
         past = cache.begin(parents)
         ids = torch.from_numpy(tokens.astype(np.int64))[None].to(self.device)
-        mask = None if chain else self._tree_mask(cache.length, parents)
+        mask = None if chain else self._mask(seen_by(cache.length, parents))
         positions = torch.tensor([depths], device=self.device) + cache.length
         return self._run(cache, past, ids, positions, mask, want)
 
@@ -208,25 +212,9 @@ class TorchEngine:
         at = [row - (rows - logits.shape[0]) for row in want]
         return logits if at == list(range(logits.shape[0])) else logits[at]
 
-    def _tree_mask(self, length: int, parents: Sequence[int]) -> torch.Tensor:
-        """[1, 1, rows, length + rows]: each row sees the prefix, its ancestors and itself."""
-        rows = len(parents)
-        seen = np.zeros((rows, length + rows), np.bool_)
-        seen[:, :length] = True
-        for row, parent in enumerate(parents):
-            if parent >= 0:
-                seen[row, length:] = seen[parent, length:]
-            seen[row, length + row] = True
-        return self.mask(torch.from_numpy(seen))
-
-    def mask(self, seen: torch.Tensor) -> torch.Tensor:
-        """bool [rows, keys] in the spelling that the model takes, [1, 1, rows, keys] on the device."""
-        seen = seen.to(self.device)[None, None]
-        if self._masks == "ones":  # transformers before 4.40
-            return seen.to(self.dtype)
-        return torch.zeros(seen.shape, dtype=self.dtype, device=self.device).masked_fill_(
-            ~seen, torch.finfo(self.dtype).min
-        )
+    def _mask(self, seen: torch.Tensor) -> torch.Tensor:
+        """bool [rows, keys] in the spelling that the model takes."""
+        return spelled(seen, self._masks, self.dtype, self.device)
 
     # ---- deterministic -----------------------------------------------------------------------------------------------
 
@@ -259,7 +247,7 @@ class TorchEngine:
                 past,
                 torch.from_numpy(ids)[None].to(self.device),
                 places.clamp_(max=self.max_context - 1)[None].to(self.device),
-                self.mask(seen),
+                self._mask(seen),
                 list(range(size)) if here else [],
             )
             if logits is not None:

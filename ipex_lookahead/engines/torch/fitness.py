@@ -7,20 +7,19 @@ that got it wrong in the way it would: without the cache, without the mask. So n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 
+from ipex_lookahead.engines.torch.cache import SequenceCache
+from ipex_lookahead.engines.torch.masks import CONVENTIONS, seen_by, spelled
 from ipex_lookahead.errors import UnsupportedModelError
-
-if TYPE_CHECKING:
-    from ipex_lookahead.engines.torch.engine import TorchEngine
 
 PREFIX = 6
 TREE = (-1, 0, 0, 1, 2, 2)
 """Parents of the tree that is tried."""
-CONVENTIONS = ("additive", "ones")
-"""Spellings of a mask: 0 and a very negative number, or 1 and 0 (transformers before 4.40)."""
 SAME = 0.25
 """Two logits are the same where they differ by less than this share of what the mistake would make of them."""
 
@@ -65,57 +64,115 @@ def sliding_window(config: Any) -> int | None:
     return min(windows, default=None)
 
 
-def masks_of(engine: TorchEngine) -> tuple[int, str, str]:
-    """Run the model on a few tokens.
+class Run(Protocol):
+    """The model's forward on one sequence, as an engine runs it."""
 
-    Returns:
-        The number of its logits, the spelling of masks that it honours ("none" where trees cannot be had), and why not.
+    def __call__(
+        self,
+        cache: SequenceCache,
+        past: Any,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        want: list[int],
+    ) -> torch.Tensor | None:
+        """ids and positions [1, rows] -> logits [wanted, vocab_size], None where no row is wanted."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What is tried: a model, and how an engine would run it.
+
+    Attributes:
+        model: of transformers.
+        device: where its inputs go.
+        dtype: that it computes in.
+        max_context: positions a sequence may have.
+        takes_positions: whether its forward takes ``position_ids``.
+        new_cache: makes an empty sequence.
+        run: see :class:`Run`.
+    """
+
+    model: Any
+    device: torch.device
+    dtype: torch.dtype
+    max_context: int
+    takes_positions: bool
+    new_cache: Callable[[], SequenceCache]
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Fitness:
+    """What was found.
+
+    Attributes:
+        vocab_size: the number of logits.
+        position_bytes: what a position takes in the cache.
+        masks: the one of ``CONVENTIONS`` that the model honours, "none" where trees cannot be had.
+        why_chains: why they cannot.
+    """
+
+    vocab_size: int
+    position_bytes: int
+    masks: str = "none"
+    why_chains: str = ""
+
+
+def fitness_of(trial: Trial) -> Fitness:
+    """Run the model on a few tokens.
 
     Raises:
         UnsupportedModelError: a step on the cache does not give what reading everything at once gives.
     """
     rows = PREFIX + len(TREE)
-    known = engine.model.get_input_embeddings().weight.shape[0]
-    ids = torch.tensor([[(7919 * i + 13) % known for i in range(rows)]], device=engine.device)
+    known = trial.model.get_input_embeddings().weight.shape[0]
+    ids = torch.tensor([[(7919 * i + 13) % known for i in range(rows)]], device=trial.device)
     prefix, tree = ids[:, :PREFIX], ids[:, PREFIX:]
-    vocab = _check_cache(engine, prefix)
+    fitness = _check_cache(trial, prefix)
 
     expected = []
     for row in range(len(TREE)):
         path = [row]
         while TREE[path[0]] >= 0:
             path.insert(0, TREE[path[0]])
-        expected.append(_rows(engine, [(prefix, None, None), (tree[:, path], None, None)])[-1])
+        expected.append(_rows(trial, [(prefix, None, None), (tree[:, path], None, None)])[-1])
     right = torch.stack(expected)
-    wrong = _rows(engine, [(prefix, None, None), (tree, None, None)])
+    wrong = _rows(trial, [(prefix, None, None), (tree, None, None)])
     scale = float((right - wrong).abs().max())
-    if not engine._takes_positions:
-        return vocab, "none", "the model's forward takes no position_ids"
-    window = sliding_window(engine.model.config)
-    if window is not None and window < engine.max_context:
-        return vocab, "none", f"the model's attention slides over {window} positions"
+    if not trial.takes_positions:
+        return replace(fitness, why_chains="the model's forward takes no position_ids")
+    window = sliding_window(trial.model.config)
+    if window is not None and window < trial.max_context:
+        return replace(fitness, why_chains=f"the model's attention slides over {window} positions")
     reason = "the model's logits do not follow a mask of four dimensions"
     for convention in CONVENTIONS:
-        engine._masks = convention
         try:
-            got = _rows(engine, [(prefix, None, None), (tree, _depths(), engine._tree_mask(PREFIX, TREE))])
+            mask = spelled(seen_by(PREFIX, TREE), convention, trial.dtype, trial.device)
+            got = _rows(trial, [(prefix, None, None), (tree, _depths(), mask)])
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError) as error:
             reason = f"with a mask of four dimensions it says: {(str(error).splitlines() or [''])[0]}"
             continue
         if bool(torch.isfinite(got).all()) and float((got - right).abs().max()) < SAME * scale:
-            return vocab, convention, ""
-    return vocab, "none", reason
+            return replace(fitness, masks=convention)
+    return replace(fitness, why_chains=reason)
 
 
-def _check_cache(engine: TorchEngine, prefix: torch.Tensor) -> int:
-    """How many logits there are. UnsupportedModelError unless steps on the cache give those of reading all at once."""
-    family = getattr(engine.model.config, "model_type", type(engine.model).__name__)
+def _check_cache(trial: Trial, prefix: torch.Tensor) -> Fitness:
+    """What is known without masks.
+
+    Raises:
+        UnsupportedModelError: steps on the cache do not give what reading everything at once gives.
+    """
+    family = getattr(trial.model.config, "model_type", type(trial.model).__name__)
     half = PREFIX // 2
     try:
-        whole = _rows(engine, [(prefix, None, None)])
-        steps = _rows(engine, [(prefix[:, :half], None, None), (prefix[:, half:-1], None, None)])
-        steps = torch.cat([steps, _rows(engine, [(prefix[:, :-1], None, None), (prefix[:, -1:], None, None)])])
-        alone = _rows(engine, [(prefix[:, half:], None, None)])
+        cache = trial.new_cache()
+        whole = _rows(trial, [(prefix, None, None)], cache)
+        steps = _rows(trial, [(prefix[:, :half], None, None), (prefix[:, half:-1], None, None)])
+        steps = torch.cat([steps, _rows(trial, [(prefix[:, :-1], None, None), (prefix[:, -1:], None, None)])])
+        alone = _rows(trial, [(prefix[:, half:], None, None)])
     except UnsupportedModelError:
         raise
     except Exception as error:  # whatever code of any family makes of a cache that it does not take
@@ -129,7 +186,7 @@ def _check_cache(engine: TorchEngine, prefix: torch.Tensor) -> int:
             f"{family} cannot run here: a step on its cache does not give what reading the whole text gives",
             hint="use transformers' own generate",
         )
-    return int(whole.shape[-1])
+    return Fitness(int(whole.shape[-1]), cache.bytes_per_position())
 
 
 def _depths() -> list[int]:
@@ -139,18 +196,21 @@ def _depths() -> list[int]:
     return depths
 
 
-def _rows(engine: TorchEngine, parts: list[tuple[torch.Tensor, list[int] | None, torch.Tensor | None]]) -> torch.Tensor:
-    """Logits float32 [rows, vocab_size] of the last part; the others are read before it. Parts: ids, depths, mask."""
-    cache = engine.new_cache()
+Part = tuple[torch.Tensor, list[int] | None, torch.Tensor | None]
+"""ids [1, rows], depths (None = a chain's) and mask (None = a chain's) of one forward."""
+
+
+def _rows(trial: Trial, parts: list[Part], cache: SequenceCache | None = None) -> torch.Tensor:
+    """Logits float32 [rows, vocab_size] of the last part; the others are read before it into the (empty) cache."""
+    cache = cache or trial.new_cache()
     logits: torch.Tensor | None = None
     for ids, depths, mask in parts:
         count = ids.shape[1]
         chain = list(range(-1, count - 1))
         past = cache.begin(chain if mask is None else list(TREE))
-        positions = torch.tensor([depths or list(range(count))], device=engine.device) + cache.length
-        logits = engine._run(cache, past, ids, positions, mask, list(range(count)))
+        positions = torch.tensor([depths or list(range(count))], device=trial.device) + cache.length
+        logits = trial.run(cache, past, ids, positions, mask, list(range(count)))
         if mask is None:
             cache.keep(list(range(count)))
-    engine._position_bytes = cache.bytes_per_position()
     assert logits is not None
     return logits.float().cpu()

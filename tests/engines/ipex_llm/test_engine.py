@@ -17,7 +17,7 @@ from ipex_lookahead.errors import EngineError, InputError
 from ipex_lookahead.formats import dequantize
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_without_the_package_the_error_names_the_pip_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,12 @@
+// The kernels compiled for avx2. Everything but the one function below stays inside this file.
+#include "kernels/kernels.h"
+#include "simd.h"
+
+namespace ipex_lookahead {
+namespace avx2 {
+#include "../generic/kernels.inl"
+}  // namespace avx2
+
+const KernelTable* avx2_kernels() { return avx2::table("avx2"); }
+
+}  // namespace ipex_lookahead

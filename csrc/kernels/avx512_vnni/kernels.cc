@@ -1,0 +1,12 @@
+// The kernels compiled for avx512_vnni. Everything but the one function below stays inside this file.
+#include "kernels/kernels.h"
+#include "simd.h"
+
+namespace ipex_lookahead {
+namespace avx512_vnni {
+#include "../generic/kernels.inl"
+}  // namespace avx512_vnni
+
+const KernelTable* avx512_vnni_kernels() { return avx512_vnni::table("avx512_vnni"); }
+
+}  // namespace ipex_lookahead

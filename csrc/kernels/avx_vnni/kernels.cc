@@ -1,0 +1,12 @@
+// The kernels compiled for avx_vnni. Everything but the one function below stays inside this file.
+#include "kernels/kernels.h"
+#include "simd.h"
+
+namespace ipex_lookahead {
+namespace avx_vnni {
+#include "../generic/kernels.inl"
+}  // namespace avx_vnni
+
+const KernelTable* avx_vnni_kernels() { return avx_vnni::table("avx_vnni"); }
+
+}  // namespace ipex_lookahead

@@ -1,0 +1,12 @@
+// The kernels compiled for scalar. Everything but the one function below stays inside this file.
+#include "kernels/kernels.h"
+#include "simd.h"
+
+namespace ipex_lookahead {
+namespace scalar {
+#include "../generic/kernels.inl"
+}  // namespace scalar
+
+const KernelTable* scalar_kernels() { return scalar::table("scalar"); }
+
+}  // namespace ipex_lookahead

@@ -1,0 +1,143 @@
+// Plain C++: the oracle that every other instruction set must equal bit for bit. Runs on any x86-64.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/half.h"
+
+#define SIMD_INLINE static inline
+
+namespace ipex_lookahead {
+namespace scalar {
+
+struct f32x16 {
+  float v[16];
+};
+struct i32x16 {
+  int32_t v[16];
+};
+
+constexpr int kMaxRows = 2;
+constexpr int kMaxFloatRows = 1;
+constexpr int kQueryTile = 1;
+constexpr int kSubBlocks = 1;
+
+#define LANES(result, expression) \
+  do {                            \
+    for (int i = 0; i < 16; ++i) result.v[i] = expression; \
+  } while (0)
+
+SIMD_INLINE f32x16 set1(float x) { f32x16 r; LANES(r, x); return r; }
+SIMD_INLINE f32x16 zero() { return set1(0.0f); }
+SIMD_INLINE f32x16 load(const float* p) { f32x16 r; LANES(r, p[i]); return r; }
+SIMD_INLINE void store(float* p, f32x16 a) { std::memcpy(p, a.v, sizeof a.v); }
+SIMD_INLINE f32x16 add(f32x16 a, f32x16 b) { f32x16 r; LANES(r, a.v[i] + b.v[i]); return r; }
+SIMD_INLINE f32x16 sub(f32x16 a, f32x16 b) { f32x16 r; LANES(r, a.v[i] - b.v[i]); return r; }
+SIMD_INLINE f32x16 mul(f32x16 a, f32x16 b) { f32x16 r; LANES(r, a.v[i] * b.v[i]); return r; }
+SIMD_INLINE f32x16 div(f32x16 a, f32x16 b) { f32x16 r; LANES(r, a.v[i] / b.v[i]); return r; }
+SIMD_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { f32x16 r; LANES(r, std::fmaf(a.v[i], b.v[i], c.v[i])); return r; }
+SIMD_INLINE f32x16 max(f32x16 a, f32x16 b) { f32x16 r; LANES(r, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); return r; }
+SIMD_INLINE f32x16 min(f32x16 a, f32x16 b) { f32x16 r; LANES(r, a.v[i] < b.v[i] ? a.v[i] : b.v[i]); return r; }
+SIMD_INLINE f32x16 abs(f32x16 a) { f32x16 r; LANES(r, std::fabs(a.v[i])); return r; }
+SIMD_INLINE int32_t round_one(float x) {  // as the vector conversion does: half to even, out of range gives INT_MIN
+  return x >= -0x1p31f && x < 0x1p31f ? int32_t(std::lrintf(x)) : INT32_MIN;
+}
+SIMD_INLINE i32x16 round(f32x16 a) { i32x16 r; LANES(r, round_one(a.v[i])); return r; }
+SIMD_INLINE f32x16 to_float(i32x16 a) { f32x16 r; LANES(r, float(a.v[i])); return r; }
+SIMD_INLINE f32x16 scale_by_power(f32x16 a, i32x16 n) {
+  uint32_t bits[16];
+  std::memcpy(bits, a.v, sizeof bits);
+  for (int i = 0; i < 16; ++i) bits[i] += uint32_t(n.v[i]) << 23;
+  std::memcpy(a.v, bits, sizeof bits);
+  return a;
+}
+SIMD_INLINE f32x16 load_f16(const uint16_t* p) { f32x16 r; LANES(r, half_to_float(p[i])); return r; }
+SIMD_INLINE f32x16 load_bf16(const uint16_t* p) {
+  f32x16 r;
+  uint32_t bits[16];
+  for (int i = 0; i < 16; ++i) bits[i] = uint32_t(p[i]) << 16;
+  std::memcpy(r.v, bits, sizeof bits);
+  return r;
+}
+SIMD_INLINE f32x16 load_i8(const int8_t* p) { f32x16 r; LANES(r, float(p[i])); return r; }
+SIMD_INLINE void store_f16(uint16_t* p, f32x16 a) {
+  for (int i = 0; i < 16; ++i) p[i] = float_to_half(a.v[i]);
+}
+SIMD_INLINE void store_i8(int8_t* p, i32x16 a) {
+  for (int i = 0; i < 16; ++i) p[i] = int8_t(a.v[i] < -128 ? -128 : a.v[i] > 127 ? 127 : a.v[i]);
+}
+SIMD_INLINE float reduce_add(f32x16 a) {
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) a.v[i] = a.v[i] + a.v[i + half];
+  return a.v[0];
+}
+SIMD_INLINE bool any_greater(f32x16 a, float b) {
+  bool any = false;
+  for (int i = 0; i < 16; ++i) any |= a.v[i] > b;
+  return any;
+}
+SIMD_INLINE float reduce_max(f32x16 a) {
+  float m = a.v[0];
+  for (int i = 1; i < 16; ++i) m = a.v[i] > m ? a.v[i] : m;
+  return m;
+}
+SIMD_INLINE i32x16 add(i32x16 a, i32x16 b) {
+  for (int i = 0; i < 16; ++i) a.v[i] += b.v[i];
+  return a;
+}
+SIMD_INLINE int32_t reduce_add(i32x16 a) {
+  int32_t s = 0;
+  for (int i = 0; i < 16; ++i) s += a.v[i];
+  return s;
+}
+
+struct Int4Tile {
+  static constexpr int kBytes = 256;
+  int16_t w[32][16];  // [input][output]
+};
+struct Int8Tile {
+  static constexpr int kBytes = 512;
+  int16_t w[32][16];
+};
+SIMD_INLINE Int4Tile unpack(const uint8_t* p, Int4Tile*) {
+  Int4Tile t;
+  for (int k = 0; k < 16; ++k)
+    for (int n = 0; n < 16; ++n) {
+      const uint8_t byte = p[64 * (k / 4) + 4 * n + k % 4];
+      t.w[k][n] = int16_t(byte & 15);
+      t.w[k + 16][n] = int16_t(byte >> 4);
+    }
+  return t;
+}
+SIMD_INLINE Int8Tile unpack(const uint8_t* p, Int8Tile*) {
+  Int8Tile t;
+  for (int k = 0; k < 32; ++k)
+    for (int n = 0; n < 16; ++n) t.w[k][n] = int16_t(int(p[64 * (k / 4) + 4 * n + k % 4]) - 128);
+  return t;
+}
+SIMD_INLINE i32x16 dot_plain(const int16_t (*w)[16], const int8_t* a, int32_t start) {
+  i32x16 r;
+  LANES(r, start);
+  for (int k = 0; k < 32; ++k)
+    for (int i = 0; i < 16; ++i) r.v[i] += int32_t(w[k][i]) * a[k];
+  return r;
+}
+SIMD_INLINE i32x16 dot(const Int4Tile& t, const int8_t* a, int32_t start) { return dot_plain(t.w, a, start); }
+SIMD_INLINE i32x16 dot(const Int8Tile& t, const int8_t* a, int32_t) { return dot_plain(t.w, a, 0); }
+
+// Independent integer dot products for measuring the peak: 64 multiply-adds a call.
+using DotAccumulator = i32x16;
+SIMD_INLINE DotAccumulator start_dots() { i32x16 r; LANES(r, 0); return r; }
+SIMD_INLINE DotAccumulator more_dots(DotAccumulator a) {
+  for (int k = 0; k < 4; ++k)
+    for (int i = 0; i < 16; ++i) a.v[i] += 3 * (a.v[i] & 1);
+  return a;
+}
+SIMD_INLINE int32_t finish_dots(DotAccumulator a) { return reduce_add(a); }
+
+#undef LANES
+
+}  // namespace scalar
+}  // namespace ipex_lookahead

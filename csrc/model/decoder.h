@@ -1,0 +1,162 @@
+// A decoder of the Llama family: one call is one step, from token ids to logits or their argmax.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "model/kv_cache.h"
+#include "runtime/arena.h"
+#include "runtime/thread_pool.h"
+#include "weights/packing.h"
+
+namespace ipex_lookahead {
+
+struct DecoderShape {
+  int layers, hidden, intermediate, heads, kv_heads, head_dim, vocab;
+  float rms_epsilon;
+  int64_t max_context;
+  float rope_attention_factor;         // multiplies cos and sin (yarn)
+  std::vector<float> rope_frequencies;  // head_dim / 2 angles a position
+  KvFormat kv_format = KvFormat::fp16;
+};
+
+enum class Slot : int { q, k, v, o, gate, up, down };
+constexpr int kSlots = 7;
+
+// One step's rows: several sequences, each with its own cache.
+struct Step {
+  std::vector<KVCache*> caches;
+  std::vector<int64_t> counts;
+  const int32_t* tokens = nullptr;
+  const int32_t* parents = nullptr;
+  int64_t rows = 0;
+  const int32_t* want = nullptr;  // rows whose output is asked for
+  int64_t wanted = 0;
+};
+
+// Whoever changes it holds the process's threads meanwhile (a Crew), so there is one step at a time, and a child after
+// fork() finds it whole.
+class Decoder {
+ public:
+  Decoder(const DecoderShape& shape, int threads, const std::string& isa);
+
+  // Weights are copied into tiles; call in execution order, so that a step reads memory from front to back.
+  void set_matrix(int layer, Slot slot, const PlainMatrix& plain, const float* bias);
+  void set_norms(int layer, const float* attention, const float* mlp);
+  void set_final_norm(const float* weight);
+  void set_lm_head(const PlainMatrix& plain, const float* bias);
+  void set_embedding(const PlainMatrix& plain);
+  void tie_embedding();
+  std::string missing() const;  // the first weight that was not set, or ""
+
+  const DecoderShape& shape() const { return shape_; }
+  const char* isa() const { return kernels_->name; }
+  int threads() const { return threads_; }
+  size_t weight_bytes() const { return arena_.used(); }
+  KVCache new_cache() const;
+
+  const Matrix& matrix(int layer, Slot slot) const { return layers_[size_t(layer)].matrix[int(slot)]; }
+  const Matrix& lm_head() const { return lm_head_; }
+  const Matrix& embedding() const { return embedding_; }
+  const float* attention_norm(int layer) const { return layers_[size_t(layer)].attention_norm; }
+  const float* mlp_norm(int layer) const { return layers_[size_t(layer)].mlp_norm; }
+  const float* final_norm() const { return final_norm_; }
+
+  // Writes the `top` largest logits' ids of each wanted row, [wanted][top], largest first and the lowest id first among
+  // equals (-1 where no further logit is above -inf), and the logits unless null [wanted][vocab].
+  // Throws std::out_of_range beyond max_context, std::invalid_argument for bad tokens or parents; nothing is committed.
+  void forward(const Step& step, int top, int32_t* ids, float* logits);
+
+ private:
+  struct Layer {
+    Matrix matrix[kSlots];
+    const float* attention_norm = nullptr;
+    const float* mlp_norm = nullptr;
+  };
+  // What a sequence of the step looks like to attention.
+  struct Sequence {
+    const KVCache* cache;
+    int64_t first_row, rows, length;
+    bool chain;                // every row follows the one before
+    int64_t ancestors;         // offset of its paths in ancestors_, [rows][rows]
+    int64_t blocks;            // of positions that its furthest row sees
+  };
+  // A piece of attention that one thread does: query heads that share a key head, over one block of positions if the
+  // step has few rows, else over all blocks for one tile of rows.
+  struct AttentionItem {
+    int sequence, kv_head, first_head, heads;
+    int64_t block, first_row, last_row;
+  };
+  // Memory behind Rows, reused for every width.
+  struct RowsMemory {
+    Buffer<float> values, scales, sums;
+    Buffer<int8_t> codes;
+    Buffer<int32_t> bias4, bias8;
+    void reserve(int64_t rows, int64_t width);
+    Rows view(int64_t rows, int64_t width);
+  };
+  using MakeRow = void (Decoder::*)(int thread, int layer, int64_t row, float* out);
+
+  const float* copy_vector(const float* values, int64_t n);
+  void check(const Step& step) const;
+  void plan(const Step& step);
+  void plan_attention();
+  void reserve(const Step& step, int top);
+  void reserve_rope(int64_t positions);
+
+  // The phases of a step; every thread goes through all of them.
+  void run(int thread, const Step& step, int top, int32_t* ids, float* logits);
+  void make_row(int thread, int layer, const Rows& x, int64_t row, int64_t width, bool integer, MakeRow make);
+  void norm_attention(int thread, int layer, int64_t row, float* out);
+  void norm_mlp(int thread, int layer, int64_t row, float* out);
+  void norm_final(int thread, int layer, int64_t row, float* out);
+  void merge_heads(int thread, int layer, int64_t row, float* out);
+  // Where heads consist of whole tiles, who computes a head of q, k or v also rotates and stores it.
+  bool whole_heads() const { return shape_.head_dim % kLanes == 0; }
+  struct Head {
+    int slot, number;
+  };
+  Head head_of(int64_t index) const;
+  void qkv(const Layer& layer, const Rows& x, int64_t begin, int64_t end);
+  void rope_and_store(int layer, int64_t rows, int64_t begin, int64_t end);
+  void attend(int thread, int layer, const AttentionItem& item);
+  Keys keys_of(const Sequence& s, int layer, int head) const;
+  float* partial(int64_t row, int64_t head, int64_t block);
+  void head_and_top(int thread, const Rows& x, int64_t item, int64_t wanted, int top, float* logits);
+  void merge_tops(int64_t wanted, int top, int32_t* ids);
+
+  const DecoderShape shape_;
+  const CacheShape cache_shape_;
+  const KernelTable* const kernels_;
+  const int threads_;
+  Arena arena_;
+  std::vector<Layer> layers_;
+  Matrix lm_head_, embedding_;
+  const float* final_norm_ = nullptr;
+  Buffer<float> cos_, sin_;  // [positions][head_dim / 2]
+
+  // The step in hand.
+  std::vector<Sequence> sequences_;
+  std::vector<AttentionItem> attention_items_;
+  Phases phases_;
+  std::vector<int32_t> depth_, ancestors_, sequence_of_;
+  const int32_t* want_ = nullptr;
+  int64_t rows_ = 0;
+  int64_t partial_blocks_ = 1;  // partials kept a (row, head)
+
+  // Scratch, grown between steps only. Widths are padded to 16, rows of RowsMemory to 32.
+  int64_t hidden_stride_, qkv_stride_, k_column_, v_column_, widest_;
+  Buffer<float> hidden_, qkv_, partials_;
+  std::vector<Buffer<float>> scratch_;  // a thread
+  RowsMemory shared_rows_, gated_rows_;
+  std::vector<RowsMemory> own_rows_;  // a thread
+  int64_t head_items_ = 0;            // the lm_head's outputs in this many pieces, ascending
+  Buffer<float> top_values_;          // [head_items][wanted][top]
+  std::vector<int32_t> top_ids_;
+  std::vector<int> top_counts_;       // [head_items][wanted]
+  std::vector<int> merge_at_;         // [head_items]
+};
+
+}  // namespace ipex_lookahead

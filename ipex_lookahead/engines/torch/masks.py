@@ -1,0 +1,31 @@
+"""Attention masks of four dimensions: which keys each row of a tree sees, and how models want that spelled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+CONVENTIONS = ("additive", "ones")
+"""Spellings of a mask: 0 and a very negative number, or 1 and 0 (transformers before 4.40)."""
+
+
+def seen_by(length: int, parents: Sequence[int]) -> torch.Tensor:
+    """bool [rows, length + rows]: each row sees the prefix, its ancestors and itself."""
+    rows = len(parents)
+    seen = np.zeros((rows, length + rows), np.bool_)
+    seen[:, :length] = True
+    for row, parent in enumerate(parents):
+        if parent >= 0:
+            seen[row, length:] = seen[parent, length:]
+        seen[row, length + row] = True
+    return torch.from_numpy(seen)
+
+
+def spelled(seen: torch.Tensor, convention: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """bool [rows, keys] in one of ``CONVENTIONS``, ``dtype`` [1, 1, rows, keys] on the device."""
+    seen = seen.to(device)[None, None]
+    if convention == "ones":
+        return seen.to(dtype)
+    return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, torch.finfo(dtype).min)
