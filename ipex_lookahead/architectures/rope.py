@@ -25,8 +25,6 @@ def rope(config: dict[str, Any]) -> tuple[Floats, float]:
     """
     head_dim, theta = config["head_dim"], config["rope_theta"]
     scaling = config.get("rope_scaling") or {"rope_type": "default"}
-    if scaling.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedModelError("partial rotary embeddings are not supported; the whole head must be rotated")
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     plain = (np.float32(1.0) / np.float32(theta) ** exponents).astype(np.float32)
     kind = scaling["rope_type"]

@@ -15,7 +15,6 @@ from typing import Any
 from ipex_lookahead.checkpoints.files import BinaryFile
 from ipex_lookahead.checkpoints.hparams import (
     MAX_CONTEXT,
-    ROPE,
     SIZES,
     Source,
     boolean,
@@ -28,6 +27,7 @@ from ipex_lookahead.checkpoints.hparams import (
     token_ids,
     whole,
 )
+from ipex_lookahead.checkpoints.llama_keys import refuse_switches
 from ipex_lookahead.checkpoints.strict_json import JsonObject, parse
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 
@@ -56,8 +56,6 @@ _OTHERS = {
     "tie_word_embeddings": boolean,
     "attention_bias": boolean,
     "mlp_bias": boolean,
-    "partial_rotary_factor": real(0, 1, above=True),
-    "sliding_window": whole(1, MAX_CONTEXT),
 }
 _DTYPES = ("float32", "float16", "bfloat16")
 
@@ -111,11 +109,8 @@ def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]
     if raw.get("model_type") is None:
         raise source.error("model_type", "is missing")
     config["model_type"] = text(source, "model_type", raw["model_type"])
-    if raw.get("quantization_config") is not None:
-        raise UnsupportedModelError(
-            f"{path}: the checkpoint is quantised already (quantization_config), in a format that is not read",
-            hint="use the original float checkpoint and load_in_low_bit, or a GGUF file",
-        )
+    if config["model_type"] == "llama":
+        refuse_switches(raw, source)
     for key in _REQUIRED:
         if raw.get(key) is None:
             if config["model_type"] == "llama":
@@ -135,12 +130,6 @@ def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]
         config.setdefault(key, value)
     check_sizes(config, rope_source)
     config["rope_scaling"] = check_rope(rope or None, rope_source) if _is_scaled(rope) else None
-    if "partial_rotary_factor" in (config["rope_scaling"] or {}):
-        config["partial_rotary_factor"] = config["rope_scaling"].pop("partial_rotary_factor")
-    elif rope.get("partial_rotary_factor") is not None:
-        config["partial_rotary_factor"] = ROPE["partial_rotary_factor"](
-            rope_source, "rope_scaling.partial_rotary_factor", rope["partial_rotary_factor"]
-        )
     config.update(_architectures(raw, source))
     config.update(_dtype(raw, source))
     config.update(_ids(raw, source, config["vocab_size"]))
@@ -163,21 +152,48 @@ def _source(raw: JsonObject, path: str | PathLike[str]) -> Source:
 
 
 def _spelled_rope(raw: JsonObject, source: Source) -> tuple[dict[str, Any], Source]:
-    """The rope object under either name, {} for none, and a source that knows the places inside it."""
-    key = "rope_parameters" if raw.get("rope_parameters") is not None else "rope_scaling"
-    rope = raw.get(key)
-    if rope is None:
+    """The rope object under either name, {} for none, and a source that knows the places inside it.
+
+    As transformers has it: ``rope_scaling`` goes before ``rope_parameters``, an empty one says nothing, and for yarn
+    and llama3 an ``original_max_position_embeddings`` beside it goes before the one inside.
+    """
+    for key in (keys := ("rope_scaling", "rope_parameters")):
+        _check_rope_object(raw, key, source)
+    given = [key for key in keys if raw.get(key)]
+    if not given:
         return {}, source
-    if not isinstance(rope, JsonObject):
-        raise source.error(key, f"is {shown(rope)}; it must be an object or null")
-    if any(isinstance(value, dict) for value in rope.values()):
-        raise UnsupportedModelError(f"{source.file}: {key} differs by kind of layer, which this package cannot run")
+    key = given[0]
+    rope: JsonObject = raw[key]
+    if len(given) == 2 and (differing := _differing(rope, raw["rope_parameters"])):
+        _log.warning("%s: rope_scaling and rope_parameters differ in %s; rope_scaling holds", source.file, differing)
     places = dict(source.places)
     places["rope_scaling"] = (key, raw.at[key])
     places |= {f"rope_scaling.{name}": (f"{key}.{name}", at) for name, at in rope.at.items()}
     if rope.get("rope_theta") is not None:
         places["rope_theta"] = places["rope_scaling.rope_theta"]
+    outside = "original_max_position_embeddings"
+    if raw.get(outside) is not None and rope.get("rope_type", rope.get("type")) in ("yarn", "llama3"):
+        places[f"rope_scaling.{outside}"] = source.places[outside]
+        return {**rope, outside: raw[outside]}, Source(source.file, places)
     return rope, Source(source.file, places)
+
+
+def _check_rope_object(raw: JsonObject, key: str, source: Source) -> None:
+    rope = raw.get(key)
+    if rope is None:
+        return
+    if not isinstance(rope, JsonObject):
+        raise source.error(key, f"is {shown(rope)}; it must be an object or null")
+    if any(isinstance(value, dict) for value in rope.values()):
+        raise UnsupportedModelError(f"{source.file}: {key} differs by kind of layer, which this package cannot run")
+    refuse_switches({name: rope[name] for name in ("partial_rotary_factor",) if name in rope}, source)
+
+
+def _differing(rope: dict[str, Any], other: dict[str, Any]) -> str:
+    """The name of a parameter in which two rope objects differ, or "". The kind has two spellings."""
+    one, two = ({"rope_type": each.get("type")} | each for each in (rope, other))
+    names = sorted((set(one) | set(two)) - {"type"})
+    return next((name for name in names if one.get(name) != two.get(name)), "")
 
 
 def _is_scaled(rope: dict[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from os import PathLike
@@ -12,11 +13,14 @@ import numpy.typing as npt
 
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.finite import first_not_finite
+from ipex_lookahead.checkpoints.gguf_keys import unknown_keys
 from ipex_lookahead.checkpoints.gguf_llama import LlamaTensor, llama_config, llama_tensors
 from ipex_lookahead.checkpoints.gguf_reader import TENSOR_TYPES, GgufFile, GgufTensor
 from ipex_lookahead.checkpoints.hparams import shown
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats.base import GROUP, PackedWeight
+
+_log = logging.getLogger(__name__)
 
 _READ_AT_ONCE = 4 << 20
 _FLOATS: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.uint16, "bf16": np.uint16}
@@ -27,6 +31,7 @@ class GgufCheckpoint:
 
     Attributes:
         metadata: the file's own metadata, unmapped: key to int, float, bool, str, list of str, or numpy array.
+        unknown_keys: metadata keys of the architecture that this package does not know; a warning names them.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -40,9 +45,16 @@ class GgufCheckpoint:
             refuse_unread_types(self._file)
             self.config: dict[str, Any] = llama_config(self._file)
             self._tensors = llama_tensors(self._file, self.config)
+            self.unknown_keys = unknown_keys(self.metadata)
         except BaseException:
             self._file.close()
             raise
+        if self.unknown_keys:
+            names = ", ".join(key[:60] for key in self.unknown_keys[:8]) + (", ..." if self.unknown_keys[8:] else "")
+            _log.warning(
+                "%s: unknown metadata, which is passed over: %s; if it changes what the model computes, the text will "
+                "be wrong", self.path, names,
+            )  # fmt: skip
         ids = ("bos_token_id", "eos_token_id", "pad_token_id")
         self.generation_config: dict[str, Any] = {key: self.config[key] for key in ids if key in self.config}
 

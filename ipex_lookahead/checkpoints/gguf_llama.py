@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ipex_lookahead.checkpoints.gguf_keys import refuse_switches
 from ipex_lookahead.checkpoints.gguf_reader import GgufFile, GgufTensor
 from ipex_lookahead.checkpoints.hparams import (
     MAX_CONTEXT,
@@ -59,23 +60,6 @@ _KEYS = {
 _PER_LAYER = ("intermediate_size", "num_attention_heads", "num_key_value_heads")
 _OPTIONAL = ("num_key_value_heads", "head_dim", "vocab_size", "rope_theta")
 
-_NEUTRAL: dict[str, tuple[float, ...]] = {
-    "llama.expert_count": (0,),
-    "llama.attention.scale": (0,),
-    "llama.attention.clamp_kqv": (0,),
-    "llama.attention.max_alibi_bias": (0,),
-    "llama.attention.causal": (1,),
-    "llama.use_parallel_residual": (0,),
-    "llama.logit_scale": (0, 1),
-    "llama.embedding_scale": (0, 1),
-    "llama.residual_scale": (0, 1),
-    "llama.final_logit_softcapping": (0,),
-    "llama.attn_logit_softcapping": (0,),
-    "llama.rope.scaling.yarn_log_multiplier": (0,),
-    "llama.rope.scaling.yarn_ext_factor": (-1, 1),
-}
-"""Entries that change what the model computes, with the values that change nothing; other values are refused."""
-
 _MATRICES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -111,7 +95,7 @@ def llama_config(file: GgufFile) -> dict[str, Any]:
     """
     metadata = file.metadata
     source = _source(file)
-    _refuse_unusual(file)
+    refuse_switches(file)
     config: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
     layers = whole(1, MAX_LAYERS)(source, "num_hidden_layers", metadata.get(_KEYS["num_hidden_layers"]))
     for key in (
@@ -176,12 +160,6 @@ def llama_tensors(file: GgufFile, config: dict[str, Any]) -> dict[str, LlamaTens
 
 def _source(file: GgufFile) -> Source:
     return Source(file.path, {ours: (theirs, file.offsets.get(theirs)) for ours, theirs in _KEYS.items()})
-
-
-def _refuse_unusual(file: GgufFile) -> None:
-    for key, neutral in _NEUTRAL.items():
-        if (value := file.scalar(key, neutral[0])) not in neutral:
-            raise UnsupportedModelError(f"{file.path}: {key} is {shown(value)}, which this package cannot run")
 
 
 def _same_in_all_layers(source: Source, key: str, values: npt.NDArray[np.generic], layers: int) -> Any:
@@ -253,15 +231,22 @@ def _token_ids(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
 
 def _rope_scaling(file: GgufFile, config: dict[str, Any]) -> dict[str, Any] | None:
     source = _source(file)
-    kind = file.scalar("llama.rope.scaling.type", "none")
+    kind = file.scalar("llama.rope.scaling.type", "linear")  # llama.cpp's default
     factor = file.scalar("llama.rope.scaling.factor")
-    if factor is None and "llama.rope.scale_linear" in file.metadata:  # the spelling before there was a type
-        kind, factor = "linear", file.scalar("llama.rope.scale_linear")
+    if factor is None:
+        factor = file.scalar("llama.rope.scale_linear")  # the spelling before there was a type
     if kind not in ("none", "linear", "yarn"):
         raise UnsupportedModelError(
             f"{file.path}: llama.rope.scaling.type is {shown(kind)}; none, linear and yarn are supported"
         )
     scaled = kind != "none" and factor not in (None, 0, 1)
+    attention_factor = file.scalar("llama.rope.scaling.attn_factor", 1.0)
+    if attention_factor != 1 and not (scaled and kind == "yarn"):
+        # llama.cpp multiplies cos and sin by it whatever the type; Hugging Face has a word for that with yarn alone.
+        raise UnsupportedModelError(
+            f"{file.path}: llama.rope.scaling.attn_factor is {shown(attention_factor)} without yarn scaling, which "
+            "this package cannot run; it must be 1, or not there"
+        )
     if "rope_freqs.weight" in file.tensors:
         if scaled:
             raise UnsupportedModelError(f"{file.path}: both rope_freqs.weight and rope scaling of type {kind!r}")
@@ -274,12 +259,11 @@ def _rope_scaling(file: GgufFile, config: dict[str, Any]) -> dict[str, Any] | No
         for name in ("original_max_position_embeddings", "beta_fast", "beta_slow"):
             if (value := file.scalar(_KEYS[f"rope_scaling.{name}"])) is not None:
                 scaling[name] = _shortest(value)
-        attn_factor = file.scalar("llama.rope.scaling.attn_factor")
-        if attn_factor is not None and attn_factor != 1:
-            attn_factor = real(0, 1e6, above=True)(source, "rope_scaling.attention_factor", attn_factor)
+        if attention_factor != 1:
+            attention_factor = real(0, 1e6, above=True)(source, "rope_scaling.attention_factor", attention_factor)
             factor = real(0, 1e6, above=True)(source, "rope_scaling.factor", factor)
             # llama.cpp multiplies YaRN's own factor by it, Hugging Face's attention_factor replaces that.
-            scaling["attention_factor"] = attn_factor * (0.1 * math.log(factor) + 1.0)
+            scaling["attention_factor"] = attention_factor * (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
     scaling.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
     whole(1, MAX_CONTEXT)(
         source, "rope_scaling.original_max_position_embeddings", scaling["original_max_position_embeddings"]

@@ -116,7 +116,6 @@ ROPE: dict[str, Callable[[Source, str, Any], Any]] = {
     "attention_factor": real(0, 1e6, above=True),
     "mscale": real(0, 1e6),
     "mscale_all_dim": real(0, 1e6),
-    "partial_rotary_factor": real(0, 1, above=True),
     "truncate": boolean,
     "factors": divisors,
 }

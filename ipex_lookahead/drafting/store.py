@@ -49,7 +49,9 @@ _MOST = 2**24
 _MAGIC, _VERSION = b"ipex-lookahead S", 1
 _HEAD = struct.Struct("<16sII32sQQ")
 _DIGEST = 32
-_MEND = "delete the file, or name another with store= (--store)"
+_OTHER = "name another file with store= (--store); it need not exist yet"
+_BROKEN = "delete the file, or name another with store= (--store)"
+"""What mends it: only a file that begins as a store does is certainly nobody's but ours."""
 
 
 def vocabulary_digest(vocabulary: Mapping[str, int]) -> bytes:
@@ -137,7 +139,7 @@ class Store:
                 size = os.fstat(source.fileno()).st_size
                 head = _check_head(file, source.read(_HEAD.size), size, vocab_size, store._digest)
                 if head is None:
-                    raise InputError(f"{file} is no lookahead store, or is damaged ({size} bytes)", hint=_MEND)
+                    raise InputError(f"the store {file} is damaged ({size} bytes)", hint=_BROKEN)
                 texts, tokens = head
                 source.seek(0)
                 content = source.read(size)
@@ -146,11 +148,11 @@ class Store:
         except OSError as error:
             raise InputError(f"the store {file} cannot be read: {error.strerror or error}") from error
         if len(content) != size or hashlib.sha256(content[:-_DIGEST]).digest() != content[-_DIGEST:]:
-            raise InputError(f"the store {file} is damaged: its checksum is wrong", hint=_MEND)
+            raise InputError(f"the store {file} is damaged: its checksum is wrong", hint=_BROKEN)
         lengths = np.frombuffer(content, "<u4", texts, _HEAD.size).astype(np.int64)
         ids = np.frombuffer(content, "<u4", tokens, _HEAD.size + 4 * texts)
         if lengths.sum() != tokens or (texts and lengths.min() < 1) or (tokens and ids.max() >= vocab_size):
-            raise InputError(f"the store {file} contradicts itself", hint=_MEND)
+            raise InputError(f"the store {file} contradicts itself", hint=_BROKEN)
         for text in np.split(ids, np.cumsum(lengths)[:-1]) if texts else ():
             store.add(text.astype(np.int32))
         return store
@@ -223,20 +225,23 @@ class Stores:
 
 
 def _check_head(file: Path, head: bytes, size: int, vocab_size: int, digest: bytes) -> tuple[int, int] | None:
-    """Number of texts and of tokens, which together with the file's size prove the head; None where they do not."""
+    """Number of texts and of tokens, which together with the file's size prove the head; None where they do not.
+
+    Raises InputError for a file that is no store, or a store that belongs to another release or model.
+    """
+    if not head.startswith(_MAGIC):
+        raise InputError(f"{file} is no lookahead store; it is left as it is", hint=_OTHER)
     if len(head) < _HEAD.size:
         return None
-    magic, version, vocabulary, of, texts, tokens = _HEAD.unpack(head)
-    if magic != _MAGIC:
-        return None
+    _, version, vocabulary, of, texts, tokens = _HEAD.unpack(head)
     if version != _VERSION:
-        raise InputError(f"the store {file} has version {version}; this package reads version {_VERSION}", hint=_MEND)
+        raise InputError(f"the store {file} has version {version}; this package reads version {_VERSION}", hint=_OTHER)
     if size != _HEAD.size + 4 * (texts + tokens) + _DIGEST or texts > tokens or tokens > _MOST:
         return None
     if vocabulary != vocab_size or of != digest:
         raise InputError(
             f"the store {file} belongs to a model with another vocabulary ({vocabulary} tokens, this model's has"
             f" {vocab_size}); every vocabulary needs a store of its own",
-            hint=_MEND,
+            hint=_OTHER,
         )
     return texts, tokens

@@ -78,6 +78,12 @@ def fetch_embedded(model: EmbeddedModel, *, progress: bool = True) -> Path:
         if _is_intact(file, model):
             return file
         if file.exists():
+            if not _stamp(file).exists():
+                raise DownloadError(
+                    f"{file} is not the model that belongs there, and was not put there by this package; it is left "
+                    "as it is",
+                    hint="move it away, or set IPEX_LOOKAHEAD_CACHE to another folder",
+                )
             note(progress, f"{file} is damaged; fetching it again")
             _remove_damaged(file)
         folder.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from ipex_lookahead.errors import ModelFormatError
 from ipex_lookahead.safe_json import kind, load_object, read_file
 from ipex_lookahead.tokenization.chat_template import MAX_SOURCE
+from ipex_lookahead.tokenization.saving import MARKER
 from ipex_lookahead.tokenization.sentencepiece_model import CONTROL, USER_DEFINED, SentencePieceModel, read_model
 from ipex_lookahead.tokenization.tokenizer_json import core_from_json
 from ipex_lookahead.tokenization.tokenizers import BytePairTokenizer, SentencePieceTokenizer
@@ -43,12 +44,11 @@ def tokenizer_from_folder(path: Path, config: Mapping[str, Any]) -> PreTrainedTo
     """
     path = Path(path)
     built: PreTrainedTokenizerBase
-    if (path / "tokenizer.json").exists():
-        built = _Folder(path, config).byte_pair()
-    elif (path / "tokenizer.model").exists():
-        built = _Folder(path, config).sentencepiece()
-    else:
+    present = [name for name in ("tokenizer.json", "tokenizer.model") if (path / name).exists()]
+    if not present:
         return None
+    folder = _Folder(path, config)
+    built = folder.sentencepiece() if folder.vocabulary(present) == "tokenizer.model" else folder.byte_pair()
     built.padding_side = "left"  # generation goes on at the right end
     return built
 
@@ -65,6 +65,12 @@ class _Folder:
 
     def fail(self, field: str, problem: str) -> ModelFormatError:
         return ModelFormatError(self.settings_file, field, None, problem)
+
+    def vocabulary(self, present: list[str]) -> str:
+        """The file to read of those ``present``: the one that our own save names, else the first."""
+        marker = self.settings.get(MARKER)
+        named = marker.get("vocabulary") if isinstance(marker, dict) else None
+        return named if named in present else present[0]
 
     def byte_pair(self) -> PreTrainedTokenizerBase:
         file = self.path / "tokenizer.json"

@@ -18,6 +18,8 @@ from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 from ipex_lookahead.compat import json_schema
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.tokenization.chat_template import render_chats
+from ipex_lookahead.tokenization.saving import FAST, MARKER, SENTENCEPIECE, as_fast, name_class, sentencepiece_core
+from ipex_lookahead.tokenization.sentencepiece_model import read_model
 
 _END_MARK = "\u2063END-OF-THE-LAST-MESSAGE\u2063"
 
@@ -124,6 +126,12 @@ def _cut_end(rendered: str) -> str:
 
 class BytePairTokenizer(SandboxedChat, PreTrainedTokenizerFast):  # type: ignore[misc, unused-ignore]
     """Byte-pair encoding on the ``tokenizers`` library."""
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in ``transformers``, whose own ``AutoTokenizer`` reads what is written with the same ids."""
+        written = super().save_pretrained(save_directory, *args, **kwargs)
+        name_class(save_directory, FAST, padding_side=self.padding_side)
+        return written
 
 
 class SentencePieceTokenizer(SandboxedChat, PreTrainedTokenizer):  # type: ignore[misc, unused-ignore]
@@ -236,6 +244,31 @@ class SentencePieceTokenizer(SandboxedChat, PreTrainedTokenizer):  # type: ignor
                 bos, eos = int(self.add_bos_token), int(self.add_eos_token)
                 mask += [1] * bos + [0] * len(ids) + [1] * eos
         return mask
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in ``transformers``, whose own ``AutoTokenizer`` reads what is written; see ``saving.py`` for how well."""
+        tokens = dict(self._added_tokens_decoder)
+        core = sentencepiece_core(
+            read_model(self.model, "tokenizer.model"),
+            tokens,
+            before=(self.bos_token, self.bos_token_id) if self.add_bos_token else None,
+            after=(self.eos_token, self.eos_token_id) if self.add_eos_token else None,
+        )
+        flags = {"add_bos_token": self.add_bos_token, "add_eos_token": self.add_eos_token}
+        if core is None:
+            written = super().save_pretrained(save_directory, *args, **kwargs)
+            around = "_".join(role for role in ("bos", "eos") if flags[f"add_{role}_token"]) or "none"
+            settings = {"special_tokens_pattern": around, "padding_side": self.padding_side, **flags}
+            name_class(save_directory, SENTENCEPIECE, **settings)
+            return written
+        written = as_fast(self, core).save_pretrained(save_directory, *args, **kwargs)
+        added = {
+            str(i): {name: getattr(token, name) for name in ("content", "special", "normalized", "lstrip", "rstrip")}
+            for i, token in tokens.items()
+        }
+        marker = {MARKER: {"vocabulary": "tokenizer.model"}}
+        name_class(save_directory, FAST, added_tokens_decoder=added, **flags, **marker)
+        return (*written, *self.save_vocabulary(str(save_directory)))
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
         """Write ``tokenizer.model`` and return its path."""

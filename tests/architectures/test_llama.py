@@ -89,11 +89,9 @@ def test_a_gguf_files_own_divisors_divide() -> None:
     np.testing.assert_allclose(got, rope(CONFIG)[0] / np.array(factors), rtol=1e-6)
 
 
-def test_unknown_scaling_and_partial_rotation_are_refused() -> None:
+def test_unknown_scaling_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="longrope.*supported are"):
         rope({**CONFIG, "rope_scaling": {"rope_type": "longrope", "factor": 4.0}})
-    with pytest.raises(UnsupportedModelError, match="partial"):
-        rope({**CONFIG, "rope_scaling": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}})
 
 
 def test_the_spec_names_every_tensor_and_its_shape() -> None:

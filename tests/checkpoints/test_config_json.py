@@ -207,7 +207,6 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"rope_scaling": {"rope_type": "freq_factors", "factors": [1, 0]}}, "rope_scaling.factors", "above 0"),
     ({"rope_parameters": []}, "rope_parameters", "object or null"),
     ({"torch_dtype": 32}, "torch_dtype", "string"),
-    ({"sliding_window": 0}, "sliding_window", "whole number"),
 ]
 
 

@@ -77,6 +77,14 @@ def test_info_about_a_folder(folder, capsys):
     assert "licence" in capsys.readouterr().out
 
 
+def test_info_names_the_keys_of_a_gguf_file_that_mean_nothing_here(tmp_path, capsys):
+    file = write_tiny_gguf(tmp_path / "tiny.gguf", metadata={"llama.novel_switch": 2})
+    assert run(["info", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unknown_keys"] == ["llama.novel_switch"]
+    assert run(["info", str(file)]) == 0
+    assert "llama.novel_switch" in capsys.readouterr().out
+
+
 def test_info_about_a_gguf_file(tmp_path, capsys):
     file = write_tiny_gguf(tmp_path / "tiny.gguf", quant="Q4_0")
     assert run(["info", str(file), "--json"]) == 0

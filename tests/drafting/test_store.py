@@ -109,11 +109,40 @@ def test_every_length_but_the_right_one_is_noticed(saved: Path) -> None:
     good = saved.read_bytes()
     for size in range(len(good)):
         saved.write_bytes(good[:size])
-        with pytest.raises(InputError, match="no lookahead store, or is damaged"):
+        with pytest.raises(InputError, match="no lookahead store" if size < 16 else "is damaged"):
             Store.open(saved, 100, DIGEST)
     saved.write_bytes(good + b"\0")
-    with pytest.raises(InputError, match="no lookahead store"):
+    with pytest.raises(InputError, match="is damaged"):
         Store.open(saved, 100, DIGEST)
+
+
+@pytest.mark.parametrize("content", ["", "Notes:\n- milk\n", "ipex-lookahead is a program\n" * 9])
+def test_nobody_is_told_to_delete_a_file_of_their_own(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text(content)
+    with pytest.raises(InputError, match=r"notes\.txt is no lookahead store; it is left as it is") as caught:
+        Store.open(file, 100, DIGEST)
+    assert "delete" not in caught.value.hint
+    assert file.read_text() == content
+
+
+def test_nobody_is_told_to_delete_a_good_store(saved: Path) -> None:
+    with pytest.raises(InputError, match="another vocabulary") as caught:
+        Store.open(saved, 64, DIGEST)
+    assert "delete" not in caught.value.hint
+    newer = bytearray(saved.read_bytes())
+    newer[16] = 2
+    saved.write_bytes(newer)
+    with pytest.raises(InputError, match="has version 2") as caught:
+        Store.open(saved, 100, DIGEST)
+    assert "delete" not in caught.value.hint
+
+
+def test_a_store_that_is_damaged_may_be_deleted(saved: Path) -> None:
+    saved.write_bytes(saved.read_bytes()[:-1])
+    with pytest.raises(InputError, match="is damaged") as caught:
+        Store.open(saved, 100, DIGEST)
+    assert caught.value.hint.startswith("delete the file")
 
 
 @given(st.binary(max_size=300))

