@@ -146,7 +146,7 @@ def test_a_model_without_a_tokenizer(tmp_path, capsys):
 
 
 def test_unknown_low_bit_lists_the_known(folder, capsys):
-    assert run(["generate", "--model", str(folder), "--low-bit", "int3", "hi"]) == 1
+    assert run(["generate", "--model", str(folder), "--low-bit", "int3", "hi"]) == 2
     err = capsys.readouterr().err
     assert "int3" in err
     assert "sym_int4" in err

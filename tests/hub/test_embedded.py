@@ -131,7 +131,7 @@ def test_a_file_that_somebody_else_put_there_is_left_alone(source, cache):
     cache.mkdir(parents=True, exist_ok=True)
     (cache / "weights.gguf").write_bytes(b"a model of the user's own")
     with pytest.raises(DownloadError, match="left as it is") as caught:
-        hub.fetch_embedded(MODEL)
+        embedded.fetch_embedded(MODEL)
     assert "move it away" in caught.value.hint
     assert (cache / "weights.gguf").read_bytes() == b"a model of the user's own"
 
