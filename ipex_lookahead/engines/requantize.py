@@ -31,7 +31,7 @@ class Requantized:
         source: the format in which most of it is in the file.
         target: the format it is to have.
         tensors: how many tensors.
-        bits: bits that each of their weights takes in the file.
+        bits: bits that a weight of that format takes in the file.
         only_head: whether it is the output layer alone.
     """
 
@@ -81,19 +81,19 @@ def _rounded_again(
     checkpoint: Checkpoint, target_of: Callable[[str, TensorInfo], str | None], head: str
 ) -> Requantized | None:
     found: Counter[tuple[str, str]] = Counter()
-    names, weights, size = [], 0, 0
+    names = []
     for name in checkpoint.names():
         info = checkpoint.info(name)
         if info.format in FLOATS or len(info.shape) != 2 or (target := target_of(name, info)) is None:
             continue
         found[info.format, target] += 1
         names.append(name)
-        weights += prod(info.shape)
-        size += packed_bytes(info)
     if not found:
         return None
     source, target = found.most_common(1)[0][0]
-    return Requantized(checkpoint.path, source, target, len(names), 8 * size / weights, names == [head])
+    of_it = [info for name in names if (info := checkpoint.info(name)).format == source]
+    bits = 8 * sum(map(packed_bytes, of_it)) / sum(prod(info.shape) for info in of_it)
+    return Requantized(checkpoint.path, source, target, len(names), bits, names == [head])
 
 
 def warn_of_requantizing(checkpoint: Checkpoint, plan: WeightPlan, *, kept: Collection[str] = ()) -> str | None:
