@@ -49,4 +49,4 @@ def test_the_native_engine_says_who_runs_it(folder: Path, capsys: Any) -> None:
     assert run(["generate", "--raw", "hi", "-m", str(folder), "--engine", "native"]) == 1
     said = capsys.readouterr().err
     assert "model type 'gpt2' is none that the native engine has" in said
-    assert "hint: engine='torch'" in said
+    assert "hint: --engine torch" in said
