@@ -40,7 +40,7 @@ def examine(
     *,
     model: str = "default",
     tiny: bool = False,
-    low_bit: str = "sym_int4",
+    low_bit: str | None = None,
     threads: int | None = None,
     prompts: int = 3,
     max_new_tokens: int = 48,
@@ -52,7 +52,7 @@ def examine(
         device: "cpu", "xpu", "cuda", or with a number.
         model: what exactness and speed are tried on: a folder, a GGUF file, a hub id or "default".
         tiny: a small random model instead of ``model``: nothing is downloaded, and speeds mean little.
-        low_bit: format of its weights.
+        low_bit: format of its weights; None = as the file has it, and sym_int4 for the small random one.
         threads: threads on the CPU.
         prompts: answers of each kind that are compared.
         max_new_tokens: of each answer.
@@ -280,13 +280,15 @@ def problems(report: dict[str, Any]) -> list[str]:
 
 
 @contextmanager
-def _tried_on(model: str, tiny: bool, low_bit: str) -> Iterator[tuple[str, dict[str, Any], list[list[int]] | None]]:
+def _tried_on(
+    model: str, tiny: bool, low_bit: str | None
+) -> Iterator[tuple[str, dict[str, Any], list[list[int]] | None]]:
     """What to load, with which arguments, and prompts where it has no tokenizer."""
     if not tiny:
         yield model, {"load_in_low_bit": low_bit}, None
         return
     with TemporaryDirectory() as folder:
-        yield folder, {"load_in_low_bit": low_bit}, _write_tiny(Path(folder))
+        yield folder, {"load_in_low_bit": low_bit or "sym_int4"}, _write_tiny(Path(folder))
 
 
 def _write_tiny(folder: Path) -> list[list[int]]:

@@ -202,7 +202,7 @@ def _sync(path: Path) -> None:
 
 
 def check_target(folder: str | PathLike[str], overwrite: bool) -> None:
-    """Raise InputError for a folder that :func:`save` would refuse: to be asked before anything is loaded."""
+    """Raise InputError for a folder that :func:`save` would refuse: it can be said before anything is loaded."""
     target = Path(os.path.realpath(Path(folder).expanduser()))
     if not os.path.lexists(target):
         return

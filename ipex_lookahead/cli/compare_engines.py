@@ -19,7 +19,7 @@ ENGINE = Words(**{"native": "our kernels", "torch": "PyTorch", "ipex-llm": "ipex
 
 @command("compare-engines")
 @model_option
-@option("--low-bit", default="sym_int4", type=LowBit(), help="Format of the weights, the same for all engines.")
+@option("--low-bit", type=LowBit(), help="Format of the weights for all engines; as the file has it if not given.")
 @threads_option
 @option("--engine", "engines", multiple=True, type=ENGINE, help="Engines to compare; all if not given.")
 @option("--prompt", "given", multiple=True, metavar="TEXT", help="A prompt; several are compared.")
@@ -37,7 +37,7 @@ ENGINE = Words(**{"native": "our kernels", "torch": "PyTorch", "ipex-llm": "ipex
 @json_option
 def compare_engines(
     model: str,
-    low_bit: str,
+    low_bit: str | None,
     threads: int | None,
     engines: tuple[str, ...],
     given: tuple[str, ...],
@@ -70,13 +70,19 @@ def compare_engines(
 
     from ipex_lookahead.auto import AutoModelForCausalLM
     from ipex_lookahead.cli.loading import config_of
+    from ipex_lookahead.cli.model_facts import low_bit_in
+    from ipex_lookahead.hub import resolve_model
     from ipex_lookahead.tokenization.prompts import build_prompt
 
     tokenizers: list[Any] = []
 
+    def asked_format(engine: str) -> str | None:
+        # ipex-llm reads no low-bit file: it gets the weights as floats, and would keep them so.
+        return low_bit or (low_bit_in(resolve_model(model, progress=False)) if engine == "ipex-llm" else None)
+
     def load(engine: str) -> Any:
         loaded = AutoModelForCausalLM.from_pretrained(
-            model, engine=engine, load_in_low_bit=low_bit, threads=threads, progress=False
+            model, engine=engine, load_in_low_bit=asked_format(engine), threads=threads, progress=False
         )
         tokenizers.append(loaded.tokenizer)
         return loaded
@@ -102,7 +108,7 @@ def compare_engines(
     for row in rows:
         row["texts"] = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in row["tokens"]]
     _print_texts(asked[:texts], rows, to_stderr=as_json)
-    _print_table(f"{model} · {low_bit} · {len(asked)} prompts", rows, to_stderr=as_json)
+    _print_table(f"{model} · {low_bit or 'as the file has it'} · {len(asked)} prompts", rows, to_stderr=as_json)
     if as_json:
         entries = {"model": model, "low_bit": low_bit, "max_new_tokens": tokens, "prompts": asked}
         click.echo(json.dumps({**entries, "rows": rows, "absent": found.absent}))

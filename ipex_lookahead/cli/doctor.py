@@ -18,7 +18,7 @@ from ipex_lookahead.cli.types import LowBit
 @option("--device", type=DEVICES, default="cpu", help="cpu, xpu (Intel GPUs) or cuda; xpu:1 for the second of several.")
 @model_option
 @option("--tiny", is_flag=True, help="Try a small random model: no download, and speeds mean little.")
-@option("--low-bit", default="sym_int4", type=LowBit(), help=f"Format of the weights: {FORMATS}.")
+@option("--low-bit", type=LowBit(), help=f"Format of the weights: {FORMATS}; as the file has it if not given.")
 @threads_option
 @option("--answers", type=click.IntRange(1, 8), default=3, help="Answers of each kind that are compared.")
 @option("--max-new-tokens", "-n", type=click.IntRange(8), default=48, help="Most tokens of an answer.")
@@ -27,7 +27,7 @@ def doctor(
     device: str,
     model: str,
     tiny: bool,
-    low_bit: str,
+    low_bit: str | None,
     threads: int | None,
     answers: int,
     max_new_tokens: int,

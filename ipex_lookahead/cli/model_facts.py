@@ -68,6 +68,12 @@ def main_format(formats: Mapping[str, Mapping[str, int]]) -> str | None:
     return max(formats, key=lambda name: formats[name]["bytes"]) if formats else None
 
 
+def low_bit_in(path: Path) -> str | None:
+    """The low-bit format that most of a model is in; None for float models."""
+    found = main_format(describe(path)["formats"])
+    return None if found in FLOATS else found
+
+
 # --- GGUF files ---------------------------------------------------------------------------------------------------
 
 

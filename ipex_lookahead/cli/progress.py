@@ -37,6 +37,21 @@ def progress_bar(total: int, title: str = "measuring") -> Iterator[Callable[[], 
 
 
 @contextmanager
+def byte_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Gives a function to call with the bytes done and the bytes in all; drawn on a terminal's standard error only."""
+    if not may_draw():
+        _line(f"{title} ...")
+        yield lambda done, total: None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
 def status() -> Iterator[Callable[[str], None]]:
     """Gives a function to show what is being done, on a terminal's standard error only."""
     if not may_draw():

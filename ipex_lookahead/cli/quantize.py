@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import FORMATS, option
-from ipex_lookahead.cli.types import LowBit, Model
+from ipex_lookahead.cli.progress import byte_bar
+from ipex_lookahead.cli.spelling import in_options
+from ipex_lookahead.cli.types import LowBit, Model, Refused
 
 
 @command()
 @click.argument("model", type=Model())
 @click.argument("out", type=click.Path(path_type=Path))
 @option(
-    "--low-bit",
-    type=LowBit(),
-    help=f"{FORMATS}. If not given: sym_int4 for a float model, else as the file has it.",
+    "--low-bit", type=LowBit(), help=f"{FORMATS}; if not given, sym_int4 for a float model, else as the file has it."
 )
 @option("--group-size", type=click.Choice(["32", "64"]), default="32", help="Weights that share a scale.")
 @option("--mixed-precision", is_flag=True, help="Keep the output layer in 8 bits.")
@@ -51,7 +49,7 @@ def quantize(
         WeightPlan(low_bit and check_low_bit(low_bit), int(group_size))
         check_target(out, overwrite)
     except LookaheadError as error:
-        raise _refused(str(error), error.hint) from error
+        raise Refused(in_options(str(error)), hint=in_options(error.hint)) from error
     path = resolve_model(model)
     low_bit = _checked_format(path, low_bit, int(group_size), mixed_precision, allow_requantize)
 
@@ -65,7 +63,7 @@ def quantize(
         threads=threads,
         progress=True,
     )
-    with _saving() as progress:
+    with byte_bar("saving") as progress:
         loaded.save_low_bit(out, overwrite=overwrite, progress=progress)
     saved = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     as_found = "" if low_bit else ", as in the file"
@@ -79,16 +77,18 @@ def quantize(
 def _checked_format(
     path: Path, low_bit: str | None, group_size: int, mixed_precision: bool, allow_requantize: bool
 ) -> str | None:
-    """The format to ask for, None for the file's own. Raises UsageError where weights would be rounded twice."""
+    """The format to ask for, None for the file's own. Raises Refused where weights would be rounded a second time."""
     from ipex_lookahead.architectures import model_types, spec_for
     from ipex_lookahead.checkpoints import family_of, open_checkpoint
-    from ipex_lookahead.checkpoints.low_bit import FLOATS
+    from ipex_lookahead.checkpoints.config_json import read_json
+    from ipex_lookahead.checkpoints.low_bit import FLOATS, MARKER
     from ipex_lookahead.engines.hf_config import inline_rope_factors
     from ipex_lookahead.engines.requantize import requantized
     from ipex_lookahead.engines.weights import WeightPlan
 
     if (family := family_of(path)) is not None and family not in model_types():
-        return low_bit or "sym_int4"  # the torch engine refuses another format of a folder that was saved in one
+        saved = MARKER in read_json(path / "config.json")  # of that the torch engine gives the folder's own format only
+        return low_bit if saved else low_bit or "sym_int4"
     checkpoint = open_checkpoint(path)
     try:
         inline_rope_factors(checkpoint)
@@ -108,9 +108,9 @@ def _checked_format(
         checkpoint.close()
     if found is not None and not allow_requantize:
         keep = "--mixed-precision keeps it in 8 bits" if found.only_head else f"leave --low-bit out to keep {own}"
-        raise _refused(
+        raise Refused(
             str(found),
-            f"give the float original of this model; or {keep}; or --allow-requantize does it all the same",
+            hint=f"give the float original of this model; or {keep}; or --allow-requantize does it all the same",
         )
     return low_bit
 
@@ -121,25 +121,3 @@ def _groups(out: Path) -> str:
 
     size = read_json(out / "config.json")[MARKER]["group_size"]
     return f"(group size {size})" if size else ""
-
-
-def _refused(problem: str, hint: str) -> click.UsageError:
-    error = click.UsageError(problem)
-    error.hint = hint  # type: ignore[attr-defined]
-    return error
-
-
-@contextmanager
-def _saving() -> Iterator[Callable[[int, int], None] | None]:
-    """A bar over the bytes that are written, on standard error, where that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn("saving"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("saving", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

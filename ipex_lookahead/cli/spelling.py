@@ -44,7 +44,15 @@ ARGUMENTS = {
 }
 """What Python calls it -> what the command line does."""
 
-PYTHON_ONLY = ("speculative", "modules_to_not_convert", "remove_invalid_values", "ipex", "device_map", "do_sample")
+PYTHON_ONLY = (
+    "local_files_only",
+    "speculative",
+    "modules_to_not_convert",
+    "remove_invalid_values",
+    "ipex",
+    "device_map",
+    "do_sample",
+)
 """Arguments without an option: they stay as they are, with a word that they are Python's."""
 
 _NAMES = "|".join(re.escape(name) for name in sorted([*ARGUMENTS, *PYTHON_ONLY], key=len, reverse=True))

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from ipex_lookahead.checkpoints.base import Checkpoint
+from ipex_lookahead.checkpoints.base import Checkpoint, TensorInfo
 from ipex_lookahead.checkpoints.sizes import packed_bytes
 from ipex_lookahead.engines.weights import FLOATS, WeightPlan
-from ipex_lookahead.formats import get_format
+from ipex_lookahead.formats import FORMATS
 
 log = logging.getLogger("ipex_lookahead")
 
@@ -31,7 +31,7 @@ class Requantized:
         source: the format in which most of it is in the file.
         target: the format it is to have.
         tensors: how many tensors.
-        bits: bits that each of their weights takes in the file.
+        bits: bits that a weight of that format takes in the file.
         only_head: whether it is the output layer alone.
     """
 
@@ -48,7 +48,7 @@ class Requantized:
         loss = (
             "a second rounding, which loses more (the embedded model's perplexity: 29.1 in its own asym_int4,"
             " 40.2 in sym_int4 made from it)"
-            if get_format(self.target).bits <= 4
+            if self.target not in FORMATS or FORMATS[self.target].bits <= 4
             else "larger and no better: what the first rounding lost does not come back"
         )
         already = f"{self.path}: {what} in {self.source} already ({self.bits:.1f} bits a weight)"
@@ -63,23 +63,37 @@ def requantized(checkpoint: Checkpoint, plan: WeightPlan, *, kept: Collection[st
         plan: which format each matrix gets.
         kept: matrices that stay as they are in the file whatever the plan says: an embedding that is no lm_head.
     """
+
+    def target(name: str, info: TensorInfo) -> str | None:
+        wanted = plan.target(name)
+        same = name in kept or wanted == "fp32" or (info.format == wanted and info.group_size == plan.group_size)
+        return None if same else wanted
+
+    return _rounded_again(checkpoint, target, plan.head)
+
+
+def requantized_elsewhere(checkpoint: Checkpoint, label: str) -> Requantized | None:
+    """What a program that takes floats only rounds a second time when it makes ``label`` of them; None for nothing."""
+    return _rounded_again(checkpoint, lambda name, info: None if label in FLOATS else label, "")
+
+
+def _rounded_again(
+    checkpoint: Checkpoint, target_of: Callable[[str, TensorInfo], str | None], head: str
+) -> Requantized | None:
     found: Counter[tuple[str, str]] = Counter()
-    names, weights, size = [], 0, 0
+    names = []
     for name in checkpoint.names():
         info = checkpoint.info(name)
-        target = plan.target(name)
-        if info.format in FLOATS or len(info.shape) != 2 or name in kept or target in (None, "fp32"):
+        if info.format in FLOATS or len(info.shape) != 2 or (target := target_of(name, info)) is None:
             continue
-        if info.format == target and info.group_size == plan.group_size:
-            continue
-        found[info.format, str(target)] += 1
+        found[info.format, target] += 1
         names.append(name)
-        weights += prod(info.shape)
-        size += packed_bytes(info)
     if not found:
         return None
     source, target = found.most_common(1)[0][0]
-    return Requantized(checkpoint.path, source, target, len(names), 8 * size / weights, names == [plan.head])
+    of_it = [info for name in names if (info := checkpoint.info(name)).format == source]
+    bits = 8 * sum(map(packed_bytes, of_it)) / sum(prod(info.shape) for info in of_it)
+    return Requantized(checkpoint.path, source, target, len(names), bits, names == [head])
 
 
 def warn_of_requantizing(checkpoint: Checkpoint, plan: WeightPlan, *, kept: Collection[str] = ()) -> str | None:

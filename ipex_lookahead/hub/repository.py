@@ -13,6 +13,7 @@ import hashlib
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +31,13 @@ PARTIAL = ".partial"
 """Ends the name of a large file that is being fetched."""
 LIBRARY_ONLY = 50_000_000_000
 """Bytes; larger files are not to be had by plain HTTP, so the hub's library fetches them by its own means."""
+TRIES = 3
+"""How often a connection that breaks is made again; newer releases of the library try by themselves too."""
 _CHUNK = 1 << 22
+
+_BROKEN = {"ChunkedEncodingError", "ProtocolError", "RemoteProtocolError", "ReadError"}
+_UNREACHABLE = {"ConnectError", "ConnectionError", "TimeoutException", "Timeout", "TransportError"}
+"""Classes, by name, of the HTTP libraries that the hub's has used (requests, httpx), none of which is imported here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +217,15 @@ def _fetch(
     url = hf_hub_url(name.repo, path, revision=commit, endpoint=options.endpoint)
     headers = build_hf_headers(token=options.token)
     with partial.open("ab") as out, _quiet_library(), _watched(partial, path, size, progress):
-        http_get(url, out, resume_size=done, headers=headers, expected_size=size)
+        for left in reversed(range(TRIES)):
+            try:
+                http_get(url, out, resume_size=_size_of(partial), headers=headers, expected_size=size)
+                break
+            except Exception as error:  # whatever the HTTP library calls a connection that broke
+                if not left or not _is_broken(error):
+                    raise
+                out.flush()
+                time.sleep(1)
         out.flush()
         os.fsync(out.fileno())
 
@@ -360,8 +375,13 @@ def _is_unreachable(error: Exception) -> bool:
     if isinstance(error, (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError)):
         return True
     status = _status(error)
-    # Both HTTP libraries that the hub's has used (requests, httpx) end in a class of these names, or in an OSError.
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    return (status is not None and status >= 500) or bool(
-        kinds & {"ConnectError", "ConnectionError", "TimeoutException", "Timeout", "TransportError"}
-    )
+    return (status is not None and status >= 500) or bool(_kinds(error) & _UNREACHABLE)
+
+
+def _is_broken(error: Exception) -> bool:
+    """Whether a connection broke, so that the rest may be had by another."""
+    return _status(error) is None and bool(_kinds(error) & (_BROKEN | _UNREACHABLE))
+
+
+def _kinds(error: Exception) -> set[str]:
+    return {kind.__name__ for kind in type(error).__mro__}

@@ -169,6 +169,25 @@ def test_costs_are_forgotten(tmp_path, capsys, monkeypatch):
     assert json.loads(capsys.readouterr().out) == {"forgotten": 0}
 
 
+def test_the_costs_of_a_model_are_its_own(tmp_path, capsys, monkeypatch):
+    from ipex_lookahead import AutoModelForCausalLM
+    from ipex_lookahead.decoding.cost import Calibration, key_of, save
+
+    monkeypatch.setenv("IPEX_LOOKAHEAD_CACHE", str(tmp_path / "cache"))
+    folders = [write_tiny_llama(tmp_path / f"tiny{vocab}", vocab=vocab) for vocab in (96, 160)]
+    for milliseconds, folder in enumerate(folders, 1):
+        engine = AutoModelForCausalLM.from_pretrained(folder, engine="native", threads=1, progress=False).engine
+        seconds = (milliseconds / 1000, 1.1 * milliseconds / 1000)
+        save(tmp_path / "cache" / "costs" / f"{key_of(engine)}.json", Calibration((1, 2), seconds), engine)
+    for milliseconds, folder in enumerate(folders, 1):
+        (curve,) = facts_of(folder, capsys)["step_costs"]
+        assert curve["milliseconds"]["1"] == milliseconds
+        assert f"{milliseconds}.00 ms, 2 rows 1.10x" in " ".join(words_of(folder, capsys).split())
+    assert run(["info", str(folders[0]), "--forget-costs"]) == 0
+    assert capsys.readouterr().out == "forgot 1 cost curve; they are measured again\n"
+    assert [len(facts_of(folder, capsys)["step_costs"]) for folder in folders] == [0, 1]
+
+
 HEAVY = "sorted({'torch', 'transformers'} & set(sys.modules))"
 
 

@@ -300,7 +300,7 @@ def test_info_shows_what_steps_were_measured_to_cost(tmp_path, monkeypatch, caps
     assert found["milliseconds"] == {"1": 4.0, "4": 5.0}
     assert found["low_bit"] == "fp32"
     assert run(["info"]) == 0
-    assert "4.00 ms, 4 rows 1.25x" in capsys.readouterr().out
+    assert "1 measured" in capsys.readouterr().out
     monkeypatch.setattr(cost, "processor", lambda: "another")
     assert run(["info", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step_costs"] == []

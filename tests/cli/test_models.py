@@ -174,7 +174,7 @@ def test_quantize_never_replaces_a_folder(folder, tmp_path, capsys):
     out = tmp_path / "mine"
     out.mkdir()
     (out / "config.json").write_text("mine")
-    assert run(["quantize", str(folder), str(out)]) == 1
+    assert run(["quantize", str(folder), str(out)]) == 2
     assert "error: " in capsys.readouterr().err
     assert (out / "config.json").read_text() == "mine"
 

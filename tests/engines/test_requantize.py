@@ -8,7 +8,7 @@ import pytest
 
 from ipex_lookahead import AutoModelForCausalLM
 from ipex_lookahead.checkpoints import open_checkpoint
-from ipex_lookahead.engines.requantize import requantized
+from ipex_lookahead.engines.requantize import requantized, requantized_elsewhere
 from ipex_lookahead.engines.weights import WeightPlan
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
 
@@ -89,3 +89,13 @@ def test_an_embedding_that_stays_is_not_counted(files, tmp_path):
     assert every is not None
     assert kept is not None
     assert every.tensors == kept.tensors + 1
+
+
+def test_a_program_that_takes_floats_rounds_every_low_bit_file_again(files):
+    for file, label, says in (("Q4_0", "sym_int4", "second rounding"), ("Q8_0", "nf4", "nf4 made from that"),
+                              ("Q4_0", "bf16", None), ("F16", "sym_int4", None)):  # fmt: skip
+        checkpoint = open_checkpoint(files[file])
+        found = requantized_elsewhere(checkpoint, label)
+        checkpoint.close()
+        assert (found is None) == (says is None), (file, label)
+        assert says is None or says in str(found)

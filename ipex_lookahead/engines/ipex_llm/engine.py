@@ -7,6 +7,7 @@ is driven is a transformers model, so the work is the torch engine's; this file 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -26,10 +27,13 @@ from ipex_lookahead.compat import RELEASE
 from ipex_lookahead.engines.foreign import foreign_config
 from ipex_lookahead.engines.hf_config import generation_defaults, inline_rope_factors, transformers_config
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
+from ipex_lookahead.engines.requantize import requantized_elsewhere
 from ipex_lookahead.engines.torch.cache import ModelSequence, SequenceCache
 from ipex_lookahead.engines.torch.engine import TorchEngine
 from ipex_lookahead.engines.torch.load import compute_dtype
 from ipex_lookahead.errors import EngineError, LookaheadError, LowBitFormatError, UnsupportedModelError
+
+log = logging.getLogger("ipex_lookahead")
 
 STACK = (
     "ipex-llm==2.2.0",
@@ -179,6 +183,8 @@ def _source(request: LoadRequest) -> Iterator[tuple[Path, LoadedModel]]:
     try:
         inline_rope_factors(checkpoint)
         _refuse_what_is_newer(checkpoint)
+        if request.low_bit is not None and (found := requantized_elsewhere(checkpoint, request.low_bit)) is not None:
+            log.warning("%s. Load the float original, or use engine='native', which reads the file as it is", found)
         about = LoadedModel(
             None,
             "",

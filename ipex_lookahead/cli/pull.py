@@ -1,0 +1,39 @@
+"""``ipex-lookahead pull``: fetch a model, and say what it is."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.options import option
+from ipex_lookahead.cli.types import Model
+
+
+@command()
+@click.argument("model", type=Model())
+@option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def pull(model: str, as_json: bool) -> None:
+    """Fetch MODEL from the hub: owner/repo, owner/repo:file.gguf, owner/repo:Q8_0, or the address of its page.
+
+    Only what is needed is fetched, never pickles or code; an interrupted fetch goes on where it stopped, and large
+    files are checked by their checksum. Wherever --model is asked for, the same names are taken. Behind a proxy set
+    HTTPS_PROXY; for private models HF_TOKEN, or hf auth login; HF_HOME is where models are kept.
+    """
+    from ipex_lookahead.cli.model_facts import describe, main_format
+    from ipex_lookahead.errors import UnsupportedModelError
+    from ipex_lookahead.hub import resolve_model
+
+    path = resolve_model(model, progress=not as_json)
+    facts = describe(path)
+    kept = {"format": main_format(facts["formats"]), "bytes": facts["bytes"], "engine": facts["engine"]}
+    if as_json:
+        click.echo(json.dumps({"model": model, "path": str(path), "architecture": facts["architecture"], **kept}))
+    else:
+        about = f"{facts['architecture']}, {facts['bytes'] / 1e6:,.1f} MB, most of it in {kept['format']}"
+        click.echo(f"{model}: {about}\n{path}")
+    if facts["engine"] is None:
+        raise UnsupportedModelError(f"it was fetched, but cannot be run: {facts['problem']}", hint=facts["hint"])
+    if not as_json:
+        click.echo(f"try it: ipex-lookahead chat --model {model}")

@@ -1,0 +1,31 @@
+"""``ipex-lookahead rm``: remove a model that was fetched."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.options import option
+from ipex_lookahead.cli.types import Refused
+
+
+@command()
+@click.argument("name")
+@option("--yes", "-y", is_flag=True, help="Do not ask.")
+def rm(name: str, yes: bool) -> None:
+    """Remove the model NAME, as `ipex-lookahead list` names it, from the cache; files of yours are never touched.
+
+    The hub's cache is shared with other programs: a model that is removed is removed for them too.
+    """
+    from ipex_lookahead.hub import removal_of
+
+    removal = removal_of(name)
+    size = f"{removal.size / 1e6:,.1f} MB"
+    if not yes:
+        if not sys.stdin.isatty():
+            raise Refused("rm asks before it removes, and standard input is no terminal", hint=f"rm --yes {name}")
+        click.confirm(f"remove {name}, {size}, from {removal.folder}?", abort=True, err=True)
+    removal.execute()
+    click.echo(f"removed {name}: {removal.size:,} bytes ({size}) are free again")
