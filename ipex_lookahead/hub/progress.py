@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from ipex_lookahead.terminal import may_draw
+
 
 def note(shown: bool, text: str) -> None:
     """A line on standard error, where it is to be shown."""
@@ -16,7 +18,7 @@ def note(shown: bool, text: str) -> None:
 @contextmanager
 def progress_bar(title: str, total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
     """Gives a function that is told how many bytes are there. Where standard error is no terminal, it draws nothing."""
-    if not (shown and sys.stderr.isatty()):
+    if not (shown and may_draw()):
         yield lambda done: None
         return
     from rich.console import Console

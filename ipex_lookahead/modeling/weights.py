@@ -29,6 +29,7 @@ class Weights:
     generation_config: Any
     low_bit: str
     tokenizer: Any
+    source: Any
     _checkpoint_config: dict[str, Any] | None
 
     def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
