@@ -15,7 +15,7 @@ LEVELS = {
     "absent": 0,
     "compat": 1,
     "config": 1,
-    "terminal": 1,
+    "terminal": 0,
     "safe_json": 1,
     "temporary": 1,
     "hub": 1,

@@ -14,8 +14,9 @@ from tokenizers import AddedToken
 from ipex_lookahead.errors import ModelFormatError
 from ipex_lookahead.safe_json import kind, load_object, read_file
 from ipex_lookahead.tokenization.chat_template import MAX_SOURCE
+from ipex_lookahead.tokenization.pieces import MARKER
 from ipex_lookahead.tokenization.sentencepiece_model import CONTROL, USER_DEFINED, SentencePieceModel, read_model
-from ipex_lookahead.tokenization.text import MARKER, ROLES, BytePairText, SentencePieceText, TextTokenizer
+from ipex_lookahead.tokenization.text import ROLES, BytePairText, SentencePieceText, TextTokenizer
 from ipex_lookahead.tokenization.tokenizer_json import core_from_json
 
 if TYPE_CHECKING:

@@ -13,16 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import sentencepiece
 from tokenizers import AddedToken, Tokenizer, processors
 
 from ipex_lookahead.tokenization.chat_template import chat_template_of, render_chats
+from ipex_lookahead.tokenization.pieces import Pieces
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MARKER = "ipex_lookahead"
-"""Key of ``tokenizer_config.json``: an object whose ``vocabulary`` is the file that this package reads first."""
 ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -170,52 +168,6 @@ def _around(before: Sequence[str], after: Sequence[str], core: Tokenizer) -> Any
         ],
         special_tokens=[(token, core.token_to_id(token)) for token in tokens],
     )  # fmt: skip
-
-
-class Pieces:
-    """A SentencePiece model, loaded: text without special tokens to ids, and ids to text.
-
-    Args:
-        model: a serialised model that ``sentencepiece_model.py`` has checked.
-
-    Attributes:
-        model: those bytes.
-        texts: the pieces, by id.
-    """
-
-    def __init__(self, model: bytes) -> None:
-        """Raises RuntimeError where the sentencepiece package does not take the model."""
-        self.model = model
-        self.processor = sentencepiece.SentencePieceProcessor()
-        self.processor.LoadFromSerializedProto(model)
-        self.texts: list[str] = list(self.processor.id_to_piece(list(range(self.processor.get_piece_size()))))
-        probe = self.encode("a")
-        self._dummy_prefix = bool(probe) and self.texts[probe[0]].startswith("▁")
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text, special tokens in it not recognised."""
-        return list(self.processor.encode(text))
-
-    def decode(self, ids: Sequence[int], added: Mapping[int, str]) -> str:
-        """Runs of ordinary pieces through sentencepiece, added tokens as they are spelled; unknown ids left out."""
-        parts: list[str] = []
-        run: list[int] = []
-
-        def flush() -> None:
-            if run:
-                # sentencepiece drops the dummy prefix of what it decodes; only the first run of a text has one to drop.
-                space = " " if parts and self._dummy_prefix and self.texts[run[0]].startswith("▁") else ""
-                parts.append(space + str(self.processor.decode(run)))
-                run.clear()
-
-        for i in ids:
-            if i in added:
-                flush()
-                parts.append(added[i])
-            elif 0 <= i < len(self.texts):
-                run.append(i)
-        flush()
-        return "".join(parts)
 
 
 class SentencePieceText(TextTokenizer):

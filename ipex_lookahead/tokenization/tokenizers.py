@@ -17,9 +17,9 @@ from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 from ipex_lookahead.compat import json_schema
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.tokenization.chat_template import chat_template_of, render_chats
+from ipex_lookahead.tokenization.pieces import MARKER, Pieces
 from ipex_lookahead.tokenization.saving import FAST, SENTENCEPIECE, as_fast, name_class, sentencepiece_core
 from ipex_lookahead.tokenization.sentencepiece_model import read_model
-from ipex_lookahead.tokenization.text import MARKER, Pieces
 
 _END_MARK = "\u2063END-OF-THE-LAST-MESSAGE\u2063"
 

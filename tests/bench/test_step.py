@@ -107,7 +107,7 @@ def test_a_kernel_bench_tells_how_far_it_is_and_ends_when_it_is_slow(monkeypatch
     def probe(x: Any) -> None:
         calls.append(1)
 
-    monkeypatch.setattr(kernels, "linear_probe", lambda weight, **options: probe)
+    monkeypatch.setattr(kernels, "linear_layer", lambda weight, **options: probe)
     monkeypatch.setattr(kernels, "PATIENCE_SECONDS", 0.0)
     said: list[str] = []
     report = kernels.measure(["sym_int4"], ["avx2"], [1, 4], shape=(64, 64), threads=1, report=said.append)
