@@ -87,7 +87,8 @@ def generate(
     ended padded on the right, and float32 [batch, vocab_size]; once for each emitted position, in order, whatever was
     drafted. The sequences of such a batch advance together, in each step as far as all their drafts are right;
     Hugging Face's own processors and criteria that work row by row do not hold them together. What the *settings* ask
-    for sees each sequence without its padding, so that a row of a batch is what it is alone.
+    for sees each sequence without its padding, so that a row of a batch is what it is alone; but ``max_length`` and
+    ``min_length`` count columns, padding included, as transformers does.
 
     Args:
         engine: where the model runs.
@@ -166,7 +167,11 @@ def generate(
         ids, prompts = ids.repeat_interleave(times, 0), [p for p in prompts for _ in range(times)]
         limits = [
             length_limit(
-                len(p), engine.max_context, max_new_tokens=settings.max_new_tokens, max_length=settings.max_length
+                len(p),
+                engine.max_context,
+                max_new_tokens=settings.max_new_tokens,
+                max_length=settings.max_length,
+                padding=ids.shape[1] - len(p),
             )
             for p in prompts
         ]
@@ -269,9 +274,9 @@ class _Wish:
         padded = [*own, constrained]
         lists = []
         for row, job in zip(ids, jobs, strict=True):
-            processors, warpers = self._processors(job, own, constrained)
-            hidden, _ = self._processors(job)
             padding = row[: len(row) - len(job.prompt)].numpy()
+            processors, warpers = self._processors(job, len(padding), own, constrained)
+            hidden, _ = self._processors(job, len(padding))
             lists.append(processors)
             job.draft_processors = [Chain(hidden)] if hidden else ()
             job.warpers = [Chain(warpers)] if warpers else ()
@@ -298,7 +303,7 @@ class _Wish:
         )
 
     def _processors(
-        self, job: Job, own: Sequence[Any] = (), constrained: Processor | None = None
+        self, job: Job, padding: int, own: Sequence[Any] = (), constrained: Processor | None = None
     ) -> tuple[list[Processor], list[Processor]]:
         """What comes before our own sampler, and the warpers that it stands for."""
         settings = self._settings
@@ -306,6 +311,7 @@ class _Wish:
             processors = build_processors(
                 settings,
                 prompt_length=len(job.prompt),
+                padding=padding,
                 limit=job.limit,
                 eos_ids=self._eos_ids,
                 own=own,

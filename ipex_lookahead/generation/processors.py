@@ -114,6 +114,7 @@ def build_processors(
     settings: GenerationConfig,
     *,
     prompt_length: int,
+    padding: int,
     limit: int,
     eos_ids: Sequence[int],
     own: Sequence[Processor],
@@ -121,6 +122,7 @@ def build_processors(
 ) -> list[Processor]:
     """The processors that come before temperature, in Hugging Face's order, ``own`` (the caller's) last.
 
+    ``prompt_length`` is without the padding, ``padding`` the columns before it, which ``min_length`` counts.
     ``constrained`` is what calls the caller's ``prefix_allowed_tokens_fn`` (:func:`constrain`).
     A processor of the caller's replaces the one of the same class that the settings ask for.
     """
@@ -134,8 +136,8 @@ def build_processors(
         made.append(hf.NoRepeatNGramLogitsProcessor(settings.no_repeat_ngram_size))
     if settings.bad_words_ids is not None:
         made.append(hf.NoBadWordsLogitsProcessor(settings.bad_words_ids, eos))
-    if settings.min_length and eos is not None and settings.min_new_tokens is None:
-        made.append(hf.MinLengthLogitsProcessor(settings.min_length, eos))
+    if (settings.min_length or 0) > padding and eos is not None and settings.min_new_tokens is None:
+        made.append(hf.MinLengthLogitsProcessor(settings.min_length - padding, eos))
     if settings.min_new_tokens and eos is not None:
         made.append(hf.MinNewTokensLengthLogitsProcessor(prompt_length, settings.min_new_tokens, eos))
     if constrained is not None:

@@ -194,9 +194,22 @@ def run(
 
 
 def length_limit(
-    prompt_length: int, max_context: int, *, max_new_tokens: int | None = None, max_length: int | None = None
+    prompt_length: int,
+    max_context: int,
+    *,
+    max_new_tokens: int | None = None,
+    max_length: int | None = None,
+    padding: int = 0,
 ) -> tuple[int, str]:
-    """The length at which a sequence ends, and why it ends there. Lengths count the prompt without its padding.
+    """The length at which a sequence ends, and why it ends there.
+
+    Args:
+        prompt_length: the prompt's tokens, without padding, as the length that is returned.
+        max_context: the engine's.
+        max_new_tokens: tokens after the prompt; goes before ``max_length``.
+        max_length: columns of the caller's batch, padding included, as transformers counts; so that all rows get as
+            many new tokens.
+        padding: columns before the prompt.
 
     Raises:
         InputError: ``max_length`` leaves no room for a new token.
@@ -205,10 +218,11 @@ def length_limit(
     if max_new_tokens is not None:
         limit = prompt_length + max_new_tokens
     elif max_length is not None:
-        limit = max_length
+        limit = max_length - padding
         if limit <= prompt_length:
+            columns = f"{prompt_length + padding} tokens" + (", padding included" if padding else "")
             raise InputError(
-                f"max_length is {limit} and the prompt alone has {prompt_length} tokens; raise max_length, or use"
+                f"max_length is {max_length} and the prompt alone has {columns}; raise max_length, or use"
                 " max_new_tokens, which does not count the prompt"
             )
     else:

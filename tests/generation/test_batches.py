@@ -269,3 +269,22 @@ def test_a_criterion_that_answers_for_other_rows_is_named(ours: Any, answer: Any
 def test_a_processor_that_answers_for_one_row_is_named(ours: Any) -> None:
     with pytest.raises(InputError, match=r"logits_processor function returned \(1, 320\).*\(3, 320\)"):
         generated(ours, 0, logits_processor=[lambda ids, scores: scores[:1]])
+
+
+@pytest.mark.parametrize("lookahead", [0, "prompt_lookup", "draft_model"])
+def test_lengths_of_settings_count_the_padding(ours: Any, theirs: Any, lookahead: Any) -> None:
+    """``max_length`` and ``min_length`` are columns of the batch, so every row gets as many new tokens."""
+    plain = generated(theirs)
+    eos = [row[1] for row in plain]
+    for lengths in (
+        {"max_length": 13},
+        {"max_length": 13, "min_length": 9, "eos_token_id": eos},
+        {"max_length": 13, "forced_eos_token_id": 17},
+        {"max_length": 6, "min_length": 2, "eos_token_id": eos},
+        {"max_length": 14, "min_length": 14, "min_new_tokens": 3, "eos_token_id": eos},
+    ):
+        wanted = generated(theirs, max_new_tokens=None, **lengths)
+        assert generated(ours, lookahead, max_new_tokens=None, **lengths) == wanted
+    assert [len(row) for row in generated(ours, lookahead, max_new_tokens=None, max_length=13)] == [8, 8, 8]
+    with pytest.raises(InputError, match="max_length is 5 and the prompt alone has 5 tokens, padding included; raise"):
+        generated(ours, lookahead, max_new_tokens=None, max_length=5)
