@@ -35,6 +35,7 @@ class LookaheadConfig:
             many tokens as the proposer has, up to ``num_draft_tokens``.
         draft_min_prob: a draft model ends its draft with a token that it gives a lower probability, 0 to 1 (ipex-llm's
             ``th_stop_draft``).
+        draft_min_tokens: but not before it has so many, 1 to 128 (ipex-llm's ``min_step_draft``).
         draft_min_prob_auto: let that threshold follow the acceptance (ipex-llm's ``auto_th_stop_draft``).
         window: ``jacobi``: columns of the window (the paper's W), 1 to 60.
         ngram: ``jacobi``: tokens of an n-gram (the paper's N), 2 to 16.
@@ -51,6 +52,7 @@ class LookaheadConfig:
     max_matching_ngram_size: int = 3
     adaptive: bool = True
     draft_min_prob: float = 0.6
+    draft_min_tokens: int = 1
     draft_min_prob_auto: bool = False
     window: int = 15
     ngram: int = 5
@@ -73,6 +75,7 @@ class LookaheadConfig:
         if self.store is not None and self.strategy not in STORE_STRATEGIES:
             raise InputError(f"strategy {self.strategy!r} looks into no store; use {' or '.join(STORE_STRATEGIES)}")
         _is_probability("draft_min_prob (th_stop_draft)", self.draft_min_prob)
+        _in_range("draft_min_tokens (min_step_draft)", self.draft_min_tokens, 1, MAX_DRAFT)
         _is_flag("adaptive", self.adaptive)
         _is_flag("draft_min_prob_auto (auto_th_stop_draft)", self.draft_min_prob_auto)
 

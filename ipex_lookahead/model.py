@@ -125,6 +125,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         adaptive: bool | None = None,
         draft_model: LookaheadModelForCausalLM | None = None,
         max_step_draft: int | None = None,
+        min_step_draft: int | None = None,
         th_stop_draft: float | None = None,
         auto_th_stop_draft: bool | None = None,
         seed: int | None = None,
@@ -135,7 +136,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
 
         See :func:`ipex_lookahead.generation.generate.generate` for what each argument means and which errors it may
         raise, and :func:`ipex_lookahead.generation.lookahead.second_model_lookahead` for ``max_step_draft``,
-        ``th_stop_draft`` and ``auto_th_stop_draft``. ``draft_model`` is a smaller model of the same vocabulary that
+        ``min_step_draft``, ``th_stop_draft`` and ``auto_th_stop_draft``. ``draft_model`` is a smaller model of the same vocabulary that
         drafts; ``assistant_model`` is transformers' name for it. Either may be a model that transformers has loaded.
         """
         if lookahead is None:
@@ -145,6 +146,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
             draft_model,
             assistant_model,
             max_step_draft=max_step_draft,
+            min_step_draft=min_step_draft,
             th_stop_draft=th_stop_draft,
             auto_th_stop_draft=auto_th_stop_draft,
         )

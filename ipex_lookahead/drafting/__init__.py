@@ -57,6 +57,7 @@ def make_second_model_proposer(
     """
     options: dict[str, Any] = {
         "min_prob": config.draft_min_prob,
+        "min_tokens": config.draft_min_tokens,
         "adapt": config.draft_min_prob_auto,
         "end_tokens": end_tokens,
     }

@@ -40,6 +40,7 @@ class DraftModel:
         choose: how a token is chosen from the draft model's logits; None takes the most likely, whose probability is
             the draft model's own.
         min_prob: 0 to 1. With 0 and no ``choose`` the engine is asked for no logits, and ``probs`` stay empty.
+        min_tokens: drafted whatever their probability, as far as the budget goes (ipex-llm's ``min_step_draft``).
         adapt: let ``min_prob`` follow the acceptance, as ipex-llm's ``auto_th_stop_draft`` does: up by a thousandth
             after a step while fewer than nine tenths of the drafted tokens are accepted lately, else down.
         end_tokens: ids that end a sequence.
@@ -53,6 +54,7 @@ class DraftModel:
         choose: DraftChoice | None = None,
         *,
         min_prob: float = 0.4,
+        min_tokens: int = 1,
         adapt: bool = False,
         end_tokens: Collection[int] = (),
     ) -> None:
@@ -60,6 +62,7 @@ class DraftModel:
         self._choose = choose or most_likely
         self._wants_logits = choose is not None or min_prob > 0
         self._first_min_prob = min_prob
+        self._min_tokens = min_tokens
         self._adapt = adapt
         self._end_tokens = frozenset(end_tokens)
         self.begin(())
@@ -92,7 +95,7 @@ class DraftModel:
             self._tokens[at] = token
             self._drafted += 1
             probs.append(prob)
-            if prob < self.min_prob or token in self._end_tokens:
+            if token in self._end_tokens or (prob < self.min_prob and self._drafted >= self._min_tokens):
                 break
         if not probs:
             return Draft()

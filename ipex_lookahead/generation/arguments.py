@@ -24,6 +24,9 @@ _INSTEAD = {
     " one process: leave it out",
     "use_model_defaults": "the model's defaults hold where nothing else is said: leave it out, or pass the options",
     "tokenizer": "pass it to the model's own generate",
+    "auto_parameters": "auto_th_stop_draft follows the acceptance with ipex-llm's defaults: leave it out",
+    "hf_adjust": "the number of drafted tokens follows measured costs and acceptance by itself: leave it out",
+    "th_batch_num": "each sequence of a batch accepts its own draft: leave it out",
     "inputs_embeds": "pass input_ids",
     "cache_position": "leave it out: positions follow from the attention mask",
     "logits_to_keep": "generate asks for the last position's logits alone: leave it out (the model's forward takes it)",
@@ -53,10 +56,17 @@ _INSTEAD = {
 }
 """Real arguments of transformers' generate and of its models' forward -> what to do instead."""
 
+_ASKS_FOR_NOTHING = {
+    "logits_to_keep": 1,
+    "num_logits_to_keep": 1,
+    "auto_parameters": [1, 0.5, 0.9, 1e-2, 0.9],
+}
+"""Arguments that may be passed at these values, beside None and False: what is done anyway."""
+
 _OURS = (
     "inputs input_ids attention_mask position_ids past_key_values generation_config logits_processor stopping_criteria"
     " prefix_allowed_tokens_fn streamer lookahead max_matching_ngram_size adaptive seed sequence_ids tokenizer cancel"
-    " on_prefill draft_model assistant_model max_step_draft th_stop_draft auto_th_stop_draft"
+    " on_prefill draft_model assistant_model max_step_draft min_step_draft th_stop_draft auto_th_stop_draft"
 ).split()
 
 
@@ -82,7 +92,7 @@ def refuse_rest(left: dict[str, Any]) -> None:
         left: keyword arguments that neither are generation options nor were taken; None and False ask for nothing.
     """
     for name, value in left.items():
-        if value is None or value is False or (name in ("logits_to_keep", "num_logits_to_keep") and value == 1):
+        if value is None or value is False or (name in _ASKS_FOR_NOTHING and value == _ASKS_FOR_NOTHING[name]):
             continue
         if name in _INSTEAD:
             raise InputError(f"{name} is not supported; {_INSTEAD[name]}")

@@ -85,6 +85,7 @@ def second_model_lookahead(
     *,
     strategy: str | None,
     max_step_draft: Any = None,
+    min_step_draft: Any = None,
     th_stop_draft: Any = None,
     auto_th_stop_draft: Any = None,
 ) -> Any:
@@ -96,6 +97,7 @@ def second_model_lookahead(
         strategy: "draft_model" where a draft model was passed, "self_speculation" for a model loaded with
             ``speculative=True``, None for neither. Self-speculation only takes the place of ``lookahead=None``.
         max_step_draft: ipex-llm's: most tokens drafted a step, 1 to 128.
+        min_step_draft: ipex-llm's: tokens drafted before ``th_stop_draft`` may end the draft, 0 to 128.
         th_stop_draft: ipex-llm's: a token of a lower probability ends the draft, 0 to 1.
         auto_th_stop_draft: ipex-llm's: let that threshold follow the acceptance.
 
@@ -117,6 +119,9 @@ def second_model_lookahead(
         )
     options = {
         "num_draft_tokens": None if max_step_draft is None else whole("max_step_draft", max_step_draft, 1, MAX_DRAFT),
+        "draft_min_tokens": (
+            None if min_step_draft is None else max(1, whole("min_step_draft", min_step_draft, 0, MAX_DRAFT))
+        ),
         "draft_min_prob": None if th_stop_draft is None else real("th_stop_draft", th_stop_draft, 0, 1),
         "draft_min_prob_auto": auto_th_stop_draft,
     }
@@ -128,8 +133,8 @@ def second_model_lookahead(
     if strategy is None:
         if given:
             raise InputError(
-                "max_step_draft, th_stop_draft and auto_th_stop_draft are for second models; load the model with"
-                " speculative=True or pass draft_model=, or leave them out"
+                "max_step_draft, min_step_draft, th_stop_draft and auto_th_stop_draft are for second models; load the"
+                " model with speculative=True or pass draft_model=, or leave them out"
             )
         return lookahead
     config = strategy_config(strategy)

@@ -103,6 +103,18 @@ def test_an_unlikely_token_ends_the_draft() -> None:
     assert proposer.propose(8).probs == pytest.approx([0.5] * 8)
 
 
+def test_a_draft_has_its_least_tokens_however_unlikely() -> None:
+    """ipex-llm's ``min_step_draft``; the budget, and an end token, go before it."""
+    engine = counting(vocab_size=10, sure=np.log(9.0))
+    for least, budget, drafted in ((1, 8, 1), (3, 8, 3), (8, 8, 8), (5, 2, 2)):
+        proposer = DraftModel(engine, min_prob=0.51, min_tokens=least)
+        proposer.begin([5])
+        assert len(proposer.propose(budget).tokens) == drafted
+    proposer = DraftModel(engine, min_prob=0.51, min_tokens=8, end_tokens=(7,))
+    proposer.begin([5])
+    assert list(proposer.propose(8).tokens) == [6, 7]
+
+
 def test_an_end_token_ends_the_draft() -> None:
     proposer = DraftModel(counting(), end_tokens=(8, 20))
     proposer.begin([5])

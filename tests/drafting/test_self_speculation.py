@@ -137,7 +137,7 @@ def test_an_error_inside_a_draft_leaves_the_cache_as_it_was() -> None:
     assert cache.tokens == [5]
 
 
-def test_max_step_draft_and_th_stop_draft_are_kept(folder: Path) -> None:
+def test_ipex_llms_options_of_drafts_are_kept(folder: Path) -> None:
     model = load(folder, speculative=True)
     ids, options = IDS[:1], OPTIONS | {"adaptive": False}
     model.generate(ids, th_stop_draft=0.0, **options)
@@ -146,6 +146,8 @@ def test_max_step_draft_and_th_stop_draft_are_kept(folder: Path) -> None:
     assert max(model.draft_num) == 3
     model.generate(ids, th_stop_draft=1.0, **options)
     assert max(model.draft_num) == 1  # no token is certain: each draft ends with its first
+    model.generate(ids, th_stop_draft=1.0, min_step_draft=4, auto_parameters=[1, 0.5, 0.9, 1e-2, 0.9], **options)
+    assert max(model.draft_num) == 4
 
 
 def test_an_explicit_lookahead_takes_its_place(folder: Path) -> None:

@@ -246,6 +246,8 @@ def test_what_lookahead_means_beside_a_draft_model() -> None:
         "draft_model", 4, draft_min_prob=0.3, draft_min_prob_auto=True
     )
     assert drafting(3, max_step_draft=4).num_draft_tokens == 3
+    assert drafting(min_step_draft=3) == LookaheadConfig("draft_model", 8, draft_min_tokens=3)
+    assert drafting(min_step_draft=0).draft_min_tokens == 1
 
 
 def test_what_lookahead_means_with_self_speculation() -> None:
@@ -268,9 +270,10 @@ def test_what_lookahead_means_without_a_second_model() -> None:
     ("lookahead", "strategy", "options", "message"),
     [
         (LookaheadConfig(), "draft_model", {}, "a draft model is given and lookahead has the strategy 'prompt_lookup'"),
-        (None, None, {"max_step_draft": 3}, "max_step_draft, th_stop_draft and auto_th_stop_draft are for second"),
+        (None, None, {"max_step_draft": 3}, "max_step_draft, min_step_draft, th_stop_draft and auto_th_stop"),
         (3, "self_speculation", {"th_stop_draft": 0.5}, "are for second models"),
         (None, "draft_model", {"max_step_draft": 0}, "max_step_draft is 0; it must be a whole number from 1 to"),
+        (None, "draft_model", {"min_step_draft": -1}, "min_step_draft is -1; it must be a whole number from 0 to"),
         (None, "draft_model", {"max_step_draft": 2.5}, "max_step_draft is 2.5"),
         (None, "draft_model", {"th_stop_draft": 1.1}, "th_stop_draft is 1.1; it must be a number of at least 0"),
         (None, "draft_model", {"th_stop_draft": "x"}, "th_stop_draft is 'x'"),

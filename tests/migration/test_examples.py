@@ -56,7 +56,6 @@ REFUSED = {
     "QLoRA-FineTuning/alpaca-qlora/alpaca_qlora_finetuning_cpu.py": "ipex_llm.transformers.qlora",
     "QLoRA-FineTuning/alpaca-qlora/utils/prompter.py": "ipex_llm.utils",
     "QLoRA-FineTuning/qlora_finetuning_cpu.py": "ipex_llm.transformers.qlora",
-    "Speculative-Decoding/Self-Speculation/qwen/speculative.py": "min_step_draft",
     "vLLM-Serving/offline_inference.py": "ipex_llm.vllm",
 }
 """Examples that do not work, and the name that the sentence holds with which they are told."""
