@@ -9,10 +9,10 @@ import difflib
 import inspect
 import json
 import logging
-import types
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -217,7 +217,7 @@ def low_memory_init() -> Iterator[None]:
 
 def with_save_low_bit(model: Any) -> Any:
     """The model with a ``save_low_bit(folder)`` method of its own, as ipex-llm's users know it."""
-    model.save_low_bit = types.MethodType(save_low_bit, model)
+    model.save_low_bit = partial(save_low_bit, model)  # a bound method could not be pickled with what it is bound to
     return model
 
 

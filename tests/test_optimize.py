@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import json
 from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 from torch import nn
 
 from ipex_lookahead import AutoModelForCausalLM, wrap
@@ -70,6 +73,28 @@ def test_wrap_puts_lookahead_on_it():
     wrapped = wrap(model, deterministic=True)
     assert torch.equal(wrapped.generate(IDS, max_new_tokens=12, do_sample=False, lookahead=3), plain)
     assert wrapped.low_bit == "sym_int4"
+
+
+@pytest.mark.parametrize("low_bit", ["sym_int4", "asym_int4", "sym_int8"])
+@pytest.mark.parametrize("how", ["deepcopy", "torch.save"])
+def test_packed_models_are_copied_and_pickled(how, low_bit, tmp_path):
+    model = optimize_model(build("llama"), low_bit, modules_to_not_convert=["v_proj"], threads=1)
+    if how == "deepcopy":
+        twin = copy.deepcopy(model)
+    else:
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        twin = torch.load(file, weights_only=False)
+    assert packed(twin) == packed(model)
+    assert torch.equal(logits(twin), logits(model))
+    with torch.no_grad():
+        twin.model.norm.weight.zero_()
+    assert logits(model).any()
+    assert not logits(twin).any()
+    twin.save_low_bit(tmp_path / "saved")  # of the twin, not of the first
+    with safe_open(tmp_path / "saved" / "model.safetensors", "pt") as saved:
+        assert not saved.get_tensor("model.norm.weight").any()
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox"])

@@ -45,6 +45,10 @@ class LinearPool:
         """The instruction set in use."""
         return str(self.raw.isa)
 
+    def __reduce__(self) -> Any:
+        """Another of as many threads; the layers are not in it."""
+        return LinearPool, (self.threads,)
+
     def layer(self, weight: PackedWeight, bias: Any | None = None) -> LinearLayer:
         """The weight prepacked, and a bias float32 [n_out]; both live as long as any layer of this pool."""
         return LinearLayer(native_core().LinearLayer(self.raw, *streams(weight), bias))

@@ -130,6 +130,7 @@ class NativeKernel(nn.Module):
 
     def __init__(self, weight: PackedWeight, pool: LinearPool) -> None:
         super().__init__()
+        self._pool = pool
         self.layer: LinearLayer = pool.layer(weight)
         self._run = self.layer.raw.run_at
         self._n_out, self._n_in = weight.shape
@@ -154,6 +155,14 @@ class NativeKernel(nn.Module):
     def weight(self) -> PackedWeight:
         """See ``LinearKernel.weight``."""
         return self.layer.weight()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NativeKernel:
+        """Itself: the weight never changes."""
+        return self
+
+    def __reduce__(self) -> Any:
+        """A pickle holds the weight in plain order; layers that share a pool share one again."""
+        return NativeKernel, (self.weight(), self._pool)
 
 
 def reference(weight: PackedWeight, x: torch.Tensor) -> torch.Tensor:
