@@ -176,13 +176,40 @@ def check_config(config: Any, path: Path) -> None:
         has["model_type"] = raw.get("model_type")
     else:
         raise InputError(f"config is a {type(config).__name__}; it must be a transformers config, a dict or a path")
-    for key in ("model_type", *sorted({*wanted, *has} - FREE_IN_CONFIG)):
-        if not key.startswith("_") and wanted.get(key) != has.get(key):
-            raise InputError(
-                f"config says {key}={wanted.get(key)!r}, and the checkpoint {key}={has.get(key)!r}; the checkpoint's"
-                " own config is what is used",
-                hint=f"change {key} in a copy of {path.name}/config.json, or leave config out",
-            )
+    differing = _differing(wanted, has)
+    if not any(wanted.get(key) is not None and has.get(key) is not None for key in differing):  # what one leaves out
+        wanted, has = _with_defaults(wanted), _with_defaults(has)
+        differing = _differing(wanted, has)
+    if differing:
+        key = differing[0]
+        raise InputError(
+            f"config says {key}={wanted.get(key)!r}, and the checkpoint {key}={has.get(key)!r}; the checkpoint's"
+            " own config is what is used",
+            hint=f"change {key} in a copy of {path.name}/config.json, or leave config out",
+        )
+
+
+def _differing(wanted: Mapping[str, Any], has: Mapping[str, Any]) -> list[str]:
+    """The keys in which two configs do not say the same, ``model_type`` first."""
+    keys = ("model_type", *sorted({*wanted, *has} - FREE_IN_CONFIG))
+    return [key for key in keys if not key.startswith("_") and wanted.get(key) != has.get(key)]
+
+
+def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with what its family takes for granted, where transformers knows the family and takes the values."""
+    from transformers import CONFIG_MAPPING
+
+    family = config.get("model_type")
+    if family not in CONFIG_MAPPING:
+        return dict(config)
+    plain = json.loads(
+        json.dumps({key: value for key, value in config.items() if key not in FREE_IN_CONFIG}, default=str)
+    )
+    try:
+        filled: dict[str, Any] = CONFIG_MAPPING[family].from_dict(plain).to_dict()
+    except Exception:  # whatever the code of any family makes of values that it does not expect: they differ as written
+        return dict(config)
+    return {**filled, "model_type": family}
 
 
 def _hub_options(rest: dict[str, Any]) -> HubOptions:

@@ -89,6 +89,7 @@ def test_a_config_that_says_the_same_passes(folder):
     config.torch_dtype = "float16"
     for same in (None, config, folder, str(folder / "config.json"), json.loads((folder / "config.json").read_text())):
         check_config(same, folder)
+    check_config(transformers.AutoConfig.from_pretrained(folder).to_dict(), folder)  # with defaults that the file lacks
 
 
 def test_a_config_that_says_something_else_is_refused_by_key(folder, tmp_path):
@@ -107,6 +108,9 @@ def test_a_config_that_says_something_else_is_refused_by_key(folder, tmp_path):
         check_config(other, folder)
     with pytest.raises(InputError, match="model_type"):
         check_config(transformers.GPT2Config(), folder)
+    for odd in ({"rope_scaling": "x"}, {"id2label": 3}, {"rope_parameters": [1]}, {"layer_types": ["x"]}):
+        with pytest.raises(InputError, match=next(iter(odd))):
+            check_config({**raw, **odd}, folder)
     with pytest.raises(InputError, match="config is a int"):
         check_config(3, folder)
     with pytest.raises(ModelFormatError, match="config.json"):

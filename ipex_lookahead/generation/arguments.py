@@ -7,9 +7,10 @@ from typing import Any
 
 from ipex_lookahead.compat import option_defaults
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.generation.options import GUIDE
 
 _FORWARD = "generate works that out by itself: leave it out"
-_GUIDANCE = "classifier-free guidance is not supported: leave it out"
+_GUIDANCE = f"it belongs to guidance_scale: {GUIDE}"
 _TEXT_ONLY = "this model reads text only: leave it out"
 _ENCODER = "there is no encoder: leave it out"
 

@@ -33,6 +33,12 @@ _LOOKAHEAD_INSTEAD = (
     "leave the option out and use lookahead=N, which needs no second model and never changes the output"
 )
 
+GUIDE = (
+    "pass logits_processor=[UnbatchedClassifierFreeGuidanceLogitsProcessor(scale, model, negative_ids)], from"
+    " transformers"
+)
+"""What to do instead of ``guidance_scale`` and its kin."""
+
 _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "num_beams": ((1,), _SAMPLE_INSTEAD),
     "num_beam_groups": ((1,), _SAMPLE_INSTEAD),
@@ -44,7 +50,7 @@ _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "force_words_ids": ((), "leave the option out; sequence_bias or a logits_processor can favour words"),
     "penalty_alpha": ((0,), "contrastive search is not supported: " + _SAMPLE_INSTEAD),
     "dola_layers": ((), "DoLa is not supported: " + _SAMPLE_INSTEAD),
-    "guidance_scale": ((1,), "classifier-free guidance is not supported: leave the option out"),
+    "guidance_scale": ((1,), f"it needs the model beside itself: {GUIDE}"),
     "token_healing": ((False,), "token healing is not supported: leave the option out"),
     "output_attentions": ((False,), "the engine keeps no attention weights: leave the option out"),
     "output_hidden_states": ((False,), "the engine keeps no hidden states: leave the option out"),
