@@ -178,8 +178,10 @@ def check_config(config: Any, path: Path) -> None:
         raise InputError(f"config is a {type(config).__name__}; it must be a transformers config, a dict or a path")
     differing = _differing(wanted, has)
     if not any(wanted.get(key) is not None and has.get(key) is not None for key in differing):  # what one leaves out
-        wanted, has = _with_defaults(wanted), _with_defaults(has)
-        differing = _differing(wanted, has)
+        filled = _with_defaults(wanted), _with_defaults(has)
+        if filled[0] is not None and filled[1] is not None:
+            wanted, has = filled
+            differing = _differing(wanted, has)
     if differing:
         key = differing[0]
         raise InputError(
@@ -195,21 +197,17 @@ def _differing(wanted: Mapping[str, Any], has: Mapping[str, Any]) -> list[str]:
     return [key for key in keys if not key.startswith("_") and wanted.get(key) != has.get(key)]
 
 
-def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with what its family takes for granted, where transformers knows the family and takes the values."""
+def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A config with what its family takes for granted; None where transformers does not take it for one of a family."""
     from transformers import CONFIG_MAPPING
 
-    family = config.get("model_type")
-    if family not in CONFIG_MAPPING:
-        return dict(config)
-    plain = json.loads(
-        json.dumps({key: value for key, value in config.items() if key not in FREE_IN_CONFIG}, default=str)
-    )
+    plain = {key: value for key, value in config.items() if key not in FREE_IN_CONFIG}
     try:
-        filled: dict[str, Any] = CONFIG_MAPPING[family].from_dict(plain).to_dict()
-    except Exception:  # whatever the code of any family makes of values that it does not expect: they differ as written
-        return dict(config)
-    return {**filled, "model_type": family}
+        family = CONFIG_MAPPING[plain["model_type"]]
+        filled: dict[str, Any] = family.from_dict(json.loads(json.dumps(plain, default=str))).to_dict()
+    except Exception:  # whatever the code of any family makes of values that it does not expect
+        return None
+    return {**filled, "model_type": plain["model_type"]}
 
 
 def _hub_options(rest: dict[str, Any]) -> HubOptions:

@@ -137,8 +137,8 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         See :func:`ipex_lookahead.generation.generate.generate` for what each argument means and which errors it may
         raise, and :func:`ipex_lookahead.generation.lookahead.second_model_lookahead` for ``max_step_draft``,
         ``min_step_draft``, ``th_stop_draft`` and ``auto_th_stop_draft``. ``draft_model`` is a smaller model of the same
-        vocabulary that drafts; ``assistant_model`` is transformers' name for it. Either may be a model that transformers
-        has loaded.
+        vocabulary that drafts; ``assistant_model`` is transformers' name for it. Either may be a model that
+        transformers has loaded.
         """
         if lookahead is None:
             lookahead = asked_lookup(kwargs, generation_config, self.generation_config)
