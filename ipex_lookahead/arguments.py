@@ -178,9 +178,9 @@ def check_config(config: Any, path: Path) -> None:
         raise InputError(f"config is a {type(config).__name__}; it must be a transformers config, a dict or a path")
     differing = _differing(wanted, has)
     if not any(wanted.get(key) is not None and has.get(key) is not None for key in differing):  # what one leaves out
-        filled = _with_defaults(wanted), _with_defaults(has)
-        if filled[0] is not None and filled[1] is not None:
-            wanted, has = filled
+        one, other = _with_defaults(wanted), _with_defaults(has)
+        if one is not None and other is not None:
+            wanted, has = one, other
             differing = _differing(wanted, has)
     if differing:
         key = differing[0]

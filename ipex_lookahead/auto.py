@@ -104,7 +104,7 @@ class AutoModelForCausalLM:
         with progress_bar(progress) as report:
             request = LoadRequest(
                 path,
-                low_bit=low_bit if low_bit is None or engine == "ipex-llm" else check_low_bit(low_bit),
+                low_bit=_checked_format(low_bit, engine),
                 group_size=group_size,
                 mixed_precision=mixed_precision,
                 not_converted=not_converted(modules_to_not_convert),
@@ -196,7 +196,7 @@ def load_text_model(
     with progress_bar(progress) as report:
         request = LoadRequest(
             path,
-            low_bit=low_bit if low_bit is None or engine == "ipex-llm" else check_low_bit(low_bit),
+            low_bit=_checked_format(low_bit, engine),
             device=device,
             deterministic=deterministic,
             threads=threads,
@@ -241,6 +241,11 @@ def _loaded(request: LoadRequest, asked: str, name: str, reason: str, speculativ
         source=request.path,
         origin=partial(_loaded, again, asked, name, reason, speculative),
     )
+
+
+def _checked_format(low_bit: str | None, engine: str) -> str | None:
+    """The format asked for; ipex-llm has formats of its own, and says itself which."""
+    return low_bit if low_bit is None or engine == "ipex-llm" else check_low_bit(low_bit)
 
 
 def _placed(device: Any, device_map: Any) -> Any:

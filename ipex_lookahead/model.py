@@ -26,7 +26,7 @@ from ipex_lookahead.generation.generate import LookaheadGenerateOutput, generate
 from ipex_lookahead.generation.lookahead import second_model_lookahead
 from ipex_lookahead.generation.options import asked_lookup
 from ipex_lookahead.generation.past import LookaheadCache, past_of
-from ipex_lookahead.generation.second_model import check_vocabulary
+from ipex_lookahead.generation.second_model import check_vocabulary, engine_of
 from ipex_lookahead.modeling.copying import Copying
 from ipex_lookahead.modeling.forward import logits_after
 from ipex_lookahead.modeling.placement import Placement
@@ -194,17 +194,18 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
 
         None ends it. Raises InputError where it has another vocabulary.
         """
-        self._draft_engine = None if draft_model is None else self._engine_of(draft_model)
+        self._draft_engine = None if draft_model is None else self._checked_engine(draft_model)
         self._draft_used = () if draft_model is None else (draft_model,)
 
-    def _engine_of(self, draft_model: Any) -> Engine:
-        """A draft model's engine: of one that transformers has loaded, a torch engine around it."""
+    def _checked_engine(self, draft_model: Any) -> Engine:
+        """A draft model's engine; vocabularies are compared, and engines made, once."""
         if draft_model in self._draft_models:
             known: Engine = draft_model.engine
             return known
         if self._assistant is not None and getattr(self._assistant, "model", None) is draft_model:
             return self._assistant
-        engine = check_vocabulary(self, draft_model)
+        engine = engine_of(draft_model)
+        check_vocabulary(self, draft_model, engine)
         if hasattr(draft_model, "engine"):
             self._draft_models.add(draft_model)
         else:
@@ -220,7 +221,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         draft_model = assistant_model if draft_model is None else draft_model
         strategy, engine = None, self._draft_engine
         if draft_model is not None:
-            strategy, engine = "draft_model", self._engine_of(draft_model)
+            strategy, engine = "draft_model", self._checked_engine(draft_model)
         elif engine is not None and lookahead is not None and not isinstance(lookahead, LookaheadConfig):
             strategy = "draft_model"
         elif self.speculative:

@@ -20,10 +20,10 @@ def engine_around(hf_model: Any, **options: Any) -> TorchEngine:
     """
     kind = IpexLlmEngine if is_ipex_llm_model(hf_model) else TorchEngine
     facts = {"chosen": f"{kind.name}: it was given a loaded model"}
-    return kind(hf_model, low_bit=low_bit_of(hf_model), facts=facts, **options)
+    return kind(hf_model, low_bit=_quantised_by(hf_model), facts=facts, **options)
 
 
-def low_bit_of(hf_model: Any) -> str:
+def _quantised_by(hf_model: Any) -> str:
     """What the library that quantised a model calls its method, "" for a model that none has quantised."""
     config = getattr(hf_model, "config", None)
     found = getattr(config, "quantization_config", None)

@@ -15,33 +15,36 @@ from ipex_lookahead.engines.base import Engine
 from ipex_lookahead.errors import EngineError, InputError
 
 
-def check_vocabulary(target: Any, draft: Any) -> Engine:
-    """The engine of a draft model; InputError where the two models' token ids do not mean the same.
-
-    Args:
-        target: a LookaheadModelForCausalLM: ``engine`` and ``tokenizer`` are looked at.
-        draft: as above; its sizes are compared, and its tokenizer's vocabulary where both have a tokenizer. Or a model
-            that transformers has loaded, which is used as it is.
-    """
-    instead = "a draft model needs the target's vocabulary: take a smaller model of the same family"
-    engine: Engine
+def engine_of(draft: Any) -> Engine:
+    """A draft model's engine: its own, or a new one around a model that transformers has loaded; else InputError."""
     if hasattr(draft, "engine"):
-        engine = draft.engine
-    elif hasattr(draft, "config") and hasattr(draft, "forward"):
+        engine: Engine = draft.engine
+        return engine
+    if hasattr(draft, "config") and hasattr(draft, "forward"):
         from ipex_lookahead.engines.around import engine_around
 
-        engine = engine_around(draft)
-    else:
-        raise InputError(
-            f"draft_model is a {type(draft).__module__}.{type(draft).__qualname__};"
-            " load it with ipex_lookahead.AutoModelForCausalLM.from_pretrained"
-        )
+        return engine_around(draft)
+    raise InputError(
+        f"draft_model is a {type(draft).__module__}.{type(draft).__qualname__};"
+        " load it with ipex_lookahead.AutoModelForCausalLM.from_pretrained"
+    )
+
+
+def check_vocabulary(target: Any, draft: Any, engine: Engine) -> None:
+    """Raise InputError where the token ids of two models do not mean the same.
+
+    Args:
+        target: its ``engine`` and ``tokenizer`` are looked at.
+        draft: its tokenizer's vocabulary is compared, where both have a tokenizer.
+        engine: the draft model's; the sizes are compared.
+    """
+    instead = "a draft model needs the target's vocabulary: take a smaller model of the same family"
     ours, theirs = target.engine.vocab_size, engine.vocab_size
     if ours != theirs:
         raise InputError(f"the draft model has {theirs} token ids and the target {ours}; {instead}")
     its_tokenizer = getattr(draft, "tokenizer", None)
     if target.tokenizer is None or its_tokenizer is None or target.tokenizer is its_tokenizer:
-        return engine
+        return
     known, other = target.tokenizer.get_vocab(), its_tokenizer.get_vocab()
     if known != other:
         token = min(t for t in known.keys() | other.keys() if known.get(t) != other.get(t))
@@ -49,7 +52,6 @@ def check_vocabulary(target: Any, draft: Any) -> Engine:
             f"the draft model's tokenizer is another one: {token!r} is {other.get(token, 'unknown')} there and"
             f" {known.get(token, 'unknown')} in the target's; {instead}"
         )
-    return engine
 
 
 class SharedChoice:

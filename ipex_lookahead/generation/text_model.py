@@ -115,7 +115,7 @@ class TextModel:
 
         Raises InputError where it has another vocabulary.
         """
-        check_vocabulary(self, draft)
+        check_vocabulary(self, draft, draft.engine)
         self._draft = draft.engine
 
     def generate(

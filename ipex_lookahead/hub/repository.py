@@ -7,11 +7,9 @@ releases begin an interrupted file from the start, and it checks sizes, not cont
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import os
-import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -22,6 +20,7 @@ from typing import Any
 
 from ipex_lookahead.errors import DownloadError, LookaheadError
 from ipex_lookahead.hub.choosing import Choice, choose
+from ipex_lookahead.hub.disk import reported_disk_faults, require_space
 from ipex_lookahead.hub.folders import hub_cache_folder
 from ipex_lookahead.hub.names import HubName
 from ipex_lookahead.hub.options import HubOptions
@@ -82,14 +81,6 @@ def fetch_repository(name: HubName, options: HubOptions, *, progress: bool = Tru
                 **_library_options(options),
             )
         return Path(folder) / choice.entry
-
-
-def is_complete(name: HubName, options: HubOptions) -> Path | None:
-    """The model's path where the cache holds all of it, whatever the hub has by now; else None."""
-    try:
-        return _from_cache(name, options, None)
-    except LookaheadError:
-        return None
 
 
 def repository_folder(repo: str, options: HubOptions) -> Path:
@@ -184,15 +175,13 @@ def _fetch_large(
     ]
     if not wanted:
         return
-    with _reported_disk_faults(blobs):
+    with reported_disk_faults(
+        blobs, "the hub's cache folder", "free some space, or set HF_HOME to a folder that you may write"
+    ):
         blobs.mkdir(parents=True, exist_ok=True)
         missing = sum(size - _size_of(blobs / f"{checksum}{PARTIAL}") for _, size, checksum in wanted)
-        free = shutil.disk_usage(blobs).free
-        if free < missing:
-            raise DownloadError(
-                f"{blobs} has {free / 1e6:,.0f} MB free; {missing / 1e6:,.0f} MB are needed",
-                hint="free some space (ipex-lookahead list shows what is kept), or set HF_HOME to another disk",
-            )
+        hint = "free some space (ipex-lookahead list shows what is kept), or set HF_HOME to another disk"
+        require_space(blobs, missing, hint)
         for path, size, checksum in wanted:
             with _locked(blobs / f"{checksum}{PARTIAL}", path, progress) as partial:
                 if not (blobs / checksum).exists():  # another process may have fetched it meanwhile
@@ -310,20 +299,6 @@ def _quiet_library() -> Iterator[None]:
         yield
     finally:
         enable_progress_bars()
-
-
-@contextmanager
-def _reported_disk_faults(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            problem = f"the disk of {folder} is full"
-        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            problem = f"the hub's cache folder {folder} cannot be written"
-        else:
-            raise
-        raise DownloadError(problem, hint="free some space, or set HF_HOME to a folder that you may write") from error
 
 
 @contextmanager

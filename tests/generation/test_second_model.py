@@ -355,7 +355,7 @@ def test_a_draft_model_of_another_vocabulary_is_refused() -> None:
     with pytest.raises(InputError, match="draft_model is a builtins.str; load it with"):
         target.generate(ids, draft_model="some/folder")
     same = build(markov(vocab_size=259), tokenizer=byte_tokenizer())
-    check_vocabulary(target, same)
+    check_vocabulary(target, same, same.engine)
     target.generate(ids, draft_model=same, max_new_tokens=5)
 
 
