@@ -23,8 +23,7 @@ from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.base import Engine
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.generate import LookaheadGenerateOutput, generate
-from ipex_lookahead.generation.lookahead import second_model_lookahead
-from ipex_lookahead.generation.options import asked_lookup
+from ipex_lookahead.generation.lookahead import asked_lookup, second_model_lookahead
 from ipex_lookahead.generation.past import LookaheadCache, past_of
 from ipex_lookahead.generation.second_model import check_vocabulary, engine_of
 from ipex_lookahead.modeling.copying import Copying

@@ -32,8 +32,8 @@ from ipex_lookahead.generation.arguments import check_callers_objects, check_str
 from ipex_lookahead.generation.batch import CallersBatch
 from ipex_lookahead.generation.checks import token_ids, whole
 from ipex_lookahead.generation.inputs import prompts_of
-from ipex_lookahead.generation.lookahead import resolve_lookahead
-from ipex_lookahead.generation.options import lookup_of, resolve
+from ipex_lookahead.generation.lookahead import lookup_of, resolve_lookahead
+from ipex_lookahead.generation.options import resolve
 from ipex_lookahead.generation.past import LookaheadCache, check_positions, past_of
 from ipex_lookahead.generation.processors import (
     Chain,

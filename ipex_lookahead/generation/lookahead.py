@@ -141,3 +141,27 @@ def second_model_lookahead(
     if lookahead is not None and lookahead != "auto":
         given["num_draft_tokens"] = whole("lookahead", lookahead, 0, MAX_DRAFT)
     return dataclasses.replace(config, **given)
+
+
+def lookup_of(settings: Any, kwargs: dict[str, Any], lookahead: Any) -> tuple[Any, int | None]:
+    """``lookahead`` and the longest n-gram to match, where transformers' own words for them may be in use.
+
+    ``prompt_lookup_num_tokens=N`` is ``lookahead=N``. Raises InputError where both are given and differ.
+    """
+    asked = settings.prompt_lookup_num_tokens
+    if asked and lookahead is None:
+        lookahead = asked
+    elif asked and kwargs.get("prompt_lookup_num_tokens") and lookahead != asked:
+        raise InputError(
+            f"both lookahead={lookahead!r} and prompt_lookup_num_tokens={asked} are given; they mean the same: give"
+            " one of them"
+        )
+    return lookahead, settings.max_matching_ngram_size
+
+
+def asked_lookup(kwargs: dict[str, Any], *configs: Any) -> Any:
+    """``prompt_lookup_num_tokens``, wherever these arguments or GenerationConfigs say it first, or None."""
+    if "prompt_lookup_num_tokens" in kwargs:
+        return kwargs["prompt_lookup_num_tokens"] or None
+    found = (getattr(config, "prompt_lookup_num_tokens", None) for config in configs)
+    return next((value for value in found if value), None)

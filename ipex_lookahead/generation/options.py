@@ -97,30 +97,6 @@ def resolve(
     return settings, left
 
 
-def lookup_of(settings: GenerationConfig, kwargs: dict[str, Any], lookahead: Any) -> tuple[Any, int | None]:
-    """``lookahead`` and the longest n-gram to match, where transformers' own words for them may be in use.
-
-    ``prompt_lookup_num_tokens=N`` is ``lookahead=N``. Raises InputError where both are given and differ.
-    """
-    asked = settings.prompt_lookup_num_tokens
-    if asked and lookahead is None:
-        lookahead = asked
-    elif asked and kwargs.get("prompt_lookup_num_tokens") and lookahead != asked:
-        raise InputError(
-            f"both lookahead={lookahead!r} and prompt_lookup_num_tokens={asked} are given; they mean the same: give"
-            " one of them"
-        )
-    return lookahead, settings.max_matching_ngram_size
-
-
-def asked_lookup(kwargs: dict[str, Any], *configs: GenerationConfig | None) -> Any:
-    """``prompt_lookup_num_tokens``, wherever it is said first; None where it is not."""
-    if "prompt_lookup_num_tokens" in kwargs:
-        return kwargs["prompt_lookup_num_tokens"] or None
-    found = (getattr(config, "prompt_lookup_num_tokens", None) for config in configs)
-    return next((value for value in found if value), None)
-
-
 def _refuse_unsupported(settings: GenerationConfig) -> None:
     for name, (harmless, instead) in _UNSUPPORTED.items():
         value = getattr(settings, name, None)
