@@ -167,7 +167,7 @@ def _answer(
             from ipex_lookahead.cli.accepted import print_accepted
 
             print_accepted(loaded.tokenizer, answer.ids, loaded.stats.origins())
-        elif not silent:
+        elif not silent and (answer.text or loaded.stats.finish_reasons):  # an error before the first token has no line
             write("\n")
     return answer
 

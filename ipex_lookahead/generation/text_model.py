@@ -54,6 +54,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "dola_layers": (),
 }
 """Options of a generation config that would change the text and are not known here -> values that ask for nothing."""
+_OF_SAMPLING = ("typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
+"""Those of them that say nothing where the most likely token is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,8 @@ class TextModel:
             The answer's ids. ``stats`` says why it ended, how fast it was, and with which seed.
 
         Raises:
-            InputError: a rule outside what is allowed, or an empty prompt.
+            InputError: a rule outside what is allowed, an empty prompt, or an option of the model's own generation
+                config that is not supported.
             ContextLengthError: a prompt that leaves no room for an answer.
         """
         self.stats = stats = GenerationStats()
@@ -150,6 +153,8 @@ class TextModel:
             raise InputError("the prompt is empty; give at least one token")
         config, draft_engine = self._drafting(lookahead, adaptive)
         limit, reason = length_limit(len(ids), self.engine.max_context, max_new_tokens=rules.max_new_tokens)
+        if self._asks_for_more(rules):
+            return self._as_transformers(ids, rules, config, draft_engine, on_token, on_prefill)
         processors = self._processors(rules, len(ids))
         sampler = self._sampler(rules)
         if limit == len(ids):
@@ -211,13 +216,6 @@ class TextModel:
 
     def _processors(self, rules: Rules, prompt_length: int) -> list[Processor]:
         """In Hugging Face's order; the penalties that it does not have come last."""
-        for name, neutral in _NEUTRAL.items():
-            value = self._defaults.get(name)
-            if value is not None and value not in neutral:
-                raise InputError(
-                    f"the model's generation config asks for {name}={value!r}, which the command does not have",
-                    hint="use model.generate in Python, or take it out of generation_config.json",
-                )
         made: list[Processor] = []
         repetition = float(self._setting("repetition_penalty", rules.repetition_penalty, 1.0))
         if repetition != 1.0:
@@ -228,9 +226,50 @@ class TextModel:
         least = prompt_length + new if new is not None else self._setting("min_length", None, 0)
         if least > prompt_length and self._eos:
             made.append(LeastLength(least, self._eos))
-        if rules.presence_penalty or rules.frequency_penalty:
-            made.append(CountPenalties(rules.presence_penalty or 0.0, rules.frequency_penalty or 0.0, prompt_length))
-        return made
+        return made + _count_penalties(rules, prompt_length)
+
+    def _asks_for_more(self, rules: Rules) -> bool:
+        """Whether the model's own generation config has an option that is not known here."""
+        return any(
+            (value := self._defaults.get(name)) is not None
+            and value not in neutral
+            and (rules.temperature > 0 or name not in _OF_SAMPLING)
+            for name, neutral in _NEUTRAL.items()
+        )
+
+    def _as_transformers(
+        self,
+        ids: Sequence[int],
+        rules: Rules,
+        config: LookaheadConfig | None,
+        draft_engine: Engine | None,
+        on_token: Callable[[int], None] | None,
+        on_prefill: Callable[[int, int], None] | None,
+    ) -> list[int]:
+        """The answer through Hugging Face's processors: slower to start, and they have every option."""
+        from ipex_lookahead.generation.own_settings import generate_as_transformers
+
+        return generate_as_transformers(
+            self.engine,
+            ids,
+            rules,
+            self._defaults,
+            _count_penalties(rules, len(ids)),
+            self.tokenizer.for_transformers() if rules.stop else None,
+            on_token,
+            lookahead=config,
+            draft_engine=draft_engine,
+            stats=self.stats,
+            costs=self._costs,
+            stores=self._stores,
+            on_prefill=on_prefill,
+        )
+
+
+def _count_penalties(rules: Rules, prompt_length: int) -> list[Processor]:
+    """The penalties that Hugging Face does not have."""
+    presence, frequency = rules.presence_penalty or 0.0, rules.frequency_penalty or 0.0
+    return [CountPenalties(presence, frequency, prompt_length)] if presence or frequency else []
 
 
 class StopTexts:
