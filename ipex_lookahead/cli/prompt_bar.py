@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-import click
-
-from ipex_lookahead.terminal import may_draw
+from ipex_lookahead.terminal import may_draw, tell_people
 
 LONG_PROMPT = 256
 """Tokens from which on a prompt takes long enough for a bar."""
@@ -30,7 +27,8 @@ class PromptBar:
             if not self._shown or total < LONG_PROMPT:
                 return
             if not may_draw():
-                self._say_once(total)
+                self._shown = False  # once is enough
+                tell_people(f"reading the prompt ({total} tokens) ...")
                 return
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -40,12 +38,6 @@ class PromptBar:
             self._task = self._bar.add_task("reading the prompt", total=total)
             self._bar.start()
         self._bar.update(self._task, completed=done)
-
-    def _say_once(self, total: int) -> None:
-        """For a person who wants no drawing; a pipe or a file is told nothing."""
-        self._shown = False
-        if sys.stderr is not None and sys.stderr.isatty():
-            click.echo(f"reading the prompt ({total} tokens) ...", err=True)
 
     def close(self) -> None:
         """Take the bar away."""

@@ -6,7 +6,7 @@ This imports torch and transformers, as :mod:`.text_model` by itself does not; s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import GenerationConfig
@@ -16,9 +16,7 @@ from ipex_lookahead.engines.base import Engine
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.generate import generate
 from ipex_lookahead.generation.options import resolve
-
-if TYPE_CHECKING:
-    from ipex_lookahead.generation.text_model import Rules
+from ipex_lookahead.generation.rules import Rules
 
 
 def generate_as_transformers(

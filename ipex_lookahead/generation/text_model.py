@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from ipex_lookahead.engines.loading import LoadedModel
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.checks import token_ids
 from ipex_lookahead.generation.lookahead import resolve_lookahead, second_model_lookahead
+from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.generation.run import Job, length_limit, run
 from ipex_lookahead.generation.second_model import check_vocabulary
 from ipex_lookahead.tokenization.text import TextTokenizer
@@ -56,32 +56,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Options of a generation config that would change the text and are not known here -> values that ask for nothing."""
 _OF_SAMPLING = ("typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
 """Those of them that say nothing where the most likely token is taken."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """How an answer is made. None leaves it to the model's own generation config, else to Hugging Face's default.
-
-    Attributes:
-        max_new_tokens: most tokens of the answer; 0 makes none.
-        temperature: 0 takes the most likely token.
-        top_k, top_p, min_p: see ``SamplingParams``; they say nothing at temperature 0.
-        seed: of the sampler; None draws one, which the statistics tell.
-        repetition_penalty: see ``decoding/penalties.py``.
-        presence_penalty, frequency_penalty: see there; the model has no say in these.
-        stop: an answer ends where one of these texts appears.
-    """
-
-    max_new_tokens: int
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    stop: tuple[str, ...] = ()
 
 
 class TextModel:

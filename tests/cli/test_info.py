@@ -126,6 +126,8 @@ def test_a_folder_of_ipex_llms(tmp_path, capsys):
     facts = facts_of(folder, capsys)
     assert (facts["kind"], facts["engine"]) == ("ipex_llm", None)
     assert "load_in_low_bit" in facts["hint"]
+    words = words_of(folder, capsys)
+    assert "load the original checkpoint with --low-bit and save it again with ipex-lookahead quantize" in words
 
 
 def test_a_switch_that_is_not_run_is_a_problem_and_not_a_crash(tmp_path, capsys):

@@ -16,7 +16,8 @@ import torch
 from ipex_lookahead.auto import AutoModelForCausalLM, load_text_model
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.errors import ContextLengthError, InputError
-from ipex_lookahead.generation.text_model import Rules, StopTexts, TextModel
+from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.generation.text_model import StopTexts, TextModel
 from ipex_lookahead.tokenization.gguf import text_from_gguf
 from tests.support.chat_tokenizer import CHAT_TEMPLATE, SIZE, chat_tokenizer
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
@@ -129,7 +130,7 @@ def test_options_that_only_transformers_has_are_honoured(own, folder, tmp_path):
                 torch.tensor([ids]), max_new_tokens=30, do_sample=bool(settings), lookahead=lookahead, **settings
             )
             assert found == seen == whole[0, len(ids) :].tolist()
-            assert ours.stats.tokens == len(found) and ours.stats.seed == settings.get("seed")
+            assert (ours.stats.tokens, ours.stats.seed) == (len(found), settings.get("seed"))
 
 
 def test_penalties_and_stop_texts_beside_such_an_option(folder, tmp_path):
@@ -148,7 +149,8 @@ def test_an_option_that_nobody_has_is_refused_by_its_file(folder, tmp_path, caps
     made = with_generation_config(folder, tmp_path, {"num_beams": 4})
     assert run(["generate", "-n", "4", "--model", str(made), "Hi"]) == 1
     out, err = capsys.readouterr()
-    assert "num_beams=4 is not supported" in err and "take it out there" in err
+    assert "num_beams=4 is not supported" in err
+    assert "take it out there" in err
     assert out == ""
 
 
