@@ -1,10 +1,12 @@
-"""What is for people at a terminal: whether something may be drawn there, and sentences that no pipe is told."""
+"""What is for people at a terminal: bars, and sentences that no pipe is told."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TextIO
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol, TextIO
 
 
 def wants_plain() -> bool:
@@ -31,3 +33,51 @@ def tell_people(sentence: str) -> None:
 def counted(number: int, thing: str) -> str:
     """``1 prompt``, ``2 prompts``."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+class Draw(Protocol):
+    """Moves a bar. What is None stays as it is."""
+
+    def __call__(self, done: int, total: int | None = None, title: str | None = None) -> None:
+        """So much is done, of so much."""
+        ...
+
+
+@contextmanager
+def bar(title: str, total: int | None = None, *, of: str = "", shown: bool = True) -> Iterator[Draw]:
+    """A bar on standard error, which goes away at the end; where nothing may be drawn there, nothing is.
+
+    Args:
+        title: what is being done.
+        total: when it is full; None until that is known.
+        of: "bytes" or "tokens" tells how many of them are done, and of how many; "" only the time that is left.
+        shown: False draws nothing.
+    """
+    if not (shown and may_draw()):
+        yield lambda done, total=None, title=None: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    counts: dict[str, tuple[ProgressColumn, ...]] = {
+        "": (),
+        "bytes": (DownloadColumn(), TransferSpeedColumn()),
+        "tokens": (MofNCompleteColumn(),),
+    }
+    columns = (TextColumn("{task.description}"), BarColumn(), *counts[of], TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=total)
+
+        def draw(done: int, total: int | None = None, title: str | None = None) -> None:
+            progress.update(task, completed=done, total=total, description=title)
+
+        yield draw

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ipex_lookahead.terminal import may_draw, tell_people, wants_plain
+from ipex_lookahead.terminal import Draw, bar, may_draw, tell_people, wants_plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,28 +24,24 @@ def progress_bar(total: int, title: str = "measuring") -> Iterator[Callable[[], 
     """Gives a function to call after each answer; what is drawn is on a terminal's standard error only."""
     if not may_draw():
         tell_people(f"{title} ({total}) ...")
-        yield lambda: None
-        return
-    from rich.progress import Progress
+    done = 0
+    with bar(title, total) as draw:
 
-    with Progress(console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda: bar.advance(task)
+        def advance() -> None:
+            nonlocal done
+            done += 1
+            draw(done)
+
+        yield advance
 
 
 @contextmanager
-def byte_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+def byte_bar(title: str) -> Iterator[Draw]:
     """Gives a function to call with the bytes done and the bytes in all; drawn on a terminal's standard error only."""
     if not may_draw():
         tell_people(f"{title} ...")
-        yield lambda done, total: None
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with bar(title, of="bytes") as draw:
+        yield draw
 
 
 @contextmanager
