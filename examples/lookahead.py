@@ -17,6 +17,7 @@ from transformers import TextStreamer
 from ipex_lookahead import AutoModelForCausalLM
 from ipex_lookahead.cli.running import run_command
 from ipex_lookahead.cli.tables import print_table
+from ipex_lookahead.terminal import counted
 from ipex_lookahead.tokenization.prompts import build_prompt
 
 ARTICLE = """\
@@ -129,7 +130,7 @@ def main(
             ("without lookahead", f"{plain.speed:.1f}", f"{plain.per_step:.2f}", "1.00x", ""),
             ("with lookahead", f"{ahead.speed:.1f}", f"{ahead.per_step:.2f}", ratio, "yes" if identical else "NO"),
         ],
-        title=f"{facts['low_bit']} · {facts['isa']} · {facts['threads']} threads · prompt {len(ids)} tokens",
+        title=f"{facts['low_bit']} · {facts['isa']} · {counted(facts['threads'], 'thread')} · prompt {len(ids)} tokens",
     )
     if not identical:
         raise click.ClickException("the two outputs differ; lookahead must never change the output. Please report this")

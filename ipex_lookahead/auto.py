@@ -22,7 +22,7 @@ from ipex_lookahead.engines.native.core import core_missing
 from ipex_lookahead.engines.weights import check_low_bit, not_converted
 from ipex_lookahead.errors import InputError, UnsupportedModelError
 from ipex_lookahead.hub import resolve_model
-from ipex_lookahead.terminal import may_draw
+from ipex_lookahead.terminal import bar, may_draw
 
 if TYPE_CHECKING:
     from ipex_lookahead.generation.text_model import TextModel
@@ -291,15 +291,5 @@ def progress_bar(show: bool) -> Iterator[Any]:
     if not show or not may_draw():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("[progress.description]{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("opening the model", total=None)
-
-        def report(done: int, total: int, name: str) -> None:
-            bar.update(task, description="packing weights" if total else name, completed=done, total=total or None)
-
-        yield report
+    with bar("opening the model") as draw:
+        yield lambda done, total, name: draw(done, total or None, "packing weights" if total else name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 import threading
 from collections.abc import Callable
 from os import PathLike
@@ -32,6 +31,7 @@ from ipex_lookahead.modeling.placement import Placement
 from ipex_lookahead.modeling.refused import REFUSED, refuse
 from ipex_lookahead.modeling.statistics import IpexLlmStatistics
 from ipex_lookahead.modeling.weights import Weights
+from ipex_lookahead.terminal import tell_people
 
 
 class LookaheadLlamaConfig(LlamaConfig):  # type: ignore[misc]
@@ -93,7 +93,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         self.source = None if source is None else Path(source)
         self._last = threading.local()
         self._making_copy = threading.Lock()
-        self.costs = EngineCosts(engine, cost_folder(), _note)
+        self.costs = EngineCosts(engine, cost_folder(), tell_people)
         self._stores = Stores(engine.vocab_size, getattr(tokenizer, "get_vocab", None))
         self.speculative = speculative
         self._checkpoint_config = checkpoint_config
@@ -332,12 +332,6 @@ def _own_config(config: Any, source: Any) -> Any:
         if hasattr(config, name):
             setattr(config, name, "eager")
     return config
-
-
-def _note(sentence: str) -> None:
-    """Say what is being waited for, to people only."""
-    if sys.stderr.isatty():
-        print(sentence, file=sys.stderr)
 
 
 # transformers' pipelines complain about model classes that they do not know; this is its public way of telling them.

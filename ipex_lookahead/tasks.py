@@ -186,7 +186,7 @@ def _load(auto: str, path: Path, plan: WeightPlan, dtype: Any, device: Any, thre
     with sentences(path, config.model_type):
         with ParametersOnMeta(path, extent):  # what it asks for shows before memory is taken
             getattr(transformers, auto).from_config(config)
-        model = read_floats(path, config, auto, compute_dtype(dtype, label, where, in_file), quiet=not progress)
+        model = read_floats(path, config, auto, compute_dtype(dtype, label, where, in_file))
     model.to(where)
     if plan.low_bit is None or plan.low_bit in FLOATS:
         for_inference(model)

@@ -26,4 +26,5 @@ def costs_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     folder = tmp_path_factory.mktemp("costs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ipex_lookahead.model.cost_folder", lambda: folder)
+        patch.setattr("ipex_lookahead.generation.text_model.cost_folder", lambda: folder)
         yield

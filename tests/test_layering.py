@@ -77,6 +77,7 @@ QUICK = (
     "decoding/",
     "generation/checks.py",
     "generation/lookahead.py",
+    "generation/rules.py",
     "generation/run.py",
     "generation/second_model.py",
     "generation/text_model.py",

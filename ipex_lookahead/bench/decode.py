@@ -63,6 +63,9 @@ class Mode:
     """By prompt, then by repetition."""
 
 
+_LINE = 'one JSON object a line: {"id": "a", "prompt": "..."}'
+
+
 def read_prompts(paths: Iterable[str | Path], limit: int | None = None) -> list[Prompt]:
     """The prompts of JSONL files, and of every ``*.jsonl`` in folders; the first ``limit`` of each file.
 
@@ -72,7 +75,7 @@ def read_prompts(paths: Iterable[str | Path], limit: int | None = None) -> list[
     prompts: list[Prompt] = []
     for path in map(Path, paths):
         if not path.exists():
-            raise InputError(f"no prompt file at {path}", hint='one JSON object a line: {"id": "a", "prompt": "..."}')
+            raise InputError(f"no prompt file at {path}", hint=_LINE)
         files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
         if not files:
             raise InputError(f"the folder {path} holds no .jsonl file")
@@ -95,10 +98,10 @@ def _read_file(file: Path) -> list[Prompt]:
         try:
             found = json.loads(line)
         except (json.JSONDecodeError, RecursionError) as error:
-            raise InputError(f"{file}, line {number}: not JSON: {error}") from error
+            raise InputError(f"{file}, line {number}: not JSON: {error}", hint=_LINE) from error
         text = found.get("prompt") if isinstance(found, dict) else None
         if not isinstance(text, str) or not text:
-            raise InputError(f'{file}, line {number}: an object with a non-empty text "prompt" is expected')
+            raise InputError(f'{file}, line {number}: an object with a non-empty text "prompt" is expected', hint=_LINE)
         name = str(found.get("id", f"{file.stem}/{number}"))
         prompts.append(Prompt(name, str(found.get("category", "")), text, file.stem))
     return prompts

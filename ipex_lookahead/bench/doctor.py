@@ -296,6 +296,8 @@ def _write_tiny(folder: Path) -> list[list[int]]:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from ipex_lookahead.engines.torch.load import without_bars
+
     config = LlamaConfig(
         vocab_size=512,
         hidden_size=128,
@@ -316,7 +318,8 @@ def _write_tiny(folder: Path) -> list[list[int]]:
             for parameter in made.parameters():
                 if parameter.dim() > 1:
                     parameter.normal_(0, 0.08)
-        made.save_pretrained(folder, safe_serialization=True)
+        with without_bars():
+            made.save_pretrained(folder, safe_serialization=True)
         return [torch.randint(3, 512, (24,)).tolist() * 2 for _ in range(8)]
     finally:
         torch.set_rng_state(before)

@@ -15,6 +15,7 @@ from ipex_lookahead.engines.native.linear import linear_layer
 from ipex_lookahead.engines.weights import random_matrix
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.formats import FORMATS
+from ipex_lookahead.terminal import counted
 
 WORKING_SET = 192 << 20
 """Bytes of weights walked in turn, more than any last-level cache holds, as a whole model's are."""
@@ -63,7 +64,7 @@ def measure(
             steps = []
             # The oracle is a thousand times slower; a few matrices tell as much.
             for done, count in enumerate(rows, 1):
-                report(f"{name} on {isa}: {count} rows ({done} of {len(rows)})")
+                report(f"{name} on {isa}: {counted(count, 'row')} ({done} of {len(rows)})")
                 x = rng.standard_normal((count, shape[1]), dtype=np.float32)
                 used = probes[: 1 if isa == "scalar" else len(probes)]
                 seconds = _time(used, x, 1 if isa == "scalar" else repeat)

@@ -15,6 +15,7 @@ from ipex_lookahead.engines.native.core import integer_peak, read_bandwidth
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.terminal import counted
 
 #         layers hidden inter. heads kv  head vocab  context
 _SIZES = {
@@ -96,11 +97,11 @@ def measure(
     batches = {count: _batch(cache, count) for count in rows}
     times: dict[int, list[float]] = {count: [] for count in rows}
     for count in rows:
-        report(f"warming up: {count} rows")
+        report(f"warming up: {counted(count, 'row')}")
         engine.forward(batches[count])
     for done in range(repeat):
         for count in rows:
-            report(f"round {done + 1} of {repeat}: {count} rows")
+            report(f"round {done + 1} of {repeat}: {counted(count, 'row')}")
             started = perf_counter()
             engine.forward(batches[count])
             times[count].append(perf_counter() - started)

@@ -158,7 +158,12 @@ class GgufFile:
         cursor = self._cursor
         magic = cursor.take(4, "magic")
         if magic != MAGIC:
-            raise self.error("magic", 0, f"is {magic!r}; a GGUF file starts with {MAGIC!r}")
+            raise self.error(
+                "magic",
+                0,
+                f"is {magic!r}; a GGUF file starts with {MAGIC!r}",
+                hint="this is no model, or not all of one; give a .gguf file, or a folder with config.json",
+            )
         version = cursor.number(_U32, "version")
         if version and version & 0xFFFF == 0:
             raise self.error("version", 4, "is byte-swapped: this is a big-endian file; convert it to little-endian")

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ipex_lookahead.terminal import is_terminal
+
 COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
 
 
@@ -17,7 +19,7 @@ def print_accepted(tokenizer: Any, ids: Sequence[int], origins: Sequence[str | N
     from ipex_lookahead.cli.stream import printable
 
     out = console()
-    on_terminal = out.is_terminal or sys.stdout.isatty()
+    on_terminal = out.is_terminal or is_terminal(sys.stdout)
     coloured = out.is_terminal and not out.no_color
     colours: dict[str, str] = {}
     text = Text()

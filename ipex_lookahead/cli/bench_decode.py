@@ -23,6 +23,7 @@ from ipex_lookahead.cli.options import (
 from ipex_lookahead.cli.progress import progress_bar
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import Strategy, Tokens
+from ipex_lookahead.terminal import counted
 
 
 @command()
@@ -157,15 +158,15 @@ def _ratio(value: float, run: dict[str, Any]) -> str:
     return f"~{value:.2f}x (noise)" if run["ratio_is_noise"] else f"{value:.2f}x"
 
 
-def _all_same(counted: str) -> bool:
-    same, _, prompts = counted.partition("/")
+def _all_same(share: str) -> bool:
+    same, _, prompts = share.partition("/")
     return same == prompts
 
 
 def _print_table(report: dict[str, Any], *, to_stderr: bool) -> None:
     runs = report["runs"]
     plain = runs[0]["decode_tok_s"]
-    title = f"{report['model']} · {report['low_bit']} · {report['isa']} · {report['threads']} threads"
+    title = f"{report['model']} · {report['low_bit']} · {report['isa']} · {counted(report['threads'], 'thread')}"
     print_table(
         ("lookahead", "tok/s", "ratio", "worst", "tok/step", "accept", "prompt/s", "TTFT-ms", "µs/step", "identical"),
         [
@@ -183,7 +184,7 @@ def _print_table(report: dict[str, Any], *, to_stderr: bool) -> None:
             )
             for run in runs
         ],
-        title=f"{title} · {runs[0]['prompts']} prompts",
+        title=f"{title} · {counted(runs[0]['prompts'], 'prompt')}",
         caption="worst: the slowest prompt's ratio; noise: too few tokens to tell (-n, --repeat), or now slower, now "
         "quicker; accept: of the drafted tokens; µs/step: Python's share of a step",
         to_stderr=to_stderr,

@@ -23,6 +23,7 @@ from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import LowBit, Strategy
 from ipex_lookahead.config import MAX_DRAFT
+from ipex_lookahead.terminal import counted
 
 MODES = ("fixed", "adaptive")
 
@@ -169,7 +170,8 @@ def _print_table(report: dict[str, Any], *, to_stderr: bool) -> None:
         ("strategy", "mode", "tokens", *map(str, budgets)),
         [(*names, *(cells.get(budget, "") for budget in budgets)) for names, cells in lines.items()],
         keys=3,
-        title=f"{report['model']} · {report['low_bit']} · {report['prompts']} prompts · answers equal to plain",
+        title=f"{report['model']} · {report['low_bit']} · {counted(report['prompts'], 'prompt')} · "
+        "answers equal to plain",
         caption="columns: most drafted tokens a step",
         to_stderr=to_stderr,
     )

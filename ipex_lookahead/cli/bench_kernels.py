@@ -7,9 +7,11 @@ import json
 import click
 
 from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.names import ISAS
 from ipex_lookahead.cli.options import FORMATS, comma_separated, json_option, option, threads_option
 from ipex_lookahead.cli.tables import print_table
-from ipex_lookahead.cli.types import LowBit
+from ipex_lookahead.cli.types import LowBit, Refused, Words
+from ipex_lookahead.terminal import counted
 
 
 @command()
@@ -21,7 +23,14 @@ from ipex_lookahead.cli.types import LowBit
     default=("sym_int4", "sym_int8", "bf16"),
     help=f"Formats of the weights, each once: {FORMATS}.",
 )
-@option("--isa", "isas", multiple=True, metavar="ISA", help="Instruction sets; all available if not given.")
+@option(
+    "--isa",
+    "isas",
+    multiple=True,
+    type=Words(**ISAS),
+    metavar="ISA",
+    help="Instruction sets; all available if not given.",
+)
 @option("--rows", default="1,2,4,8,16,64", callback=comma_separated, metavar="N,N,...", help="Rows.")
 @option("--shape", default="4096,4096", callback=comma_separated, metavar="OUT,IN", help="Shape of the matrices.")
 @option("--group-size", type=click.Choice(["32", "64"]), default="32", help="Inputs that share a scale.")
@@ -42,6 +51,12 @@ def kernels(
     if len(shape) != 2:
         raise click.BadParameter("a shape is two numbers: outputs,inputs", param_hint="--shape")
     from ipex_lookahead.bench.kernels import measure
+    from ipex_lookahead.engines.native import core
+
+    here = core.available_isas()
+    if absent := [isa for isa in isas if isa not in here]:
+        problem = f"--isa: {absent[0]!r} is no instruction set of this machine; it has {', '.join(here)}"
+        raise Refused(problem, hint=f"leave --isa out for all of them, or give --isa {here[0]}")
     from ipex_lookahead.cli.progress import status
 
     with status() as say:
@@ -72,7 +87,7 @@ def kernels(
             for one in kernel["steps"]
         ],
         keys=3,
-        title=f"linear {shape[0]} x {shape[1]} · {report['threads']} threads",
+        title=f"linear {shape[0]} x {shape[1]} · {counted(report['threads'], 'thread')}",
         caption=f"this machine reads {report['bandwidth_gb_s']:.1f} GB/s; integer peak in GOPS: {peaks}",
         to_stderr=as_json,
     )

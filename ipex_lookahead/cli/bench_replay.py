@@ -15,6 +15,7 @@ from ipex_lookahead.cli.progress import progress_bar
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import Strategy
 from ipex_lookahead.config import MAX_DRAFT
+from ipex_lookahead.terminal import counted
 
 ALONE = dict.fromkeys((NEEDS_DRAFT_MODEL, NEEDS_A_COPY), "a recording holds no second model")
 
@@ -119,6 +120,6 @@ def _print_table(model: str, runs: list[dict[str, Any]], *, to_stderr: bool) -> 
             for run in runs
         ],
         keys=2,
-        title=f"{model} · {runs[0]['answers']} answers",
+        title=f"{model} · {counted(runs[0]['answers'], 'answer')}",
         to_stderr=to_stderr,
     )

@@ -10,6 +10,7 @@ from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import FORMATS, comma_separated, json_option, option, threads_option
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import LowBit
+from ipex_lookahead.terminal import counted
 
 SHAPES = ("smollm2-135m", "tinyllama-1.1b", "llama2-7b", "llama2-13b")
 
@@ -69,7 +70,7 @@ def step(
             for one in report["steps"]
         ],
         title=f"{shape} · {report['low_bit']} g{group_size} · head {report['head_low_bit']} · {report['isa']} · "
-        f"{report['threads']} threads · context {context}",
+        f"{counted(report['threads'], 'thread')} · context {context}",
         caption=f"weights {report['weight_bytes'] / 1e6:.0f} MB; this machine reads at most "
         f"{report['bandwidth_gb_s']:.1f} GB/s and does at most {report['integer_peak_gops']:.0f} integer GOPS",
         to_stderr=as_json,

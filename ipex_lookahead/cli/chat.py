@@ -25,7 +25,7 @@ from ipex_lookahead.cli.options import (
     sampling_options,
 )
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.terminal import wants_plain
+from ipex_lookahead.terminal import counted, is_terminal, wants_plain
 
 HISTORY_LINES = 1000
 LEAVING = ("exit", "quit")
@@ -76,7 +76,7 @@ def chat(
     from ipex_lookahead.cli.session import Session
     from ipex_lookahead.cli.stream import show
 
-    typed = sys.stdin.isatty()
+    typed = is_terminal(sys.stdin)
     aside = console(stderr=True)
     settings: dict[str, Any] = {
         "low_bit": low_bit,
@@ -98,7 +98,7 @@ def chat(
     )
     if typed:
         facts = loaded.engine.describe()
-        head = f"{model} · {facts.get('low_bit')} · {facts.get('isa')} · {facts.get('threads')} threads"
+        head = f"{model} · {facts.get('low_bit')} · {facts.get('isa')} · {counted(facts.get('threads', 1), 'thread')}"
         aside.print(Panel(Text(f"{head}\n/help lists the commands, Ctrl-D leaves"), expand=False))
         lines = _typed(history, session.tell)
     else:
@@ -125,10 +125,19 @@ def converse(session: Any, messages: Iterator[str]) -> None:
 
 def _piped() -> Iterator[str]:
     """One message a line, or several lines between two ``\"\"\"``."""
+    if sys.stdin is None:  # Python's sign that file 0 was closed
+        raise click.UsageError("standard input is closed, so there is nothing to answer; type, or pipe messages in")
+    lines = sys.stdin.buffer  # text would be what the locale says: in "C" any byte passes, as no character
+
+    def ask(prompt: str) -> str | None:
+        return lines.readline().decode("utf-8") or None
+
     try:
-        yield from _joined(lambda prompt: sys.stdin.readline() or None)
+        yield from _joined(ask)
     except UnicodeDecodeError as error:
-        raise InputError(f"standard input is not UTF-8 text (byte {error.start})") from error
+        raise InputError(
+            f"standard input is not UTF-8 text (byte {error.start} of a line)", hint="iconv -t utf-8 converts a file"
+        ) from error
 
 
 def _typed(history: bool, tell: Callable[[str], None]) -> Iterator[str]:

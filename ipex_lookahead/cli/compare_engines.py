@@ -13,6 +13,7 @@ from ipex_lookahead.cli.progress import status
 from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import LowBit, Tokens, Words
+from ipex_lookahead.terminal import counted
 
 ENGINE = Words(**{"native": "our kernels", "torch": "PyTorch", "ipex-llm": "ipex-llm's model in our loop"})
 
@@ -108,7 +109,9 @@ def compare_engines(
     for row in rows:
         row["texts"] = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in row["tokens"]]
     _print_texts(asked[:texts], rows, to_stderr=as_json)
-    _print_table(f"{model} · {low_bit or 'as the file has it'} · {len(asked)} prompts", rows, to_stderr=as_json)
+    _print_table(
+        f"{model} · {low_bit or 'as the file has it'} · {counted(len(asked), 'prompt')}", rows, to_stderr=as_json
+    )
     if as_json:
         entries = {"model": model, "low_bit": low_bit, "max_new_tokens": tokens, "prompts": asked}
         click.echo(json.dumps({**entries, "rows": rows, "absent": found.absent}))

@@ -25,12 +25,14 @@ from ipex_lookahead.cli.options import (
     sampling_options,
 )
 from ipex_lookahead.cli.reading import read_prompt
+from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.writing import check_output, written
 from ipex_lookahead.errors import LookaheadError
 
 if TYPE_CHECKING:
     from ipex_lookahead.cli.stream import Answer
-    from ipex_lookahead.generation.text_model import Rules, TextModel
+    from ipex_lookahead.generation.rules import Rules
+    from ipex_lookahead.generation.text_model import TextModel
 
 
 @command()
@@ -167,7 +169,7 @@ def _answer(
             from ipex_lookahead.cli.accepted import print_accepted
 
             print_accepted(loaded.tokenizer, answer.ids, loaded.stats.origins())
-        elif not silent:
+        elif not silent and (answer.text or loaded.stats.finish_reasons):  # an error before the first token has no line
             write("\n")
     return answer
 
@@ -204,7 +206,7 @@ def _answer_many(
                 found = {**facts, **_answer_facts(loaded, answer)}
             except LookaheadError as error:
                 failed += 1
-                found = {"error": str(error)}
+                found = {"error": in_options(str(error))}
             write(json.dumps({"id": name, **found}) + "\n")
             advance()
     if failed:

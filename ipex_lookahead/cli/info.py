@@ -12,9 +12,11 @@ import click
 
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import option
+from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.tables import print_facts
 from ipex_lookahead.cli.types import Model
 from ipex_lookahead.errors import EngineError
+from ipex_lookahead.terminal import counted
 
 PACKAGES = ("ipex-lookahead", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 
@@ -35,7 +37,7 @@ def info(model: str | None, forget_costs: bool, as_json: bool) -> None:
     """
     if forget_costs:
         forgotten = forget_step_costs(model)
-        curves = "1 cost curve" if forgotten == 1 else f"{forgotten} cost curves"
+        curves = counted(forgotten, "cost curve")
         click.echo(json.dumps({"forgotten": forgotten}) if as_json else f"forgot {curves}; they are measured again")
         return
     facts = machine_facts() if model is None else model_facts(model, progress=not as_json)
@@ -167,6 +169,8 @@ def fact_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
             rows += [(f"weights in {name}", _spoken("formats", entry)) for name, entry in value.items()]
         elif isinstance(value, dict):
             rows += [_row(f"{key} {inner}", inner, fact) for inner, fact in value.items()]
+        elif key in ("problem", "hint") and value:
+            rows.append((LABELS[key], in_options(value)))
         elif value or key not in SILENT:
             rows.append(_row(key, key, value))
     return rows
@@ -184,14 +188,13 @@ def _spoken_costs(costs: dict[str, Any]) -> str:
         f"{rows} rows {time / alone:.2f}x" for rows, time in times.items() if rows in ("2", "4", "8", "16")
     )
     size = f"{(costs['weight_bytes'] or 0) / 1e6:,.0f} MB"
-    head = f"{size} {costs['low_bit']} {costs['isa']} {costs['threads']} threads"
+    head = f"{size} {costs['low_bit']} {costs['isa']} {counted(costs['threads'], 'thread')}"
     return f"{head}: {alone:.2f} ms, {more}"
 
 
 def _spoken(label: str, fact: object) -> str:
     if isinstance(fact, dict):
-        tensors = f"{fact['tensors']} tensors" if fact["tensors"] != 1 else "1 tensor"
-        return f"{tensors}, {fact['bytes'] / 1e6:,.1f} MB"
+        return f"{counted(fact['tensors'], 'tensor')}, {fact['bytes'] / 1e6:,.1f} MB"
     if isinstance(fact, list):
         return ", ".join(map(str, fact)) or "none"
     if isinstance(fact, int) and not isinstance(fact, bool):

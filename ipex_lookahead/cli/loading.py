@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gc
-import sys
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.terminal import tell_people
 
 if TYPE_CHECKING:
     from ipex_lookahead.generation.text_model import TextModel
@@ -24,18 +22,12 @@ def load_text(name: str, *, draft_model: str | None = None, progress: bool, **se
     """
     from ipex_lookahead.auto import load_text_model
 
-    model = load_text_model(name, progress=progress, note=_note if progress else None, **settings)
+    model = load_text_model(name, progress=progress, note=tell_people if progress else None, **settings)
     if draft_model is not None:
         model.use_draft_model(load_text_model(draft_model, progress=progress, **settings))
     # The vocabulary's objects stay: looking through them for garbage takes as long as many decoding steps.
     gc.freeze()
     return model
-
-
-def _note(sentence: str) -> None:
-    """Say what is being waited for, to people only."""
-    if sys.stderr is not None and sys.stderr.isatty():
-        click.echo(sentence, err=True)
 
 
 def load(

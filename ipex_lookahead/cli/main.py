@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -58,7 +60,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit status."""
     given, debug = _take_debug(arguments)
-    return run_command(cli, given, name="ipex-lookahead", debug=debug, spell=in_options)
+    log, told = logging.getLogger("ipex_lookahead"), _Told()
+    log.addHandler(told)
+    try:
+        return run_command(cli, given, name="ipex-lookahead", debug=debug, spell=in_options)
+    finally:
+        log.removeHandler(told)
+
+
+class _Told(logging.Handler):
+    """What the package warns of, on standard error, in the command's words."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say it; where standard error is closed nobody listens."""
+        with contextlib.suppress(OSError, ValueError):
+            click.echo(in_options(record.getMessage()), err=True)
 
 
 def _take_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:

@@ -16,6 +16,14 @@ LOW_BITS = {
 }
 """Low-bit format -> what it is."""
 
+ISAS = {
+    "avx512_vnni": "Ice Lake, Zen 4 and later",
+    "avx_vnni": "Alder Lake and later",
+    "avx2": "Haswell, Zen and later",
+    "scalar": "any x86-64",
+}
+"""Instruction set -> the processors that have it."""
+
 STRATEGIES = {
     "auto": "several sources at once, and earlier answers",
     "jacobi": "n-grams of a window that runs ahead (Lookahead Decoding)",

@@ -13,7 +13,7 @@ from ipex_lookahead.cli.names import LOW_BITS
 from ipex_lookahead.cli.types import LowBit, Model, Words
 
 if TYPE_CHECKING:
-    from ipex_lookahead.generation.text_model import Rules
+    from ipex_lookahead.generation.rules import Rules
 
 FORMATS = f"{', '.join([*LOW_BITS][:-1])} or {[*LOW_BITS][-1]}"
 """The formats in a sentence."""
@@ -187,7 +187,7 @@ class Sampling:
 
     def rules(self, max_new_tokens: int, stop: tuple[str, ...] = ()) -> Rules:
         """As the commands' own model takes them."""
-        from ipex_lookahead.generation.text_model import Rules
+        from ipex_lookahead.generation.rules import Rules
 
         settings = {f.name: getattr(self, f.name) for f in fields(self)}
         return Rules(max_new_tokens, stop=stop, **settings)

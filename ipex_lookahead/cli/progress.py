@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import click
-
-from ipex_lookahead.terminal import may_draw, wants_plain
+from ipex_lookahead.terminal import Draw, bar, may_draw, tell_people, wants_plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,42 +23,32 @@ def console(*, stderr: bool = False) -> Console:
 def progress_bar(total: int, title: str = "measuring") -> Iterator[Callable[[], None]]:
     """Gives a function to call after each answer; what is drawn is on a terminal's standard error only."""
     if not may_draw():
-        _line(f"{title} ({total}) ...")
-        yield lambda: None
-        return
-    from rich.progress import Progress
+        tell_people(f"{title} ({total}) ...")
+    done = 0
+    with bar(title, total) as draw:
 
-    with Progress(console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda: bar.advance(task)
+        def advance() -> None:
+            nonlocal done
+            done += 1
+            draw(done)
+
+        yield advance
 
 
 @contextmanager
-def byte_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+def byte_bar(title: str) -> Iterator[Draw]:
     """Gives a function to call with the bytes done and the bytes in all; drawn on a terminal's standard error only."""
     if not may_draw():
-        _line(f"{title} ...")
-        yield lambda done, total: None
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        tell_people(f"{title} ...")
+    with bar(title, of="bytes") as draw:
+        yield draw
 
 
 @contextmanager
 def status() -> Iterator[Callable[[str], None]]:
     """Gives a function to show what is being done, on a terminal's standard error only."""
     if not may_draw():
-        yield lambda text: _line(f"{text} ...")
+        yield lambda text: tell_people(f"{text} ...")
         return
     with console(stderr=True).status("starting") as line:
         yield line.update
-
-
-def _line(text: str) -> None:
-    """For a person who wants no drawing; a pipe or a file is told nothing."""
-    if sys.stderr is not None and sys.stderr.isatty():
-        click.echo(text, err=True)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Any
+from contextlib import ExitStack
 
-import click
-
-from ipex_lookahead.terminal import may_draw
+from ipex_lookahead.terminal import Draw, bar, may_draw, tell_people
 
 LONG_PROMPT = 256
 """Tokens from which on a prompt takes long enough for a bar."""
@@ -18,37 +15,25 @@ class PromptBar:
 
     def __init__(self, *, shown: bool = True) -> None:
         self._shown = shown
-        self._bar: Any = None
-        self._task: Any = None
+        self._open = ExitStack()
+        self._draw: Draw | None = None
 
     def update(self, done: int, total: int) -> None:
         """So many of the prompt's tokens are read; the bar goes away with the last."""
         if done >= total:
             self.close()
             return
-        if self._bar is None:
+        if self._draw is None:
             if not self._shown or total < LONG_PROMPT:
                 return
             if not may_draw():
-                self._say_once(total)
+                self._shown = False  # once is enough
+                tell_people(f"reading the prompt ({total} tokens) ...")
                 return
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task("reading the prompt", total=total)
-            self._bar.start()
-        self._bar.update(self._task, completed=done)
-
-    def _say_once(self, total: int) -> None:
-        """For a person who wants no drawing; a pipe or a file is told nothing."""
-        self._shown = False
-        if sys.stderr is not None and sys.stderr.isatty():
-            click.echo(f"reading the prompt ({total} tokens) ...", err=True)
+            self._draw = self._open.enter_context(bar("reading the prompt", total, of="tokens"))
+        self._draw(done)
 
     def close(self) -> None:
         """Take the bar away."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        self._open.close()
+        self._draw = None

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.terminal import is_terminal
 
 PATIENCE_SECONDS = 2.0
 """So long nothing is said about waiting for standard input."""
@@ -30,12 +31,12 @@ def read_prompt(argument: str | None, file: str | None) -> str:
     if argument is not None and file is not None:
         raise click.UsageError("PROMPT and --prompt-file are both given; leave one of them out")
     begun = argument if file is None else _of_file(Path(file))
-    if begun is None and (sys.stdin is None or sys.stdin.isatty()):
+    if begun is None and (sys.stdin is None or is_terminal(sys.stdin)):
         raise click.UsageError("no prompt; give one, or '-' to type it in")
     if begun is None or begun == "-":
         prompt = _of_standard_input()
     else:
-        piped = "" if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty() else _of_standard_input()
+        piped = "" if sys.stdin is None or sys.stdin.closed or is_terminal(sys.stdin) else _of_standard_input()
         prompt = f"{begun.rstrip()}\n\n{piped}" if piped.strip() else begun
     if not prompt.strip():
         raise InputError("the prompt is empty", hint="ipex-lookahead generate 'Why is the sky blue?'")

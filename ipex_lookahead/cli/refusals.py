@@ -20,6 +20,7 @@ def refuse(ctx: click.Context) -> None:
     _check_draft_model(ctx)
     _check_prompts(ctx)
     _check_files_to_write(ctx)
+    _check_texts(ctx)
     _warn_of_threads(ctx.params.get("threads"))
 
 
@@ -69,10 +70,41 @@ def _check_files_to_write(ctx: click.Context) -> None:
             problem = "is no file"
         elif not file.parent.is_dir():
             problem, hint = f"cannot be written: there is no folder {file.parent}", f"mkdir -p {file.parent}"
-        elif not os.access(file.parent, os.W_OK | os.X_OK) or (file.exists() and not os.access(file, os.R_OK)):
-            problem = "cannot be written: permission denied"
+        elif file.exists() and not os.access(file, os.R_OK):
+            problem = "cannot be read: permission denied"
+        elif (said := _why_not_written(file.parent)) is not None:
+            problem = f"cannot be written: {said}"
+        elif name == "store" and file.exists() and not _is_store(file):
+            problem, hint = "is no lookahead store; it is left as it is", "name another file; it need not exist yet"
         if problem:
             raise Refused(f"{option}: {given} {problem}", hint=hint, ctx=ctx)
+
+
+def _why_not_written(folder: Path) -> str | None:
+    """What the system says to a new file in a folder; None where it takes one. Rights alone do not tell: /proc, say."""
+    import tempfile
+
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+
+
+def _is_store(file: Path) -> bool:
+    from ipex_lookahead.drafting.store import is_store
+
+    return is_store(file)
+
+
+def _check_texts(ctx: click.Context) -> None:
+    """What goes to the tokenizer: bytes of a command line that are no UTF-8 arrive as lone surrogates."""
+    for name, option in (("prompt", "PROMPT"), ("system", "--system"), ("stop", "--stop")):
+        for text in _several(ctx.params.get(name)):
+            if any("\ud800" <= sign <= "\udfff" for sign in text):
+                raise Refused(f"{option} is not UTF-8 text", hint="give it through a file or a pipe, in UTF-8", ctx=ctx)
+            if name == "stop" and not text:
+                raise Refused(f"{option}: a text to stop at is empty", hint="give at least one character", ctx=ctx)
 
 
 def _warn_of_threads(threads: int | None) -> None:

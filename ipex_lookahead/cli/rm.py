@@ -8,11 +8,12 @@ import click
 
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import option
-from ipex_lookahead.cli.types import Refused
+from ipex_lookahead.cli.types import Cached, Refused
+from ipex_lookahead.terminal import is_terminal
 
 
 @command()
-@click.argument("name")
+@click.argument("name", type=Cached())
 @option("--yes", "-y", is_flag=True, help="Do not ask.")
 def rm(name: str, yes: bool) -> None:
     """Remove the model NAME, as `ipex-lookahead list` names it, from the cache; files of yours are never touched.
@@ -24,7 +25,7 @@ def rm(name: str, yes: bool) -> None:
     removal = removal_of(name)
     size = f"{removal.size / 1e6:,.1f} MB"
     if not yes:
-        if not sys.stdin.isatty():
+        if not is_terminal(sys.stdin):
             raise Refused("rm asks before it removes, and standard input is no terminal", hint=f"rm --yes {name}")
         click.confirm(f"remove {name}, {size}, from {removal.folder}?", abort=True, err=True)
     removal.execute()

@@ -63,8 +63,8 @@ class Session:
                 self.tell(f"error: the message alone exceeds the context of {self.context:,} tokens; shorten it")
                 return False
             if fitted.dropped_turns:
-                del self.conversation.turns[: fitted.dropped_turns]
                 turns = "turn" if fitted.dropped_turns == 1 else f"{fitted.dropped_turns} turns"
+                del self.conversation.turns[: fitted.dropped_turns]
                 self.tell(
                     f"dropped the oldest {turns} ({fitted.dropped_tokens:,} tokens): the context "
                     f"holds {self.context:,}, {self.max_new_tokens:,} of them for the answer (/set max_new_tokens=N)"

@@ -14,6 +14,7 @@ from ipex_lookahead.cli.report import stats_line
 from ipex_lookahead.cli.tables import fact_lines, terminal_width
 from ipex_lookahead.config import MAX_DRAFT
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.terminal import counted
 
 if TYPE_CHECKING:
     from ipex_lookahead.cli.session import Session
@@ -44,7 +45,8 @@ class Slash:
 def run_slash(session: Session, line: str) -> None:
     """Run ``/name rest``. An unknown name is answered with the nearest known one; it never reaches the model."""
     name, _, rest = line[1:].partition(" ")
-    command = SLASHES.get(name.strip())
+    name = name.strip().lower()
+    command = SLASHES.get(name)
     if command is None:
         near = difflib.get_close_matches(name, SLASHES, 1)
         session.tell(f"there is no /{name}; " + (f"did you mean /{near[0]}?" if near else "/help lists the commands"))
@@ -59,9 +61,9 @@ def run_slash(session: Session, line: str) -> None:
 
 def _help(session: Session, _: str) -> None:
     entries = [(f"  /{name} {command.takes}".rstrip(), command.help) for name, command in SLASHES.items()]
+    entries.append(('  """', "begins and ends a message of several lines; Ctrl-C stops an answer; Ctrl-D leaves"))
     for line in fact_lines(entries, terminal_width(to_stderr=True)):
         session.tell(line)
-    session.tell('  """ begins and ends a message of several lines; Ctrl-C stops an answer; Ctrl-D leaves')
 
 
 def _system(session: Session, text: str) -> None:
@@ -101,7 +103,7 @@ def _stats(session: Session, _: str) -> None:
     session.tell(stats_line(session.last_stats))
     turns = session.conversation.turns
     used = len(session.conversation.prompt(turns)) + len(turns[-1].ids) if turns else 0
-    session.tell(f"context: {used:,} of {session.context:,} tokens in {len(turns)} turns")
+    session.tell(f"context: {used:,} of {session.context:,} tokens in {counted(len(turns), 'turn')}")
 
 
 def _lookahead(session: Session, text: str) -> None:
@@ -158,7 +160,7 @@ def _save(session: Session, text: str) -> None:
     except OSError:
         path.unlink(missing_ok=True)
         raise
-    session.tell(f"saved {len(session.conversation.turns)} turns to {path}")
+    session.tell(f"saved {counted(len(session.conversation.turns), 'turn')} to {path}")
 
 
 def _load(session: Session, text: str) -> None:
@@ -174,7 +176,7 @@ def _load(session: Session, text: str) -> None:
         raise InputError(f"{path} is no conversation saved by /save") from None
     session.conversation.system = system
     session.conversation.turns = [session.past_turn(user, answer) for user, answer in turns]
-    session.tell(f"loaded {len(turns)} turns from {path}")
+    session.tell(f"loaded {counted(len(turns), 'turn')} from {path}")
 
 
 def _bye(session: Session, _: str) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ipex_lookahead.terminal import is_terminal
 from ipex_lookahead.tokenization.detokenizer import Detokenizer
 
 _CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -13,7 +14,7 @@ _CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) n
 
 def show(part: str) -> None:
     """Write to standard output at once. On a terminal, control characters are left out: a model may not steer it."""
-    sys.stdout.write(printable(part) if sys.stdout.isatty() else part)
+    sys.stdout.write(printable(part) if is_terminal(sys.stdout) else part)
     sys.stdout.flush()
 
 

@@ -14,7 +14,9 @@ from collections.abc import Iterable, Sequence
 import click
 
 PIPED_WIDTH = 80
-"""Columns where the output is no terminal and ``COLUMNS`` is not set."""
+"""Columns of tables where the output is no terminal and ``COLUMNS`` is not set."""
+ENDLESS = 10**6
+"""Columns of facts there: a value in one piece can be searched for, cut out and run."""
 GAPS = (2, 1)
 """Spaces between columns: wide where that fits, else narrow."""
 _FIGURE = re.compile(r"[-+]?\d\S*|-?")
@@ -36,17 +38,18 @@ def print_table(
 
 def print_facts(facts: Iterable[tuple[str, object]], *, to_stderr: bool = False) -> None:
     """Print labels and values as :func:`fact_lines` lays them out for the terminal at hand."""
-    click.echo("\n".join(fact_lines(facts, terminal_width(to_stderr=to_stderr))), err=to_stderr)
+    width = terminal_width(to_stderr=to_stderr, piped=ENDLESS)
+    click.echo("\n".join(fact_lines(facts, width)), err=to_stderr)
 
 
-def terminal_width(*, to_stderr: bool = False) -> int:
-    """``COLUMNS`` where it is set, else the terminal's columns, else 80."""
+def terminal_width(*, to_stderr: bool = False, piped: int = PIPED_WIDTH) -> int:
+    """``COLUMNS`` where it is set, else the terminal's columns, else ``piped``."""
     if (asked := os.environ.get("COLUMNS", "")).isdecimal() and int(asked) > 0:
         return int(asked)
     try:
-        return os.get_terminal_size((sys.stderr if to_stderr else sys.stdout).fileno()).columns or PIPED_WIDTH
+        return os.get_terminal_size((sys.stderr if to_stderr else sys.stdout).fileno()).columns or piped
     except (OSError, ValueError, AttributeError):  # no terminal, closed, or no file at all
-        return PIPED_WIDTH
+        return piped
 
 
 def table_lines(

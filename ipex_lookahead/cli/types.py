@@ -30,7 +30,9 @@ class Refused(click.UsageError):
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that looks most like ``name``, if one does."""
     spellings = {other.replace("-", "_"): other for other in known}
-    found = difflib.get_close_matches(name.lower().replace("-", "_"), spellings, 1)
+    meant = name.lower().replace("-", "_")
+    begun = [other for other in spellings if meant and other.startswith(meant)]
+    found = begun if len(begun) == 1 else difflib.get_close_matches(meant, spellings, 1)
     return spellings[found[0]] if found else None
 
 
@@ -119,6 +121,18 @@ class Model(AnyType):
         """Models where the path points, and "default"; where there are none the shell's own files and folders."""
         found = {"default": "the model that comes with the package"} | dict.fromkeys(_models(incomplete), "")
         return _items(found, incomplete) or [CompletionItem(incomplete, type="file")]
+
+
+class Cached(AnyType):
+    """The name of a model that is kept on this machine."""
+
+    name = "name"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The names that begin so."""
+        from ipex_lookahead.hub import cached_models
+
+        return _items({model.name: "" for model in cached_models()}, incomplete)
 
 
 class Store(AnyType):

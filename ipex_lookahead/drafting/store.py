@@ -49,8 +49,8 @@ _MOST = 2**24
 _MAGIC, _VERSION = b"ipex-lookahead S", 1
 _HEAD = struct.Struct("<16sII32sQQ")
 _DIGEST = 32
-_OTHER = "name another file with store= (--store); it need not exist yet"
-_BROKEN = "delete the file, or name another with store= (--store)"
+_OTHER = "name another file with store=...; it need not exist yet"
+_BROKEN = "delete the file, or name another with store=..."
 """What mends it: only a file that begins as a store does is certainly nobody's but ours."""
 
 
@@ -224,6 +224,12 @@ class Stores:
                 store.save(path)
             except SaveError as error:
                 log.warning("%s; what was generated is remembered until the program ends", error)
+
+
+def is_store(file: Path) -> bool:
+    """Whether a file begins as every store does. Raises OSError where it cannot be read."""
+    with file.open("rb") as source:
+        return source.read(len(_MAGIC)) == _MAGIC
 
 
 def _check_head(file: Path, head: bytes, size: int, vocab_size: int, digest: bytes) -> tuple[int, int] | None:

@@ -30,7 +30,7 @@ class Requantized:
         path: the checkpoint.
         source: the format in which most of it is in the file.
         target: the format it is to have.
-        tensors: how many tensors.
+        tensors: how many tensors are in that format.
         bits: bits that a weight of that format takes in the file.
         only_head: whether it is the output layer alone.
     """
@@ -93,7 +93,7 @@ def _rounded_again(
     source, target = found.most_common(1)[0][0]
     of_it = [info for name in names if (info := checkpoint.info(name)).format == source]
     bits = 8 * sum(map(packed_bytes, of_it)) / sum(prod(info.shape) for info in of_it)
-    return Requantized(checkpoint.path, source, target, len(names), bits, names == [head])
+    return Requantized(checkpoint.path, source, target, len(of_it), bits, names == [head])
 
 
 def warn_of_requantizing(checkpoint: Checkpoint, plan: WeightPlan, *, kept: Collection[str] = ()) -> str | None:

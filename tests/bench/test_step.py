@@ -113,10 +113,10 @@ def test_a_kernel_bench_tells_how_far_it_is_and_ends_when_it_is_slow(monkeypatch
     report = kernels.measure(["sym_int4"], ["avx2"], [1, 4], shape=(64, 64), threads=1, report=said.append)
     assert len(calls) == 2, "one matrix for each number of rows"
     assert [one["rows"] for one in report["kernels"][0]["steps"]] == [1, 4]
-    assert said[-2:] == ["sym_int4 on avx2: 1 rows (1 of 2)", "sym_int4 on avx2: 4 rows (2 of 2)"]
+    assert said[-2:] == ["sym_int4 on avx2: 1 row (1 of 2)", "sym_int4 on avx2: 4 rows (2 of 2)"]
 
 
 def test_a_step_bench_tells_how_far_it_is() -> None:
     said: list[str] = []
     step.measure("smollm2-135m", rows=[1, 2], threads=1, repeat=2, context=3, report=said.append)
-    assert said[-4:] == [f"round {n} of 2: {rows} rows" for n in (1, 2) for rows in (1, 2)]
+    assert said[-4:] == [f"round {n} of 2: {rows}" for n in (1, 2) for rows in ("1 row", "2 rows")]

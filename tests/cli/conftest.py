@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.generation.text_model import Rules
+from ipex_lookahead.generation.rules import Rules
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 
 

@@ -179,7 +179,7 @@ def test_stats_after_a_stopped_answer(scripted, talk):
     _, err = talk("first", "/stats")
     assert "stopped; what has come is kept" in err
     assert "4 tokens · " in err
-    assert "in 1 turns" in err
+    assert "in 1 turn" in err
 
 
 def test_regen_undo_clear(scripted, talk):
@@ -239,7 +239,7 @@ def test_stats(scripted, talk):
     _, err = talk("hi", "/stats")
     assert "error" not in err
     assert "context: " in err
-    assert "of 2,048 tokens in 1 turns" in err
+    assert "of 2,048 tokens in 1 turn" in err
 
 
 def test_save_and_load(scripted, talk, tmp_path):
@@ -248,7 +248,7 @@ def test_save_and_load(scripted, talk, tmp_path):
     talk("/system be kind", "first", f"/save {file}")
     assert json.loads(file.read_text()) == {"system": "be kind", "turns": [{"user": "first", "assistant": "one"}]}
     _, err = talk(f"/load {file}", "second")
-    assert "loaded 1 turns" in err
+    assert "loaded 1 turn" in err
     assert "be kind" in asked(model)
     assert "first<|im_end|>\n<|im_start|>assistant\none<|im_end|>\n<|im_start|>user\nsecond" in asked(model)
 
@@ -300,3 +300,29 @@ def test_llama2_turns_without_a_template(tokenizer):
     assert tokenizer.decode(encode(messages)) == "[INST] <<SYS>>\nS\n<</SYS>>\n\nq [/INST]a<|im_end|>[INST] r [/INST]"
     plain = chat_encoder(tokenizer, {"model_type": "llama", "vocab_size": 300})
     assert tokenizer.decode(plain(messages)) == "S\n\nq\na\nr"
+
+
+def test_what_is_no_text(scripted, monkeypatch, capsys):
+    """In the locale "C" Python lets any byte through as a lone surrogate, which no tokenizer takes."""
+    scripted("one")
+    stdin = io.TextIOWrapper(io.BytesIO(b"hi\n\xff\n"), encoding="ascii", errors="surrogateescape")
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert run(["chat"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "one\n"
+    assert "error: standard input is not UTF-8 text (byte 0 of a line)" in err
+
+
+def test_a_closed_standard_input_is_a_sentence(scripted, monkeypatch, capsys):
+    scripted()
+    monkeypatch.setattr(sys, "stdin", None)
+    for command in (["chat"], ["rm", "default"]):
+        assert run(command) in (1, 2)
+        assert "AttributeError" not in capsys.readouterr().err
+    assert run(["chat"]) == 2
+    assert "standard input is closed" in capsys.readouterr().err
+
+
+def test_commands_in_capitals(scripted, talk):
+    _, err = talk("/STATS", "/Exit")
+    assert err == "error: nothing has been generated yet\n"

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -53,6 +54,14 @@ def test_names():
     assert values("doctor", "--device", "x") == ["xpu"]
     assert values("generate", "--lookahead", "a") == ["auto"]
     assert values("completion", "z") == ["zsh"]
+    assert values("bench", "kernels", "--isa", "avx") == ["avx512_vnni", "avx_vnni", "avx2"]
+
+
+def test_models_that_are_kept(monkeypatch):
+    kept = [SimpleNamespace(name="default"), SimpleNamespace(name="owner/repo:a.gguf")]
+    monkeypatch.setattr("ipex_lookahead.hub.cached_models", lambda: kept)
+    assert values("rm", "") == ["default", "owner/repo:a.gguf"]
+    assert values("rm", "ow") == ["owner/repo:a.gguf"]
 
 
 @pytest.mark.parametrize("words", [("generate", "--model"), ("chat", "-m"), ("info",), ("quantize",)])

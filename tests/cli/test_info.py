@@ -79,6 +79,12 @@ def test_a_gguf_file_of_another_architecture(tmp_path, capsys):
     assert "torch engine, from their Hugging Face folder" in facts["hint"]
 
 
+def test_a_file_that_is_no_model(tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("my own words")
+    assert run(["info", str(tmp_path / "notes.txt")]) == 1
+    assert "hint: this is no model, or not all of one; give a .gguf file" in capsys.readouterr().err
+
+
 def test_a_damaged_file_is_still_an_error(tmp_path, capsys):
     file = write_tiny_gguf(tmp_path / "tiny.gguf")
     file.write_bytes(file.read_bytes()[:-100])
@@ -126,6 +132,8 @@ def test_a_folder_of_ipex_llms(tmp_path, capsys):
     facts = facts_of(folder, capsys)
     assert (facts["kind"], facts["engine"]) == ("ipex_llm", None)
     assert "load_in_low_bit" in facts["hint"]
+    words = words_of(folder, capsys)
+    assert "load the original checkpoint with --low-bit and save it again with ipex-lookahead quantize" in words
 
 
 def test_a_switch_that_is_not_run_is_a_problem_and_not_a_crash(tmp_path, capsys):

@@ -114,6 +114,7 @@ def test_help_of_a_command(capsys):
         (["compare_engine"], "ipex-lookahead compare-engines"),
         (["Bench"], "ipex-lookahead bench"),
         (["bench", "kernel"], "ipex-lookahead bench kernels"),
+        (["gen"], "ipex-lookahead generate"),
         (["help", "quantise"], "ipex-lookahead quantize"),
     ],
 )

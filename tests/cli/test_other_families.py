@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 from ipex_lookahead.cli.main import run
 from tests.support.byte_tokenizer import VOCAB, byte_tokenizer
 from tests.support.families import write
+
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -50,3 +54,15 @@ def test_the_native_engine_says_who_runs_it(folder: Path, capsys: Any) -> None:
     said = capsys.readouterr().err
     assert "model type 'gpt2' is none that the native engine has" in said
     assert "hint: --engine torch" in said
+
+
+def test_no_bars_but_ours(folder: Path) -> None:
+    """transformers draws its own through them."""
+    code = (
+        "import sys; sys.stderr.isatty = lambda: True\nfrom ipex_lookahead.cli.main import run\n"
+        f"run(['generate', '--raw', '-n', '2', 'hi', '-m', {str(folder)!r}]); run(['doctor', '--tiny', '-n', '8'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "engine: torch" in done.stderr
+    assert "Loading weights" not in done.stderr
+    assert "Writing model" not in done.stderr

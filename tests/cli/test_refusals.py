@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from ipex_lookahead.cli import loading
 from ipex_lookahead.cli.main import run
-from ipex_lookahead.cli.names import LOW_BITS, NEEDS_A_COPY, NEEDS_DRAFT_MODEL, STRATEGIES
+from ipex_lookahead.cli.names import ISAS, LOW_BITS, NEEDS_A_COPY, NEEDS_DRAFT_MODEL, STRATEGIES
 
 
 @pytest.fixture
@@ -35,10 +37,12 @@ def refused(monkeypatch, capsys):
 
 def test_names_are_those_of_the_rooms():
     from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL
+    from ipex_lookahead.engines.native import core
     from ipex_lookahead.formats import FORMATS
 
     assert list(LOW_BITS) == list(FORMATS)
     assert set(STRATEGIES) == {*PROPOSERS, *SECOND_MODEL}
+    assert set(core.available_isas()) <= set(ISAS)
     assert {NEEDS_A_COPY, NEEDS_DRAFT_MODEL} == set(SECOND_MODEL)
 
 
@@ -89,8 +93,38 @@ def test_stores(refused, tmp_path):
 
 
 def test_a_folder_that_may_not_be_written(refused, tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # tests may run as root, who may write everywhere
+    def denied(**settings):  # tests may run as root, who may write everywhere
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", denied)
     assert "permission denied" in refused("generate", "hi", "--lookahead", "auto", "--store", str(tmp_path / "s"))[0]
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="there is no /proc here, which takes no files")
+def test_a_folder_that_takes_no_files_whatever_its_rights_say(refused):
+    assert "cannot be written" in refused("generate", "hi", "--lookahead", "auto", "--store", "/proc/s")[0]
+
+
+def test_a_file_of_the_users_own_is_no_store(refused, tmp_path):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("my own words")
+    said = refused("generate", "hi", "--lookahead", "auto", "--store", str(notes))
+    assert "is no lookahead store; it is left as it is" in said[0]
+    assert said[1:] == ["hint: name another file; it need not exist yet"]
+    assert notes.read_text() == "my own words"
+
+
+def test_texts(refused):
+    assert "PROMPT is not UTF-8" in refused("generate", "\udcff")[0]
+    assert "--system is not UTF-8" in refused("chat", "--system", "\udcff")[0]
+    assert "--stop is not UTF-8" in refused("generate", "hi", "--stop", "\udcff")[0]
+    assert "--stop: a text to stop at is empty" in refused("generate", "hi", "--stop", "a", "--stop", "")[0]
+
+
+def test_instruction_sets(refused):
+    said = refused("bench", "kernels", "--isa", "avx9")
+    assert "'avx9' is no instruction set of this machine" in said[0]
+    assert "leave --isa out" in said[-1]
 
 
 def test_stores_that_can_be_written_and_those_without_a_file(scripted, tmp_path):

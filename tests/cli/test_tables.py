@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from ipex_lookahead.cli.tables import fact_lines, markdown_lines, print_table, table_lines, terminal_width
+from ipex_lookahead.cli.tables import fact_lines, markdown_lines, print_facts, print_table, table_lines, terminal_width
 
 WORD = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S"]), min_size=1, max_size=30)
 CELL = st.lists(WORD, min_size=1, max_size=3).map(" ".join) | st.sampled_from(["1.25x", "", "-", "12/12", "3 suffix"])
@@ -132,3 +132,10 @@ def test_width(monkeypatch, capsys):
     assert terminal_width() == 80, "capsys is no terminal"
     print_table(("a", "b"), [("x" * 70, "y" * 70)])
     assert capsys.readouterr().out == "a  " + "x" * 70 + "\nb  " + "y" * 70 + "\n"
+
+
+def test_facts_in_a_pipe_are_lines(capsys, monkeypatch):
+    """A command in a hint can be cut out and run."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    print_facts([("what to do", "word " * 40), ("b", 1)])
+    assert capsys.readouterr().out == f"what to do  {('word ' * 40).strip()}\nb           1\n"

@@ -47,7 +47,7 @@ def test_lookahead_with_every_option(model):
     done = run("lookahead.py", "--repo-id-or-model-path", model, *arguments)
     assert done.returncode == 0, done.stderr
     assert "sym_int4" in done.stdout
-    assert "1 threads" in done.stdout
+    assert "· 1 thread ·" in done.stdout
 
 
 def test_lookahead_fails_where_outputs_differ(model):

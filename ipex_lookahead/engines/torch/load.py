@@ -224,11 +224,11 @@ def sentences(path: Path, family: str) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet(wanted: bool) -> Iterator[None]:
-    """Without transformers' progress bars, where none are wanted."""
+def without_bars() -> Iterator[None]:
+    """Without transformers' progress bars, which know nothing of ours and draw through them."""
     from transformers.utils import logging
 
-    if not wanted or not logging.is_progress_bar_enabled():
+    if not logging.is_progress_bar_enabled():
         yield
         return
     logging.disable_progress_bar()
@@ -253,14 +253,16 @@ def _float_model(
 ) -> tuple[Any, Replacement]:
     """Weights through transformers, which knows what each family's tensors are called; then packed layer by layer."""
     _skeleton(config, request.path, extent)
-    model = read_floats(request.path, config, "AutoModelForCausalLM", dtype, quiet=request.progress is None)
+    if request.progress is not None:
+        request.progress(0, 0, "reading the weights")
+    model = read_floats(request.path, config, "AutoModelForCausalLM", dtype)
     if request.low_bit is None:
         return model, Replacement()
     plan = request.plan(f"{_name_of(model, model.get_output_embeddings())}.weight", label)
     return model, replace_linears(model, plan, backends=backends, progress=request.progress)
 
 
-def read_floats(path: Path, config: Any, auto: str, dtype: torch.dtype, *, quiet: bool) -> Any:
+def read_floats(path: Path, config: Any, auto: str, dtype: torch.dtype) -> Any:
     """A folder's float model through one of transformers' Auto classes: safetensors only, no code, nothing missing.
 
     Args:
@@ -268,7 +270,6 @@ def read_floats(path: Path, config: Any, auto: str, dtype: torch.dtype, *, quiet
         config: from ``foreign_config``.
         auto: name of the class, such as ``AutoModelForCausalLM``.
         dtype: of the weights.
-        quiet: without transformers' progress bars.
 
     Raises:
         ModelFormatError: a file is damaged, or a tensor that the model needs is not there.
@@ -276,7 +277,7 @@ def read_floats(path: Path, config: Any, auto: str, dtype: torch.dtype, *, quiet
     import transformers
 
     SafetensorsCheckpoint(path, other_family=True).close()  # every header is sound, or it raises
-    with _quiet(quiet):
+    with without_bars():
         model, info = getattr(transformers, auto).from_pretrained(
             str(path),
             config=config,
