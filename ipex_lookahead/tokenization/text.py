@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import AddedToken, Tokenizer, processors
 
 from ipex_lookahead.tokenization.chat_template import chat_template_of, render_chats
+from ipex_lookahead.tokenization.growth import check_ids
 from ipex_lookahead.tokenization.pieces import Pieces
 
 if TYPE_CHECKING:
@@ -123,7 +124,9 @@ class BytePairText(TextTokenizer):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """See :class:`TextTokenizer`."""
-        return list(self.core.encode(text, add_special_tokens=add_special_tokens).ids)
+        ids: list[int] = self.core.encode(text, add_special_tokens=add_special_tokens).ids
+        check_ids(text, ids)
+        return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """See :class:`TextTokenizer`."""

@@ -16,8 +16,9 @@ from tokenizers import Tokenizer
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.safe_json import File, kind
 from ipex_lookahead.tokenization.byte_pair import check_merges
+from ipex_lookahead.tokenization.growth import MOST_AROUND, check_added, check_growth, leaves
 from ipex_lookahead.tokenization.release import check_whole_words, merges_for_json
-from ipex_lookahead.tokenization.sentencepiece_model import MAX_PIECES
+from ipex_lookahead.tokenization.sentencepiece_model import MAX_PIECE_BYTES, MAX_PIECES
 from ipex_lookahead.tokenization.splitting import KNOWN_PATTERNS
 
 Check = Callable[[Any], bool]
@@ -118,12 +119,31 @@ class _Reader:
         for stage in _PARTS:
             part = description.get(stage)
             clean[stage] = None if part is None else self.part(self.object(part, stage), stage)
+        self.growth(clean)
         try:
             return Tokenizer.from_str(json.dumps(clean))
         except BaseException as error:  # a panic in the library is no Exception
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             raise self.fail("file", f"the tokenizers library does not take it: {error}") from None
+
+    def growth(self, clean: Mapping[str, Any]) -> None:
+        """Bound how much longer the way in, the way out, and what goes round a text may make it."""
+        parts = {stage: [(stage, leaf) for leaf in leaves(clean[stage], key)] for stage, key in _SEQUENCES.items()}
+        check_growth(parts["normalizer"] + parts["pre_tokenizer"], self.fail)
+        check_growth(parts["decoder"], self.fail)
+        check_growth(parts["post_processor"], self.fail)
+        templates = [part for _, part in parts["post_processor"] if part["type"] == "TemplateProcessing"]
+        for side, allowed in (("single", ["A"]), ("pair", ["A", "B"])):
+            field, around = f"post_processor.{side}", 0
+            for template in templates:
+                texts = [item["Sequence"]["id"] for item in template[side] if "Sequence" in item]
+                if len(set(texts)) != len(texts) or not set(texts) <= set(allowed):
+                    raise self.fail(field, f"holds the texts {texts}; each of {allowed} may be there once")
+                special = (item["SpecialToken"]["id"] for item in template[side] if "SpecialToken" in item)
+                around += sum(len(template["special_tokens"][name]["ids"]) for name in special)
+            if around > MOST_AROUND:
+                raise self.fail(field, f"puts {around} tokens round a text; {MOST_AROUND} are the most")
 
     def model(self, model: dict[str, Any]) -> dict[str, Any]:
         if model.get("type", "BPE") != "BPE":
@@ -133,6 +153,8 @@ class _Reader:
             raise self.fail("model.vocab", f"has {len(vocab)} tokens; 1 to {MAX_PIECES} are allowed")
         for token, i in vocab.items():
             self.identifier(i, f"model.vocab[{token[:80]!r}]")
+        if (longest := max(map(len, vocab))) > MAX_PIECE_BYTES:
+            raise self.fail("model.vocab", f"has a token of {longest} characters; {MAX_PIECE_BYTES} are the most")
         if len(set(vocab.values())) != len(vocab):
             raise self.fail("model.vocab", "two tokens have the same id")
         merges = model.get("merges")
@@ -155,8 +177,8 @@ class _Reader:
         return clean
 
     def added_tokens(self, tokens: Any, vocab: Mapping[str, int]) -> list[dict[str, Any]]:
-        if not isinstance(tokens, list) or len(tokens) > 1 << 16:
-            raise self.fail("added_tokens", "must be an array of at most 65536 tokens")
+        if not isinstance(tokens, list):
+            raise self.fail("added_tokens", "must be an array")
         by_id = {i: token for token, i in vocab.items()}
         clean: list[dict[str, Any]] = []
         for n, entry in enumerate(tokens):
@@ -171,7 +193,9 @@ class _Reader:
                 for name in ("single_word", "lstrip", "rstrip", "normalized", "special")
             }
             clean.append({"id": i, "content": content, **flags})
-        if len({token["content"] for token in clean}) != len(clean):
+        contents = [token["content"] for token in clean]
+        check_added(contents, MAX_PIECE_BYTES, lambda problem: self.fail("added_tokens", problem))
+        if len(set(contents)) != len(contents):
             raise self.fail("added_tokens", "the same token is there twice")
         missing = [i for i in range(len(by_id)) if i not in by_id] if clean else []
         if missing and any(token["content"] not in vocab and token["id"] > missing[0] for token in clean):
