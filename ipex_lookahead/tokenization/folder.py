@@ -15,11 +15,10 @@ from tokenizers import AddedToken
 from ipex_lookahead.errors import ModelFormatError
 from ipex_lookahead.safe_json import kind, load_object, read_file
 from ipex_lookahead.tokenization.chat_template import MAX_SOURCE
-from ipex_lookahead.tokenization.growth import check_added
+from ipex_lookahead.tokenization.growth import LONGEST_SPELLED, check_added
 from ipex_lookahead.tokenization.pieces import MARKER
 from ipex_lookahead.tokenization.sentencepiece_model import (
     CONTROL,
-    MAX_PIECE_BYTES,
     USER_DEFINED,
     SentencePieceModel,
     read_model,
@@ -191,7 +190,7 @@ class _Folder:
             special = entry.get("special", True) if isinstance(entry, dict) else True
             found[i] = AddedToken(text, special=special is not False, normalized=False)
         problems = partial(self.fail, "added_tokens_decoder")
-        check_added([token.content for token in found.values()], MAX_PIECE_BYTES, problems)
+        check_added([token.content for token in found.values()], LONGEST_SPELLED, problems)
         return found
 
     def chat_template(self) -> str | dict[str, str] | None:

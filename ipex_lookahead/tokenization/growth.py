@@ -16,10 +16,12 @@ MOST_GROWTH = 16
 """Bytes for one that the parts of a file may come to, one after the other."""
 MOST_ADDED = 4096
 """Bytes that they may add to a text however short."""
-MOST_PARTS = 64
+MOST_PARTS = 32
 """Each part is a pass over the whole text."""
 MOST_AROUND = 64
 """Special tokens that may go round a text."""
+LONGEST_SPELLED = 256
+"""Characters of a token that Python looks for in a text: at every place it may have to try each shorter length."""
 MOST_ADDED_TOKENS = 1 << 16
 MOST_ADDED_CHARACTERS = 1 << 20
 """In all added tokens: the automaton that looks for them takes hundreds of bytes for each."""
@@ -73,10 +75,10 @@ def _growth(part: Mapping[str, Any]) -> tuple[float, int]:
     """Most bytes for one byte, and bytes besides."""
     name = part["type"]
     if name == "Replace":
-        pattern = part["pattern"].get("String", "?")  # no known regular expression matches nothing
-        return max(1.0, _size(part["content"]) / _size(pattern)), 0
+        pattern = part.get("pattern", {}).get("String", "?")  # no known regular expression matches nothing
+        return max(1.0, _size(part.get("content", "")) / _size(pattern)), 0
     if name == "Prepend":
-        return 1, _size(part["prepend"])
+        return 1, _size(part.get("prepend", ""))
     if name == "Metaspace":  # one before every piece of the text, of which there may be as many as letters
         return 1 + _size(part.get("replacement", "▁")), 0
     if name == "ByteLevel":

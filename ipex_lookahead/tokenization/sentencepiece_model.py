@@ -7,7 +7,6 @@ https://github.com/google/sentencepiece (protocol buffers, version 2 syntax).
 
 from __future__ import annotations
 
-import math
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.safe_json import File
-from ipex_lookahead.tokenization.growth import MOST_GROWTH, check_added
+from ipex_lookahead.tokenization.growth import LONGEST_SPELLED, MOST_GROWTH, check_added
 
 MAX_PIECES = 1 << 20
 """Largest vocabulary of any kind; known ones have at most 0.9 million tokens."""
@@ -28,6 +27,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Types of pieces, as in the proto and in GGUF's ``tokenizer.ggml.token_type``."""
 
 UNIGRAM, BPE = 1, 2
+_LARGEST_SCORE = float(np.finfo(np.float32).max)
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
 Fail = Callable[[str, int | None, str], Exception]
@@ -143,8 +143,8 @@ def check_model(model: SentencePieceModel, fail: Fail) -> None:
         if piece.text in seen:
             raise fail("piece", i, f"piece {i}, {piece.text!r}, is there twice")
         seen.add(piece.text)
-        if not math.isfinite(piece.score):
-            raise fail("score", i, f"piece {i} has score {piece.score}; scores are finite numbers")
+        if not abs(piece.score) <= _LARGEST_SCORE:
+            raise fail("score", i, f"piece {i} has score {piece.score}; scores are finite 32-bit numbers")
         if not NORMAL <= piece.type <= BYTE:
             raise fail("type", i, f"piece {i} has type {piece.type}; types are 1 to 6")
         if piece.type == UNKNOWN:
@@ -154,7 +154,7 @@ def check_model(model: SentencePieceModel, fail: Fail) -> None:
                 raise fail("piece", i, f"piece {i} is of type byte but spelled {piece.text!r}, not <0x00> to <0xFF>")
             bytes_seen.add(piece.text)
     spelled = [piece.text for piece in model.pieces if piece.type in (CONTROL, USER_DEFINED)]
-    check_added(spelled, MAX_PIECE_BYTES, lambda problem: fail("pieces", None, problem))
+    check_added(spelled, LONGEST_SPELLED, lambda problem: fail("pieces", None, problem))
     if len(unknown) != 1:
         at = unknown[1] if unknown else None
         raise fail("type", at, f"{len(unknown)} pieces are of type unknown; it must be one")

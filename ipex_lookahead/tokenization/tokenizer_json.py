@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from ipex_lookahead.errors import LookaheadError, ModelFormatError, UnsupportedModelError
 from ipex_lookahead.safe_json import File, kind
 from ipex_lookahead.tokenization.byte_pair import check_merges
 from ipex_lookahead.tokenization.growth import MOST_AROUND, check_added, check_growth, leaves
@@ -32,6 +32,16 @@ def _one_of(*values: str) -> Check:
     return lambda value: value in values
 
 
+def _is_zero(value: Any) -> bool:
+    """All that the library can cut off at the end: it panics at a text that is shorter than what it is to lose."""
+    return type(value) is int and value == 0
+
+
+def _is_some_text(value: Any) -> bool:
+    """Prepending nothing makes the library panic at a text that is empty."""
+    return type(value) is str and value != ""
+
+
 _TEXT, _FLAG, _COUNT = _is(str), _is(bool), lambda value: type(value) is int and 0 <= value < 1 << 16
 _BEHAVIOUR = _one_of("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
 _PATTERN = "pattern"  # checked by _check_pattern
@@ -47,7 +57,7 @@ _REPLACE: dict[str, Any] = {"pattern": _PATTERN, "content": _TEXT}
 _PARTS: dict[str, dict[str, dict[str, Any]]] = {
     "normalizer": {
         "NFC": {}, "NFD": {}, "NFKC": {}, "NFKD": {}, "Lowercase": {},
-        "Prepend": {"prepend": _TEXT},
+        "Prepend": {"prepend": _is_some_text},
         "Replace": _REPLACE,
         "Strip": {"strip_left": _FLAG, "strip_right": _FLAG},
     },
@@ -64,7 +74,7 @@ _PARTS: dict[str, dict[str, dict[str, Any]]] = {
         "ByteLevel": _BYTE_LEVEL,
         "Metaspace": _METASPACE,
         "Replace": _REPLACE,
-        "Strip": {"content": _TEXT, "start": _COUNT, "stop": _COUNT},
+        "Strip": {"content": _TEXT, "start": _COUNT, "stop": _is_zero},
     },
     "post_processor": {
         "ByteLevel": _BYTE_LEVEL,
@@ -121,7 +131,11 @@ class _Reader:
             clean[stage] = None if part is None else self.part(self.object(part, stage), stage)
         self.growth(clean)
         try:
-            return Tokenizer.from_str(json.dumps(clean))
+            core = Tokenizer.from_str(json.dumps(clean))
+            self.check_spaces(core, clean["added_tokens"])
+            return core
+        except LookaheadError:
+            raise
         except BaseException as error:  # a panic in the library is no Exception
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
@@ -202,6 +216,17 @@ class _Reader:
             # The library numbers added tokens itself, after the vocabulary: with a gap it would give them other ids.
             raise self.fail("added_tokens", f"ids leave out {missing[0]}, and later ones are given to added tokens")
         return sorted(clean, key=lambda token: token["id"])
+
+    def check_spaces(self, core: Tokenizer, tokens: list[dict[str, Any]]) -> None:
+        """Refuse space that takes the space beside it: in a run of it the library's matches overlap, and it panics,
+        or copies the run for every space in it.
+        """
+        for n, token in enumerate(tokens):
+            text = token["content"]
+            if token["normalized"] and core.normalizer is not None:
+                text = core.normalizer.normalize_str(text)
+            if not text.strip() and (token["lstrip"] or token["rstrip"]):
+                raise self.fail(f"added_tokens[{n}]", "is white space, and takes that beside it (lstrip, rstrip)")
 
     def part(self, part: dict[str, Any], stage: str) -> dict[str, Any]:
         name = part.get("type")
