@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from tests.gates import cases, seed
-from tests.support import text_files
+from tests.support import mutated
+from tests.support.mutated.sound import byte_pair, pieces
 
 CASES = cases(2_400, 60_000)
 BATCH = 400
@@ -41,9 +42,9 @@ def child(numbers: range, folder: Path, out: int) -> None:
     for number in numbers:
         os.write(out, f"{number} ".encode())
         try:
-            made = text_files.case(number, seed())
+            made = mutated.case(number, seed())
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
-            outcome = f"{made.kind} {text_files.attempt(made, folder)}"
+            outcome = f"{made.kind} {mutated.attempt(made, folder)}"
         except BaseException as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             outcome = f"{error!r}"[:400].replace("\n", " ") + f" at {where.filename}:{where.lineno}"
@@ -87,9 +88,9 @@ def tried(numbers: range, folder: Path) -> list[tuple[int, str]]:
 
 def test_any_file_of_text_is_a_load_or_an_error_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    text_files.byte_pair()
+    byte_pair()
     for kind in ("bpe", "unigram", "rules"):
-        text_files.pieces(kind)
+        pieces(kind)
     pytest.importorskip("transformers")
     import ipex_lookahead.engines.torch.load
     import ipex_lookahead.tokenization.tokenizers  # noqa: F401  (once, not in every child)
@@ -103,9 +104,9 @@ def test_any_file_of_text_is_a_load_or_an_error_of_ours(tmp_path: Path, monkeypa
             if outcome.endswith((" loaded", " refused")):
                 seen[outcome] += 1
             else:
-                faults.append(f"{text_files.case(number, seed())}: {outcome}")
+                faults.append(f"{mutated.case(number, seed())}: {outcome}")
     print(f"{CASES} files in {time.monotonic() - start:.0f} s: {dict(sorted(seen.items()))}, {len(faults)} faults")
     assert not faults, f"{len(faults)} of {CASES}:\n" + "\n".join(faults[:40])
-    for kind in text_files.KINDS:
+    for kind in mutated.KINDS:
         of_it: Any = {ending: seen[f"{kind} {ending}"] for ending in ("loaded", "refused")}
         assert min(of_it.values()) > sum(of_it.values()) // 10, (kind, of_it)
