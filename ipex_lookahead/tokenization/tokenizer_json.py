@@ -218,8 +218,9 @@ class _Reader:
         return sorted(clean, key=lambda token: token["id"])
 
     def check_spaces(self, core: Tokenizer, tokens: list[dict[str, Any]]) -> None:
-        """Refuse space that takes the space beside it: in a run of it the library's matches overlap, and it panics,
-        or copies the run for every space in it.
+        """Refuse white space that takes the space beside it.
+
+        In a run of spaces the library's matches would overlap: it panics, or copies the rest of the run for each.
         """
         for n, token in enumerate(tokens):
             text = token["content"]

@@ -31,10 +31,8 @@ def metadata(case: Case, chance: random.Random) -> None:
         made = {"model": "llama", "tokens": [p.text for p in sound.pieces], "scores": [p.score for p in sound.pieces]}
         made |= {"token_type": [p.type for p in sound.pieces], "bos_token_id": 1, "eos_token_id": 2}
         if sound.precompiled_charsmap:
-            octets = list(sound.precompiled_charsmap)
-            made["precompiled_charsmap"] = (
-                list(charsmap_changed(bytes(octets), chance)) if chance.random() < 0.5 else octets
-            )
+            octets = sound.precompiled_charsmap
+            made["precompiled_charsmap"] = list(charsmap_changed(octets, chance) if chance.random() < 0.5 else octets)
     deeds = ["scalar", "array", "item", "item", "long", "types", "template", *["role", "flag", "pre"] * 2]
     for _ in range(chance.choice([1, 1, 2])):
         deed = chance.choice(deeds)

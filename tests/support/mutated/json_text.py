@@ -142,7 +142,7 @@ def value_anywhere(tree: Any, chance: random.Random) -> str:
     if deed == "drop":
         del outer[key]
     elif deed == "deep":
-        levels = chance.choice([1, 63, 64, 500])
+        levels = chance.choice([1, 63, 64, 100])
         for _ in range(levels):
             outer[key] = [outer[key]] if chance.random() < 0.5 else {"a": outer[key]}
     elif deed == "grow" and isinstance(outer[key], str | list):

@@ -12,6 +12,8 @@ from tests.support.mutated.settings import setting
 from tests.support.mutated.sound import Case, pieces
 
 Fields = list[tuple[int, int, Any]]
+RAW = 32
+"""In place of a wire type: text (2) that brings a length of its own."""
 
 
 def _number(value: int) -> bytes:
@@ -28,7 +30,7 @@ def _written(fields: Fields) -> bytes:
     for number, wire, value in fields:
         body = _written(value) if isinstance(value, list) else value
         packed = _number(body) if isinstance(body, int) else _number(len(body)) + body if wire == 2 else body
-        out.append(_number(number << 3 | wire) + packed)
+        out.append(_number(number << 3 | (2 if wire == RAW else wire)) + packed)
     return b"".join(out)
 
 
@@ -77,12 +79,8 @@ def _field(body: Fields, chance: random.Random) -> str:
         if isinstance(value[-1][2], int) != (value[-1][1] == 0):
             value[-1] = (value[-1][0], 2, b"x" * chance.choice([1, 5000]))
     elif deed == "size":
-        body[at] = (number, 2, _written(value))
-        raw = _number(number << 3 | 2) + _number(
-            len(body[at][2]) + chance.choice([-1, 1, 100, 2**40, 2**62]) & 2**64 - 1
-        )
-        body[at] = (9, 2, b"")
-        body.append((15, 2, raw))
+        wrong = max(0, len(_written(value)) + chance.choice([-1, 1, 100, 2**40, 2**62]))
+        body[at] = (number, RAW, _number(wrong) + _written(value))
     return f"{deed} of field {number}.{name}, message {at}"
 
 
