@@ -87,7 +87,7 @@ def _field(body: Fields, chance: random.Random) -> str:
 def charsmap_changed(old: bytes, chance: random.Random) -> bytes:
     """A charsmap with units, sizes or texts changed."""
     data = bytearray(old)
-    deed = chance.randrange(4)
+    deed = chance.randrange(4) if len(data) >= 8 else 2
     if deed == 0:
         struct.pack_into("<I", data, 4 * chance.randrange(1, len(data) // 4), chance.getrandbits(32))
     elif deed == 1:
