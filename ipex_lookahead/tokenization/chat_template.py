@@ -19,6 +19,9 @@ from ipex_lookahead.errors import InputError, ModelFormatError
 
 MAX_SOURCE = 256 << 10
 MAX_OUTPUT = 8 << 20
+OUTPUT_ANYWAY = 256 << 10
+OUTPUT_PER_BYTE = 16
+"""Characters that a template may write for each byte of the messages and variables, besides those above."""
 MAX_STEPS = 1 << 20
 MAX_SECONDS = 1.0
 MAX_MEMORY = 512 << 20
@@ -53,7 +56,8 @@ def render_chat(
 
     Raises:
         ModelFormatError: the template is too long, is no valid Jinja, fails, is stopped by the sandbox, takes more than
-            2**20 loop steps, one second of processor time or 512 MiB, or writes more than 8 MiB.
+            2**20 loop steps, one second of processor time or 512 MiB, or writes more than 256 Ki characters and 16
+            for each byte of the conversation and the variables as JSON, or than 8 Mi.
         InputError: the template refuses the conversation, or the conversation holds something that is not JSON.
     """
     variables = {
@@ -73,15 +77,17 @@ def render_chats(template: str, conversations: Sequence[Sequence[Message]], vari
     if len(template.encode("utf-8", "replace")) > MAX_SOURCE:
         raise _fault(f"has more than {MAX_SOURCE} bytes")
     given = {name: value for name, value in variables.items() if value is not None}
-    request = {
+    request: dict[str, Any] = {
         "path": [folder for folder in sys.path if os.path.isabs(folder)],  # not what lies in the current folder
         "template": template,
         "variables": {"tools": None, "documents": None, **given},
         "contexts": [{"messages": list(messages)} for messages in conversations],
-        "limits": {"steps": MAX_STEPS, "output": MAX_OUTPUT, "seconds": MAX_SECONDS, "memory": MAX_MEMORY},
     }
+    limits = {"steps": MAX_STEPS, "seconds": MAX_SECONDS, "memory": MAX_MEMORY}
     try:
-        question = json.dumps(request)
+        given_size = len(json.dumps([request["variables"], request["contexts"]]))
+        limits["output"] = min(MAX_OUTPUT, OUTPUT_ANYWAY + OUTPUT_PER_BYTE * given_size)  # it is to be tokens yet
+        question = json.dumps({**request, "limits": limits})
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(
             f"the messages or template variables hold something that is not a string, number, list or mapping: {error}"

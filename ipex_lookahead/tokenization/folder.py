@@ -6,6 +6,7 @@ What a class name, an ``auto_map`` or any key not read here says has no effect: 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,14 @@ from tokenizers import AddedToken
 from ipex_lookahead.errors import ModelFormatError
 from ipex_lookahead.safe_json import kind, load_object, read_file
 from ipex_lookahead.tokenization.chat_template import MAX_SOURCE
+from ipex_lookahead.tokenization.growth import LONGEST_SPELLED, check_added
 from ipex_lookahead.tokenization.pieces import MARKER
-from ipex_lookahead.tokenization.sentencepiece_model import CONTROL, USER_DEFINED, SentencePieceModel, read_model
+from ipex_lookahead.tokenization.sentencepiece_model import (
+    CONTROL,
+    USER_DEFINED,
+    SentencePieceModel,
+    read_model,
+)
 from ipex_lookahead.tokenization.text import ROLES, BytePairText, SentencePieceText, TextTokenizer
 from ipex_lookahead.tokenization.tokenizer_json import core_from_json
 
@@ -118,6 +125,7 @@ class _Folder:
         sensible = type(length) is int and 0 < length <= 1 << 40
         extra = self.settings.get("additional_special_tokens", self.settings.get("extra_special_tokens"))
         names = [self.text("additional_special_tokens", t) for t in extra] if isinstance(extra, list) else []
+        names = list(dict.fromkeys(names))
         if unknown := next((name for name in names if name not in ids), None):
             raise self.fail("additional_special_tokens", f"{unknown[:80]!r} is not in the vocabulary")
         return {
@@ -181,6 +189,8 @@ class _Folder:
             known[text] = i
             special = entry.get("special", True) if isinstance(entry, dict) else True
             found[i] = AddedToken(text, special=special is not False, normalized=False)
+        problems = partial(self.fail, "added_tokens_decoder")
+        check_added([token.content for token in found.values()], LONGEST_SPELLED, problems)
         return found
 
     def chat_template(self) -> str | dict[str, str] | None:

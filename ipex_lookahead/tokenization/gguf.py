@@ -15,9 +15,11 @@ from tokenizers import AddedToken
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.tokenization.byte_pair import byte_level_bpe, check_merges
 from ipex_lookahead.tokenization.chat_template import MAX_SOURCE
+from ipex_lookahead.tokenization.growth import check_added
 from ipex_lookahead.tokenization.sentencepiece_model import (
     BYTE,
     CONTROL,
+    MAX_PIECE_BYTES,
     MAX_PIECES,
     NORMAL,
     UNKNOWN,
@@ -87,6 +89,8 @@ class _Reader:
         self.tokens = self.strings("tokens")
         if not self.tokens or len(self.tokens) > MAX_PIECES:
             raise self.fail("tokens", f"has {len(self.tokens)} tokens; 1 to {MAX_PIECES} are allowed")
+        if (longest := max(map(len, self.tokens))) > MAX_PIECE_BYTES:
+            raise self.fail("tokens", f"has a token of {longest} characters; {MAX_PIECE_BYTES} are the most")
         self.types = self.numbers("token_type", int) or [NORMAL] * len(self.tokens)
         bad = next((t for t in self.types if not NORMAL <= t <= BYTE), None)
         if bad is not None:
@@ -163,6 +167,7 @@ class _Reader:
         """Control tokens, and user-defined ones, in order of id."""
         by_type = [[t for t, kind in zip(self.tokens, self.types, strict=True) if kind == wanted and t]
                    for wanted in (CONTROL, USER_DEFINED)]  # fmt: skip
+        check_added(by_type[0] + by_type[1], MAX_PIECE_BYTES, lambda problem: self.fail("token_type", problem))
         return by_type[0], by_type[1]
 
     def roles(self) -> dict[str, str]:

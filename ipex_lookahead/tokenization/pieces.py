@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import sentencepiece
 
+from ipex_lookahead.tokenization.growth import check_ids
+
 MARKER = "ipex_lookahead"
 """Key of ``tokenizer_config.json``: an object whose ``vocabulary`` is the file that this package reads first."""
 
@@ -32,7 +34,9 @@ class Pieces:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, special tokens in it not recognised."""
-        return list(self.processor.encode(text))
+        ids: list[int] = list(self.processor.encode(text))
+        check_ids(text, ids)
+        return ids
 
     def decode(self, ids: Sequence[int], added: Mapping[int, str]) -> str:
         """Runs of ordinary pieces through sentencepiece, added tokens as they are spelled; unknown ids left out."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tokenizers
 
-from ipex_lookahead.errors import UnsupportedModelError
+from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 
 TOKENIZERS = tuple(int(part) for part in tokenizers.__version__.split(".")[:2])
 """(major, minor) of the library that is installed."""
@@ -20,6 +21,17 @@ def check_whole_words(wanted: bool) -> None:
             f"this tokenizer takes whole words first (ignore_merges), as Llama 3's does; tokenizers"
             f" {tokenizers.__version__} cannot, 0.19 can"
         )
+
+
+@contextmanager
+def panics_typed() -> Iterator[None]:
+    """What the library's own assertions raise, which is no ``Exception``, becomes a ModelFormatError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ModelFormatError("tokenizer", "use", None, f"the tokenizers library panicked: {error}") from None
 
 
 def merges_for_json(pairs: Sequence[tuple[str, str]]) -> list[Any]:

@@ -7,7 +7,6 @@ https://github.com/google/sentencepiece (protocol buffers, version 2 syntax).
 
 from __future__ import annotations
 
-import math
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.safe_json import File
+from ipex_lookahead.tokenization.growth import LONGEST_SPELLED, MOST_GROWTH, check_added
 
 MAX_PIECES = 1 << 20
 """Largest vocabulary of any kind; known ones have at most 0.9 million tokens."""
@@ -27,6 +27,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Types of pieces, as in the proto and in GGUF's ``tokenizer.ggml.token_type``."""
 
 UNIGRAM, BPE = 1, 2
+_LARGEST_SCORE = float(np.finfo(np.float32).max)
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
 Fail = Callable[[str, int | None, str], Exception]
@@ -142,8 +143,8 @@ def check_model(model: SentencePieceModel, fail: Fail) -> None:
         if piece.text in seen:
             raise fail("piece", i, f"piece {i}, {piece.text!r}, is there twice")
         seen.add(piece.text)
-        if not math.isfinite(piece.score):
-            raise fail("score", i, f"piece {i} has score {piece.score}; scores are finite numbers")
+        if not abs(piece.score) <= _LARGEST_SCORE:
+            raise fail("score", i, f"piece {i} has score {piece.score}; scores are finite 32-bit numbers")
         if not NORMAL <= piece.type <= BYTE:
             raise fail("type", i, f"piece {i} has type {piece.type}; types are 1 to 6")
         if piece.type == UNKNOWN:
@@ -152,18 +153,24 @@ def check_model(model: SentencePieceModel, fail: Fail) -> None:
             if not _BYTE_PIECE.fullmatch(piece.text):
                 raise fail("piece", i, f"piece {i} is of type byte but spelled {piece.text!r}, not <0x00> to <0xFF>")
             bytes_seen.add(piece.text)
+    spelled = [piece.text for piece in model.pieces if piece.type in (CONTROL, USER_DEFINED)]
+    check_added(spelled, LONGEST_SPELLED, lambda problem: fail("pieces", None, problem))
     if len(unknown) != 1:
         at = unknown[1] if unknown else None
         raise fail("type", at, f"{len(unknown)} pieces are of type unknown; it must be one")
     if (len(bytes_seen) == 256) != model.byte_fallback or len(bytes_seen) not in (0, 256):
         problem = f"byte_fallback is {model.byte_fallback}, but {len(bytes_seen)} pieces are bytes; it takes all 256"
         raise fail("trainer_spec.byte_fallback", None, problem)
+    if any(len(text) > MAX_PIECE_BYTES for text in model.special.values()):
+        raise fail("trainer_spec.unk_surface", None, f"is longer than {MAX_PIECE_BYTES}, as no piece may be")
     if model.precompiled_charsmap:
         _check_charsmap(model.precompiled_charsmap, fail)
 
 
 def _check_charsmap(data: bytes, fail: Fail) -> None:
     """Every step from the root of the double-array trie, and every text it leads to, must lie inside the map.
+
+    A text may not be much longer than what it is written for.
 
     The trie's layout is that of Darts-clone (https://github.com/s-yata/darts-clone): 32-bit units of label, leaf flag
     and offset; the child for byte c of a node with base b is unit b ^ c. Lookups do not check bounds.
@@ -181,7 +188,10 @@ def _check_charsmap(data: bytes, fail: Fail) -> None:
     bases = offset[:1]
     visited = np.zeros(len(units), np.bool_)
     symbols = np.arange(256)
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8, texts, 4 + size) == 0)
+    depth = 0  # of a node that several keys lead to, the least: the shortest of those keys
     while bases.size:
+        depth += 1
         if (bases | 0xFF).max() >= len(units):
             raise fail(name, None, "its trie leads outside itself")
         visited[bases] = True
@@ -192,8 +202,12 @@ def _check_charsmap(data: bytes, fail: Fail) -> None:
             raise fail(name, None, "its trie leads outside itself")
         leaves = nodes[(units[nodes] >> 8) & 1 == 1]
         values = units[leaves ^ offset[leaves]] & 0x7FFFFFFF
-        if values.size and values.max() >= texts:
-            raise fail(name, None, "its trie names a text outside the map")
+        if values.size:
+            if values.max() >= texts:
+                raise fail(name, None, "its trie names a text outside the map")
+            longest = int((ends[np.searchsorted(ends, values)] - values).max())
+            if longest > MOST_GROWTH * depth:
+                raise fail(name, None, f"writes {longest} bytes for {depth}; {MOST_GROWTH} for each is the most")
         bases = bases[~visited[bases]]
 
 

@@ -86,13 +86,13 @@ def render(request: dict[str, Any]) -> dict[str, Any]:
             texts.append("".join(parts))
         return {"ok": texts}
     except Raised as error:
-        return {"error": "raised", "message": str(error)}
+        return {"error": "raised", "message": str(error)[:2000]}
     except Budget as error:
         return {"error": "budget", "message": str(error)}
     except (MemoryError, RecursionError, OverflowError) as error:
         return {"error": "budget", "message": f"it needs too much memory or nests too deep ({type(error).__name__})"}
     except jinja2.TemplateSyntaxError as error:
-        return {"error": "syntax", "message": f"line {error.lineno}: {error.message}"}
+        return {"error": "syntax", "message": f"line {error.lineno}: {error.message}"[:2000]}
     except Exception as error:  # whatever the template's own expressions raise
         return {"error": "failed", "message": f"{type(error).__name__}: {error}"[:2000]}
 

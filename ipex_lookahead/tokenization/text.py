@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import AddedToken, Tokenizer, processors
 
 from ipex_lookahead.tokenization.chat_template import chat_template_of, render_chats
+from ipex_lookahead.tokenization.growth import check_ids
 from ipex_lookahead.tokenization.pieces import Pieces
+from ipex_lookahead.tokenization.release import panics_typed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -123,11 +125,15 @@ class BytePairText(TextTokenizer):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """See :class:`TextTokenizer`."""
-        return list(self.core.encode(text, add_special_tokens=add_special_tokens).ids)
+        with panics_typed():
+            ids: list[int] = self.core.encode(text, add_special_tokens=add_special_tokens).ids
+        check_ids(text, ids)
+        return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """See :class:`TextTokenizer`."""
-        return str(self.core.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        with panics_typed():
+            return str(self.core.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def get_vocab(self) -> dict[str, int]:
         """See :class:`TextTokenizer`."""

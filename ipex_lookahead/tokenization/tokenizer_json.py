@@ -13,11 +13,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from ipex_lookahead.errors import LookaheadError, ModelFormatError, UnsupportedModelError
 from ipex_lookahead.safe_json import File, kind
 from ipex_lookahead.tokenization.byte_pair import check_merges
+from ipex_lookahead.tokenization.growth import MOST_AROUND, check_added, check_growth, leaves
 from ipex_lookahead.tokenization.release import check_whole_words, merges_for_json
-from ipex_lookahead.tokenization.sentencepiece_model import MAX_PIECES
+from ipex_lookahead.tokenization.sentencepiece_model import MAX_PIECE_BYTES, MAX_PIECES
 from ipex_lookahead.tokenization.splitting import KNOWN_PATTERNS
 
 Check = Callable[[Any], bool]
@@ -29,6 +30,16 @@ def _is(*types: type) -> Check:
 
 def _one_of(*values: str) -> Check:
     return lambda value: value in values
+
+
+def _is_zero(value: Any) -> bool:
+    """All that the library can cut off at the end: it panics at a text that is shorter than what it is to lose."""
+    return type(value) is int and value == 0
+
+
+def _is_some_text(value: Any) -> bool:
+    """Prepending nothing makes the library panic at a text that is empty."""
+    return type(value) is str and value != ""
 
 
 _TEXT, _FLAG, _COUNT = _is(str), _is(bool), lambda value: type(value) is int and 0 <= value < 1 << 16
@@ -46,7 +57,7 @@ _REPLACE: dict[str, Any] = {"pattern": _PATTERN, "content": _TEXT}
 _PARTS: dict[str, dict[str, dict[str, Any]]] = {
     "normalizer": {
         "NFC": {}, "NFD": {}, "NFKC": {}, "NFKD": {}, "Lowercase": {},
-        "Prepend": {"prepend": _TEXT},
+        "Prepend": {"prepend": _is_some_text},
         "Replace": _REPLACE,
         "Strip": {"strip_left": _FLAG, "strip_right": _FLAG},
     },
@@ -63,7 +74,7 @@ _PARTS: dict[str, dict[str, dict[str, Any]]] = {
         "ByteLevel": _BYTE_LEVEL,
         "Metaspace": _METASPACE,
         "Replace": _REPLACE,
-        "Strip": {"content": _TEXT, "start": _COUNT, "stop": _COUNT},
+        "Strip": {"content": _TEXT, "start": _COUNT, "stop": _is_zero},
     },
     "post_processor": {
         "ByteLevel": _BYTE_LEVEL,
@@ -118,12 +129,35 @@ class _Reader:
         for stage in _PARTS:
             part = description.get(stage)
             clean[stage] = None if part is None else self.part(self.object(part, stage), stage)
+        self.growth(clean)
         try:
-            return Tokenizer.from_str(json.dumps(clean))
+            core = Tokenizer.from_str(json.dumps(clean))
+            self.check_spaces(core, clean["added_tokens"])
+            return core
+        except LookaheadError:
+            raise
         except BaseException as error:  # a panic in the library is no Exception
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             raise self.fail("file", f"the tokenizers library does not take it: {error}") from None
+
+    def growth(self, clean: Mapping[str, Any]) -> None:
+        """Bound how much longer the way in, the way out, and what goes round a text may make it."""
+        parts = {stage: [(stage, leaf) for leaf in leaves(clean[stage], key)] for stage, key in _SEQUENCES.items()}
+        check_growth(parts["normalizer"] + parts["pre_tokenizer"], self.fail)
+        check_growth(parts["decoder"], self.fail)
+        check_growth(parts["post_processor"], self.fail)
+        templates = [part for _, part in parts["post_processor"] if part["type"] == "TemplateProcessing"]
+        for side, allowed in (("single", ["A"]), ("pair", ["A", "B"])):
+            field, around = f"post_processor.{side}", 0
+            for template in templates:
+                texts = [item["Sequence"]["id"] for item in template[side] if "Sequence" in item]
+                if len(set(texts)) != len(texts) or not set(texts) <= set(allowed):
+                    raise self.fail(field, f"holds the texts {texts}; each of {allowed} may be there once")
+                special = (item["SpecialToken"]["id"] for item in template[side] if "SpecialToken" in item)
+                around += sum(len(template["special_tokens"][name]["ids"]) for name in special)
+            if around > MOST_AROUND:
+                raise self.fail(field, f"puts {around} tokens round a text; {MOST_AROUND} are the most")
 
     def model(self, model: dict[str, Any]) -> dict[str, Any]:
         if model.get("type", "BPE") != "BPE":
@@ -133,6 +167,8 @@ class _Reader:
             raise self.fail("model.vocab", f"has {len(vocab)} tokens; 1 to {MAX_PIECES} are allowed")
         for token, i in vocab.items():
             self.identifier(i, f"model.vocab[{token[:80]!r}]")
+        if (longest := max(map(len, vocab))) > MAX_PIECE_BYTES:
+            raise self.fail("model.vocab", f"has a token of {longest} characters; {MAX_PIECE_BYTES} are the most")
         if len(set(vocab.values())) != len(vocab):
             raise self.fail("model.vocab", "two tokens have the same id")
         merges = model.get("merges")
@@ -155,8 +191,8 @@ class _Reader:
         return clean
 
     def added_tokens(self, tokens: Any, vocab: Mapping[str, int]) -> list[dict[str, Any]]:
-        if not isinstance(tokens, list) or len(tokens) > 1 << 16:
-            raise self.fail("added_tokens", "must be an array of at most 65536 tokens")
+        if not isinstance(tokens, list):
+            raise self.fail("added_tokens", "must be an array")
         by_id = {i: token for token, i in vocab.items()}
         clean: list[dict[str, Any]] = []
         for n, entry in enumerate(tokens):
@@ -171,13 +207,27 @@ class _Reader:
                 for name in ("single_word", "lstrip", "rstrip", "normalized", "special")
             }
             clean.append({"id": i, "content": content, **flags})
-        if len({token["content"] for token in clean}) != len(clean):
+        contents = [token["content"] for token in clean]
+        check_added(contents, MAX_PIECE_BYTES, lambda problem: self.fail("added_tokens", problem))
+        if len(set(contents)) != len(contents):
             raise self.fail("added_tokens", "the same token is there twice")
         missing = [i for i in range(len(by_id)) if i not in by_id] if clean else []
         if missing and any(token["content"] not in vocab and token["id"] > missing[0] for token in clean):
             # The library numbers added tokens itself, after the vocabulary: with a gap it would give them other ids.
             raise self.fail("added_tokens", f"ids leave out {missing[0]}, and later ones are given to added tokens")
         return sorted(clean, key=lambda token: token["id"])
+
+    def check_spaces(self, core: Tokenizer, tokens: list[dict[str, Any]]) -> None:
+        """Refuse white space that takes the space beside it.
+
+        In a run of spaces the library's matches would overlap: it panics, or copies the rest of the run for each.
+        """
+        for n, token in enumerate(tokens):
+            text = token["content"]
+            if token["normalized"] and core.normalizer is not None:
+                text = core.normalizer.normalize_str(text)
+            if not text.strip() and (token["lstrip"] or token["rstrip"]):
+                raise self.fail(f"added_tokens[{n}]", "is white space, and takes that beside it (lstrip, rstrip)")
 
     def part(self, part: dict[str, Any], stage: str) -> dict[str, Any]:
         name = part.get("type")

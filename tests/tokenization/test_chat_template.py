@@ -175,9 +175,18 @@ def test_source_and_output_are_limited():
     with pytest.raises(ModelFormatError, match="more than 262144 bytes"):
         render("é" * (128 * 1024 + 1))
     assert render("x" * (256 * 1024)) == "x" * (256 * 1024)
+    with pytest.raises(ModelFormatError, match=r"writes more than 26\d{4} characters"):
+        render("{{ 'a' * 300000 }}")
+    long = [{"role": "user", "content": "a" * 600_000}]
+    assert len(render("{{ (messages[0].content * 14)[:8388608] }}", long)) == 8388608
     with pytest.raises(ModelFormatError, match="more than 8388608 characters"):
-        render("{{ 'a' * 8388609 }}")
-    assert len(render("{{ 'a' * 8388608 }}")) == 8388608
+        render("{{ (messages[0].content * 14)[:8388609] }}", long)
+
+
+def test_a_refusal_of_any_length_is_an_error_of_ours():
+    with pytest.raises(InputError) as refused:
+        render("{{ raise_exception('no' * 10**6) }}")
+    assert len(str(refused.value)) < 3000
 
 
 def test_a_machine_that_cannot_start_processes_says_so(monkeypatch):

@@ -175,7 +175,6 @@ def _set_rope(model: Any, spec: DecoderSpec, config: dict[str, Any]) -> None:
 
 
 def _load_foreign(request: LoadRequest, device: torch.device, family: str) -> LoadedModel:
-    from transformers import GenerationConfig
 
     from ipex_lookahead.tokenization.folder import text_from_folder
 
@@ -201,15 +200,32 @@ def _load_foreign(request: LoadRequest, device: torch.device, family: str) -> Lo
     finally:
         checkpoint.close()
     settings = path / "generation_config.json"
-    defaults = GenerationConfig.from_dict(dict(read_json(settings))) if settings.exists() else model.generation_config
+    defaults = checked_defaults(settings) if settings.exists() else model.generation_config.to_diff_dict()
     return LoadedModel(
         _engine(model, request, device, label, backends, report),
         label,
         plain,
-        defaults.to_diff_dict(),
+        defaults,
         text_from_folder(path, plain),
         config,
     )
+
+
+def checked_defaults(file: Path) -> dict[str, Any]:
+    """What a ``generation_config.json`` sets, by transformers' names. Raises ModelFormatError where it does not."""
+    from transformers import GenerationConfig
+
+    raw = read_json(file)
+    try:
+        known = vars(GenerationConfig())
+        defaults: dict[str, Any] = GenerationConfig.from_dict(
+            {k: v for k, v in raw.items() if k in known}
+        ).to_diff_dict()
+    except Exception as error:  # transformers' checks compare before they ask for types
+        raise ModelFormatError(
+            file, "JSON", None, f"transformers does not take these settings: {said(error)}"
+        ) from error
+    return defaults
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import torch
 
 from ipex_lookahead import AutoModelForCausalLM, InputError, LookaheadDecoding, ModelFormatError, UnsupportedModelError
 from ipex_lookahead import wrap as wrap_model
-from ipex_lookahead.engines.torch.load import ParametersOnMeta, compute_dtype
+from ipex_lookahead.engines.torch.load import ParametersOnMeta, checked_defaults, compute_dtype
 from tests.support.families import CHAINS, FAMILIES, STATEFUL, build, shortfall, write
 from tests.support.numpy_engine import NumpyEngine
 from tests.support.tiny import TinyLlama, write_tiny_gguf, write_tiny_llama
@@ -341,3 +341,22 @@ def test_deterministic_text_is_the_same_with_lookahead(tmp_path: Path, low_bit: 
             config = LookaheadConfig(strategy=strategy, num_draft_tokens=tokens, adaptive=False)
             assert torch.equal(model.generate(IDS, lookahead=config, **options), plain)
             assert model.stats.drafted > 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"max_new_tokens": {}}, {"suppress_tokens": 1.5}, {"watermarking_config": [1]}, {"compile_config": "x"}],
+)
+def test_settings_that_transformers_does_not_take_are_an_error_of_ours(tmp_path, settings):
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps(settings))
+    with pytest.raises(ModelFormatError, match="transformers does not take these settings"):
+        checked_defaults(file)
+
+
+def test_settings_cannot_take_the_place_of_methods(tmp_path):
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps({"temperature": 0.5, "to_diff_dict": 1, "validate": 1, "update": []}))
+    defaults = checked_defaults(file)
+    assert defaults["temperature"] == 0.5
+    assert not {"to_diff_dict", "validate", "update"} & set(defaults)
