@@ -365,13 +365,13 @@ class _Cursor:
                 self._file.path, f"length of {field}", self.at, f"more than {MAX_KEPT} bytes of metadata up to here"
             )
 
-    def numbers(self, count: int, kind: type[np.generic], field: str) -> npt.NDArray[np.generic]:
+    def numbers(self, count: int, kind: Any, field: str) -> npt.NDArray[Any]:
         """An array of numbers, read into place."""
         size = count * np.dtype(kind).itemsize
         self.keep(size, field)
         if size <= self._WINDOW:
             return np.frombuffer(self.take(size, field), kind)
-        values: npt.NDArray[np.generic] = np.empty(count, kind)
+        values: npt.NDArray[Any] = np.empty(count, kind)
         self._file.read_into(self.at, values, field)
         self.skip(size)
         return values

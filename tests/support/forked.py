@@ -19,24 +19,24 @@ MEMORY = 512 << 20
 _AT_ONCE = 400
 
 
-def in_children(case: Callable[[int], str], cases: int, size: Callable[[], int] = lambda: 0) -> Counter[str]:
+def in_children(case: Callable[[int], str], cases: int) -> Counter[str]:
     """Run ``case(0)`` ... ``case(cases - 1)`` in forked children and count what they return.
 
-    Each case may take 5 seconds of processor time and 512 MiB of address space above ``size()``. Raises AssertionError
-    that names the case for an exception, a death by signal, a hang, and for more memory (a MemoryError there).
+    Each case may take 5 seconds of processor time and 512 MiB of address space. Raises AssertionError that names the
+    case for an exception, a death by signal, a hang, and for more memory (a MemoryError there).
     """
     seen: Counter[str] = Counter()
     for start in range(0, cases, _AT_ONCE):
-        seen += _child(case, range(start, min(cases, start + _AT_ONCE)), size)
+        seen += _child(case, range(start, min(cases, start + _AT_ONCE)))
     return seen
 
 
-def _child(case: Callable[[int], str], numbers: range, size: Callable[[], int]) -> Counter[str]:
+def _child(case: Callable[[int], str], numbers: range) -> Counter[str]:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reader)
-        _run(case, numbers, size, writer)
+        _run(case, numbers, writer)
     os.close(writer)
     with os.fdopen(reader, "rb") as stream:
         said = stream.read()
@@ -54,7 +54,7 @@ def _child(case: Callable[[int], str], numbers: range, size: Callable[[], int]) 
     return Counter(json.loads(result))
 
 
-def _run(case: Callable[[int], str], numbers: range, size: Callable[[], int], writer: int) -> None:
+def _run(case: Callable[[int], str], numbers: range, writer: int) -> None:
     """In the child: a number a case, then -1 and the counts, or what went wrong."""
     for each in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(each, signal.SIG_DFL)
@@ -67,7 +67,7 @@ def _run(case: Callable[[int], str], numbers: range, size: Callable[[], int], wr
             signal.alarm(WALL_SECONDS)
             signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
             pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-            resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY + size(), hard))
+            resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, hard))
             try:
                 seen[case(number)] += 1
             finally:

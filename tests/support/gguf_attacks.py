@@ -30,14 +30,45 @@ from tests.support.gguf_bytes import (
 
 KEYS = sorted({*HONOURED, *NEUTRAL, *REFUSED})
 SCALING = sorted(key for key in KEYS if key.startswith("rope."))
-COUNTS = (0, 1, 2, 3, 5, 31, 33, 2**16, 2**16 + 1, 2**24, 2**31, 2**32, 2**40, 2**40 + 1, 2**61, 2**62, 2**63, 2**64 - 1)
-BITS = (0, 0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0x7FC00000, 1, 0x00800000, 0x7BFF7BFF, 0x7C007C00, 0x7F7F7F7F, 0x5F005F00)
+COUNTS = (
+    0,
+    1,
+    2,
+    3,
+    5,
+    31,
+    33,
+    2**16,
+    2**16 + 1,
+    2**24,
+    2**31,
+    2**32,
+    2**40,
+    2**40 + 1,
+    2**61,
+    2**62,
+    2**63,
+    2**64 - 1,
+)
+BITS = (
+    0,
+    0x7F7FFFFF,
+    0xFF7FFFFF,
+    0x7F800000,
+    0x7FC00000,
+    1,
+    0x00800000,
+    0x7BFF7BFF,
+    0x7C007C00,
+    0x7F7F7F7F,
+    0x5F005F00,
+)
 """Four bytes that are an extreme value as float32, as two float16 or as two bfloat16."""
 
 
 def base(chance: random.Random) -> tuple[list[Entry], list[Tensor]]:
     """One of several small Llamas: its types of tensors, tied or not, with biases, with divisors of frequencies."""
-    entries, tensors = _parts(chance.random() < 0.6)
+    entries, tensors = parts(quantised=chance.random() < 0.6)
     hidden = tensors[0][1][0]
     if chance.random() < 0.3:
         tensors.append(tensor("output.weight", (hidden, 4), chance.choice((0, 1, 30))))
@@ -48,19 +79,21 @@ def base(chance: random.Random) -> tuple[list[Entry], list[Tensor]]:
         tensors += [tensor(f"blk.0.{each}.bias", (rows,), 0) for each in names]
         tensors.append(tensor(f"blk.0.{last}.bias", (hidden,), 0))
     if chance.random() < 0.2:
-        values = np.array([chance.choice((1.0, 8.0, 1e-45, 3e38, 1e-6)) for _ in range(4)], np.float32)
+        ends = (1.0, 8.0, 1e-6, 1e-45, 3e38) if chance.random() < 0.3 else (1.0, 8.0)
+        values = np.array([chance.choice(ends) for _ in range(4)], np.float32)
         tensors.append(("rope_freqs.weight", (4,), 0, values.tobytes()))
     return entries, tensors
 
 
 def sound() -> bytes:
     """A file without a fault, of every type of tensor that is read."""
-    return bytes(build(*_parts(True)).data)
+    return bytes(build(*parts(quantised=True)).data)
 
 
-def _parts(quantised: bool) -> tuple[list[Entry], list[Tensor]]:
+def parts(*, quantised: bool) -> tuple[list[Entry], list[Tensor]]:
+    """Entries and tensors of a file without a fault, whose tokenizer can be made too."""
     entries, tensors = llama_parts(quantised=quantised)
-    types = "tokenizer.ggml.token_type"  # with an unknown token, so that the tokenizer can be made
+    types = "tokenizer.ggml.token_type"  # with an unknown token
     return [(types, ARRAY, (I32, [2, 1, 1, 3])) if entry[0] == types else entry for entry in entries], tensors
 
 
@@ -97,16 +130,20 @@ def _change_entries(chance: random.Random, entries: list[Entry]) -> None:
         entries.append(entries[at])
     elif way < 0.85:  # numbers in pairs that have to do with each other
         if chance.random() < 0.7:
-            entries.append(("llama.rope.scaling.type", STRING, chance.choice(("yarn", "linear", "none", "x"))))
-            entries.append(("llama.rope.scaling.factor", F32, chance.choice((4.0, 4.0, 1e-45, 3e38, 1.0))))
+            _put(entries, "llama.rope.scaling.type", STRING, chance.choice(("yarn", "yarn", "linear", "none", "x")))
+            _put(entries, "llama.rope.scaling.factor", F32, chance.choice((4.0, 4.0, 4.0, 1e-45, 3e38, 1.0)))
         for name in chance.sample(SCALING, chance.randint(1, 3)):
             kind = chance.choice((F32, F32, F64, U32))
-            entries.append((f"llama.{name}", kind, _fitting(kind, json_attacks.number(chance))))
+            _put(entries, f"llama.{name}", kind, _fitting(kind, json_attacks.number(chance)))
     else:
         kind = chance.choice((F32, U32, U64, F64))
-        name = f"llama.{chance.choice(KEYS)}"
-        entries[:] = [entry for entry in entries if entry[0] != name]
-        entries.append((name, kind, _fitting(kind, json_attacks.number(chance))))
+        _put(entries, f"llama.{chance.choice(KEYS)}", kind, _fitting(kind, json_attacks.number(chance)))
+
+
+def _put(entries: list[Entry], key: str, kind: int, value: Any) -> None:
+    """The key once, with that value."""
+    entries[:] = [entry for entry in entries if entry[0] != key]
+    entries.append((key, kind, value))
 
 
 def _near(chance: random.Random, kind: int, old: Any) -> Any:
@@ -117,7 +154,9 @@ def _near(chance: random.Random, kind: int, old: Any) -> Any:
         values = list(values)
         if chance.random() < 0.5 and values:
             values[chance.randrange(len(values))] = (
-                chance.choice(("", "a", "x" * 5000, "\0")) if element == STRING else _fitting(element, json_attacks.number(chance))
+                chance.choice(("", "a", "x" * 5000, "\0"))
+                if element == STRING
+                else _fitting(element, json_attacks.number(chance))
             )
             return element, values
         return element, values[:-1] if chance.random() < 0.5 else values * 2
@@ -145,7 +184,12 @@ def _change_tensors(chance: random.Random, tensors: list[Tensor]) -> None:
     if way < 0.12:
         del tensors[at]
     elif way < 0.2:
-        tensors[at] = chance.choice((other[0], name + "x", "", name[:-7], "blk.1.attn_q.weight", "é\0")), dims, kind, data
+        tensors[at] = (
+            chance.choice((other[0], name + "x", "", name[:-7], "blk.1.attn_q.weight", "é\0")),
+            dims,
+            kind,
+            data,
+        )
     elif way < 0.28:
         tensors.append(chance.choice((tensors[at], (name + "2", dims, kind, data), tensor("x", (4,), 0))))
     elif way < 0.4:

@@ -19,11 +19,42 @@ FLOATS = (
     *(0.0, -0.0, 5e-324, 1e-320, 1e-45, 1.2e-38, 1e-30, 1e-7, 1e-6, 1e-5, 0.1, 0.5, 1.0, 1.0000000000000002, 1.5, 2.0),
     *(4.0, 8.0, 1e3, 1e4, 5e5, 1e6, 1e9, 1e15, 1e16, 1e30, 3e38, 3.5e38, 1e300, 1.7e308, -1.0, -1e300),
 )
-OTHERS = (True, False, None, "", "x", "1", "llama", "silu", "../x", [], {}, [1], [[1]], {"a": 1}, "é" * 300, [0.5] * 600)
+OTHERS = (
+    True,
+    False,
+    None,
+    "",
+    "x",
+    "1",
+    "llama",
+    "silu",
+    "../x",
+    [],
+    {},
+    [1],
+    [[1]],
+    {"a": 1},
+    "é" * 300,
+    [0.5] * 600,
+)
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "freq_factors", "", None, 3)
 CONFIG_KEYS = sorted({*HONOURED, *NEUTRAL, *REFUSED, "sliding_window", "layer_types"})
 TEXTS = (
-    *("NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1" * 64, "1" * 65, "1" * 5000, "01", "+1", ".5", "1.", "0x10"),
+    *(
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        "1e999",
+        "-1e999",
+        "1" * 64,
+        "1" * 65,
+        "1" * 5000,
+        "01",
+        "+1",
+        ".5",
+        "1.",
+        "0x10",
+    ),
     *('"\\ud800"', '"\\u0000"', '"' + "x" * 300 + '"', "tru", "[" * 63 + "]" * 63, "[" * 70 + "]" * 70, "[" * 100_000),
     *('{"a":' * 5000 + "1" + "}" * 5000, "[" + "0," * 1000 + "0]", '{"a":1,"a":2}', "'x'", "1 2", "/* */1", "\ufeff1"),
 )
@@ -41,7 +72,9 @@ def value(chance: random.Random) -> Any:
 def near(chance: random.Random, old: Any) -> Any:
     """A number beside the one that is there, or of its kind; else anything."""
     if type(old) is int and chance.random() < 0.7:
-        return chance.choice((old + 1, old - 1, old * 2, old // 2, -old, old << 32, float(old), chance.choice(INTEGERS)))
+        return chance.choice(
+            (old + 1, old - 1, old * 2, old // 2, -old, old << 32, float(old), chance.choice(INTEGERS))
+        )
     return value(chance)
 
 

@@ -61,16 +61,36 @@ def _change(chance: random.Random, header: dict[str, Any], data: bytes) -> bytes
         for n in size:
             product *= n
         entry["shape"] = chance.choice(
-            (shape[::-1], [product], [1, product], [product, 1], [*shape, 1], [], [0], [2**32, 2**32], [2**63, 2], [-1, -product])
-        )  # fmt: skip
+            (
+                shape[::-1],
+                [product],
+                [1, product],
+                [product, 1],
+                [*shape, 1],
+                [],
+                [0],
+                [2**32, 2**32],
+                [2**63, 2],
+                [-1, -product],
+            )
+        )
     elif way < 0.76:
         entry["dtype"] = chance.choice(DTYPES)
     elif way < 0.88 and isinstance(offsets, list) and len(offsets) == 2:
         begin, end = offsets
         far = chance.choice(COUNTS)
         entry["data_offsets"] = chance.choice(
-            ([begin + 4, end + 4], [begin - 4, end], [begin, end + 4], [end, begin], [0, end - begin], [far, far + 4], [begin], [begin, None])
-        )  # fmt: skip
+            (
+                [begin + 4, end + 4],
+                [begin - 4, end],
+                [begin, end + 4],
+                [end, begin],
+                [0, end - begin],
+                [far, far + 4],
+                [begin],
+                [begin, None],
+            )
+        )
     elif way < 0.96:
         _change_metadata(chance, header)
     else:
@@ -118,7 +138,9 @@ def attacked_index(chance: random.Random, files: dict[str, bytes]) -> dict[str, 
     if way < 0.4:
         return {"model.safetensors": files[one]}
     if way < 0.55:
-        weights[name] = chance.choice((other, "../" + one, "/etc/passwd", "x.bin", "x.safetensors", "", 3, None, [one], one + "\0"))
+        weights[name] = chance.choice(
+            (other, "../" + one, "/etc/passwd", "x.bin", "x.safetensors", "", 3, None, [one], one + "\0")
+        )
     elif way < 0.65:
         del weights[name]
     elif way < 0.75:
