@@ -72,7 +72,7 @@ _GENERATION = {
     "top_k": whole(0, 2**31 - 1),
     "top_p": real(0, 1),
     "min_p": real(0, 1),
-    "repetition_penalty": real(0, 1e6, above=True),
+    "repetition_penalty": real(1e-6, 1e6),
     "no_repeat_ngram_size": whole(0, MAX_CONTEXT),
 }
 
@@ -131,7 +131,7 @@ def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]
     for key, value in _DEFAULTS.items():
         config.setdefault(key, value)
     check_sizes(config, rope_source)
-    config["rope_scaling"] = check_rope(rope or None, rope_source) if _is_scaled(rope) else None
+    config["rope_scaling"] = check_rope(rope or None, config["rope_theta"], rope_source) if _is_scaled(rope) else None
     config.update(_architectures(raw, source))
     config.update(_dtype(raw, source))
     config.update(_ids(raw, source, config["vocab_size"]))
@@ -146,6 +146,13 @@ def read_generation_config(path: str | PathLike[str], vocab: int) -> dict[str, A
     raw = read_json(path)
     source = _source(raw, path)
     found = {key: check(source, key, raw[key]) for key, check in _GENERATION.items() if raw.get(key) is not None}
+    temperature, sampled = found.get("temperature", 1.0), found.get("do_sample", False)
+    if 0 < temperature < 1e-6 or (sampled and temperature == 0):
+        raise source.error(
+            "temperature",
+            f"is {temperature:g}; it must be 1e-06 to 1e+06",
+            hint="for greedy decoding set do_sample to false and leave temperature out of the file",
+        )
     return found | _ids(raw, source, vocab)
 
 

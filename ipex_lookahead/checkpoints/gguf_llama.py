@@ -17,13 +17,14 @@ import numpy.typing as npt
 from ipex_lookahead.checkpoints.gguf_keys import refuse_switches
 from ipex_lookahead.checkpoints.gguf_reader import GgufFile, GgufTensor
 from ipex_lookahead.checkpoints.hparams import (
+    DIVISORS,
     MAX_CONTEXT,
     MAX_HEAD_DIM,
     MAX_LAYERS,
+    ROPE,
     Source,
     check_rope,
     check_sizes,
-    real,
     shown,
     token_id,
     whole,
@@ -260,15 +261,15 @@ def _rope_scaling(file: GgufFile, config: dict[str, Any]) -> dict[str, Any] | No
             if (value := file.scalar(_KEYS[f"rope_scaling.{name}"])) is not None:
                 scaling[name] = _shortest(value)
         if attention_factor != 1:
-            attention_factor = real(0, 1e6, above=True)(source, "rope_scaling.attention_factor", attention_factor)
-            factor = real(0, 1e6, above=True)(source, "rope_scaling.factor", factor)
+            attention_factor = ROPE["attention_factor"](source, "rope_scaling.attention_factor", attention_factor)
+            factor = ROPE["factor"](source, "rope_scaling.factor", factor)
             # llama.cpp multiplies YaRN's own factor by it, Hugging Face's attention_factor replaces that.
             scaling["attention_factor"] = attention_factor * (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
     scaling.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
     whole(1, MAX_CONTEXT)(
         source, "rope_scaling.original_max_position_embeddings", scaling["original_max_position_embeddings"]
     )
-    return check_rope(scaling, source)
+    return check_rope(scaling, config["rope_theta"], source)
 
 
 def _check_frequency_divisors(file: GgufFile, head_dim: int) -> None:
@@ -280,10 +281,13 @@ def _check_frequency_divisors(file: GgufFile, head_dim: int) -> None:
             f"is {tensor.type.name} {list(tensor.shape)}; it must be F32 [{head_dim // 2}], half a head",
         )
     values = np.frombuffer(file.file.read(tensor.offset, tensor.nbytes, tensor.name), np.float32)
-    wrong = ~(np.isfinite(values) & (values > 0))
+    low, high = DIVISORS
+    wrong = ~((values >= low) & (values <= high))  # NaN is neither
     if wrong.any():
         at = int(np.argmax(wrong))
-        raise file.error(tensor.name, tensor.offset + 4 * at, f"divisor {at} is {values[at]}; it must be above 0")
+        raise file.error(
+            tensor.name, tensor.offset + 4 * at, f"divisor {at} is {values[at]}; it must be {low:g} to {high:g}"
+        )
 
 
 def _expected(config: dict[str, Any]) -> list[tuple[str, str, tuple[int, ...], int]]:

@@ -15,6 +15,7 @@ from os import PathLike
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ipex_lookahead.checkpoints.files import BinaryFile
 from ipex_lookahead.errors import ModelFormatError
@@ -26,7 +27,12 @@ MAX_ALIGNMENT = 1 << 16
 MAX_KEY = 65_535
 MAX_NAME = 1024
 MAX_STRING = 16 << 20
-MAX_ELEMENTS = 64 << 20
+MAX_KEPT = 128 << 20
+"""Most bytes of values, all arrays and strings of the metadata together: what is made of them takes several times it.
+A sparse file of a few bytes on the disk may claim any number."""
+SMALL_ARRAY = 4096
+READ_ARRAYS = ("tokenizer.", "llama.")
+"""Larger arrays of numbers are kept under these keys alone: nobody reads another."""
 MAX_ARRAY_STRINGS = 2 << 20
 """Most strings in all arrays together: a Python string takes several times the bytes a short one has in the file."""
 MAX_DIM = 1 << 40
@@ -120,7 +126,8 @@ class GgufFile:
 
     Attributes:
         metadata: key to value: int, float, bool, str, a list of str, or a one-dimensional numpy array for arrays of
-            numbers (uint8 0/1 become bool).
+            numbers (uint8 0/1 become bool). Of an array of more than ``SMALL_ARRAY`` numbers under a key that nobody
+            reads there is the type alone: no elements.
         offsets: key to the byte offset of its value.
         tensors: name to entry, in the file's order. Empty until :meth:`read_tensor_table`.
     """
@@ -214,18 +221,19 @@ class GgufFile:
         at = cursor.at
         count = int(cursor.number(_U64, f"length of {key}"))
         size = 8 if kind == STRING else _SCALARS[kind][0].size
-        if count > MAX_ELEMENTS:
-            raise self.error(f"length of {key}", at, f"is {count}; at most {MAX_ELEMENTS} elements are read")
         if count * size > cursor.left:
             raise self.error(f"length of {key}", at, f"is {count}, which {cursor.left} bytes cannot hold")
         if kind == STRING:
             return cursor.strings(count, key)
         at = cursor.at
-        values = np.frombuffer(cursor.take(count * size, key), _SCALARS[kind][1])
+        if count > SMALL_ARRAY and not key.startswith(READ_ARRAYS):
+            cursor.skip(count * size)
+            return np.empty(0, bool if kind == BOOL else _SCALARS[kind][1])
+        values = cursor.numbers(count, _SCALARS[kind][1], key)
         if kind == BOOL:
             if count and int(values.max()) > 1:
                 raise self.error(key, at + int(np.argmax(values > 1)), "holds a bool that is neither 0 nor 1")
-            return values.astype(bool)
+            return values.view(bool)
         return values
 
     def _read_alignment(self) -> int:
@@ -322,6 +330,7 @@ class _Cursor:
         self._window = b""
         self._position = 0
         self._strings_left = MAX_ARRAY_STRINGS
+        self._kept_left = MAX_KEPT
 
     @property
     def at(self) -> int:
@@ -349,6 +358,29 @@ class _Cursor:
         self._position += count
         return self._window[start : self._position]
 
+    def skip(self, count: int) -> None:
+        """Pass over bytes that are known to be there."""
+        self._base, self._position, self._window = self.at + count, 0, b""
+
+    def keep(self, count: int, field: str) -> None:
+        """Count bytes of a value that is kept, before memory is taken for it."""
+        self._kept_left -= count
+        if self._kept_left < 0:
+            raise ModelFormatError(
+                self._file.path, f"length of {field}", self.at, f"more than {MAX_KEPT} bytes of metadata up to here"
+            )
+
+    def numbers(self, count: int, kind: Any, field: str) -> npt.NDArray[Any]:
+        """An array of numbers, read into place."""
+        size = count * np.dtype(kind).itemsize
+        self.keep(size, field)
+        if size <= self._WINDOW:
+            return np.frombuffer(self.take(size, field), kind)
+        values: npt.NDArray[Any] = np.empty(count, kind)
+        self._file.read_into(self.at, values, field)
+        self.skip(size)
+        return values
+
     def number(self, kind: struct.Struct, field: str) -> Any:
         self._need(kind.size, field)
         (value,) = kind.unpack_from(self._window, self._position)
@@ -363,6 +395,7 @@ class _Cursor:
                 self._file.path, f"length of {field}", at, f"is {length}; at most {limit} bytes are read"
             )
         at = self.at
+        self.keep(length, field)
         raw = self.take(length, field)
         return self._decode(raw, at, field)
 
@@ -397,6 +430,7 @@ class _Cursor:
                     position = stop
             except UnicodeDecodeError:
                 pass  # the slow path below finds it again and says where
+            self.keep(position - self._position, field)
             self._position = position
             if len(found) < count:
                 found.append(self.string(f"{field}[{len(found)}]", MAX_STRING))

@@ -19,6 +19,10 @@ MAX_LAYERS = 512
 MAX_VOCAB = 4 << 20
 MAX_CONTEXT = 16 << 20
 MAX_HEAD_DIM = 1024
+SMALLEST_EPSILON = 1e-30
+"""Below it a row of zeros would no longer be zeros after a norm in float32, but NaN."""
+DIVISORS = (1e-6, 1e9)
+"""What frequencies may be divided by: they stay finite in float32, and so do the angles of every position."""
 
 Place = tuple[str, int | None]
 """The name of a field as its file spells it, and its byte offset there."""
@@ -101,7 +105,7 @@ def text(source: Source, key: str, value: Any) -> str:
 
 def shown(value: Any) -> str:
     """A value for a message: short, whatever it is."""
-    as_text = repr(value)
+    as_text = repr(value[:60] if isinstance(value, str | list) else value)
     return as_text if len(as_text) <= 60 else as_text[:57] + "..."
 
 
@@ -114,8 +118,8 @@ SIZES: dict[str, Callable[[Source, str, Any], Any]] = {
     "head_dim": whole(1, MAX_HEAD_DIM),
     "vocab_size": whole(1, MAX_VOCAB),
     "max_position_embeddings": whole(1, MAX_CONTEXT),
-    "rms_norm_eps": real(0, 1, above=True),
-    "rope_theta": real(0, 1e15, above=True),
+    "rms_norm_eps": real(SMALLEST_EPSILON, 1),
+    "rope_theta": real(1e-6, 1e15),
 }
 """The numbers every decoder has, by their Hugging Face names."""
 
@@ -124,17 +128,17 @@ def divisors(source: Source, key: str, value: Any) -> list[float]:
     """A check for the frequency divisors that a GGUF file may bring, one a pair of the head's dimensions."""
     if not isinstance(value, list) or not 0 < len(value) <= MAX_HEAD_DIM // 2:
         raise source.error(key, f"is {shown(value)}; it must be a list of up to {MAX_HEAD_DIM // 2} numbers")
-    return [real(0, 1e9, above=True)(source, key, one) for one in value]
+    return [real(*DIVISORS)(source, key, one) for one in value]
 
 
 ROPE: dict[str, Callable[[Source, str, Any], Any]] = {
-    "factor": real(0, 1e6, above=True),
+    "factor": real(1e-6, 1e6),
     "original_max_position_embeddings": whole(1, MAX_CONTEXT),
-    "low_freq_factor": real(0, 1e6, above=True),
-    "high_freq_factor": real(0, 1e6, above=True),
-    "beta_fast": real(0, 1e6, above=True),
-    "beta_slow": real(0, 1e6, above=True),
-    "attention_factor": real(0, 1e6, above=True),
+    "low_freq_factor": real(1e-6, 1e6),
+    "high_freq_factor": real(1e-6, 1e6),
+    "beta_fast": real(1e-6, 1e6),
+    "beta_slow": real(1e-6, 1e6),
+    "attention_factor": real(1e-6, 1e6),
     "mscale": real(0, 1e6),
     "mscale_all_dim": real(0, 1e6),
     "truncate": boolean,
@@ -154,7 +158,8 @@ def check_sizes(config: dict[str, Any], source: Source) -> None:
     """Check the numbers of ``config`` one by one and against each other, in place.
 
     A missing ``num_key_value_heads`` or ``head_dim`` gets its usual value. Raises ModelFormatError, or
-    UnsupportedModelError for a head size that is not a multiple of 8.
+    UnsupportedModelError for a head size that is not a multiple of 8, and for a hidden size that the heads do not
+    divide: transformers, which holds the config for whoever asks, takes no such Llama.
     """
     for key, check in SIZES.items():
         if key in config:
@@ -163,11 +168,16 @@ def check_sizes(config: dict[str, Any], source: Source) -> None:
     kv_heads = config.setdefault("num_key_value_heads", heads)
     if heads % kv_heads:
         raise source.error("num_key_value_heads", f"is {kv_heads}, which does not divide the {heads} attention heads")
-    if "head_dim" not in config:
-        if hidden % heads:
+    if hidden % heads:
+        if "head_dim" not in config:
             raise source.error(
                 "hidden_size", f"is {hidden}, which {heads} attention heads do not divide, and no head_dim is given"
             )
+        raise UnsupportedModelError(
+            f"{source.file}: {source.places.get('hidden_size', ('hidden_size',))[0]} is {hidden}, which"
+            f" {heads} attention heads do not divide; transformers' Llama takes no such model, whatever its head_dim"
+        )
+    if "head_dim" not in config:
         config["head_dim"] = whole(1, MAX_HEAD_DIM)(source, "head_dim", hidden // heads)
     if config["head_dim"] % 8:
         raise UnsupportedModelError(
@@ -175,10 +185,11 @@ def check_sizes(config: dict[str, Any], source: Source) -> None:
         )
 
 
-def check_rope(scaling: Any, source: Source) -> dict[str, Any] | None:
+def check_rope(scaling: Any, rope_theta: float, source: Source) -> dict[str, Any] | None:
     """Rope scaling in one spelling: ``rope_type`` and its numbers, or None for plain rope.
 
-    ``type`` (the older spelling) and a ``rope_type`` of "default" are normalised away. Raises ModelFormatError.
+    ``type`` (the older spelling) and a ``rope_type`` of "default" are normalised away. ``rope_theta`` has been checked
+    by itself. Raises ModelFormatError.
     """
     if scaling is None:
         return None
@@ -203,6 +214,8 @@ def check_rope(scaling: Any, source: Source) -> dict[str, Any] | None:
             f"has low_freq_factor {found['low_freq_factor']:g}, which is not below "
             f"high_freq_factor {found['high_freq_factor']:g}",
         )
+    if kind == "yarn" and rope_theta <= 1:  # pairs are told apart by how often they turn: by theta's logarithm
+        raise source.error("rope_theta", f"is {rope_theta:g}; rope scaling of type 'yarn' needs one above 1")
     return found
 
 

@@ -13,6 +13,8 @@ from ipex_lookahead.formats import FORMATS, dequantize, get_format, quantize
 from ipex_lookahead.formats.base import PackedWeight
 
 FLOATS = ("fp32", "fp16", "bf16")
+LARGEST = 65504.0
+"""The largest value of a norm's weights or a bias: binary16's, in which keys and values are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +62,17 @@ def check_low_bit(name: object) -> str:
     return name
 
 
-def _read(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> PackedWeight:
+def check_shape(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> None:
+    """Raise ModelFormatError for a tensor that is not there, or whose shape is not the one that the config implies."""
     got = checkpoint.info(name).shape
     if tuple(got) != shape:
         raise ModelFormatError(
             checkpoint.path, name, None, f"has shape {list(got)}, but the config implies {list(shape)}"
         )
+
+
+def _read(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> PackedWeight:
+    check_shape(checkpoint, name, shape)
     return checkpoint.read(name)
 
 
@@ -113,8 +120,18 @@ def random_matrix(shape: tuple[int, int], name: str, group_size: int, rng: np.ra
 
 
 def read_vector(checkpoint: Checkpoint, name: str, n: int) -> npt.NDArray[np.float32]:
-    """A norm's weights, or a bias, as float32 [n]."""
-    return np.ascontiguousarray(dequantize(_read(checkpoint, name, (n,))), dtype=np.float32)
+    """A norm's weights, or a bias, as float32 [n].
+
+    Raises ModelFormatError for values beyond ``LARGEST``: a step's products would overflow, far from what is wrong.
+    """
+    values = np.ascontiguousarray(dequantize(_read(checkpoint, name, (n,))), dtype=np.float32)
+    at = int(np.argmax(np.abs(values)))
+    if abs(values[at]) > LARGEST:
+        raise ModelFormatError(
+            checkpoint.path, name, None, f"value {at} is {values[at]:g}; values of vectors are at most {LARGEST:g}",
+            hint="the checkpoint is damaged: download or convert it again",
+        )  # fmt: skip
+    return values
 
 
 def not_converted(names: object) -> tuple[str, ...]:

@@ -15,6 +15,9 @@ from ipex_lookahead.generation.checks import real, token_ids, whole
 MOST_IDS = 2**31
 """Ids beyond the vocabulary do no harm where they are only left out."""
 
+PENALTIES = (1e-6, 1e6)
+"""Logits stay finite in float32 whether they are divided by it or multiplied."""
+
 _DEFAULTS: dict[str, Any] = {
     "do_sample": False,
     "temperature": 1.0,
@@ -116,7 +119,7 @@ def _validate(settings: GenerationConfig) -> None:
     whole("num_return_sequences", settings.num_return_sequences, 1)
     whole("no_repeat_ngram_size", settings.no_repeat_ngram_size or 0, 0)
     if settings.repetition_penalty is not None:
-        real("repetition_penalty", settings.repetition_penalty, 0, math.inf, above=True)
+        real("repetition_penalty", settings.repetition_penalty, *PENALTIES)
     if settings.max_time is not None:
         real("max_time", settings.max_time, 0, math.inf)
     if settings.stop_strings is not None:

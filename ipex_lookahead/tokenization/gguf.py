@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
+MAX_ELEMENTS = 4 << 20
+"""Most numbers of an array; Python's objects take many times the bytes they have in the file."""
 _PREFIX = "tokenizer.ggml."
 _ROLES = {
     "bos_token": "bos_token_id",
@@ -222,6 +224,8 @@ class _Reader:
 
     def array(self, key: str) -> list[Any]:
         value: Any = self.metadata.get(_PREFIX + key)
+        if (size := getattr(value, "size", 0)) > MAX_ELEMENTS:
+            raise self.fail(key, f"has {size} numbers; at most {MAX_ELEMENTS} are read")
         if hasattr(value, "tolist"):
             value = value.tolist()  # numpy's scalars become Python's
         if not isinstance(value, Sequence) or isinstance(value, str | bytes):

@@ -173,11 +173,23 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"vocab_size": 0}, "vocab_size", "1 to 4194304"),
     ({"vocab_size": (4 << 20) + 1}, "vocab_size", "1 to 4194304"),
     ({"max_position_embeddings": (16 << 20) + 1}, "max_position_embeddings", "1 to 16777216"),
-    ({"rms_norm_eps": 0}, "rms_norm_eps", "above 0"),
-    ({"rms_norm_eps": -1e-5}, "rms_norm_eps", "above 0"),
+    ({"rms_norm_eps": 0}, "rms_norm_eps", "from 1e-30"),
+    ({"rms_norm_eps": 5e-324}, "rms_norm_eps", "from 1e-30"),
+    ({"rope_theta": 1.0, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_theta", "above 1"),
+    (
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 0.5}},
+        "rope_parameters.rope_theta",
+        "above 1",
+    ),
+    (
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_slow": 5e-324}},
+        "rope_scaling.beta_slow",
+        "from 1e-06",
+    ),
+    ({"rms_norm_eps": -1e-5}, "rms_norm_eps", "from 1e-30"),
     ({"rms_norm_eps": 1.5}, "rms_norm_eps", "to 1"),
     ({"rms_norm_eps": "1e-5"}, "rms_norm_eps", "number"),
-    ({"rope_theta": 0}, "rope_theta", "above 0"),
+    ({"rope_theta": 0}, "rope_theta", "from 1e-06"),
     ({"rope_theta": 1e16}, "rope_theta", "to 1e+15"),
     ({"tie_word_embeddings": 1}, "tie_word_embeddings", "true or false"),
     ({"attention_bias": "no"}, "attention_bias", "true or false"),
@@ -196,15 +208,15 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"rope_scaling": {"factor": 2.0}}, "rope_scaling", "no rope_type"),
     ({"rope_scaling": {"rope_type": 3}}, "rope_scaling", "string"),
     ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling", "has no factor"),
-    ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "rope_scaling.factor", "above 0"),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "rope_scaling.factor", "from 1e-06"),
     ({"rope_scaling": {"rope_type": "linear", "factor": [2]}}, "rope_scaling.factor", "number"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling", "has no low_freq_factor"),
     ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 4.0}}, "rope_scaling", "not below"),
-    ({"rope_parameters": {"rope_type": "default", "rope_theta": -1}}, "rope_parameters.rope_theta", "above 0"),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": -1}}, "rope_parameters.rope_theta", "from 1e-06"),
     ({"rope_scaling": {"rope_type": "freq_factors", "factors": 1.0}}, "rope_scaling.factors", "up to 512 numbers"),
     ({"rope_scaling": {"rope_type": "freq_factors", "factors": []}}, "rope_scaling.factors", "up to 512 numbers"),
     ({"rope_scaling": {"rope_type": "freq_factors", "factors": [1] * 513}}, "rope_scaling.factors", "up to 512"),
-    ({"rope_scaling": {"rope_type": "freq_factors", "factors": [1, 0]}}, "rope_scaling.factors", "above 0"),
+    ({"rope_scaling": {"rope_type": "freq_factors", "factors": [1, 0]}}, "rope_scaling.factors", "from 1e-06"),
     ({"rope_parameters": []}, "rope_parameters", "object or null"),
     ({"torch_dtype": 32}, "torch_dtype", "string"),
 ]
@@ -260,8 +272,8 @@ def test_what_cannot_be_run(tmp_path: Path, raw: dict[str, Any], words: str) -> 
 
 def test_rope_checks_stand_alone() -> None:
     with pytest.raises(ModelFormatError, match="object or null"):
-        check_rope("linear", Source("x"))
-    assert check_rope(None, Source("x")) is None
+        check_rope("linear", 10000.0, Source("x"))
+    assert check_rope(None, 10000.0, Source("x")) is None
 
 
 def test_the_first_llamas_pad_token(tmp_path: Path) -> None:

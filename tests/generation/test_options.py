@@ -80,7 +80,7 @@ def run(ids: Any = IDS, **kwargs: Any) -> torch.Tensor:
         ({"seed": 1.5}, "seed is 1.5"),
         ({"do_sample": True, "sequence_ids": [0, 1]}, "sequence_ids has 2 numbers for 1 sequences"),
         ({"do_sample": True, "sequence_ids": [-1]}, "sequence_ids is -1"),
-        ({"repetition_penalty": 0}, "repetition_penalty is 0; it must be a number above 0"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0; it must be a number of at least 1e-06"),
         ({"repetition_penalty": -1.0}, "repetition_penalty is -1.0"),
         ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1"),
         ({"bad_words_ids": [3]}, "bad_words_ids"),

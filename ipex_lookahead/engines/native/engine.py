@@ -13,7 +13,7 @@ from ipex_lookahead.engines.base import Batch, Cache, StepOutput
 from ipex_lookahead.engines.machine import check_threads, default_threads
 from ipex_lookahead.engines.native.core import chosen_isa, native_core
 from ipex_lookahead.engines.native.linear import plain, streams
-from ipex_lookahead.engines.weights import WeightPlan, random_matrix, read_matrix, read_vector
+from ipex_lookahead.engines.weights import WeightPlan, check_shape, random_matrix, read_matrix, read_vector
 from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, ModelFormatError
 from ipex_lookahead.formats.base import PackedWeight
 
@@ -89,6 +89,8 @@ class NativeEngine:
             ModelFormatError: a tensor is missing, has another shape than the config says, or holds NaN or infinity.
             EngineError: no compiled core, or a forced instruction set that this processor lacks.
         """
+        for name, expected in spec.tensors():
+            check_shape(checkpoint, name, expected)
         decoder = _decoder(spec, threads, kv_cache)
         threads = decoder.threads
         total, done = spec.layers * len(SLOTS) + 1, 0
@@ -180,6 +182,10 @@ class NativeEngine:
             )
         except IndexError as error:
             raise ContextLengthError(str(error), hint="shorten the prompt or max_new_tokens") from None
+        except MemoryError:
+            raise EngineError(
+                f"there is no memory for {len(batch.tokens)} more tokens", hint="shorten the prompt or max_new_tokens"
+            ) from None
         except OverflowError as error:
             raise EngineError(str(error), hint="the checkpoint's weights are damaged") from None
         except (ValueError, TypeError) as error:

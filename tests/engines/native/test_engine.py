@@ -335,7 +335,8 @@ def test_logits_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path)
     file = folder / "model.safetensors"
     tensors = dict(safetensors.numpy.load_file(file))
-    tensors["model.norm.weight"] = np.full_like(tensors["model.norm.weight"], 3e38)
+    name = "model.layers.1.mlp.down_proj.weight"
+    tensors[name] = np.full_like(tensors[name], 3e38)
     safetensors.numpy.save_file(tensors, file)
     engine = load(folder)
     cache = engine.new_cache()
@@ -344,6 +345,34 @@ def test_logits_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
         with pytest.raises(EngineError, match="logits are not finite"):
             engine.forward(Batch([cache], [3], tokens, parents, want))
     assert cache.length == 0
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.input_layernorm.weight"])
+def test_norms_whose_products_would_overflow_are_named_at_load(tmp_path: Path, name: str) -> None:
+    import safetensors.numpy
+
+    file = write_tiny_llama(tmp_path) / "model.safetensors"
+    tensors = dict(safetensors.numpy.load_file(file))
+    for sign in (1, -1):
+        tensors[name][5] = sign * 3e38
+        safetensors.numpy.save_file(tensors, file)
+        with pytest.raises(ModelFormatError, match="value 5 is -?3e.38; values of vectors are at most 65504") as caught:
+            load(tmp_path)
+        assert caught.value.field == name
+
+
+def test_every_tensor_is_looked_for_before_one_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import safetensors.numpy
+
+    from ipex_lookahead.checkpoints import SafetensorsCheckpoint
+
+    file = write_tiny_llama(tmp_path) / "model.safetensors"
+    tensors = dict(safetensors.numpy.load_file(file))
+    del tensors["model.norm.weight"]
+    safetensors.numpy.save_file(tensors, file)
+    monkeypatch.setattr(SafetensorsCheckpoint, "read", lambda self, name: pytest.fail(f"{name} was read"))
+    with pytest.raises(ModelFormatError, match=r"model\.norm\.weight: there is no tensor"):
+        load(tmp_path)
 
 
 def test_damaged_weights_are_named(tmp_path: Path) -> None:

@@ -1,0 +1,200 @@
+"""Files of the native engine that are nearly right: a typed error, or a model that says 8 tokens, within bounds.
+
+``tests/checkpoints/test_fuzz.py`` goes through bytes; these changes know the formats: counts, lengths, types, offsets,
+shapes, products that overflow, numbers at their ends and in pairs, tensors dropped, renamed, doubled, shards exchanged.
+A case follows from the gate's seed, its kind and its number alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
+
+from ipex_lookahead import AutoModelForCausalLM
+from ipex_lookahead.checkpoints import open_checkpoint
+from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.loading import LoadRequest
+from ipex_lookahead.engines.native.engine import NativeEngine
+from ipex_lookahead.engines.native.load import load
+from ipex_lookahead.errors import EngineError, InputError, ModelFormatError, UnsupportedModelError
+from tests.checkpoints.test_fuzz import well_formed
+from tests.gates import cases, seed
+from tests.support import folder_attacks, gguf_attacks, json_attacks, safetensors_attacks
+from tests.support.forked import in_children
+from tests.support.tiny import write_tiny_llama
+
+TOKENS = 8
+Files = Mapping[str, bytes | Callable[[Path], object] | None]
+"""Names in a folder and what to write there; None removes the file, a function puts something else there."""
+Attack = Callable[[random.Random, dict[str, bytes]], Files]
+
+
+def gguf(chance: random.Random, files: dict[str, bytes]) -> Files:
+    return {"m.gguf": gguf_attacks.attacked(chance)}
+
+
+def config(chance: random.Random, files: dict[str, bytes]) -> Files:
+    made = json_attacks.config(chance, json.loads(files["config.json"]))
+    return {"config.json": json_attacks.text(chance, made)}
+
+
+def generation(chance: random.Random, files: dict[str, bytes]) -> Files:
+    return {"generation_config.json": json_attacks.text(chance, json_attacks.generation(chance))}
+
+
+def tensors(chance: random.Random, files: dict[str, bytes]) -> Files:
+    return {"model.safetensors": safetensors_attacks.attacked(chance, files["model.safetensors"])}
+
+
+def shards(chance: random.Random, files: dict[str, bytes]) -> Files:
+    return safetensors_attacks.attacked_index(chance, files)
+
+
+def saved(chance: random.Random, files: dict[str, bytes]) -> Files:
+    if chance.random() < 0.8:
+        return tensors(chance, files)
+    made = json.loads(files["config.json"])
+    marker = made["ipex_lookahead"]
+    key = chance.choice(sorted(marker))
+    marker[key] = json_attacks.near(chance, marker[key])
+    if chance.random() < 0.1:
+        made["ipex_lookahead"] = json_attacks.value(chance)
+    return {"config.json": json_attacks.text(chance, made)}
+
+
+TINY = {"vocab": 96, "hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 40, "context": 64}
+KINDS: dict[str, tuple[Attack, int]] = {
+    "gguf": (gguf, cases(3000, 45_000)),
+    "config": (config, cases(2000, 30_000)),
+    "generation": (generation, cases(600, 9_000)),
+    "tensors": (tensors, cases(1200, 18_000)),
+    "shards": (shards, cases(600, 9_000)),
+    "saved": (saved, cases(1200, 18_000)),
+    "misplaced": (folder_attacks.misplaced, cases(300, 4_500)),
+    "immense": (folder_attacks.immense, cases(16, 600)),
+}
+
+
+def write_base(folder: Path, kind: str) -> Path:
+    """The sound folder that a kind's attacks begin with."""
+    folder.mkdir()
+    if kind == "gguf":
+        (folder / "m.gguf").write_bytes(gguf_attacks.sound())
+        return folder
+    if kind != "saved":
+        dtype = "float16" if kind == "tensors" else "float32"
+        return write_tiny_llama(folder, dtype=dtype, shards=3 if kind == "shards" else 1, **TINY)
+    plain = write_tiny_llama(folder / "plain", tie=False, attention_bias=True, **TINY)
+    model = AutoModelForCausalLM.from_pretrained(plain, load_in_low_bit="asym_int4", threads=1, progress=False)
+    model.save_low_bit(folder / "saved")
+    return folder / "saved"
+
+
+def put(path: Path, data: bytes | Callable[[Path], object] | None) -> None:
+    """Make what lies at ``path`` the data, nothing, or what the function makes."""
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    elif not isinstance(data, bytes) or not path.is_file() or path.is_symlink():
+        path.unlink(missing_ok=True)
+    if isinstance(data, bytes):
+        path.write_bytes(data)
+    elif data is not None:
+        data(path)
+
+
+def speak(path: Path, *, through_generate: bool) -> str:
+    """Load what lies there and let it say 8 tokens. Returns what happened; raises what must not."""
+    try:
+        loaded = load(LoadRequest(path, threads=1))
+        model = AutoModelForCausalLM.from_pretrained(path, threads=1, progress=False) if through_generate else None
+    except ModelFormatError as error:
+        return "refused" if error.field and str(path) in error.file else f"an error that names nothing: {error}"
+    except (UnsupportedModelError, InputError):  # InputError: two files of which one is to be named
+        return "refused"
+    if through_generate:
+        check_weights(path)
+    try:
+        assert isinstance(loaded.engine, NativeEngine)
+        greedy(loaded.engine)
+        if model is not None:
+            out = np.asarray(model.generate([[1, 2, 3]], max_new_tokens=TOKENS, lookahead=3))
+            assert out.shape[1] > 3
+    except (EngineError, InputError):
+        return "refused later"
+    return "spoke"
+
+
+def greedy(engine: NativeEngine) -> None:
+    """8 tokens, one a step, and all their logits are numbers."""
+    cache, token = engine.new_cache(), 1
+    for _ in range(TOKENS):
+        out = engine.forward(Batch([cache], [1], np.array([token], np.int32), np.array([-1], np.int32), None, True))
+        assert out.logits is not None
+        assert np.isfinite(out.logits).all(), "logits that are not finite came out"
+        token = int(out.argmax[0])
+        assert 0 <= token < engine.vocab_size
+        cache.keep([0])
+
+
+def check_weights(path: Path) -> None:
+    """What has been loaded is well formed, tensor by tensor."""
+    checkpoint = open_checkpoint(path)
+    try:
+        for name in checkpoint.names():
+            assert well_formed(checkpoint.read(name), checkpoint.info(name)), name
+    finally:
+        checkpoint.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_file_is_an_error_of_ours_or_a_model_that_speaks(tmp_path: Path, kind: str) -> None:
+    with fast_folder(tmp_path) as folder:
+        attacked(kind, write_base(tmp_path / "base", kind), folder / "case")
+
+
+@contextmanager
+def fast_folder(otherwise: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: the cases are thousands of small files."""
+    if os.access("/dev/shm", os.W_OK):
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as made:
+            yield Path(made)
+    else:
+        yield otherwise
+
+
+def attacked(kind: str, base: Path, target: Path) -> None:
+    attack, count = KINDS[kind]
+    files = {path.name: path.read_bytes() for path in base.iterdir() if path.is_file()}
+    shutil.copytree(base, target)
+    opened = target / "m.gguf" if kind == "gguf" else target
+    assert speak(opened, through_generate=True) == "spoke"
+
+    def case(number: int) -> str:
+        logging.disable()  # what is dropped or passed over is said each time
+        chance = random.Random(f"{seed()} {kind} {number}")
+        changed = attack(chance, files)
+        for name, data in changed.items():
+            put(target / name, data)
+        try:
+            return speak(opened, through_generate=kind == "generation" or number % 4 == 0)
+        finally:
+            for name in changed:
+                put(target / name, files.get(name))
+
+    seen = in_children(case, count)
+    assert set(seen) <= {"spoke", "refused", "refused later"}, seen
+    print(f"{kind}: {count} cases: {dict(seen)}")
+    assert kind in ("misplaced", "immense") or seen["spoke"] > count // 20, seen
+    assert seen["refused"] > count // 20, seen

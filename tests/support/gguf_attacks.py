@@ -1,0 +1,241 @@
+"""GGUF files that are nearly right: each change is one that the format has a word for."""
+
+from __future__ import annotations
+
+import random
+import struct
+from typing import Any
+
+import numpy as np
+
+from ipex_lookahead.checkpoints.gguf_keys import HONOURED, NEUTRAL, REFUSED
+from tests.support import json_attacks
+from tests.support.gguf_bytes import (
+    _BYTES,
+    _PACK,
+    ARRAY,
+    F32,
+    F64,
+    I32,
+    STRING,
+    U32,
+    U64,
+    Entry,
+    GgufBytes,
+    Tensor,
+    build,
+    llama_parts,
+    tensor,
+)
+
+KEYS = sorted({*HONOURED, *NEUTRAL, *REFUSED})
+SCALING = sorted(key for key in KEYS if key.startswith("rope."))
+COUNTS = (
+    0,
+    1,
+    2,
+    3,
+    5,
+    31,
+    33,
+    2**16,
+    2**16 + 1,
+    2**24,
+    2**31,
+    2**32,
+    2**40,
+    2**40 + 1,
+    2**61,
+    2**62,
+    2**63,
+    2**64 - 1,
+)
+BITS = (
+    0,
+    0x7F7FFFFF,
+    0xFF7FFFFF,
+    0x7F800000,
+    0x7FC00000,
+    1,
+    0x00800000,
+    0x7BFF7BFF,
+    0x7C007C00,
+    0x7F7F7F7F,
+    0x5F005F00,
+)
+"""Four bytes that are an extreme value as float32, as two float16 or as two bfloat16."""
+
+
+def base(chance: random.Random) -> tuple[list[Entry], list[Tensor]]:
+    """One of several small Llamas: its types of tensors, tied or not, with biases, with divisors of frequencies."""
+    entries, tensors = parts(quantised=chance.random() < 0.6)
+    hidden = tensors[0][1][0]
+    if chance.random() < 0.3:
+        tensors.append(tensor("output.weight", (hidden, 4), chance.choice((0, 1, 30))))
+    if chance.random() < 0.2:
+        name, rows = chance.choice((("attn_q", 8), ("ffn_gate", 8)))
+        names = ("attn_q", "attn_k", "attn_v") if name == "attn_q" else ("ffn_gate", "ffn_up")
+        last = "attn_output" if name == "attn_q" else "ffn_down"
+        tensors += [tensor(f"blk.0.{each}.bias", (rows,), 0) for each in names]
+        tensors.append(tensor(f"blk.0.{last}.bias", (hidden,), 0))
+    if chance.random() < 0.2:
+        ends = (1.0, 8.0, 1e-6, 1e-45, 3e38) if chance.random() < 0.3 else (1.0, 8.0)
+        values = np.array([chance.choice(ends) for _ in range(4)], np.float32)
+        tensors.append(("rope_freqs.weight", (4,), 0, values.tobytes()))
+    return entries, tensors
+
+
+def sound() -> bytes:
+    """A file without a fault, of every type of tensor that is read."""
+    return bytes(build(*parts(quantised=True)).data)
+
+
+def parts(*, quantised: bool) -> tuple[list[Entry], list[Tensor]]:
+    """Entries and tensors of a file without a fault, whose tokenizer can be made too."""
+    entries, tensors = llama_parts(quantised=quantised)
+    types = "tokenizer.ggml.token_type"  # with an unknown token
+    return [(types, ARRAY, (I32, [2, 1, 1, 3])) if entry[0] == types else entry for entry in entries], tensors
+
+
+def attacked(chance: random.Random) -> bytes:
+    """The bytes of a file with one to three changes."""
+    entries, tensors = base(chance)
+    for _ in range(chance.choice((1, 1, 1, 2, 3))):
+        if chance.random() < 0.5:
+            _change_entries(chance, entries)
+        else:
+            _change_tensors(chance, tensors)
+    alignment = chance.choice((32, 32, 32, 32, 8, 64))
+    if alignment != 32 and chance.random() < 0.8:
+        entries.append(("general.alignment", U32, alignment))
+    made = build(entries, tensors, version=chance.choice((3, 3, 3, 2)), alignment=alignment)
+    return _change_bytes(chance, made) if chance.random() < 0.35 else bytes(made.data)
+
+
+def _change_entries(chance: random.Random, entries: list[Entry]) -> None:
+    at, way = chance.randrange(len(entries)), chance.random()
+    key, kind, old = entries[at]
+    if way < 0.3:
+        entries[at] = key, kind, _near(chance, kind, old)
+    elif way < 0.4:  # another type
+        kind = chance.choice(sorted(_PACK))
+        entries[at] = key, kind, _fitting(kind, old if isinstance(old, int | float) else chance.choice(COUNTS))
+    elif way < 0.55:  # arrays where a value belongs, one a layer perhaps
+        element = chance.choice((U32, F32, U64, F64, STRING))
+        values = [str(i) if element == STRING else _fitting(element, 1) for i in range(chance.choice((0, 1, 2, 5000)))]
+        entries[at] = key, ARRAY, (element, values)
+    elif way < 0.6:
+        del entries[at]
+    elif way < 0.65:
+        entries.append(entries[at])
+    elif way < 0.85:  # numbers in pairs that have to do with each other
+        if chance.random() < 0.7:
+            _put(entries, "llama.rope.scaling.type", STRING, chance.choice(("yarn", "yarn", "linear", "none", "x")))
+            _put(entries, "llama.rope.scaling.factor", F32, chance.choice((4.0, 4.0, 4.0, 1e-45, 3e38, 1.0)))
+        for name in chance.sample(SCALING, chance.randint(1, 3)):
+            kind = chance.choice((F32, F32, F64, U32))
+            _put(entries, f"llama.{name}", kind, _fitting(kind, json_attacks.number(chance)))
+    else:
+        kind = chance.choice((F32, U32, U64, F64))
+        _put(entries, f"llama.{chance.choice(KEYS)}", kind, _fitting(kind, json_attacks.number(chance)))
+
+
+def _put(entries: list[Entry], key: str, kind: int, value: Any) -> None:
+    """The key once, with that value."""
+    entries[:] = [entry for entry in entries if entry[0] != key]
+    entries.append((key, kind, value))
+
+
+def _near(chance: random.Random, kind: int, old: Any) -> Any:
+    if kind == STRING:
+        return chance.choice(("", "x", "gpt2", "llama", "\0", "é" * 100, old.upper()))
+    if kind == ARRAY:
+        element, values = old
+        values = list(values)
+        if chance.random() < 0.5 and values:
+            values[chance.randrange(len(values))] = (
+                chance.choice(("", "a", "x" * 5000, "\0"))
+                if element == STRING
+                else _fitting(element, json_attacks.number(chance))
+            )
+            return element, values
+        return element, values[:-1] if chance.random() < 0.5 else values * 2
+    return _fitting(kind, json_attacks.near(chance, old))
+
+
+def _fitting(kind: int, value: Any) -> Any:
+    """A number as one that the type can hold."""
+    value = value if isinstance(value, int | float) else 0
+    if kind == F64:
+        return float(value)
+    if kind == F32:
+        with np.errstate(over="ignore"):
+            return float(np.float32(value))
+    bits = {"B": 8, "b": 8, "H": 16, "h": 16, "I": 32, "i": 32, "Q": 64, "q": 64, "?": 1}[_PACK[kind][1]]
+    signed = _PACK[kind][1].islower()
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    return max(low, min(int(max(-1e30, min(value, 1e30))), high))
+
+
+def _change_tensors(chance: random.Random, tensors: list[Tensor]) -> None:
+    at, way = chance.randrange(len(tensors)), chance.random()
+    name, dims, kind, data = tensors[at]
+    other = chance.choice(tensors)
+    if way < 0.12:
+        del tensors[at]
+    elif way < 0.2:
+        tensors[at] = (
+            chance.choice((other[0], name + "x", "", name[:-7], "blk.1.attn_q.weight", "é\0")),
+            dims,
+            kind,
+            data,
+        )
+    elif way < 0.28:
+        tensors.append(chance.choice((tensors[at], (name + "2", dims, kind, data), tensor("x", (4,), 0))))
+    elif way < 0.4:
+        tensors[at] = tensor(name, chance.choice((tuple(dims)[::-1], other[1], (*dims, 1), (1, *dims))), 0)
+    elif way < 0.5:  # dimensions whose product overflows, or is the same by another road
+        size = int(np.prod(dims))
+        odd = chance.choice(((size,), (1, size), (size, 1), (2**32, 2**32), (2**63, 2), (0, 4), (2**40, 2**40, 2**40)))
+        tensors[at] = name, odd, kind, data
+    elif way < 0.62:
+        kind = chance.choice((*_BYTES, 6, 24, 28, 31, 99))
+        sound = kind in _BYTES and dims[0] % _BYTES[kind][0] == 0 and chance.random() < 0.7
+        tensors[at] = tensor(name, dims, kind) if sound else (name, dims, kind, data)
+    elif way < 0.7:
+        tensors[at] = name, dims, kind, data[: chance.randrange(len(data) + 1)] if chance.random() < 0.5 else data * 2
+    elif way < 0.75:
+        chance.shuffle(tensors)
+    else:
+        tensors[at] = name, dims, kind, extreme(chance, data)
+
+
+def extreme(chance: random.Random, data: bytes) -> bytes:
+    """The data with an extreme value in one place, or in all."""
+    value = struct.pack("<I", chance.choice(BITS))
+    if chance.random() < 0.3:
+        return (value * (len(data) // 4 + 1))[: len(data)]
+    at = chance.randrange(max(1, len(data) - 3)) & ~3
+    return data[:at] + value[: len(data) - at] + data[at + 4 :]
+
+
+def _change_bytes(chance: random.Random, made: GgufBytes) -> bytes:
+    """A count, a length, an offset or a type replaced in place, or the file made longer or shorter."""
+    data = bytearray(made.data)
+    way = chance.random()
+    if way < 0.1:
+        return bytes(data[: chance.randrange(len(data))])
+    if way < 0.2:
+        return bytes(data) + b"\0" * chance.choice((1, 31, 32, 5000))
+    place = chance.choice(sorted(made.at))
+    at, what = made.at[place], place.rpartition(":")[2]
+    if what == "offset":  # aliases, overlaps and holes
+        (old,) = struct.unpack_from("<Q", data, at)
+        offsets = [struct.unpack_from("<Q", data, made.at[p])[0] for p in made.at if p.endswith(":offset")]
+        new = chance.choice((old + 32, max(old, 32) - 32, old + 1, chance.choice(offsets), *COUNTS[-6:]))
+        struct.pack_into("<Q", data, at, new)
+    elif what in ("type", "element", "n_dims", "version"):
+        struct.pack_into("<I", data, at, chance.choice((*range(14), 31, 99, 2**31, 2**32 - 1)))
+    elif what != "end":
+        data[at : at + 8] = struct.pack("<Q", chance.choice(COUNTS))
+    return bytes(data)
