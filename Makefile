@@ -1,13 +1,14 @@
 # make demo   text from a real model, twice, with and without lookahead     make test   set-up, lint, types, tests
 # make bench  decoding speed on the packaged prompts                        make clean  remove what was built
 # make test-ipex-llm  our loop on the real ipex-llm, in an environment of its own (5 GB, kept in the cache folder)
+# make gates  the attacks of make test at full length: combinations, mutated files, kills, forks (half an hour)
 # make sanitize  the core under Address-, UndefinedBehavior- and ThreadSanitizer
 # Each does everything from a bare clone: .venv, torch's CPU build, the native core. PYTHON=... names another Python.
 
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo test test-ipex-llm bench sanitize lint types setup clean
+.PHONY: demo test test-ipex-llm bench gates sanitize lint types setup clean
 .DEFAULT_GOAL := demo
 
 define setup
@@ -36,6 +37,10 @@ test-ipex-llm:
 bench:
 	$(call setup,)
 	@$(PY) -m ipex_lookahead.cli.main bench decode
+
+gates:
+	$(call setup,--with test)
+	@IPEX_LOOKAHEAD_GATES=large $(PY) -m pytest -s --timeout 1800 tests/gates $(PYTEST)
 
 sanitize:
 	$(call setup,--with test)

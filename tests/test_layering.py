@@ -15,6 +15,7 @@ LEVELS = {
     "compat": 1,
     "config": 1,
     "safe_json": 1,
+    "temporary": 1,
     "hub": 1,
     "_native": 1,
     "formats": 2,

@@ -1,7 +1,8 @@
 """Writing our own folders so that nothing is ever lost: all of the new one first, then a rename.
 
 The folder is built beside its place under a temporary name, flushed to the disk, and only then renamed. Whatever goes
-wrong before that (a full disk, an interrupt, a bad weight) removes the temporary folder and touches nothing else.
+wrong before that (a full disk, an interrupt, a bad weight) removes the temporary folder and touches nothing else; what
+a killed process left is removed by the next one that saves there.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ import contextlib
 import errno
 import json
 import os
-import secrets
-import shutil
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
@@ -26,6 +25,7 @@ from ipex_lookahead.checkpoints.low_bit import FLOATS, MARKER, VERSION, Stream, 
 from ipex_lookahead.checkpoints.safetensors import SINGLE
 from ipex_lookahead.errors import InputError, ModelFormatError, SaveError
 from ipex_lookahead.formats.base import PackedWeight
+from ipex_lookahead.temporary import put_in_place, temporary_folder
 
 Progress = Callable[[int, int], None]
 """Called with the bytes written so far and the bytes in all."""
@@ -63,25 +63,25 @@ def save(
     target = Path(os.path.realpath(Path(folder).expanduser()))
     _check_target(target, overwrite)
     layout = _Layout(infos)
-    temporary = target.parent / f".{target.name}.saving-{secrets.token_hex(4)}"
     parents = [p for p in target.parents if not p.exists()]
     try:
         try:
-            temporary.mkdir(parents=True)
-            _write_tensors(temporary / SINGLE, layout, weights, progress)
-            if generation_config:
-                _write_json(temporary / "generation_config.json", dict(generation_config))
-            if tokenizer is not None:
-                tokenizer.save_pretrained(str(temporary))
-            files = sorted(path.name for path in temporary.iterdir())
-            marker = {"version": VERSION, **low_bit, "files": [*files, "config.json"]}
-            _write_json(temporary / "config.json", {**config, MARKER: marker})
-            _flush(temporary)
-            _put_in_place(temporary, target)
+            with temporary_folder(target) as temporary:
+                _write_tensors(temporary / SINGLE, layout, weights, progress)
+                if generation_config:
+                    _write_json(temporary / "generation_config.json", dict(generation_config))
+                if tokenizer is not None:
+                    tokenizer.save_pretrained(str(temporary))
+                files = sorted(path.name for path in temporary.iterdir())
+                marker = {"version": VERSION, **low_bit, "files": [*files, "config.json"]}
+                _write_json(temporary / "config.json", {**config, MARKER: marker})
+                _flush(temporary)
+                put_in_place(temporary, target)
+                with contextlib.suppress(OSError):  # the folder is complete; only its name's durability is at stake
+                    _sync(target.parent)
         except OSError as error:
             raise _save_error(target, error) from error
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
         for parent in parents:
             with contextlib.suppress(OSError):
                 parent.rmdir()
@@ -194,27 +194,6 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _put_in_place(temporary: Path, target: Path) -> None:
-    """Rename; an old folder steps aside first, and comes back if the new one cannot take its place."""
-    old: Path | None = None
-    if target.exists() and any(target.iterdir()):
-        old = target.parent / f".{target.name}.old-{secrets.token_hex(4)}"
-    try:
-        if old is not None:
-            target.rename(old)
-        temporary.rename(target)
-    except BaseException:
-        if old is not None and old.exists() and not target.exists():
-            old.rename(target)
-        raise
-    try:
-        with contextlib.suppress(OSError):  # the new folder is complete; only the durability of its name is at stake
-            _sync(target.parent)
-    finally:
-        if old is not None:
-            shutil.rmtree(old, ignore_errors=True)
 
 
 def _check_target(target: Path, overwrite: bool) -> None:

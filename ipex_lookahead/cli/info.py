@@ -119,7 +119,7 @@ def model_facts(name: str, *, progress: bool) -> dict[str, Any]:
 def _other_config(path: Path) -> dict[str, Any]:
     """The sizes of a family that only transformers knows, under Llama's names."""
     from ipex_lookahead.checkpoints.config_json import read_json
-    from ipex_lookahead.engines.hf_config import foreign_config
+    from ipex_lookahead.engines.foreign import foreign_config
 
     config, _ = foreign_config(read_json(path / "config.json"), path)
     names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")

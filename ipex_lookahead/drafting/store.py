@@ -17,11 +17,9 @@ The file, all numbers little-endian:
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import os
-import secrets
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,6 +33,7 @@ import numpy.typing as npt
 from ipex_lookahead.config import is_memory
 from ipex_lookahead.drafting.partial_matching import LONGEST_CONTEXT, native_core
 from ipex_lookahead.errors import InputError, SaveError
+from ipex_lookahead.temporary import temporary_file
 
 log = logging.getLogger("ipex_lookahead")
 
@@ -165,20 +164,15 @@ class Store:
         lengths = np.array([len(text) for text in self._texts], "<u4")
         head = _HEAD.pack(_MAGIC, _VERSION, self._vocab_size, self._digest, len(self._texts), self._tokens)
         content = b"".join([head, lengths.tobytes(), *(text.astype("<u4").tobytes() for text in self._texts)])
-        temporary = file.with_name(f".{file.name}.saving-{secrets.token_hex(4)}")
         try:
-            try:
-                with temporary.open("xb") as out:
+            with temporary_file(file) as temporary:
+                with temporary.open("wb") as out:
                     out.write(content + hashlib.sha256(content).digest())
                     out.flush()
                     os.fsync(out.fileno())
                 temporary.replace(file)
-            except OSError as error:
-                raise SaveError(f"the store {file} cannot be written: {error.strerror or error}") from error
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
+        except OSError as error:
+            raise SaveError(f"the store {file} cannot be written: {error.strerror or error}") from error
 
 
 class Stores:

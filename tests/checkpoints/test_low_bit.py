@@ -265,7 +265,8 @@ def test_a_full_disk_by_the_systems_own_limit(tmp_path: Path) -> None:
     assert snapshot(tmp_path / "out") == before
 
 
-def test_a_failed_rename_puts_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_failed_rename_leaves_the_old_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool) -> None:
     before = snapshot(saved(tmp_path / "out"))
     real = Path.rename
 
@@ -274,7 +275,13 @@ def test_a_failed_rename_puts_the_old_folder_back(tmp_path: Path, monkeypatch: p
             raise OSError(errno.EIO, "Input/output error")
         return real(path, target)
 
+    def exchange(one: Path, other: Path) -> bool:
+        if at_once:
+            raise OSError(errno.EIO, "Input/output error")
+        return False
+
     monkeypatch.setattr(Path, "rename", rename)
+    monkeypatch.setattr("ipex_lookahead.temporary._exchange", exchange)
     with pytest.raises(SaveError):
         saved(tmp_path / "out", overwrite=True)
     assert [p.name for p in tmp_path.iterdir()] == ["out"]

@@ -23,7 +23,8 @@ from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.hf_folder import write_hf_folder
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint, refuse_without_safetensors
 from ipex_lookahead.compat import RELEASE
-from ipex_lookahead.engines.hf_config import foreign_config, generation_config, inline_rope_factors, transformers_config
+from ipex_lookahead.engines.foreign import foreign_config
+from ipex_lookahead.engines.hf_config import generation_config, inline_rope_factors, transformers_config
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
 from ipex_lookahead.engines.torch.cache import ModelSequence, SequenceCache
 from ipex_lookahead.engines.torch.engine import TorchEngine

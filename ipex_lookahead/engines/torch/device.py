@@ -88,8 +88,8 @@ def torch_threads(threads: int | None) -> Iterator[None]:
 
 
 @contextmanager
-def no_memory(device: torch.device) -> Iterator[None]:
-    """A device that is out of memory is an EngineError that says what helps."""
+def forward_errors(device: torch.device) -> Iterator[None]:
+    """What a model's own code raises becomes an EngineError: a device out of memory says what helps."""
     kind: Any = getattr(torch, "OutOfMemoryError", getattr(torch.cuda, "OutOfMemoryError", MemoryError))
     try:
         yield
@@ -98,3 +98,9 @@ def no_memory(device: torch.device) -> Iterator[None]:
         raise EngineError(
             f"{device} is out of memory: {line}", hint="a shorter prompt, or a lower load_in_low_bit"
         ) from None
+    except (RuntimeError, IndexError) as error:
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise EngineError(
+            f"the model's own forward failed: {line}",
+            hint="the sizes in the checkpoint's config.json may contradict each other",
+        ) from error

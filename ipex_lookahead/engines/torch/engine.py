@@ -18,7 +18,7 @@ import torch
 from ipex_lookahead.engines.base import Batch, StepOutput
 from ipex_lookahead.engines.machine import check_threads
 from ipex_lookahead.engines.torch.cache import BufferSequence, SequenceCache, sequence_kinds
-from ipex_lookahead.engines.torch.device import device_facts, no_memory, torch_threads
+from ipex_lookahead.engines.torch.device import device_facts, forward_errors, torch_threads
 from ipex_lookahead.engines.torch.fitness import Trial, fitness_of, refuse_unfit
 from ipex_lookahead.engines.torch.linear_backends import has_native_layers, torch_threads_beside_native
 from ipex_lookahead.engines.torch.low_bit_linear import LowBitLinear, module_weights, packed_bytes, packed_from_torch
@@ -122,7 +122,7 @@ class TorchEngine:
         wanted = range(len(batch.tokens)) if batch.want is None else batch.want.tolist()
         answers: list[torch.Tensor] = []
         first = 0
-        with torch.no_grad(), torch_threads(self._torch_threads(len(batch.tokens))), no_memory(self.device):
+        with torch.no_grad(), torch_threads(self._torch_threads(len(batch.tokens))), forward_errors(self.device):
             for cache, count in zip(caches, batch.counts, strict=True):
                 tokens = batch.tokens[first : first + count]
                 parents = batch.parents[first : first + count].tolist()

@@ -6,6 +6,7 @@ No pickle is opened and nothing of a checkpoint is run: weights come from safete
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,8 @@ from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.low_bit import MARKER
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
 from ipex_lookahead.compat import dtype_argument
-from ipex_lookahead.engines.hf_config import foreign_config, generation_config, inline_rope_factors, transformers_config
+from ipex_lookahead.engines.foreign import Extent, foreign_config, said
+from ipex_lookahead.engines.hf_config import generation_config, inline_rope_factors, transformers_config
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
 from ipex_lookahead.engines.torch.device import check_device
 from ipex_lookahead.engines.torch.engine import TorchEngine
@@ -99,7 +101,7 @@ def _load_known(checkpoint: Checkpoint, request: LoadRequest, device: torch.devi
         check_ipex(label, dtype, device)
     config = transformers_config(checkpoint.config)
     with _sentences(checkpoint.path, config.model_type):
-        model = _skeleton(config)
+        model = _skeleton(config, checkpoint.path, Extent.of(checkpoint))
     backends = LinearBackends(device, threads=request.threads, dtype=dtype)
     report = load_packed(
         model, _tensors(checkpoint, spec, plan, request), device=device, backends=backends, dtype=dtype
@@ -174,10 +176,12 @@ def _load_foreign(request: LoadRequest, device: torch.device, family: str) -> Lo
 
     path = request.path
     raw = read_json(path / "config.json")
-    config, plain = foreign_config(raw, path)
     in_file = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
     packed = LowBitCheckpoint(path, other_family=True) if MARKER in raw else None
+    checkpoint: Checkpoint = packed or SafetensorsCheckpoint(path, other_family=True)  # its headers are sound
     try:
+        extent = Extent.of(checkpoint)
+        config, plain = foreign_config(raw, path, extent)
         label = request.low_bit or (packed.low_bit["low_bit"] if packed else _label(in_file))
         dtype = compute_dtype(request.dtype, label, device, in_file)
         if request.ipex:
@@ -185,13 +189,12 @@ def _load_foreign(request: LoadRequest, device: torch.device, family: str) -> Lo
         backends = LinearBackends(device, threads=request.threads, dtype=dtype)
         with _sentences(path, family):
             if packed is None:
-                model, report = _float_model(request, config, label, dtype, backends)
+                model, report = _float_model(request, config, extent, label, dtype, backends)
             else:
-                model, report = _packed_model(packed, request, config, dtype, backends)
+                model, report = _packed_model(packed, request, config, extent, dtype, backends)
         _finish(model, report, device, path)
     finally:
-        if packed is not None:
-            packed.close()
+        checkpoint.close()
     settings = path / "generation_config.json"
     return LoadedModel(
         _engine(model, request, device, label, backends, report),
@@ -210,9 +213,8 @@ def _sentences(path: Path, family: str) -> Iterator[None]:
         yield
     except LookaheadError:
         raise
-    except (ValueError, OSError, RuntimeError, KeyError, TypeError, AttributeError, ImportError) as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UnsupportedModelError(f"{path}: transformers cannot load this {family} model: {said}") from error
+    except Exception as error:  # the code of any family, on values that nobody has checked for it
+        raise UnsupportedModelError(f"{path}: transformers cannot load this {family} model: {said(error)}") from error
 
 
 @contextmanager
@@ -230,24 +232,23 @@ def _quiet(wanted: bool) -> Iterator[None]:
         logging.enable_progress_bar()
 
 
-def _skeleton(config: Any) -> Any:
+def _skeleton(config: Any, path: Path, extent: Extent) -> Any:
     """The model without its weights. Raises UnsupportedModelError for one that cannot be run, before any is read."""
     from transformers import AutoModelForCausalLM
 
-    with ParametersOnMeta():
+    with ParametersOnMeta(path, extent):
         model = AutoModelForCausalLM.from_config(config)
     refuse_unfit(model)
     return model
 
 
 def _float_model(
-    request: LoadRequest, config: Any, label: str, dtype: torch.dtype, backends: LinearBackends
+    request: LoadRequest, config: Any, extent: Extent, label: str, dtype: torch.dtype, backends: LinearBackends
 ) -> tuple[Any, Replacement]:
     """Weights through transformers, which knows what each family's tensors are called; then packed layer by layer."""
     from transformers import AutoModelForCausalLM
 
-    _skeleton(config)
-    SafetensorsCheckpoint(request.path, other_family=True).close()  # every header is sound, or it raises
+    _skeleton(config, request.path, extent)
     with _quiet(request.progress is None):
         model, info = AutoModelForCausalLM.from_pretrained(
             str(request.path),
@@ -267,7 +268,12 @@ def _float_model(
 
 
 def _packed_model(
-    packed: LowBitCheckpoint, request: LoadRequest, config: Any, dtype: torch.dtype, backends: LinearBackends
+    packed: LowBitCheckpoint,
+    request: LoadRequest,
+    config: Any,
+    extent: Extent,
+    dtype: torch.dtype,
+    backends: LinearBackends,
 ) -> tuple[Any, Replacement]:
     """A folder of ours: nothing is quantised again."""
     saved = packed.low_bit["low_bit"]
@@ -276,7 +282,7 @@ def _packed_model(
             f"{packed.path} was saved in {saved}, and {request.low_bit} is asked for; load the original checkpoint"
             " for that"
         )
-    model = _skeleton(config)
+    model = _skeleton(config, packed.path, extent)
     known = set(packed.names())
     if absent := [name for name, _ in model.named_parameters() if name not in known]:
         raise ModelFormatError(packed.path, absent[0], None, "is missing from the checkpoint")
@@ -309,13 +315,44 @@ class ParametersOnMeta(TorchFunctionMode):
     """Inside, ``torch.empty`` and random tensors have no memory: parameters before they are loaded.
 
     Buffers that are computed (rotary frequencies, causal masks) are made as ever, since no checkpoint holds them.
+
+    Args:
+        path: the checkpoint, for the error.
+        extent: what it holds. A model of many times as many parameters, or elements, or with buffers far beyond the
+            weights, is a ModelFormatError as soon as it shows; None bounds nothing.
     """
+
+    def __init__(self, path: Path | None = None, extent: Extent | None = None) -> None:
+        super().__init__()
+        self._path = path
+        self._parameters = math.inf if extent is None else 8 * extent.tensors + 4096
+        self._elements = math.inf if extent is None else 4 * extent.elements + (1 << 24)
+        self._buffer_bytes = math.inf if extent is None else 2 * extent.elements + (256 << 20)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func in (torch.empty, torch.randn, torch.rand):
+        if func in _PARAMETERS:
             kwargs["device"] = "meta"
+            made = func(*args, **kwargs)
+            self._parameters -= 1
+            self._elements -= made.numel()
+            self._check()
+            return made
+        if func in _BUFFERS and kwargs.get("device") is None:
+            sized = func(*args, **{**kwargs, "device": "meta"})  # the shape, before the memory
+            self._buffer_bytes -= sized.numel() * sized.element_size()
+            self._check()
         return func(*args, **kwargs)
+
+    def _check(self) -> None:
+        if min(self._parameters, self._elements, self._buffer_bytes) < 0:
+            raise ModelFormatError(
+                self._path or "", "config.json", None, "asks for a model many times as large as the tensors that exist"
+            )
+
+
+_PARAMETERS = (torch.empty, torch.randn, torch.rand)
+_BUFFERS = (torch.ones, torch.zeros, torch.full, torch.arange, torch.eye, torch.linspace)
 
 
 def _finish(model: Any, report: Replacement, device: torch.device, path: Any) -> None:
@@ -337,11 +374,12 @@ def _engine(
     if request.ipex:
         dtype = next(model.parameters()).dtype
         model, facts["ipex"] = apply_ipex(check_ipex(label, dtype, device), model, dtype)
-    return TorchEngine(
-        model,
-        device=device,
-        deterministic=request.deterministic,
-        low_bit=label,
-        threads=request.threads,
-        facts=facts,
-    )
+    with _sentences(request.path, str(getattr(model.config, "model_type", "unknown"))):  # it is run on a few tokens
+        return TorchEngine(
+            model,
+            device=device,
+            deterministic=request.deterministic,
+            low_bit=label,
+            threads=request.threads,
+            facts=facts,
+        )
