@@ -35,11 +35,13 @@ class NativeCache:
         return int(self.raw.length)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Commit a path of the last step's rows. Raises InputError if it is none."""
+        """Commit a path of the last step's rows. Raises InputError if it is none, EngineError as all that follow do."""
         try:
             self.raw.keep(rows if isinstance(rows, list) else list(rows))
         except (ValueError, TypeError) as error:
             raise InputError(str(error)) from None
+        except RuntimeError as error:
+            raise _in_use(error) from None
 
     def crop(self, length: int) -> None:
         """Keep the first ``length`` positions. Raises InputError if there are fewer."""
@@ -47,10 +49,15 @@ class NativeCache:
             self.raw.crop(length)
         except (ValueError, TypeError) as error:
             raise InputError(str(error)) from None
+        except RuntimeError as error:
+            raise _in_use(error) from None
 
     def fork(self) -> NativeCache:
-        """A second sequence with the same committed prefix."""
-        return NativeCache(self.raw.fork())
+        """A second sequence with the same committed prefix. Raises EngineError while another thread is at this one."""
+        try:
+            return NativeCache(self.raw.fork())
+        except RuntimeError as error:
+            raise _in_use(error) from None
 
 
 class NativeEngine:
@@ -160,10 +167,16 @@ class NativeEngine:
         return cls(decoder, spec, low_bit, kv_cache)
 
     def new_cache(self, blank: int = 0) -> NativeCache:
-        """An empty sequence; or one of ``blank`` positions of zeros, for measuring steps at that length."""
+        """An empty sequence; or one of ``blank`` positions of zeros, for measuring steps at that length.
+
+        Raises InputError where ``blank`` is negative or beyond the context.
+        """
         cache = NativeCache(self._decoder.new_cache())
         if blank:
-            cache.raw.fill_blank(blank)
+            try:
+                cache.raw.fill_blank(blank)
+            except (ValueError, TypeError) as error:
+                raise InputError(str(error)) from None
         return cache
 
     def forward(self, batch: Batch) -> StepOutput:
@@ -184,6 +197,8 @@ class NativeEngine:
             raise EngineError(str(error), hint="the checkpoint's weights are damaged") from None
         except (ValueError, TypeError) as error:
             raise InputError(f"the step's arguments do not fit: {error}") from None
+        except RuntimeError as error:
+            raise _in_use(error) from None
         return StepOutput(top[:, 0], logits, top if batch.top else None)
 
     def describe(self) -> dict[str, Any]:
@@ -255,6 +270,11 @@ def _raw(cache: Cache) -> Any:
     if not isinstance(cache, NativeCache):
         raise InputError(f"the native engine needs its own caches, got {type(cache).__name__}")
     return cache.raw
+
+
+def _in_use(error: RuntimeError) -> EngineError:
+    """A step or a change of a cache that another thread is at; or a step of a decoder that was not loaded."""
+    return EngineError(str(error), hint="give each thread caches of its own (new_cache, fork)")
 
 
 def _vector(values: Any) -> PackedWeight:
