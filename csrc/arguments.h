@@ -24,7 +24,14 @@ using FloatMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::devi
 using OutMatrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using AnyMatrix = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-inline const char* const kFormatNames[kFormats] = {"fp32", "fp16", "bf16", "sym_int8", "sym_int4", "asym_int4"};
+// An array may lie anywhere in a mapped file.
+template <typename Array>
+void check_aligned(const Array& array, size_t to) {
+  if (array.size() != 0 && reinterpret_cast<uintptr_t>(array.data()) % to != 0)
+    throw std::invalid_argument("an array's memory is not aligned to its items (numpy.require(array, requirements='A'))");
+}
+
+const char* const kFormatNames[kFormats] = {"fp32", "fp16", "bf16", "sym_int8", "sym_int4", "asym_int4"};
 
 inline WeightFormat format_of(const std::string& name) {
   for (int i = 0; i < kFormats; ++i)
@@ -57,6 +64,9 @@ inline void check_size(int64_t n_out, int64_t n_in) {
 inline PlainMatrix plain_of(const std::string& format, int64_t n_out, int64_t n_in, int group, const AnyMatrix& codes,
                      const std::optional<HalfMatrix>& scales, const std::optional<HalfMatrix>& minimums) {
   const WeightFormat f = format_of(format);
+  check_aligned(codes, f == WeightFormat::fp32 ? 4 : is_float(f) ? 2 : 1);
+  if (scales) check_aligned(*scales, 2);
+  if (minimums) check_aligned(*minimums, 2);
   const auto fail = [](const std::string& what) { throw std::invalid_argument(what); };
   check_size(n_out, n_in);
   if (int64_t(codes.shape(0)) != n_out || int64_t(codes.shape(1) * codes.itemsize()) != code_bytes(f, n_in))
@@ -79,6 +89,7 @@ inline PlainMatrix plain_of(const std::string& format, int64_t n_out, int64_t n_
 
 inline const float* vector_of(const std::optional<FloatVector>& v, int64_t n, const char* what) {
   if (!v) return nullptr;
+  check_aligned(*v, sizeof(float));
   if (int64_t(v->shape(0)) != n)
     throw std::invalid_argument(std::string(what) + " must have " + std::to_string(n) + " values");
   return v->data();
@@ -89,6 +100,9 @@ inline void check_ids(const int32_t* ids, size_t count) {
     if (ids[i] < 0) throw std::invalid_argument("token ids must not be negative, got " + std::to_string(ids[i]));
 }
 
-inline void check_ids(const IntVector& ids) { check_ids(ids.data(), ids.shape(0)); }
+inline void check_ids(const IntVector& ids) {
+  check_aligned(ids, sizeof(int32_t));
+  check_ids(ids.data(), ids.shape(0));
+}
 
 }  // namespace ipex_lookahead

@@ -48,6 +48,7 @@ nb::object export_matrix(Decoder& d, const Matrix m) {
 }
 
 void check_linear(const LinearLayer& l, const FloatMatrix& x) {
+  check_aligned(x, sizeof(float));
   if (int64_t(x.shape(1)) != l.matrix().n_in) throw std::invalid_argument("x must have shape [rows, n_in]");
 }
 
@@ -65,6 +66,7 @@ nb::tuple quantize(const std::string& format, const std::string& kind, const Any
     throw std::invalid_argument("a weight of kind 'fp32' is an array of float32, of other kinds of uint16 (their bits)");
   if (group != 32 && group != 64) throw std::invalid_argument("group size must be 32 or 64");
   checked_threads(threads);
+  check_aligned(weight, weight.itemsize());
   const int64_t n_out = int64_t(weight.shape(0)), n_in = int64_t(weight.shape(1));
   check_size(n_out, n_in);
   const FloatKind from = k == WeightFormat::fp32 ? FloatKind::fp32 : k == WeightFormat::fp16 ? FloatKind::fp16 : FloatKind::bf16;
@@ -108,6 +110,9 @@ nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::
   if (parents.shape(0) != tokens.shape(0)) throw std::invalid_argument("tokens and parents must have the same length");
   if (step.rows < 1 || step.rows > kMostRows || step.wanted > step.rows)
     throw std::invalid_argument("a step has from 1 to " + std::to_string(kMostRows) + " rows, and wants no more of them");
+  check_aligned(tokens, sizeof(int32_t));
+  check_aligned(parents, sizeof(int32_t));
+  if (want) check_aligned(*want, sizeof(int32_t));
   std::vector<int32_t> copies(size_t(2 * step.rows + step.wanted));
   int32_t* const own_parents = std::copy_n(tokens.data(), step.rows, copies.data());
   int32_t* const own_want = std::copy_n(parents.data(), step.rows, own_parents);
@@ -141,6 +146,7 @@ int32_t sample_one(FloatVector logits, double temperature, int64_t top_k, double
   static thread_local SamplingWorkspace workspace;
   if (!(temperature >= 0 && temperature <= std::numeric_limits<double>::max() && top_p >= 0 && min_p >= 0) || top_k < 0)
     throw std::invalid_argument("temperature, top_k, top_p and min_p must be numbers from 0, temperature a finite one");
+  check_aligned(logits, sizeof(float));
   if (logits.shape(0) > size_t(INT32_MAX)) throw std::invalid_argument("there are more logits than token ids");
   return sample(logits.data(), int64_t(logits.shape(0)), SamplingParams{temperature, top_k, top_p, min_p}, seed, sequence,
                 position, workspace);
@@ -222,6 +228,7 @@ NB_MODULE(_native, m) {
           "into",
           [](LinearLayer& l, FloatMatrix x, OutMatrix out) {
             check_linear(l, x);
+            check_aligned(out, sizeof(float));
             if (out.shape(0) != x.shape(0) || int64_t(out.shape(1)) != l.matrix().n_out)
               throw std::invalid_argument("out must have shape [rows, n_out]");
             nb::gil_scoped_release release;
@@ -284,6 +291,7 @@ NB_MODULE(_native, m) {
             if (!top) return p.commit(emitted.data(), int64_t(emitted.size()));
             if (top->shape(0) != tokens.size() + 1 || parents.size() != tokens.size())
               throw std::invalid_argument("top must have a row for the last token and for each draft token");
+            check_aligned(*top, sizeof(int32_t));
             p.commit_step(tokens.data(), parents.data(), int64_t(tokens.size()), emitted.data(),
                           int64_t(emitted.size()), top->data(), int64_t(top->shape(1)));
           },

@@ -114,7 +114,7 @@ def random_matrix(shape: tuple[int, int], name: str, group_size: int, rng: np.ra
 
 def read_vector(checkpoint: Checkpoint, name: str, n: int) -> npt.NDArray[np.float32]:
     """A norm's weights, or a bias, as float32 [n]."""
-    return np.ascontiguousarray(dequantize(_read(checkpoint, name, (n,))), dtype=np.float32)
+    return np.require(dequantize(_read(checkpoint, name, (n,))), np.float32, ("C", "A"))  # as the core takes it
 
 
 def not_converted(names: object) -> tuple[str, ...]:

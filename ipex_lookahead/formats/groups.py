@@ -99,7 +99,7 @@ def quantize_groups(
         raise LowBitFormatError(f"threads is {count}; it must be from 1 to {MOST_THREADS}")
     try:
         codes, scales, minimums = core.quantize(
-            name, weight.format, np.ascontiguousarray(weight.codes), group_size, count
+            name, weight.format, np.require(weight.codes, requirements=("C", "A")), group_size, count
         )
     except ValueError:
         numpy_quantize(weight, name, group_size, quantizer, nibbles=nibbles)  # raises, and says which value is at fault

@@ -78,7 +78,13 @@ class LinearLayer:
 
 def streams(weight: PackedWeight) -> tuple[Any, ...]:
     """A weight as the core takes it: format, outputs, inputs, group size, codes, scales, minimums."""
-    return (weight.format, *weight.shape, weight.group_size, weight.codes, weight.scales, weight.minimums)
+    arrays = (weight.codes, weight.scales, weight.minimums)
+    return (weight.format, *weight.shape, weight.group_size, *(None if a is None else _in_order(a) for a in arrays))
+
+
+def _in_order(array: Any) -> Any:
+    """The array in C order and aligned: a copy only where it lies in a file at an odd place."""
+    return np.require(array, requirements=("C", "A"))
 
 
 _CODE_TYPES: dict[str, Any] = {"fp32": np.float32, "fp16": np.uint16, "bf16": np.uint16, "sym_int8": np.int8}
