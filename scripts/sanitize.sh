@@ -35,7 +35,7 @@ cd build/asan/package
 # The interpreter itself leaks a little, and numpy asks for more than it needs: neither is ours to find.
 LD_PRELOAD="$preload" PYTHONPATH="$PWD:$($OLDPWD/$python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
 ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1:allocator_may_return_null=1:abort_on_error=1 \
-UBSAN_OPTIONS=print_stacktrace=1 IPEX_LOOKAHEAD_GATES=least \
+UBSAN_OPTIONS=print_stacktrace=1 \
   "$real" -m pytest -q -p no:cacheprovider --durations 8 --timeout 900 tests/gates/test_native_arguments.py \
   tests/gates/test_stateful_cache.py tests/engines/native tests/engines/torch/test_low_bit_linear.py \
   tests/formats/test_native_quantize.py tests/decoding/test_sampling.py tests/drafting/test_partial_matching.py \

@@ -71,7 +71,7 @@ class PartialMatching:
         """Forget everything, then index the prompt. Raises InputError for ids that are no int32 >= 0."""
         try:
             self._predictor.begin(np.array(prompt, np.int32))
-        except (ValueError, OverflowError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise InputError(f"the prompt holds what is no token id: {error}") from None
 
     def propose(self, budget: int) -> Draft:

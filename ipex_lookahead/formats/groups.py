@@ -95,8 +95,8 @@ def quantize_groups(
     if core is None:
         return numpy_quantize(weight, name, group_size, quantizer, nibbles=nibbles)
     count = threads if threads is not None else min(_usable_cpus(), MOST_THREADS)
-    if not 1 <= count <= MOST_THREADS:
-        raise LowBitFormatError(f"threads is {count}; it must be from 1 to {MOST_THREADS}")
+    if not isinstance(count, int) or not 1 <= count <= MOST_THREADS:
+        raise LowBitFormatError(f"threads is {count!r}; it must be from 1 to {MOST_THREADS}")
     try:
         codes, scales, minimums = core.quantize(
             name, weight.format, np.require(weight.codes, requirements=("C", "A")), group_size, count

@@ -1,4 +1,4 @@
-"""Attacks at random, from a seed: a few cases in ``make test``, many in ``make gates``, fewest in ``make sanitize``."""
+"""Attacks at random, from a seed: a small number of cases in ``make test``, many in ``make gates``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ import os
 
 
 def cases(small: int, large: int) -> int:
-    """How many cases to try: ``small``; or ``large`` or a quarter of ``small``, by ``IPEX_LOOKAHEAD_GATES``.
-
-    The variable is "large" or, for sanitizers, under which everything takes ten times as long, "least".
-    """
-    sizes = {"large": large, "least": max(1, small // 4)}
-    return sizes.get(os.environ.get("IPEX_LOOKAHEAD_GATES", ""), small)
+    """How many cases to try: ``small``, or ``large`` where ``IPEX_LOOKAHEAD_GATES`` is "large"."""
+    return large if os.environ.get("IPEX_LOOKAHEAD_GATES") == "large" else small
 
 
 def seed() -> int:

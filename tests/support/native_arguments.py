@@ -176,7 +176,12 @@ GOOD: dict[str, Arguments] = {
     "Predictor.__init__": lambda: {"depth": 4, "width": 4, "store": trie()},
     "Predictor.begin": lambda: {"prompt": ints(1, 2, 3)},
     "Predictor.propose": lambda: {"budget": 8},
-    "Predictor.observe": lambda: {"tokens": [3, 4], "parents": [-1, 0], "emitted": [3, 5], "top": ints(*range(9)).reshape(3, 3)},
+    "Predictor.observe": lambda: {
+        "tokens": [3, 4],
+        "parents": [-1, 0],
+        "emitted": [3, 5],
+        "top": ints(*range(9)).reshape(3, 3),
+    },
     "KVCache.length": dict,
     "KVCache.keep": lambda: {"rows": [0, 2]},
     "KVCache.crop": lambda: {"length": 1},
@@ -184,7 +189,9 @@ GOOD: dict[str, Arguments] = {
     "KVCache.fill_blank": lambda: {"length": 5},
     "Slot.__init__": lambda: {"value": 0},
     "Decoder.__init__": lambda: dict(DECODER),
-    "Decoder.set_matrix": named(f"layer slot {STREAMS} bias", lambda: (1, _native.Slot.q, *asym_int4(32, 32), floats(32))),
+    "Decoder.set_matrix": named(
+        f"layer slot {STREAMS} bias", lambda: (1, _native.Slot.q, *asym_int4(32, 32), floats(32))
+    ),
     "Decoder.set_lm_head": named(STREAMS, lambda: fp32(VOCAB, HIDDEN)),
     "Decoder.set_embedding": named(STREAMS, lambda: asym_int4(VOCAB, HIDDEN)),
     "Decoder.tie_embedding": dict,
@@ -235,7 +242,22 @@ def bound() -> set[str]:
 
 def numbers() -> list[Any]:
     edges = [2**e + d for e in (8, 16, 31, 32, 62, 63, 64) for d in (-1, 0)]
-    return [0, -1, 1, 3, 33, *edges, *(-e for e in edges), True, 1.5, float("nan"), float("inf"), -float("inf"), 1e308, 5e-324]
+    return [
+        0,
+        -1,
+        1,
+        3,
+        33,
+        *edges,
+        *(-e for e in edges),
+        True,
+        1.5,
+        float("nan"),
+        float("inf"),
+        -float("inf"),
+        1e308,
+        5e-324,
+    ]
 
 
 def arrays() -> list[Any]:
@@ -248,7 +270,9 @@ def arrays() -> list[Any]:
     made += [np.asfortranarray(floats(3, 48)), floats(3, 96)[:, ::2], floats(6)[::2], ints(1, 2, 3, 4, 5, 6)[::2]]
     made += [np.broadcast_to(np.float32(1), (3, 64)), np.broadcast_to(np.int32(1), (3,))]
     made += [np.full((3, 64), v, np.float32) for v in (np.nan, np.inf, 3e38)]
-    made += [ints(*v) for v in ((-1,) * 3, (-2, 0, 1), (0, 1, 2), (2**31 - 1,) * 3, (-(2**31),) * 3, (2, 1, 0), (0, 0, 0))]
+    made += [
+        ints(*v) for v in ((-1,) * 3, (-2, 0, 1), (0, 1, 2), (2**31 - 1,) * 3, (-(2**31),) * 3, (2, 1, 0), (0, 0, 0))
+    ]
     read_only = floats(3, 48)
     read_only.flags.writeable = False
     return [*made, read_only, np.frombuffer(b"\1" * 13, np.uint8)[1:].view(np.float32)]
@@ -257,7 +281,19 @@ def arrays() -> list[Any]:
 def others() -> list[Any]:
     raw = [getattr(_native, name).__new__(getattr(_native, name)) for name in SUBJECTS if name != "Slot"]
     made = [make() for name, states in SUBJECTS.items() for make in states.values()]
-    lists = [[], [None], [None, None], [-1, -1], [2**31 - 1] * 2, [2**62] * 2, [1.5], ["x"], [[]], [0] * 1000, [object()]]
+    lists = [
+        [],
+        [None],
+        [None, None],
+        [-1, -1],
+        [2**31 - 1] * 2,
+        [2**62] * 2,
+        [1.5],
+        ["x"],
+        [[]],
+        [0] * 1000,
+        [object()],
+    ]
     cache = cache_after_a_step()
     caches = [[cache, cache], [cache], [DECODERS["other"].new_cache(), cache], (cache, None), [raw[1], raw[1]]]
     words = ["", "x", "fp32", "bf16", "sym_int4", "sym_int8", "scalar", "int8", "a" * 10_000, "\0", "\ud800", b"fp32"]
@@ -265,6 +301,7 @@ def others() -> list[Any]:
 
 
 STRANGE = [*numbers(), *arrays(), *others()]
+
 
 def alike(right: Any) -> list[Any]:
     """Those of the right one's kind: strange, but they come further."""

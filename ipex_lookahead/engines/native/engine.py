@@ -172,11 +172,11 @@ class NativeEngine:
         Raises InputError where ``blank`` is negative or beyond the context.
         """
         cache = NativeCache(self._decoder.new_cache())
-        if blank:
-            try:
+        try:
+            if blank:
                 cache.raw.fill_blank(blank)
-            except (ValueError, TypeError) as error:
-                raise InputError(str(error)) from None
+        except (ValueError, TypeError) as error:
+            raise InputError(f"blank does not fit: {error}") from None
         return cache
 
     def forward(self, batch: Batch) -> StepOutput:
