@@ -147,6 +147,9 @@ class Caches(RuleBasedStateMachine):
             with pytest.raises(InputError):
                 one.cache.keep([0])
             return
+        self.keep_a_path(one, data)
+
+    def keep_a_path(self, one: Sequence, data: st.DataObject) -> None:
         path = one.path(data.draw(st.integers(0, len(one.pending[0]) - 1)))
         path = path[: data.draw(st.integers(1, len(path)))]
         one.cache.keep(path)
@@ -172,8 +175,15 @@ class Caches(RuleBasedStateMachine):
         one.pending = before
 
     @rule(data=st.data())
+    def more_steps(self, data: st.DataObject) -> None:
+        self.run_steps(data)  # rules are drawn evenly, and this one is what others only prepare
+
+    @rule(data=st.data())
     def steps(self, data: st.DataObject) -> None:
-        """A batch of chains and trees; each step may be kept later, or is aborted by whatever comes next."""
+        self.run_steps(data)
+
+    def run_steps(self, data: st.DataObject) -> None:
+        """A batch of chains and trees; each is kept at once, or later, or aborted by whatever comes next."""
         chosen = data.draw(st.lists(st.sampled_from(self.live), min_size=1, unique_by=id))
         chosen = [one for one in chosen if one.length < CONTEXT]
         if not chosen:
@@ -192,6 +202,9 @@ class Caches(RuleBasedStateMachine):
             one, row = places[at]
             tokens = one.tokens + [one.pending[0][r] for r in one.path(row)]
             assert found.tobytes() == self.expected(one.blank, tokens), (one.blank, one.tokens, one.pending, row)
+        for one in chosen:
+            if data.draw(st.integers(0, 3)):
+                self.keep_a_path(one, data)
 
     @invariant()
     def lengths_are_right(self) -> None:
