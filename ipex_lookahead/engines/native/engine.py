@@ -14,7 +14,7 @@ from ipex_lookahead.engines.machine import check_threads, default_threads
 from ipex_lookahead.engines.native.core import chosen_isa, native_core
 from ipex_lookahead.engines.native.linear import plain, streams
 from ipex_lookahead.engines.weights import WeightPlan, random_matrix, read_matrix, read_vector
-from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, ModelFormatError
+from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats.base import PackedWeight
 
 Progress = Callable[[int, int, str], None]
@@ -245,25 +245,29 @@ def kv_bytes_per_token(spec: DecoderSpec, kv_cache: str) -> int:
 
 
 def _decoder(spec: DecoderSpec, threads: int | None, kv_cache: str) -> Any:
-    """An empty native decoder of that shape."""
+    """An empty native decoder of that shape. Raises UnsupportedModelError for sizes that the core does not take."""
     if kv_cache not in KV_CACHES:
         raise InputError(f"kv_cache is {kv_cache!r}; it must be one of {', '.join(KV_CACHES)}")
-    return native_core().Decoder(
-        layers=spec.layers,
-        hidden=spec.hidden,
-        intermediate=spec.intermediate,
-        heads=spec.heads,
-        kv_heads=spec.kv_heads,
-        head_dim=spec.head_dim,
-        vocab=spec.vocab,
-        rms_epsilon=spec.rms_epsilon,
-        max_context=spec.max_context,
-        rope_frequencies=np.ascontiguousarray(spec.rope_frequencies, dtype=np.float32),
-        rope_attention_factor=spec.rope_attention_factor,
-        threads=default_threads() if threads is None else check_threads(threads),
-        isa=chosen_isa(),
-        kv_format=kv_cache,
-    )
+    count, isa = default_threads() if threads is None else check_threads(threads), chosen_isa()
+    try:
+        return native_core().Decoder(
+            layers=spec.layers,
+            hidden=spec.hidden,
+            intermediate=spec.intermediate,
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            vocab=spec.vocab,
+            rms_epsilon=spec.rms_epsilon,
+            max_context=spec.max_context,
+            rope_frequencies=np.ascontiguousarray(spec.rope_frequencies, dtype=np.float32),
+            rope_attention_factor=spec.rope_attention_factor,
+            threads=count,
+            isa=isa,
+            kv_format=kv_cache,
+        )
+    except (ValueError, TypeError) as error:
+        raise UnsupportedModelError(f"the native engine cannot hold a model of this shape: {error}") from None
 
 
 def _raw(cache: Cache) -> Any:

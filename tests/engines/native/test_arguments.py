@@ -20,7 +20,7 @@ from ipex_lookahead.engines.native.core import integer_peak, read_bandwidth
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.native.linear import LinearPool
 from ipex_lookahead.engines.weights import random_matrix
-from ipex_lookahead.errors import EngineError, InputError, LookaheadError
+from ipex_lookahead.errors import EngineError, InputError, LookaheadError, UnsupportedModelError
 from ipex_lookahead.formats import quantize
 from ipex_lookahead.formats.base import PackedWeight
 from tests.support.native import ids_of, load, one_by_one, run
@@ -87,6 +87,14 @@ def test_a_step_before_the_weights_are_set_is_refused(folder: Path) -> None:
     hollow = NativeEngine(unset_decoder(), engine.spec, "sym_int4")
     with pytest.raises(EngineError, match="weight q of layer 0 is not set"):
         run(hollow, hollow.new_cache(), ids_of(engine, 1))
+
+
+@pytest.mark.parametrize("field", ["layers", "hidden", "heads", "vocab", "head_dim", "max_context"])
+def test_a_shape_that_no_decoder_has_is_an_error_of_ours(folder: Path, field: str) -> None:
+    spec = load(folder).spec
+    for value in (0, -1, 2**31 + 8, 2**62, 2**64):
+        with pytest.raises(UnsupportedModelError):
+            NativeEngine.random(replace(spec, **{field: value}), "sym_int4")
 
 
 def test_a_blank_is_within_the_context(folder: Path) -> None:
