@@ -40,7 +40,7 @@ bench:
 
 gates:
 	$(call setup,--with test)
-	@IPEX_LOOKAHEAD_GATES=large $(PY) -m pytest -s --timeout 1800 tests/gates $(PYTEST)
+	@IPEX_LOOKAHEAD_GATES=large $(PY) -m pytest -s --timeout 1800 tests/gates tests/engines/native/test_fork.py $(PYTEST)
 
 sanitize:
 	$(call setup,--with test)

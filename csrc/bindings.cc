@@ -1,16 +1,16 @@
-// The Python module ipex_lookahead._native: checks shapes and dtypes, calls, nothing else.
+// The Python module ipex_lookahead._native: checks what it is handed, calls, nothing else.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <memory>
-#include <optional>
-#include <stdexcept>
+#include <algorithm>
+#include <limits>
+#include <numeric>
 
+#include "arguments.h"
 #include "drafting/predictor.h"
 #include "model/decoder.h"
 #include "runtime/dispatch.h"
@@ -19,81 +19,14 @@
 #include "weights/linear.h"
 #include "weights/quantize.h"
 
-namespace nb = nanobind;
-using namespace nb::literals;
 using namespace ipex_lookahead;
+using namespace nb::literals;
 
 namespace {
 
-using FloatVector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using IntVector = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using IntMatrix = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using HalfMatrix = nb::ndarray<const uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using FloatMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using OutMatrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using AnyMatrix = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-const char* const kFormatNames[kFormats] = {"fp32", "fp16", "bf16", "sym_int8", "sym_int4", "asym_int4"};
-
-WeightFormat format_of(const std::string& name) {
-  for (int i = 0; i < kFormats; ++i)
-    if (name == kFormatNames[i]) return WeightFormat(i);
-  throw std::invalid_argument("the native engine has no kernel for format '" + name + "'");
-}
-
-// Arrays for Python that own their memory.
-template <typename T>
-struct Owned {
-  std::unique_ptr<T[]> data;
-  explicit Owned(size_t n) : data(new T[n]()) {}
-  template <typename... Shape>
-  nb::object array(Shape... shape) {
-    T* raw = data.get();
-    nb::capsule owner(data.release(), [](void* p) noexcept { delete[] static_cast<T*>(p); });
-    return nb::cast(nb::ndarray<nb::numpy, T>(raw, {size_t(shape)...}, owner));
-  }
-};
-
-PlainMatrix plain_of(const std::string& format, int64_t n_out, int64_t n_in, int group, const AnyMatrix& codes,
-                     const std::optional<HalfMatrix>& scales, const std::optional<HalfMatrix>& minimums) {
-  const WeightFormat f = format_of(format);
-  const auto fail = [](const std::string& what) { throw std::invalid_argument(what); };
-  if (n_out < 1 || n_in < 1) fail("a weight matrix needs at least one output and one input");
-  if (int64_t(codes.shape(0)) != n_out || int64_t(codes.shape(1) * codes.itemsize()) != code_bytes(f, n_in))
-    fail("codes of a " + format + " matrix [" + std::to_string(n_out) + ", " + std::to_string(n_in) +
-         "] have the wrong shape");
-  const bool needs_minimums = f == WeightFormat::asym_int4;
-  if (!is_float(f)) {
-    if (group != 32 && group != 64) fail("group size is " + std::to_string(group) + "; it must be 32 or 64");
-    const int64_t groups = groups_of(f, n_in, group);
-    const auto fits = [&](const std::optional<HalfMatrix>& s) {
-      return s && int64_t(s->shape(0)) == n_out && int64_t(s->shape(1)) == groups;
-    };
-    if (!fits(scales) || (needs_minimums && !fits(minimums)))
-      fail("scales of a " + format + " matrix must have shape [" + std::to_string(n_out) + ", " +
-           std::to_string(groups) + "]");
-  }
-  return {f, n_out, n_in, group, codes.data(), scales ? scales->data() : nullptr,
-          needs_minimums ? minimums->data() : nullptr};
-}
-
-const float* vector_of(const std::optional<FloatVector>& v, int64_t n, const char* what) {
-  if (!v) return nullptr;
-  if (int64_t(v->shape(0)) != n)
-    throw std::invalid_argument(std::string(what) + " must have " + std::to_string(n) + " values");
-  return v->data();
-}
-
-void check_ids(const int32_t* ids, size_t count) {
-  for (size_t i = 0; i < count; ++i)
-    if (ids[i] < 0) throw std::invalid_argument("token ids must not be negative, got " + std::to_string(ids[i]));
-}
-
-void check_ids(const IntVector& ids) { check_ids(ids.data(), ids.shape(0)); }
-
 // A matrix in plain order, as the arguments that make it; `fill` writes the streams.
 template <typename Fill>
-nb::object export_matrix(const Matrix& m, const Fill& fill) {
+nb::object export_matrix(const Matrix m, const Fill& fill) {
   const int64_t bytes = code_bytes(m.format, m.n_in), group = m.group_blocks * kGroup;
   const int64_t groups = groups_of(m.format, m.n_in, int(group));
   Owned<uint8_t> codes(size_t(m.n_out * bytes));
@@ -107,7 +40,7 @@ nb::object export_matrix(const Matrix& m, const Fill& fill) {
                         m.minimums ? minimums.array(m.n_out, groups) : nb::none());
 }
 
-nb::object export_matrix(Decoder& d, const Matrix& m) {
+nb::object export_matrix(Decoder& d, const Matrix m) {
   return export_matrix(m, [&](auto... streams) {
     Crew crew(d.threads());
     unpack(m, streams..., crew);
@@ -115,6 +48,7 @@ nb::object export_matrix(Decoder& d, const Matrix& m) {
 }
 
 void check_linear(const LinearLayer& l, const FloatMatrix& x) {
+  check_aligned(x, sizeof(float));
   if (int64_t(x.shape(1)) != l.matrix().n_in) throw std::invalid_argument("x must have shape [rows, n_in]");
 }
 
@@ -128,11 +62,13 @@ nb::object export_vector(const float* values, int64_t n) {
 nb::tuple quantize(const std::string& format, const std::string& kind, const AnyMatrix& weight, int group, int threads) {
   const WeightFormat f = format_of(format), k = format_of(kind);
   if (is_float(f) || !is_float(k)) throw std::invalid_argument("quantize goes from a float kind to an integer format");
-  if (int(weight.itemsize()) != (k == WeightFormat::fp32 ? 4 : 2))
-    throw std::invalid_argument("the weight's item size does not fit kind '" + kind + "'");
+  if (weight.dtype() != (k == WeightFormat::fp32 ? nb::dtype<float>() : nb::dtype<uint16_t>()))
+    throw std::invalid_argument("a weight of kind 'fp32' is an array of float32, of other kinds of uint16 (their bits)");
   if (group != 32 && group != 64) throw std::invalid_argument("group size must be 32 or 64");
+  checked_threads(threads);
+  check_aligned(weight, weight.itemsize());
   const int64_t n_out = int64_t(weight.shape(0)), n_in = int64_t(weight.shape(1));
-  if (n_out < 1 || n_in < 1) throw std::invalid_argument("a weight matrix needs at least one output and one input");
+  check_size(n_out, n_in);
   const FloatKind from = k == WeightFormat::fp32 ? FloatKind::fp32 : k == WeightFormat::fp16 ? FloatKind::fp16 : FloatKind::bf16;
   const int64_t bytes = code_bytes(f, n_in), groups = groups_of(f, n_in, group);
   const bool asymmetric = f == WeightFormat::asym_int4;
@@ -158,26 +94,35 @@ nb::tuple quantize(const std::string& format, const std::string& kind, const Any
   return nb::make_tuple(out, scales.array(n_out, groups), asymmetric ? minimums.array(n_out, groups) : nb::none());
 }
 
-nb::tuple forward(Decoder& d, const std::vector<KVCache*>& caches, const std::vector<int64_t>& counts, IntVector tokens,
+// Tokens, parents and wanted rows are copied, and caches held: other threads may change arrays and lists meanwhile.
+nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::vector<int64_t>& counts, IntVector tokens,
                   IntVector parents, std::optional<IntVector> want, bool logits, int top) {
-  if (top < 1 || top > 64) throw std::invalid_argument("top must be from 1 to 64");
+  if (top < 1 || top > kMostTop) throw std::invalid_argument("top must be from 1 to " + std::to_string(kMostTop));
   Step step;
-  step.caches = caches;
+  for (nb::handle cache : caches) {
+    step.caches.emplace_back();
+    if (!nb::try_cast(cache, step.caches.back()) || step.caches.back() == nullptr)
+      throw nb::type_error("caches must be made by new_cache() and fork()");
+  }
   step.counts = counts;
   step.rows = int64_t(tokens.shape(0));
+  step.wanted = want ? int64_t(want->shape(0)) : step.rows;
   if (parents.shape(0) != tokens.shape(0)) throw std::invalid_argument("tokens and parents must have the same length");
-  step.tokens = tokens.data();
-  step.parents = parents.data();
-  std::vector<int32_t> all;
-  if (want) {
-    step.want = want->data();
-    step.wanted = int64_t(want->shape(0));
-  } else {
-    all.resize(size_t(step.rows));
-    for (size_t i = 0; i < all.size(); ++i) all[i] = int32_t(i);
-    step.want = all.data();
-    step.wanted = step.rows;
-  }
+  if (step.rows < 1 || step.rows > kMostRows || step.wanted > step.rows)
+    throw std::invalid_argument("a step has from 1 to " + std::to_string(kMostRows) + " rows, and wants no more of them");
+  check_aligned(tokens, sizeof(int32_t));
+  check_aligned(parents, sizeof(int32_t));
+  if (want) check_aligned(*want, sizeof(int32_t));
+  std::vector<int32_t> copies(size_t(2 * step.rows + step.wanted));
+  int32_t* const own_parents = std::copy_n(tokens.data(), step.rows, copies.data());
+  int32_t* const own_want = std::copy_n(parents.data(), step.rows, own_parents);
+  if (want)
+    std::copy_n(want->data(), step.wanted, own_want);
+  else
+    std::iota(own_want, own_want + step.wanted, 0);
+  step.tokens = copies.data();
+  step.parents = own_parents;
+  step.want = own_want;
   const int64_t vocab = d.shape().vocab;
   Owned<int32_t> ids{size_t(step.wanted * top)};
   std::unique_ptr<float[]> values(logits ? new float[size_t(step.wanted * vocab)] : nullptr);  // not zeroed: all written
@@ -196,6 +141,32 @@ nb::tuple forward(Decoder& d, const std::vector<KVCache*>& caches, const std::ve
   return nb::make_tuple(ids.array(step.wanted, top), out);
 }
 
+int32_t sample_one(FloatVector logits, double temperature, int64_t top_k, double top_p, double min_p, uint64_t seed,
+                   uint32_t sequence, uint32_t position) {
+  static thread_local SamplingWorkspace workspace;
+  if (!(temperature >= 0 && temperature <= std::numeric_limits<double>::max() && top_p >= 0 && min_p >= 0) || top_k < 0)
+    throw std::invalid_argument("temperature, top_k, top_p and min_p must be numbers from 0, temperature a finite one");
+  check_aligned(logits, sizeof(float));
+  if (logits.shape(0) > size_t(INT32_MAX)) throw std::invalid_argument("there are more logits than token ids");
+  return sample(logits.data(), int64_t(logits.shape(0)), SamplingParams{temperature, top_k, top_p, min_p}, seed, sequence,
+                position, workspace);
+}
+
+// The caller answers for what lies at the addresses; what the numbers alone show to be wrong is refused.
+void run_at(LinearLayer& l, uintptr_t x, int64_t rows, uintptr_t out) {
+  if (rows < 0 || rows > Phases::kMostItems)
+    throw std::invalid_argument("rows is " + std::to_string(rows) + "; it must be from 0 to " +
+                                std::to_string(Phases::kMostItems));
+  if (rows == 0) return;
+  const uint64_t read = uint64_t(rows * l.matrix().n_in) * sizeof(float);
+  const uint64_t written = uint64_t(rows * l.matrix().n_out) * sizeof(float);
+  const auto fits = [](uint64_t at, uint64_t size) { return at != 0 && at % alignof(float) == 0 && at <= UINT64_MAX - size; };
+  if (!fits(x, read) || !fits(out, written)) throw std::invalid_argument("x and out must be addresses of floats");
+  if (x < out + written && out < x + read) throw std::invalid_argument("x and out must not overlap");
+  nb::gil_scoped_release release;
+  l.run(reinterpret_cast<const float*>(x), rows, reinterpret_cast<float*>(out));
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -207,16 +178,8 @@ NB_MODULE(_native, m) {
   m.def("available_isas", &available_isas);
   m.def("chosen_isa", [](const std::string& name) { return std::string(kernels_for(name)->name); }, "name"_a = "");
   m.def("quantize", &quantize, "format"_a, "kind"_a, "weight"_a, "group_size"_a, "threads"_a);
-  m.def(
-      "sample",
-      [](FloatVector logits, double temperature, int64_t top_k, double top_p, double min_p, uint64_t seed,
-         uint32_t sequence, uint32_t position) {
-        static thread_local SamplingWorkspace workspace;
-        return sample(logits.data(), int64_t(logits.shape(0)), SamplingParams{temperature, top_k, top_p, min_p}, seed,
-                      sequence, position, workspace);
-      },
-      "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "sequence"_a, "position"_a);
-
+  m.def("sample", &sample_one, "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "sequence"_a,
+        "position"_a);
   m.def(
       "read_bandwidth",
       [](int64_t bytes, int threads, const std::string& isa) {
@@ -235,10 +198,7 @@ NB_MODULE(_native, m) {
   nb::class_<LinearPool>(m, "LinearPool")
       .def(
           "__init__",
-          [](LinearPool* self, int threads, const std::string& isa) {
-            if (threads < 1) throw std::invalid_argument("threads must be at least 1");
-            new (self) LinearPool(threads, isa);
-          },
+          [](LinearPool* self, int threads, const std::string& isa) { new (self) LinearPool(threads, isa); },
           "threads"_a, "isa"_a = "")
       .def_prop_ro("isa", &LinearPool::isa)
       .def_prop_ro("threads", &LinearPool::threads)
@@ -252,32 +212,30 @@ NB_MODULE(_native, m) {
              std::optional<FloatVector> bias) {
             const PlainMatrix plain = plain_of(format, n_out, n_in, group, codes, scales, minimums);
             const float* b = vector_of(bias, n_out, "the bias");
+            if (!pool) throw nb::type_error("pool must be a LinearPool");
             nb::gil_scoped_release release;
             new (self) LinearLayer(std::move(pool), plain, b);
           },
-          "pool"_a, "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none(), "minimums"_a.none(),
-          "bias"_a.none())
+          "pool"_a, "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none().noconvert(),
+          "minimums"_a.none().noconvert(), "bias"_a.none())
       .def_prop_ro("n_in", [](const LinearLayer& l) { return l.matrix().n_in; })
       .def_prop_ro("n_out", [](const LinearLayer& l) { return l.matrix().n_out; })
       .def("export",
            [](LinearLayer& l) {
              return export_matrix(l.matrix(), [&](auto... streams) { l.pool().plain(l.matrix(), streams...); });
            })
-      .def("into",
-           [](LinearLayer& l, FloatMatrix x, OutMatrix out) {
-             check_linear(l, x);
-             if (out.shape(0) != x.shape(0) || int64_t(out.shape(1)) != l.matrix().n_out)
-               throw std::invalid_argument("out must have shape [rows, n_out]");
-             nb::gil_scoped_release release;
-             l.run(x.data(), int64_t(x.shape(0)), out.data());
-           })
-      .def(  // addresses of x [rows][n_in] and out [rows][n_out]: the caller answers for both
-          "run_at",
-          [](LinearLayer& l, uintptr_t x, int64_t rows, uintptr_t out) {
+      .def(
+          "into",
+          [](LinearLayer& l, FloatMatrix x, OutMatrix out) {
+            check_linear(l, x);
+            check_aligned(out, sizeof(float));
+            if (out.shape(0) != x.shape(0) || int64_t(out.shape(1)) != l.matrix().n_out)
+              throw std::invalid_argument("out must have shape [rows, n_out]");
             nb::gil_scoped_release release;
-            l.run(reinterpret_cast<const float*>(x), rows, reinterpret_cast<float*>(out));
+            l.run(x.data(), int64_t(x.shape(0)), out.data());
           },
-          "x"_a, "rows"_a, "out"_a)
+          "x"_a, "out"_a.noconvert())  // else a copy would be written to
+      .def("run_at", &run_at, "x"_a, "rows"_a, "out"_a)  // addresses: a small layer takes less time than wrapping arrays
       .def("__call__", [](LinearLayer& l, FloatMatrix x) {
         check_linear(l, x);
         const int64_t rows = int64_t(x.shape(0)), n_out = l.matrix().n_out;
@@ -297,7 +255,8 @@ NB_MODULE(_native, m) {
              check_ids(text);
              s.cut();
              for (size_t i = 0; i < text.shape(0); ++i) s.extend(text.data()[i]);
-           })
+           },
+           "text"_a.noconvert())
       .def("followers", [](const SuffixTrie& s, IntVector context) {
         check_ids(context);
         int32_t at = 0;
@@ -307,7 +266,7 @@ NB_MODULE(_native, m) {
         for (int32_t c = s.node(at).first_child; c >= 0; c = s.node(c).next)
           found.emplace_back(s.node(c).token, s.node(c).count);
         return found;
-      });
+      }, "context"_a.noconvert());
 
   nb::class_<Predictor>(m, "Predictor")
       .def(nb::init<int, int, const SuffixTrie*>(), "depth"_a, "width"_a, "store"_a.none(), nb::keep_alive<1, 4>())
@@ -315,12 +274,14 @@ NB_MODULE(_native, m) {
            [](Predictor& p, IntVector prompt) {
              check_ids(prompt);
              p.begin(prompt.data(), int64_t(prompt.shape(0)));
-           })
+           },
+           "prompt"_a.noconvert())
       .def("propose",
            [](Predictor& p, int64_t budget) {
              DraftTree t = p.propose(budget);
              return nb::make_tuple(t.tokens, t.parents, t.probs, t.sources);
-           })
+           },
+           "budget"_a)
       .def(
           "observe",
           [](Predictor& p, const std::vector<int32_t>& tokens, const std::vector<int32_t>& parents,
@@ -330,6 +291,7 @@ NB_MODULE(_native, m) {
             if (!top) return p.commit(emitted.data(), int64_t(emitted.size()));
             if (top->shape(0) != tokens.size() + 1 || parents.size() != tokens.size())
               throw std::invalid_argument("top must have a row for the last token and for each draft token");
+            check_aligned(*top, sizeof(int32_t));
             p.commit_step(tokens.data(), parents.data(), int64_t(tokens.size()), emitted.data(),
                           int64_t(emitted.size()), top->data(), int64_t(top->shape(1)));
           },
@@ -337,7 +299,8 @@ NB_MODULE(_native, m) {
 
   nb::class_<KVCache>(m, "KVCache")
       .def_prop_ro("length", &KVCache::length)
-      .def("keep", [](KVCache& c, const std::vector<int64_t>& rows) { c.keep(rows.data(), int64_t(rows.size())); })
+      .def(
+          "keep", [](KVCache& c, const std::vector<int64_t>& rows) { c.keep(rows.data(), int64_t(rows.size())); }, "rows"_a)
       .def("crop", &KVCache::crop, "length"_a)
       .def("fork", &KVCache::fork)
       .def("fill_blank", &KVCache::fill_blank, "length"_a);
@@ -359,14 +322,10 @@ NB_MODULE(_native, m) {
              int threads, const std::string& isa, const std::string& kv_format) {
             if (kv_format != "fp16" && kv_format != "int8")
               throw std::invalid_argument("kv_format is '" + kv_format + "'; it must be 'fp16' or 'int8'");
-            if (layers < 1 || hidden < 1 || intermediate < 1 || heads < 1 || kv_heads < 1 || heads % kv_heads != 0 ||
-                head_dim < 8 || head_dim % 8 != 0 || head_dim > 1024 || vocab < 1 || max_context < 1 || threads < 1 ||
-                int64_t(rope_frequencies.shape(0)) != head_dim / 2)
-              throw std::invalid_argument("the decoder's shape is out of range");
             DecoderShape shape{layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, rms_epsilon, max_context,
                                rope_attention_factor, {}};
             shape.kv_format = kv_format == "int8" ? KvFormat::int8 : KvFormat::fp16;
-            shape.rope_frequencies.assign(rope_frequencies.data(), rope_frequencies.data() + head_dim / 2);
+            shape.rope_frequencies.assign(rope_frequencies.data(), rope_frequencies.data() + rope_frequencies.shape(0));
             new (self) Decoder(shape, threads, isa);
           },
           nb::kw_only(), "layers"_a, "hidden"_a, "intermediate"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "vocab"_a,
@@ -379,22 +338,24 @@ NB_MODULE(_native, m) {
             d.set_matrix(layer, slot, plain_of(format, n_out, n_in, group, codes, scales, minimums),
                          vector_of(bias, n_out, "the bias"));
           },
-          "layer"_a, "slot"_a, "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none(),
-          "minimums"_a.none(), "bias"_a.none())
+          "layer"_a, "slot"_a, "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none().noconvert(),
+          "minimums"_a.none().noconvert(), "bias"_a.none())
       .def(
           "set_lm_head",
           [](Decoder& d, const std::string& format, int64_t n_out, int64_t n_in, int group, AnyMatrix codes,
              std::optional<HalfMatrix> scales, std::optional<HalfMatrix> minimums) {
             d.set_lm_head(plain_of(format, n_out, n_in, group, codes, scales, minimums), nullptr);
           },
-          "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none(), "minimums"_a.none())
+          "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none().noconvert(),
+          "minimums"_a.none().noconvert())
       .def(
           "set_embedding",
           [](Decoder& d, const std::string& format, int64_t n_out, int64_t n_in, int group, AnyMatrix codes,
              std::optional<HalfMatrix> scales, std::optional<HalfMatrix> minimums) {
             d.set_embedding(plain_of(format, n_out, n_in, group, codes, scales, minimums));
           },
-          "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none(), "minimums"_a.none())
+          "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none().noconvert(),
+          "minimums"_a.none().noconvert())
       .def("tie_embedding", &Decoder::tie_embedding)
       .def("set_norms",
            [](Decoder& d, int layer, FloatVector attention, FloatVector mlp) {
@@ -405,12 +366,13 @@ NB_MODULE(_native, m) {
            [](Decoder& d, FloatVector norm) { d.set_final_norm(vector_of(norm, d.shape().hidden, "a norm")); })
       .def("missing", &Decoder::missing)
       .def("new_cache", &Decoder::new_cache)
-      .def("forward", &forward, "caches"_a, "counts"_a, "tokens"_a, "parents"_a, "want"_a.none(), "logits"_a, "top"_a)
+      .def("forward", &forward, "caches"_a, "counts"_a, "tokens"_a.noconvert(), "parents"_a.noconvert(),
+           "want"_a.none().noconvert(), "logits"_a, "top"_a)
       .def("export_matrix",
            [](Decoder& d, int layer, Slot slot) { return export_matrix(d, d.matrix(layer, slot)); })
       .def("export_bias",
            [](Decoder& d, int layer, Slot slot) {
-             const Matrix& m = d.matrix(layer, slot);
+             const Matrix m = d.matrix(layer, slot);
              return export_vector(m.bias, m.n_out);
            })
       .def("export_lm_head", [](Decoder& d) { return export_matrix(d, d.lm_head()); })

@@ -1,20 +1,25 @@
 #!/bin/sh
-# The native core under AddressSanitizer and UndefinedBehaviorSanitizer, and its thread pool under ThreadSanitizer.
+# The native core under AddressSanitizer and UndefinedBehaviorSanitizer, and its threads under ThreadSanitizer.
 # Called by `make sanitize` after the set-up; builds in build/asan and build/tsan and leaves the package alone.
 set -eu
 cd "$(dirname "$0")/.."
 python=.venv/bin/python
 real=$($python -c 'import os, sys; print(os.path.realpath(sys.executable))')
 
-echo "== ThreadSanitizer: the thread pool"
+echo "== ThreadSanitizer: the thread pool; caches and weights that several threads are at"
 mkdir -p build/tsan
-c++ -std=c++17 -O1 -g -fsanitize=thread -pthread -Icsrc tests/csrc/thread_pool_test.cc csrc/runtime/thread_pool.cc -o build/tsan/pool
+tsan="c++ -std=c++17 -O1 -g -w -fsanitize=thread -pthread -Icsrc"
+$tsan tests/csrc/thread_pool_test.cc csrc/runtime/thread_pool.cc -o build/tsan/pool
+$tsan tests/csrc/cache_in_use_test.cc tests/csrc/dispatch_scalar.cc csrc/model/*.cc csrc/weights/packing.cc \
+  csrc/runtime/thread_pool.cc csrc/kernels/scalar/kernels.cc -o build/tsan/cache
 # Where addresses are randomised too widely for the sanitizer's shadow, setarch -R turns that off.
 runner=""; command -v setarch >/dev/null && runner="setarch $(uname -m) -R"
-TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 $runner build/tsan/pool without-fork
+export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+$runner build/tsan/pool without-fork
+$runner build/tsan/cache 2000
 
 echo "== AddressSanitizer and UndefinedBehaviorSanitizer: the native tests"
-flags="-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined,float-divide-by-zero,bounds-strict"
+flags="-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined,float-divide-by-zero"
 flags="$flags -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS"
 $python -m cmake --version >/dev/null 2>&1 && cmake="$python -m cmake" || cmake=cmake
 $cmake -S . -B build/asan -DCMAKE_BUILD_TYPE=Debug -DPython_EXECUTABLE="$PWD/$python" -DCMAKE_CXX_FLAGS="$flags" >/dev/null
@@ -30,5 +35,8 @@ cd build/asan/package
 # The interpreter itself leaks a little, and numpy asks for more than it needs: neither is ours to find.
 LD_PRELOAD="$preload" PYTHONPATH="$PWD:$($OLDPWD/$python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
 ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1:allocator_may_return_null=1:abort_on_error=1 \
-UBSAN_OPTIONS=print_stacktrace=1 IPEX_LOOKAHEAD_FORKS=1 \
-  "$real" -m pytest -q -p no:cacheprovider -p no:randomly tests/engines tests/formats/test_native_quantize.py "$@"
+UBSAN_OPTIONS=print_stacktrace=1 \
+  "$real" -m pytest -q -p no:cacheprovider --durations 8 --timeout 900 tests/gates/test_native_arguments.py \
+  tests/gates/test_stateful_cache.py tests/engines/native tests/engines/torch/test_low_bit_linear.py \
+  tests/formats/test_native_quantize.py tests/decoding/test_sampling.py tests/drafting/test_partial_matching.py \
+  tests/drafting/test_sources.py "$@"

@@ -16,6 +16,8 @@ namespace ipex_lookahead {
 
 enum class Source : uint8_t { recycling, store, suffix };
 
+constexpr int64_t kMostDrafts = 1 << 16;
+
 struct DraftTree {
   std::vector<int32_t> tokens, parents;  // parents before children, -1 = the last committed token
   std::vector<double> probs;             // of a token, given its parent
@@ -35,6 +37,7 @@ class Predictor {
   // a list. In this order, since a list that holds the answer teaches nothing about lists.
   void commit_step(const int32_t* tokens, const int32_t* parents, int64_t count, const int32_t* emitted,
                    int64_t emitted_count, const int32_t* top, int64_t wide);
+  // At most `budget` tokens; std::invalid_argument above kMostDrafts.
   DraftTree propose(int64_t budget);
 
  private:

@@ -21,13 +21,60 @@ void ensure(Vector& v, int64_t n) {
   if (int64_t(v.size()) < n) v.resize(size_t(n));
 }
 
+const DecoderShape& checked(const DecoderShape& s) {
+  const auto within = [](const char* name, int64_t value, int64_t most) {
+    if (value < 1 || value > most)
+      throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) + "; it must be from 1 to " +
+                                  std::to_string(most));
+  };
+  within("layers", s.layers, kMostLayers);
+  within("hidden", s.hidden, kMostWidth);
+  within("intermediate", s.intermediate, kMostWidth);
+  within("heads", s.heads, kMostHeads);
+  within("kv_heads", s.kv_heads, s.heads);
+  within("head_dim", s.head_dim, kMostHeadDim);
+  within("vocab", s.vocab, kMostVocab);
+  within("max_context", s.max_context, INT32_MAX);
+  if (s.heads % s.kv_heads != 0) throw std::invalid_argument("heads must be a multiple of kv_heads");
+  if (s.head_dim % 8 != 0) throw std::invalid_argument("head_dim must be a multiple of 8");
+  if (int64_t(s.rope_frequencies.size()) != s.head_dim / 2)
+    throw std::invalid_argument("there must be head_dim / 2 rope frequencies");
+  bool finite = std::isfinite(s.rms_epsilon) && s.rms_epsilon >= 0 && std::isfinite(s.rope_attention_factor);
+  for (float f : s.rope_frequencies) finite = finite && std::isfinite(f);
+  if (!finite) throw std::invalid_argument("rms_epsilon, rope_attention_factor and rope frequencies must be finite");
+  return s;
+}
+
+// The caches of a step, claimed.
+class StepClaim {
+ public:
+  explicit StepClaim(const std::vector<KVCache*>& caches) : caches_(caches) {
+    for (; taken_ < caches_.size(); ++taken_)
+      if (!caches_[taken_]->claimable().try_claim()) {
+        release();
+        throw std::runtime_error("a cache of the step is in use by another thread");
+      }
+  }
+  ~StepClaim() { release(); }
+  StepClaim(const StepClaim&) = delete;
+  StepClaim& operator=(const StepClaim&) = delete;
+
+ private:
+  void release() {
+    while (taken_ > 0) caches_[--taken_]->claimable().release();
+  }
+
+  const std::vector<KVCache*>& caches_;
+  size_t taken_ = 0;
+};
+
 }  // namespace
 
 Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
-    : shape_(shape),
-      cache_shape_{shape.layers, shape.kv_heads, shape.head_dim, shape.kv_format},
+    : shape_(checked(shape)),
+      cache_shape_{shape.layers, shape.kv_heads, shape.head_dim, shape.kv_format, shape.max_context},
       kernels_(kernels_for(isa)),
-      threads_(threads),
+      threads_(checked_threads(threads)),
       layers_(size_t(shape.layers)),
       phases_(threads),
       scratch_(size_t(threads)),
@@ -46,12 +93,19 @@ const float* Decoder::copy_vector(const float* values, int64_t n) {
   return copy;
 }
 
+const Decoder::Layer& Decoder::layer_at(int layer) const {
+  if (layer < 0 || layer >= shape_.layers)
+    throw std::out_of_range("layer " + std::to_string(layer) + " is not one of " + std::to_string(shape_.layers));
+  return layers_[size_t(layer)];
+}
+
 void Decoder::set_matrix(int layer, Slot slot, const PlainMatrix& plain, const float* bias) {
   const int64_t q = int64_t(shape_.heads) * shape_.head_dim, kv = int64_t(shape_.kv_heads) * shape_.head_dim;
   const int64_t h = shape_.hidden, f = shape_.intermediate;
   const int64_t outs[kSlots] = {q, kv, kv, h, f, f, h}, ins[kSlots] = {h, h, h, q, h, h, f};
   const int s = int(slot);
-  if (layer < 0 || layer >= shape_.layers || plain.n_out != outs[s] || plain.n_in != ins[s])
+  layer_at(layer);
+  if (plain.n_out != outs[s] || plain.n_in != ins[s])
     throw std::invalid_argument(std::string("weight ") + kSlotNames[s] + " of layer " + std::to_string(layer) +
                                 " has shape [" + std::to_string(plain.n_out) + ", " + std::to_string(plain.n_in) +
                                 "], not [" + std::to_string(outs[s]) + ", " + std::to_string(ins[s]) + "]");
@@ -62,11 +116,16 @@ void Decoder::set_matrix(int layer, Slot slot, const PlainMatrix& plain, const f
 }
 
 void Decoder::set_norms(int layer, const float* attention, const float* mlp) {
-  layers_.at(size_t(layer)).attention_norm = copy_vector(attention, shape_.hidden);
-  layers_.at(size_t(layer)).mlp_norm = copy_vector(mlp, shape_.hidden);
+  layer_at(layer);
+  Crew crew(threads_);
+  layers_[size_t(layer)].attention_norm = copy_vector(attention, shape_.hidden);
+  layers_[size_t(layer)].mlp_norm = copy_vector(mlp, shape_.hidden);
 }
 
-void Decoder::set_final_norm(const float* weight) { final_norm_ = copy_vector(weight, shape_.hidden); }
+void Decoder::set_final_norm(const float* weight) {
+  Crew crew(threads_);
+  final_norm_ = copy_vector(weight, shape_.hidden);
+}
 
 void Decoder::set_lm_head(const PlainMatrix& plain, const float* bias) {
   if (plain.n_out != shape_.vocab || plain.n_in != shape_.hidden)
@@ -83,7 +142,34 @@ void Decoder::set_embedding(const PlainMatrix& plain) {
   embedding_ = prepack(plain, arena_, crew);
 }
 
-void Decoder::tie_embedding() { embedding_ = lm_head_; }
+void Decoder::tie_embedding() {
+  const Matrix shared = lm_head();
+  Crew crew(threads_);
+  embedding_ = shared;
+}
+
+namespace {
+
+const Matrix& set_or_throw(const Matrix& m, const std::string& name) {
+  if (m.codes == nullptr) throw std::runtime_error("the weight " + name + " is not set");
+  return m;
+}
+
+const float* set_or_throw(const float* norm, const std::string& name) {
+  if (norm == nullptr) throw std::runtime_error("the weight " + name + " is not set");
+  return norm;
+}
+
+}  // namespace
+
+Matrix Decoder::matrix(int layer, Slot slot) const {
+  return set_or_throw(layer_at(layer).matrix[int(slot)], kSlotNames[int(slot)]);
+}
+Matrix Decoder::lm_head() const { return set_or_throw(lm_head_, "lm_head"); }
+Matrix Decoder::embedding() const { return set_or_throw(embedding_, "embedding"); }
+const float* Decoder::attention_norm(int layer) const { return set_or_throw(layer_at(layer).attention_norm, "norm"); }
+const float* Decoder::mlp_norm(int layer) const { return set_or_throw(layer_at(layer).mlp_norm, "norm"); }
+const float* Decoder::final_norm() const { return set_or_throw(final_norm_, "final norm"); }
 
 std::string Decoder::missing() const {
   for (int i = 0; i < shape_.layers; ++i) {
@@ -98,14 +184,25 @@ std::string Decoder::missing() const {
   return embedding_.codes == nullptr ? "embedding" : "";
 }
 
+// A weight once set is never unset, so this looks once.
+void Decoder::check_complete() {
+  if (complete_) return;
+  const std::string absent = missing();
+  if (!absent.empty()) throw std::runtime_error("the weight " + absent + " is not set");
+  complete_ = true;
+}
+
 KVCache Decoder::new_cache() const { return KVCache(cache_shape_); }
 
 void Decoder::check(const Step& step) const {
   const auto fail = [](const std::string& what) { throw std::invalid_argument(what); };
   if (step.caches.size() != step.counts.size() || step.caches.empty()) fail("a step needs one count a cache");
+  if (step.rows < 1 || step.rows > kMostRows || step.wanted < 0 || step.wanted > step.rows)
+    fail("a step has from 1 to " + std::to_string(kMostRows) + " rows, and wants no more of them");
   int64_t first = 0;
   for (size_t i = 0; i < step.caches.size(); ++i) {
     const KVCache* cache = step.caches[i];
+    if (cache == nullptr) fail("a cache is None");
     if (!(cache->shape() == cache_shape_)) fail("a cache of another model was given");
     if (std::find(step.caches.begin(), step.caches.begin() + std::ptrdiff_t(i), cache) !=
         step.caches.begin() + std::ptrdiff_t(i))
@@ -151,6 +248,9 @@ void Decoder::plan(const Step& step) {
     furthest = std::max(furthest, length + deepest);
     sequences_.push_back({step.caches[i], first, rows, length, chain, paths, (length + deepest) / kBlock + 1});
     if (!chain) {
+      if (rows > kMostTree)
+        throw std::invalid_argument("a tree has " + std::to_string(rows) + " rows; it may have " +
+                                    std::to_string(kMostTree));
       ensure(ancestors_, paths + rows * rows);
       for (int64_t r = 0; r < rows; ++r) {
         int64_t at = r;
@@ -206,7 +306,9 @@ Rows Decoder::RowsMemory::view(int64_t rows, int64_t width) {
 
 void Decoder::forward(const Step& step, int top, int32_t* ids, float* logits) {
   Crew crew(threads_);
+  check_complete();
   check(step);
+  const StepClaim claim(step.caches);
   plan(step);
   reserve(step, top);
   for (size_t i = 0; i < step.caches.size(); ++i) step.caches[i]->prepare(step.counts[i]);

@@ -25,6 +25,12 @@ struct DecoderShape {
 enum class Slot : int { q, k, v, o, gate, up, down };
 constexpr int kSlots = 7;
 
+// What a decoder may be: beyond these, sums and products of its sizes would not fit.
+constexpr int kMostLayers = 1 << 16, kMostHeads = 1 << 16, kMostHeadDim = 1024, kMostWidth = 1 << 24, kMostVocab = 1 << 27;
+constexpr int64_t kMostRows = 1 << 20;  // of a step,
+constexpr int64_t kMostTree = 1 << 13;  // and of a sequence of it that is no chain
+constexpr int kMostTop = 64;
+
 // One step's rows: several sequences, each with its own cache.
 struct Step {
   std::vector<KVCache*> caches;
@@ -36,10 +42,11 @@ struct Step {
   int64_t wanted = 0;
 };
 
-// Whoever changes it holds the process's threads meanwhile (a Crew), so there is one step at a time, and a child after
-// fork() finds it whole.
+// Whoever changes it holds the process's threads meanwhile (a Crew), so there is one step at a time, weights are not set
+// in the middle of one, and a child after fork() finds it whole.
 class Decoder {
  public:
+  // Throws std::invalid_argument for a shape or a number of threads that no decoder has.
   Decoder(const DecoderShape& shape, int threads, const std::string& isa);
 
   // Weights are copied into tiles; call in execution order, so that a step reads memory from front to back.
@@ -57,16 +64,19 @@ class Decoder {
   size_t weight_bytes() const { return arena_.used(); }
   KVCache new_cache() const;
 
-  const Matrix& matrix(int layer, Slot slot) const { return layers_[size_t(layer)].matrix[int(slot)]; }
-  const Matrix& lm_head() const { return lm_head_; }
-  const Matrix& embedding() const { return embedding_; }
-  const float* attention_norm(int layer) const { return layers_[size_t(layer)].attention_norm; }
-  const float* mlp_norm(int layer) const { return layers_[size_t(layer)].mlp_norm; }
-  const float* final_norm() const { return final_norm_; }
+  // Weights that were set; what they point to lives as long as the decoder. Throw std::out_of_range for a layer that is not
+  // there, and std::runtime_error for a weight that was not set.
+  Matrix matrix(int layer, Slot slot) const;
+  Matrix lm_head() const;
+  Matrix embedding() const;
+  const float* attention_norm(int layer) const;
+  const float* mlp_norm(int layer) const;
+  const float* final_norm() const;
 
   // Writes the `top` largest logits' ids of each wanted row, [wanted][top], largest first and the lowest id first among
   // equals (-1 where no further logit is above -inf), and the logits unless null [wanted][vocab].
-  // Throws std::out_of_range beyond max_context, std::invalid_argument for bad tokens or parents; nothing is committed.
+  // Throws std::out_of_range beyond max_context, std::invalid_argument for bad tokens, parents, caches or wanted rows,
+  // std::runtime_error where a weight is missing or another thread is at one of the caches; nothing is committed.
   void forward(const Step& step, int top, int32_t* ids, float* logits);
 
  private:
@@ -100,6 +110,8 @@ class Decoder {
   using MakeRow = void (Decoder::*)(int thread, int layer, int64_t row, float* out);
 
   const float* copy_vector(const float* values, int64_t n);
+  const Layer& layer_at(int layer) const;
+  void check_complete();
   void check(const Step& step) const;
   void plan(const Step& step);
   void plan_attention();
@@ -135,6 +147,7 @@ class Decoder {
   std::vector<Layer> layers_;
   Matrix lm_head_, embedding_;
   const float* final_norm_ = nullptr;
+  bool complete_ = false;  // nothing is missing
   Buffer<float> cos_, sin_;  // [positions][head_dim / 2]
 
   // The step in hand.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <stdexcept>
 
 #include "model/decoder.h"
 
@@ -40,6 +41,7 @@ void Decoder::plan_attention() {
   }
   // Where there are few items, heads that share keys are done apart: the keys come from the cache the second time.
   const int heads = by_blocks && items < 4 * threads_ && threads_ > 1 ? 1 : group;
+  if (items > Phases::kMostItems) throw std::invalid_argument("the step has too many rows for so many heads");
   for (size_t i = 0; i < sequences_.size(); ++i) {
     const Sequence& s = sequences_[i];
     for (int kv = 0; kv < shape_.kv_heads; ++kv)

@@ -38,6 +38,7 @@ void KVCache::prepare(int64_t rows) {
 }
 
 void KVCache::keep(const int64_t* rows, int64_t count) {
+  const Claim claim(claimable_, "keep");
   int64_t parent = -1;
   for (int64_t i = 0; i < count; ++i) {
     if (rows[i] < 0 || rows[i] >= int64_t(parents_.size()))
@@ -56,6 +57,7 @@ void KVCache::keep(const int64_t* rows, int64_t count) {
 }
 
 void KVCache::crop(int64_t length) {
+  const Claim claim(claimable_, "crop");
   if (length < 0 || length > length_)
     throw std::invalid_argument("crop: length " + std::to_string(length) + " is not between 0 and the present " +
                                 std::to_string(length_));
@@ -66,18 +68,30 @@ void KVCache::crop(int64_t length) {
   raw_.resize(needed);
 }
 
-KVCache KVCache::fork() const {
+// Where a step may still be kept, its last page is not shared: keep() moves slots there.
+KVCache KVCache::fork() {
+  const Claim claim(claimable_, "fork");
   KVCache other(shape_);
   other.length_ = length_;
   const size_t needed = size_t((length_ + kPage - 1) / kPage);
-  other.pages_.assign(pages_.begin(), pages_.begin() + needed);
-  other.raw_.assign(raw_.begin(), raw_.begin() + needed);
+  other.pages_.assign(pages_.begin(), pages_.begin() + std::ptrdiff_t(needed));
+  if (!parents_.empty() && length_ % kPage != 0) {
+    other.pages_.back() = new_page(shape_.page_bytes());
+    std::memcpy(other.pages_.back().get(), pages_[needed - 1].get(), size_t(shape_.page_bytes()));
+  }
+  for (const auto& page : other.pages_) other.raw_.push_back(page.get());
   return other;
 }
 
 void KVCache::fill_blank(int64_t length) {
+  const Claim claim(claimable_, "fill_blank");
+  if (length_ != 0) throw std::invalid_argument("fill_blank: the cache holds " + std::to_string(length_) + " positions");
+  if (length < 0 || length > shape_.max_context)
+    throw std::invalid_argument("fill_blank: length " + std::to_string(length) + " is not between 0 and the context of " +
+                                std::to_string(shape_.max_context) + " tokens");
   prepare(length);
   length_ = length;
+  parents_.clear();
 }
 
 void KVCache::move_slot(int64_t from, int64_t to) {

@@ -9,12 +9,14 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "model/claim.h"
 
 namespace ipex_lookahead {
 
 struct CacheShape {
   int layers = 0, kv_heads = 0, head_dim = 0;
   KvFormat format = KvFormat::fp16;
+  int64_t max_context = 0;
   int head_dim16() const { return (head_dim + kLanes - 1) / kLanes * kLanes; }
   // Bytes of one head's keys, values and scales in a page, and where each begins.
   int64_t key_bytes() const { return int64_t(kPage) * head_dim * kv_bytes(format); }
@@ -26,16 +28,22 @@ struct CacheShape {
   int64_t scale_offset(int layer, int head) const { return v_offset(layer, head) + value_bytes(); }
   int64_t page_bytes() const { return int64_t(layers) * kv_heads * head_bytes(); }
   bool operator==(const CacheShape& o) const {
-    return layers == o.layers && kv_heads == o.kv_heads && head_dim == o.head_dim && format == o.format;
+    return layers == o.layers && kv_heads == o.kv_heads && head_dim == o.head_dim && format == o.format &&
+           max_context == o.max_context;
   }
 };
 
+// What changes a cache, and a step that runs on it, claims it meanwhile: from another thread each of these is refused with
+// std::runtime_error, whichever comes second.
 class KVCache {
  public:
   explicit KVCache(const CacheShape& shape) : shape_(shape) {}
 
   int64_t length() const { return length_; }
   const CacheShape& shape() const { return shape_; }
+
+  // For the steps that run on it; the functions below that claim are keep, crop, fill_blank and fork.
+  Claimable& claimable() { return claimable_; }
 
   // Makes the slots [length, length + rows) writable: pages exist and are not shared. Throws std::bad_alloc, and then
   // the cache is as it was.
@@ -48,14 +56,15 @@ class KVCache {
   // Throws std::invalid_argument if `rows` is no path of the last step from its root.
   void keep(const int64_t* rows, int64_t count);
   void crop(int64_t length);
-  // Commits `length` positions of zeros to an empty cache, for measuring steps at that length.
+  // Commits `length` positions of zeros, at most the context, to an empty cache: for measuring steps at that length.
   void fill_blank(int64_t length);
-  KVCache fork() const;
+  KVCache fork();
 
  private:
   void move_slot(int64_t from, int64_t to);
 
   CacheShape shape_;
+  Claimable claimable_;
   int64_t length_ = 0;
   std::vector<std::shared_ptr<uint8_t>> pages_;
   std::vector<uint8_t*> raw_;  // pages_, as the kernels read them

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <stdexcept>
+#include <string>
 
 #include "runtime/arena.h"
 #include "runtime/dispatch.h"
@@ -14,6 +15,7 @@ namespace ipex_lookahead {
 namespace {
 
 constexpr int kPasses = 9;
+constexpr int64_t kMostBytes = int64_t(1) << 34;  // far above any cache
 
 template <typename Work>
 double best_seconds(Crew& crew, const Work& work) {  // one item a thread
@@ -29,7 +31,9 @@ double best_seconds(Crew& crew, const Work& work) {  // one item a thread
 }  // namespace
 
 double read_bandwidth(int64_t bytes, int threads, const std::string& isa) {
-  if (bytes < 4096 || threads < 1) throw std::invalid_argument("read_bandwidth needs at least 4096 bytes and one thread");
+  if (bytes < 4096 || bytes > kMostBytes)
+    throw std::invalid_argument("bytes is " + std::to_string(bytes) + "; it must be from 4096 to " +
+                                std::to_string(kMostBytes));
   const KernelTable* kernels = kernels_for(isa);
   Crew crew(threads);
   Arena arena;
@@ -45,7 +49,6 @@ double read_bandwidth(int64_t bytes, int threads, const std::string& isa) {
 }
 
 double integer_peak(int threads, const std::string& isa) {
-  if (threads < 1) throw std::invalid_argument("integer_peak needs at least one thread");
   const KernelTable* kernels = kernels_for(isa);
   Crew crew(threads);
   constexpr int64_t kRepeats = 200000;

@@ -9,6 +9,8 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <stdexcept>
+#include <string>
 #include <system_error>
 #include <thread>
 
@@ -91,7 +93,14 @@ const int hooked = pthread_atfork(before_fork, after_fork_in_parent, after_fork_
 
 }  // namespace
 
-Crew::Crew(int threads) : pool_(*the_pool.load()), threads_(threads < 1 ? 1 : threads) {
+int checked_threads(int threads) {
+  if (threads < 1 || threads > kMostThreads)
+    throw std::invalid_argument("threads is " + std::to_string(threads) + "; it must be from 1 to " +
+                                std::to_string(kMostThreads));
+  return threads;
+}
+
+Crew::Crew(int threads) : pool_(*the_pool.load()), threads_(checked_threads(threads)) {
   if (hooked != 0) throw std::bad_alloc();  // the only reason there is
   pool_.crew.lock();
 }

@@ -24,6 +24,9 @@ namespace ipex_lookahead {
 
 class ThreadPool;
 
+constexpr int kMostThreads = 1024;
+int checked_threads(int threads);  // itself; std::invalid_argument outside 1 to kMostThreads
+
 // The right to the process's threads: who makes one waits until it has them, and has them until it goes. Not to be made
 // by a thread that has one, nor inside a job; and who has one must not wait for Python's lock.
 class Crew {
@@ -57,6 +60,8 @@ class Crew {
 // finds a later phase's number knows that its own phase is over.
 class Phases {
  public:
+  static constexpr int64_t kMostItems = (int64_t(1) << 24) - 1;  // of a phase: what a counter counts
+
   explicit Phases(int threads) : next_(size_t(threads)) {}
 
   // Numbers the phases of a job; between jobs only.

@@ -2,12 +2,20 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 #include "runtime/dispatch.h"
 
 namespace ipex_lookahead {
 
-LinearPool::LinearPool(int threads, const std::string& isa) : kernels_(kernels_for(isa)), threads_(threads), phases_(threads) {}
+LinearPool::LinearPool(int threads, const std::string& isa)
+    : kernels_(kernels_for(isa)), threads_(checked_threads(threads)), phases_(threads_) {}
+
+int64_t LinearPool::weight_bytes() const {
+  Crew crew(threads_);  // another thread may be adding a layer
+  return int64_t(arena_.used());
+}
 
 Matrix LinearPool::add(const PlainMatrix& plain, const float* bias) {
   Crew crew(threads_);
@@ -26,6 +34,10 @@ void LinearPool::plain(const Matrix& matrix, void* codes, uint16_t* scales, uint
 }
 
 void LinearPool::run(const Matrix& matrix, const float* x, int64_t rows, float* out) {
+  if (rows < 0 || rows > Phases::kMostItems)
+    throw std::invalid_argument("rows is " + std::to_string(rows) + "; it must be from 0 to " +
+                                std::to_string(Phases::kMostItems));
+  if (rows == 0) return;
   Crew crew(threads_);
   Rows r;
   r.blocks = matrix.blocks;

@@ -21,13 +21,14 @@ class LinearPool {
 
   const char* isa() const { return kernels_->name; }
   int threads() const { return threads_; }
-  int64_t weight_bytes() const { return int64_t(arena_.used()); }
+  int64_t weight_bytes() const;
 
   // Prepacks a weight. It lives as long as the pool.
   Matrix add(const PlainMatrix& plain, const float* bias);
   void plain(const Matrix& matrix, void* codes, uint16_t* scales, uint16_t* minimums);  // the streams, sizes as in packing.h
 
-  // out [rows][n_out] = x [rows][n_in] W^T + bias, through the very path a decoder step takes.
+  // out [rows][n_out] = x [rows][n_in] W^T + bias, through the very path a decoder step takes. Throws
+  // std::invalid_argument for more rows than a phase has items.
   void run(const Matrix& matrix, const float* x, int64_t rows, float* out);
 
  private:

@@ -83,9 +83,12 @@ class Sampler:
 
         Raises:
             EngineError: a logit is NaN or +inf.
-            InputError: every token is forbidden (all logits are -inf).
+            InputError: every token is forbidden (all logits are -inf), or a parameter is outside its range.
         """
-        token = self._implementation(logits, *self._params, self.seed, self._sequence, position)
+        try:
+            token = self._implementation(logits, *self._params, self.seed, self._sequence, position)
+        except (ValueError, TypeError) as error:
+            raise InputError(f"this cannot be sampled: {error}") from None
         if token < 0:
             raise_bad_logits(token)
         return token

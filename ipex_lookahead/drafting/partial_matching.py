@@ -53,24 +53,36 @@ class PartialMatching:
         width: successors kept for a token, 0 (none) to 8.
         store: counted suffixes of earlier texts (``Store.suffixes``), or None.
 
+    Raises:
+        InputError: depth or width outside its range, or a store that is none.
+
     Attributes:
         top: as ``Proposer.top``: ``width``.
     """
 
     def __init__(self, *, depth: int, width: int, store: Any = None) -> None:
         self.top = width
-        self._predictor = native_core().Predictor(depth, width, store)
+        try:
+            self._predictor = native_core().Predictor(depth, width, store)
+        except (ValueError, TypeError) as error:
+            raise InputError(str(error)) from None
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Forget everything, then index the prompt. Raises InputError for ids that are no int32 >= 0."""
         try:
             self._predictor.begin(np.array(prompt, np.int32))
-        except (ValueError, OverflowError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise InputError(f"the prompt holds what is no token id: {error}") from None
 
     def propose(self, budget: int) -> Draft:
-        """A tree of at most ``budget`` tokens, the most likely paths first, with ``probs`` and ``sources``."""
-        tokens, parents, probs, sources = self._predictor.propose(budget)
+        """A tree of at most ``budget`` tokens, the most likely paths first, with ``probs`` and ``sources``.
+
+        Raises InputError for a budget above 65,536.
+        """
+        try:
+            tokens, parents, probs, sources = self._predictor.propose(budget)
+        except (ValueError, TypeError) as error:
+            raise InputError(str(error)) from None
         return Draft(tokens, parents, 0, probs, list(map(SOURCES.__getitem__, sources)))
 
     def observe(self, outcome: Outcome) -> None:

@@ -124,7 +124,7 @@ def read_vector(checkpoint: Checkpoint, name: str, n: int) -> npt.NDArray[np.flo
 
     Raises ModelFormatError for values beyond ``LARGEST``: a step's products would overflow, far from what is wrong.
     """
-    values = np.ascontiguousarray(dequantize(_read(checkpoint, name, (n,))), dtype=np.float32)
+    values = np.require(dequantize(_read(checkpoint, name, (n,))), np.float32, ("C", "A"))  # as the core takes it
     at = int(np.argmax(np.abs(values)))
     if abs(values[at]) > LARGEST:
         raise ModelFormatError(

@@ -29,6 +29,9 @@ from ipex_lookahead.formats.float_base import (
 
 GROUP_SIZES = (32, 64)
 
+MOST_THREADS = 1024
+"""What the core takes."""
+
 Floats = npt.NDArray[np.float32]
 GroupQuantizer = Callable[[Floats, npt.NDArray[np.bool_]], tuple[npt.NDArray[Any], Floats, Floats | None]]
 """From values [rows, groups, group_size], and which columns [groups, group_size] are real inputs (the others repeat the
@@ -91,12 +94,12 @@ def quantize_groups(
     core = _native_core()
     if core is None:
         return numpy_quantize(weight, name, group_size, quantizer, nibbles=nibbles)
-    count = threads if threads is not None else _usable_cpus()
-    if count < 1:
-        raise LowBitFormatError(f"threads is {count}; it must be at least 1")
+    count = threads if threads is not None else min(_usable_cpus(), MOST_THREADS)
+    if not isinstance(count, int) or not 1 <= count <= MOST_THREADS:
+        raise LowBitFormatError(f"threads is {count!r}; it must be from 1 to {MOST_THREADS}")
     try:
         codes, scales, minimums = core.quantize(
-            name, weight.format, np.ascontiguousarray(weight.codes), group_size, count
+            name, weight.format, np.require(weight.codes, requirements=("C", "A")), group_size, count
         )
     except ValueError:
         numpy_quantize(weight, name, group_size, quantizer, nibbles=nibbles)  # raises, and says which value is at fault

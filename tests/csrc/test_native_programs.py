@@ -32,21 +32,21 @@ def test_the_pool_does_every_item_once_and_in_order(tmp_path: Path) -> None:
     assert run(tmp_path, "thread_pool_test", ["runtime/thread_pool.cc"], "-g") == "thread_pool_test: ok\n"
 
 
+DECODER = [
+    "model/decoder.cc",
+    "model/decoder_step.cc",
+    "model/kv_cache.cc",
+    "weights/packing.cc",
+    "runtime/thread_pool.cc",
+    "kernels/scalar/kernels.cc",
+    str(ROOT / "tests/csrc/dispatch_scalar.cc"),
+]
+"""With the scalar kernels only, which run anywhere."""
+
+
 def test_a_step_takes_no_memory_from_the_heap(tmp_path: Path) -> None:
-    """With the scalar kernels only, which run anywhere: where memory comes from is the decoder's business."""
-    sources = [
-        "model/decoder.cc",
-        "model/decoder_step.cc",
-        "model/kv_cache.cc",
-        "weights/packing.cc",
-        "runtime/thread_pool.cc",
-        "kernels/scalar/kernels.cc",
-    ]
-    stand_in = tmp_path / "dispatch_scalar.cc"
-    stand_in.write_text(
-        '#include "runtime/dispatch.h"\n'
-        "namespace ipex_lookahead {\n"
-        "const KernelTable* kernels_for(const std::string&) { return scalar_kernels(); }\n"
-        "}\n"
-    )
-    assert run(tmp_path, "step_allocation_test", sources, str(stand_in)) == "step_allocation_test: ok\n"
+    assert run(tmp_path, "step_allocation_test", DECODER) == "step_allocation_test: ok\n"
+
+
+def test_a_cache_in_use_is_refused_or_right(tmp_path: Path) -> None:
+    assert run(tmp_path, "cache_in_use_test", DECODER) == "cache_in_use_test: ok\n"

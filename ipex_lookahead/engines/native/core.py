@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from typing import Any
 
-from ipex_lookahead.errors import EngineError
+from ipex_lookahead.errors import EngineError, InputError
 
 _native: Any = None
 _missing: ImportError | None = None
@@ -47,10 +48,24 @@ def chosen_isa() -> str:
 
 
 def read_bandwidth(size: int, threads: int, isa: str = "") -> float:
-    """Bytes a second that ``threads`` threads read from a buffer of ``size`` bytes, best of several passes."""
-    return float(native_core().read_bandwidth(size, threads, isa))
+    """Bytes a second that ``threads`` threads read from a buffer of ``size`` bytes, best of several passes.
+
+    Raises InputError for a size outside 4 KiB to 16 GiB, a number of threads outside 1 to 1024, or an instruction set
+    that is absent.
+    """
+    return _measured(native_core().read_bandwidth, size, threads, isa)
 
 
 def integer_peak(threads: int, isa: str = "") -> float:
-    """Integer multiply-adds a second from registers with that instruction set, best of several runs."""
-    return float(native_core().integer_peak(threads, isa))
+    """Integer multiply-adds a second from registers with that instruction set, best of several runs.
+
+    Raises InputError as ``read_bandwidth`` does.
+    """
+    return _measured(native_core().integer_peak, threads, isa)
+
+
+def _measured(measure: Callable[..., float], *arguments: object) -> float:
+    try:
+        return float(measure(*arguments))
+    except (ValueError, TypeError) as error:
+        raise InputError(str(error)) from None

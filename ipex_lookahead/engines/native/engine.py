@@ -14,7 +14,7 @@ from ipex_lookahead.engines.machine import check_threads, default_threads
 from ipex_lookahead.engines.native.core import chosen_isa, native_core
 from ipex_lookahead.engines.native.linear import plain, streams
 from ipex_lookahead.engines.weights import WeightPlan, check_shape, random_matrix, read_matrix, read_vector
-from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, ModelFormatError
+from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats.base import PackedWeight
 
 Progress = Callable[[int, int, str], None]
@@ -35,11 +35,13 @@ class NativeCache:
         return int(self.raw.length)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Commit a path of the last step's rows. Raises InputError if it is none."""
+        """Commit a path of the last step's rows. Raises InputError if it is none, EngineError as all that follow do."""
         try:
             self.raw.keep(rows if isinstance(rows, list) else list(rows))
         except (ValueError, TypeError) as error:
             raise InputError(str(error)) from None
+        except RuntimeError as error:
+            raise _in_use(error) from None
 
     def crop(self, length: int) -> None:
         """Keep the first ``length`` positions. Raises InputError if there are fewer."""
@@ -47,10 +49,15 @@ class NativeCache:
             self.raw.crop(length)
         except (ValueError, TypeError) as error:
             raise InputError(str(error)) from None
+        except RuntimeError as error:
+            raise _in_use(error) from None
 
     def fork(self) -> NativeCache:
-        """A second sequence with the same committed prefix."""
-        return NativeCache(self.raw.fork())
+        """A second sequence with the same committed prefix. Raises EngineError while another thread is at this one."""
+        try:
+            return NativeCache(self.raw.fork())
+        except RuntimeError as error:
+            raise _in_use(error) from None
 
 
 class NativeEngine:
@@ -162,10 +169,16 @@ class NativeEngine:
         return cls(decoder, spec, low_bit, kv_cache)
 
     def new_cache(self, blank: int = 0) -> NativeCache:
-        """An empty sequence; or one of ``blank`` positions of zeros, for measuring steps at that length."""
+        """An empty sequence; or one of ``blank`` positions of zeros, for measuring steps at that length.
+
+        Raises InputError where ``blank`` is negative or beyond the context.
+        """
         cache = NativeCache(self._decoder.new_cache())
-        if blank:
-            cache.raw.fill_blank(blank)
+        try:
+            if blank:
+                cache.raw.fill_blank(blank)
+        except (ValueError, TypeError) as error:
+            raise InputError(f"blank does not fit: {error}") from None
         return cache
 
     def forward(self, batch: Batch) -> StepOutput:
@@ -190,6 +203,8 @@ class NativeEngine:
             raise EngineError(str(error), hint="the checkpoint's weights are damaged") from None
         except (ValueError, TypeError) as error:
             raise InputError(f"the step's arguments do not fit: {error}") from None
+        except RuntimeError as error:
+            raise _in_use(error) from None
         return StepOutput(top[:, 0], logits, top if batch.top else None)
 
     def describe(self) -> dict[str, Any]:
@@ -236,31 +251,40 @@ def kv_bytes_per_token(spec: DecoderSpec, kv_cache: str) -> int:
 
 
 def _decoder(spec: DecoderSpec, threads: int | None, kv_cache: str) -> Any:
-    """An empty native decoder of that shape."""
+    """An empty native decoder of that shape. Raises UnsupportedModelError for sizes that the core does not take."""
     if kv_cache not in KV_CACHES:
         raise InputError(f"kv_cache is {kv_cache!r}; it must be one of {', '.join(KV_CACHES)}")
-    return native_core().Decoder(
-        layers=spec.layers,
-        hidden=spec.hidden,
-        intermediate=spec.intermediate,
-        heads=spec.heads,
-        kv_heads=spec.kv_heads,
-        head_dim=spec.head_dim,
-        vocab=spec.vocab,
-        rms_epsilon=spec.rms_epsilon,
-        max_context=spec.max_context,
-        rope_frequencies=np.ascontiguousarray(spec.rope_frequencies, dtype=np.float32),
-        rope_attention_factor=spec.rope_attention_factor,
-        threads=default_threads() if threads is None else check_threads(threads),
-        isa=chosen_isa(),
-        kv_format=kv_cache,
-    )
+    count, isa = default_threads() if threads is None else check_threads(threads), chosen_isa()
+    try:
+        return native_core().Decoder(
+            layers=spec.layers,
+            hidden=spec.hidden,
+            intermediate=spec.intermediate,
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            vocab=spec.vocab,
+            rms_epsilon=spec.rms_epsilon,
+            max_context=spec.max_context,
+            rope_frequencies=np.ascontiguousarray(spec.rope_frequencies, dtype=np.float32),
+            rope_attention_factor=spec.rope_attention_factor,
+            threads=count,
+            isa=isa,
+            kv_format=kv_cache,
+        )
+    except (ValueError, TypeError) as error:
+        raise UnsupportedModelError(f"the native engine cannot hold a model of this shape: {error}") from None
 
 
 def _raw(cache: Cache) -> Any:
     if not isinstance(cache, NativeCache):
         raise InputError(f"the native engine needs its own caches, got {type(cache).__name__}")
     return cache.raw
+
+
+def _in_use(error: RuntimeError) -> EngineError:
+    """A step or a change of a cache that another thread is at; or a step of a decoder that was not loaded."""
+    return EngineError(str(error), hint="give each thread caches of its own (new_cache, fork)")
 
 
 def _vector(values: Any) -> PackedWeight:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ipex_lookahead.engines.machine import check_threads, default_threads
 from ipex_lookahead.engines.native.core import chosen_isa, native_core
+from ipex_lookahead.errors import InputError
 from ipex_lookahead.formats.base import PackedWeight
 
 
@@ -50,8 +51,14 @@ class LinearPool:
         return LinearPool, (self.threads,)
 
     def layer(self, weight: PackedWeight, bias: Any | None = None) -> LinearLayer:
-        """The weight prepacked, and a bias float32 [n_out]; both live as long as any layer of this pool."""
-        return LinearLayer(native_core().LinearLayer(self.raw, *streams(weight), bias))
+        """The weight prepacked, and a bias float32 [n_out]; both live as long as any layer of this pool.
+
+        Raises InputError where streams or bias do not have the shapes and dtypes of the format.
+        """
+        try:
+            return LinearLayer(native_core().LinearLayer(self.raw, *streams(weight), bias))
+        except (ValueError, TypeError) as error:
+            raise InputError(f"this is no {weight.format} weight of shape {list(weight.shape)}: {error}") from None
 
 
 class LinearLayer:
@@ -63,7 +70,10 @@ class LinearLayer:
         self.raw = raw
         self.n_in, self.n_out = int(raw.n_in), int(raw.n_out)
         self.into: Callable[[Any, Any], None] = raw.into
-        """``into(x, out)``: float32 [rows, n_in] and float32 [rows, n_out], C order, ``out`` overwritten."""
+        """``into(x, out)``: float32 [rows, n_in] and float32 [rows, n_out], C order, ``out`` overwritten.
+
+        Straight into the core: ValueError for other shapes, TypeError for an ``out`` of another dtype or order.
+        """
 
     def weight(self) -> PackedWeight:
         """The weight in plain order, bit for bit as it came."""
@@ -72,7 +82,13 @@ class LinearLayer:
 
 def streams(weight: PackedWeight) -> tuple[Any, ...]:
     """A weight as the core takes it: format, outputs, inputs, group size, codes, scales, minimums."""
-    return (weight.format, *weight.shape, weight.group_size, weight.codes, weight.scales, weight.minimums)
+    arrays = (weight.codes, weight.scales, weight.minimums)
+    return (weight.format, *weight.shape, weight.group_size, *(None if a is None else _in_order(a) for a in arrays))
+
+
+def _in_order(array: Any) -> Any:
+    """The array in C order and aligned: a copy only where it lies in a file at an odd place."""
+    return np.require(array, requirements=("C", "A"))
 
 
 _CODE_TYPES: dict[str, Any] = {"fp32": np.float32, "fp16": np.uint16, "bf16": np.uint16, "sym_int8": np.int8}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +10,11 @@ import pytest
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
+from tests.gates import cases
 from tests.support.forks import DEEDS, STATES
 from tests.support.native import program_root
 
-TIMES = int(os.environ.get("IPEX_LOOKAHEAD_FORKS", "3"))
+TIMES = cases(3, 60)
 """Children for each state of the threads and each deed; a longer run looks for what happens now and then."""
 
 

@@ -1,0 +1,108 @@
+// What the bindings take from Python: arrays, checked before anything is computed from their sizes.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "weights/packing.h"
+
+namespace ipex_lookahead {
+
+namespace nb = nanobind;
+
+using FloatVector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using IntVector = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using IntMatrix = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using HalfMatrix = nb::ndarray<const uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using FloatMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using OutMatrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using AnyMatrix = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// An array may lie anywhere in a mapped file.
+template <typename Array>
+void check_aligned(const Array& array, size_t to) {
+  if (array.size() != 0 && reinterpret_cast<uintptr_t>(array.data()) % to != 0)
+    throw std::invalid_argument("an array's memory is not aligned to its items (numpy.require(array, requirements='A'))");
+}
+
+const char* const kFormatNames[kFormats] = {"fp32", "fp16", "bf16", "sym_int8", "sym_int4", "asym_int4"};
+
+inline WeightFormat format_of(const std::string& name) {
+  for (int i = 0; i < kFormats; ++i)
+    if (name == kFormatNames[i]) return WeightFormat(i);
+  throw std::invalid_argument("the native engine has no kernel for format '" + name + "'");
+}
+
+// Arrays for Python that own their memory.
+template <typename T>
+struct Owned {
+  std::unique_ptr<T[]> data;
+  explicit Owned(size_t n) : data(new T[n]()) {}
+  template <typename... Shape>
+  nb::object array(Shape... shape) {
+    T* raw = data.get();
+    nb::capsule owner(data.release(), [](void* p) noexcept { delete[] static_cast<T*>(p); });
+    return nb::cast(nb::ndarray<nb::numpy, T>(raw, {size_t(shape)...}, owner));
+  }
+};
+
+// Sizes of which sums and products fit into 64 bits, and tiles into a phase (Phases::kMostItems).
+constexpr int64_t kMostOutputs = int64_t(1) << 27, kMostInputs = int64_t(1) << 27;
+
+inline void check_size(int64_t n_out, int64_t n_in) {
+  if (n_out < 1 || n_in < 1 || n_out > kMostOutputs || n_in > kMostInputs)
+    throw std::invalid_argument("a weight matrix has from 1 to " + std::to_string(kMostOutputs) +
+                                " outputs and inputs, not [" + std::to_string(n_out) + ", " + std::to_string(n_in) + "]");
+}
+
+inline PlainMatrix plain_of(const std::string& format, int64_t n_out, int64_t n_in, int group, const AnyMatrix& codes,
+                     const std::optional<HalfMatrix>& scales, const std::optional<HalfMatrix>& minimums) {
+  const WeightFormat f = format_of(format);
+  check_aligned(codes, f == WeightFormat::fp32 ? 4 : is_float(f) ? 2 : 1);
+  if (scales) check_aligned(*scales, 2);
+  if (minimums) check_aligned(*minimums, 2);
+  const auto fail = [](const std::string& what) { throw std::invalid_argument(what); };
+  check_size(n_out, n_in);
+  if (int64_t(codes.shape(0)) != n_out || int64_t(codes.shape(1) * codes.itemsize()) != code_bytes(f, n_in))
+    fail("codes of a " + format + " matrix [" + std::to_string(n_out) + ", " + std::to_string(n_in) +
+         "] have the wrong shape");
+  const bool needs_minimums = f == WeightFormat::asym_int4;
+  if (!is_float(f)) {
+    if (group != 32 && group != 64) fail("group size is " + std::to_string(group) + "; it must be 32 or 64");
+    const int64_t groups = groups_of(f, n_in, group);
+    const auto fits = [&](const std::optional<HalfMatrix>& s) {
+      return s && int64_t(s->shape(0)) == n_out && int64_t(s->shape(1)) == groups;
+    };
+    if (!fits(scales) || (needs_minimums && !fits(minimums)))
+      fail("scales of a " + format + " matrix must have shape [" + std::to_string(n_out) + ", " +
+           std::to_string(groups) + "]");
+  }
+  return {f, n_out, n_in, group, codes.data(), scales ? scales->data() : nullptr,
+          needs_minimums ? minimums->data() : nullptr};
+}
+
+inline const float* vector_of(const std::optional<FloatVector>& v, int64_t n, const char* what) {
+  if (!v) return nullptr;
+  check_aligned(*v, sizeof(float));
+  if (int64_t(v->shape(0)) != n)
+    throw std::invalid_argument(std::string(what) + " must have " + std::to_string(n) + " values");
+  return v->data();
+}
+
+inline void check_ids(const int32_t* ids, size_t count) {
+  for (size_t i = 0; i < count; ++i)
+    if (ids[i] < 0) throw std::invalid_argument("token ids must not be negative, got " + std::to_string(ids[i]));
+}
+
+inline void check_ids(const IntVector& ids) {
+  check_aligned(ids, sizeof(int32_t));
+  check_ids(ids.data(), ids.shape(0));
+}
+
+}  // namespace ipex_lookahead
