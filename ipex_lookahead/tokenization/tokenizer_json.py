@@ -148,6 +148,8 @@ class _Reader:
         check_growth(parts["decoder"], self.fail)
         check_growth(parts["post_processor"], self.fail)
         templates = [part for _, part in parts["post_processor"] if part["type"] == "TemplateProcessing"]
+        if len(templates) > 1:  # the library has not implemented it, and panics
+            raise self.fail("post_processor", f"has {len(templates)} templates; one is the most")
         for side, allowed in (("single", ["A"]), ("pair", ["A", "B"])):
             field, around = f"post_processor.{side}", 0
             for template in templates:
