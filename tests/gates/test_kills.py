@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.errors import SaveError
 from ipex_lookahead.formats.base import PackedWeight
 from tests.gates import cases, seed
-from tests.support.tiny import TinyLlama
+from tests.support.tiny import TinyLlama, write_tiny_llama
 
 KILLS = cases(25, 400)
 CONFIG = {key: value for key, value in TinyLlama().config("float32").items() if key != "torch_dtype"}
@@ -107,6 +108,74 @@ def test_stores_that_are_killed(tmp_path: Path) -> None:
         assert len(held) <= 1
     work()
     assert [p.name for p in tmp_path.iterdir()] == ["outputs.store"]
+
+
+FETCH = """
+import sys
+from ipex_lookahead import hub
+import huggingface_hub
+options = hub.HubOptions(cache_dir=sys.argv[1], endpoint=sys.argv[2], token=False)
+print("ready", flush=True)
+hub.resolve_model("owner/model", options=options, progress=False)
+"""
+QUANTIZE = """
+import sys
+from ipex_lookahead.cli.main import run
+print("ready", flush=True)
+sys.exit(run(["quantize", sys.argv[1], sys.argv[2], "--low-bit", "sym_int4", "--overwrite"]))
+"""
+
+
+def killed_program(code: str, *arguments: str, after: float) -> int:
+    """Run a program of ours, killed so many seconds after it said that it is ready; its exit status."""
+    root = Path(__file__).resolve().parents[2]
+    program = [sys.executable, "-c", code, *arguments]
+    with subprocess.Popen(program, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        time.sleep(after)
+        child.kill()
+        return child.wait()
+
+
+def test_downloads_that_are_killed(tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    from ipex_lookahead import hub
+    from tests.support.fake_hub import fake_hub
+
+    chance = random.Random(seed())
+    weights = bytes(range(256)) * (48 << 12)  # 48 MiB: what takes a local server a tenth of a second
+    files = {"config.json": b'{"model_type": "llama"}', "model.safetensors": weights, "tokenizer.json": b"{}"}
+    cache = tmp_path / "hub"
+    with fake_hub({"owner/model": files}) as served:
+        ends = [
+            killed_program(FETCH, str(cache), served.endpoint, after=chance.uniform(0.0, 0.4))
+            for _ in range(cases(3, 60))
+        ]
+        options = hub.HubOptions(cache_dir=str(cache), endpoint=served.endpoint, token=False)
+        folder = hub.resolve_model("owner/model", options=options, progress=False)
+    assert -signal.SIGKILL in ends
+    assert {name: (folder / name).read_bytes() for name in files} == files
+    assert not [path for path in cache.rglob("*") if ".partial" in path.name or ".incomplete" in path.name]
+
+
+def test_quantising_that_is_killed(tmp_path: Path) -> None:
+    pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
+    chance = random.Random(seed())
+    source, target = write_tiny_llama(tmp_path / "model"), tmp_path / "made" / "out"
+    for _ in range(cases(3, 60)):
+        killed_program(QUANTIZE, str(source), str(target), after=chance.uniform(0.0, 1.0))
+        if target.exists():
+            LowBitCheckpoint(target).close()
+    run = subprocess.run(
+        [sys.executable, "-c", QUANTIZE, str(source), str(target)],
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    LowBitCheckpoint(target).close()
+    assert [p.name for p in target.parent.iterdir()] == ["out"]
 
 
 @contextmanager
