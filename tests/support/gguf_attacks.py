@@ -197,7 +197,7 @@ def _change_tensors(chance: random.Random, tensors: list[Tensor]) -> None:
         shape = chance.choice((tuple(dims)[::-1], other[1], (*dims, 1), (1, *dims)))
         tensors[at] = tensor(name, shape, 0) if math.prod(shape) < 1 << 16 else (name, shape, 0, data)
     elif way < 0.5:  # dimensions whose product overflows, or is the same by another road
-        size = math.prod(dims)
+        size = math.prod(dims) % 2**64
         odd = chance.choice(((size,), (1, size), (size, 1), (2**32, 2**32), (2**63, 2), (0, 4), (2**40, 2**40, 2**40)))
         tensors[at] = name, odd, kind, data
     elif way < 0.62:
