@@ -324,3 +324,29 @@ def test_bad_generation_config(tmp_path: Path, key: str, value: Any) -> None:
         generation_config_of(tmp_path, {key: value})
     assert caught.value.field == key
     assert caught.value.offset == len(key) + 5
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"temperature": 1e-320},
+        {"do_sample": True, "temperature": 1e-320},
+        {"do_sample": True, "temperature": 0},
+        {"repetition_penalty": 5e-324},
+    ],
+)
+def test_settings_that_make_sampling_impossible_are_named(tmp_path: Path, raw: dict[str, Any]) -> None:
+    with pytest.raises(ModelFormatError, match=r"generation_config\.json: (temperature|repetition_penalty) at byte"):
+        generation_config_of(tmp_path, raw)
+
+
+def test_temperature_0_says_nothing_where_nothing_is_sampled(tmp_path: Path) -> None:
+    assert generation_config_of(tmp_path, {"temperature": 0})["temperature"] == 0
+
+
+def test_heads_that_do_not_divide_the_hidden_size_are_named(tmp_path: Path) -> None:
+    """transformers' config of a Llama refuses them too: after the weights were packed, and in words of its own."""
+    with pytest.raises(UnsupportedModelError, match="hidden_size is 72, which 5 attention heads do not divide"):
+        config_of(
+            tmp_path, BASE | {"hidden_size": 72, "num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 16}
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import struct
 from typing import Any
@@ -193,14 +194,17 @@ def _change_tensors(chance: random.Random, tensors: list[Tensor]) -> None:
     elif way < 0.28:
         tensors.append(chance.choice((tensors[at], (name + "2", dims, kind, data), tensor("x", (4,), 0))))
     elif way < 0.4:
-        tensors[at] = tensor(name, chance.choice((tuple(dims)[::-1], other[1], (*dims, 1), (1, *dims))), 0)
+        shape = chance.choice((tuple(dims)[::-1], other[1], (*dims, 1), (1, *dims)))
+        tensors[at] = tensor(name, shape, 0) if math.prod(shape) < 1 << 16 else (name, shape, 0, data)
     elif way < 0.5:  # dimensions whose product overflows, or is the same by another road
-        size = int(np.prod(dims))
+        size = math.prod(dims) % 2**64
         odd = chance.choice(((size,), (1, size), (size, 1), (2**32, 2**32), (2**63, 2), (0, 4), (2**40, 2**40, 2**40)))
         tensors[at] = name, odd, kind, data
     elif way < 0.62:
         kind = chance.choice((*_BYTES, 6, 24, 28, 31, 99))
-        sound = kind in _BYTES and dims[0] % _BYTES[kind][0] == 0 and chance.random() < 0.7
+        sound = (
+            math.prod(dims) < 1 << 16 and kind in _BYTES and dims[0] % _BYTES[kind][0] == 0 and chance.random() < 0.7
+        )
         tensors[at] = tensor(name, dims, kind) if sound else (name, dims, kind, data)
     elif way < 0.7:
         tensors[at] = name, dims, kind, data[: chance.randrange(len(data) + 1)] if chance.random() < 0.5 else data * 2

@@ -76,7 +76,7 @@ def _change(chance: random.Random, header: dict[str, Any], data: bytes) -> bytes
         )
     elif way < 0.76:
         entry["dtype"] = chance.choice(DTYPES)
-    elif way < 0.88 and isinstance(offsets, list) and len(offsets) == 2:
+    elif way < 0.88 and isinstance(offsets, list) and [type(at) for at in offsets] == [int, int]:
         begin, end = offsets
         far = chance.choice(COUNTS)
         entry["data_offsets"] = chance.choice(

@@ -375,6 +375,17 @@ def test_every_tensor_is_looked_for_before_one_is_read(tmp_path: Path, monkeypat
         load(tmp_path)
 
 
+def test_too_little_memory_for_a_step_is_an_error_of_ours(tmp_path: Path) -> None:
+    engine = load(write_tiny_llama(tmp_path))
+
+    def no_memory(*arguments: object) -> None:
+        raise MemoryError
+
+    engine._forward = no_memory
+    with pytest.raises(EngineError, match="no memory for 5 more tokens"):
+        run(engine, engine.new_cache(), ids_of(engine, 5))
+
+
 def test_damaged_weights_are_named(tmp_path: Path) -> None:
     import safetensors.numpy
 
