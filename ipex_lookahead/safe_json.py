@@ -26,7 +26,8 @@ MAX_CONTAINERS = 2 << 20
 """Most objects and arrays: an empty one takes two bytes in the file, and forty times as many in memory."""
 MAX_VALUES = 16 << 20
 EXPLAINED = 1 << 20
-"""Most values of a text in which the slow parser looks for a fault; of a larger one the fast one's word is taken."""
+"""Most values of a text in which the slow parser looks for a fault, or for where things are; of a larger one the fast
+one's word is taken."""
 
 File = str | PathLike[str]
 
@@ -54,8 +55,12 @@ class JsonObject(dict[str, Any]):
 
     @property
     def at(self) -> Mapping[str, int]:
-        """Looked for at the first call, in the whole text."""
-        return {} if self._text is None else self._text.places()[self._number]
+        """Looked for at the first call, in the whole text; in a very long one each stands for where the text begins."""
+        if self._text is None:
+            return {}
+        if self._text.values > EXPLAINED:
+            return dict.fromkeys(self, self._text.start)
+        return self._text.places()[self._number]
 
 
 def read_file(path: File, limit: int) -> bytes:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ipex_lookahead import safe_json
 from ipex_lookahead.errors import ModelFormatError
-from ipex_lookahead.safe_json import JsonObject, load_object, parse, read_file
+from ipex_lookahead.safe_json import EXPLAINED, JsonObject, load_object, parse, read_file
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -177,3 +177,11 @@ def test_files(tmp_path: Path) -> None:
         read_file(tmp_path / "pipe", 100)
     with pytest.raises(ModelFormatError, match="not a regular file|has"):
         read_file("/dev/zero", 100)
+
+
+def test_places_in_a_very_long_text_are_where_it_begins() -> None:
+    """Its values are not looked for one by one: that would take the interpreter seconds."""
+    text = b'{"a": [' + b"0," * (EXPLAINED + 1) + b'0], "b": {"c": 1}}'
+    found = parse(text, "f", start=7)
+    assert found.at == {"a": 7, "b": 7}
+    assert found["b"].at == {"c": 7}

@@ -330,6 +330,7 @@ void Decoder::merge_tops(int64_t wanted, int top, int32_t* ids) {
           best_value = top_values_[size_t(at * top + next)];
         }
       }
+      if (i == 0 && best_value == INFINITY) best = -1;  // no more a logit than NaN is: the caller is told
       ids[w * top + i] = best < 0 ? -1 : top_ids_[size_t((best * wanted + w) * top + merge_at_[size_t(best)])];
       if (best >= 0) ++merge_at_[size_t(best)];
     }

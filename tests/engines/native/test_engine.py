@@ -347,6 +347,22 @@ def test_logits_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
     assert cache.length == 0
 
 
+def test_one_logit_that_is_infinite_is_an_error(tmp_path: Path) -> None:
+    """It would be the likeliest token of all, for no reason but that it overflowed."""
+    import safetensors.numpy
+
+    folder = write_tiny_llama(tmp_path, tie=False)
+    file = folder / "model.safetensors"
+    tensors = dict(safetensors.numpy.load_file(file))
+    head = tensors["lm_head.weight"]
+    head[::2] = 1e38 * np.sign(np.random.default_rng(1).standard_normal(head[::2].shape))  # some sums are +inf
+    safetensors.numpy.save_file(tensors, file)
+    engine = load(folder)
+    batch = Batch([engine.new_cache()], [1], np.array([3], np.int32), np.array([-1], np.int32))
+    with pytest.raises(EngineError, match="logits are not finite"):
+        engine.forward(batch)
+
+
 @pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.input_layernorm.weight"])
 def test_norms_whose_products_would_overflow_are_named_at_load(tmp_path: Path, name: str) -> None:
     import safetensors.numpy
