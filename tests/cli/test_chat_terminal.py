@@ -48,6 +48,15 @@ class Terminal:
         )
         os.close(slave)
 
+    def interrupt_until(self, text: str) -> None:
+        """Ctrl-C at the prompt; again where it fell between readline's look for signals and its wait for keys."""
+        for _ in range(10):
+            self.type("\x03")
+            ready, _, _ = select.select([self.master], [], [], 5)
+            if ready:
+                break
+        self.wait_for(text)
+
     def wait_for(self, text: str, seconds: float = 60) -> None:
         end = time.monotonic() + seconds
         while text not in self.shown:
