@@ -1,0 +1,267 @@
+"""The words a model is described in: what a family's file returns, and what everything that touches weights walks.
+
+A description knows no file, no engine and no device. It says which blocks there are, in the order they run, with which
+switches, and for each weight where it lies in either kind of file. Loading, saving, random weights, the names of GGUF,
+progress and ``info`` walk ``ModelSpec.tensors()``; nothing else lists tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a weight lies in one kind of file: a whole tensor, or a part of one.
+
+    Attributes:
+        name: the tensor's name in the file.
+        shape: the whole tensor's, as the file must have it.
+        expert: which entry of a leading dimension that counts experts; None: there is none.
+        rows: (first, step) of the weight's rows among the tensor's (or the entry's); as many as the weight has.
+        transposed: the file has [n_in, n_out].
+        pairs: heads whose rows the file holds as neighbouring rotary pairs (i, i + 1) instead of halves (i, i + d / 2).
+        offset: added to every value, a norm's that the file keeps less 1.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    expert: int | None = None
+    rows: tuple[int, int] | None = None
+    transposed: bool = False
+    pairs: int = 0
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One weight as a step needs it.
+
+    Attributes:
+        name: what this package calls it and saves it as: Hugging Face's name, or in its manner where theirs is a part.
+        shape: [n_out, n_in] of a matrix, [n] of a vector.
+        hf: where it lies in a Hugging Face folder.
+        gguf: where it lies in a GGUF file.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    hf: Place
+    gguf: Place
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is multiplied with, and may be in a low-bit format."""
+        return len(self.shape) == 2
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """y = W x + bias."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """x / sqrt(mean(x^2) + epsilon) * weight (RMS norm; Zhang and Sennrich, arXiv 1910.07467)."""
+
+    weight: Tensor
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rope:
+    """Rotary position embedding of the first ``2 * len(frequencies)`` values of a head, i with i + len(frequencies).
+
+    Attributes:
+        frequencies: float32 [rotated / 2], radians a position.
+        factor: multiplies cos and sin (yarn's and longrope's temperature).
+        query_beta, query_original: a query at position p is multiplied by 1 + beta * ln(1 + floor(p / original))
+            (Llama 4's and Ministral 3's temperature); beta 0: it is not.
+    """
+
+    frequencies: npt.NDArray[np.float32]
+    factor: float = 1.0
+    query_beta: float = 0.0
+    query_original: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Grouped-query attention of one block.
+
+    Attributes:
+        heads, kv_heads, head_dim: sizes.
+        q, k, v, o: the linear layers.
+        scale: multiplies a query's product with a key.
+        rope: None: positions do not enter.
+        q_norm, k_norm: before rope; over each head if as long as one, else over the whole projection. None: none.
+        window: a position sees itself and the ``window - 1`` before it; None: all.
+        softcap: scores become cap * tanh(score / cap); None: they stay.
+        sinks: [heads], one more logit a head in the softmax's denominator.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    q: Linear
+    k: Linear
+    v: Linear
+    o: Linear
+    scale: float
+    rope: Rope | None
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """What becomes of gate and up: f(gate) * up.
+
+    ``kind`` is "silu", "gelu_tanh", or "clamped": gate at most ``limit``, up within it, gate * sigmoid(alpha * gate) *
+    (up + 1) (gpt-oss).
+    """
+
+    kind: str
+    alpha: float = 0.0
+    limit: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMlp:
+    """down(f(gate x) * up x)."""
+
+    gate: Linear
+    up: Linear
+    down: Linear
+    activation: Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture: each row goes to the ``used`` experts that its router likes best.
+
+    Attributes:
+        router: [experts, hidden], never in a low-bit format.
+        experts: all of one size.
+        used: experts a row goes to.
+        softmax: "all": over all experts' logits, then the chosen ones taken; "chosen": over the chosen ones' only.
+        renormalise: the chosen ones' weights are divided by their sum.
+    """
+
+    router: Linear
+    experts: tuple[GatedMlp, ...]
+    used: int
+    softmax: str
+    renormalise: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """x + multiplier * after(attention(before(x))), and the same with the MLP.
+
+    ``None`` for a norm: there is none at that place.
+    """
+
+    attention: Attention
+    mlp: GatedMlp | Experts
+    attention_norm: Norm | None
+    mlp_norm: Norm | None
+    attention_after: Norm | None = None
+    mlp_after: Norm | None = None
+    residual_multiplier: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelSpec:
+    """A decoder.
+
+    Attributes:
+        model_type: the family, the name of its file.
+        hidden, vocab: sizes.
+        max_context: positions a sequence may have.
+        embedding: [vocab, hidden].
+        layers: the blocks in order.
+        final_norm: before the head.
+        head: None: the embedding serves as lm_head too.
+        embedding_multiplier: multiplies the embedding of a token.
+        logit_multiplier: multiplies the logits.
+        logit_softcap: logits become cap * tanh(logit / cap), after the multiplier.
+    """
+
+    model_type: str
+    hidden: int
+    vocab: int
+    max_context: int
+    embedding: Tensor
+    layers: tuple[Block, ...]
+    final_norm: Norm
+    head: Linear | None
+    embedding_multiplier: float = 1.0
+    logit_multiplier: float = 1.0
+    logit_softcap: float | None = None
+
+    @property
+    def tied(self) -> bool:
+        """Whether the embedding serves as lm_head too."""
+        return self.head is None
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The tensor that serves as lm_head."""
+        return self.embedding if self.head is None else self.head.weight
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every weight once, in the order a step reads them."""
+        yield self.embedding
+        for block in self.layers:
+            yield from _block_tensors(block)
+        yield self.final_norm.weight
+        if self.head is not None:
+            yield from _linear(self.head)
+
+
+def _linear(layer: Linear) -> Iterator[Tensor]:
+    yield layer.weight
+    if layer.bias is not None:
+        yield layer.bias
+
+
+def _norm(norm: Norm | None) -> Iterator[Tensor]:
+    if norm is not None:
+        yield norm.weight
+
+
+def _mlp(mlp: GatedMlp) -> Iterator[Tensor]:
+    for layer in (mlp.gate, mlp.up, mlp.down):
+        yield from _linear(layer)
+
+
+def _block_tensors(block: Block) -> Iterator[Tensor]:
+    attention = block.attention
+    yield from _norm(block.attention_norm)
+    for layer in (attention.q, attention.k, attention.v):
+        yield from _linear(layer)
+    yield from _norm(attention.q_norm)
+    yield from _norm(attention.k_norm)
+    if attention.sinks is not None:
+        yield attention.sinks
+    yield from _linear(attention.o)
+    yield from _norm(block.attention_after)
+    yield from _norm(block.mlp_norm)
+    if isinstance(block.mlp, Experts):
+        yield from _linear(block.mlp.router)
+        for expert in block.mlp.experts:
+            yield from _mlp(expert)
+    else:
+        yield from _mlp(block.mlp)
+    yield from _norm(block.mlp_after)
