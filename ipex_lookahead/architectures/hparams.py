@@ -105,6 +105,20 @@ def boolean(source: Source, key: str, value: Any) -> bool:
     return value
 
 
+def one_of(*words: str) -> Check:
+    """A check for one of a few words: what a family can run."""
+
+    def check(source: Source, key: str, value: Any) -> str:
+        if value not in words:
+            raise UnsupportedModelError(
+                f"{source.file}: {source.places.get(key, (key,))[0]} is {shown(value)}; this family has "
+                f"{' or '.join(map(repr, words))} here"
+            )
+        return str(value)
+
+    return check
+
+
 def text(source: Source, key: str, value: Any) -> str:
     """A check for a short string."""
     if not isinstance(value, str) or not 0 < len(value) <= 256:
@@ -162,7 +176,6 @@ _ROPE_NEEDS: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "dynamic": ("factor",),
     "yarn": ("factor",),
-    "longrope": ("short_factor", "long_factor"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 

@@ -212,7 +212,8 @@ class GgufKeys:
     Attributes:
         architecture: ``general.architecture``.
         class_name: of transformers' model, for the config's ``architectures``.
-        used: key of the config -> key of the file, besides ``GGUF_GIVEN``; checked as ``ConfigKeys.used`` says.
+        used: key of the config -> key of the file, besides ``GGUF_GIVEN``; checked as ``ConfigKeys.used`` says. A
+            window of 0 is none. ``rope_scaling.X`` goes into yarn's parameters.
         constants: what the architecture itself implies.
         neutral, refused: more of both.
         complete: fills in what follows from tensors or from several keys.
@@ -261,7 +262,7 @@ class Family(Protocol):
     """A family's file, as the rest sees it."""
 
     KEYS: ConfigKeys
-    GGUF: GgufKeys
+    GGUF: GgufKeys | None
 
     @staticmethod
     def spec(config: dict[str, Any]) -> Any:

@@ -24,7 +24,10 @@ def rope(config: dict[str, Any]) -> Rope:
 
     Raises UnsupportedModelError for a rope type that is not one of those below.
     """
-    return Rope(*_rope(config))
+    frequencies, factor = _rope(config)
+    scaling = config.get("rope_scaling") or {}
+    beta = scaling.get("llama_4_scaling_beta", 0.0)
+    return Rope(frequencies, factor, beta, scaling["original_max_position_embeddings"] if beta else 0)
 
 
 def local_rope(config: dict[str, Any], theta: float) -> Rope:
@@ -55,6 +58,10 @@ def _rope(config: dict[str, Any]) -> tuple[Floats, float]:
         return _llama3(plain, scaling), 1.0
     if kind == "yarn":
         return _yarn(plain, config, scaling)
+    if kind == "longrope":  # both sets are there; the context that is asked for says which
+        long = config["max_position_embeddings"] > scaling["original_max_position_embeddings"]
+        factors = np.asarray(scaling["long_factor" if long else "short_factor"], dtype=np.float32)
+        return (plain / factors).astype(np.float32), float(scaling["attention_factor"])
     if kind == "freq_factors":  # a GGUF file's own divisor for each pair
         factors = np.asarray(scaling["factors"], dtype=np.float32)
         if factors.shape != plain.shape:
@@ -63,7 +70,8 @@ def _rope(config: dict[str, Any]) -> tuple[Floats, float]:
             )
         return (plain / factors).astype(np.float32), 1.0
     raise UnsupportedModelError(
-        f"rope scaling of type {kind!r} is not supported; supported are default, linear, dynamic, llama3 and yarn"
+        f"rope scaling of type {kind!r} is not supported; supported are default, linear, dynamic, llama3, yarn, and "
+        "longrope where the family has it"
     )
 
 

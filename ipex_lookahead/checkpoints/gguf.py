@@ -50,8 +50,10 @@ class GgufCheckpoint:
             self.config: dict[str, Any] = gguf_config(self._file, model_type)
             self.spec: ModelSpec = spec_for(self.config)
             self._tensors = tensors_by_name(self.spec)
-            self._check_tensors(family(model_type).GGUF.unused_tensors)
-            self.unknown_keys = family(model_type).GGUF.unknown(self.metadata)
+            declared = family(model_type).GGUF
+            assert declared is not None  # it claimed the file
+            self._check_tensors(declared.unused_tensors)
+            self.unknown_keys = declared.unknown(self.metadata)
         except BaseException:
             self._file.close()
             raise

@@ -65,6 +65,7 @@ def gguf_config(file: GgufFile, model_type: str) -> dict[str, Any]:
     Raises ModelFormatError for what is missing or out of range, UnsupportedModelError for what cannot be run.
     """
     declared = family(model_type)
+    assert declared.GGUF is not None  # it claimed the file
     return _Reader(file, model_type, declared.KEYS, declared.GGUF).config()
 
 
@@ -82,7 +83,7 @@ class _Reader:
         config |= self.gguf.constants
         layers = whole(1, MAX_LAYERS)(source, "num_hidden_layers", file.metadata.get(self.names["num_hidden_layers"]))
         for key in (*SIZES, *self.gguf.used):
-            if key in config:
+            if key in config or key.startswith("rope_scaling."):
                 continue
             value = file.metadata.get(self.names[key])
             if value is None and key in SIZES and key not in _OPTIONAL:
@@ -91,6 +92,8 @@ class _Reader:
                 continue
             if key in _PER_LAYER and isinstance(value, np.ndarray):
                 value = self._same_in_all_layers(key, value, layers)
+            if key == "sliding_window" and value == 0:
+                value = None
             config[key] = _shortest(value)
         config.setdefault("rope_theta", 10000.0)
         config.setdefault("vocab_size", self._embedding_rows())
@@ -199,7 +202,8 @@ class _Reader:
             return None
         scaling: dict[str, Any] = {"rope_type": kind, "factor": _shortest(factor)}
         if kind == "yarn":
-            for name in ("original_max_position_embeddings", "beta_fast", "beta_slow"):
+            more = [key.removeprefix("rope_scaling.") for key in self.gguf.used if key.startswith("rope_scaling.")]
+            for name in ("original_max_position_embeddings", "beta_fast", "beta_slow", *more):
                 if (value := file.scalar(self.names[f"rope_scaling.{name}"])) is not None:
                     scaling[name] = _shortest(value)
             if attention_factor != 1:
