@@ -5,6 +5,7 @@
 #include <nanobind/ndarray.h>
 
 #include <cmath>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -37,6 +38,17 @@ inline WeightFormat format_of(const std::string& name) {
   for (int i = 0; i < kFormats; ++i)
     if (name == kFormatNames[i]) return WeightFormat(i);
   throw std::invalid_argument("the native engine has no kernel for format '" + name + "'");
+}
+
+// Which of the words it is.
+inline int one_of(const char* name, const std::string& got, std::initializer_list<const char*> words) {
+  std::string known;
+  int i = 0;
+  for (const char* word : words) {
+    if (got == word) return i;
+    known += (i++ > 0 ? ", '" : "'") + std::string(word) + "'";
+  }
+  throw std::invalid_argument(std::string(name) + " is '" + got + "'; it must be one of " + known);
 }
 
 // Arrays for Python that own their memory.

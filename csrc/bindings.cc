@@ -59,6 +59,8 @@ nb::object export_vector(const float* values, int64_t n) {
   return copy.array(n);
 }
 
+nb::object export_bias(const Matrix& m) { return export_vector(m.bias, m.n_out); }
+
 nb::tuple quantize(const std::string& format, const std::string& kind, const AnyMatrix& weight, int group, int threads) {
   const WeightFormat f = format_of(format), k = format_of(kind);
   if (is_float(f) || !is_float(k)) throw std::invalid_argument("quantize goes from a float kind to an integer format");
@@ -312,42 +314,97 @@ NB_MODULE(_native, m) {
       .value("o", Slot::o)
       .value("gate", Slot::gate)
       .value("up", Slot::up)
-      .value("down", Slot::down);
+      .value("down", Slot::down)
+      .value("router", Slot::router);
+
+  nb::enum_<Vector>(m, "Vector")
+      .value("attention_norm", Vector::attention_norm)
+      .value("q_norm", Vector::q_norm)
+      .value("k_norm", Vector::k_norm)
+      .value("sinks", Vector::sinks)
+      .value("attention_after", Vector::attention_after)
+      .value("mlp_norm", Vector::mlp_norm)
+      .value("mlp_after", Vector::mlp_after);
+
+  nb::class_<Rope>(m, "Rope")
+      .def(
+          "__init__",
+          [](Rope* self, FloatVector frequencies, float factor, float query_beta, int64_t query_original) {
+            check_aligned(frequencies, sizeof(float));
+            const float* first = frequencies.data();
+            new (self) Rope{{first, first + frequencies.shape(0)}, factor, query_beta, query_original};
+          },
+          nb::kw_only(), "frequencies"_a, "factor"_a, "query_beta"_a, "query_original"_a);
+
+  nb::class_<Layer>(m, "Layer")
+      .def(
+          "__init__",
+          [](Layer* self, int heads, int kv_heads, int head_dim, int rope, float query_scale, int64_t window,
+             float softcap, bool sinks, const std::string& q_norm, const std::string& k_norm, bool attention_norm,
+             bool attention_after, bool mlp_norm, bool mlp_after, int intermediate, const std::string& activation,
+             float alpha, float limit, float residual_multiplier, int experts, int experts_used,
+             const std::string& router_softmax, bool renormalise) {
+            Layer l;
+            l.heads = heads;
+            l.kv_heads = kv_heads;
+            l.head_dim = head_dim;
+            l.rope = rope;
+            l.query_scale = query_scale;
+            l.window = window;
+            l.softcap = softcap;
+            l.sinks = sinks;
+            l.q_norm = HeadNorm(one_of("q_norm", q_norm, {"none", "head", "whole"}));
+            l.k_norm = HeadNorm(one_of("k_norm", k_norm, {"none", "head", "whole"}));
+            l.attention_norm = attention_norm;
+            l.attention_after = attention_after;
+            l.mlp_norm = mlp_norm;
+            l.mlp_after = mlp_after;
+            l.intermediate = intermediate;
+            l.activation = {ActivationKind(one_of("activation", activation, {"silu", "gelu_tanh", "clamped"})), alpha, limit};
+            l.residual_multiplier = residual_multiplier;
+            l.experts = experts;
+            l.experts_used = experts_used;
+            l.router_softmax = RouterSoftmax(one_of("router_softmax", router_softmax, {"all", "chosen"}));
+            l.renormalise = renormalise;
+            new (self) Layer(l);
+          },
+          nb::kw_only(), "heads"_a, "kv_heads"_a, "head_dim"_a, "rope"_a, "query_scale"_a, "window"_a, "softcap"_a,
+          "sinks"_a, "q_norm"_a, "k_norm"_a, "attention_norm"_a, "attention_after"_a, "mlp_norm"_a, "mlp_after"_a,
+          "intermediate"_a, "activation"_a, "alpha"_a, "limit"_a, "residual_multiplier"_a, "experts"_a,
+          "experts_used"_a, "router_softmax"_a, "renormalise"_a);
 
   nb::class_<Decoder>(m, "Decoder")
       .def(
           "__init__",
-          [](Decoder* self, int layers, int hidden, int intermediate, int heads, int kv_heads, int head_dim, int vocab,
-             float rms_epsilon, int64_t max_context, FloatVector rope_frequencies, float rope_attention_factor,
+          [](Decoder* self, int hidden, int vocab, int64_t max_context, float rms_epsilon, float embedding_multiplier,
+             float logit_multiplier, float logit_softcap, std::vector<Rope> ropes, std::vector<Layer> layers,
              int threads, const std::string& isa, const std::string& kv_format) {
-            if (kv_format != "fp16" && kv_format != "int8")
-              throw std::invalid_argument("kv_format is '" + kv_format + "'; it must be 'fp16' or 'int8'");
-            DecoderShape shape{layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, rms_epsilon, max_context,
-                               rope_attention_factor, {}};
-            shape.kv_format = kv_format == "int8" ? KvFormat::int8 : KvFormat::fp16;
-            shape.rope_frequencies.assign(rope_frequencies.data(), rope_frequencies.data() + rope_frequencies.shape(0));
-            new (self) Decoder(shape, threads, isa);
+            const auto format = KvFormat(one_of("kv_format", kv_format, {"fp16", "int8"}));
+            new (self) Decoder({hidden, vocab, max_context, rms_epsilon, embedding_multiplier, logit_multiplier,
+                                logit_softcap, std::move(ropes), std::move(layers), format},
+                               threads, isa);
           },
-          nb::kw_only(), "layers"_a, "hidden"_a, "intermediate"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "vocab"_a,
-          "rms_epsilon"_a, "max_context"_a, "rope_frequencies"_a, "rope_attention_factor"_a, "threads"_a, "isa"_a, "kv_format"_a)
+          nb::kw_only(), "hidden"_a, "vocab"_a, "max_context"_a, "rms_epsilon"_a, "embedding_multiplier"_a,
+          "logit_multiplier"_a, "logit_softcap"_a, "ropes"_a, "layers"_a, "threads"_a, "isa"_a, "kv_format"_a)
       .def(
           "set_matrix",
           [](Decoder& d, int layer, Slot slot, const std::string& format, int64_t n_out, int64_t n_in, int group,
              AnyMatrix codes, std::optional<HalfMatrix> scales, std::optional<HalfMatrix> minimums,
-             std::optional<FloatVector> bias) {
+             std::optional<FloatVector> bias, int expert) {
             d.set_matrix(layer, slot, plain_of(format, n_out, n_in, group, codes, scales, minimums),
-                         vector_of(bias, n_out, "the bias"));
+                         vector_of(bias, n_out, "the bias"), expert);
           },
           "layer"_a, "slot"_a, "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none().noconvert(),
-          "minimums"_a.none().noconvert(), "bias"_a.none())
+          "minimums"_a.none().noconvert(), "bias"_a.none() = nb::none(), "expert"_a = -1)
       .def(
           "set_lm_head",
           [](Decoder& d, const std::string& format, int64_t n_out, int64_t n_in, int group, AnyMatrix codes,
-             std::optional<HalfMatrix> scales, std::optional<HalfMatrix> minimums) {
-            d.set_lm_head(plain_of(format, n_out, n_in, group, codes, scales, minimums), nullptr);
+             std::optional<HalfMatrix> scales, std::optional<HalfMatrix> minimums, std::optional<FloatVector> bias) {
+            d.set_lm_head(plain_of(format, n_out, n_in, group, codes, scales, minimums),
+                          vector_of(bias, n_out, "the bias"));
           },
           "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none().noconvert(),
-          "minimums"_a.none().noconvert())
+          "minimums"_a.none().noconvert(), "bias"_a.none() = nb::none())
       .def(
           "set_embedding",
           [](Decoder& d, const std::string& format, int64_t n_out, int64_t n_in, int group, AnyMatrix codes,
@@ -357,31 +414,33 @@ NB_MODULE(_native, m) {
           "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none().noconvert(),
           "minimums"_a.none().noconvert())
       .def("tie_embedding", &Decoder::tie_embedding)
-      .def("set_norms",
-           [](Decoder& d, int layer, FloatVector attention, FloatVector mlp) {
-             d.set_norms(layer, vector_of(attention, d.shape().hidden, "a norm"),
-                         vector_of(mlp, d.shape().hidden, "a norm"));
-           })
+      .def("set_vector",
+           [](Decoder& d, int layer, Vector vector, FloatVector values) {
+             d.set_vector(layer, vector, vector_of(values, d.length_of(layer, vector), "the vector"));
+           },
+           "layer"_a, "vector"_a, "values"_a)
       .def("set_final_norm",
-           [](Decoder& d, FloatVector norm) { d.set_final_norm(vector_of(norm, d.shape().hidden, "a norm")); })
+           [](Decoder& d, FloatVector values) { d.set_final_norm(vector_of(values, d.shape().hidden, "the norm")); },
+           "values"_a)
       .def("missing", &Decoder::missing)
       .def("new_cache", &Decoder::new_cache)
       .def("forward", &forward, "caches"_a, "counts"_a, "tokens"_a.noconvert(), "parents"_a.noconvert(),
            "want"_a.none().noconvert(), "logits"_a, "top"_a)
       .def("export_matrix",
-           [](Decoder& d, int layer, Slot slot) { return export_matrix(d, d.matrix(layer, slot)); })
+           [](Decoder& d, int layer, Slot slot, int expert) { return export_matrix(d, d.matrix(layer, slot, expert)); },
+           "layer"_a, "slot"_a, "expert"_a = -1)
       .def("export_bias",
-           [](Decoder& d, int layer, Slot slot) {
-             const Matrix m = d.matrix(layer, slot);
-             return export_vector(m.bias, m.n_out);
-           })
+           [](Decoder& d, int layer, Slot slot, int expert) { return export_bias(d.matrix(layer, slot, expert)); },
+           "layer"_a, "slot"_a, "expert"_a = -1)
+      .def("export_vector",
+           [](Decoder& d, int layer, Vector vector) {
+             const int64_t n = d.length_of(layer, vector);
+             return n == 0 ? nb::none() : export_vector(d.vector(layer, vector), n);
+           },
+           "layer"_a, "vector"_a)
       .def("export_lm_head", [](Decoder& d) { return export_matrix(d, d.lm_head()); })
+      .def("export_lm_head_bias", [](Decoder& d) { return export_bias(d.lm_head()); })
       .def("export_embedding", [](Decoder& d) { return export_matrix(d, d.embedding()); })
-      .def("export_norms",
-           [](Decoder& d, int layer) {
-             return nb::make_tuple(export_vector(d.attention_norm(layer), d.shape().hidden),
-                                   export_vector(d.mlp_norm(layer), d.shape().hidden));
-           })
       .def("export_final_norm", [](Decoder& d) { return export_vector(d.final_norm(), d.shape().hidden); })
       .def_prop_ro("isa", [](const Decoder& d) { return std::string(d.isa()); })
       .def_prop_ro("threads", &Decoder::threads)

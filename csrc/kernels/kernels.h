@@ -46,6 +46,16 @@ struct Rows {
   int64_t count = 0;
 };
 
+// What becomes of a gated layer's gate and up: f(gate) * up.
+//   silu       gate sigmoid(gate) up
+//   gelu_tanh  gate sigmoid(2 sqrt(2 / pi) (gate + 0.044715 gate^3)) up, GELU's tanh form
+//   clamped    g sigmoid(alpha g) (u + 1), g = min(gate, limit), u = up within [-limit, limit]
+enum class ActivationKind : int32_t { silu, gelu_tanh, clamped };
+struct Activation {
+  ActivationKind kind = ActivationKind::silu;
+  float alpha = 0, limit = 0;
+};
+
 // How keys and values are held: binary16, or int8 with a float scale a position and head.
 enum class KvFormat : int32_t { fp16, int8 };
 constexpr int kKvFormats = 2;
@@ -71,10 +81,10 @@ struct KernelTable {
 
   // out[r][n] = (add ? out[r][n] : 0) + bias[n] + sum over k of x[r][k] w[n][k], for the tiles of 16 outputs [begin, end).
   void (*linear)(const Matrix& w, const Rows& x, int64_t begin, int64_t end, float* out, int64_t out_stride, bool add);
-  // silu(gate(x)) * up(x) as the next layer's rows, for the groups of 32 outputs [begin, end): codes, scales and sums, or
+  // f(gate(x)) * up(x) as the next layer's rows, for the groups of 32 outputs [begin, end): codes, scales and sums, or
   // values where they are not to be quantised. Zero beyond the last output.
-  void (*gate_up)(const Matrix& gate, const Matrix& up, const Rows& x, int64_t begin, int64_t end, const Rows& out,
-                  bool quantize);
+  void (*gate_up)(const Matrix& gate, const Matrix& up, const Activation& activation, const Rows& x, int64_t begin,
+                  int64_t end, const Rows& out, bool quantize);
   // Row `row` of the matrix as float [n_in] (the embedding look-up).
   void (*dequantize_row)(const Matrix& w, int64_t row, float* out);
   // out = x / sqrt(mean(x^2) + eps) * weight; x and weight are zero-padded to a multiple of 16.

@@ -12,37 +12,15 @@
 namespace ipex_lookahead {
 namespace {
 
-int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+const char* const kSlotNames[kSlots] = {"q", "k", "v", "o", "gate", "up", "down", "router"};
+const char* const kVectorNames[kVectors] = {"attention_norm",  "q_norm",   "k_norm",   "sinks",
+                                            "attention_after", "mlp_norm", "mlp_after"};
 
-const char* const kSlotNames[kSlots] = {"q", "k", "v", "o", "gate", "up", "down"};
+std::string of_layer(const std::string& what, int layer) { return what + " of layer " + std::to_string(layer); }
 
-template <typename Vector>
-void ensure(Vector& v, int64_t n) {
-  if (int64_t(v.size()) < n) v.resize(size_t(n));
-}
-
-const DecoderShape& checked(const DecoderShape& s) {
-  const auto within = [](const char* name, int64_t value, int64_t most) {
-    if (value < 1 || value > most)
-      throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) + "; it must be from 1 to " +
-                                  std::to_string(most));
-  };
-  within("layers", s.layers, kMostLayers);
-  within("hidden", s.hidden, kMostWidth);
-  within("intermediate", s.intermediate, kMostWidth);
-  within("heads", s.heads, kMostHeads);
-  within("kv_heads", s.kv_heads, s.heads);
-  within("head_dim", s.head_dim, kMostHeadDim);
-  within("vocab", s.vocab, kMostVocab);
-  within("max_context", s.max_context, INT32_MAX);
-  if (s.heads % s.kv_heads != 0) throw std::invalid_argument("heads must be a multiple of kv_heads");
-  if (s.head_dim % 8 != 0) throw std::invalid_argument("head_dim must be a multiple of 8");
-  if (int64_t(s.rope_frequencies.size()) != s.head_dim / 2)
-    throw std::invalid_argument("there must be head_dim / 2 rope frequencies");
-  bool finite = std::isfinite(s.rms_epsilon) && s.rms_epsilon >= 0 && std::isfinite(s.rope_attention_factor);
-  for (float f : s.rope_frequencies) finite = finite && std::isfinite(f);
-  if (!finite) throw std::invalid_argument("rms_epsilon, rope_attention_factor and rope frequencies must be finite");
-  return s;
+std::string name_of(int layer, Slot slot, int expert) {
+  const std::string name = kSlotNames[int(slot)];
+  return of_layer(expert < 0 ? name : name + " of expert " + std::to_string(expert), layer);
 }
 
 // The caches of a step, claimed.
@@ -72,18 +50,26 @@ class StepClaim {
 
 Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
     : shape_(checked(shape)),
-      cache_shape_{shape.layers, shape.kv_heads, shape.head_dim, shape.kv_format, shape.max_context},
+      heads_(shape.layers[0]),
+      cache_shape_{int(shape.layers.size()), heads_.kv_heads, heads_.head_dim, shape.kv_format, shape.max_context},
       kernels_(kernels_for(isa)),
       threads_(checked_threads(threads)),
-      layers_(size_t(shape.layers)),
+      ropes_(shape.ropes.size()),
       phases_(threads),
-      scratch_(size_t(threads)),
-      own_rows_(size_t(threads)) {
+      own_(size_t(threads)) {
   hidden_stride_ = padded(shape.hidden, kLanes);
-  k_column_ = padded(int64_t(shape.heads) * shape.head_dim, kLanes);
-  v_column_ = k_column_ + padded(int64_t(shape.kv_heads) * shape.head_dim, kLanes);
-  qkv_stride_ = v_column_ + padded(int64_t(shape.kv_heads) * shape.head_dim, kLanes);
-  widest_ = std::max(int64_t(shape.hidden), int64_t(shape.heads) * shape.head_dim);
+  k_column_ = padded(heads_.q_width(), kLanes);
+  v_column_ = k_column_ + padded(heads_.kv_width(), kLanes);
+  qkv_stride_ = v_column_ + padded(heads_.kv_width(), kLanes);
+  widest_ = std::max(int64_t(shape.hidden), heads_.q_width());
+  widest_mlp_ = 0;
+  blocks_.reserve(shape.layers.size());
+  for (const Layer& layer : shape.layers) {
+    blocks_.emplace_back();
+    blocks_.back().shape = layer;
+    blocks_.back().mlps.resize(size_t(std::max(layer.experts, 1)));
+    widest_mlp_ = std::max<int64_t>(widest_mlp_, layer.intermediate);
+  }
 }
 
 const float* Decoder::copy_vector(const float* values, int64_t n) {
@@ -93,33 +79,80 @@ const float* Decoder::copy_vector(const float* values, int64_t n) {
   return copy;
 }
 
-const Decoder::Layer& Decoder::layer_at(int layer) const {
-  if (layer < 0 || layer >= shape_.layers)
-    throw std::out_of_range("layer " + std::to_string(layer) + " is not one of " + std::to_string(shape_.layers));
-  return layers_[size_t(layer)];
-}
-
-void Decoder::set_matrix(int layer, Slot slot, const PlainMatrix& plain, const float* bias) {
-  const int64_t q = int64_t(shape_.heads) * shape_.head_dim, kv = int64_t(shape_.kv_heads) * shape_.head_dim;
-  const int64_t h = shape_.hidden, f = shape_.intermediate;
-  const int64_t outs[kSlots] = {q, kv, kv, h, f, f, h}, ins[kSlots] = {h, h, h, q, h, h, f};
-  const int s = int(slot);
-  layer_at(layer);
-  if (plain.n_out != outs[s] || plain.n_in != ins[s])
-    throw std::invalid_argument(std::string("weight ") + kSlotNames[s] + " of layer " + std::to_string(layer) +
-                                " has shape [" + std::to_string(plain.n_out) + ", " + std::to_string(plain.n_in) +
-                                "], not [" + std::to_string(outs[s]) + ", " + std::to_string(ins[s]) + "]");
+// Sets a matrix of that shape.
+void Decoder::pack(Matrix& into, const PlainMatrix& plain, const float* bias, int64_t n_out, int64_t n_in,
+                   const std::string& name) {
+  if (plain.n_out != n_out || plain.n_in != n_in)
+    throw std::invalid_argument("weight " + name + " has shape [" + std::to_string(plain.n_out) + ", " +
+                                std::to_string(plain.n_in) + "], not [" + std::to_string(n_out) + ", " +
+                                std::to_string(n_in) + "]");
   Crew crew(threads_);
   Matrix m = prepack(plain, arena_, crew);
-  m.bias = copy_vector(bias, plain.n_out);
-  layers_[size_t(layer)].matrix[s] = m;
+  m.bias = copy_vector(bias, n_out);
+  into = m;
 }
 
-void Decoder::set_norms(int layer, const float* attention, const float* mlp) {
-  layer_at(layer);
+const Decoder::Block& Decoder::block_at(int layer) const {
+  if (layer < 0 || size_t(layer) >= blocks_.size())
+    throw std::out_of_range("layer " + std::to_string(layer) + " is not one of " + std::to_string(blocks_.size()));
+  return blocks_[size_t(layer)];
+}
+
+const Matrix& Decoder::place(int layer, Slot slot, int expert) const {
+  const Block& b = block_at(layer);
+  const int experts = b.shape.experts;
+  const bool of_mlp = slot == Slot::gate || slot == Slot::up || slot == Slot::down;
+  if (slot == Slot::router && experts == 0)
+    throw std::invalid_argument(of_layer("there is no weight router", layer) + ": it has no experts");
+  if (of_mlp && experts > 0 ? expert < 0 || expert >= experts : expert != -1)
+    throw std::out_of_range("weight " + of_layer(kSlotNames[int(slot)], layer) + " of expert " + std::to_string(expert) +
+                            ": the layer has " + std::to_string(of_mlp ? experts : 0) + " of them (-1: none)");
+  const Mlp& mlp = b.mlps[size_t(std::max(expert, 0))];
+  switch (slot) {
+    case Slot::q: return b.q;
+    case Slot::k: return b.k;
+    case Slot::v: return b.v;
+    case Slot::o: return b.o;
+    case Slot::gate: return mlp.gate;
+    case Slot::up: return mlp.up;
+    case Slot::down: return mlp.down;
+    default: return b.router;
+  }
+}
+
+int64_t Decoder::length_of(int layer, Vector vector) const {
+  const Layer& l = block_at(layer).shape;
+  const auto norm = [&](HeadNorm kind, int64_t whole) {
+    return kind == HeadNorm::none ? 0 : kind == HeadNorm::head ? l.head_dim : whole;
+  };
+  const auto if_any = [&](bool there) -> int64_t { return there ? shape_.hidden : 0; };
+  switch (vector) {
+    case Vector::attention_norm: return if_any(l.attention_norm);
+    case Vector::q_norm: return norm(l.q_norm, l.q_width());
+    case Vector::k_norm: return norm(l.k_norm, l.kv_width());
+    case Vector::sinks: return l.sinks ? l.heads : 0;
+    case Vector::attention_after: return if_any(l.attention_after);
+    case Vector::mlp_norm: return if_any(l.mlp_norm);
+    default: return if_any(l.mlp_after);
+  }
+}
+
+void Decoder::set_matrix(int layer, Slot slot, const PlainMatrix& plain, const float* bias, int expert) {
+  const Matrix& at = place(layer, slot, expert);
+  const Layer& l = blocks_[size_t(layer)].shape;
+  const int64_t h = shape_.hidden, q = l.q_width(), kv = l.kv_width(), f = l.intermediate;
+  const int64_t outs[kSlots] = {q, kv, kv, h, f, f, h, l.experts}, ins[kSlots] = {h, h, h, q, h, h, f, h};
+  const std::string name = name_of(layer, slot, expert);
+  if (slot == Slot::router && !is_float(plain.format))
+    throw std::invalid_argument("weight " + name + " is in a low-bit format; a router must be in floats");
+  pack(const_cast<Matrix&>(at), plain, bias, outs[int(slot)], ins[int(slot)], name);
+}
+
+void Decoder::set_vector(int layer, Vector vector, const float* values) {
+  const int64_t n = length_of(layer, vector);
+  if (n == 0) throw std::invalid_argument(of_layer(std::string("there is no ") + kVectorNames[int(vector)], layer));
   Crew crew(threads_);
-  layers_[size_t(layer)].attention_norm = copy_vector(attention, shape_.hidden);
-  layers_[size_t(layer)].mlp_norm = copy_vector(mlp, shape_.hidden);
+  blocks_[size_t(layer)].vectors[int(vector)] = copy_vector(values, n);
 }
 
 void Decoder::set_final_norm(const float* weight) {
@@ -128,18 +161,11 @@ void Decoder::set_final_norm(const float* weight) {
 }
 
 void Decoder::set_lm_head(const PlainMatrix& plain, const float* bias) {
-  if (plain.n_out != shape_.vocab || plain.n_in != shape_.hidden)
-    throw std::invalid_argument("lm_head must have shape [vocab, hidden]");
-  Crew crew(threads_);
-  lm_head_ = prepack(plain, arena_, crew);
-  lm_head_.bias = copy_vector(bias, plain.n_out);
+  pack(lm_head_, plain, bias, shape_.vocab, shape_.hidden, "lm_head");
 }
 
 void Decoder::set_embedding(const PlainMatrix& plain) {
-  if (plain.n_out != shape_.vocab || plain.n_in != shape_.hidden)
-    throw std::invalid_argument("the embedding must have shape [vocab, hidden]");
-  Crew crew(threads_);
-  embedding_ = prepack(plain, arena_, crew);
+  pack(embedding_, plain, nullptr, shape_.vocab, shape_.hidden, "embedding");
 }
 
 void Decoder::tie_embedding() {
@@ -155,29 +181,39 @@ const Matrix& set_or_throw(const Matrix& m, const std::string& name) {
   return m;
 }
 
-const float* set_or_throw(const float* norm, const std::string& name) {
-  if (norm == nullptr) throw std::runtime_error("the weight " + name + " is not set");
-  return norm;
+const float* set_or_throw(const float* values, const std::string& name) {
+  if (values == nullptr) throw std::runtime_error("the weight " + name + " is not set");
+  return values;
 }
 
 }  // namespace
 
-Matrix Decoder::matrix(int layer, Slot slot) const {
-  return set_or_throw(layer_at(layer).matrix[int(slot)], kSlotNames[int(slot)]);
+Matrix Decoder::matrix(int layer, Slot slot, int expert) const {
+  return set_or_throw(place(layer, slot, expert), name_of(layer, slot, expert));
+}
+const float* Decoder::vector(int layer, Vector vector) const {
+  const std::string name = of_layer(kVectorNames[int(vector)], layer);
+  if (length_of(layer, vector) == 0) throw std::invalid_argument("there is no " + name);
+  return set_or_throw(blocks_[size_t(layer)].at(vector), name);
 }
 Matrix Decoder::lm_head() const { return set_or_throw(lm_head_, "lm_head"); }
 Matrix Decoder::embedding() const { return set_or_throw(embedding_, "embedding"); }
-const float* Decoder::attention_norm(int layer) const { return set_or_throw(layer_at(layer).attention_norm, "norm"); }
-const float* Decoder::mlp_norm(int layer) const { return set_or_throw(layer_at(layer).mlp_norm, "norm"); }
 const float* Decoder::final_norm() const { return set_or_throw(final_norm_, "final norm"); }
 
 std::string Decoder::missing() const {
-  for (int i = 0; i < shape_.layers; ++i) {
-    const Layer& layer = layers_[size_t(i)];
-    const std::string where = " of layer " + std::to_string(i);
-    for (int s = 0; s < kSlots; ++s)
-      if (layer.matrix[s].codes == nullptr) return kSlotNames[s] + where;
-    if (layer.attention_norm == nullptr || layer.mlp_norm == nullptr) return "norm" + where;
+  for (int i = 0; size_t(i) < blocks_.size(); ++i) {
+    const Block& block = blocks_[size_t(i)];
+    const auto absent = [&](Slot slot, int expert) { return place(i, slot, expert).codes == nullptr; };
+    for (Slot slot : {Slot::q, Slot::k, Slot::v, Slot::o})
+      if (absent(slot, -1)) return name_of(i, slot, -1);
+    if (block.shape.experts > 0 && absent(Slot::router, -1)) return name_of(i, Slot::router, -1);
+    for (int e = 0; size_t(e) < block.mlps.size(); ++e)
+      for (Slot slot : {Slot::gate, Slot::up, Slot::down}) {
+        const int expert = block.shape.experts > 0 ? e : -1;
+        if (absent(slot, expert)) return name_of(i, slot, expert);
+      }
+    for (int v = 0; v < kVectors; ++v)
+      if (block.vectors[v] == nullptr && length_of(i, Vector(v)) > 0) return of_layer(kVectorNames[v], i);
   }
   if (final_norm_ == nullptr) return "final norm";
   if (lm_head_.codes == nullptr) return "lm_head";
@@ -266,42 +302,26 @@ void Decoder::plan(const Step& step) {
 }
 
 void Decoder::reserve_rope(int64_t positions) {
-  const int64_t half = shape_.head_dim / 2, have = int64_t(cos_.size()) / half;
-  if (positions <= have) return;
-  const int64_t wanted = std::min(std::max({positions, 2 * have, int64_t(1024)}), shape_.max_context);
-  cos_.resize(size_t(wanted * half));
-  sin_.resize(size_t(wanted * half));
-  for (int64_t p = have; p < wanted; ++p)
-    for (int64_t i = 0; i < half; ++i) {
-      // The angle is rounded to float32 first, as the models were trained with it.
-      const double angle = double(float(p) * shape_.rope_frequencies[size_t(i)]);
-      cos_[size_t(p * half + i)] = float(std::cos(angle)) * shape_.rope_attention_factor;
-      sin_[size_t(p * half + i)] = float(std::sin(angle)) * shape_.rope_attention_factor;
+  for (size_t i = 0; i < ropes_.size(); ++i) {
+    const Rope& rope = shape_.ropes[i];
+    RopeTable& table = ropes_[i];
+    const int64_t half = rope.half(), have = int64_t(table.query.size());
+    if (positions <= have) continue;
+    const int64_t wanted = std::min(std::max({positions, 2 * have, int64_t(1024)}), shape_.max_context);
+    table.cos.resize(size_t(wanted * half));
+    table.sin.resize(size_t(wanted * half));
+    table.query.resize(size_t(wanted), 1.0f);
+    for (int64_t p = have; p < wanted; ++p) {
+      for (int64_t k = 0; k < half; ++k) {
+        // The angle is rounded to float32 first, as the models were trained with it.
+        const double angle = double(float(p) * rope.frequencies[size_t(k)]);
+        table.cos[size_t(p * half + k)] = float(std::cos(angle)) * rope.factor;
+        table.sin[size_t(p * half + k)] = float(std::sin(angle)) * rope.factor;
+      }
+      if (rope.query_beta != 0)
+        table.query[size_t(p)] = float(1 + double(rope.query_beta) * std::log1p(double(p / rope.query_original)));
     }
-}
-
-void Decoder::RowsMemory::reserve(int64_t rows, int64_t width) {
-  const int64_t blocks = (width + kGroup - 1) / kGroup;
-  ensure(values, rows * blocks * kGroup);
-  ensure(codes, rows * blocks * kGroup);
-  ensure(scales, rows * blocks);
-  ensure(sums, rows * blocks);
-  ensure(bias4, rows * blocks);
-  ensure(bias8, rows * blocks);
-}
-
-Rows Decoder::RowsMemory::view(int64_t rows, int64_t width) {
-  Rows r;
-  r.values = values.data();
-  r.codes = codes.data();
-  r.scales = scales.data();
-  r.bias4 = bias4.data();
-  r.bias8 = bias8.data();
-  r.sums = sums.data();
-  r.blocks = (width + kGroup - 1) / kGroup;
-  r.stride = r.blocks * kGroup;
-  r.count = rows;
-  return r;
+  }
 }
 
 void Decoder::forward(const Step& step, int top, int32_t* ids, float* logits) {

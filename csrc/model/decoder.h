@@ -1,4 +1,7 @@
-// A decoder of the Llama family: one call is one step, from token ids to logits or their argmax.
+// A decoder: one call is one step, from token ids to logits or their argmax, through a vector of blocks.
+//
+// Its weights are in decoder.cc, a step's plan and course in decoder_step.cc, and what a block does in attention.cc and
+// mlp.cc.
 #pragma once
 
 #include <cstdint>
@@ -7,26 +10,19 @@
 
 #include "kernels/kernels.h"
 #include "model/kv_cache.h"
+#include "model/spec.h"
+#include "model/walk.h"
 #include "runtime/arena.h"
 #include "runtime/thread_pool.h"
 #include "weights/packing.h"
 
 namespace ipex_lookahead {
 
-struct DecoderShape {
-  int layers, hidden, intermediate, heads, kv_heads, head_dim, vocab;
-  float rms_epsilon;
-  int64_t max_context;
-  float rope_attention_factor;         // multiplies cos and sin (yarn)
-  std::vector<float> rope_frequencies;  // head_dim / 2 angles a position
-  KvFormat kv_format = KvFormat::fp16;
-};
+enum class Slot : int { q, k, v, o, gate, up, down, router };
+constexpr int kSlots = 8;
+enum class Vector : int { attention_norm, q_norm, k_norm, sinks, attention_after, mlp_norm, mlp_after };
+constexpr int kVectors = 7;
 
-enum class Slot : int { q, k, v, o, gate, up, down };
-constexpr int kSlots = 7;
-
-// What a decoder may be: beyond these, sums and products of its sizes would not fit.
-constexpr int kMostLayers = 1 << 16, kMostHeads = 1 << 16, kMostHeadDim = 1024, kMostWidth = 1 << 24, kMostVocab = 1 << 27;
 constexpr int64_t kMostRows = 1 << 20;  // of a step,
 constexpr int64_t kMostTree = 1 << 13;  // and of a sequence of it that is no chain
 constexpr int kMostTop = 64;
@@ -49,9 +45,11 @@ class Decoder {
   // Throws std::invalid_argument for a shape or a number of threads that no decoder has.
   Decoder(const DecoderShape& shape, int threads, const std::string& isa);
 
-  // Weights are copied into tiles; call in execution order, so that a step reads memory from front to back.
-  void set_matrix(int layer, Slot slot, const PlainMatrix& plain, const float* bias);
-  void set_norms(int layer, const float* attention, const float* mlp);
+  // Weights are copied into tiles; call in execution order, so that a step reads memory from front to back. `expert` is
+  // -1 but for gate, up and down of a mixture. Throw std::out_of_range for a layer or an expert that is not there, and
+  // std::invalid_argument for a weight that the layer does not have, or of another shape.
+  void set_matrix(int layer, Slot slot, const PlainMatrix& plain, const float* bias, int expert = -1);
+  void set_vector(int layer, Vector vector, const float* values);
   void set_final_norm(const float* weight);
   void set_lm_head(const PlainMatrix& plain, const float* bias);
   void set_embedding(const PlainMatrix& plain);
@@ -64,13 +62,15 @@ class Decoder {
   size_t weight_bytes() const { return arena_.used(); }
   KVCache new_cache() const;
 
-  // Weights that were set; what they point to lives as long as the decoder. Throw std::out_of_range for a layer that is not
-  // there, and std::runtime_error for a weight that was not set.
-  Matrix matrix(int layer, Slot slot) const;
+  // How long a vector of a layer is; 0 where the layer has none. Throws std::out_of_range for a layer that is not there.
+  int64_t length_of(int layer, Vector vector) const;
+
+  // Weights that were set; what they point to lives as long as the decoder. Throw as the functions that set them do, and
+  // std::runtime_error for a weight that was not set.
+  Matrix matrix(int layer, Slot slot, int expert = -1) const;
+  const float* vector(int layer, Vector vector) const;
   Matrix lm_head() const;
   Matrix embedding() const;
-  const float* attention_norm(int layer) const;
-  const float* mlp_norm(int layer) const;
   const float* final_norm() const;
 
   // Writes the `top` largest logits' ids of each wanted row, [wanted][top], largest first and the lowest id first among
@@ -80,10 +80,15 @@ class Decoder {
   void forward(const Step& step, int top, int32_t* ids, float* logits);
 
  private:
-  struct Layer {
-    Matrix matrix[kSlots];
-    const float* attention_norm = nullptr;
-    const float* mlp_norm = nullptr;
+  struct Mlp {
+    Matrix gate, up, down;
+  };
+  struct Block {
+    Layer shape;
+    Matrix q, k, v, o, router;
+    std::vector<Mlp> mlps;  // one, or the experts
+    const float* vectors[kVectors] = {};
+    const float* at(Vector v) const { return vectors[int(v)]; }
   };
   // What a sequence of the step looks like to attention.
   struct Sequence {
@@ -99,18 +104,16 @@ class Decoder {
     int sequence, kv_head, first_head, heads;
     int64_t block, first_row, last_row;
   };
-  // Memory behind Rows, reused for every width.
-  struct RowsMemory {
-    Buffer<float> values, scales, sums;
-    Buffer<int8_t> codes;
-    Buffer<int32_t> bias4, bias8;
-    void reserve(int64_t rows, int64_t width);
-    Rows view(int64_t rows, int64_t width);
+  // Cosines and sines of one rope, [positions][half], grown as positions are reached.
+  struct RopeTable {
+    Buffer<float> cos, sin;
+    std::vector<float> query;  // [positions], what queries are multiplied by
   };
-  using MakeRow = void (Decoder::*)(int thread, int layer, int64_t row, float* out);
 
   const float* copy_vector(const float* values, int64_t n);
-  const Layer& layer_at(int layer) const;
+  void pack(Matrix& into, const PlainMatrix& plain, const float* bias, int64_t n_out, int64_t n_in, const std::string& name);
+  const Block& block_at(int layer) const;
+  const Matrix& place(int layer, Slot slot, int expert) const;
   void check_complete();
   void check(const Step& step) const;
   void plan(const Step& step);
@@ -120,35 +123,42 @@ class Decoder {
 
   // The phases of a step; every thread goes through all of them.
   void run(int thread, const Step& step, int top, int32_t* ids, float* logits);
-  void make_row(int thread, int layer, const Rows& x, int64_t row, int64_t width, bool integer, MakeRow make);
-  void norm_attention(int thread, int layer, int64_t row, float* out);
-  void norm_mlp(int thread, int layer, int64_t row, float* out);
-  void norm_final(int thread, int layer, int64_t row, float* out);
-  void merge_heads(int thread, int layer, int64_t row, float* out);
+  void embed(Walk& walk, const Step& step);
+  void attention(Walk& walk, int layer);
+  void mlp(Walk& walk, const Block& block);
+  void head(Walk& walk, int64_t wanted, int top, int32_t* ids, float* logits);
+
+  float* hidden(int64_t row) { return hidden_.data() + row * hidden_stride_; }
+  void norm(const float* x, const float* weight, float* out) const;
   // Where heads consist of whole tiles, who computes a head of q, k or v also rotates and stores it.
-  bool whole_heads() const { return shape_.head_dim % kLanes == 0; }
+  bool whole_heads() const { return heads_.head_dim % kLanes == 0; }
+  enum class Part { q, k, v };
   struct Head {
-    int slot, number;
+    Part part;
+    int number;
   };
   Head head_of(int64_t index) const;
-  void qkv(const Layer& layer, const Rows& x, int64_t begin, int64_t end);
-  void rope_and_store(int layer, int64_t rows, int64_t begin, int64_t end);
-  void attend(int thread, int layer, const AttentionItem& item);
+  void qkv(const Block& block, const Rows& x, int64_t begin, int64_t end);
+  void rope_and_store(int layer, int64_t begin, int64_t end);
+  void attend(Walk& walk, int layer, const AttentionItem& item);
+  void merge_heads(Walk& walk, int64_t row, float* out);
   Keys keys_of(const Sequence& s, int layer, int head) const;
+  int64_t attention_floats(int64_t rows) const;  // of a thread's scratch
   float* partial(int64_t row, int64_t head, int64_t block);
-  void head_and_top(int thread, const Rows& x, int64_t item, int64_t wanted, int top, float* logits);
+  void head_and_top(Walk& walk, const Rows& x, int64_t item, int64_t wanted, int top, float* logits);
   void merge_tops(int64_t wanted, int top, int32_t* ids);
 
   const DecoderShape shape_;
+  const Layer heads_;  // the first layer, for the numbers that all have alike: heads, kv_heads, head_dim
   const CacheShape cache_shape_;
   const KernelTable* const kernels_;
   const int threads_;
   Arena arena_;
-  std::vector<Layer> layers_;
+  std::vector<Block> blocks_;
   Matrix lm_head_, embedding_;
   const float* final_norm_ = nullptr;
   bool complete_ = false;  // nothing is missing
-  Buffer<float> cos_, sin_;  // [positions][head_dim / 2]
+  std::vector<RopeTable> ropes_;
 
   // The step in hand.
   std::vector<Sequence> sequences_;
@@ -160,11 +170,10 @@ class Decoder {
   int64_t partial_blocks_ = 1;  // partials kept a (row, head)
 
   // Scratch, grown between steps only. Widths are padded to 16, rows of RowsMemory to 32.
-  int64_t hidden_stride_, qkv_stride_, k_column_, v_column_, widest_;
+  int64_t hidden_stride_, qkv_stride_, k_column_, v_column_, widest_, widest_mlp_;
   Buffer<float> hidden_, qkv_, partials_;
-  std::vector<Buffer<float>> scratch_;  // a thread
+  std::vector<ThreadMemory> own_;  // a thread
   RowsMemory shared_rows_, gated_rows_;
-  std::vector<RowsMemory> own_rows_;  // a thread
   int64_t head_items_ = 0;            // the lm_head's outputs in this many pieces, ascending
   Buffer<float> top_values_;          // [head_items][wanted][top]
   std::vector<int32_t> top_ids_;

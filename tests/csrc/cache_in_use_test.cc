@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "model/decoder.h"
+#include "tiny_shape.h"
 
 using namespace ipex_lookahead;
 
@@ -23,16 +24,14 @@ struct Model {
   std::vector<uint8_t> codes = std::vector<uint8_t>(size_t(kVocab * 96));
   std::vector<uint16_t> scales = std::vector<uint16_t>(size_t(kVocab * 3), 0x2400);
   std::vector<float> ones = std::vector<float>(kHidden, 1.0f);
-  Decoder decoder{{2, kHidden, 96, 4, 2, 16, kVocab, 1e-5f, 4096, 1.0f, {1, 0.5f, 0.25f, 0.1f, 0.05f, 0.01f, 0.005f, 0.001f}},
-                  kThreads,
-                  ""};
+  Decoder decoder{tiny_shape(), kThreads, ""};
 
   Model() {
     for (size_t i = 0; i < codes.size(); ++i) codes[i] = uint8_t(i * 37 + i / 96);
     for (int layer = 0; layer < 2; ++layer) {
-      decoder.set_norms(layer, ones.data(), ones.data());
+      for (Vector norm : {Vector::attention_norm, Vector::mlp_norm}) decoder.set_vector(layer, norm, ones.data());
       const int outs[] = {64, 32, 32, 64, 96, 96, 64}, ins[] = {64, 64, 64, 64, 64, 64, 96};
-      for (int s = 0; s < kSlots; ++s) decoder.set_matrix(layer, Slot(s), matrix(outs[s], ins[s]), nullptr);
+      for (int s = 0; s < 7; ++s) decoder.set_matrix(layer, Slot(s), matrix(outs[s], ins[s]), nullptr);
     }
     decoder.set_final_norm(ones.data());
     decoder.set_lm_head(matrix(kVocab, kHidden), nullptr);
@@ -117,7 +116,7 @@ int main(int argc, char** argv) {
   });
   std::thread setter([&] {
     while (!stop) {
-      decoder.set_norms(1, model.ones.data(), model.ones.data());
+      decoder.set_vector(1, Vector::mlp_norm, model.ones.data());
       decoder.set_matrix(0, Slot::q, model.matrix(64, 64), nullptr);
       std::this_thread::yield();
     }

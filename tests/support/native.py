@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 import ipex_lookahead
-from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.engines.native.engine import NativeEngine
@@ -24,11 +23,9 @@ def load(
     path: Path, low_bit: str | None = None, threads: int = 1, kv_cache: str = "fp16", **plan: object
 ) -> NativeEngine:
     checkpoint = open_checkpoint(path)
-    spec = spec_for(checkpoint.config)
-    head = spec.embedding if spec.tied else spec.lm_head
-    return NativeEngine.load(
-        checkpoint, spec, WeightPlan(low_bit, head=head, **plan), threads=threads, kv_cache=kv_cache
-    )  # type: ignore[arg-type]
+    spec = checkpoint.spec
+    weights = WeightPlan(low_bit, head=spec.head_weight.name, **plan)  # type: ignore[arg-type]
+    return NativeEngine.load(checkpoint, spec, weights, threads=threads, kv_cache=kv_cache)
 
 
 def chain(n: int) -> np.ndarray:

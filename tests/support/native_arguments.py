@@ -53,23 +53,59 @@ def asym_int4(n_out: int, n_in: int) -> tuple[Any, ...]:
     return ("asym_int4", n_out, n_in, 32, np.full((n_out, n_in // 2), 0x5A, np.uint8), scales, scales.copy())
 
 
-def unset_decoder() -> Any:
-    frequencies = np.array([1, 0.5, 0.25, 0.1], np.float32)
-    return _native.Decoder(**{**DECODER, "rope_frequencies": frequencies})
+def rope(**changed: Any) -> Any:
+    return _native.Rope(**{**ROPE, **changed})
 
 
-DECODER: dict[str, Any] = {
-    "layers": 2,
-    "hidden": HIDDEN,
-    "intermediate": 64,
+def block(**changed: Any) -> Any:
+    return _native.Layer(**{**LAYER, **changed})
+
+
+def unset_decoder(**changed: Any) -> Any:
+    return _native.Decoder(**{**DECODER, **changed})
+
+
+ROPE: dict[str, Any] = {
+    "frequencies": np.array([1, 0.5, 0.25, 0.1], np.float32),
+    "factor": 1.0,
+    "query_beta": 0.0,
+    "query_original": 0,
+}
+LAYER: dict[str, Any] = {
     "heads": 4,
     "kv_heads": 2,
     "head_dim": 8,
+    "rope": 0,
+    "query_scale": 0.35,
+    "window": 0,
+    "softcap": 0.0,
+    "sinks": False,
+    "q_norm": "none",
+    "k_norm": "none",
+    "attention_norm": True,
+    "attention_after": False,
+    "mlp_norm": True,
+    "mlp_after": False,
+    "intermediate": 64,
+    "activation": "silu",
+    "alpha": 0.0,
+    "limit": 0.0,
+    "residual_multiplier": 1.0,
+    "experts": 0,
+    "experts_used": 0,
+    "router_softmax": "all",
+    "renormalise": False,
+}
+DECODER: dict[str, Any] = {
+    "hidden": HIDDEN,
     "vocab": VOCAB,
-    "rms_epsilon": 1e-5,
     "max_context": CONTEXT,
-    "rope_frequencies": np.array([1, 0.5, 0.25, 0.1], np.float32),
-    "rope_attention_factor": 1.0,
+    "rms_epsilon": 1e-5,
+    "embedding_multiplier": 1.0,
+    "logit_multiplier": 1.0,
+    "logit_softcap": 0.0,
+    "ropes": [rope()],
+    "layers": [block(), block()],
     "threads": 2,
     "isa": "",
     "kv_format": "fp16",
@@ -80,7 +116,8 @@ def whole_decoder() -> Any:
     decoder = unset_decoder()
     shapes = {"q": (32, 32), "k": (16, 32), "v": (16, 32), "o": (32, 32), "gate": (64, 32), "up": (64, 32)}
     for layer in range(2):
-        decoder.set_norms(layer, floats(HIDDEN), floats(HIDDEN))
+        for norm in (_native.Vector.attention_norm, _native.Vector.mlp_norm):
+            decoder.set_vector(layer, norm, floats(HIDDEN))
         for name, shape in {**shapes, "down": (32, 64)}.items():
             decoder.set_matrix(layer, getattr(_native.Slot, name), *asym_int4(*shape), None)
     decoder.set_final_norm(floats(HIDDEN))
@@ -135,8 +172,15 @@ SUBJECTS: dict[str, dict[str, Callable[[], Any]]] = {
     "Predictor": {"begun": predictor, "fresh": lambda: _native.Predictor(2, 8, None)},
     "SuffixTrie": {"filled": trie, "empty": lambda: _native.SuffixTrie(1)},
     "Slot": {"q": lambda: _native.Slot.q},
+    "Vector": {"q_norm": lambda: _native.Vector.q_norm},
+    "Rope": {"made": rope},
+    "Layer": {"made": block},
 }
 """Class -> state -> how to make one; every class also comes without its constructor having run."""
+
+ENUMS = ("Slot", "Vector")
+KEYWORDS = ("Decoder", "Layer", "Rope")
+"""Their constructors take keywords only."""
 
 Arguments = Callable[[], dict[str, Any]]
 
@@ -188,15 +232,18 @@ GOOD: dict[str, Arguments] = {
     "KVCache.fork": dict,
     "KVCache.fill_blank": lambda: {"length": 5},
     "Slot.__init__": lambda: {"value": 0},
+    "Vector.__init__": lambda: {"value": 0},
+    "Rope.__init__": lambda: dict(ROPE),
+    "Layer.__init__": lambda: dict(LAYER),
     "Decoder.__init__": lambda: dict(DECODER),
     "Decoder.set_matrix": named(
-        f"layer slot {STREAMS} bias", lambda: (1, _native.Slot.q, *asym_int4(32, 32), floats(32))
+        f"layer slot {STREAMS} bias expert", lambda: (1, _native.Slot.q, *asym_int4(32, 32), floats(32), -1)
     ),
-    "Decoder.set_lm_head": named(STREAMS, lambda: fp32(VOCAB, HIDDEN)),
+    "Decoder.set_lm_head": named(f"{STREAMS} bias", lambda: (*fp32(VOCAB, HIDDEN), floats(VOCAB))),
     "Decoder.set_embedding": named(STREAMS, lambda: asym_int4(VOCAB, HIDDEN)),
     "Decoder.tie_embedding": dict,
-    "Decoder.set_norms": lambda: {"layer": 1, "attention": floats(HIDDEN), "mlp": floats(HIDDEN)},
-    "Decoder.set_final_norm": lambda: {"norm": floats(HIDDEN)},
+    "Decoder.set_vector": lambda: {"layer": 1, "vector": _native.Vector.mlp_norm, "values": floats(HIDDEN)},
+    "Decoder.set_final_norm": lambda: {"values": floats(HIDDEN)},
     "Decoder.missing": dict,
     "Decoder.new_cache": dict,
     "Decoder.forward": lambda: {
@@ -208,11 +255,12 @@ GOOD: dict[str, Arguments] = {
         "logits": True,
         "top": 3,
     },
-    "Decoder.export_matrix": lambda: {"layer": 1, "slot": _native.Slot.down},
-    "Decoder.export_bias": lambda: {"layer": 1, "slot": _native.Slot.q},
+    "Decoder.export_matrix": lambda: {"layer": 1, "slot": _native.Slot.down, "expert": -1},
+    "Decoder.export_bias": lambda: {"layer": 1, "slot": _native.Slot.q, "expert": -1},
+    "Decoder.export_vector": lambda: {"layer": 1, "vector": _native.Vector.mlp_norm},
     "Decoder.export_lm_head": dict,
+    "Decoder.export_lm_head_bias": dict,
     "Decoder.export_embedding": dict,
-    "Decoder.export_norms": lambda: {"layer": 1},
     "Decoder.export_final_norm": dict,
     "Decoder.isa": dict,
     "Decoder.threads": dict,
@@ -227,7 +275,7 @@ def bound() -> set[str]:
     for name, thing in vars(_native).items():
         if inspect.isclass(thing):
             own = {n for n in vars(thing) if not n.startswith("_") or n in ("__init__", "__call__", "__len__")}
-            if issubclass(thing, _native.Slot):
+            if issubclass(thing, (_native.Slot, _native.Vector)):
                 own = {"__init__"}  # a Python enum: its members are no methods
             elif name == "KVCache":
                 own -= {"__init__"}  # new_cache and fork make them
@@ -279,7 +327,7 @@ def arrays() -> list[Any]:
 
 
 def others() -> list[Any]:
-    raw = [getattr(_native, name).__new__(getattr(_native, name)) for name in SUBJECTS if name != "Slot"]
+    raw = [getattr(_native, name).__new__(getattr(_native, name)) for name in SUBJECTS if name not in ENUMS]
     made = [make() for name, states in SUBJECTS.items() for make in states.values()]
     lists = [
         [],
@@ -357,7 +405,7 @@ class Calls:
             getattr(_native, name)(*arguments.values(), *extra)
         elif method == "__init__":
             kind = getattr(_native, owner)
-            kind(**arguments) if owner == "Decoder" else kind(*arguments.values(), *extra)
+            kind(**arguments) if owner in KEYWORDS else kind(*arguments.values(), *extra)
         elif isinstance(inspect.getattr_static(getattr(_native, owner), method), property):
             getattr(subject, method)
         else:

@@ -18,7 +18,24 @@ SIMD_INLINE f32x16 exponential(f32x16 x) {
   return scale_by_power(p, n);
 }
 
-SIMD_INLINE f32x16 silu(f32x16 x) { return div(x, add(set1(1.0f), exponential(sub(zero(), x)))); }
+// x / (1 + e^-y): silu and its kin.
+SIMD_INLINE f32x16 gated(f32x16 x, f32x16 y) { return div(x, add(set1(1.0f), exponential(sub(zero(), y)))); }
+
+SIMD_INLINE f32x16 activated(const Activation& a, f32x16 gate, f32x16 up) {
+  switch (a.kind) {
+    case ActivationKind::gelu_tanh: {
+      const f32x16 cube = mul(mul(gate, gate), gate);
+      return mul(gated(gate, mul(fma(cube, set1(0.044715f), gate), set1(1.5957691216f))), up);
+    }
+    case ActivationKind::clamped: {
+      // The operand that is NaN comes second, so that NaN stays NaN.
+      const f32x16 g = min(set1(a.limit), gate), u = max(set1(-a.limit), min(set1(a.limit), up));
+      return mul(gated(g, mul(g, set1(a.alpha))), add(u, set1(1.0f)));
+    }
+    default:
+      return mul(gated(gate, gate), up);
+  }
+}
 
 SIMD_INLINE float exponential(float x) {
   alignas(64) float lanes[kLanes];

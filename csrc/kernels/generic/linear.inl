@@ -177,8 +177,8 @@ static void linear(const Matrix& w, const Rows& x, int64_t begin, int64_t end, f
     }
 }
 
-static void gate_up(const Matrix& gate, const Matrix& up, const Rows& x, int64_t begin, int64_t end, const Rows& out,
-                    bool quantize) {
+static void gate_up(const Matrix& gate, const Matrix& up, const Activation& activation, const Rows& x, int64_t begin,
+                    int64_t end, const Rows& out, bool quantize) {
   const TileFunction* run_gate = tile_functions(gate.format);
   const TileFunction* run_up = tile_functions(up.format);
   const int64_t rows_at_once = is_float(gate.format) || is_float(up.format) ? kMaxFloatRows : kMaxRows;
@@ -197,7 +197,7 @@ static void gate_up(const Matrix& gate, const Matrix& up, const Rows& x, int64_t
         biased_tile(gate, run_gate[rows - 1], tile, x, row, rows, g);
         biased_tile(up, run_up[rows - 1], tile, x, row, rows, u);
         for (int m = 0; m < rows; ++m)
-          store(g + m * kLanes, mul(silu(load(g + m * kLanes)), load(u + m * kLanes)));
+          store(g + m * kLanes, activated(activation, load(g + m * kLanes), load(u + m * kLanes)));
       }
       for (int m = 0; m < rows; ++m) {
         const f32x16 low = load(values[0] + m * kLanes), high = load(values[1] + m * kLanes);

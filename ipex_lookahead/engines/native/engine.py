@@ -6,17 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from ipex_lookahead.architectures.base import SLOTS, DecoderSpec
+from ipex_lookahead.architectures.spec import Block, Experts, Linear, ModelSpec, Norm, Rope, Tensor
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.engines.base import Batch, Cache, StepOutput
 from ipex_lookahead.engines.machine import check_threads, default_threads
 from ipex_lookahead.engines.native.core import chosen_isa, native_core
 from ipex_lookahead.engines.native.linear import plain, streams
 from ipex_lookahead.engines.weights import WeightPlan, check_shape, random_matrix, read_matrix, read_vector
-from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, ModelFormatError, UnsupportedModelError
+from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, UnsupportedModelError
 from ipex_lookahead.formats.base import PackedWeight
 
+Floats = npt.NDArray[np.float32]
 Progress = Callable[[int, int, str], None]
 """Called as progress(tensors done, tensors in all, name of the tensor in hand)."""
 
@@ -67,7 +69,7 @@ class NativeEngine:
     row_invariant = True
     supports_tree = True
 
-    def __init__(self, decoder: Any, spec: DecoderSpec, low_bit: str, kv_cache: str = "fp16") -> None:
+    def __init__(self, decoder: Any, spec: ModelSpec, low_bit: str, kv_cache: str = "fp16") -> None:
         self._decoder = decoder
         self._forward = decoder.forward
         self.spec = spec
@@ -81,7 +83,7 @@ class NativeEngine:
     def load(
         cls,
         checkpoint: Checkpoint,
-        spec: DecoderSpec,
+        spec: ModelSpec,
         plan: WeightPlan,
         *,
         threads: int | None = None,
@@ -96,47 +98,33 @@ class NativeEngine:
             ModelFormatError: a tensor is missing, has another shape than the config says, or holds NaN or infinity.
             EngineError: no compiled core, or a forced instruction set that this processor lacks.
         """
-        for name, expected in spec.tensors():
-            check_shape(checkpoint, name, expected)
-        decoder = _decoder(spec, threads, kv_cache)
-        threads = decoder.threads
-        total, done = spec.layers * len(SLOTS) + 1, 0
+        for tensor in spec.tensors():
+            check_shape(checkpoint, tensor)
+        threads = default_threads() if threads is None else check_threads(threads)
+        total, done = sum(tensor.is_matrix for tensor in spec.tensors()), 0
+        # In no low-bit format unless the file's are: an embedding that is no lm_head, and routers.
+        kept = {spec.embedding.name} if not spec.tied else set()
+        kept |= {block.mlp.router.weight.name for block in spec.layers if isinstance(block.mlp, Experts)}
 
-        def matrix(name: str, shape: tuple[int, int], *, keep: bool = False) -> tuple[Any, ...]:
+        def matrix(tensor: Tensor) -> PackedWeight:
             nonlocal done
             if progress is not None:
-                progress(done, total, name)
+                progress(done, total, tensor.name)
             done += 1
-            return streams(read_matrix(checkpoint, name, shape, plan, keep=keep, threads=threads))
+            return read_matrix(checkpoint, tensor, plan, keep=tensor.name in kept, threads=threads)
 
-        if not spec.tied:
-            decoder.set_embedding(*matrix(spec.embedding, (spec.vocab, spec.hidden), keep=True))
-            total += 1
-        for layer in range(spec.layers):
-            decoder.set_norms(
-                layer,
-                read_vector(checkpoint, spec.attention_norm.format(layer=layer), spec.hidden),
-                read_vector(checkpoint, spec.mlp_norm.format(layer=layer), spec.hidden),
-            )
-            for slot in SLOTS:
-                name, shape = spec.matrices[slot].format(layer=layer), spec.shape(slot)
-                bias = read_vector(checkpoint, name + ".bias", shape[0]) if slot in spec.biased else None
-                decoder.set_matrix(layer, getattr(native_core().Slot, slot), *matrix(name + ".weight", shape), bias)
-        decoder.set_final_norm(read_vector(checkpoint, spec.final_norm, spec.hidden))
-        head = spec.embedding if spec.tied else spec.lm_head
-        decoder.set_lm_head(*matrix(head, (spec.vocab, spec.hidden)))
-        if spec.tied:
-            decoder.tie_embedding()
-        if absent := decoder.missing():
-            raise ModelFormatError(checkpoint.path, absent, None, "is missing")
+        def vector(tensor: Tensor) -> Floats:
+            return read_vector(checkpoint, tensor)
+
+        engine = cls.build(spec, plan.label, matrix, vector, threads=threads, kv_cache=kv_cache)
         if progress is not None:
             progress(total, total, "")
-        return cls(decoder, spec, plan.label, kv_cache)
+        return engine
 
     @classmethod
     def random(
         cls,
-        spec: DecoderSpec,
+        spec: ModelSpec,
         low_bit: str,
         *,
         group_size: int = 32,
@@ -149,23 +137,72 @@ class NativeEngine:
 
         Layers repeat the same random matrices, each in memory of its own. ``head_low_bit`` is the lm_head's format.
         """
-        decoder = _decoder(spec, threads, kv_cache)
         rng = np.random.default_rng(seed)
-        made: dict[tuple[tuple[int, int], str], tuple[Any, ...]] = {}
+        routers = {block.mlp.router.weight.name for block in spec.layers if isinstance(block.mlp, Experts)}
+        norms = {norm.weight.name for norm in _norms(spec)}
+        matrices: dict[tuple[tuple[int, ...], str], PackedWeight] = {}
+        vectors: dict[tuple[int, ...], Floats] = {}
 
-        def matrix(shape: tuple[int, int], name: str) -> tuple[Any, ...]:
-            if (shape, name) not in made:
-                made[shape, name] = streams(random_matrix(shape, name, group_size, rng))
-            return made[shape, name]
+        def matrix(tensor: Tensor) -> PackedWeight:
+            name = (head_low_bit or low_bit) if tensor is spec.head_weight else low_bit
+            key = (tensor.shape, "fp32" if tensor.name in routers else name)
+            if key not in matrices:
+                matrices[key] = random_matrix((tensor.shape[0], tensor.shape[1]), key[1], group_size, rng)
+            return matrices[key]
 
-        ones = np.ones(spec.hidden, dtype=np.float32)
-        for layer in range(spec.layers):
-            decoder.set_norms(layer, ones, ones)
-            for slot in SLOTS:
-                decoder.set_matrix(layer, getattr(native_core().Slot, slot), *matrix(spec.shape(slot), low_bit), None)
-        decoder.set_final_norm(ones)
-        decoder.set_lm_head(*matrix((spec.vocab, spec.hidden), head_low_bit or low_bit))
-        decoder.tie_embedding()
+        def vector(tensor: Tensor) -> Floats:
+            if tensor.shape not in vectors:
+                vectors[tensor.shape] = rng.standard_normal(tensor.shape, dtype=np.float32) * np.float32(0.1)
+            values = vectors[tensor.shape]
+            return values + np.float32(1) if tensor.name in norms else values
+
+        return cls.build(spec, low_bit, matrix, vector, threads=threads, kv_cache=kv_cache)
+
+    @classmethod
+    def build(
+        cls,
+        spec: ModelSpec,
+        low_bit: str,
+        matrix: Callable[[Tensor], PackedWeight],
+        vector: Callable[[Tensor], Floats],
+        *,
+        threads: int | None = None,
+        kv_cache: str = "fp16",
+    ) -> NativeEngine:
+        """A decoder whose weights two functions give, asked in the order a step reads them.
+
+        Args:
+            spec: what it is.
+            low_bit: the name that its format goes by.
+            matrix: a tensor of two dimensions -> the weight, in a format that the core has a kernel for.
+            vector: a tensor of one dimension -> float32 [n].
+            threads: None = as many as the machine has cores for.
+            kv_cache: "fp16" or "int8".
+
+        Raises:
+            UnsupportedModelError: the core does not run a model like that.
+            EngineError: no compiled core, or a forced instruction set that this processor lacks.
+        """
+        decoder, native = _decoder(spec, threads, kv_cache), native_core()
+
+        def bias(linear: Linear) -> Floats | None:
+            return None if linear.bias is None else vector(linear.bias)
+
+        if not spec.tied:
+            decoder.set_embedding(*streams(matrix(spec.embedding)))
+        for layer, block in enumerate(spec.layers):
+            for name, expert, part in _parts(block):
+                if isinstance(part, Linear):
+                    weight = streams(matrix(part.weight))
+                    decoder.set_matrix(layer, getattr(native.Slot, name), *weight, bias(part), expert)
+                else:
+                    tensor = part.weight if isinstance(part, Norm) else part
+                    decoder.set_vector(layer, getattr(native.Vector, name), vector(tensor))
+        decoder.set_final_norm(vector(spec.final_norm.weight))
+        head = Linear(spec.embedding) if spec.head is None else spec.head
+        decoder.set_lm_head(*streams(matrix(head.weight)), bias(head))
+        if spec.tied:
+            decoder.tie_embedding()
         return cls(decoder, spec, low_bit, kv_cache)
 
     def new_cache(self, blank: int = 0) -> NativeCache:
@@ -224,56 +261,141 @@ class NativeEngine:
 
     def weights(self) -> Iterator[tuple[str, PackedWeight]]:
         """All tensors in plain order under the checkpoint's names, one at a time: what ``save_low_bit`` writes."""
-        spec, core = self.spec, self._decoder
-        yield spec.embedding, plain(core.export_embedding())
-        for layer in range(spec.layers):
-            attention, mlp = core.export_norms(layer)
-            yield spec.attention_norm.format(layer=layer), _vector(attention)
-            yield spec.mlp_norm.format(layer=layer), _vector(mlp)
-            for slot in SLOTS:
-                name, which = spec.matrices[slot].format(layer=layer), getattr(native_core().Slot, slot)
-                yield name + ".weight", plain(core.export_matrix(layer, which))
-                if (bias := core.export_bias(layer, which)) is not None:
-                    yield name + ".bias", _vector(bias)
-        yield spec.final_norm, _vector(core.export_final_norm())
-        if not spec.tied:
-            yield spec.lm_head, plain(core.export_lm_head())
+        spec, core, native = self.spec, self._decoder, native_core()
+        yield spec.embedding.name, plain(core.export_embedding())
+        for layer, block in enumerate(spec.layers):
+            for name, expert, part in _parts(block):
+                if isinstance(part, Linear):
+                    slot = getattr(native.Slot, name)
+                    yield part.weight.name, plain(core.export_matrix(layer, slot, expert))
+                    if part.bias is not None:
+                        yield part.bias.name, _vector(core.export_bias(layer, slot, expert))
+                else:
+                    tensor = part.weight if isinstance(part, Norm) else part
+                    yield tensor.name, _vector(core.export_vector(layer, getattr(native.Vector, name)))
+        yield spec.final_norm.weight.name, _vector(core.export_final_norm())
+        if spec.head is not None:
+            yield spec.head.weight.name, plain(core.export_lm_head())
+            if spec.head.bias is not None:
+                yield spec.head.bias.name, _vector(core.export_lm_head_bias())
+
+
+def _parts(block: Block) -> Iterator[tuple[str, int, Linear | Norm | Tensor]]:
+    """A block's weights in the order a step reads them: (the core's name of its place, expert or -1, weight)."""
+    attention, mlp = block.attention, block.mlp
+    if block.attention_norm is not None:
+        yield "attention_norm", -1, block.attention_norm
+    for name in ("q", "k", "v"):
+        yield name, -1, getattr(attention, name)
+    for name in ("q_norm", "k_norm", "sinks"):
+        if (vector := getattr(attention, name)) is not None:
+            yield name, -1, vector
+    yield "o", -1, attention.o
+    for name in ("attention_after", "mlp_norm"):
+        if (norm := getattr(block, name)) is not None:
+            yield name, -1, norm
+    if isinstance(mlp, Experts):
+        yield "router", -1, mlp.router
+    for expert, one in enumerate(mlp.experts if isinstance(mlp, Experts) else (mlp,)):
+        for name in ("gate", "up", "down"):
+            yield name, expert if isinstance(mlp, Experts) else -1, getattr(one, name)
+    if block.mlp_after is not None:
+        yield "mlp_after", -1, block.mlp_after
 
 
 KV_CACHES = ("fp16", "int8")
 
 
-def kv_bytes_per_token(spec: DecoderSpec, kv_cache: str) -> int:
+def kv_bytes_per_token(spec: ModelSpec, kv_cache: str) -> int:
     """Bytes of a position's keys and values, and with ``int8`` of their scales."""
-    padded = (spec.head_dim + 15) // 16 * 16
-    head = 2 * (spec.head_dim + padded) if kv_cache == "fp16" else spec.head_dim + padded + 8
-    return spec.layers * spec.kv_heads * head
+    attention = spec.layers[0].attention
+    padded = (attention.head_dim + 15) // 16 * 16
+    head = 2 * (attention.head_dim + padded) if kv_cache == "fp16" else attention.head_dim + padded + 8
+    return len(spec.layers) * attention.kv_heads * head
 
 
-def _decoder(spec: DecoderSpec, threads: int | None, kv_cache: str) -> Any:
+def _decoder(spec: ModelSpec, threads: int | None, kv_cache: str) -> Any:
     """An empty native decoder of that shape. Raises UnsupportedModelError for sizes that the core does not take."""
     if kv_cache not in KV_CACHES:
         raise InputError(f"kv_cache is {kv_cache!r}; it must be one of {', '.join(KV_CACHES)}")
     count, isa = default_threads() if threads is None else check_threads(threads), chosen_isa()
+    epsilons = {norm.epsilon for norm in _norms(spec)}
+    if len(epsilons) > 1:
+        raise UnsupportedModelError(f"norms have several epsilons ({sorted(epsilons)}); the native engine has one")
+    native = native_core()
+    ropes = list({id(rope): rope for block in spec.layers if (rope := block.attention.rope) is not None}.values())
     try:
-        return native_core().Decoder(
-            layers=spec.layers,
+        return native.Decoder(
             hidden=spec.hidden,
-            intermediate=spec.intermediate,
-            heads=spec.heads,
-            kv_heads=spec.kv_heads,
-            head_dim=spec.head_dim,
             vocab=spec.vocab,
-            rms_epsilon=spec.rms_epsilon,
             max_context=spec.max_context,
-            rope_frequencies=np.ascontiguousarray(spec.rope_frequencies, dtype=np.float32),
-            rope_attention_factor=spec.rope_attention_factor,
+            rms_epsilon=epsilons.pop(),
+            embedding_multiplier=spec.embedding_multiplier,
+            logit_multiplier=spec.logit_multiplier,
+            logit_softcap=spec.logit_softcap or 0.0,
+            ropes=[
+                native.Rope(
+                    frequencies=np.ascontiguousarray(rope.frequencies, dtype=np.float32),
+                    factor=rope.factor,
+                    query_beta=rope.query_beta,
+                    query_original=rope.query_original,
+                )
+                for rope in ropes
+            ],
+            layers=[native.Layer(**_layer(block, ropes)) for block in spec.layers],
             threads=count,
             isa=isa,
             kv_format=kv_cache,
         )
     except (ValueError, TypeError) as error:
         raise UnsupportedModelError(f"the native engine cannot hold a model of this shape: {error}") from None
+
+
+def _norms(spec: ModelSpec) -> Iterator[Norm]:
+    yield spec.final_norm
+    for block in spec.layers:
+        yield from (part for _, _, part in _parts(block) if isinstance(part, Norm))
+
+
+def _layer(block: Block, ropes: list[Rope]) -> dict[str, Any]:
+    """The arguments of the core's ``Layer``."""
+    attention = block.attention
+    mixture = block.mlp if isinstance(block.mlp, Experts) else None
+    mlps = block.mlp.experts if isinstance(block.mlp, Experts) else (block.mlp,)
+    activation = mlps[0].activation
+    if any(mlp.activation != activation for mlp in mlps):
+        raise UnsupportedModelError("the experts of a layer have several activations; the native engine has one")
+    return {
+        "heads": attention.heads,
+        "kv_heads": attention.kv_heads,
+        "head_dim": attention.head_dim,
+        "rope": next((i for i, rope in enumerate(ropes) if rope is attention.rope), -1),
+        "query_scale": attention.scale,
+        "window": attention.window or 0,
+        "softcap": attention.softcap or 0.0,
+        "sinks": attention.sinks is not None,
+        "q_norm": _head_norm(attention.q_norm, attention.head_dim),
+        "k_norm": _head_norm(attention.k_norm, attention.head_dim),
+        "attention_norm": block.attention_norm is not None,
+        "attention_after": block.attention_after is not None,
+        "mlp_norm": block.mlp_norm is not None,
+        "mlp_after": block.mlp_after is not None,
+        "intermediate": mlps[0].gate.weight.shape[0],
+        "activation": activation.kind,
+        "alpha": activation.alpha,
+        "limit": activation.limit,
+        "residual_multiplier": block.residual_multiplier,
+        "experts": 0 if mixture is None else len(mixture.experts),
+        "experts_used": 0 if mixture is None else mixture.used,
+        "router_softmax": "all" if mixture is None else mixture.softmax,
+        "renormalise": mixture is not None and mixture.renormalise,
+    }
+
+
+def _head_norm(norm: Norm | None, head_dim: int) -> str:
+    if norm is None:
+        return "none"
+    return "head" if norm.weight.shape == (head_dim,) else "whole"
 
 
 def _raw(cache: Cache) -> Any:

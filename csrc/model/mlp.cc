@@ -1,0 +1,19 @@
+// The gated MLP of one block.
+#include "model/decoder.h"
+
+namespace ipex_lookahead {
+
+void Decoder::mlp(Walk& walk, const Block& block) {
+  const Mlp& mlp = block.mlps[0];
+  const Rows gated = gated_rows_.view(rows_, block.shape.intermediate);
+  auto normed = walk.inputs(rows_, shape_.hidden, !is_float(mlp.gate.format) || !is_float(mlp.up.format),
+                            [&](int64_t row, float* out) { norm(hidden(row), block.at(Vector::mlp_norm), out); });
+  walk.split(gated.blocks, 1, [&](int64_t begin, int64_t end) {
+    kernels_->gate_up(mlp.gate, mlp.up, block.shape.activation, normed.get(), begin, end, gated, !is_float(mlp.down.format));
+  });
+  walk.split(mlp.down.tiles(), 1, [&](int64_t begin, int64_t end) {
+    kernels_->linear(mlp.down, gated, begin, end, hidden_.data(), hidden_stride_, true);
+  });
+}
+
+}  // namespace ipex_lookahead

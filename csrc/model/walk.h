@@ -1,0 +1,141 @@
+// One thread's way through a step: the phases that all threads go through together, and the rows that they read.
+//
+// Items are outputs, rows or heads, never parts of a sum, so neither their number nor who does them shows in the bits.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/kernels.h"
+#include "runtime/arena.h"
+#include "runtime/thread_pool.h"
+
+namespace ipex_lookahead {
+
+// Up to this many rows every thread prepares all rows for itself, which is cheaper than sharing them out.
+constexpr int64_t kPreparedByAll = 16;
+// Pieces a linear layer is shared out in, for each thread: enough that a late thread does not hold up the others.
+constexpr int64_t kPieces = 2;
+
+constexpr int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+template <typename Vector>
+void ensure(Vector& v, int64_t n) {
+  if (int64_t(v.size()) < n) v.resize(size_t(n));
+}
+
+// Memory behind Rows, reused for every width.
+class RowsMemory {
+ public:
+  void reserve(int64_t rows, int64_t width) {
+    const int64_t blocks = (width + kGroup - 1) / kGroup;
+    ensure(values_, rows * blocks * kGroup);
+    ensure(codes_, rows * blocks * kGroup);
+    ensure(scales_, rows * blocks);
+    ensure(sums_, rows * blocks);
+    ensure(bias4_, rows * blocks);
+    ensure(bias8_, rows * blocks);
+  }
+  Rows view(int64_t rows, int64_t width) {
+    Rows r;
+    r.values = values_.data();
+    r.codes = codes_.data();
+    r.scales = scales_.data();
+    r.bias4 = bias4_.data();
+    r.bias8 = bias8_.data();
+    r.sums = sums_.data();
+    r.blocks = (width + kGroup - 1) / kGroup;
+    r.stride = r.blocks * kGroup;
+    r.count = rows;
+    return r;
+  }
+
+ private:
+  Buffer<float> values_, scales_, sums_;
+  Buffer<int8_t> codes_;
+  Buffer<int32_t> bias4_, bias8_;
+};
+
+// What one thread has to itself.
+struct ThreadMemory {
+  Buffer<float> scratch;
+  RowsMemory rows;
+};
+
+class Walk {
+ public:
+  Walk(const KernelTable* kernels, Phases& phases, int thread, int threads, ThreadMemory& own, RowsMemory& shared)
+      : kernels_(kernels), phases_(phases), thread_(thread), threads_(threads), own_(own), shared_(shared) {}
+
+  int thread() const { return thread_; }
+  float* scratch() const { return own_.scratch.data(); }
+
+  template <typename Work>
+  void each(int64_t items, const Work& work) {
+    phases_.run(thread_, phase_++, items, work);
+  }
+
+  // Shares out `count` things in a few pieces a thread, of `least` things at least: work(begin, end).
+  template <typename Work>
+  void split(int64_t count, int64_t least, const Work& work) {
+    const int64_t items = std::max<int64_t>(1, std::min(count / least, kPieces * threads_));
+    each(items, [&](int64_t item) {
+      const auto part = part_of(count, items, item);
+      work(part.first, part.second);
+    });
+  }
+
+  // Rows of `width` that linear layers read, each made by make(row, out), and quantised for `integer` weights. Many are
+  // made in a phase of their own. Few are made by every thread that gets something to do with them, when it first asks:
+  // until what it does is done nobody goes on and changes what rows are made of.
+  template <typename Make>
+  class Inputs {
+   public:
+    Inputs(Walk& walk, int64_t rows, int64_t width, bool integer, const Make& make)
+        : walk_(walk),
+          rows_((rows <= kPreparedByAll ? walk.own_.rows : walk.shared_).view(rows, width)),
+          width_(width),
+          integer_(integer),
+          make_(make) {
+      if (rows <= kPreparedByAll) return;
+      walk.each(rows, [&](int64_t r) { make_row(r); });
+      made_ = true;
+    }
+    const Rows& get() {
+      for (int64_t r = 0; !made_ && r < rows_.count; ++r) make_row(r);
+      made_ = true;
+      return rows_;
+    }
+
+   private:
+    void make_row(int64_t r) const {
+      float* out = rows_.values + r * rows_.stride;
+      const int64_t whole = width_ / kLanes * kLanes;
+      std::memset(out + whole, 0, size_t(rows_.stride - whole) * sizeof(float));
+      make_(r, out);
+      if (integer_) walk_.kernels_->quantize_row(rows_, r);
+    }
+
+    Walk& walk_;
+    const Rows rows_;
+    const int64_t width_;
+    const bool integer_;
+    const Make make_;
+    bool made_ = false;
+  };
+  template <typename Make>
+  Inputs<Make> inputs(int64_t rows, int64_t width, bool integer, const Make& make) {
+    return Inputs<Make>(*this, rows, width, integer, make);
+  }
+
+ private:
+  const KernelTable* const kernels_;
+  Phases& phases_;
+  const int thread_, threads_;
+  ThreadMemory& own_;
+  RowsMemory& shared_;
+  size_t phase_ = 0;
+};
+
+}  // namespace ipex_lookahead
