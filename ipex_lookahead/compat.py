@@ -14,7 +14,7 @@ import transformers
 from transformers import GenerationConfig, LlamaConfig
 from transformers.generation import logits_process, stopping_criteria
 
-from ipex_lookahead.errors import InputError
+from ipex_lookahead.errors import InputError, UnsupportedModelError
 
 RELEASE = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 """(major, minor) of the library that is installed."""
@@ -70,6 +70,22 @@ def llama_config(values: Mapping[str, Any], rope: Mapping[str, Any], rope_theta:
     if rope["rope_type"] != "default":  # set, not passed: 4.37 refuses the kinds it does not know
         config.rope_scaling = {**rope, "type": rope["rope_type"]}
     return config
+
+
+def family_config(model_type: str, values: Mapping[str, Any], rope: Mapping[str, Any], rope_theta: float) -> Any:
+    """The config of another family: arguments as ``llama_config`` has them.
+
+    Raises UnsupportedModelError for a family that this release of transformers does not know.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if model_type not in CONFIG_MAPPING:
+        raise UnsupportedModelError(
+            f"transformers {transformers.__version__} does not know the family {model_type!r}",
+            hint="install a newer transformers",
+        )
+    scaling = None if rope["rope_type"] == "default" else {**rope, "type": rope["rope_type"]}
+    return CONFIG_MAPPING[model_type](**values, rope_theta=rope_theta, rope_scaling=scaling)
 
 
 def json_schema(function: Any) -> Any:

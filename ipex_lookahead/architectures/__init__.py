@@ -2,30 +2,69 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
-from typing import Any
+from typing import Any, cast
 
-from ipex_lookahead.architectures.base import DecoderSpec
-from ipex_lookahead.errors import UnsupportedModelError
+from ipex_lookahead.architectures.keys import Family, GgufSource
+from ipex_lookahead.architectures.spec import ModelSpec
+from ipex_lookahead.errors import InputError, UnsupportedModelError
 
-__all__ = ["DecoderSpec", "model_types", "spec_for"]
+__all__ = ["ModelSpec", "family", "gguf_architectures", "gguf_family", "model_types", "spec_for"]
 
-_SUPPORT = {"base", "rope"}
+_SUPPORT = {"hparams", "keys", "names", "rope", "spec", "windows"}
 
 
+@functools.cache
 def model_types() -> list[str]:
     """The families this package knows."""
     return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _SUPPORT)
 
 
-def spec_for(config: dict[str, Any]) -> DecoderSpec:
-    """What ``config`` (Hugging Face's names, checked) describes. Raises UnsupportedModelError for an unknown family."""
-    model_type = config.get("model_type")
+def family(model_type: object) -> Family:
+    """The family of that ``model_type``. Raises UnsupportedModelError for one that is not known."""
     if model_type not in model_types():
         raise UnsupportedModelError(
             f"model type {model_type!r} is not supported; supported are {', '.join(model_types())}",
-            hint="use a checkpoint of the Llama family, or add ipex_lookahead/architectures/<model_type>.py",
+            hint="use engine='torch', which runs what transformers knows, or add"
+            " ipex_lookahead/architectures/<model_type>.py",
         )
-    spec: DecoderSpec = importlib.import_module(f"{__name__}.{model_type}").spec(config)
-    return spec
+    return cast(Family, importlib.import_module(f"{__name__}.{model_type}"))
+
+
+@functools.cache
+def gguf_architectures() -> tuple[str, ...]:
+    """The values of ``general.architecture`` that are known."""
+    declared = [family(one).GGUF for one in model_types()]
+    return tuple(sorted({keys.architecture for keys in declared if keys is not None}))
+
+
+def gguf_family(file: GgufSource, architecture: str) -> str | None:
+    """The ``model_type`` of a GGUF file, None for an architecture that is not known."""
+    for model_type in model_types():
+        keys = family(model_type).GGUF
+        if keys is not None and keys.architecture == architecture and keys.claims(file):
+            return model_type
+    return None
+
+
+def spec_for(config: dict[str, Any], max_context: int | None = None) -> ModelSpec:
+    """What ``config`` (Hugging Face's names, checked) describes.
+
+    Args:
+        config: as ``checked_config`` gives it.
+        max_context: positions that a sequence may have, at most the model's. None: the model's, or with two sets of
+            rope frequencies (longrope) the original ones, for which the short set is made.
+
+    Raises:
+        UnsupportedModelError: an unknown family.
+        InputError: more positions than the model has.
+    """
+    scaling, most = config.get("rope_scaling") or {}, config.get("max_position_embeddings", 0)
+    if max_context is None:
+        max_context = min(most, scaling["original_max_position_embeddings"]) if "long_factor" in scaling else most
+    elif not 1 <= max_context <= most:
+        raise InputError(f"max_context is {max_context}; this model has 1 to {most} positions")
+    known = family(config.get("model_type"))
+    return cast(ModelSpec, known.spec({**config, "max_position_embeddings": max_context}))

@@ -4,39 +4,76 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures.base import SLOTS, DecoderSpec
+from ipex_lookahead.architectures.hparams import Source, boolean, check_even_heads, shown, text
+from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
+from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import rope
+from ipex_lookahead.architectures.spec import Block, ModelSpec
 from ipex_lookahead.errors import UnsupportedModelError
 
-_LAYER = "model.layers.{layer}."
-_ATTENTION = {slot: f"{_LAYER}self_attn.{slot}_proj" for slot in ("q", "k", "v", "o")}
-_MLP = {slot: f"{_LAYER}mlp.{slot}_proj" for slot in ("gate", "up", "down")}
+_UNUSED_LAYER_TYPES = ("full_attention", "attention")
 
 
-def spec(config: dict[str, Any]) -> DecoderSpec:
+def _check(config: dict[str, Any], source: Source) -> None:
+    check_even_heads(config, source)
+    if config["hidden_act"] != "silu":
+        raise UnsupportedModelError(
+            f"{source.file}: hidden_act is {shown(config['hidden_act'])}; a Llama here has 'silu' only"
+        )
+    window, context = config.pop("sliding_window", None), config["max_position_embeddings"]
+    if window is not None and not (type(window) is int and window >= context):
+        raise UnsupportedModelError(
+            f"{source.file}: sliding_window is {shown(window)}, a limit on how far attention reaches back; it must be"
+            f" null, or not below max_position_embeddings ({shown(context)})"
+        )
+    types = config.pop("layer_types", None)
+    if types is not None and not (isinstance(types, list) and all(one in _UNUSED_LAYER_TYPES for one in types)):
+        raise UnsupportedModelError(
+            f"{source.file}: layer_types is {shown(types)}; every layer must have full_attention"
+        )
+
+
+KEYS = ConfigKeys(
+    used={
+        "hidden_act": text,
+        "tie_word_embeddings": boolean,
+        "attention_bias": boolean,
+        "mlp_bias": boolean,
+        "sliding_window": lambda source, key, value: value,
+        "layer_types": lambda source, key, value: value,
+    },
+    defaults={
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    neutral={"pretraining_tp": "the same products in slices; the sums round a little differently"},
+    check=_check,
+)
+
+
+def _complete(file: GgufSource, config: dict[str, Any]) -> None:
+    config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    config["mlp_bias"] = "blk.0.ffn_gate.bias" in file.tensors
+
+
+GGUF = GgufKeys("llama", "LlamaForCausalLM", constants={"hidden_act": "silu"}, complete=_complete)
+
+
+def spec(config: dict[str, Any]) -> ModelSpec:
     """The decoder that a llama ``config`` describes. Raises UnsupportedModelError for what this package cannot run."""
-    if config.get("hidden_act", "silu") != "silu":
-        raise UnsupportedModelError(f"hidden_act is {config['hidden_act']!r}; the Llama decoder here has 'silu' only")
-    frequencies, attention_factor = rope(config)
-    biased = (_ATTENTION if config.get("attention_bias") else {}) | (_MLP if config.get("mlp_bias") else {})
-    return DecoderSpec(
-        layers=config["num_hidden_layers"],
-        hidden=config["hidden_size"],
-        intermediate=config["intermediate_size"],
-        heads=config["num_attention_heads"],
-        kv_heads=config["num_key_value_heads"],
-        head_dim=config["head_dim"],
-        vocab=config["vocab_size"],
-        rms_epsilon=config["rms_norm_eps"],
-        max_context=config["max_position_embeddings"],
-        rope_frequencies=frequencies,
-        rope_attention_factor=attention_factor,
-        tied=config.get("tie_word_embeddings", False),
-        matrices={slot: (_ATTENTION | _MLP)[slot] for slot in SLOTS},
-        biased=frozenset(biased),
-        attention_norm=_LAYER + "input_layernorm.weight",
-        mlp_norm=_LAYER + "post_attention_layernorm.weight",
-        final_norm="model.norm.weight",
-        embedding="model.embed_tokens.weight",
-        lm_head="lm_head.weight",
-    )
+    names, turn = Names(config, pairs=True), rope(config)
+
+    def block(i: int) -> Block:
+        return Block(
+            attention=names.attention(i, rope=turn, bias="qkvo" if config.get("attention_bias") else ""),
+            mlp=names.gated_mlp(i, bias=bool(config.get("mlp_bias"))),
+            attention_norm=names.norm(i, "input_layernorm", "attn_norm"),
+            mlp_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
+        )
+
+    return names.model("llama", block)

@@ -13,17 +13,39 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ipex_lookahead.architectures.spec import Rope
 from ipex_lookahead.errors import UnsupportedModelError
 
 Floats = npt.NDArray[np.float32]
 
 
-def rope(config: dict[str, Any]) -> tuple[Floats, float]:
-    """Frequencies, float32 [head_dim / 2] in radians a position, and the factor on cos and sin.
+def rope(config: dict[str, Any]) -> Rope:
+    """The rotary embedding that ``rope_theta``, ``rope_scaling`` and ``partial_rotary_factor`` of a config ask for.
 
     Raises UnsupportedModelError for a rope type that is not one of those below.
     """
-    head_dim, theta = config["head_dim"], config["rope_theta"]
+    frequencies, factor = _rope(config)
+    scaling = config.get("rope_scaling") or {}
+    beta = scaling.get("llama_4_scaling_beta", 0.0)
+    return Rope(frequencies, factor, beta, scaling["original_max_position_embeddings"] if beta else 0)
+
+
+def local_rope(config: dict[str, Any], theta: float) -> Rope:
+    """Plain rope of another base, for layers with a window."""
+    return rope({**config, "rope_theta": theta, "rope_scaling": None})
+
+
+def rotated(config: dict[str, Any]) -> int:
+    """How many values of a head are rotated."""
+    return int(config["head_dim"] * config.get("partial_rotary_factor", 1.0))
+
+
+def _rope(config: dict[str, Any]) -> tuple[Floats, float]:
+    head_dim, theta = rotated(config), config["rope_theta"]
+    if head_dim < 2 or head_dim % 2:
+        raise UnsupportedModelError(
+            f"{head_dim} of a head's {config['head_dim']} values would be rotated; it must be an even number from 2"
+        )
     scaling = config.get("rope_scaling") or {"rope_type": "default"}
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     plain = (np.float32(1.0) / np.float32(theta) ** exponents).astype(np.float32)
@@ -36,6 +58,10 @@ def rope(config: dict[str, Any]) -> tuple[Floats, float]:
         return _llama3(plain, scaling), 1.0
     if kind == "yarn":
         return _yarn(plain, config, scaling)
+    if kind == "longrope":  # both sets are there; the context that is asked for says which
+        long = config["max_position_embeddings"] > scaling["original_max_position_embeddings"]
+        factors = np.asarray(scaling["long_factor" if long else "short_factor"], dtype=np.float32)
+        return (plain / factors).astype(np.float32), float(scaling["attention_factor"])
     if kind == "freq_factors":  # a GGUF file's own divisor for each pair
         factors = np.asarray(scaling["factors"], dtype=np.float32)
         if factors.shape != plain.shape:
@@ -44,7 +70,8 @@ def rope(config: dict[str, Any]) -> tuple[Floats, float]:
             )
         return (plain / factors).astype(np.float32), 1.0
     raise UnsupportedModelError(
-        f"rope scaling of type {kind!r} is not supported; supported are default, linear, dynamic, llama3 and yarn"
+        f"rope scaling of type {kind!r} is not supported; supported are default, linear, dynamic, llama3, yarn, and "
+        "longrope where the family has it"
     )
 
 
@@ -62,7 +89,7 @@ def _llama3(plain: Floats, scaling: dict[str, Any]) -> Floats:
 
 def _yarn(plain: Floats, config: dict[str, Any], scaling: dict[str, Any]) -> tuple[Floats, float]:
     """YaRN (Peng et al., arXiv 2309.00071): a ramp over dimensions by their number of turns in the original context."""
-    head_dim, theta, factor = config["head_dim"], config["rope_theta"], scaling["factor"]
+    head_dim, theta, factor = rotated(config), config["rope_theta"], scaling["factor"]
     original = scaling.get("original_max_position_embeddings") or config["max_position_embeddings"]
 
     def dimension(turns: float) -> float:

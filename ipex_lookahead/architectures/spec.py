@@ -23,7 +23,8 @@ class Place:
         shape: the whole tensor's, as the file must have it.
         expert: which entry of a leading dimension that counts experts; None: there is none.
         rows: (first, step) of the weight's rows among the tensor's (or the entry's); as many as the weight has.
-        transposed: the file has [n_in, n_out].
+        layout: "plain" is [n_out, n_in]; "transposed" [n_in, n_out]; "mxfp4" blocks of codes in this tensor, and their
+            scales in the one whose name ends in ``_scales`` instead of ``_blocks`` (gpt-oss).
         pairs: heads whose rows the file holds as neighbouring rotary pairs (i, i + 1) instead of halves (i, i + d / 2).
         offset: added to every value, a norm's that the file keeps less 1.
     """
@@ -32,7 +33,7 @@ class Place:
     shape: tuple[int, ...]
     expert: int | None = None
     rows: tuple[int, int] | None = None
-    transposed: bool = False
+    layout: str = "plain"
     pairs: int = 0
     offset: float = 0.0
 
@@ -219,6 +220,17 @@ class ModelSpec:
     def head_weight(self) -> Tensor:
         """The tensor that serves as lm_head."""
         return self.embedding if self.head is None else self.head.weight
+
+    @property
+    def typical_weight(self) -> Tensor:
+        """The matrix whose format is taken for the whole file's: the first block's last."""
+        mlp = self.layers[0].mlp
+        return (mlp.experts[0] if isinstance(mlp, Experts) else mlp).down.weight
+
+    def kept(self) -> tuple[str, ...]:
+        """Names of the matrices that stay as they are in the file: an embedding that is no lm_head, and routers."""
+        routers = (block.mlp.router.weight.name for block in self.layers if isinstance(block.mlp, Experts))
+        return (*(() if self.tied else (self.embedding.name,)), *routers)
 
     def tensors(self) -> Iterator[Tensor]:
         """Every weight once, in the order a step reads them."""

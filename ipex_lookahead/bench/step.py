@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from ipex_lookahead.architectures import DecoderSpec, spec_for
+from ipex_lookahead.architectures import ModelSpec, spec_for
 from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.engines.native.core import integer_peak, read_bandwidth
 from ipex_lookahead.engines.native.engine import NativeEngine
@@ -28,7 +29,7 @@ SHAPES = tuple(_SIZES)
 """Names of the shapes that can be measured."""
 
 
-def shape_of(name: str) -> DecoderSpec:
+def shape_of(name: str) -> ModelSpec:
     """The decoder of that name. Raises InputError for a name that is not in ``SHAPES``."""
     if name not in _SIZES:
         raise InputError(f"shape is {name!r}; it must be one of {', '.join(SHAPES)}")
@@ -47,14 +48,16 @@ def shape_of(name: str) -> DecoderSpec:
             "rms_norm_eps": 1e-5,
             "rope_theta": 10000.0,
             "tie_word_embeddings": True,
+            "attention_bias": False,
+            "mlp_bias": False,
         }
     )
 
 
-def linear_operations(spec: DecoderSpec) -> int:
+def linear_operations(spec: ModelSpec) -> int:
     """Operations (a multiply-add is two) of all linear layers for one row, lm_head included."""
-    weights = sum(n_out * n_in for n_out, n_in in (spec.shape(slot) for slot in spec.matrices))
-    return 2 * (spec.layers * weights + spec.vocab * spec.hidden)
+    weights = sum(prod(tensor.shape) for tensor in spec.tensors() if tensor.is_matrix)
+    return 2 * (weights if spec.tied else weights - spec.vocab * spec.hidden)
 
 
 def measure(
@@ -138,7 +141,7 @@ def _batch(cache: Any, rows: int) -> Batch:
     return chain(cache, np.full(rows, 7, np.int32), want)
 
 
-def _row_operations(spec: DecoderSpec, operations: int, rows: int) -> int:
+def _row_operations(spec: ModelSpec, operations: int, rows: int) -> int:
     """A prompt's lm_head is run for its last row only."""
     head = 2 * spec.vocab * spec.hidden
     return rows * (operations - head) + (rows if rows <= 64 else 1) * head

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from ipex_lookahead.architectures import ModelSpec
 from ipex_lookahead.formats.base import PackedWeight
 
 
@@ -23,14 +24,16 @@ class Checkpoint(Protocol):
     """An opened checkpoint. Opening validates everything but the tensors' values; reading is tensor by tensor.
 
     ``config`` uses Hugging Face's names and holds only allow-listed, type-checked keys, whatever the file kind.
+    ``spec`` is the model that it describes, and tensors have the names that the spec gives them.
     """
 
     path: Path
     config: dict[str, Any]
     generation_config: dict[str, Any]
+    spec: ModelSpec
 
     def names(self) -> Sequence[str]:
-        """Tensor names in Hugging Face's spelling, such as ``model.layers.0.self_attn.q_proj.weight``."""
+        """Names of the spec's tensors that are there, such as ``model.layers.0.self_attn.q_proj.weight``."""
         ...
 
     def info(self, name: str) -> TensorInfo:

@@ -12,8 +12,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.checkpoints.files import BinaryFile
-from ipex_lookahead.checkpoints.hparams import (
+from ipex_lookahead.architectures import family
+from ipex_lookahead.architectures.hparams import (
     MAX_CONTEXT,
     SIZES,
     Place,
@@ -29,36 +29,17 @@ from ipex_lookahead.checkpoints.hparams import (
     token_ids,
     whole,
 )
-from ipex_lookahead.checkpoints.llama_keys import refuse_switches
+from ipex_lookahead.architectures.keys import ConfigKeys
+from ipex_lookahead.checkpoints.files import BinaryFile
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.safe_json import JsonObject, parse
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 64
 
-_REQUIRED = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "vocab_size",
-)
-_DEFAULTS: dict[str, Any] = {
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "mlp_bias": False,
-}
-"""What transformers' LlamaConfig takes for keys that are missing."""
-_OTHERS = {
-    "hidden_act": text,
-    "tie_word_embeddings": boolean,
-    "attention_bias": boolean,
-    "mlp_bias": boolean,
-}
+_OUTER = ("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype", "tie_word_embeddings")
+"""Keys that a model with a text part may say for all of it."""
+_DERIVED = ("num_key_value_heads", "head_dim")
 _DTYPES = ("float32", "float16", "bfloat16")
 
 _GENERATION = {
@@ -101,42 +82,59 @@ def read_config(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]:
-    """The allow-listed part of a config, with usual values for what is missing.
+    """The allow-listed part of a config, with usual values for what is missing, as the family declares it.
 
     Rope comes out as ``rope_theta`` (float) and ``rope_scaling`` (dict with ``rope_type``, or None), however it is
     spelled; ``dtype`` stands for ``torch_dtype`` too; ids are int, ``eos_token_id`` int or list of int.
+    Raises ModelFormatError, or UnsupportedModelError for an unknown family and for switches that it does not have.
     """
     source = _source(raw, path)
-    config: dict[str, Any] = {}
     if raw.get("model_type") is None:
         raise source.error("model_type", "is missing")
-    config["model_type"] = text(source, "model_type", raw["model_type"])
-    if config["model_type"] == "llama":
-        refuse_switches(raw, source)
-    for key in _REQUIRED:
-        if raw.get(key) is None:
-            if config["model_type"] == "llama":
-                raise source.error(key, "is missing")
-            raise UnsupportedModelError(
-                f"{path}: model_type {shown(config['model_type'])} has no {key}; it is not a decoder this package knows"
-            )
-    rope, rope_source = _spelled_rope(raw, source)
+    model_type = text(source, "model_type", raw["model_type"])
+    keys = family(model_type).KEYS
+    if keys.inside:
+        raw, source = _inside(raw, keys.inside, source)
+    keys.refuse(raw, source)
+    config: dict[str, Any] = {"model_type": model_type}
+    for key in SIZES:
+        if raw.get(key) is None and key not in keys.defaults and key not in _DERIVED:
+            raise source.error(key, "is missing")
+    rope, rope_source = _spelled_rope(raw, source, keys)
     for key in SIZES:
         value = rope.get(key) if key == "rope_theta" and rope.get(key) is not None else raw.get(key)
         if value is not None:
             config[key] = value
-    for key, check in _OTHERS.items():
-        if raw.get(key) is not None:
-            config[key] = check(source, key, raw[key])
-    for key, value in _DEFAULTS.items():
+    for key, check in keys.used.items():
+        value = rope.get(key) if rope.get(key) is not None else raw.get(key)
+        if value is not None or (key in raw and key in keys.nullable):
+            config[key] = value if value is None else check(rope_source if key in rope else source, key, value)
+    for key, value in keys.defaults.items():
         config.setdefault(key, value)
     check_sizes(config, rope_source)
-    config["rope_scaling"] = check_rope(rope or None, config["rope_theta"], rope_source) if _is_scaled(rope) else None
+    rope = {key: value for key, value in rope.items() if key != keys.local_theta}
+    scaling = rope if _is_scaled(rope) else config.get("rope_scaling")
+    config["rope_scaling"] = check_rope(scaling or None, config["rope_theta"], rope_source)
+    keys.check(config, source)
     config.update(_architectures(raw, source))
     config.update(_dtype(raw, source))
     config.update(_ids(raw, source, config["vocab_size"]))
     _log_ignored(raw, path)
     return config
+
+
+def _inside(raw: JsonObject, key: str, source: Source) -> tuple[JsonObject, Source]:
+    """The object that holds a text model's keys, ids and dtype of the whole where it has none; and its places."""
+    inner = raw.get(key)
+    if not isinstance(inner, JsonObject):
+        raise source.error(key, f"is {shown(inner)}; it must be an object")
+    outer = {name: raw[name] for name in _OUTER if name in raw and inner.get(name) is None}
+
+    def places() -> dict[str, Place]:
+        inside = {name: (f"{key}.{name}", at) for name, at in inner.at.items()}
+        return inside | {name: (name, raw.at.get(name)) for name in outer}
+
+    return JsonObject({**inner, **outer}, inner._text, inner._number), Source(source.file, Places(places))
 
 
 def read_generation_config(path: str | PathLike[str], vocab: int) -> dict[str, Any]:
@@ -160,23 +158,30 @@ def _source(raw: JsonObject, path: str | PathLike[str]) -> Source:
     return Source(path, Places(lambda: {key: (key, at) for key, at in raw.at.items()}))
 
 
-def _spelled_rope(raw: JsonObject, source: Source) -> tuple[dict[str, Any], Source]:
+def _spelled_rope(raw: JsonObject, source: Source, keys: ConfigKeys) -> tuple[dict[str, Any], Source]:
     """The rope object under either name, {} for none, and a source that knows the places inside it.
 
     As transformers has it: ``rope_scaling`` goes before ``rope_parameters``, an empty one says nothing, and for yarn
     and llama3 an ``original_max_position_embeddings`` beside it goes before the one inside.
     """
-    for key in (keys := ("rope_scaling", "rope_parameters")):
-        _check_rope_object(raw, key, source)
-    given = [key for key in keys if raw.get(key)]
+    spellings = ("rope_scaling", "rope_parameters")
+    for key in spellings:
+        _check_rope_object(raw, key, source, keys)
+    given = [key for key in spellings if raw.get(key)]
     if not given:
         return {}, source
     key = given[0]
     rope: JsonObject = raw[key]
+    if keys.local_theta and all(isinstance(value, dict) for value in rope.values()):
+        return _layered_rope(rope, key, source, keys)
     if len(given) == 2 and (differing := _differing(rope, raw["rope_parameters"])):
         _log.warning("%s: rope_scaling and rope_parameters differ in %s; rope_scaling holds", source.file, differing)
     outside = "original_max_position_embeddings"
-    replaced = raw.get(outside) is not None and rope.get("rope_type", rope.get("type")) in ("yarn", "llama3")
+    replaced = raw.get(outside) is not None and rope.get("rope_type", rope.get("type")) in (
+        "yarn",
+        "llama3",
+        "longrope",
+    )
 
     def places() -> dict[str, Place]:
         inside = {f"rope_scaling.{name}": (f"{key}.{name}", at) for name, at in rope.at.items()}
@@ -190,15 +195,39 @@ def _spelled_rope(raw: JsonObject, source: Source) -> tuple[dict[str, Any], Sour
     return {**rope, outside: raw[outside]} if replaced else rope, Source(source.file, Places(places))
 
 
-def _check_rope_object(raw: JsonObject, key: str, source: Source) -> None:
+def _layered_rope(rope: JsonObject, key: str, source: Source, keys: ConfigKeys) -> tuple[dict[str, Any], Source]:
+    """Ropes by kind of layer: that of ``full_attention``, and the base of ``sliding_attention``'s, which is plain."""
+    whole, local = (rope.get(f"{kind}_attention") or JsonObject() for kind in ("full", "sliding"))
+    if local.get("rope_type", "default") != "default":
+        raise UnsupportedModelError(
+            f"{source.file}: {key}.sliding_attention has rope_type {shown(local['rope_type'])}; layers with a window "
+            "have plain rope here"
+        )
+    found = dict(whole)
+    if local.get("rope_theta") is not None:
+        found[keys.local_theta] = local["rope_theta"]
+
+    def places() -> dict[str, Place]:
+        inside = {f"rope_scaling.{n}": (f"{key}.full_attention.{n}", at) for n, at in getattr(whole, "at", {}).items()}
+        known = {**source.places, "rope_scaling": (key, None), **inside}
+        if "rope_scaling.rope_theta" in known:
+            known["rope_theta"] = known["rope_scaling.rope_theta"]
+        known[keys.local_theta] = (f"{key}.sliding_attention.rope_theta", None)
+        return known
+
+    return found, Source(source.file, Places(places))
+
+
+def _check_rope_object(raw: JsonObject, key: str, source: Source, keys: ConfigKeys) -> None:
     rope = raw.get(key)
     if rope is None:
         return
     if not isinstance(rope, JsonObject):
         raise source.error(key, f"is {shown(rope)}; it must be an object or null")
-    if any(isinstance(value, dict) for value in rope.values()):
+    kinds = {"full_attention", "sliding_attention"} if keys.local_theta else set()
+    if any(isinstance(value, dict) and name not in kinds for name, value in rope.items()):
         raise UnsupportedModelError(f"{source.file}: {key} differs by kind of layer, which this package cannot run")
-    refuse_switches({name: rope[name] for name in ("partial_rotary_factor",) if name in rope}, source)
+    keys.refuse({name: rope[name] for name in ("partial_rotary_factor",) if name in rope}, source)
 
 
 def _differing(rope: dict[str, Any], other: dict[str, Any]) -> str:

@@ -11,23 +11,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ipex_lookahead.architectures import ModelSpec, family, gguf_architectures, gguf_family, spec_for
+from ipex_lookahead.architectures.hparams import shown
+from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.finite import first_not_finite
-from ipex_lookahead.checkpoints.gguf_keys import unknown_keys
-from ipex_lookahead.checkpoints.gguf_llama import LlamaTensor, llama_config, llama_tensors
+from ipex_lookahead.checkpoints.gguf_config import gguf_config
 from ipex_lookahead.checkpoints.gguf_reader import TENSOR_TYPES, GgufFile, GgufTensor
-from ipex_lookahead.checkpoints.hparams import shown
+from ipex_lookahead.checkpoints.placed import Run, row_order, run_of, tensors_by_name, with_offset
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats.base import GROUP, PackedWeight
 
 _log = logging.getLogger(__name__)
 
+ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Tensors that are part of the config: ``gguf_config.py`` reads them."""
 _READ_AT_ONCE = 4 << 20
 _FLOATS: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.uint16, "bf16": np.uint16}
 
 
 class GgufCheckpoint:
-    """A Llama in a GGUF file. See :class:`ipex_lookahead.checkpoints.base.Checkpoint`.
+    """A model in a GGUF file. See :class:`ipex_lookahead.checkpoints.base.Checkpoint`.
 
     Attributes:
         metadata: the file's own metadata, unmapped: key to int, float, bool, str, list of str, or numpy array.
@@ -40,12 +44,16 @@ class GgufCheckpoint:
         self.path = self._file.path
         self.metadata = self._file.metadata
         try:
-            self._check_kind()
+            model_type = self._model_type()
             self._file.read_tensor_table()
             refuse_unread_types(self._file)
-            self.config: dict[str, Any] = llama_config(self._file)
-            self._tensors = llama_tensors(self._file, self.config)
-            self.unknown_keys = unknown_keys(self.metadata)
+            self.config: dict[str, Any] = gguf_config(self._file, model_type)
+            self.spec: ModelSpec = spec_for(self.config)
+            self._tensors = tensors_by_name(self.spec)
+            declared = family(model_type).GGUF
+            assert declared is not None  # it claimed the file
+            self._check_tensors(declared.unused_tensors)
+            self.unknown_keys = declared.unknown(self.metadata)
         except BaseException:
             self._file.close()
             raise
@@ -58,13 +66,15 @@ class GgufCheckpoint:
         ids = ("bos_token_id", "eos_token_id", "pad_token_id")
         self.generation_config: dict[str, Any] = {key: self.config[key] for key in ids if key in self.config}
 
-    def _check_kind(self) -> None:
+    def _model_type(self) -> str:
         key = "general.architecture"
         if key not in self.metadata:
             raise self._file.error(key, None, "is missing")
-        if (architecture := self._file.scalar(key)) != "llama":
+        architecture = self._file.scalar(key)
+        if architecture not in gguf_architectures():
             raise UnsupportedModelError(
-                f"{self.path}: {key} is {shown(architecture)}; the supported architectures are: llama",
+                f"{self.path}: {key} is {shown(architecture)}; the supported architectures are: "
+                f"{', '.join(gguf_architectures())}",
                 hint="other families run on the torch engine, from their Hugging Face folder with safetensors",
             )
         if (parts := self._file.scalar("split.count", 0)) not in (0, 1):
@@ -72,6 +82,39 @@ class GgufCheckpoint:
                 f"{self.path}: is one of {shown(parts)} parts of a split file",
                 hint="join the parts first: llama-gguf-split --merge FIRST-PART OUTPUT",
             )
+        found = gguf_family(self._file, architecture)
+        if found is None:
+            raise UnsupportedModelError(
+                f"{self.path}: is of no family with the architecture {architecture} that is known"
+            )
+        return found
+
+    def _check_tensors(self, unused: tuple[str, ...]) -> None:
+        """Every tensor is there, has the shape that the config implies, and none is left over.
+
+        Raises ModelFormatError for a missing tensor or a wrong shape, UnsupportedModelError for one that is unknown.
+        """
+        file = self._file
+        for tensor in self._tensors.values():
+            place = tensor.gguf
+            if place.name not in file.tensors:
+                raise file.error(place.name, None, "is missing from the file")
+            found = file.tensors[place.name]
+            if found.shape != place.shape:
+                raise file.error(
+                    place.name, found.entry,
+                    f"has shape {list(found.shape)}; the metadata asks for {list(place.shape)}",
+                )  # fmt: skip
+            if not tensor.is_matrix and found.type.block > 1:
+                raise UnsupportedModelError(
+                    f"{file.path}: {place.name} is a vector of type {found.type.name}; vectors must be F32, F16 or BF16"
+                )
+        known = {tensor.gguf.name for tensor in self._tensors.values()} | set(ROPE_TENSORS)
+        for name in file.tensors:
+            if name not in known and not name.endswith(unused):
+                raise UnsupportedModelError(
+                    f"{file.path}: tensor {name} is not part of a {self.spec.model_type} model as this package knows it"
+                )
 
     def names(self) -> Sequence[str]:
         """Tensor names in Hugging Face's spelling, in the order the model uses them."""
@@ -79,8 +122,8 @@ class GgufCheckpoint:
 
     def info(self, name: str) -> TensorInfo:
         """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""
-        source = self._find(name).source
-        return TensorInfo(source.shape, source.type.format, GROUP if source.type.block > 1 else 0)
+        tensor, source = self._find(name)
+        return TensorInfo(tensor.shape, source.type.format, GROUP if source.type.block > 1 else 0)
 
     def read(self, name: str) -> PackedWeight:
         """The tensor, codes and scales as in the file, rows in Hugging Face's order.
@@ -88,41 +131,42 @@ class GgufCheckpoint:
         Memory: the tensor and 4 MiB, or twice the tensor for float tensors whose rows move. Raises ModelFormatError for
         NaN and infinity (in a float or a scale), and if the file has been cut meanwhile.
         """
-        tensor = self._find(name)
-        source = tensor.source
+        tensor, source = self._find(name)
+        run, order = run_of(tensor, tensor.gguf), row_order(tensor, tensor.gguf)
         if source.type.format in _FLOATS:
-            return self._read_floats(tensor)
+            return with_offset(self._read_floats(tensor, source, run, order), tensor.gguf.offset)
         block = _BLOCKS[source.type.format]
-        rows, blocks = source.shape[0], source.shape[1] // GROUP
+        rows, blocks = tensor.shape[0], tensor.shape[1] // GROUP
         codes = np.empty((rows, blocks * block["codes"].shape[0]), _CODES[source.type.format])
         scales = np.empty((rows, blocks), np.uint16)
         minimums = np.empty((rows, blocks), np.uint16) if "minimum" in (block.names or ()) else None
-        order = tensor.row_order()
         row_bytes = blocks * block.itemsize
         step = max(1, _READ_AT_ONCE // row_bytes)
         for start in range(0, rows, step):
             stop = min(rows, start + step)
             buffer = np.empty((stop - start, blocks), block)
-            self._file.file.read_into(source.offset + start * row_bytes, buffer, source.name)
+            at = (run.first + start) * row_bytes
+            self._file.file.read_into(source.offset + at, buffer, source.name)
             place: Any = slice(start, stop) if order is None else order[start:stop]
-            self._check_scales(buffer, source, start * row_bytes)
+            self._check_scales(buffer, source, at)
             codes[place] = buffer["codes"].reshape(stop - start, -1)
             scales[place] = buffer["scale"]
             if minimums is not None:
                 minimums[place] = buffer["minimum"]
-        return PackedWeight(source.type.format, source.shape, codes, GROUP, scales, minimums)
+        return PackedWeight(source.type.format, tensor.shape, codes, GROUP, scales, minimums)
 
-    def _read_floats(self, tensor: LlamaTensor) -> PackedWeight:
-        source = tensor.source
-        values: npt.NDArray[np.generic] = np.empty(source.shape, _FLOATS[source.type.format])
-        self._file.file.read_into(source.offset, values, source.name)
+    def _read_floats(
+        self, tensor: Tensor, source: GgufTensor, run: Run, order: npt.NDArray[np.intp] | None
+    ) -> PackedWeight:
+        values: npt.NDArray[np.generic] = np.empty(tensor.shape, _FLOATS[source.type.format])
+        start = source.offset + run.first * (values.nbytes // tensor.shape[0])
+        self._file.file.read_into(start, values, source.name)
         if (bad := first_not_finite(values, source.type.format)) is not None:
-            raise self._not_finite(source, "value", bad, source.offset + bad * values.itemsize)
-        order = tensor.row_order()
+            raise self._not_finite(source, "value", bad, start + bad * values.itemsize)
         if order is not None:
             in_file, values = values, np.empty_like(values)
             values[order] = in_file
-        return PackedWeight(source.type.format, source.shape, values)
+        return PackedWeight(source.type.format, tensor.shape, values)
 
     def _check_scales(self, blocks: npt.NDArray[np.void], source: GgufTensor, start: int) -> None:
         fields = [name for name in ("scale", "minimum") if name in (blocks.dtype.names or ())]
@@ -135,10 +179,11 @@ class GgufCheckpoint:
     def _not_finite(self, source: GgufTensor, what: str, index: int, at: int) -> ModelFormatError:
         return self._file.error(source.name, at, f"{what} {index} is NaN or infinite")
 
-    def _find(self, name: str) -> LlamaTensor:
+    def _find(self, name: str) -> tuple[Tensor, GgufTensor]:
         if name not in self._tensors:
             raise self._file.error(name, None, "there is no tensor of this name")
-        return self._tensors[name]
+        tensor = self._tensors[name]
+        return tensor, self._file.tensors[tensor.gguf.name]
 
     def text_tokenizer(self) -> Any | None:
         """The tokenizer built from the file's metadata, or None where it carries no tokens."""

@@ -38,7 +38,7 @@ def write_hf_folder(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"{target}: is there and not an empty folder; give one that does not exist")
     target.mkdir(parents=True, exist_ok=True)
-    names = [name for name in checkpoint.names() if name != "rope_freqs"]
+    names = list(checkpoint.names())
     places: dict[str, str] = {}
     shard: dict[str, Any] = {}
     held = total = number = 0

@@ -17,11 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ipex_lookahead.architectures import ModelSpec, spec_for
+from ipex_lookahead.architectures.hparams import Places, Source, boolean, shown, text, whole
+from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import checked_config, read_generation_config, read_json
 from ipex_lookahead.checkpoints.finite import first_not_finite
-from ipex_lookahead.checkpoints.hparams import Places, Source, boolean, shown, text, whole
-from ipex_lookahead.checkpoints.safetensors import SINGLE, check_kind, read_float
+from ipex_lookahead.checkpoints.placed import Run, run_of, tensors_by_name, with_offset
+from ipex_lookahead.checkpoints.safetensors import SINGLE, check_kind, read_float, read_part
 from ipex_lookahead.checkpoints.safetensors_reader import MAX_DIM, SafetensorsFile, StoredTensor
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats.base import GROUP, PackedWeight
@@ -82,6 +85,8 @@ class LowBitCheckpoint:
             weights were in another low-bit format before.
     """
 
+    spec: ModelSpec
+
     def __init__(self, path: str | PathLike[str], *, other_family: bool = False) -> None:
         """Open and validate. Raises ModelFormatError or UnsupportedModelError; reads no tensor yet.
 
@@ -95,8 +100,11 @@ class LowBitCheckpoint:
         self.config: dict[str, Any] = {}
         self.generation_config: dict[str, Any] = {}
         self._most_dimensions = 4 if other_family else 2
+        self._weights: dict[str, Tensor] = {}
         if not other_family:
             self.config = checked_config(raw, config_path)
+            self.spec = spec_for(self.config)
+            self._weights = tensors_by_name(self.spec)
             file = self.path / "generation_config.json"
             self.generation_config = read_generation_config(file, self.config["vocab_size"])
         self._file = SafetensorsFile(self.path / SINGLE)
@@ -146,12 +154,17 @@ class LowBitCheckpoint:
         return tensor
 
     def names(self) -> Sequence[str]:
-        """Tensor names in Hugging Face's spelling."""
-        return list(self._tensors)
+        """Names of the tensors that are there, in the order of a step; of another family, as in the file."""
+        if not self._weights:
+            return list(self._tensors)
+        return [name for name in self._weights if self._place_of(name) is not None]
 
     def info(self, name: str) -> TensorInfo:
         """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""
-        return self._find(name)[0]
+        stored = self._find(name)[0]
+        if name in self._tensors:
+            return stored
+        return TensorInfo(self._weights[name].shape, stored.format, stored.group_size)
 
     def read(self, name: str) -> PackedWeight:
         """The weight exactly as it was saved; takes the weight's own memory and no more.
@@ -159,23 +172,50 @@ class LowBitCheckpoint:
         Raises ModelFormatError for NaN and infinity, and if the file has been cut meanwhile.
         """
         info, stored = self._find(name)
+        whole = name in self._tensors
         if info.format in FLOATS:
-            return read_float(self._file, name, stored[0])
+            tensor = self._weights.get(name)
+            if whole or tensor is None:
+                return read_float(self._file, name, stored[0])
+            return with_offset(read_part(self._file, tensor, stored[0]), tensor.hf.offset)
         arrays: list[npt.NDArray[Any]] = []
-        for tensor in stored:
-            array: npt.NDArray[Any] = np.empty(tensor.shape, _NUMPY[tensor.dtype])
-            self._file.file.read_into(tensor.offset, array, name)
-            if tensor.dtype == "F16" and (bad := first_not_finite(array, "fp16")) is not None:
-                raise self._error(name, tensor.offset + 2 * bad, f"scale or minimum {bad} is NaN or infinite")
+        for part in stored:
+            array = self._array(part, None if whole else run_of(self._weights[name], self._weights[name].hf))
+            if part.dtype == "F16" and (bad := first_not_finite(array, "fp16")) is not None:
+                raise self._error(name, part.offset + 2 * bad, f"scale or minimum {bad} is NaN or infinite")
             arrays.append(array)
+        shape = self.info(name).shape
         return PackedWeight(
-            info.format, info.shape, arrays[0], info.group_size, arrays[1], arrays[2] if len(arrays) > 2 else None
+            info.format, shape, arrays[0], info.group_size, arrays[1], arrays[2] if len(arrays) > 2 else None
         )
 
+    def _array(self, stored: StoredTensor, run: Run | None) -> npt.NDArray[Any]:
+        """A stream, or the rows of one that are a weight of their own."""
+        kind = np.dtype(_NUMPY[stored.dtype])
+        if run is None:
+            array: npt.NDArray[Any] = np.empty(stored.shape, kind)
+            self._file.file.read_into(stored.offset, array, stored.name)
+            return array
+        array = np.empty((run.span, *stored.shape[1:]), kind)
+        at = stored.offset + run.first * (array.nbytes // run.span)
+        self._file.file.read_into(at, array, stored.name)
+        return np.ascontiguousarray(array[:: run.step])
+
+    def _place_of(self, name: str) -> str | None:
+        """The name that a weight is stored under: its own, or that of the tensor it is a part of.
+
+        The torch engine saves a family's tensors as transformers has them, which may be several weights in one.
+        """
+        if name in self._tensors:
+            return name
+        part = self._weights[name].hf.name if name in self._weights else name
+        return part if part in self._tensors else None
+
     def _find(self, name: str) -> tuple[TensorInfo, list[StoredTensor]]:
-        if name not in self._tensors:
+        place = self._place_of(name)
+        if place is None:
             raise self._error(name, None, "there is no tensor of this name")
-        return self._tensors[name]
+        return self._tensors[place]
 
     def _error(self, field: str, offset: int | None, problem: str) -> ModelFormatError:
         return ModelFormatError(self._file.path, field, offset, problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Sequence
@@ -12,10 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ipex_lookahead.architectures import ModelSpec, family, spec_for
+from ipex_lookahead.architectures.hparams import shown
+from ipex_lookahead.architectures.keys import renamed
+from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import read_config, read_generation_config, read_json
 from ipex_lookahead.checkpoints.finite import first_not_finite
-from ipex_lookahead.checkpoints.hparams import shown
+from ipex_lookahead.checkpoints.placed import run_of, tensors_by_name, transposed_part, with_offset
 from ipex_lookahead.checkpoints.safetensors_reader import MAX_NAME, SafetensorsFile, StoredTensor
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats.base import PackedWeight
@@ -26,14 +31,20 @@ INDEX = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 16 << 20
 MAX_SHARDS = 512
 
+_UNUSED = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
+"""Ends of the names of tensors that old releases of transformers saved and that follow from the config."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors", re.ASCII)
 _FORMATS = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 _CODES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.uint16, "bf16": np.uint16}
 
+_log = logging.getLogger(__name__)
+
 
 class SafetensorsCheckpoint:
     """A folder with float weights. See :class:`ipex_lookahead.checkpoints.base.Checkpoint`."""
+
+    spec: ModelSpec
 
     def __init__(self, path: str | PathLike[str], *, other_family: bool = False) -> None:
         """Open and validate the config, the index and every header.
@@ -50,10 +61,11 @@ class SafetensorsCheckpoint:
             self.generation_config = read_generation_config(settings, self.config["vocab_size"])
         self._files: list[SafetensorsFile] = []
         self._tensors: dict[str, tuple[SafetensorsFile, StoredTensor]] = {}
+        self._weights: dict[str, Tensor] = {}
         try:
             self._open()
-            for name, (file, tensor) in () if other_family else self._tensors.items():
-                check_kind(file, name, tensor)
+            if not other_family:
+                self._place()
         except BaseException:
             self.close()
             raise
@@ -67,6 +79,29 @@ class SafetensorsCheckpoint:
             raise _no_weights(self.path)
         if not self._tensors:
             raise ModelFormatError(self.path, "tensors", None, "the checkpoint holds no tensor")
+
+    def _place(self) -> None:
+        """Find the family's weights among the tensors, under the names that its spec knows them by."""
+        known = family(self.config["model_type"])
+        self.spec = spec_for(self.config)
+        self._weights = tensors_by_name(self.spec)
+        wanted = {tensor.hf.name for tensor in self._weights.values()}
+        found: dict[str, tuple[SafetensorsFile, StoredTensor]] = {}
+        unused: list[str] = []
+        for name, (file, tensor) in self._tensors.items():
+            name_of = renamed(known, name)
+            if name_of in wanted or (name_of or "").endswith("_scales"):
+                check_kind(file, name, tensor, most_dimensions=4 if name_of not in self._weights else 2)
+                found[str(name_of)] = (file, tensor)
+            elif name_of is not None and not name_of.endswith(_UNUSED) and name_of != "lm_head.weight":
+                unused.append(name)
+        self._tensors = found
+        if unused:
+            _log.warning(
+                "%s: tensors that a %s model does not have, which are passed over: %s%s; if they change what the model "
+                "computes, the text will be wrong", self.path, self.spec.model_type, ", ".join(unused[:8]),
+                f" and {len(unused) - 8} more" if unused[8:] else "",
+            )  # fmt: skip
 
     def _add(self, path: Path) -> SafetensorsFile:
         file = SafetensorsFile(path)
@@ -123,26 +158,45 @@ class SafetensorsCheckpoint:
                 raise ModelFormatError(file.path, name, tensor.entry, f"is not listed in {INDEX}")
 
     def names(self) -> Sequence[str]:
-        """Tensor names, as in the files."""
-        return list(self._tensors)
+        """Names of the tensors that are there, in the order of a step; of another family, as in the files."""
+        if not self._weights:
+            return list(self._tensors)
+        return [name for name, tensor in self._weights.items() if tensor.hf.name in self._tensors]
 
     def info(self, name: str) -> TensorInfo:
         """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""
-        tensor = self._find(name)[1]
-        return TensorInfo(tensor.shape, _FORMATS.get(tensor.dtype, tensor.dtype.lower()))
+        file, stored = self._find(name)
+        form = _FORMATS.get(stored.dtype, stored.dtype.lower())
+        if name not in self._weights:
+            return TensorInfo(stored.shape, form)
+        tensor = self._weights[name]
+        if stored.shape == tensor.hf.shape:
+            return TensorInfo(tensor.shape, form)
+        if tensor.shape == tensor.hf.shape:  # a whole tensor: who asked compares
+            return TensorInfo(stored.shape, form)
+        raise ModelFormatError(
+            file.path, tensor.hf.name, stored.entry,
+            f"has shape {list(stored.shape)}, but the config implies {list(tensor.hf.shape)}",
+        )  # fmt: skip
 
     def read(self, name: str) -> PackedWeight:
-        """The tensor as it is in the file; takes the tensor's own memory and no more.
+        """The tensor as it is in the file; takes the tensor's own memory and no more, or an expert's twice.
 
         Raises ModelFormatError for NaN and infinity, and if the file has been cut meanwhile.
         """
-        file, tensor = self._find(name)
-        return read_float(file, name, tensor)
+        file, stored = self._find(name)
+        tensor = self._weights.get(name)
+        if tensor is None or tensor.hf.shape == tensor.shape:
+            weight = read_float(file, name, stored)
+            return weight if tensor is None else with_offset(weight, tensor.hf.offset)
+        self.info(name)
+        return with_offset(read_part(file, tensor, stored), tensor.hf.offset)
 
     def _find(self, name: str) -> tuple[SafetensorsFile, StoredTensor]:
-        if name not in self._tensors:
-            raise ModelFormatError(self.path, name, None, "there is no tensor of this name")
-        return self._tensors[name]
+        in_file = self._weights[name].hf.name if name in self._weights else name
+        if in_file not in self._tensors:
+            raise ModelFormatError(self.path, in_file, None, "there is no tensor of this name")
+        return self._tensors[in_file]
 
     def text_tokenizer(self) -> Any | None:
         """The folder's tokenizer, or None where it carries none."""
@@ -167,6 +221,30 @@ def read_float(file: SafetensorsFile, name: str, tensor: StoredTensor) -> Packed
     if (bad := first_not_finite(values, kind)) is not None:
         at = tensor.offset + bad * values.itemsize
         raise ModelFormatError(file.path, name, at, f"value {bad} is NaN or infinite")
+    return PackedWeight(kind, tensor.shape, values)
+
+
+def read_part(file: SafetensorsFile, tensor: Tensor, stored: StoredTensor) -> PackedWeight:
+    """Rows of a float tensor, or columns of an expert's entry that is transposed.
+
+    Raises ModelFormatError for NaN and infinity, and if the file has been cut meanwhile.
+    """
+    kind, place = _FORMATS[stored.dtype], tensor.hf
+    size = np.dtype(_CODES[kind]).itemsize
+    if place.layout == "transposed":
+        entry: npt.NDArray[Any] = np.empty(place.shape[-2:], _CODES[kind])
+        start = stored.offset + (place.expert or 0) * entry.nbytes
+    else:
+        run = run_of(tensor, place)
+        entry = np.empty((run.span, *tensor.shape[1:]), _CODES[kind])
+        start = stored.offset + run.first * (entry.nbytes // run.span)
+    file.file.read_into(start, entry, place.name)
+    if (bad := first_not_finite(entry, kind)) is not None:
+        raise ModelFormatError(file.path, place.name, start + bad * size, f"value {bad} is NaN or infinite")
+    if place.layout == "transposed":
+        values = transposed_part(tensor, place, entry)
+    else:
+        values = np.ascontiguousarray(entry[:: run.step])
     return PackedWeight(kind, tensor.shape, values)
 
 

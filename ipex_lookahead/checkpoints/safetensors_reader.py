@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
+from ipex_lookahead.architectures.hparams import shown
 from ipex_lookahead.checkpoints.files import BinaryFile
-from ipex_lookahead.checkpoints.hparams import shown
 from ipex_lookahead.errors import ModelFormatError
 from ipex_lookahead.safe_json import JsonObject, parse
 

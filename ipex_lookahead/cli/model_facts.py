@@ -9,14 +9,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.architectures import model_types, spec_for
+from ipex_lookahead.architectures import model_types
 from ipex_lookahead.checkpoints import Checkpoint, family_of, kind_of, open_checkpoint, open_other_family
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.gguf_reader import GgufFile
 from ipex_lookahead.checkpoints.low_bit import FLOATS
 from ipex_lookahead.checkpoints.safetensors_reader import SafetensorsFile
 from ipex_lookahead.checkpoints.sizes import packed_bytes
-from ipex_lookahead.engines.hf_config import inline_rope_factors
 from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.hub.choosing import PICKLES
 
@@ -221,12 +220,7 @@ def _opened(open_it: Callable[[], Checkpoint]) -> tuple[Checkpoint | None, dict[
     """A checkpoint that was opened, checked and closed again, or why it cannot be run and what to do."""
     try:
         checkpoint = open_it()
-        try:
-            if checkpoint.config:  # of a family that the native engine has
-                inline_rope_factors(checkpoint)
-                spec_for(checkpoint.config)
-        finally:
-            checkpoint.close()
+        checkpoint.close()
     except UnsupportedModelError as error:
         return None, {"problem": str(error), "hint": error.hint}
     return checkpoint, {}

@@ -78,11 +78,10 @@ def _checked_format(
     path: Path, low_bit: str | None, group_size: int, mixed_precision: bool, allow_requantize: bool
 ) -> str | None:
     """The format to ask for, None for the file's own. Raises Refused where weights would be rounded a second time."""
-    from ipex_lookahead.architectures import model_types, spec_for
+    from ipex_lookahead.architectures import model_types
     from ipex_lookahead.checkpoints import family_of, open_checkpoint
     from ipex_lookahead.checkpoints.config_json import read_json
     from ipex_lookahead.checkpoints.low_bit import FLOATS, MARKER
-    from ipex_lookahead.engines.hf_config import inline_rope_factors
     from ipex_lookahead.engines.requantize import requantized
     from ipex_lookahead.engines.weights import WeightPlan
 
@@ -91,19 +90,18 @@ def _checked_format(
         return low_bit if saved else low_bit or "sym_int4"
     checkpoint = open_checkpoint(path)
     try:
-        inline_rope_factors(checkpoint)
-        spec = spec_for(checkpoint.config)
-        own = checkpoint.info(spec.matrices["down"].format(layer=0) + ".weight").format
+        spec = checkpoint.spec
+        own = checkpoint.info(spec.typical_weight.name).format
         if low_bit is None and own in FLOATS:
             low_bit = "sym_int4"
         plan = WeightPlan(
             low_bit,
             group_size,
             mixed_precision,
-            head=spec.embedding if spec.tied else spec.lm_head,
+            head=spec.head_weight.name,
             label=low_bit or own,
         )
-        found = requantized(checkpoint, plan, kept=() if spec.tied else (spec.embedding,))
+        found = requantized(checkpoint, plan, kept=spec.kept())
     finally:
         checkpoint.close()
     if found is not None and not allow_requantize:

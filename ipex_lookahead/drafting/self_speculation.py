@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ipex_lookahead.architectures import ModelSpec
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.drafting.draft_model import DraftChoice, DraftModel
@@ -54,9 +55,8 @@ def low_bit_copy(engine: Engine) -> Engine:
     facts = engine.describe()
     check_gains(facts["low_bit"])
     spec = native.spec
-    head = spec.embedding if spec.tied else spec.lm_head
-    plan = WeightPlan(DRAFT_FORMAT, head=head, label=DRAFT_FORMAT)
-    weights = _Weights(native.weights())
+    plan = WeightPlan(DRAFT_FORMAT, head=spec.head_weight.name, label=DRAFT_FORMAT)
+    weights = _Weights(spec, native.weights())
     copy: Engine = type(native).load(weights, spec, plan, threads=facts["threads"], kv_cache=facts["kv_cache"])
     return copy
 
@@ -101,7 +101,8 @@ class _Weights:
 
     path = Path("the model in memory")
 
-    def __init__(self, stream: Iterator[tuple[str, PackedWeight]]) -> None:
+    def __init__(self, spec: ModelSpec, stream: Iterator[tuple[str, PackedWeight]]) -> None:
+        self.spec = spec
         self._stream = stream
         self._held: dict[str, PackedWeight] = {}
         self.config: dict[str, Any] = {}

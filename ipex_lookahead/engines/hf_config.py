@@ -5,28 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from ipex_lookahead.checkpoints import Checkpoint
-from ipex_lookahead.formats import dequantize
 
 
 def transformers_config(config: dict[str, Any]) -> Any:
     """Our checked config as transformers' own class, which pipelines and streamers ask for."""
-    from ipex_lookahead.compat import llama_config
+    from ipex_lookahead.compat import family_config, llama_config
 
     values = {k: v for k, v in config.items() if k not in ("model_type", "rope_theta", "rope_scaling")}
     scaling = dict(config.get("rope_scaling") or {"rope_type": "default"})
     if scaling["rope_type"] == "freq_factors":  # no name for these in transformers; the engine has the numbers
         scaling = {"rope_type": "default"}
-    return llama_config(values, scaling, config["rope_theta"])
+    if config["model_type"] == "llama":
+        return llama_config(values, scaling, config["rope_theta"])
+    return family_config(config["model_type"], values, scaling, config["rope_theta"])
 
 
 def generation_defaults(checkpoint: Checkpoint) -> dict[str, Any]:
     """The checkpoint's defaults for ``generate``, by the names of transformers' GenerationConfig."""
     tokens = {k: v for k, v in checkpoint.config.items() if k in ("bos_token_id", "eos_token_id", "pad_token_id")}
     return {**tokens, **checkpoint.generation_config}
-
-
-def inline_rope_factors(checkpoint: Checkpoint) -> None:
-    """A GGUF file keeps Llama 3's frequency divisors in a tensor of its own; the architecture wants them as numbers."""
-    scaling = checkpoint.config.get("rope_scaling") or {}
-    if scaling.get("rope_type") == "freq_factors" and "factors" not in scaling:
-        scaling["factors"] = [float(f) for f in dequantize(checkpoint.read("rope_freqs"))]

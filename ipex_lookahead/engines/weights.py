@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.errors import InputError, LowBitFormatError, ModelFormatError
 from ipex_lookahead.formats import FORMATS, dequantize, get_format, quantize
@@ -62,24 +63,23 @@ def check_low_bit(name: object) -> str:
     return name
 
 
-def check_shape(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> None:
+def check_shape(checkpoint: Checkpoint, tensor: Tensor) -> None:
     """Raise ModelFormatError for a tensor that is not there, or whose shape is not the one that the config implies."""
-    got = checkpoint.info(name).shape
-    if tuple(got) != shape:
+    got = checkpoint.info(tensor.name).shape
+    if tuple(got) != tensor.shape:
         raise ModelFormatError(
-            checkpoint.path, name, None, f"has shape {list(got)}, but the config implies {list(shape)}"
+            checkpoint.path, tensor.name, None, f"has shape {list(got)}, but the config implies {list(tensor.shape)}"
         )
 
 
-def _read(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> PackedWeight:
-    check_shape(checkpoint, name, shape)
-    return checkpoint.read(name)
+def _read(checkpoint: Checkpoint, tensor: Tensor) -> PackedWeight:
+    check_shape(checkpoint, tensor)
+    return checkpoint.read(tensor.name)
 
 
 def read_matrix(
     checkpoint: Checkpoint,
-    name: str,
-    shape: tuple[int, int],
+    tensor: Tensor,
     plan: WeightPlan,
     *,
     keep: bool = False,
@@ -89,8 +89,8 @@ def read_matrix(
 
     A weight that is low bit in the file and asked for in another format is dequantised to float32 and quantised again.
     """
-    weight = _read(checkpoint, name, shape)
-    target = None if keep else plan.target(name)
+    weight = _read(checkpoint, tensor)
+    target = None if keep else plan.target(tensor.name)
     if target is None or weight.format == target and (target in FLOATS or weight.group_size == plan.group_size):
         return weight
     if weight.format not in FLOATS:
@@ -98,7 +98,7 @@ def read_matrix(
     try:
         return quantize(weight, target, plan.group_size, threads)
     except LowBitFormatError as error:
-        raise ModelFormatError(checkpoint.path, name, None, str(error)) from None
+        raise ModelFormatError(checkpoint.path, tensor.name, None, str(error)) from None
 
 
 def random_matrix(shape: tuple[int, int], name: str, group_size: int, rng: np.random.Generator) -> PackedWeight:
@@ -119,16 +119,17 @@ def random_matrix(shape: tuple[int, int], name: str, group_size: int, rng: np.ra
     return PackedWeight(name, shape, codes, group_size, scales, minimums if name == "asym_int4" else None)
 
 
-def read_vector(checkpoint: Checkpoint, name: str, n: int) -> npt.NDArray[np.float32]:
-    """A norm's weights, or a bias, as float32 [n].
+def read_vector(checkpoint: Checkpoint, tensor: Tensor) -> npt.NDArray[np.float32]:
+    """A norm's weights, a bias or sinks, as float32 [n].
 
     Raises ModelFormatError for values beyond ``LARGEST``: a step's products would overflow, far from what is wrong.
     """
-    values = np.require(dequantize(_read(checkpoint, name, (n,))), np.float32, ("C", "A"))  # as the core takes it
+    values = np.require(dequantize(_read(checkpoint, tensor)), np.float32, ("C", "A"))  # as the core takes it
     at = int(np.argmax(np.abs(values)))
     if abs(values[at]) > LARGEST:
         raise ModelFormatError(
-            checkpoint.path, name, None, f"value {at} is {values[at]:g}; values of vectors are at most {LARGEST:g}",
+            checkpoint.path, tensor.name, None,
+            f"value {at} is {values[at]:g}; values of vectors are at most {LARGEST:g}",
             hint="the checkpoint is damaged: download or convert it again",
         )  # fmt: skip
     return values

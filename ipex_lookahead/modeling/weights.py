@@ -139,7 +139,7 @@ class Weights:
     def _shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         spec = getattr(self.engine, "spec", None)
         if spec is not None:
-            yield from spec.tensors()
+            yield from ((tensor.name, tensor.shape) for tensor in spec.tensors())
         else:
             yield from ((name, weight.shape) for name, weight in self._weights())
 

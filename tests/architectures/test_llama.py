@@ -68,47 +68,48 @@ def test_rope_scaling_is_that_of_transformers(scaling: dict[str, Any], head_dim:
         rope_parameters={**scaling, "rope_theta": 500000.0},
     )
     expected, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](theirs, "cpu")
-    frequencies, attention_factor = rope(config)
+    turn = rope(config)
+    frequencies, attention_factor = turn.frequencies, turn.factor
     assert frequencies.dtype == np.float32
     np.testing.assert_allclose(frequencies, expected.numpy(), rtol=2e-6)
     assert attention_factor == pytest.approx(factor)
 
 
 def test_plain_and_dynamic_rope_are_the_same_within_the_context() -> None:
-    plain, one = rope(CONFIG)
-    dynamic, factor = rope({**CONFIG, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}})
-    assert (plain == dynamic).all()
-    assert one == factor == 1.0
+    turn, other = rope(CONFIG), rope({**CONFIG, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}})
+    plain = turn.frequencies
+    assert (plain == other.frequencies).all()
+    assert turn.factor == other.factor == 1.0
     assert plain[0] == 1.0
     assert plain[1] == pytest.approx(10000 ** (-2 / 32))
 
 
 def test_a_gguf_files_own_divisors_divide() -> None:
     factors = [1.0] * 8 + [4.0] * 8
-    got, _ = rope({**CONFIG, "rope_scaling": {"rope_type": "freq_factors", "factors": factors}})
-    np.testing.assert_allclose(got, rope(CONFIG)[0] / np.array(factors), rtol=1e-6)
+    got = rope({**CONFIG, "rope_scaling": {"rope_type": "freq_factors", "factors": factors}}).frequencies
+    np.testing.assert_allclose(got, rope(CONFIG).frequencies / np.array(factors), rtol=1e-6)
 
 
 def test_unknown_scaling_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="longrope.*supported are"):
-        rope({**CONFIG, "rope_scaling": {"rope_type": "longrope", "factor": 4.0}})
+    with pytest.raises(UnsupportedModelError, match="ntk.*supported are"):
+        rope({**CONFIG, "rope_scaling": {"rope_type": "ntk", "factor": 4.0}})
 
 
 def test_the_spec_names_every_tensor_and_its_shape() -> None:
     spec = spec_for({**CONFIG, "attention_bias": True})
-    assert spec.matrices["q"].format(layer=1) == "model.layers.1.self_attn.q_proj"
-    assert spec.matrices["down"].format(layer=0) == "model.layers.0.mlp.down_proj"
-    assert spec.biased == {"q", "k", "v", "o"}
-    assert spec.shape("k") == (64, 128)
-    assert spec.shape("down") == (128, 256)
+    names = {tensor.name: tensor for tensor in spec.tensors()}
+    assert len(names) == 1 + 2 * (2 + 7 + 4) + 2
+    assert names["model.layers.1.self_attn.q_proj.weight"].gguf.name == "blk.1.attn_q.weight"
+    assert names["model.layers.1.self_attn.q_proj.weight"].gguf.pairs == 4
+    assert names["model.layers.0.self_attn.k_proj.bias"].shape == (64,)
+    assert names["model.layers.0.self_attn.k_proj.weight"].shape == (64, 128)
+    assert names["model.layers.0.mlp.down_proj.weight"].shape == (128, 256)
     assert not spec.tied
 
 
 def test_unknown_families_and_activations_are_refused() -> None:
-    assert model_types() == ["llama"]
+    assert "llama" in model_types()
     with pytest.raises(UnsupportedModelError, match="'mamba'.*llama"):
         spec_for({**CONFIG, "model_type": "mamba"})
     with pytest.raises(UnsupportedModelError, match="rope"):  # a helper module is no model type
         spec_for({**CONFIG, "model_type": "rope"})
-    with pytest.raises(UnsupportedModelError, match="gelu"):
-        spec_for({**CONFIG, "hidden_act": "gelu"})

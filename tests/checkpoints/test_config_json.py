@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from ipex_lookahead.architectures.hparams import Source, check_rope
 from ipex_lookahead.checkpoints.config_json import read_config, read_generation_config
-from ipex_lookahead.checkpoints.hparams import Source, check_rope
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from tests.support.tiny import TinyLlama
 

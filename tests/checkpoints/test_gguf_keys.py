@@ -15,10 +15,13 @@ import torch
 import transformers
 
 from ipex_lookahead import AutoModelForCausalLM
+from ipex_lookahead.architectures.keys import GGUF_GIVEN as HONOURED
+from ipex_lookahead.architectures.llama import GGUF
 from ipex_lookahead.checkpoints.gguf import GgufCheckpoint
-from ipex_lookahead.checkpoints.gguf_keys import HONOURED, NEUTRAL, REFUSED
 from ipex_lookahead.errors import UnsupportedModelError
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
+
+NEUTRAL, REFUSED = GGUF.all_neutral(), GGUF.all_refused()
 
 READ_BY_LLAMA_CPP = """
 vocab_size context_length embedding_length embedding_length_out attention.causal pooling_type classifier.pooling_type

@@ -20,13 +20,16 @@ import torch
 import transformers
 
 from ipex_lookahead import AutoModelForCausalLM
+from ipex_lookahead.architectures.keys import GIVEN
+from ipex_lookahead.architectures.llama import KEYS
 from ipex_lookahead.checkpoints.config_json import read_config
-from ipex_lookahead.checkpoints.llama_keys import HONOURED, NEUTRAL, REFUSED
 from ipex_lookahead.errors import UnsupportedModelError
 from tests.support.tiny import TinyLlama, write_tiny_llama
 
 BASE = TinyLlama().config("float32")
 DEPENDENT = {"sliding_window", "layer_types"}
+HONOURED = (GIVEN | set(KEYS.used)) - DEPENDENT
+NEUTRAL, REFUSED = KEYS.all_neutral(), KEYS.all_refused()
 LISTED = HONOURED | set(NEUTRAL) | set(REFUSED) | DEPENDENT
 
 METHODS = {"is_heterogeneous", "json", "standardize_rope_params", "use_return_dict", "validate_rope"}

@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from ipex_lookahead.architectures.hparams import ROPE, SIZES
 from ipex_lookahead.checkpoints.config_json import _GENERATION
-from ipex_lookahead.checkpoints.hparams import ROPE, SIZES
 from ipex_lookahead.checkpoints.llama_keys import HONOURED, NEUTRAL, REFUSED
 
 INTEGERS = (

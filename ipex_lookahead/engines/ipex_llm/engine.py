@@ -25,7 +25,7 @@ from ipex_lookahead.checkpoints.hf_folder import write_hf_folder
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint, refuse_without_safetensors
 from ipex_lookahead.compat import RELEASE
 from ipex_lookahead.engines.foreign import foreign_config
-from ipex_lookahead.engines.hf_config import generation_defaults, inline_rope_factors, transformers_config
+from ipex_lookahead.engines.hf_config import generation_defaults, transformers_config
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
 from ipex_lookahead.engines.requantize import requantized_elsewhere
 from ipex_lookahead.engines.torch.cache import ModelSequence, SequenceCache
@@ -181,7 +181,6 @@ def _source(request: LoadRequest) -> Iterator[tuple[Path, LoadedModel]]:
         return
     checkpoint = open_checkpoint(request.path)
     try:
-        inline_rope_factors(checkpoint)
         _refuse_what_is_newer(checkpoint)
         if request.low_bit is not None and (found := requantized_elsewhere(checkpoint, request.low_bit)) is not None:
             log.warning("%s. Load the float original, or use engine='native', which reads the file as it is", found)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.checkpoints import open_checkpoint
-from ipex_lookahead.engines.hf_config import generation_defaults, inline_rope_factors
+from ipex_lookahead.engines.hf_config import generation_defaults
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.requantize import warn_of_requantizing
@@ -18,13 +17,12 @@ def load(request: LoadRequest) -> LoadedModel:
         raise InputError(f"engine='native' runs on the CPU, not on {request.device!r}; use engine='torch' for that")
     checkpoint = open_checkpoint(request.path)
     try:
-        inline_rope_factors(checkpoint)
-        spec = spec_for(checkpoint.config)
-        label = request.low_bit or checkpoint.info(spec.matrices["down"].format(layer=0) + ".weight").format
+        spec = checkpoint.spec
+        label = request.low_bit or checkpoint.info(spec.typical_weight.name).format
         if request.check_label is not None:
             request.check_label(label)
-        plan = request.plan(spec.embedding if spec.tied else spec.lm_head, label)
-        rounded_from = warn_of_requantizing(checkpoint, plan, kept=() if spec.tied else (spec.embedding,))
+        plan = request.plan(spec.head_weight.name, label)
+        rounded_from = warn_of_requantizing(checkpoint, plan, kept=spec.kept())
         if request.progress is not None:
             request.progress(0, 0, "reading the tokenizer")
         tokenizer = checkpoint.text_tokenizer()

@@ -6,24 +6,27 @@ No pickle is opened and nothing of a checkpoint is run: weights come from safete
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ipex_lookahead.architectures import DecoderSpec, model_types, spec_for
-from ipex_lookahead.architectures.base import SLOTS
+from ipex_lookahead.architectures import ModelSpec, model_types
+from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints import Checkpoint, LowBitCheckpoint, family_of, open_checkpoint
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.low_bit import MARKER
+from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
 from ipex_lookahead.compat import dtype_argument
 from ipex_lookahead.engines.foreign import Extent, foreign_config, said
-from ipex_lookahead.engines.hf_config import generation_defaults, inline_rope_factors, transformers_config
+from ipex_lookahead.engines.hf_config import generation_defaults, transformers_config
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
 from ipex_lookahead.engines.requantize import warn_of_requantizing
 from ipex_lookahead.engines.torch.device import check_device
@@ -32,7 +35,7 @@ from ipex_lookahead.engines.torch.fitness import refuse_unfit
 from ipex_lookahead.engines.torch.ipex import apply_ipex, check_ipex
 from ipex_lookahead.engines.torch.linear_backends import LinearBackends
 from ipex_lookahead.engines.torch.low_bit_linear import Replacement, load_packed, replace_linears
-from ipex_lookahead.engines.weights import FLOATS, WeightPlan, read_matrix
+from ipex_lookahead.engines.weights import FLOATS, WeightPlan, check_shape, read_matrix
 from ipex_lookahead.errors import InputError, LookaheadError, ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats import dequantize
 from ipex_lookahead.formats.base import PackedWeight
@@ -58,7 +61,7 @@ def load(request: LoadRequest) -> LoadedModel:
     )
     device = check_device("cpu" if request.device is None else request.device)
     family = family_of(request.path)
-    if family is not None and family not in model_types():
+    if family is not None and (family not in model_types() or (family != "llama" and not _is_ours(request.path))):
         return _load_foreign(request, device, family)
     checkpoint = open_checkpoint(request.path)
     try:
@@ -93,14 +96,13 @@ def compute_dtype(wanted: Any, label: str, device: torch.device, in_file: str = 
 
 
 def _load_known(checkpoint: Checkpoint, request: LoadRequest, device: torch.device) -> LoadedModel:
-    inline_rope_factors(checkpoint)
-    spec = spec_for(checkpoint.config)
-    label = request.low_bit or checkpoint.info(spec.matrices["down"].format(layer=0) + ".weight").format
-    plan = request.plan(spec.embedding if spec.tied else spec.lm_head, label)
+    spec = checkpoint.spec
+    label = request.low_bit or checkpoint.info(spec.typical_weight.name).format
+    plan = request.plan(spec.head_weight.name, label)
     dtype = compute_dtype(request.dtype, label, device, checkpoint.config.get("dtype", ""))
     if request.ipex:
         check_ipex(label, dtype, device)
-    rounded_from = warn_of_requantizing(checkpoint, plan, kept=() if spec.tied else (spec.embedding,))
+    rounded_from = warn_of_requantizing(checkpoint, plan, kept=spec.kept())
     config = transformers_config(checkpoint.config)
     with sentences(checkpoint.path, config.model_type):
         model = _skeleton(config, checkpoint.path, Extent.of(checkpoint))
@@ -124,41 +126,68 @@ def _load_known(checkpoint: Checkpoint, request: LoadRequest, device: torch.devi
 
 
 def _tensors(
-    checkpoint: Checkpoint, spec: DecoderSpec, plan: WeightPlan, request: LoadRequest
+    checkpoint: Checkpoint, spec: ModelSpec, plan: WeightPlan, request: LoadRequest
 ) -> Iterator[tuple[str, PackedWeight]]:
     """All tensors under transformers' names, one at a time, in the plan's formats."""
-    total, done = spec.layers * len(SLOTS) + 2, 0
+    total, kept = sum(tensor.is_matrix for tensor in spec.tensors()) + spec.tied, spec.kept()
+    done = 0
 
-    def matrix(name: str, shape: tuple[int, int], *, keep: bool = False) -> PackedWeight:
+    def weight(tensor: Tensor, *, keep: bool = False) -> PackedWeight:
         nonlocal done
+        check_shape(checkpoint, tensor)
+        if not tensor.is_matrix:
+            return with_offset(checkpoint.read(tensor.name), -tensor.hf.offset)
         if request.progress is not None:
-            request.progress(done, total, name)
+            request.progress(done, total, tensor.name)
         done += 1
-        return read_matrix(checkpoint, name, shape, plan, keep=keep, threads=request.threads)
+        return read_matrix(checkpoint, tensor, plan, keep=keep, threads=request.threads)
 
-    table = (spec.vocab, spec.hidden)
-    embedding = matrix(spec.embedding, table, keep=True)
+    table = spec.embedding.shape
+    embedding = weight(spec.embedding, keep=True)
     if embedding.format not in FLOATS:  # torch has no packed embeddings
         embedding = PackedWeight("fp32", table, dequantize(embedding))
-    yield spec.embedding, embedding
-    head = matrix(spec.embedding if spec.tied else spec.lm_head, table)
+    yield spec.embedding.name, embedding
+    head = weight(spec.head_weight)
     if not spec.tied or head.format not in FLOATS:
-        yield spec.lm_head, head
+        yield "lm_head.weight", head
     del embedding, head
-    for layer in range(spec.layers):
-        for name in (spec.attention_norm, spec.mlp_norm):
-            yield name.format(layer=layer), checkpoint.read(name.format(layer=layer))
-        for slot in SLOTS:
-            name = spec.matrices[slot].format(layer=layer)
-            yield name + ".weight", matrix(name + ".weight", spec.shape(slot))
-            if slot in spec.biased:
-                yield name + ".bias", checkpoint.read(name + ".bias")
-    yield spec.final_norm, checkpoint.read(spec.final_norm)
+    done_already = {spec.embedding.name, spec.head_weight.name}
+    rest = [tensor for tensor in spec.tensors() if tensor.name not in done_already]
+    for name, parts in itertools.groupby(rest, key=_module):  # parts of one follow each other
+        yield name, _joined([weight(tensor, keep=tensor.name in kept) for tensor in parts])
     if request.progress is not None:
         request.progress(total, total, "")
 
 
-def _set_rope(model: Any, spec: DecoderSpec, config: dict[str, Any]) -> None:
+def _module(tensor: Tensor) -> str:
+    if tensor.hf.expert is not None:
+        raise UnsupportedModelError(
+            "a mixture of experts that is no Hugging Face folder does not run on the torch engine",
+            hint="use engine='native'",
+        )
+    return tensor.hf.name
+
+
+def _joined(parts: list[PackedWeight]) -> PackedWeight:
+    """Weights of one format, one above the other: what transformers has as one tensor."""
+    if len(parts) == 1:
+        return parts[0]
+    if len({(part.format, part.group_size) for part in parts}) > 1:
+        parts = [PackedWeight("fp32", part.shape, dequantize(part)) for part in parts]
+    shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+    streams = [
+        None if getattr(parts[0], name) is None else np.concatenate([getattr(part, name) for part in parts])
+        for name in ("codes", "scales", "minimums")
+    ]
+    return PackedWeight(parts[0].format, shape, streams[0], parts[0].group_size, streams[1], streams[2])  # type: ignore[arg-type]
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a folder was written by ``save_low_bit`` with the weights that a spec names."""
+    return MARKER in read_json(path / "config.json")
+
+
+def _set_rope(model: Any, spec: ModelSpec, config: dict[str, Any]) -> None:
     """Frequencies that transformers has no name for: a GGUF file's own divisors."""
     if (config.get("rope_scaling") or {}).get("rope_type") != "freq_factors":
         return
@@ -168,7 +197,9 @@ def _set_rope(model: Any, spec: DecoderSpec, config: dict[str, Any]) -> None:
             "this GGUF file has rope frequencies of its own, which this release of transformers cannot take",
             hint="use engine='native'",
         )
-    rotary.inv_freq = torch.from_numpy(spec.rope_frequencies).to(rotary.inv_freq.device)
+    turn = spec.layers[0].attention.rope
+    assert turn is not None  # freq_factors is a rope
+    rotary.inv_freq = torch.from_numpy(turn.frequencies).to(rotary.inv_freq.device)
 
 
 # ---- any other family ------------------------------------------------------------------------------------------------

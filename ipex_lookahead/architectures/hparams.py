@@ -64,6 +64,15 @@ class Source:
         return ModelFormatError(self.file, name, offset, problem, hint=hint)
 
 
+Check = Callable[[Source, str, Any], Any]
+"""Takes where a value comes from, its key and itself; returns it checked, or raises ModelFormatError."""
+
+
+def optional(check: Check) -> Check:
+    """A check that lets null pass."""
+    return lambda source, key, value: None if value is None else check(source, key, value)
+
+
 def whole(low: int, high: int) -> Callable[[Source, str, Any], int]:
     """A check for whole numbers from ``low`` to ``high``."""
 
@@ -94,6 +103,20 @@ def boolean(source: Source, key: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise source.error(key, f"is {shown(value)}; it must be true or false")
     return value
+
+
+def one_of(*words: str) -> Check:
+    """A check for one of a few words: what a family can run."""
+
+    def check(source: Source, key: str, value: Any) -> str:
+        if value not in words:
+            raise UnsupportedModelError(
+                f"{source.file}: {source.places.get(key, (key,))[0]} is {shown(value)}; this family has "
+                f"{' or '.join(map(repr, words))} here"
+            )
+        return str(value)
+
+    return check
 
 
 def text(source: Source, key: str, value: Any) -> str:
@@ -143,6 +166,9 @@ ROPE: dict[str, Callable[[Source, str, Any], Any]] = {
     "mscale_all_dim": real(0, 1e6),
     "truncate": boolean,
     "factors": divisors,
+    "short_factor": divisors,
+    "long_factor": divisors,
+    "llama_4_scaling_beta": real(0, 1e6),
 }
 """The parameters of rope scaling. ``rope_type`` itself is the architecture's to judge."""
 
@@ -158,8 +184,7 @@ def check_sizes(config: dict[str, Any], source: Source) -> None:
     """Check the numbers of ``config`` one by one and against each other, in place.
 
     A missing ``num_key_value_heads`` or ``head_dim`` gets its usual value. Raises ModelFormatError, or
-    UnsupportedModelError for a head size that is not a multiple of 8, and for a hidden size that the heads do not
-    divide: transformers, which holds the config for whoever asks, takes no such Llama.
+    UnsupportedModelError for a head size that is not a multiple of 8.
     """
     for key, check in SIZES.items():
         if key in config:
@@ -168,16 +193,11 @@ def check_sizes(config: dict[str, Any], source: Source) -> None:
     kv_heads = config.setdefault("num_key_value_heads", heads)
     if heads % kv_heads:
         raise source.error("num_key_value_heads", f"is {kv_heads}, which does not divide the {heads} attention heads")
-    if hidden % heads:
-        if "head_dim" not in config:
+    if "head_dim" not in config:
+        if hidden % heads:
             raise source.error(
                 "hidden_size", f"is {hidden}, which {heads} attention heads do not divide, and no head_dim is given"
             )
-        raise UnsupportedModelError(
-            f"{source.file}: {source.places.get('hidden_size', ('hidden_size',))[0]} is {hidden}, which"
-            f" {heads} attention heads do not divide; transformers' Llama takes no such model, whatever its head_dim"
-        )
-    if "head_dim" not in config:
         config["head_dim"] = whole(1, MAX_HEAD_DIM)(source, "head_dim", hidden // heads)
     if config["head_dim"] % 8:
         raise UnsupportedModelError(
@@ -217,6 +237,16 @@ def check_rope(scaling: Any, rope_theta: float, source: Source) -> dict[str, Any
     if kind == "yarn" and rope_theta <= 1:  # pairs are told apart by how often they turn: by theta's logarithm
         raise source.error("rope_theta", f"is {rope_theta:g}; rope scaling of type 'yarn' needs one above 1")
     return found
+
+
+def check_even_heads(config: dict[str, Any], source: Source) -> None:
+    """Refuse a hidden size that the heads do not divide, where transformers' config class of the family does."""
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    if hidden % heads:
+        raise UnsupportedModelError(
+            f"{source.file}: {source.places.get('hidden_size', ('hidden_size',))[0]} is {hidden}, which"
+            f" {heads} attention heads do not divide; transformers takes no such model, whatever its head_dim"
+        )
 
 
 def token_id(vocab: int) -> Callable[[Source, str, Any], int]:

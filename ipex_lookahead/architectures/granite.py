@@ -1,0 +1,85 @@
+"""Granite 3 and 4 (dense): a Llama with multipliers on embedding, attention, residuals and logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ipex_lookahead.architectures.hparams import boolean, check_even_heads, one_of, real
+from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
+from ipex_lookahead.architectures.names import Names
+from ipex_lookahead.architectures.rope import rope
+from ipex_lookahead.architectures.spec import Block, ModelSpec
+
+_multiplier = real(1e-6, 1e6)
+
+
+def _complete(file: GgufSource, config: dict[str, Any]) -> None:
+    config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    config["mlp_bias"] = "blk.0.ffn_gate.bias" in file.tensors
+    config.setdefault("attention_multiplier", config["head_dim"] ** -0.5)
+
+
+KEYS = ConfigKeys(
+    used={
+        "hidden_act": one_of("silu"),
+        "tie_word_embeddings": boolean,
+        "attention_bias": boolean,
+        "mlp_bias": boolean,
+        "embedding_multiplier": _multiplier,
+        "attention_multiplier": _multiplier,
+        "residual_multiplier": _multiplier,
+        "logits_scaling": _multiplier,
+    },
+    defaults={
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "embedding_multiplier": 1.0,
+        "attention_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "logits_scaling": 1.0,
+    },
+    check=check_even_heads,
+)
+GGUF = GgufKeys(
+    "granite",
+    "GraniteForCausalLM",
+    used={
+        "embedding_multiplier": "embedding_scale",
+        "attention_multiplier": "attention.scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+    },
+    refused={"rope.scaling.finetuned": (1,)},  # llama.cpp's switch for a Granite without rope
+    complete=_complete,
+)
+
+
+def spec(config: dict[str, Any]) -> ModelSpec:
+    """The decoder that a granite ``config`` describes."""
+    names, turn = Names(config, pairs=True), rope(config)
+
+    def block(i: int) -> Block:
+        return Block(
+            attention=names.attention(
+                i,
+                rope=turn,
+                bias="qkvo" if config["attention_bias"] else "",
+                scale=config["attention_multiplier"],
+            ),
+            mlp=names.gated_mlp(i, bias=config["mlp_bias"]),
+            attention_norm=names.norm(i, "input_layernorm", "attn_norm"),
+            mlp_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
+            residual_multiplier=config["residual_multiplier"],
+        )
+
+    return names.model(
+        "granite",
+        block,
+        embedding_multiplier=config["embedding_multiplier"],
+        logit_multiplier=1 / config["logits_scaling"],
+    )

@@ -1,0 +1,286 @@
+"""How a family declares the keys of its files: every one used, without effect (and why), or refused.
+
+A key that changes what a model computes must never be passed over: the model would answer, and wrongly. So each key
+that the family's transformers config class, its bases and its model look at stands in one of the three tables of its
+``ConfigKeys``, and each key that llama.cpp's loader reads for the architecture in one of its ``GgufKeys``; tests walk
+both for keys that stand in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Protocol
+
+from ipex_lookahead.architectures.hparams import SIZES, Check, Source, shown
+from ipex_lookahead.errors import UnsupportedModelError
+
+GIVEN = frozenset({
+    "architectures", "model_type", "dtype", "torch_dtype", *SIZES,
+    "rope_scaling", "rope_parameters", "original_max_position_embeddings",
+    "bos_token_id", "eos_token_id", "pad_token_id",
+})  # fmt: skip
+"""Keys that every family uses, read and checked by ``config_json.py``."""
+
+NEUTRAL: Mapping[str, str] = {
+    "attention_dropout": "zero outside training",
+    "attn_implementation": "which kernel computes the same attention",
+    "chunk_size_feed_forward": "no decoder here has a chunked feed-forward; a saving of memory elsewhere",
+    "compile_config": "how torch compiles, not what",
+    "default_theta": "transformers' own constant, 10000; ours too",
+    "distributed_config": "where weights lie, not what they are",
+    "decoder_start_token_id": "for encoders with decoders",
+    "experts_implementation": "which kernel computes the same experts",
+    "finetuning_task": "where the checkpoint came from",
+    "fusion_config": "which kernels are fused, not what they compute",
+    "gradient_checkpointing": "training only",
+    "id2label": "for classifiers",
+    "initializer_range": "for weights that no file gives",
+    "is_decoder": "every family here is one, whatever this says",
+    "label2id": "for classifiers",
+    "loss_type": "training only",
+    "name_or_path": "where the checkpoint came from",
+    "num_labels": "for classifiers",
+    "number_of_conv_states": "no family here has convolution layers",
+    "output_attentions": "what is returned beside the logits",
+    "output_hidden_states": "what is returned beside the logits",
+    "prefix": "text that a pipeline puts before a prompt",
+    "problem_type": "for classifiers",
+    "return_dict": "the form of what is returned",
+    "sep_token_id": "a warning about padding looks at it",
+    "task_specific_params": "settings of pipelines",
+    "tf_legacy_loss": "training only",
+    "tie_encoder_decoder": "for encoders with decoders",
+    "tie_last_hidden_states": "which hidden states are returned beside the logits",
+    "tokenizer_class": "the tokenizer's own files say what it is",
+    "torchscript": "how torch runs the model, not what it computes",
+    "transformers_version": "who wrote the file",
+    "use_bfloat16": "for TensorFlow",
+    "use_cache": "whether keys and values are kept or computed again, to the same end",
+}
+"""Keys without effect on the logits of any family, and why. Settings of generation (``max_length``, ``temperature``,
+...) in config.json have none either: they are ``generation_config.json``'s to make."""
+
+Refusal = tuple[tuple[Any, ...], str]
+"""Values that change nothing, and the words for what the others ask."""
+
+REFUSED: Mapping[str, Refusal] = {
+    "add_cross_attention": ((None, False), "asks for attention to an encoder"),
+    "attention_chunk_size": ((None,), "cuts the attention into chunks"),
+    "cross_attention_hidden_size": ((None,), "asks for attention to an encoder"),
+    "is_causal": ((True,), "lets every token see the ones behind it"),
+    "is_encoder_decoder": ((None, False), "asks for an encoder"),
+    "kv_sharing_modes": ((None,), "has layers use the keys and values of others"),
+    "partial_rotary_factor": (
+        (None, 1),
+        "rotates a part of each head; transformers takes no notice of it in this family or fails, by its version and "
+        "the kind of rope, and other programs rotate a part",
+    ),
+    "per_layer_config": ((None, {}, []), "changes sizes or switches from layer to layer"),
+    "pruned_heads": ((None, {}, []), "removes attention heads"),
+    "quantization_config": ((None,), "says that the weights are quantised already, in a format that is not read"),
+    "transformers_weights": ((None, "model.safetensors", "model.safetensors.index.json"), "names another weights file"),
+}
+"""Keys that change what a model computes in a way that is not there here, unless a family uses them."""
+
+_HINTS = {
+    "quantization_config": "use the original float checkpoint and load_in_low_bit, or a GGUF file",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigKeys:
+    """The keys of a family's ``config.json``. ``NEUTRAL`` and ``REFUSED`` hold for every family unless it uses one.
+
+    Attributes:
+        used: key -> check, besides ``GIVEN``.
+        defaults: what the family's transformers config class takes for keys that are missing; one of ``SIZES`` that has
+            no default must be there, but for ``num_key_value_heads`` (as many as heads) and ``head_dim`` (an even
+            share of the hidden size).
+        nullable: used keys for which null is a value of its own, not the default.
+        neutral, refused: more of both.
+        check: what the keys must be to each other; raises, and may write usual values into the config.
+        inside: the object that holds all keys (``text_config``), where the family is a part of another model.
+        local_theta: the key that gets the base of rope in layers with a window, where the two kinds of layers differ:
+            files have it by itself, or as ``rope_parameters.sliding_attention.rope_theta``.
+    """
+
+    used: Mapping[str, Check] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    nullable: Collection[str] = ()
+    neutral: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, Refusal] = field(default_factory=dict)
+    check: Callable[[dict[str, Any], Source], None] = lambda config, source: None
+    inside: str = ""
+    local_theta: str = ""
+
+    def all_neutral(self) -> dict[str, str]:
+        """Keys without effect on this family's logits, and why."""
+        taken = {*self.used, *self.refused}
+        return {key: why for key, why in {**NEUTRAL, **self.neutral}.items() if key not in taken}
+
+    def all_refused(self) -> dict[str, Refusal]:
+        """Keys that must be at their harmless values."""
+        taken = {*self.used, *self.neutral}
+        return {key: refusal for key, refusal in {**REFUSED, **self.refused}.items() if key not in taken}
+
+    def refuse(self, raw: Mapping[str, Any], source: Source) -> None:
+        """Raise UnsupportedModelError for the first key of ``raw`` that asks for what is not there here."""
+        for key, (harmless, meaning) in self.all_refused().items():
+            if key in raw and not any(_same(raw[key], value) for value in harmless):
+                allowed = " or ".join("null" if value is None else str(value).lower() for value in harmless)
+                raise UnsupportedModelError(
+                    f"{source.file}: {key} is {shown(raw[key])}, which {meaning}; it must be {allowed}, or not there",
+                    hint=_HINTS.get(key, ""),
+                )
+
+
+class GgufSource(Protocol):
+    """What a GGUF file offers to a family that fills in its config: metadata and the tensor table, no values."""
+
+    path: Any
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, Any]
+
+    def scalar(self, key: str, default: Any = None) -> Any:
+        """A number, truth value or string; raises ModelFormatError for an array."""
+        ...
+
+    def error(self, field: str, offset: int | None, problem: str, *, hint: str = "") -> Exception:
+        """The error to raise about this file."""
+        ...
+
+
+GGUF_NEUTRAL: Mapping[str, str] = {
+    "attention.key_length_swa": "the head size of layers with a window, where it is one of its own",
+    "attention.layer_norm_epsilon": "for norms with a mean, and there are none here",
+    "attention.value_length_swa": "the head size of layers with a window, where it is one of its own",
+    "classifier.output_labels": "for classifiers; their tensors are refused",
+    "classifier.pooling_type": "for classifiers; their tensors are refused",
+    "pooling_type": "how embeddings are pooled where they are returned instead of logits",
+    "rope.dimension_count_swa": "the rotated part of heads of layers with a window, where it is one of its own",
+    "rope.scaling.finetuned": "whether the model was trained at its longer context; for information",
+    "tensor_data_layout": "names the layout of the first converters, which is the architecture's own",
+}
+"""Keys without effect on the logits of any architecture, and why; less the prefix (``llama.``), here and below."""
+
+GGUF_REFUSED: Mapping[str, tuple[float, ...]] = {
+    "attention.causal": (1,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.output_scale": (0, 1),
+    "attention.scale": (0,),
+    "attention.shared_kv_layers": (0,),
+    "attention.sliding_window": (0,),
+    "attention.temperature_scale": (0,),
+    "attention.value_scale": (0, 1),
+    "attn_logit_softcapping": (0,),
+    "embedding_length_out": (0,),
+    "embedding_scale": (0, 1),
+    "expert_count": (0,),
+    "expert_group_count": (0,),
+    "expert_group_used_count": (0,),
+    "expert_used_count": (0,),
+    "final_logit_softcapping": (0,),
+    "logit_scale": (0, 1),
+    "nextn_predict_layers": (0,),
+    "residual_scale": (0, 1),
+    "rope.scaling.alpha": (0,),
+    "rope.scaling.yarn_attn_factor": (1,),
+    "rope.scaling.yarn_ext_factor": (-1, 1),
+    "rope.scaling.yarn_log_multiplier": (0,),
+    "use_parallel_residual": (0,),
+}
+"""Keys that change what a model computes, and the values that change nothing, unless an architecture uses them."""
+
+GGUF_GIVEN = frozenset({
+    "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length",
+    "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
+    "attention.layer_norm_rms_epsilon",
+    "rope.dimension_count", "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor",
+    "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+})  # fmt: skip
+"""Keys that every architecture uses, read and checked by ``gguf_config.py``."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufKeys:
+    """What a family's GGUF files say, in the words of its config.
+
+    Attributes:
+        architecture: ``general.architecture``.
+        class_name: of transformers' model, for the config's ``architectures``.
+        used: key of the config -> key of the file, besides ``GGUF_GIVEN``; checked as ``ConfigKeys.used`` says. A
+            window of 0 is none. ``rope_scaling.X`` goes into yarn's parameters.
+        constants: what the architecture itself implies.
+        neutral, refused: more of both.
+        complete: fills in what follows from tensors or from several keys.
+        claims: which files of this architecture are of this family, where families share one.
+        unused_tensors: suffixes of tensors that old converters wrote and nobody reads.
+    """
+
+    architecture: str
+    class_name: str
+    used: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    neutral: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    complete: Callable[[GgufSource, dict[str, Any]], None] = lambda file, config: None
+    claims: Callable[[GgufSource], bool] = lambda file: True
+    unused_tensors: tuple[str, ...] = (".attn_rot_embd.weight", ".rope_freqs.weight")
+
+    def all_neutral(self) -> dict[str, str]:
+        """Keys without effect on this architecture's logits, and why."""
+        taken = {*self.used.values(), *self.refused}
+        return {key: why for key, why in {**GGUF_NEUTRAL, **self.neutral}.items() if key not in taken}
+
+    def all_refused(self) -> dict[str, tuple[float, ...]]:
+        """Keys that must be at their harmless values."""
+        taken = {*self.used.values(), *self.neutral}
+        return {key: values for key, values in {**GGUF_REFUSED, **self.refused}.items() if key not in taken}
+
+    def refuse(self, file: GgufSource) -> None:
+        """Raise UnsupportedModelError for the first key that asks for what is not there here."""
+        for name, harmless in self.all_refused().items():
+            key = f"{self.architecture}.{name}"
+            if (value := file.scalar(key, harmless[0])) not in harmless:
+                raise UnsupportedModelError(
+                    f"{file.path}: {key} is {shown(value)}, which this package cannot run; it must be "
+                    f"{' or '.join(f'{one:g}' for one in harmless)}, or not there"
+                )
+
+    def unknown(self, metadata: Mapping[str, Any]) -> list[str]:
+        """The architecture's keys that nothing here knows, in the file's order: perhaps newer switches."""
+        prefix = f"{self.architecture}."
+        known = {*GGUF_GIVEN, *self.used.values(), *self.all_neutral(), *self.all_refused()}
+        return [key for key in metadata if key.startswith(prefix) and key.removeprefix(prefix) not in known]
+
+
+class Family(Protocol):
+    """A family's file, as the rest sees it."""
+
+    KEYS: ConfigKeys
+    GGUF: GgufKeys | None
+
+    @staticmethod
+    def spec(config: dict[str, Any]) -> Any:
+        """The ``ModelSpec`` that a checked config describes."""
+        ...
+
+    @staticmethod
+    def rename(name: str) -> str | None:
+        """A tensor's name in a folder as the spec has it; None for what is not part of the text model. Optional."""
+        ...
+
+
+def renamed(family: ModuleType | Family, name: str) -> str | None:
+    """The name by which a family's spec knows a tensor of a folder; None for one that it does not want."""
+    rename = getattr(family, "rename", None)
+    return name if rename is None else rename(name)
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Whether two JSON values are equal; Python holds true and 1 equal, JSON does not."""
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)

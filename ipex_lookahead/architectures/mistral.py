@@ -1,0 +1,46 @@
+"""Mistral 7B, Mistral Nemo, Mistral Small: a Llama with heads of a size of their own and, at first, a window.
+
+Their GGUF files call themselves ``llama`` and know no window (llama.cpp's converter leaves it out).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ipex_lookahead.architectures.hparams import boolean, one_of
+from ipex_lookahead.architectures.keys import ConfigKeys
+from ipex_lookahead.architectures.names import Names
+from ipex_lookahead.architectures.rope import rope
+from ipex_lookahead.architectures.spec import Block, ModelSpec
+from ipex_lookahead.architectures.windows import window_size
+
+KEYS = ConfigKeys(
+    used={"hidden_act": one_of("silu"), "tie_word_embeddings": boolean, "sliding_window": window_size},
+    defaults={
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 4096 * 32,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "sliding_window": 4096,
+    },
+    nullable=("sliding_window",),
+    refused={"layer_types": ((None,), "has layers of several kinds, which transformers' Mistral passes over")},
+)
+GGUF = None
+
+
+def spec(config: dict[str, Any]) -> ModelSpec:
+    """The decoder that a mistral ``config`` describes."""
+    names, turn = Names(config, pairs=True), rope(config)
+
+    def block(i: int) -> Block:
+        return Block(
+            attention=names.attention(i, rope=turn, window=config["sliding_window"]),
+            mlp=names.gated_mlp(i),
+            attention_norm=names.norm(i, "input_layernorm", "attn_norm"),
+            mlp_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
+        )
+
+    return names.model(config["model_type"], block)

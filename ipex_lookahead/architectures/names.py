@@ -1,0 +1,115 @@
+"""Tensors by the names that nearly every family uses, so that a family's file says only where it differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ipex_lookahead.architectures.spec import (
+    Activation,
+    Attention,
+    Block,
+    GatedMlp,
+    Linear,
+    ModelSpec,
+    Norm,
+    Place,
+    Rope,
+    Tensor,
+)
+
+SILU = Activation("silu")
+
+
+class Names:
+    """Makes the tensors of one model.
+
+    Args:
+        config: checked.
+        pairs: the GGUF converter reorders the rows of q and k into neighbouring rotary pairs.
+        norm_offset: what Hugging Face's files leave out of a norm's weights, and GGUF's hold (Gemma's 1).
+    """
+
+    def __init__(self, config: Mapping[str, Any], *, pairs: bool = False, norm_offset: float = 0.0) -> None:
+        self.config = config
+        self.hidden: int = config["hidden_size"]
+        self.heads: int = config["num_attention_heads"]
+        self.kv_heads: int = config["num_key_value_heads"]
+        self.head_dim: int = config["head_dim"]
+        self.epsilon: float = config["rms_norm_eps"]
+        self.pairs = pairs
+        self.norm_offset = norm_offset
+
+    def tensor(self, hf: str, gguf: str, shape: tuple[int, ...], *, pairs: int = 0, offset: float = 0.0) -> Tensor:
+        """A weight that is a whole tensor in both kinds of file."""
+        return Tensor(hf, shape, Place(hf, shape, offset=offset), Place(gguf, shape, pairs=pairs))
+
+    def linear(
+        self, layer: int, hf: str, gguf: str, n_out: int, n_in: int, *, bias: bool = False, pairs: int = 0
+    ) -> Linear:
+        """A linear layer of block ``layer``; ``pairs``: heads whose rows the GGUF converter reorders."""
+        ours, theirs = f"model.layers.{layer}.{hf}", f"blk.{layer}.{gguf}"
+        return Linear(
+            self.tensor(f"{ours}.weight", f"{theirs}.weight", (n_out, n_in), pairs=pairs),
+            self.tensor(f"{ours}.bias", f"{theirs}.bias", (n_out,), pairs=pairs) if bias else None,
+        )
+
+    def norm(self, layer: int, hf: str, gguf: str, n: int | None = None, *, pairs: int = 0) -> Norm:
+        """A norm of block ``layer`` over ``n`` values (None: the hidden size)."""
+        ours, theirs = f"model.layers.{layer}.{hf}.weight", f"blk.{layer}.{gguf}.weight"
+        shape = (self.hidden if n is None else n,)
+        return Norm(self.tensor(ours, theirs, shape, pairs=pairs, offset=self.norm_offset), self.epsilon)
+
+    def attention(
+        self, layer: int, *, rope: Rope | None, bias: str = "", scale: float | None = None, **switches: Any
+    ) -> Attention:
+        """q_proj, k_proj, v_proj and o_proj of block ``layer``.
+
+        Args:
+            layer: the block.
+            rope: as in ``Attention``.
+            bias: those of "qkvo" that have one.
+            scale: None: 1 / sqrt(head_dim).
+            switches: further fields of ``Attention``.
+        """
+        d = self.head_dim
+        rows = {"q": self.heads * d, "k": self.kv_heads * d, "v": self.kv_heads * d}
+        pairs = {"q": self.heads, "k": self.kv_heads} if self.pairs else {}
+        made = {
+            x: self.linear(
+                layer, f"self_attn.{x}_proj", f"attn_{x}", n, self.hidden, bias=x in bias, pairs=pairs.get(x, 0)
+            )
+            for x, n in rows.items()
+        }
+        o = self.linear(layer, "self_attn.o_proj", "attn_output", self.hidden, rows["q"], bias="o" in bias)
+        return Attention(
+            heads=self.heads, kv_heads=self.kv_heads, head_dim=d, **made, o=o,
+            scale=d**-0.5 if scale is None else scale, rope=rope, **switches,
+        )  # fmt: skip
+
+    def gated_mlp(self, layer: int, *, activation: Activation = SILU, bias: bool = False) -> GatedMlp:
+        """gate_proj, up_proj and down_proj of block ``layer``."""
+        hidden, inner = self.hidden, self.config["intermediate_size"]
+        return GatedMlp(
+            gate=self.linear(layer, "mlp.gate_proj", "ffn_gate", inner, hidden, bias=bias),
+            up=self.linear(layer, "mlp.up_proj", "ffn_up", inner, hidden, bias=bias),
+            down=self.linear(layer, "mlp.down_proj", "ffn_down", hidden, inner, bias=bias),
+            activation=activation,
+        )
+
+    def model(self, model_type: str, block: Callable[[int], Block], **switches: Any) -> ModelSpec:
+        """The whole: embedding, the blocks ``block(0)``, ``block(1)``, ..., norm and head."""
+        table = (self.config["vocab_size"], self.hidden)
+        norm = self.tensor("model.norm.weight", "output_norm.weight", (self.hidden,), offset=self.norm_offset)
+        head = Linear(self.tensor("lm_head.weight", "output.weight", table))
+        return ModelSpec(
+            model_type=model_type,
+            hidden=self.hidden,
+            vocab=table[0],
+            max_context=self.config["max_position_embeddings"],
+            embedding=self.tensor("model.embed_tokens.weight", "token_embd.weight", table),
+            layers=tuple(block(i) for i in range(self.config["num_hidden_layers"])),
+            final_norm=Norm(norm, self.epsilon),
+            head=None if self.config["tie_word_embeddings"] else head,
+            **switches,
+        )

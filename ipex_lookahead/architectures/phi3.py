@@ -1,0 +1,117 @@
+"""Phi-3, Phi-3.5, Phi-4 and Phi-4-mini: q, k and v in one tensor, gate and up in another; part of a head rotated.
+
+Those with 128 thousand positions have two sets of frequencies (LongRoPE; Ding et al., arXiv 2402.13753). Which one holds
+follows from the context that the model was loaded for, never from how long a text has become: keys that are there
+already would otherwise change. Without a word from the user the context is the original one, and the short set holds.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ipex_lookahead.architectures.hparams import MAX_CONTEXT, Source, boolean, check_even_heads, one_of, real, whole
+from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
+from ipex_lookahead.architectures.names import SILU, Names
+from ipex_lookahead.architectures.rope import rope, rotated
+from ipex_lookahead.architectures.spec import Attention, Block, GatedMlp, Linear, ModelSpec, Place, Tensor
+from ipex_lookahead.architectures.windows import window_size
+from ipex_lookahead.errors import UnsupportedModelError
+
+
+def _check(config: dict[str, Any], source: Source) -> None:
+    check_even_heads(config, source)
+    scaling = config["rope_scaling"]
+    original = config.pop("original_max_position_embeddings")
+    if scaling is None:
+        return
+    if scaling["rope_type"] in ("su", "yarn"):  # names of the first Phi-3's, and the same thing
+        scaling["rope_type"] = "longrope"
+    if scaling["rope_type"] != "longrope" or not {"short_factor", "long_factor"} <= scaling.keys():
+        raise UnsupportedModelError(
+            f"{source.file}: rope scaling of a phi3 is of type longrope with a short_factor and a long_factor; this is "
+            f"{scaling['rope_type']!r}"
+        )
+    pairs = rotated(config) // 2
+    for key in ("short_factor", "long_factor"):
+        if len(scaling[key]) != pairs:
+            raise source.error(f"rope_scaling.{key}", f"has {len(scaling[key])} divisors for {pairs} pairs")
+    original = scaling.setdefault("original_max_position_embeddings", original)
+    factor = scaling.pop("factor", None) or config["max_position_embeddings"] / original
+    if "attention_factor" not in scaling:
+        grown = factor > 1 and original > 1
+        scaling["attention_factor"] = math.sqrt(1 + math.log(factor) / math.log(original)) if grown else 1.0
+
+
+KEYS = ConfigKeys(
+    used={
+        "hidden_act": one_of("silu"),
+        "tie_word_embeddings": boolean,
+        "sliding_window": window_size,
+        "partial_rotary_factor": real(0, 1, above=True),
+        "original_max_position_embeddings": whole(1, MAX_CONTEXT),
+    },
+    defaults={
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "sliding_window": None,
+        "partial_rotary_factor": 1.0,
+    },
+    nullable=("sliding_window",),
+    neutral={"resid_pdrop": "zero outside training", "embd_pdrop": "zero outside training"},
+    check=_check,
+)
+
+
+GGUF = GgufKeys("phi3", "Phi3ForCausalLM", used={"sliding_window": "attention.sliding_window"})
+
+
+def spec(config: dict[str, Any]) -> ModelSpec:
+    """The decoder that a phi3 ``config`` describes."""
+    names, turn = Names(config), rope(config)
+    d, hidden, inner = names.head_dim, names.hidden, config["intermediate_size"]
+    q, kv = names.heads * d, names.kv_heads * d
+
+    def part(i: int, ours: str, hf: str, gguf: str, whole: int, first: int, rows: int) -> Linear:
+        """Rows of a matrix that holds several layers."""
+        shape, at = (whole, hidden), (first, 1)
+        return Linear(
+            Tensor(
+                f"model.layers.{i}.{ours}.weight",
+                (rows, hidden),
+                Place(f"model.layers.{i}.{hf}.weight", shape, rows=at),
+                Place(f"blk.{i}.{gguf}.weight", shape, rows=at),
+            )
+        )
+
+    def attention(i: int) -> Attention:
+        places = {"q": (0, q), "k": (q, kv), "v": (q + kv, kv)}
+        made = {
+            x: part(i, f"self_attn.{x}_proj", "self_attn.qkv_proj", "attn_qkv", q + 2 * kv, *place)
+            for x, place in places.items()
+        }
+        o = names.linear(i, "self_attn.o_proj", "attn_output", hidden, q)
+        return Attention(
+            names.heads, names.kv_heads, d, **made, o=o, scale=d**-0.5, rope=turn, window=config["sliding_window"]
+        )
+
+    def mlp(i: int) -> GatedMlp:
+        gate, up = (
+            part(i, f"mlp.{x}_proj", "mlp.gate_up_proj", "ffn_up", 2 * inner, first, inner)
+            for x, first in (("gate", 0), ("up", inner))
+        )
+        return GatedMlp(gate, up, names.linear(i, "mlp.down_proj", "ffn_down", hidden, inner), SILU)
+
+    def block(i: int) -> Block:
+        return Block(
+            attention=attention(i),
+            mlp=mlp(i),
+            attention_norm=names.norm(i, "input_layernorm", "attn_norm"),
+            mlp_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
+        )
+
+    return names.model("phi3", block)

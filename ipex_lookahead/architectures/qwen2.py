@@ -1,0 +1,65 @@
+"""Qwen2, Qwen2.5, Qwen2.5-Coder and the DeepSeek-R1 distils of them: a Llama with biases on q, k and v."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ipex_lookahead.architectures.hparams import Source, boolean, check_even_heads, one_of, whole
+from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
+from ipex_lookahead.architectures.names import Names
+from ipex_lookahead.architectures.rope import rope
+from ipex_lookahead.architectures.spec import Block, ModelSpec
+from ipex_lookahead.architectures.windows import fill_layer_types, layer_types, window_of, window_size
+
+
+def check_windows(config: dict[str, Any], source: Source) -> None:
+    """Qwen's windows: from a layer on, and only where the config switches them on."""
+    first = config.pop("max_window_layers")
+    if not config["use_sliding_window"]:
+        config["sliding_window"] = None
+    fill_layer_types(config, source, lambda layer: layer >= first)
+
+
+def _check(config: dict[str, Any], source: Source) -> None:
+    check_even_heads(config, source)
+    check_windows(config, source)
+
+
+KEYS = ConfigKeys(
+    used={
+        "hidden_act": one_of("silu"),
+        "tie_word_embeddings": boolean,
+        "use_sliding_window": boolean,
+        "sliding_window": window_size,
+        "max_window_layers": whole(0, 1 << 16),
+        "layer_types": layer_types,
+    },
+    defaults={
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
+    nullable=("sliding_window",),
+    check=_check,
+)
+GGUF = GgufKeys("qwen2", "Qwen2ForCausalLM")
+
+
+def spec(config: dict[str, Any]) -> ModelSpec:
+    """The decoder that a qwen2 ``config`` describes."""
+    names, turn = Names(config), rope(config)
+
+    def block(i: int) -> Block:
+        return Block(
+            attention=names.attention(i, rope=turn, bias="qkv", window=window_of(config, i)),
+            mlp=names.gated_mlp(i),
+            attention_norm=names.norm(i, "input_layernorm", "attn_norm"),
+            mlp_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
+        )
+
+    return names.model("qwen2", block)

@@ -1,0 +1,62 @@
+"""Qwen3 (dense): a norm over each head of q and k before rope, and heads of a size of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ipex_lookahead.architectures.hparams import boolean, one_of, whole
+from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
+from ipex_lookahead.architectures.names import Names
+from ipex_lookahead.architectures.qwen2 import check_windows
+from ipex_lookahead.architectures.rope import rope
+from ipex_lookahead.architectures.spec import Block, ModelSpec
+from ipex_lookahead.architectures.windows import layer_types, window_of, window_size
+
+KEYS = ConfigKeys(
+    used={
+        "hidden_act": one_of("silu"),
+        "tie_word_embeddings": boolean,
+        "attention_bias": boolean,
+        "use_sliding_window": boolean,
+        "sliding_window": window_size,
+        "max_window_layers": whole(0, 1 << 16),
+        "layer_types": layer_types,
+    },
+    defaults={
+        "head_dim": 128,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
+    nullable=("sliding_window",),
+    check=check_windows,
+)
+GGUF = GgufKeys("qwen3", "Qwen3ForCausalLM", constants={"attention_bias": False})
+
+
+def spec(config: dict[str, Any]) -> ModelSpec:
+    """The decoder that a qwen3 ``config`` describes."""
+    names, turn = Names(config), rope(config)
+
+    def block(i: int) -> Block:
+        return Block(
+            attention=names.attention(
+                i,
+                rope=turn,
+                bias="qkvo" if config["attention_bias"] else "",
+                window=window_of(config, i),
+                q_norm=names.norm(i, "self_attn.q_norm", "attn_q_norm", names.head_dim),
+                k_norm=names.norm(i, "self_attn.k_norm", "attn_k_norm", names.head_dim),
+            ),
+            mlp=names.gated_mlp(i),
+            attention_norm=names.norm(i, "input_layernorm", "attn_norm"),
+            mlp_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
+        )
+
+    return names.model("qwen3", block)

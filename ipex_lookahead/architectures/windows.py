@@ -1,0 +1,40 @@
+"""Which layers look back only so far: ``layer_types`` and ``sliding_window``, as transformers' configs have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ipex_lookahead.architectures.hparams import MAX_CONTEXT, Source, optional, shown, whole
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+window_size = optional(whole(1, MAX_CONTEXT))
+"""A check for ``sliding_window``: a number of positions, the present one among them, or null for no window."""
+
+
+def layer_types(source: Source, key: str, value: Any) -> list[str]:
+    """A check for a list of the two kinds of layers."""
+    if not isinstance(value, list) or not all(one in (FULL, SLIDING) for one in value):
+        raise source.error(key, f"is {shown(value)}; it must be a list of {FULL} and {SLIDING}")
+    return list(value)
+
+
+def fill_layer_types(config: dict[str, Any], source: Source, slides: Callable[[int], bool]) -> None:
+    """Give a config its ``layer_types`` where it has none: layer i has a window if ``slides(i)`` and there is one.
+
+    Raises ModelFormatError where the list is not as long as there are layers, or asks for windows without a size.
+    """
+    layers, window = config["num_hidden_layers"], config.get("sliding_window")
+    if config.get("layer_types") is None:
+        config["layer_types"] = [SLIDING if window is not None and slides(i) else FULL for i in range(layers)]
+    types = config["layer_types"]
+    if len(types) != layers:
+        raise source.error("layer_types", f"names {len(types)} layers; there are {layers}")
+    if SLIDING in types and window is None:
+        raise source.error("layer_types", f"holds {SLIDING}, but there is no sliding_window")
+
+
+def window_of(config: dict[str, Any], layer: int) -> int | None:
+    """The window of a layer, None for all positions."""
+    return config["sliding_window"] if config["layer_types"][layer] == SLIDING else None

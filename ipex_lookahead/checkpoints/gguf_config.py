@@ -1,0 +1,259 @@
+"""What a GGUF file's metadata and tensor table say, in Hugging Face's words, as the file's family declares it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.architectures import family
+from ipex_lookahead.architectures.hparams import (
+    DIVISORS,
+    MAX_CONTEXT,
+    MAX_HEAD_DIM,
+    MAX_LAYERS,
+    ROPE,
+    SIZES,
+    Source,
+    check_rope,
+    check_sizes,
+    shown,
+    token_id,
+    whole,
+)
+from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
+from ipex_lookahead.checkpoints.gguf_reader import GgufFile
+from ipex_lookahead.errors import UnsupportedModelError
+
+_KEYS = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+    "rope_scaling": "rope.scaling.type",
+    "rope_scaling.factor": "rope.scaling.factor",
+    "rope_scaling.original_max_position_embeddings": "rope.scaling.original_context_length",
+    "rope_scaling.attention_factor": "rope.scaling.attn_factor",
+    "rope_scaling.beta_fast": "rope.scaling.yarn_beta_fast",
+    "rope_scaling.beta_slow": "rope.scaling.yarn_beta_slow",
+}
+"""Key of the config -> key of the file, less the architecture."""
+_IDS = {
+    "bos_token_id": "tokenizer.ggml.bos_token_id",
+    "eos_token_id": "tokenizer.ggml.eos_token_id",
+    "pad_token_id": "tokenizer.ggml.padding_token_id",
+    "unk_token_id": "tokenizer.ggml.unknown_token_id",
+    "eot_token_id": "tokenizer.ggml.eot_token_id",
+    "eom_token_id": "tokenizer.ggml.eom_token_id",
+}
+_PER_LAYER = ("intermediate_size", "num_attention_heads", "num_key_value_heads")
+_OPTIONAL = ("num_key_value_heads", "head_dim", "vocab_size", "rope_theta")
+_SCALINGS = ("none", "linear", "yarn", "longrope")
+
+
+def gguf_config(file: GgufFile, model_type: str) -> dict[str, Any]:
+    """The config of a model in a GGUF file whose tensor table has been read, with Hugging Face's keys.
+
+    Raises ModelFormatError for what is missing or out of range, UnsupportedModelError for what cannot be run.
+    """
+    declared = family(model_type)
+    assert declared.GGUF is not None  # it claimed the file
+    return _Reader(file, model_type, declared.KEYS, declared.GGUF).config()
+
+
+class _Reader:
+    def __init__(self, file: GgufFile, model_type: str, keys: ConfigKeys, gguf: GgufKeys) -> None:
+        self.file, self.model_type, self.keys, self.gguf = file, model_type, keys, gguf
+        names = {**{ours: f"{gguf.architecture}.{key}" for ours, key in {**_KEYS, **gguf.used}.items()}, **_IDS}
+        self.names = names
+        self.source = Source(file.path, {ours: (theirs, file.offsets.get(theirs)) for ours, theirs in names.items()})
+
+    def config(self) -> dict[str, Any]:
+        file, source = self.file, self.source
+        self.gguf.refuse(file)
+        config: dict[str, Any] = {"architectures": [self.gguf.class_name], "model_type": self.model_type}
+        config |= self.gguf.constants
+        layers = whole(1, MAX_LAYERS)(source, "num_hidden_layers", file.metadata.get(self.names["num_hidden_layers"]))
+        for key in (*SIZES, *self.gguf.used):
+            if key in config or key.startswith("rope_scaling."):
+                continue
+            value = file.metadata.get(self.names[key])
+            if value is None and key in SIZES and key not in _OPTIONAL:
+                raise source.error(key, "is missing")
+            if value is None:
+                continue
+            if key in _PER_LAYER and isinstance(value, np.ndarray):
+                value = self._same_in_all_layers(key, value, layers)
+            if key == "sliding_window" and value == 0:
+                value = None
+            config[key] = _shortest(value)
+        config.setdefault("rope_theta", 10000.0)
+        config.setdefault("vocab_size", self._embedding_rows())
+        for key, check in self.keys.used.items():
+            if key in self.gguf.used and key in config:
+                config[key] = check(source, key, config[key])
+        check_sizes(config, source)
+        self._check_vocabulary(config)
+        self._check_head_sizes(config)
+        config["rope_scaling"] = self._rope_scaling(config)
+        config["tie_word_embeddings"] = "output.weight" not in file.tensors
+        self.gguf.complete(file, config)
+        for key, value in self.keys.defaults.items():
+            config.setdefault(key, value)
+        self.keys.check(config, source)
+        return config | self._token_ids(config)
+
+    def _same_in_all_layers(self, key: str, values: npt.NDArray[np.generic], layers: int) -> Any:
+        if len(values) != layers:
+            raise self.source.error(key, f"has {len(values)} values for {layers} layers")
+        if (values != values[0]).any():
+            raise UnsupportedModelError(
+                f"{self.file.path}: {self.names[key]} differs from layer to layer, which this package cannot run"
+            )
+        return values[0].item()
+
+    def _embedding_rows(self) -> int:
+        if "token_embd.weight" not in self.file.tensors:
+            raise self.file.error("token_embd.weight", None, "is missing from the file")
+        return self.file.tensors["token_embd.weight"].shape[0]
+
+    def _check_head_sizes(self, config: dict[str, Any]) -> None:
+        """Keys and values are of one size, and whole heads are rotated, or the part that the family has a word for."""
+        prefix = self.gguf.architecture
+        for key in (f"{prefix}.attention.value_length", f"{prefix}.rope.dimension_count"):
+            source = Source(self.file.path, {key: (key, self.file.offsets.get(key))})
+            value = whole(1, MAX_HEAD_DIM)(source, key, self.file.metadata.get(key, config["head_dim"]))
+            if key.endswith("dimension_count") and "partial_rotary_factor" in self.keys.used:
+                if value > config["head_dim"]:
+                    raise source.error(key, f"is {value}, more than the head size {config['head_dim']}")
+                config["partial_rotary_factor"] = value / config["head_dim"]
+            elif value != config["head_dim"]:
+                raise UnsupportedModelError(
+                    f"{self.file.path}: {key} is {value}, not the head size {config['head_dim']}; this package cannot "
+                    "run that"
+                )
+
+    def _check_vocabulary(self, config: dict[str, Any]) -> None:
+        """The tokenizer's arrays fit each other and the embedding; their meaning is the tokenizer's to check."""
+        file, vocab = self.file, config["vocab_size"]
+        key = "tokenizer.ggml.tokens"
+        if key not in file.metadata:
+            return
+        tokens = file.metadata[key]
+        if not isinstance(tokens, list) or not 0 < len(tokens) <= vocab:
+            count = len(tokens) if isinstance(tokens, list) else "no"
+            raise file.error(key, file.offsets[key], f"has {count} tokens; it must be an array of 1 to {vocab} strings")
+        for name, kind in (("scores", np.floating), ("token_type", np.integer)):
+            key = f"tokenizer.ggml.{name}"
+            values = file.metadata.get(key)
+            if values is None:
+                continue
+            if not isinstance(values, np.ndarray) or not np.issubdtype(values.dtype, kind):
+                raise file.error(key, file.offsets[key], f"is not an array of {kind.__name__} numbers")
+            if len(values) != len(tokens):
+                raise file.error(key, file.offsets[key], f"has {len(values)} values for {len(tokens)} tokens")
+
+    def _token_ids(self, config: dict[str, Any]) -> dict[str, Any]:
+        check, metadata = token_id(config["vocab_size"]), self.file.metadata
+        ids = {name: check(self.source, name, metadata[key]) for name, key in _IDS.items() if key in metadata}
+        # A chat model's end of turn ends a generation too; Hugging Face says so with a list of end-of-sequence ids.
+        ends = list(dict.fromkeys(ids[n] for n in ("eos_token_id", "eot_token_id", "eom_token_id") if n in ids))
+        found: dict[str, Any] = {name: ids[name] for name in ("bos_token_id", "pad_token_id") if name in ids}
+        if ends:
+            found["eos_token_id"] = ends[0] if len(ends) == 1 else ends
+        return found
+
+    # ---- rope --------------------------------------------------------------------------------------------------------
+
+    def _rope_scaling(self, config: dict[str, Any]) -> dict[str, Any] | None:
+        file, source, prefix = self.file, self.source, self.gguf.architecture
+        kind = file.scalar(f"{prefix}.rope.scaling.type", "linear")  # llama.cpp's default
+        factor = file.scalar(f"{prefix}.rope.scaling.factor")
+        if factor is None:
+            factor = file.scalar(f"{prefix}.rope.scale_linear")  # the spelling before there was a type
+        if kind not in _SCALINGS:
+            raise UnsupportedModelError(
+                f"{file.path}: {prefix}.rope.scaling.type is {shown(kind)}; {', '.join(_SCALINGS[:-1])} and "
+                f"{_SCALINGS[-1]} are supported"
+            )
+        if "rope_factors_long.weight" in file.tensors or "rope_factors_short.weight" in file.tensors:
+            return self._long_rope(config)
+        scaled = kind != "none" and factor not in (None, 0, 1)
+        attention_factor = file.scalar(f"{prefix}.rope.scaling.attn_factor", 1.0)
+        if attention_factor != 1 and not (scaled and kind == "yarn"):
+            # llama.cpp multiplies cos and sin by it whatever the type; Hugging Face has a word for it with yarn alone.
+            raise UnsupportedModelError(
+                f"{file.path}: {prefix}.rope.scaling.attn_factor is {shown(attention_factor)} without yarn scaling, "
+                "which this package cannot run; it must be 1, or not there"
+            )
+        if "rope_freqs.weight" in file.tensors:
+            if scaled:
+                raise UnsupportedModelError(f"{file.path}: both rope_freqs.weight and rope scaling of type {kind!r}")
+            return {"rope_type": "freq_factors", "factors": self._divisors("rope_freqs.weight", config)}
+        if not scaled:
+            return None
+        scaling: dict[str, Any] = {"rope_type": kind, "factor": _shortest(factor)}
+        if kind == "yarn":
+            more = [key.removeprefix("rope_scaling.") for key in self.gguf.used if key.startswith("rope_scaling.")]
+            for name in ("original_max_position_embeddings", "beta_fast", "beta_slow", *more):
+                if (value := file.scalar(self.names[f"rope_scaling.{name}"])) is not None:
+                    scaling[name] = _shortest(value)
+            if attention_factor != 1:
+                attention_factor = ROPE["attention_factor"](source, "rope_scaling.attention_factor", attention_factor)
+                factor = ROPE["factor"](source, "rope_scaling.factor", factor)
+                # llama.cpp multiplies YaRN's own factor by it, Hugging Face's attention_factor replaces that.
+                scaling["attention_factor"] = attention_factor * (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
+        scaling.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
+        self._check_original(scaling)
+        return check_rope(scaling, config["rope_theta"], source)
+
+    def _long_rope(self, config: dict[str, Any]) -> dict[str, Any] | None:
+        """Divisors for short and for long contexts (Phi), and the factor on cos and sin."""
+        original = self.file.scalar(self.names["rope_scaling.original_max_position_embeddings"])
+        scaling: dict[str, Any] = {
+            "rope_type": "longrope",
+            "short_factor": self._divisors("rope_factors_short.weight", config),
+            "long_factor": self._divisors("rope_factors_long.weight", config),
+            "original_max_position_embeddings": config["max_position_embeddings"] if original is None else original,
+        }
+        if (given := self.file.scalar(self.names["rope_scaling.attention_factor"])) is not None:
+            scaling["attention_factor"] = _shortest(given)
+        self._check_original(scaling)
+        return check_rope(scaling, config["rope_theta"], self.source)
+
+    def _check_original(self, scaling: dict[str, Any]) -> None:
+        name = "original_max_position_embeddings"
+        whole(1, MAX_CONTEXT)(self.source, f"rope_scaling.{name}", scaling[name])
+
+    def _divisors(self, name: str, config: dict[str, Any]) -> list[float]:
+        """A tensor of numbers that rope's frequencies are divided by, one a pair of rotated dimensions."""
+        file, pairs = self.file, int(config["head_dim"] * config.get("partial_rotary_factor", 1.0)) // 2
+        if name not in file.tensors:
+            raise file.error(name, None, "is missing from the file")
+        tensor = file.tensors[name]
+        if tensor.shape != (pairs,) or tensor.type.name != "F32":
+            raise file.error(
+                name, tensor.entry, f"is {tensor.type.name} {list(tensor.shape)}; it must be F32 [{pairs}], half a head"
+            )
+        values = np.frombuffer(file.file.read(tensor.offset, tensor.nbytes, name), np.float32)
+        low, high = DIVISORS
+        wrong = ~((values >= low) & (values <= high))  # NaN is neither
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            raise file.error(
+                name, tensor.offset + 4 * at, f"divisor {at} is {values[at]}; it must be {low:g} to {high:g}"
+            )
+        return [float(value) for value in values]
+
+
+def _shortest(value: Any) -> Any:
+    """A float32 as the shortest decimal that means it (1e-05, not 9.999999747378752e-06), as configs are written."""
+    return float(str(np.float32(value))) if isinstance(value, float) and abs(value) < 3e38 else value
