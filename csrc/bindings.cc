@@ -424,6 +424,7 @@ NB_MODULE(_native, m) {
            "values"_a)
       .def("missing", &Decoder::missing)
       .def("new_cache", &Decoder::new_cache)
+      .def("experts_touched", &Decoder::experts_touched, nb::call_guard<nb::gil_scoped_release>())
       .def("forward", &forward, "caches"_a, "counts"_a, "tokens"_a.noconvert(), "parents"_a.noconvert(),
            "want"_a.none().noconvert(), "logits"_a, "top"_a)
       .def("export_matrix",

@@ -120,6 +120,8 @@ struct KernelTable {
   void (*scale)(float* x, int64_t n, float factor);
   void (*add_scaled)(const float* x, int64_t n, float factor, float* out);
   void (*cap)(float* x, int64_t n, float factor, float cap);
+  // x = softmax of x[0 .. n); what fills it up to a multiple of 16 is overwritten.
+  void (*softmax)(float* x, int64_t n);
   // out = weighted values / sum.
   void (*finish)(const float* state, int head_dim, float* out);
   // Adds x[0 .. n), of indices first, first + 1, ..., to the k largest so far (`count` of them, whose indices are all

@@ -18,7 +18,8 @@ void Decoder::reserve(const Step& step, int top) {
   ensure(hidden_, rows * hidden_stride_);
   ensure(qkv_, rows * qkv_stride_);
   ensure(branch_, rows * hidden_stride_);
-  gated_rows_.reserve(rows, widest_mlp_);
+  reserve_experts(rows);
+  experts_touched_ = 0;
   ensure(partials_, rows * heads_.heads * partial_blocks_ * head);
   // About 16 thousand logits a piece stay in the cache, and no piece is larger than a thread's share.
   const int64_t tiles = lm_head_.tiles();

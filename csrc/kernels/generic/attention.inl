@@ -221,6 +221,12 @@ SIMD_INLINE void softmax_block(float* scores, int64_t begin, int64_t end, float 
   *sum = reduce_add(total);
 }
 
+static void softmax(float* x, int64_t n) {
+  float maximum, sum;
+  softmax_block(x, 0, n, 0, &maximum, &sum);
+  for (int64_t i = 0; i < n; i += kLanes) store(x + i, div(load(x + i), set1(sum)));
+}
+
 // The rows and heads attended to together, positions counted from the block's first.
 struct QueryTile {
   int count = 0;
