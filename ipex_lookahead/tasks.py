@@ -33,8 +33,8 @@ __all__ = [
     "AutoModelForTokenClassification",
 ]
 
-_OF_DECODERS: dict[str, Any] = {"engine": "auto", "deterministic": None, "ipex": False, "kv_cache": "fp16", "max_context": None,
-                                "speculative": False, "mixed_precision": False}  # fmt: skip
+_OF_DECODERS: dict[str, Any] = {"engine": "auto", "deterministic": None, "ipex": False, "kv_cache": "fp16",
+                                "max_context": None, "speculative": False, "mixed_precision": False}  # fmt: skip
 """Arguments of ``AutoModelForCausalLM`` alone, and their defaults."""
 
 _WRITERS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")

@@ -26,7 +26,8 @@ def family(model_type: object, *, file: str = "") -> Family:
     """The family of that ``model_type``. Raises UnsupportedModelError, which names ``file``, for one not known."""
     if model_type not in model_types():
         raise UnsupportedModelError(
-            f"{file}{': ' if file else ''}model type {model_type!r} is not supported; supported are {', '.join(model_types())}",
+            f"{file}{': ' if file else ''}model type {model_type!r} is not supported; supported are "
+            f"{', '.join(model_types())}",
             hint="use engine='torch', which runs what transformers knows, or add"
             " ipex_lookahead/architectures/<model_type>.py",
         )
