@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 VOCAB = 101
 CONTEXT = 256
@@ -50,8 +51,8 @@ class Variant:
 
     Attributes:
         gguf: whether a GGUF file of llama.cpp's words can say all of it.
-        llama_cpp: whether llama.cpp computes what such a file says (``why`` if not).
-        original: the keys of ``values`` that say what is there already, so that leaving one out changes nothing.
+        llama_cpp: whether llama.cpp computes what such a file says.
+        why: why not, for both.
     """
 
     name: str
@@ -59,7 +60,6 @@ class Variant:
     gguf: bool = True
     llama_cpp: bool = True
     why: str = ""
-    original: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,10 @@ _TIED = {"tie_word_embeddings": True}
 _PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 _GEMMA = {
     **SIZES, "head_dim": 24, "query_pre_attn_scalar": 24, "sliding_window": 7, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+_VISION = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14,
 }  # fmt: skip
 
 FAMILIES: dict[str, Family] = {
@@ -211,13 +215,27 @@ FAMILIES: dict[str, Family] = {
         (
             Variant("plain"),
             Variant("six to one, scaled", {"num_hidden_layers": 7, "sliding_window_pattern": 6,
-                    "final_logit_softcapping": 3.0, **_layered({"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}, 10000.0)}),
+                    "final_logit_softcapping": 3.0,
+                    **_layered({"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}, 10000.0)}),
             Variant("pattern scalar biased untied", {"layer_types": [FULL, SLIDING, FULL], "query_pre_attn_scalar": 9,
                     "attention_bias": True, "tie_word_embeddings": False}, gguf=False,
                     why="the scalar is the head size; no bias"),
             Variant("odd", {**ODD, "head_dim": 32, "query_pre_attn_scalar": 32,
                             **_layered({"rope_type": "default", "rope_theta": 1e5}, 500.0)}),
         ),
+    ),
+    "gemma3": Family(
+        "Gemma3Config",
+        {"vision_config": _VISION, "mm_tokens_per_image": 4, "text_config": {
+            **_GEMMA, "num_hidden_layers": 3, "sliding_window_pattern": 3,
+            **_layered({"rope_type": "default", "rope_theta": 1e6}, 10000.0)}},
+        (Variant("text part", gguf=False, why="its GGUF file is gemma3_text's"),),
+    ),
+    "mistral3": Family(
+        "Mistral3Config",
+        {"vision_config": {**_VISION, "model_type": "pixtral", "head_dim": 8}, "tie_word_embeddings": False,
+         "text_config": {**SIZES, **_APART, "model_type": "ministral3", "rope_parameters": MINISTRAL}},
+        (Variant("text part", gguf=False, why="its GGUF file is ministral3's"),),
     ),
     "olmo2": Family(
         "Olmo2Config",
@@ -275,7 +293,7 @@ FAMILIES: dict[str, Family] = {
             Variant("not normalised, dense layers, biased", {"num_hidden_layers": 3, "norm_topk_prob": False,
                     "mlp_only_layers": [1], "attention_bias": True}, gguf=False,
                     why="it always normalises; no dense layers, no output bias"),
-            Variant("odd tied eight", {**ODD, **_TIED, "num_experts": 8, "num_experts_per_tok": 2,
+            Variant("odd tied eight", {**ODD, **_TIED, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2,
                                        "moe_intermediate_size": 52, "rope_parameters": YARN}),
             Variant("window, every 2nd", {"num_hidden_layers": 4, "decoder_sparse_step": 2, "use_sliding_window": True,
                     "sliding_window": 9}, gguf=False, why="no window, no dense layers"),
@@ -290,10 +308,11 @@ def variants(model_type: str) -> list[Variant]:
     return list(FAMILIES[model_type].variants)
 
 
-def config_of(model_type: str, variant: Variant) -> Any:
-    """The transformers config of a variant."""
+def config_of(model_type: str, variant: Variant, *, base: dict[str, Any] | None = None) -> Any:
+    """The transformers config of a variant over the family's base, or another."""
     family = FAMILIES[model_type]
-    values = json.loads(json.dumps({**family.base, **variant.values}))  # transformers changes what it is given
+    start = family.base if base is None else base
+    values = json.loads(json.dumps({**start, **variant.values}))  # transformers changes what it is given
     return getattr(transformers, family.config)(**values)
 
 
@@ -311,7 +330,7 @@ def build(model_type: str, variant: Variant) -> Any:
 def with_weights(config: Any) -> Any:
     """A model of ``config`` in float32 with eager attention, and weights that follow from their names."""
     config._attn_implementation = "eager"
-    auto = "AutoModelForImageTextToText" if config.model_type == "gemma3" else "AutoModelForCausalLM"
+    auto = "AutoModelForImageTextToText" if hasattr(config, "vision_config") else "AutoModelForCausalLM"
     kind = getattr(transformers, auto)
     model = kind.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     state = model.state_dict()
@@ -383,7 +402,8 @@ def logits(model: Any, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
 def write_folder(folder: Path, model: Any, *, dtype: str = "float32", old_words: bool = False) -> Path:
     """The model as a Hugging Face folder, tensors named as the hub's checkpoints have them; ``folder`` again.
 
-    ``old_words``: config.json as transformers 4 wrote it, which is what most checkpoints still hold.
+    ``old_words``: config.json as transformers 4 wrote it, which is what most checkpoints still hold. A model with a
+    text part has the names of the first release (``language_model.model.``); see :func:`rename_text_part`.
     """
     model.config.dtype = dtype
     saved = model if dtype == "float32" else type(model)(model.config).to(getattr(torch, dtype))
@@ -395,6 +415,16 @@ def write_folder(folder: Path, model: Any, *, dtype: str = "float32", old_words:
     config = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps(as_of_old(config) if old_words else config), encoding="utf-8")
     return folder
+
+
+def rename_text_part(folder: Path) -> None:
+    """Give the text part's tensors the names that transformers has had since 4.52 (``model.language_model.``)."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    moved = (("language_model.model.", "model.language_model."), ("language_model.lm_head.", "lm_head."))
+    for first, since in moved:
+        tensors = {name.replace(first, since): values for name, values in tensors.items()}
+    save_file(tensors, file, {"format": "pt"})
 
 
 def as_of_old(config: dict[str, Any]) -> dict[str, Any]:
