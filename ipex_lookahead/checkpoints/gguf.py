@@ -18,7 +18,7 @@ from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.gguf_config import gguf_config
 from ipex_lookahead.checkpoints.gguf_reader import TENSOR_TYPES, GgufFile, GgufTensor
-from ipex_lookahead.checkpoints.placed import Run, row_order, run_of, tensors_by_name, with_offset
+from ipex_lookahead.checkpoints.placed import Run, row_order, run_of, split_experts, tensors_by_name, with_offset
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats.base import GROUP, PackedWeight
 
@@ -49,7 +49,9 @@ class GgufCheckpoint:
             refuse_unread_types(self._file)
             self.config: dict[str, Any] = gguf_config(self._file, model_type)
             self.spec: ModelSpec = spec_for(self.config)
-            self._tensors = tensors_by_name(self.spec)
+            self._tensors = {
+                name: split_experts(tensor, self._file.tensors) for name, tensor in tensors_by_name(self.spec).items()
+            }
             declared = family(model_type).GGUF
             assert declared is not None  # it claimed the file
             self._check_tensors(declared.unused_tensors)

@@ -272,7 +272,8 @@ FAMILIES: dict[str, Family] = {
             Variant("limits, no bias, tied", {**_TIED, "attention_bias": False, "swiglu_alpha": 1.2,
                     "swiglu_limit": 1.5, "layer_types": [FULL, SLIDING, SLIDING]}, gguf=False,
                     why="alpha, limit, pattern and biases are the architecture's"),
-            Variant("yarn", {"rope_parameters": {**YARN, "rope_theta": 150000.0}}),
+            Variant("yarn rounded", {"rope_parameters": {**YARN, "rope_theta": 150000.0}}, gguf=False,
+                    why="a GGUF file does not say whether the ramp's ends are rounded; the models' are not"),
         ),
     ),
     "mixtral": Family(
