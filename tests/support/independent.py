@@ -12,6 +12,7 @@ import safetensors
 from gguf.quants import dequantize as dequantize_blocks
 
 from ipex_lookahead.checkpoints import Checkpoint, kind_of, open_checkpoint
+from ipex_lookahead.checkpoints.sizes import packed_bytes
 from ipex_lookahead.formats import dequantize
 from tests.support.tiny import gguf_name
 
@@ -40,6 +41,7 @@ def _streams(checkpoint: Checkpoint) -> dict[str, tuple[str, list[int], bytes]]:
     for name in checkpoint.names():
         weight, info = checkpoint.read(name), checkpoint.info(name)
         assert (weight.format, weight.shape, weight.group_size) == (info.format, info.shape, info.group_size)
+        assert weight.nbytes == packed_bytes(info)
         kind = _KINDS[weight.format]
         if weight.scales is None:
             found[name] = kind, list(weight.shape), weight.codes.tobytes()
