@@ -91,6 +91,8 @@ struct Attend {
 // A partial softmax over one block of positions: {max, sum, 14 unused, weighted values [head_dim16]}.
 constexpr int kPartialHead = 16;
 
+constexpr int kNotFinite = -1;  // what top_k() returns for values that hold NaN or an infinity
+
 struct KernelTable {
   const char* name;
 
@@ -122,9 +124,9 @@ struct KernelTable {
   void (*cap)(float* x, int64_t n, float factor, float cap);
   // out = weighted values / sum.
   void (*finish)(const float* state, int head_dim, float* out);
-  // Adds x[0 .. n), of indices first, first + 1, ..., to the k largest so far (`count` of them, whose indices are all
-  // lower): largest first, the lowest index first among equals; NaN and -inf never enter. Returns the new count.
-  int (*top_k)(const float* x, int64_t n, int64_t first, int k, int count, float* values, int32_t* indices);
+  // The k largest of x[0 .. n), whose indices are first, first + 1, ...: largest first, the lowest index first among
+  // equals. Returns how many there are, min(k, n); kNotFinite where any x is NaN or infinite.
+  int (*top_k)(const float* x, int64_t n, int64_t first, int k, float* values, int32_t* indices);
   // Reads a buffer from end to end; a multiple of 256 bytes. For measuring bandwidth.
   float (*read)(const uint8_t* data, int64_t bytes);
   // `repeats` x 8 independent 16 x 4 integer dot products in registers. For measuring the peak.

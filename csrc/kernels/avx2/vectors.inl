@@ -67,6 +67,10 @@ SIMD_INLINE bool any_greater(f32x16 a, float b) {
   return _mm256_movemask_ps(
              _mm256_or_ps(_mm256_cmp_ps(a.lo, bound, _CMP_GT_OQ), _mm256_cmp_ps(a.hi, bound, _CMP_GT_OQ))) != 0;
 }
+SIMD_INLINE bool any_nan(f32x16 a, f32x16 b) {
+  return _mm256_movemask_ps(
+             _mm256_or_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_UNORD_Q), _mm256_cmp_ps(a.hi, b.hi, _CMP_UNORD_Q))) != 0;
+}
 SIMD_INLINE float reduce_max(f32x16 a) {
   const __m256 h = _mm256_max_ps(a.lo, a.hi);
   __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));

@@ -61,6 +61,7 @@ SIMD_INLINE float reduce_add(f32x16 a) {
   return _mm_cvtss_f32(q);
 }
 SIMD_INLINE bool any_greater(f32x16 a, float b) { return _mm512_cmp_ps_mask(a, _mm512_set1_ps(b), _CMP_GT_OQ) != 0; }
+SIMD_INLINE bool any_nan(f32x16 a, f32x16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0; }
 SIMD_INLINE float reduce_max(f32x16 a) { return _mm512_reduce_max_ps(a); }
 SIMD_INLINE i32x16 add(i32x16 a, i32x16 b) { return _mm512_add_epi32(a, b); }
 SIMD_INLINE int32_t reduce_add(i32x16 a) { return _mm512_reduce_add_epi32(a); }

@@ -78,6 +78,11 @@ SIMD_INLINE bool any_greater(f32x16 a, float b) {
   for (int i = 0; i < 16; ++i) any |= a.v[i] > b;
   return any;
 }
+SIMD_INLINE bool any_nan(f32x16 a, f32x16 b) {
+  bool any = false;
+  for (int i = 0; i < 16; ++i) any |= std::isunordered(a.v[i], b.v[i]);
+  return any;
+}
 SIMD_INLINE float reduce_max(f32x16 a) {
   float m = a.v[0];
   for (int i = 1; i < 16; ++i) m = a.v[i] > m ? a.v[i] : m;
