@@ -85,7 +85,7 @@ def test_texts_in_many_scripts(tmp_path: Path, kind: str) -> None:
         if text and not known_to_differ(kind, text):
             assert ours.encode(text) == theirs(file, text), text
             compared += 1
-    assert compared > 40
+    assert compared > 30
 
 
 @pytest.mark.parametrize("name", sorted(set(SPLITTINGS) - set(KINDS)))
