@@ -104,6 +104,7 @@ def _load_known(checkpoint: Checkpoint, request: LoadRequest, device: torch.devi
     if request.ipex:
         check_ipex(label, dtype, device)
     rounded_from = warn_of_requantizing(checkpoint, plan, kept=spec.kept())
+    tokenizer, why_none = request.tokenizer(checkpoint.text_tokenizer)
     config = transformers_config(checkpoint.config)
     with sentences(checkpoint.path, config.model_type):
         model = _skeleton(config, checkpoint.path, Extent.of(checkpoint))
@@ -121,8 +122,9 @@ def _load_known(checkpoint: Checkpoint, request: LoadRequest, device: torch.devi
         label,
         dict(checkpoint.config),
         generation_defaults(checkpoint),
-        checkpoint.text_tokenizer(),
+        tokenizer,
         config,
+        why_none,
     )
 
 
@@ -222,6 +224,7 @@ def _load_foreign(request: LoadRequest, device: torch.device, family: str) -> Lo
         dtype = compute_dtype(request.dtype, label, device, in_file)
         if request.ipex:
             check_ipex(label, dtype, device)
+        tokenizer, why_none = request.tokenizer(lambda: text_from_folder(path, plain))
         backends = LinearBackends(device, threads=request.threads, dtype=dtype)
         with sentences(path, family):
             if packed is None:
@@ -238,8 +241,9 @@ def _load_foreign(request: LoadRequest, device: torch.device, family: str) -> Lo
         label,
         plain,
         defaults,
-        text_from_folder(path, plain),
+        tokenizer,
         config,
+        why_none,
     )
 
 
