@@ -18,12 +18,12 @@ from ipex_lookahead.checkpoints.gguf_llama import LlamaTensor, llama_config, lla
 from ipex_lookahead.checkpoints.gguf_reader import TENSOR_TYPES, GgufFile, GgufTensor
 from ipex_lookahead.checkpoints.hparams import shown
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
-from ipex_lookahead.formats.base import GROUP, PackedWeight
+from ipex_lookahead.formats import FLOATS, FORMATS
+from ipex_lookahead.formats.base import PackedWeight
 
 _log = logging.getLogger(__name__)
 
 _READ_AT_ONCE = 4 << 20
-_FLOATS: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.uint16, "bf16": np.uint16}
 
 
 class GgufCheckpoint:
@@ -80,7 +80,7 @@ class GgufCheckpoint:
     def info(self, name: str) -> TensorInfo:
         """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""
         source = self._find(name).source
-        return TensorInfo(source.shape, source.type.format, GROUP if source.type.block > 1 else 0)
+        return TensorInfo(source.shape, source.type.format, FORMATS[source.type.format].group_sizes[0])
 
     def read(self, name: str) -> PackedWeight:
         """The tensor, codes and scales as in the file, rows in Hugging Face's order.
@@ -90,50 +90,49 @@ class GgufCheckpoint:
         """
         tensor = self._find(name)
         source = tensor.source
-        if source.type.format in _FLOATS:
+        if source.type.format in FLOATS:
             return self._read_floats(tensor)
-        block = _BLOCKS[source.type.format]
-        rows, blocks = source.shape[0], source.shape[1] // GROUP
-        codes = np.empty((rows, blocks * block["codes"].shape[0]), _CODES[source.type.format])
-        scales = np.empty((rows, blocks), np.uint16)
-        minimums = np.empty((rows, blocks), np.uint16) if "minimum" in (block.names or ()) else None
+        target = FORMATS[source.type.format]
+        assert target.gguf is not None
+        record, group_size = target.gguf.record, target.group_sizes[0]
+        fields: Any = record.fields
+        rows, blocks = source.shape[0], source.shape[1] // target.gguf.inputs
+        arrays = {
+            stream.name: np.empty(stream.shape(source.shape, group_size), stream.dtype) for stream in target.streams
+        }
         order = tensor.row_order()
-        row_bytes = blocks * block.itemsize
+        row_bytes = blocks * record.itemsize
         step = max(1, _READ_AT_ONCE // row_bytes)
         for start in range(0, rows, step):
             stop = min(rows, start + step)
-            buffer = np.empty((stop - start, blocks), block)
+            buffer = np.empty((stop - start, blocks), record)
             self._file.file.read_into(source.offset + start * row_bytes, buffer, source.name)
             place: Any = slice(start, stop) if order is None else order[start:stop]
-            self._check_scales(buffer, source, start * row_bytes)
-            codes[place] = buffer["codes"].reshape(stop - start, -1)
-            scales[place] = buffer["scale"]
-            if minimums is not None:
-                minimums[place] = buffer["minimum"]
-        return PackedWeight(source.type.format, source.shape, codes, GROUP, scales, minimums)
+            for stream in target.streams:
+                part = np.ascontiguousarray(buffer[stream.name]).reshape(stop - start, -1)
+                if (bad := target.bad_scale(stream.name, part)) is not None:
+                    block, element = divmod(bad.index, part.size // buffer.size)
+                    field = int(fields[stream.name][1]) + element * stream.itemsize
+                    at = source.offset + start * row_bytes + block * record.itemsize + field
+                    raise self._error(source, at, f"{bad.what} {start * blocks + block} {bad.problem}")
+                arrays[stream.name][place] = part
+        return PackedWeight(source.type.format, source.shape, group_size=group_size, **arrays)
 
     def _read_floats(self, tensor: LlamaTensor) -> PackedWeight:
         source = tensor.source
-        values: npt.NDArray[np.generic] = np.empty(source.shape, _FLOATS[source.type.format])
+        values: npt.NDArray[np.generic] = np.empty(source.shape, FORMATS[source.type.format].streams[0].dtype)
         self._file.file.read_into(source.offset, values, source.name)
         if (bad := first_not_finite(values, source.type.format)) is not None:
-            raise self._not_finite(source, "value", bad, source.offset + bad * values.itemsize)
+            at = source.offset + bad * values.itemsize
+            raise self._error(source, at, f"value {bad} is NaN or infinite")
         order = tensor.row_order()
         if order is not None:
             in_file, values = values, np.empty_like(values)
             values[order] = in_file
         return PackedWeight(source.type.format, source.shape, values)
 
-    def _check_scales(self, blocks: npt.NDArray[np.void], source: GgufTensor, start: int) -> None:
-        fields = [name for name in ("scale", "minimum") if name in (blocks.dtype.names or ())]
-        for field in fields:
-            bad = first_not_finite(np.ascontiguousarray(blocks[field]), "fp16")
-            if bad is not None:
-                at = source.offset + start + bad * blocks.dtype.itemsize + 2 * fields.index(field)
-                raise self._not_finite(source, field, start // blocks.dtype.itemsize + bad, at)
-
-    def _not_finite(self, source: GgufTensor, what: str, index: int, at: int) -> ModelFormatError:
-        return self._file.error(source.name, at, f"{what} {index} is NaN or infinite")
+    def _error(self, source: GgufTensor, at: int, problem: str) -> ModelFormatError:
+        return self._file.error(source.name, at, problem)
 
     def _find(self, name: str) -> LlamaTensor:
         if name not in self._tensors:
@@ -173,12 +172,3 @@ def refuse_unread_types(file: GgufFile) -> None:
         hint=f"take a Q8_0 or Q4_0 file of this model, or convert: llama-quantize --allow-requantize {file.path.name} "
         f"{file.path.stem}-Q8_0.gguf Q8_0",
     )
-
-
-_BLOCKS = {
-    "sym_int8": np.dtype([("scale", "<u2"), ("codes", "i1", GROUP)]),
-    "sym_int4": np.dtype([("scale", "<u2"), ("codes", "u1", GROUP // 2)]),
-    "asym_int4": np.dtype([("scale", "<u2"), ("minimum", "<u2"), ("codes", "u1", GROUP // 2)]),
-}
-"""A block of 32 weights as GGUF stores it: Q8_0, Q4_0, Q4_1."""
-_CODES: dict[str, type[np.generic]] = {"sym_int8": np.int8, "sym_int4": np.uint8, "asym_int4": np.uint8}

@@ -32,9 +32,9 @@ from ipex_lookahead.engines.torch.fitness import refuse_unfit
 from ipex_lookahead.engines.torch.ipex import apply_ipex, check_ipex
 from ipex_lookahead.engines.torch.linear_backends import LinearBackends
 from ipex_lookahead.engines.torch.low_bit_linear import Replacement, load_packed, replace_linears
-from ipex_lookahead.engines.weights import FLOATS, WeightPlan, read_matrix
+from ipex_lookahead.engines.weights import WeightPlan, read_matrix
 from ipex_lookahead.errors import InputError, LookaheadError, ModelFormatError, UnsupportedModelError
-from ipex_lookahead.formats import dequantize
+from ipex_lookahead.formats import FLOATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
 
 DTYPES = {
