@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "kernels/formats.h"
+
 namespace ipex_lookahead {
 
 constexpr int kLanes = 16;      // outputs in a weight tile; lanes of every canonical reduction
@@ -13,20 +15,14 @@ constexpr int kGroup = 32;      // inputs in a block of codes; activations are q
 constexpr int kPage = 64;       // positions in a page of the KV cache
 constexpr int kBlock = 256;     // positions in a block of attention; partial results are merged in ascending order
 
-enum class WeightFormat : int32_t { fp32, fp16, bf16, sym_int8, sym_int4, asym_int4 };
-constexpr int kFormats = 6;
-inline bool is_float(WeightFormat f) { return f <= WeightFormat::bf16; }
-
 // A prepacked weight matrix. Tiles of 16 outputs follow each other; the last tile is padded with zero scales.
-//   int4   [n/16][blocks][4][64]: byte j of chunk c: output j/4; low nibble input 4c + j%4, high nibble 16 + 4c + j%4
-//   int8   [n/16][blocks][8][64]: byte j of chunk c: output j/4, input 4c + j%4; biased by 128
-//   float  [n/16][n_in][16]
-//   scales, minimums [n/16][ceil(n_in / group)][16], binary16
+//   codes    integer formats [n/16][blocks][Codes::kBytes], float formats [n/16][n_in][16]
+//   scales, minimums  [n/16][ceil(blocks / group_blocks)][16], binary16
 struct Matrix {
   WeightFormat format = WeightFormat::fp32;
   int64_t n_out = 0, n_in = 0;
   int32_t blocks = 0;        // ceil(n_in / 32)
-  int32_t group_blocks = 1;  // blocks that share a scale: 1 or 2
+  int32_t group_blocks = 1;  // blocks that share a scale: a power of two
   const uint8_t* codes = nullptr;
   const uint16_t* scales = nullptr;
   const uint16_t* minimums = nullptr;
