@@ -73,7 +73,7 @@ def llama_config(values: Mapping[str, Any], rope: Mapping[str, Any], rope_theta:
 
 
 def family_config(model_type: str, values: Mapping[str, Any], rope: Mapping[str, Any], rope_theta: float) -> Any:
-    """The config of another family: arguments as ``llama_config`` has them.
+    """The config of another family: arguments as ``llama_config`` has them; no ``rope``: the family's own default.
 
     Raises UnsupportedModelError for a family that this release of transformers does not know.
     """
@@ -84,7 +84,7 @@ def family_config(model_type: str, values: Mapping[str, Any], rope: Mapping[str,
             f"transformers {transformers.__version__} does not know the family {model_type!r}",
             hint="install a newer transformers",
         )
-    scaling = None if rope["rope_type"] == "default" else {**rope, "type": rope["rope_type"]}
+    scaling = {**rope, "type": rope["rope_type"]} if rope else None
     return CONFIG_MAPPING[model_type](**values, rope_theta=rope_theta, rope_scaling=scaling)
 
 

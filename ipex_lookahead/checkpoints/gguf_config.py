@@ -54,7 +54,9 @@ _IDS = {
     "eot_token_id": "tokenizer.ggml.eot_token_id",
     "eom_token_id": "tokenizer.ggml.eom_token_id",
 }
-_PER_LAYER = ("intermediate_size", "num_attention_heads", "num_key_value_heads")
+_PER_LAYER = (
+    "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_experts_per_tok", "moe_intermediate_size",
+)  # fmt: skip
 _OPTIONAL = ("num_key_value_heads", "head_dim", "vocab_size", "rope_theta")
 _SCALINGS = ("none", "linear", "yarn", "longrope")
 
@@ -186,6 +188,10 @@ class _Reader:
             )
         if "rope_factors_long.weight" in file.tensors or "rope_factors_short.weight" in file.tensors:
             return self._long_rope(config)
+        if kind == "longrope":
+            raise UnsupportedModelError(
+                f"{file.path}: {prefix}.rope.scaling.type is 'longrope', but there is no rope_factors_long.weight"
+            )
         scaled = kind != "none" and factor not in (None, 0, 1)
         attention_factor = file.scalar(f"{prefix}.rope.scaling.attn_factor", 1.0)
         if attention_factor != 1 and not (scaled and kind == "yarn"):

@@ -1,0 +1,67 @@
+"""The table of tiny checkpoints itself: it has every family here, and each of its switches shows in the logits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+
+from ipex_lookahead.architectures import model_types
+from tests.support.tiny_families import FAMILIES, SIZES, Variant, build, config_of, logits, text, variants, with_weights
+from tests.support.tiny_families import write_folder as write
+
+EVERY = [(model_type, variant) for model_type in FAMILIES for variant in variants(model_type)]
+EACH = pytest.mark.parametrize(("model_type", "variant"), EVERY, ids=[f"{one}-{each.name}" for one, each in EVERY])
+
+
+def test_every_family_is_in_the_table() -> None:
+    missing = set(model_types()) - set(FAMILIES)
+    assert not missing, f"give {sorted(missing)} a row in tests/support/tiny_families.py"
+
+
+SILENT = {
+    ("smollm3", "use_sliding_window"): "layer_types and sliding_window decide where both are there",
+    ("phi3", "original_max_position_embeddings"): "only longrope looks at it",
+    ("gemma2", "attn_logit_softcapping"): "no cap, or the default one of 50, are all but the same",
+    ("gemma3", "mm_tokens_per_image"): "for images",
+    ("gemma3_text", "sliding_window_pattern"): "layer_types goes before it",
+}
+"""Keys of the table that do not show by themselves, and why."""
+
+
+@EACH
+def test_every_switch_of_a_variant_shows_in_the_logits(model_type: str, variant: Variant) -> None:
+    """Else the tests that compare logits could not tell whether it is honoured."""
+    model = build(model_type, variant)
+    ids = text(model)
+    expected = logits(model, ids)
+    values = {**FAMILIES[model_type].base, **variant.values}
+    for key, value in values.items():
+        if value is None or key in SIZES or key.endswith("_config") or (model_type, key) in SILENT:
+            continue
+        without = Variant(f"without {key}", {name: value for name, value in values.items() if name != key})
+        config = config_of(model_type, without, base={})
+        if config.to_dict() == config_of(model_type, variant).to_dict():
+            continue  # it says what is there without it
+        try:
+            changed = logits(with_weights(config), ids)
+        except (ValueError, KeyError, TypeError, RuntimeError, IndexError):
+            continue  # transformers takes no such model
+        difference = float(np.abs(changed - expected).max() / expected.std())
+        assert difference > 0.02, f"{key} changes next to nothing"
+
+
+@EACH
+def test_a_saved_folder_is_the_model_in_either_spelling(tmp_path: Path, model_type: str, variant: Variant) -> None:
+    model = build(model_type, variant)
+    ids = text(model)
+    for old_words in (False, True):
+        folder = write(tmp_path / str(old_words), model, old_words=old_words)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        assert ("rope_parameters" in config.get("text_config", config)) != old_words
+        kind = getattr(transformers, config["architectures"][0])
+        loaded = kind.from_pretrained(folder, attn_implementation="eager", dtype="float32").eval()
+        assert (logits(loaded, ids) == logits(model, ids)).all()

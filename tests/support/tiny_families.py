@@ -1,0 +1,464 @@
+"""Tiny random checkpoints of every family here, as transformers builds and saves them, with every switch on and off.
+
+A family is a row of ``FAMILIES``: its base and the variants that differ from it. Weights are random, norms, biases and
+sinks too, of sizes at which every switch shows in the logits (``test_families_table.py`` asks each). A weight follows
+from its name alone, so two variants of the same shapes differ by their switches only.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import math
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+VOCAB = 101
+CONTEXT = 256
+TEXT = 57
+"""Tokens of a text that logits are compared on: more than any window, and than any original context, of the table."""
+SIZES = {
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT,
+    "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+ODD = {"hidden_size": 72, "intermediate_size": 100, "num_attention_heads": 3, "num_key_value_heads": 1}
+"""Nothing that 32 divides, heads of 24 in one group."""
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 48}
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64,
+    "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+}  # fmt: skip
+MINISTRAL = {
+    **YARN, "original_max_position_embeddings": 16, "factor": 12.0, "beta_fast": 4.0, "beta_slow": 1.0,
+    "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5,
+}  # fmt: skip
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A family's model: ``values`` go over the base of the family.
+
+    Attributes:
+        gguf: whether a GGUF file of llama.cpp's words can say all of it.
+        llama_cpp: whether llama.cpp computes what such a file says.
+        why: why not, for both.
+    """
+
+    name: str
+    values: dict[str, Any] = field(default_factory=dict)
+    gguf: bool = True
+    llama_cpp: bool = True
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family: the ``model_type``'s config class, what every variant starts from, and the variants, plainest first."""
+
+    config: str
+    base: dict[str, Any]
+    variants: tuple[Variant, ...]
+
+
+def _longrope(original: int, **more: Any) -> dict[str, Any]:
+    """Six pairs: heads of 16, three quarters rotated."""
+    return {
+        "original_max_position_embeddings": original,
+        "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": original,
+            "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5], "long_factor": [1.0, 1.5, 3.0, 6.0, 12.0, 20.0], **more,
+        },
+    }  # fmt: skip
+
+
+def _layered(full: dict[str, Any], local: float) -> dict[str, Any]:
+    return {"rope_parameters": {FULL: full, SLIDING: {"rope_type": "default", "rope_theta": local}}}
+
+
+_APART = {"head_dim": 24}
+_TIED = {"tie_word_embeddings": True}
+_PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+_GEMMA = {
+    **SIZES, "head_dim": 24, "query_pre_attn_scalar": 24, "sliding_window": 7, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+_VISION = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14,
+}  # fmt: skip
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(
+        "LlamaConfig",
+        SIZES,
+        (
+            Variant("plain"),
+            Variant("llama3 biased odd tied", {**ODD, **_TIED, "rope_parameters": LLAMA3, "attention_bias": True,
+                                               "mlp_bias": True}),
+            Variant("yarn apart", {**_APART, "rope_parameters": YARN}),
+            Variant("linear", {"rope_parameters": LINEAR}),
+        ),
+    ),
+    "qwen2": Family(
+        "Qwen2Config",
+        SIZES,
+        (
+            Variant("plain", {"rope_parameters": {**_PLAIN, "rope_theta": 1e6}}),
+            Variant("windows", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1,
+                                "num_hidden_layers": 3}, gguf=False, why="a window on some layers has no word"),
+            Variant("yarn odd tied", {**ODD, **_TIED, "rope_parameters": YARN}),
+            Variant("pattern", {"layer_types": [SLIDING, FULL, SLIDING], "num_hidden_layers": 3,
+                                "use_sliding_window": True, "sliding_window": 9}, gguf=False, why="as above"),
+            Variant("apart", _APART, gguf=False, why="llama.cpp's qwen2 has heads of hidden/heads"),
+        ),
+    ),
+    "qwen3": Family(
+        "Qwen3Config",
+        {**SIZES, **_APART},
+        (
+            Variant("plain", {"rope_parameters": {**_PLAIN, "rope_theta": 1e6}}),
+            Variant("windows biased", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1,
+                                       "attention_bias": True}, gguf=False, why="no window, no output bias"),
+            Variant("yarn odd tied", {**ODD, **_TIED, "rope_parameters": YARN}),
+            Variant("pattern", {"layer_types": [SLIDING, FULL, SLIDING], "num_hidden_layers": 3,
+                                "use_sliding_window": True, "sliding_window": 9}, gguf=False, why="no window"),
+        ),
+    ),
+    "mistral": Family(
+        "MistralConfig",
+        {**SIZES, "sliding_window": None},
+        (
+            Variant("plain"),
+            Variant("window apart", {**_APART, "sliding_window": 9}, gguf=False, why="its files say llama: no window"),
+            Variant("odd tied", {**ODD, **_TIED, "rope_parameters": {**_PLAIN, "rope_theta": 1e6}}),
+            Variant("yarn apart", {**_APART, "rope_parameters": YARN}),
+        ),
+    ),
+    "ministral3": Family(
+        "Ministral3Config",
+        {**SIZES, **_APART, "rope_parameters": MINISTRAL},
+        (
+            Variant("plain"),
+            Variant("odd tied mscale", {**ODD, **_TIED, "rope_parameters": {**MINISTRAL, "mscale_all_dim": 0.5}}),
+            Variant("window", {"sliding_window": 9}, gguf=False, why="mistral3 has no window"),
+            Variant("linear", {"rope_parameters": {**LINEAR, "llama_4_scaling_beta": 0.3,
+                               "original_max_position_embeddings": 16}}, gguf=False, why="always yarn"),
+        ),
+    ),
+    "smollm3": Family(
+        "SmolLM3Config",
+        {**SIZES, "num_hidden_layers": 5},
+        (
+            Variant("plain"),
+            Variant("windows biased untied", {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1],
+                    "use_sliding_window": True, "sliding_window": 9, "attention_bias": True, "mlp_bias": True,
+                    "tie_word_embeddings": False}, gguf=False, why="every 4th layer has no rope; no window, no bias"),
+            Variant("yarn odd", {**ODD, "rope_parameters": YARN}),
+            Variant("interval", {"num_hidden_layers": 4, "no_rope_layer_interval": 2}, gguf=False, why="always 4"),
+            Variant("pattern", {"num_hidden_layers": 3, "layer_types": [SLIDING, FULL, SLIDING],
+                                "use_sliding_window": True, "sliding_window": 9}, gguf=False, why="no window"),
+        ),
+    ),
+    "granite": Family(
+        "GraniteConfig",
+        {**SIZES, "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 5.0,
+         "attention_multiplier": 0.125},
+        (
+            Variant("plain"),
+            Variant("odd tied biased", {**ODD, **_TIED, "attention_bias": True, "mlp_bias": True,
+                                        "rope_parameters": LINEAR}),
+            Variant("multipliers of one", {"embedding_multiplier": 1.0, "residual_multiplier": 1.0,
+                                           "logits_scaling": 1.0, "attention_multiplier": 0.25}),
+            Variant("yarn", {"rope_parameters": YARN}),
+        ),
+    ),
+    "phi3": Family(
+        "Phi3Config",
+        {**SIZES, "original_max_position_embeddings": CONTEXT},
+        (
+            Variant("plain"),
+            Variant("long", _longrope(24)),
+            Variant("window odd", {**ODD, "sliding_window": 9}, llama_cpp=False, why="it reads the window, drops it"),
+            Variant("partial tied", {**_TIED, "rope_parameters": {**_PLAIN, "partial_rotary_factor": 0.5}}),
+            Variant("short", _longrope(CONTEXT)),
+            Variant("long factor", _longrope(24, attention_factor=1.3), gguf=False,
+                    why="the converter writes what the contexts' ratio gives"),
+        ),
+    ),
+    "gemma2": Family(
+        "Gemma2Config",
+        {**_GEMMA, "num_hidden_layers": 3, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+        (
+            Variant("plain"),
+            Variant("no caps untied biased", {"attn_logit_softcapping": None, "final_logit_softcapping": None,
+                    "attention_bias": True, "tie_word_embeddings": False}, gguf=False, why="always capped and tied"),
+            Variant("odd", {**ODD, "head_dim": 32, "query_pre_attn_scalar": 32}),
+            Variant("pattern scalar", {"layer_types": [FULL, FULL, SLIDING], "query_pre_attn_scalar": 9,
+                    "rope_parameters": LINEAR}, gguf=False, why="the scalar is the head size; rope has no keys"),
+        ),
+    ),
+    "gemma3_text": Family(
+        "Gemma3TextConfig",
+        {**_GEMMA, "num_hidden_layers": 3, "sliding_window_pattern": 3,
+         **_layered({"rope_type": "default", "rope_theta": 1e6}, 10000.0)},
+        (
+            Variant("plain"),
+            Variant("six to one, scaled", {"num_hidden_layers": 7, "sliding_window_pattern": 6,
+                    "final_logit_softcapping": 3.0,
+                    **_layered({"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}, 10000.0)}),
+            Variant("pattern scalar biased untied", {"layer_types": [FULL, SLIDING, FULL], "query_pre_attn_scalar": 9,
+                    "attention_bias": True, "tie_word_embeddings": False}, gguf=False,
+                    why="the scalar is the head size; no bias"),
+            Variant("odd", {**ODD, "head_dim": 32, "query_pre_attn_scalar": 32,
+                            **_layered({"rope_type": "default", "rope_theta": 1e5}, 500.0)}),
+        ),
+    ),
+    "gemma3": Family(
+        "Gemma3Config",
+        {"vision_config": _VISION, "mm_tokens_per_image": 4, "text_config": {
+            **_GEMMA, "num_hidden_layers": 3, "sliding_window_pattern": 3,
+            **_layered({"rope_type": "default", "rope_theta": 1e6}, 10000.0)}},
+        (Variant("text part", gguf=False, why="its GGUF file is gemma3_text's"),),
+    ),
+    "mistral3": Family(
+        "Mistral3Config",
+        {"vision_config": {**_VISION, "model_type": "pixtral", "head_dim": 8}, "tie_word_embeddings": False,
+         "text_config": {**SIZES, **_APART, "model_type": "ministral3", "rope_parameters": MINISTRAL}},
+        (Variant("text part", gguf=False, why="its GGUF file is ministral3's"),),
+    ),
+    "olmo2": Family(
+        "Olmo2Config",
+        SIZES,
+        (
+            Variant("plain", {"rope_parameters": {**_PLAIN, "rope_theta": 5e5}}),
+            Variant("biased odd tied", {**ODD, **_TIED, "attention_bias": True}, gguf=False,
+                    why="no output bias; untied"),
+            Variant("linear odd", {**ODD, "rope_parameters": LINEAR}),
+        ),
+    ),
+    "olmo3": Family(
+        "Olmo3Config",
+        {**SIZES, "num_hidden_layers": 4, "sliding_window": 9, **_layered({**YARN, "rope_theta": 5e5}, 5e5)},
+        (
+            Variant("plain"),
+            Variant("pattern biased tied", {**_TIED, "num_hidden_layers": 3, "layer_types": [FULL, SLIDING, FULL],
+                    "attention_bias": True}, gguf=False, why="no output bias; untied"),
+            Variant("odd", {**ODD, "num_hidden_layers": 3, "layer_types": [SLIDING, FULL, SLIDING],
+                            **_layered({**_PLAIN, "rope_theta": 5e5}, 5e5)}),
+        ),
+    ),
+    "gpt_oss": Family(
+        "GptOssConfig",
+        {**SIZES, "head_dim": 16, "num_hidden_layers": 3, "sliding_window": 8, "num_local_experts": 4,
+         "num_experts_per_tok": 2,
+         "rope_parameters": {**YARN, "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                             "original_max_position_embeddings": 4096, "truncate": False}},
+        (
+            Variant("plain", llama_cpp=False, why="it rounds the ends of yarn's ramp, the model does not"),
+            Variant("default rope odd", {**ODD, "num_local_experts": 5, "num_experts_per_tok": 3,
+                                         "rope_parameters": {**_PLAIN, "rope_theta": 150000.0}}),
+            Variant("limits, no bias, tied", {**_TIED, "attention_bias": False, "swiglu_alpha": 1.2,
+                    "swiglu_limit": 1.5, "layer_types": [FULL, SLIDING, SLIDING]}, gguf=False,
+                    why="alpha, limit, pattern and biases are the architecture's"),
+            Variant("yarn rounded", {"rope_parameters": {**YARN, "rope_theta": 150000.0}}, gguf=False,
+                    why="a GGUF file does not say whether the ramp's ends are rounded; the models' are not"),
+        ),
+    ),
+    "mixtral": Family(
+        "MixtralConfig",
+        {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2},
+        (
+            Variant("plain"),
+            Variant("window apart one expert", {**_APART, "sliding_window": 9, "num_local_experts": 3,
+                    "num_experts_per_tok": 1}, gguf=False, why="its files say llama: no window"),
+            Variant("odd tied eight", {**ODD, **_TIED, "num_local_experts": 8, "num_experts_per_tok": 3}),
+        ),
+    ),
+    "qwen3_moe": Family(
+        "Qwen3MoeConfig",
+        {**SIZES, **_APART, "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 64,
+         "norm_topk_prob": True},
+        (
+            Variant("plain"),
+            Variant("not normalised, dense layers, biased", {"num_hidden_layers": 3, "norm_topk_prob": False,
+                    "mlp_only_layers": [1], "attention_bias": True}, gguf=False,
+                    why="it always normalises; no dense layers, no output bias"),
+            Variant("odd tied eight", {**ODD, **_TIED, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2,
+                                       "moe_intermediate_size": 52, "rope_parameters": YARN}),
+            Variant("window, every 2nd", {"num_hidden_layers": 4, "decoder_sparse_step": 2, "use_sliding_window": True,
+                    "sliding_window": 9}, gguf=False, why="no window, no dense layers"),
+        ),
+    ),
+}  # fmt: skip
+"""``model_type`` to family."""
+
+
+def variants(model_type: str) -> list[Variant]:
+    """Every variant of a family."""
+    return list(FAMILIES[model_type].variants)
+
+
+def config_of(model_type: str, variant: Variant, *, base: dict[str, Any] | None = None) -> Any:
+    """The transformers config of a variant over the family's base, or another."""
+    family = FAMILIES[model_type]
+    start = family.base if base is None else base
+    values = json.loads(json.dumps({**start, **variant.values}))  # transformers changes what it is given
+    return getattr(transformers, family.config)(**values)
+
+
+@functools.lru_cache(maxsize=8)
+def _built(model_type: str, name: str) -> Any:
+    variant = next(one for one in variants(model_type) if one.name == name)
+    return with_weights(config_of(model_type, variant))
+
+
+def build(model_type: str, variant: Variant) -> Any:
+    """The variant's model in float32, for reading only."""
+    return _built(model_type, variant.name)
+
+
+def with_weights(config: Any) -> Any:
+    """A model of ``config`` in float32 with eager attention, and weights that follow from their names."""
+    config._attn_implementation = "eager"
+    auto = "AutoModelForImageTextToText" if hasattr(config, "vision_config") else "AutoModelForCausalLM"
+    kind = getattr(transformers, auto)
+    model = kind.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    state = model.state_dict()
+    with torch.no_grad():
+        for name, tensor in state.items():
+            if not (name == "lm_head.weight" and config.tie_word_embeddings):
+                tensor.copy_(torch.from_numpy(weight(name, tuple(tensor.shape), config)))
+    return model
+
+
+def weight(name: str, shape: tuple[int, ...], config: Any) -> npt.NDArray[np.float32]:
+    """Random values for a parameter, of a size at which it matters: norms about 1, biases and sinks away from 0."""
+    values = np.random.default_rng(zlib.crc32(name.removeprefix("model.language_").encode())).standard_normal(shape)
+    gemma = config.model_type.startswith("gemma")
+    if name.endswith("norm.weight"):
+        values = 0.3 * values + (0.0 if gemma else 1.0)  # gemma's files hold what is added to 1
+    elif name.endswith(".sinks"):
+        values = 1.5 * values
+    elif name.endswith("bias"):
+        values = 0.3 * values
+    elif "embed_tokens" in name:
+        values = values / (math.sqrt(shape[-1]) if gemma else 2)
+    elif name.endswith(("gate.weight", "router.weight")):
+        values = 3 * values / math.sqrt(shape[-1])
+    elif "experts" in name:
+        n_in = shape[1] if config.model_type == "gpt_oss" else shape[2]
+        values = (2.5 if config.model_type == "gpt_oss" and "gate_up" in name else 1) * values / math.sqrt(n_in)
+    else:
+        values = (2 if name == "lm_head.weight" else 1) * values / math.sqrt(max(1, math.prod(shape[1:])))
+    return values.astype(np.float32)
+
+
+def text(model: Any, length: int = TEXT) -> npt.NDArray[np.int32]:
+    """Token ids [length] on which no router is undecided: rounding elsewhere must not send a row to another expert."""
+    for seed in range(200):
+        ids = np.random.default_rng(seed).integers(3, VOCAB, length).astype(np.int32)
+        if _margin(model, ids) > 0.03:
+            return ids
+    raise AssertionError(f"no text of {length} tokens is clear to the routers of {model.config.model_type}")
+
+
+def _margin(model: Any, ids: npt.NDArray[np.int32]) -> float:
+    """The least distance between the last logit chosen by a router and the first one that was not."""
+    seen: list[float] = [math.inf]
+    hooks = []
+    for name, module in model.named_modules():
+        if name.endswith((".mlp.gate", ".mlp.router")):
+
+            def look(module: Any, _: Any, output: Any) -> None:
+                ordered = output[0].sort(descending=True).values
+                if module.top_k < ordered.shape[1]:
+                    seen.append(float((ordered[:, module.top_k - 1] - ordered[:, module.top_k]).min()))
+
+            hooks.append(module.register_forward_hook(look))
+    if hooks:
+        logits(model, ids)
+    for hook in hooks:
+        hook.remove()
+    return min(seen)
+
+
+def logits(model: Any, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    """Float32 [n, vocab] of all positions, without a cache."""
+    with torch.no_grad():
+        found: npt.NDArray[np.float32] = model(torch.from_numpy(ids[None]).long(), use_cache=False).logits[0].numpy()
+    return found
+
+
+def write_folder(folder: Path, model: Any, *, dtype: str = "float32", old_words: bool = False) -> Path:
+    """The model as a Hugging Face folder, tensors named as the hub's checkpoints have them; ``folder`` again.
+
+    ``old_words``: config.json as transformers 4 wrote it, which is what most checkpoints still hold. A model with a
+    text part has the names of the first release (``language_model.model.``); see :func:`rename_text_part`.
+    """
+    (model if dtype == "float32" else copy.deepcopy(model).to(getattr(torch, dtype))).save_pretrained(folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(as_of_old(config) if old_words else config), encoding="utf-8")
+    return folder
+
+
+def rounded(model: Any, dtype: str) -> Any:
+    """The model with its weights rounded to a shorter type, in float32 again."""
+    return copy.deepcopy(model).to(getattr(torch, dtype)).float()
+
+
+def rename_text_part(folder: Path) -> None:
+    """Give the text part's tensors the names that transformers has had since 4.52 (``model.language_model.``)."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    moved = (("language_model.model.", "model.language_model."), ("language_model.lm_head.", "lm_head."))
+    for first, since in moved:
+        tensors = {name.replace(first, since): values for name, values in tensors.items()}
+    save_file(tensors, file, {"format": "pt"})
+
+
+def as_of_old(config: dict[str, Any]) -> dict[str, Any]:
+    """A config in the words of transformers 4: ``rope_theta`` and ``rope_scaling`` outside, ``torch_dtype``, ..."""
+    config = dict(config)
+    if "text_config" in config:
+        config["text_config"] = as_of_old(config["text_config"])
+        return config
+    if "dtype" in config:
+        config["torch_dtype"] = config.pop("dtype")
+    rope = config.pop("rope_parameters")
+    if FULL in rope:
+        local, rope = rope[SLIDING], rope[FULL]
+        if config["model_type"] == "gemma3_text":
+            config["rope_local_base_freq"] = local["rope_theta"]
+    rope = dict(rope)
+    if "rope_theta" in rope:
+        config["rope_theta"] = rope.pop("rope_theta")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        config["partial_rotary_factor"] = rope["partial_rotary_factor"]
+    rope.pop("partial_rotary_factor", None)
+    without = rope == {"rope_type": "default"} and config["model_type"] != "gpt_oss"  # whose default is yarn
+    config["rope_scaling"] = None if without else rope
+    if rope["rope_type"] == "longrope":
+        config["rope_scaling"].pop("original_max_position_embeddings")
+    if config["model_type"] == "qwen3_moe":
+        config["num_experts"] = config.pop("num_local_experts")
+    if "_sliding_window_pattern" in config:
+        config["sliding_window_pattern"] = config.pop("_sliding_window_pattern")
+        if config["layer_types"] == [
+            SLIDING if (layer + 1) % config["sliding_window_pattern"] else FULL
+            for layer in range(config["num_hidden_layers"])
+        ]:
+            del config["layer_types"]
+    return config
