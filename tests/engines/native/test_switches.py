@@ -39,7 +39,8 @@ def check_against_numpy(options: dict[str, Any], seed: int, rows: int) -> bool:
 
 @pytest.mark.parametrize("name", NAMED)
 def test_families_switches_agree_with_numpy(name: str) -> None:
-    assert any([check_against_numpy(NAMED[name], seed, rows=60) for seed in range(4)])
+    compared = [check_against_numpy(NAMED[name], seed, rows=60) for seed in range(4)]
+    assert any(compared)
 
 
 @settings(max_examples=60, deadline=None)
@@ -133,3 +134,19 @@ def test_windows_are_exact_over_the_edge_of_a_block(name: str, monkeypatch: pyte
 def test_any_switches_together_are_exact(chance: random.Random, rows: int) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         check_exact(random_options(chance), chance, monkeypatch, rows)
+
+
+def test_the_experts_that_a_step_reads_are_counted() -> None:
+    """What a step of a mixture costs goes by them: for one row those it chose, for many at most all there are."""
+    spec = make_spec(experts=[0, 9, 9], used=[0, 2, 2], layers=3)
+    engine = native_engine(spec, random_weights(spec))
+    counted = []
+    for rows in (1, 2, 60):
+        run(engine, engine.new_cache(), ids_of(engine, rows))
+        counted.append(engine.experts_touched)
+    assert counted[0] == 4
+    assert 4 < counted[1] <= 8
+    assert 8 < counted[2] <= 18
+    dense = native_engine(make_spec(), random_weights(make_spec()))
+    run(dense, dense.new_cache(), ids_of(dense, 3))
+    assert dense.experts_touched == 0
