@@ -67,13 +67,11 @@ def main():
         print(f"error: READERS in {Path(__file__).name} names what is not there: {', '.join(absent)}", file=sys.stderr)
         return 1
     run("report", "--show-missing", "--skip-empty", f"--include={','.join(readers)}")
-    below = [
-        name
-        for name in readers
-        if run("report", "--format=total", f"--include={name}", f"--fail-under={LEAST}", check=False)
-    ]
-    print(f"below {LEAST} %: {', '.join(below) or 'none'}")
-    return int(bool(below))
+    below = 0
+    for name in readers:
+        below += bool(run("report", f"--include={name}", f"--fail-under={LEAST}", quiet=True))
+    print(f"{len(readers) - below} of {len(readers)} readers: at least {LEAST} % of their lines")
+    return int(below > 0)
 
 
 if __name__ == "__main__":
