@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ipex_lookahead.checkpoints.config_json import read_generation_config
 from ipex_lookahead.drafting.store import Store, Stores
-from ipex_lookahead.errors import LookaheadError
-from ipex_lookahead.tokenization.chat_template import render_chats
+from ipex_lookahead.errors import InputError, LookaheadError
+from ipex_lookahead.tokenization.chat_template import chat_template_of, render_chats
 from ipex_lookahead.tokenization.folder import text_from_folder
 from ipex_lookahead.tokenization.gguf import text_from_gguf
 from ipex_lookahead.tokenization.text import TextTokenizer
@@ -76,6 +76,10 @@ def _load(made: Case, folder: Path) -> None:
         assert len(store) == sum(map(len, store.texts()))
         stores.add(str(folder / "store"), [[1, 2, 3]])
         assert Store.open(folder / "store", ROWS).texts() == store.texts()
+        small = Store.open(folder / "store", ROWS, capacity=16)
+        small.add([5] * 10)
+        assert small.texts()[-1] == [5] * 10
+        assert len(small) <= 16
     else:
         config = {"vocab_size": ROWS}
         tokenizer = text_from_gguf(made.metadata, "x.gguf") if made.metadata else text_from_folder(folder, config)
@@ -93,6 +97,9 @@ def _use(tokenizer: TextTokenizer, slow: bool) -> None:
     assert type(tokenizer.decode(range(ROWS))) is str
     assert tokenizer.bos_token_id is None or tokenizer.bos_token_id in tokenizer.all_special_ids
     assert isinstance(tokenizer.silent_ids, frozenset)
+    for asked, for_tools in ((None, False), (None, True), ("default", False), ("{{ messages }}", False)):
+        with contextlib.suppress(InputError):
+            assert type(chat_template_of(tokenizer, asked, for_tools)) is str
     if slow:
         full = tokenizer.for_transformers()
         for text in TEXTS:
