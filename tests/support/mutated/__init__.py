@@ -19,19 +19,20 @@ from ipex_lookahead.tokenization.folder import text_from_folder
 from ipex_lookahead.tokenization.gguf import text_from_gguf
 from ipex_lookahead.tokenization.text import TextTokenizer
 from tests.support.mutated.arrays import metadata, store
-from tests.support.mutated.json_text import tokenizer_json
+from tests.support.mutated.json_text import tokenizer_apart, tokenizer_json
 from tests.support.mutated.piece_model import tokenizer_model
 from tests.support.mutated.settings import generation, settings_files
 from tests.support.mutated.sound import ROWS, SENTENCES, Case
 
 TEXTS = ["", " ", *SENTENCES, "a" * 2000, "日本語 🙂 e\u0301\0\ufdfa <s>x</s>", " \n\t " * 40, "<|start|>user\n<|end|>"]
 MESSAGES = [{"role": "user", "content": "a cat"}]
-KINDS = {"json": 38, "model": 26, "settings": 16, "gguf": 10, "generation": 5, "store": 5}
+KINDS = {"json": 34, "apart": 4, "model": 26, "settings": 16, "gguf": 10, "generation": 5, "store": 5}
 SLOW = 60
 """One in so many cases also renders a template, in a process of its own, or becomes a transformers tokenizer."""
 
 _MAKERS: dict[str, Callable[[Case, random.Random], None]] = {
     "json": tokenizer_json,
+    "apart": tokenizer_apart,
     "model": tokenizer_model,
     "settings": settings_files,
     "gguf": metadata,
