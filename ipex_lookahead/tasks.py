@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _OF_DECODERS: dict[str, Any] = {"engine": "auto", "deterministic": None, "ipex": False, "kv_cache": "fp16",
-                                "speculative": False, "mixed_precision": False}  # fmt: skip
+                                "max_context": None, "speculative": False, "mixed_precision": False}  # fmt: skip
 """Arguments of ``AutoModelForCausalLM`` alone, and their defaults."""
 
 _WRITERS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")

@@ -73,6 +73,21 @@ struct Keys {
   int64_t ancestor_stride = 0;
 };
 
+// What attention computes at a time: the rows [begin, end) of a step and `heads` query heads that share one key head, over
+// the positions [256 block, 256 block + 256). A row that sees none of them is left out.
+struct Attend {
+  int heads = 0, head_dim = 0;
+  const float* q = nullptr;  // q + r * q_stride + h * head_dim is a query
+  int64_t q_stride = 0;
+  int64_t begin = 0, end = 0, step_rows = 0;
+  int64_t block = 0;
+  int64_t window = 0;  // positions that a row sees, its own among them; 0: all up to its own
+  float softcap = 0;   // scores become cap tanh(score / cap); 0: they stay
+  float* partials = nullptr;  // a partial goes to partials + r * partial_row_stride + h * partial_head_stride
+  int64_t partial_row_stride = 0, partial_head_stride = 0;
+  float* scratch = nullptr;  // attention_scratch(step_rows) floats
+};
+
 // A partial softmax over one block of positions: {max, sum, 14 unused, weighted values [head_dim16]}.
 constexpr int kPartialHead = 16;
 
@@ -91,19 +106,20 @@ struct KernelTable {
   void (*rms_norm)(const float* x, const float* weight, int64_t n, float eps, float* out);
   // Fills codes, scales and sums of row r from its values.
   void (*quantize_row)(const Rows& x, int64_t r);
-  // Rotary embedding of one head in place, then times `scale` (half rotation: i with i + head_dim / 2).
-  void (*rope)(float* head, const float* cos, const float* sin, int head_dim, float scale);
+  // Rotary embedding of a head's first 2 half values in place, i with i + half; then the whole head times `scale`.
+  void (*rope)(float* head, const float* cos, const float* sin, int half, int head_dim, float scale);
   // Write one head's key and value to a slot of a page, by KvFormat.
   void (*store_key[kKvFormats])(const float* k, uint8_t* keys, float* scales, int64_t slot_in_page, int head_dim);
   void (*store_value[kKvFormats])(const float* v, uint8_t* values, float* scales, int64_t slot_in_page, int head_dim);
-  // Scores, softmax and weighted values of the rows [begin, end) and `heads` query heads that share one key head, over
-  // the positions [256 block, 256 block + 256). q + r * q_stride + h * head_dim is a query, its partial goes to
-  // partials + r * partial_row_stride + h * partial_head_stride. Scratch: attention_scratch(rows of the step) floats.
-  void (*attend[kKvFormats])(const Keys& keys, const float* q, int64_t q_stride, int heads, int head_dim, int64_t begin,
-                             int64_t end, int64_t step_rows, int64_t block, float* partials,
-                             int64_t partial_row_stride, int64_t partial_head_stride, float* scratch);
+  // Scores, softmax and weighted values over one block of positions, by KvFormat.
+  void (*attend[kKvFormats])(const Keys& keys, const Attend& a);
   // state = merge(state, next), both partials.
   void (*merge)(float* state, const float* next, int head_dim);
+  // x *= factor; out += factor * x, fused; x = x * factor, and with a cap above 0 cap tanh(x / cap), NaN where x is not
+  // finite.
+  void (*scale)(float* x, int64_t n, float factor);
+  void (*add_scaled)(const float* x, int64_t n, float factor, float* out);
+  void (*cap)(float* x, int64_t n, float factor, float cap);
   // out = weighted values / sum.
   void (*finish)(const float* state, int head_dim, float* out);
   // Adds x[0 .. n), of indices first, first + 1, ..., to the k largest so far (`count` of them, whose indices are all

@@ -69,6 +69,10 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
     blocks_.back().shape = layer;
     blocks_.back().mlps.resize(size_t(std::max(layer.experts, 1)));
     widest_mlp_ = std::max<int64_t>(widest_mlp_, layer.intermediate);
+    auto& plans = attention_plans_;
+    const auto same = std::find_if(plans.begin(), plans.end(), [&](const auto& p) { return p.window == layer.window; });
+    blocks_.back().plan = size_t(same - plans.begin());
+    if (same == plans.end()) plans.push_back({layer.window, {}});
   }
 }
 

@@ -154,10 +154,10 @@ class LowBitCheckpoint:
         return tensor
 
     def names(self) -> Sequence[str]:
-        """Names of the tensors that are there, in the order of a step; of another family, as in the file."""
-        if not self._weights:
-            return list(self._tensors)
-        return [name for name in self._weights if self._place_of(name) is not None]
+        """Names of the tensors that are there, in the order of a step, then those that the model does not have."""
+        known = [name for name in self._weights if self._place_of(name) is not None]
+        used = {self._place_of(name) for name in known}
+        return [*known, *(name for name in self._tensors if name not in used)]
 
     def info(self, name: str) -> TensorInfo:
         """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""

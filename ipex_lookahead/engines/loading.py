@@ -28,6 +28,7 @@ class LoadRequest:
         deterministic: see ``TorchEngine``.
         threads: see ``from_pretrained``.
         kv_cache: "fp16" or "int8", for the native engine.
+        max_context: positions that a sequence may have, for the native engine; None: see ``architectures.spec_for``.
         check_label: raises where the model's format is not what is wanted, before weights are read.
         others: further arguments of ipex-llm's: ``optimize_model``, ``cpu_embedding``.
         ipex: apply intel-extension-for-pytorch's ``ipex.llm.optimize``.
@@ -44,6 +45,7 @@ class LoadRequest:
     deterministic: bool | None = None
     threads: int | None = None
     kv_cache: str = "fp16"
+    max_context: int | None = None
     check_label: Callable[[str], None] | None = None
     others: Mapping[str, Any] = field(default_factory=dict)
     ipex: bool = False

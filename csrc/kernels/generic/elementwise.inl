@@ -1,4 +1,4 @@
-// Norm, rope, silu, quantisation and argmax of one row, in fixed orders.
+// Norm, rope, activations, quantisation and argmax of one row, in fixed orders.
 
 // e^x for finite x, clamped to [-87, 88]: 2^n times a degree-6 Taylor polynomial on |r| <= ln(2) / 2 (relative error
 // below 2e-7). Explicit fma everywhere, so the bits are the same on every instruction set.
@@ -77,13 +77,52 @@ static void quantize_row(const Rows& x, int64_t r) {
     quantize_group(x, r, b, load(values + b * kGroup), load(values + b * kGroup + kLanes));
 }
 
-static void rope(float* head, const float* cos, const float* sin, int head_dim, float scale) {
-  const int half = head_dim / 2;
+static void rope(float* head, const float* cos, const float* sin, int half, int head_dim, float scale) {
   for (int i = 0; i < half; ++i) {
     const float a = head[i], b = head[i + half];
     head[i] = __builtin_fmaf(a, cos[i], -(b * sin[i])) * scale;
     head[i + half] = __builtin_fmaf(b, cos[i], a * sin[i]) * scale;
   }
+  for (int i = 2 * half; i < head_dim; ++i) head[i] *= scale;
+}
+
+// out[i] = f(x[i], out[i]) for vectors of 16, the last one filled up.
+template <typename F>
+SIMD_INLINE void for_each_vector(const float* x, int64_t n, float* out, const F& f) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(out + i, f(load(x + i), load(out + i)));
+  if (i == n) return;
+  alignas(64) float from[kLanes] = {}, to[kLanes] = {};
+  for (int64_t k = i; k < n; ++k) {
+    from[k - i] = x[k];
+    to[k - i] = out[k];
+  }
+  store(to, f(load(from), load(to)));
+  for (int64_t k = i; k < n; ++k) out[k] = to[k - i];
+}
+
+static void scale(float* x, int64_t n, float factor) {
+  for_each_vector(x, n, x, [&](f32x16 v, f32x16) { return mul(v, set1(factor)); });
+}
+
+static void add_scaled(const float* x, int64_t n, float factor, float* out) {
+  for_each_vector(x, n, out, [&](f32x16 v, f32x16 sum) { return fma(v, set1(factor), sum); });
+}
+
+// limit * tanh(x * inverse), inverse = 1 / limit. The product with zero is NaN where x is not finite: a limit must not hide
+// that something overflowed.
+SIMD_INLINE f32x16 capped(f32x16 x, float limit, float inverse) {
+  const f32x16 y = mul(x, set1(2.0f * inverse));
+  const f32x16 tanh = sub(set1(1.0f), div(set1(2.0f), add(exponential(y), set1(1.0f))));
+  return fma(x, zero(), mul(tanh, set1(limit)));
+}
+
+static void cap(float* x, int64_t n, float factor, float limit) {
+  const float inverse = limit > 0 ? 1.0f / limit : 0.0f;
+  for_each_vector(x, n, x, [&](f32x16 v, f32x16) {
+    const f32x16 scaled = mul(v, set1(factor));
+    return limit > 0 ? capped(scaled, limit, inverse) : scaled;
+  });
 }
 
 // Keeps the k largest so far in order; `count` of them are there.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.engines.hf_config import generation_defaults
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
@@ -17,7 +18,7 @@ def load(request: LoadRequest) -> LoadedModel:
         raise InputError(f"engine='native' runs on the CPU, not on {request.device!r}; use engine='torch' for that")
     checkpoint = open_checkpoint(request.path)
     try:
-        spec = checkpoint.spec
+        spec = spec_for(checkpoint.config, request.max_context)
         label = request.low_bit or checkpoint.info(spec.typical_weight.name).format
         if request.check_label is not None:
             request.check_label(label)

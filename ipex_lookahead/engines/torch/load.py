@@ -58,6 +58,7 @@ def load(request: LoadRequest) -> LoadedModel:
         "torch",
         "that is the native engine's",
         kv_cache=request.kv_cache if request.kv_cache != "fp16" else None,
+        max_context=request.max_context,
     )
     device = check_device("cpu" if request.device is None else request.device)
     family = family_of(request.path)
