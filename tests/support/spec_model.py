@@ -18,6 +18,7 @@ from ipex_lookahead.architectures.spec import (
     Experts,
     GatedMlp,
     Linear,
+    ModelSpec,
     Norm,
     Rope,
     Tensor,
@@ -28,10 +29,10 @@ Array = npt.NDArray[np.float64]
 
 
 class SpecModel:
-    """The model that an opened checkpoint describes."""
+    """The model that a spec describes, with the weights of an opened checkpoint (None: its own spec)."""
 
-    def __init__(self, checkpoint: Any) -> None:
-        self.spec = checkpoint.spec
+    def __init__(self, checkpoint: Any, spec: ModelSpec | None = None) -> None:
+        self.spec: ModelSpec = checkpoint.spec if spec is None else spec
         self._weights = {tensor.name: _checked(checkpoint, tensor) for tensor in self.spec.tensors()}
 
     def logits(self, ids: npt.NDArray[np.integer[Any]]) -> Array:

@@ -7,6 +7,7 @@ from its name alone, so two variants of the same shapes differ by their switches
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import math
@@ -152,8 +153,8 @@ FAMILIES: dict[str, Family] = {
             Variant("plain"),
             Variant("odd tied mscale", {**ODD, **_TIED, "rope_parameters": {**MINISTRAL, "mscale_all_dim": 0.5}}),
             Variant("window", {"sliding_window": 9}, gguf=False, why="mistral3 has no window"),
-            Variant("default rope", {"rope_parameters": {**_PLAIN, "llama_4_scaling_beta": 0.3,
-                                     "original_max_position_embeddings": 16}}, gguf=False, why="always yarn"),
+            Variant("linear", {"rope_parameters": {**LINEAR, "llama_4_scaling_beta": 0.3,
+                               "original_max_position_embeddings": 16}}, gguf=False, why="always yarn"),
         ),
     ),
     "smollm3": Family(
@@ -405,16 +406,16 @@ def write_folder(folder: Path, model: Any, *, dtype: str = "float32", old_words:
     ``old_words``: config.json as transformers 4 wrote it, which is what most checkpoints still hold. A model with a
     text part has the names of the first release (``language_model.model.``); see :func:`rename_text_part`.
     """
-    model.config.dtype = dtype
-    saved = model if dtype == "float32" else type(model)(model.config).to(getattr(torch, dtype))
-    if saved is not model:
-        saved.load_state_dict(model.state_dict())
-    saved.save_pretrained(folder)
-    model.config.dtype = "float32"
+    (model if dtype == "float32" else copy.deepcopy(model).to(getattr(torch, dtype))).save_pretrained(folder)
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps(as_of_old(config) if old_words else config), encoding="utf-8")
     return folder
+
+
+def rounded(model: Any, dtype: str) -> Any:
+    """The model with its weights rounded to a shorter type, in float32 again."""
+    return copy.deepcopy(model).to(getattr(torch, dtype)).float()
 
 
 def rename_text_part(folder: Path) -> None:

@@ -1,0 +1,198 @@
+"""No key is passed over: what transformers' config class and model look at, and what llama.cpp's loader reads, is used,
+without effect, or refused, for every family in the folder."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from ipex_lookahead.architectures import family, model_types
+from ipex_lookahead.architectures.keys import GGUF_GIVEN, GIVEN
+from ipex_lookahead.checkpoints.config_json import read_config
+from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from tests.support.tiny_families import build, config_of, variants
+
+METHODS = {
+    "get_text_config", "is_heterogeneous", "json", "standardize_rope_params", "to_dict", "use_return_dict",
+    "validate_rope",
+}  # fmt: skip
+"""What transformers' code calls or asks of a config object that is no key; ``config.json`` is a file."""
+SHARED = ("modeling_rope_utils", "masking_utils", "cache_utils", "modeling_utils")
+"""Modules that look at any model's config."""
+
+
+def text_config(model_type: str) -> Any:
+    config = config_of(model_type, variants(model_type)[0])
+    return config.get_text_config()
+
+
+def listed(model_type: str) -> set[str]:
+    keys = family(model_type).KEYS
+    return GIVEN | set(keys.used) | set(keys.all_neutral()) | set(keys.all_refused())
+
+
+def keys_of_config(config: Any) -> set[str]:
+    """The names that a config class takes, under every spelling, and what it writes."""
+    kind = type(config)
+    taken = set(inspect.signature(kind).parameters) - {"self", "kwargs"}
+    old = {name for base in kind.__mro__ for name in re.findall(r'kwargs\.(?:get|pop)\(\s*"(\w+)"', _source(base))}
+    written = set(config.to_dict()) - set(transformers.GenerationConfig().to_dict())
+    names = taken | old | written | set(kind.attribute_map) | set(kind.attribute_map.values())
+    return {name for name in names if not name.startswith("_")}
+
+
+def keys_of_source(model_type: str) -> set[str]:
+    """The attributes of a config that the family's model, the ropes, masks and caches look at."""
+    model = build(model_type, variants(model_type)[0])
+    text = getattr(model.model, "language_model", model)
+    kinds = {type(module) for module in text.modules()} | {type(text), type(text).__mro__[1]}
+    sources = [_source(kind) for kind in kinds]
+    found = {name for source in sources for name in re.findall(r"\bconfig\.(\w+)", source)}
+    modules = [inspect.getsource(importlib.import_module(f"transformers.{name}")) for name in SHARED]
+    found |= set(re.findall(r"\bconfig\.(\w+)", modules[0]))
+    for source in sources + modules:
+        found |= set(re.findall(r'getattr\(\s*(?:\w+\.)*\w*config\w*,\s*"(\w+)"', source))
+    return {name for name in found if not name.startswith("_")}
+
+
+def _source(kind: type) -> str:
+    return inspect.getsource(kind) if kind.__module__.startswith("transformers.models.") else ""
+
+
+@pytest.mark.parametrize("model_type", model_types())
+def test_every_key_of_transformers_is_listed(model_type: str) -> None:
+    """A family that transformers has and this package reads knows every key of it, also those of older spellings."""
+    known = keys_of_config(text_config(model_type)) | keys_of_source(model_type)
+    assert {"num_key_value_heads", "head_dim", "rope_parameters"} <= known
+    assert known - METHODS - listed(model_type) == set()
+
+
+@pytest.mark.parametrize("model_type", model_types())
+def test_no_key_is_in_two_lists(model_type: str) -> None:
+    keys = family(model_type).KEYS
+    tables = (set(keys.used), set(keys.all_neutral()), set(keys.all_refused()))
+    for one, two in itertools.combinations((*tables, GIVEN), 2):
+        assert not one & two - _own_given(model_type)
+
+
+def _own_given(model_type: str) -> set[str]:
+    """Keys that every family uses and this one checks in a way of its own."""
+    return GIVEN & set(family(model_type).KEYS.used)
+
+
+@pytest.mark.parametrize("model_type", model_types())
+def test_reasons_are_given(model_type: str) -> None:
+    keys, gguf = family(model_type).KEYS, family(model_type).GGUF
+    for why in (*keys.all_neutral().values(), *(gguf.all_neutral().values() if gguf else ())):
+        assert len(why) > 8
+    assert all(len(words) > 8 for _, words in keys.all_refused().values())
+
+
+@pytest.mark.parametrize("model_type", model_types())
+def test_what_is_refused_is_refused_by_name(tmp_path: Path, model_type: str) -> None:
+    for key, (harmless, _) in family(model_type).KEYS.all_refused().items():
+        with pytest.raises(UnsupportedModelError, match=f"{key} is "):
+            read_config(_config_file(tmp_path, model_type, {key: ["not", "any", "of", "these"]}))
+        for value in harmless:
+            read_config(_config_file(tmp_path, model_type, {key: value}))
+
+
+@pytest.mark.parametrize("model_type", model_types())
+def test_neutral_keys_change_nothing(tmp_path: Path, model_type: str) -> None:
+    plain = read_config(_config_file(tmp_path, model_type, {}))
+    neutral = dict.fromkeys(family(model_type).KEYS.all_neutral(), "anything")
+    assert read_config(_config_file(tmp_path, model_type, neutral)) == plain
+
+
+@pytest.mark.parametrize("model_type", model_types())
+def test_the_defaults_are_those_of_the_config_class(tmp_path: Path, model_type: str) -> None:
+    """Of the keys that are used: a missing one means what transformers takes for it."""
+    theirs = inspect.signature(type(text_config(model_type))).parameters
+    ours = family(model_type).KEYS.defaults
+    compared = [key for key in ours if key in theirs and theirs[key].default is not None]
+    assert {"max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"} <= set(compared)
+    for key in compared:
+        assert ours[key] == theirs[key].default, key
+
+
+def _config_file(folder: Path, model_type: str, changes: dict[str, Any]) -> Path:
+    config = json.loads(config_of(model_type, variants(model_type)[0]).to_json_string(use_diff=False))
+    inside = config[family(model_type).KEYS.inside] if family(model_type).KEYS.inside else config
+    inside.update(changes)
+    for rope in (inside["rope_parameters"], *inside["rope_parameters"].values()):
+        if isinstance(rope, dict):
+            rope.update({key: value for key, value in changes.items() if key in rope})
+    path = folder / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("model_type", model_types())
+def test_values_of_no_type_at_all_are_errors_with_a_place(tmp_path: Path, model_type: str) -> None:
+    """Every used key is checked: something that it cannot be is refused with the key's name, never taken."""
+    keys = family(model_type).KEYS
+    for key in {*keys.used, "hidden_size", "num_attention_heads", "rms_norm_eps", "vocab_size"}:
+        for value in (["of", "no kind"], "\x00", -3.5):
+            file = _config_file(tmp_path, model_type, {key: value})
+            with pytest.raises((ModelFormatError, UnsupportedModelError), match=key):
+                read_config(file)
+
+
+# ---- GGUF ----------------------------------------------------------------------------------------------------------
+
+LOADER = """
+context_length embedding_length embedding_length_out attention.causal pooling_type classifier.pooling_type
+block_count nextn_predict_layers expert_count expert_used_count expert_group_count expert_group_used_count
+feed_forward_length attention.head_count attention.head_count_kv rope.scaling.finetuned
+rope.scaling.original_context_length rope.freq_base rope.scaling.type rope.scaling.factor rope.scale_linear
+rope.scaling.attn_factor rope.scaling.alpha attention.key_length attention.value_length rope.dimension_count
+attention.key_length_swa attention.value_length_swa rope.dimension_count_swa classifier.output_labels
+attention.layer_norm_rms_epsilon vocab_size
+""".split()
+"""What llama.cpp asks a file of any of these architectures for (at the sources of llama-cpp-python 0.3.36)."""
+_WINDOW = ["attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa"]
+OWN = {
+    "llama": [],
+    "qwen2": [],
+    "qwen3": [],
+    "mistral3": [
+        "attention.temperature_scale", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+        "rope.scaling.yarn_log_multiplier",
+    ],
+    "smollm3": [],
+    "granite": [
+        "logit_scale", "residual_scale", "embedding_scale", "attention.scale", "deepstack_mapping",
+        "expert_shared_feed_forward_length",
+    ],
+    "phi3": ["attention.sliding_window"],
+    "gemma2": [*_WINDOW, "attn_logit_softcapping", "final_logit_softcapping"],
+    "gemma3": [*_WINDOW, "final_logit_softcapping"],
+    "olmo2": _WINDOW,
+    "gpt-oss": [*_WINDOW, "expert_feed_forward_length"],
+    "qwen3moe": ["expert_feed_forward_length"],
+}  # fmt: skip
+"""What it asks one architecture for besides."""
+CONVERTER = """
+rope.scaling.yarn_ext_factor rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow
+attention.layer_norm_epsilon tensor_data_layout
+""".split()
+"""What converters write beside that, for any of them."""
+
+
+@pytest.mark.parametrize("model_type", [one for one in model_types() if family(one).GGUF])
+def test_every_key_of_llama_cpp_is_in_one_list(model_type: str) -> None:
+    gguf = family(model_type).GGUF
+    used = GGUF_GIVEN | set(gguf.used.values())
+    tables = (used, set(gguf.all_neutral()), set(gguf.all_refused()))
+    for one, two in itertools.combinations(tables, 2):
+        assert not one & two
+    asked = {*LOADER, *OWN[gguf.architecture], *CONVERTER}
+    assert asked - set().union(*tables) == set()
