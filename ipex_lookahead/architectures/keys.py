@@ -221,7 +221,7 @@ class GgufKeys:
         architecture: ``general.architecture``.
         class_name: of transformers' model, for the config's ``architectures``.
         used: key of the config -> key of the file, besides ``GGUF_GIVEN``; checked as ``ConfigKeys.used`` says. A
-            window of 0 is none. ``rope_scaling.X`` goes into yarn's parameters.
+            window or a cap on logits of 0 is none. ``rope_scaling.X`` goes into yarn's parameters.
         constants: what the architecture itself implies.
         neutral, refused: more of both; a refused key with no harmless values must not be there.
         complete: fills in what follows from tensors or from several keys.
