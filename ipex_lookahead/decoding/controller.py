@@ -52,10 +52,11 @@ class Controller(Protocol):
         """What verification made of that sequence's draft, an empty one included."""
         ...
 
-    def timed(self, rows: int, length: int, seconds: float, proposing: float) -> None:
+    def timed(self, rows: int, length: int, seconds: float, proposing: float, experts: int = 0) -> None:
         """What a forward of ``rows`` rows took, the longest of its sequences being ``length`` tokens long.
 
-        ``proposing`` is what ``budget``, ``propose`` and ``select`` took before it, seconds.
+        ``proposing`` is what ``budget``, ``propose`` and ``select`` took before it, seconds; ``experts`` how many of a
+        mixture it read.
         """
         ...
 
@@ -77,7 +78,7 @@ class FixedBudget:
     def observe(self, sequence: int, outcome: Outcome) -> None:
         """Nothing to learn."""
 
-    def timed(self, rows: int, length: int, seconds: float, proposing: float) -> None:
+    def timed(self, rows: int, length: int, seconds: float, proposing: float, experts: int = 0) -> None:
         """Nothing to learn."""
 
 
@@ -136,7 +137,7 @@ class AdaptiveBudget:
         self._window_gain = WINDOW_PRIOR
         self._times = [curve(n) for n in range(1, most + 2)]
         self._widening = self._may_widen()
-        self._steps: list[tuple[int, int, float, float, int, int, int]] = []
+        self._steps: list[tuple[int, int, float, float, int, int, int, int]] = []
         self._account_after = 1  # the first step may give the curve its unit
         self._emitted = self._taking_part = 0
         self._spent = self._gained = 0.0
@@ -291,10 +292,10 @@ class AdaptiveBudget:
             if self._pause and seen.tried and seen.tried[-1]:
                 self._pause, self._next_pause = min(self._pause, FIRST_PAUSE), FIRST_PAUSE  # it may have become good
 
-    def timed(self, rows: int, length: int, seconds: float, proposing: float) -> None:
+    def timed(self, rows: int, length: int, seconds: float, proposing: float, experts: int = 0) -> None:
         """Correct the cost curve, and keep account of what drafting brings."""
         emitted, live, proposed = self._emitted, self._taking_part or 1, self._proposed
-        self._steps.append((rows, length, seconds, proposing, proposed, emitted, live))
+        self._steps.append((rows, length, seconds, proposing, proposed, emitted, live, experts))
         self._emitted = self._taking_part = self._proposed = 0
         if self._whole_chosen:
             self._whole += WHOLE_FOLLOW * (emitted / live - self._whole)
@@ -307,13 +308,13 @@ class AdaptiveBudget:
     def _account(self) -> None:
         """Go through the last steps at once, which costs a fraction of going through each when caches are cold."""
         curve = self._curve
-        for rows, length, seconds, proposing, proposed, emitted, live in self._steps:
-            curve.timed(rows, length, seconds)
+        for rows, length, seconds, proposing, proposed, emitted, live, experts in self._steps:
+            curve.timed(rows, length, seconds, experts)
             if proposed:
                 each, known = proposing / proposed, self._token_seconds
                 # Once in a while another process has the core; that is not the proposer's doing.
                 self._token_seconds += 0.2 * (min(each, 3.0 * known) - known) if known else each
-            alone, took = curve(live, length), curve(rows, length)
+            alone, took = curve(live, length), curve(rows, length, experts)
             self._spent += took
             self._gained += alone * (emitted / live) - took - self._token_seconds * proposed
         length = self._steps[-1][1]
