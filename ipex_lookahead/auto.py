@@ -51,6 +51,7 @@ class AutoModelForCausalLM:
         deterministic: bool | None = None,
         ipex: bool = False,
         kv_cache: str = "fp16",
+        max_context: int | None = None,
         speculative: bool = False,
         progress: bool = True,
         **others: Any,
@@ -76,6 +77,9 @@ class AutoModelForCausalLM:
                 (see ``engines/torch/ipex.py``).
             kv_cache: "fp16", or "int8" with a scale a position and head: half the memory, a little less exact to the
                 model (never to lookahead).
+            max_context: for the native engine: positions a text may have, at most the model's; None = the model's, or
+                for Phi models with two sets of rope frequencies the 4,096 that the short set is for. More of them make
+                such a model use the long set throughout; else nothing changes but the limit.
             speculative: ipex-llm's: ``generate`` drafts with a four-bit copy of the model, made when first needed; for
                 sym_int8, bf16 and fp16. The text never changes.
             progress: show a progress bar while weights are quantised and packed.
@@ -113,6 +117,7 @@ class AutoModelForCausalLM:
                 deterministic=deterministic,
                 threads=threads,
                 kv_cache=kv_cache,
+                max_context=max_context,
                 check_label=check_gains if speculative else None,
                 others=shared.others,
                 ipex=ipex,
@@ -176,6 +181,7 @@ def load_text_model(
     low_bit: str | None = None,
     threads: int | None = None,
     kv_cache: str = "fp16",
+    max_context: int | None = None,
     engine: str = "auto",
     device: Any = None,
     deterministic: bool | None = None,
@@ -188,7 +194,7 @@ def load_text_model(
 
     Raises:
         InputError: the checkpoint carries no tokenizer.
-        LookaheadError: as ``from_pretrained``.
+        LookaheadError: its tokenizer cannot be used; and as ``from_pretrained``.
     """
     from ipex_lookahead.generation.text_model import TextModel
 
@@ -201,14 +207,12 @@ def load_text_model(
             deterministic=deterministic,
             threads=threads,
             kv_cache=kv_cache,
+            max_context=max_context,
             progress=report,
+            text=True,
         )
         loaded = _load(request, engine, *_choose(engine, request))
-    if loaded.tokenizer is None:
-        raise InputError(
-            f"{name_or_path} carries no tokenizer, so text cannot be turned into tokens",
-            hint="put its tokenizer.json or tokenizer.model into the folder",
-        )
+    assert loaded.tokenizer is not None  # the request asks for text
     return TextModel(loaded, loaded.tokenizer, note)
 
 
@@ -218,6 +222,8 @@ def _load(request: LoadRequest, asked: str, name: str, reason: str) -> LoadedMod
         log.log(logging.INFO if name == "native" else logging.WARNING, "engine: %s, since %s", name, reason)
     loaded: LoadedModel = import_module(ENGINES[name]).load(request)
     loaded.engine.facts["chosen"] = f"{name}: {reason}"
+    if loaded.no_tokenizer:
+        loaded.engine.facts["no_tokenizer"] = loaded.no_tokenizer
     return loaded
 
 

@@ -17,8 +17,9 @@ from ipex_lookahead.checkpoints import LowBitCheckpoint
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.low_bit import MARKER
 from ipex_lookahead.engines.foreign import Extent, foreign_config
-from ipex_lookahead.engines.weights import FLOATS, WeightPlan, check_low_bit, not_converted
+from ipex_lookahead.engines.weights import WeightPlan, check_low_bit, not_converted
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.formats import FLOATS
 from ipex_lookahead.hub import resolve_model
 
 __all__ = [
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 _OF_DECODERS: dict[str, Any] = {"engine": "auto", "deterministic": None, "ipex": False, "kv_cache": "fp16",
-                                "speculative": False, "mixed_precision": False}  # fmt: skip
+                                "max_context": None, "speculative": False, "mixed_precision": False}  # fmt: skip
 """Arguments of ``AutoModelForCausalLM`` alone, and their defaults."""
 
 _WRITERS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")

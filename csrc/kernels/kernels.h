@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "kernels/formats.h"
+
 namespace ipex_lookahead {
 
 constexpr int kLanes = 16;      // outputs in a weight tile; lanes of every canonical reduction
@@ -13,20 +15,14 @@ constexpr int kGroup = 32;      // inputs in a block of codes; activations are q
 constexpr int kPage = 64;       // positions in a page of the KV cache
 constexpr int kBlock = 256;     // positions in a block of attention; partial results are merged in ascending order
 
-enum class WeightFormat : int32_t { fp32, fp16, bf16, sym_int8, sym_int4, asym_int4 };
-constexpr int kFormats = 6;
-inline bool is_float(WeightFormat f) { return f <= WeightFormat::bf16; }
-
 // A prepacked weight matrix. Tiles of 16 outputs follow each other; the last tile is padded with zero scales.
-//   int4   [n/16][blocks][4][64]: byte j of chunk c: output j/4; low nibble input 4c + j%4, high nibble 16 + 4c + j%4
-//   int8   [n/16][blocks][8][64]: byte j of chunk c: output j/4, input 4c + j%4; biased by 128
-//   float  [n/16][n_in][16]
-//   scales, minimums [n/16][ceil(n_in / group)][16], binary16
+//   codes    integer formats [n/16][blocks][Codes::kBytes], float formats [n/16][n_in][16]
+//   scales, minimums  [n/16][ceil(blocks / group_blocks)][16], binary16
 struct Matrix {
   WeightFormat format = WeightFormat::fp32;
   int64_t n_out = 0, n_in = 0;
   int32_t blocks = 0;        // ceil(n_in / 32)
-  int32_t group_blocks = 1;  // blocks that share a scale: 1 or 2
+  int32_t group_blocks = 1;  // blocks that share a scale: a power of two
   const uint8_t* codes = nullptr;
   const uint16_t* scales = nullptr;
   const uint16_t* minimums = nullptr;
@@ -73,8 +69,25 @@ struct Keys {
   int64_t ancestor_stride = 0;
 };
 
+// What attention computes at a time: the rows [begin, end) of a step and `heads` query heads that share one key head, over
+// the positions [256 block, 256 block + 256). A row that sees none of them is left out.
+struct Attend {
+  int heads = 0, head_dim = 0;
+  const float* q = nullptr;  // q + r * q_stride + h * head_dim is a query
+  int64_t q_stride = 0;
+  int64_t begin = 0, end = 0, step_rows = 0;
+  int64_t block = 0;
+  int64_t window = 0;  // positions that a row sees, its own among them; 0: all up to its own
+  float softcap = 0;   // scores become cap tanh(score / cap); 0: they stay
+  float* partials = nullptr;  // a partial goes to partials + r * partial_row_stride + h * partial_head_stride
+  int64_t partial_row_stride = 0, partial_head_stride = 0;
+  float* scratch = nullptr;  // attention_scratch(step_rows) floats
+};
+
 // A partial softmax over one block of positions: {max, sum, 14 unused, weighted values [head_dim16]}.
 constexpr int kPartialHead = 16;
+
+constexpr int kNotFinite = -1;  // what top_k() returns for values that hold NaN or an infinity
 
 struct KernelTable {
   const char* name;
@@ -91,24 +104,27 @@ struct KernelTable {
   void (*rms_norm)(const float* x, const float* weight, int64_t n, float eps, float* out);
   // Fills codes, scales and sums of row r from its values.
   void (*quantize_row)(const Rows& x, int64_t r);
-  // Rotary embedding of one head in place, then times `scale` (half rotation: i with i + head_dim / 2).
-  void (*rope)(float* head, const float* cos, const float* sin, int head_dim, float scale);
+  // Rotary embedding of a head's first 2 half values in place, i with i + half; then the whole head times `scale`.
+  void (*rope)(float* head, const float* cos, const float* sin, int half, int head_dim, float scale);
   // Write one head's key and value to a slot of a page, by KvFormat.
   void (*store_key[kKvFormats])(const float* k, uint8_t* keys, float* scales, int64_t slot_in_page, int head_dim);
   void (*store_value[kKvFormats])(const float* v, uint8_t* values, float* scales, int64_t slot_in_page, int head_dim);
-  // Scores, softmax and weighted values of the rows [begin, end) and `heads` query heads that share one key head, over
-  // the positions [256 block, 256 block + 256). q + r * q_stride + h * head_dim is a query, its partial goes to
-  // partials + r * partial_row_stride + h * partial_head_stride. Scratch: attention_scratch(rows of the step) floats.
-  void (*attend[kKvFormats])(const Keys& keys, const float* q, int64_t q_stride, int heads, int head_dim, int64_t begin,
-                             int64_t end, int64_t step_rows, int64_t block, float* partials,
-                             int64_t partial_row_stride, int64_t partial_head_stride, float* scratch);
+  // Scores, softmax and weighted values over one block of positions, by KvFormat.
+  void (*attend[kKvFormats])(const Keys& keys, const Attend& a);
   // state = merge(state, next), both partials.
   void (*merge)(float* state, const float* next, int head_dim);
+  // x *= factor; out += factor * x, fused; x = x * factor, and with a cap above 0 cap tanh(x / cap), NaN where x is not
+  // finite.
+  void (*scale)(float* x, int64_t n, float factor);
+  void (*add_scaled)(const float* x, int64_t n, float factor, float* out);
+  void (*cap)(float* x, int64_t n, float factor, float cap);
+  // x = softmax of x[0 .. n); what fills it up to a multiple of 16 is overwritten.
+  void (*softmax)(float* x, int64_t n);
   // out = weighted values / sum.
   void (*finish)(const float* state, int head_dim, float* out);
-  // Adds x[0 .. n), of indices first, first + 1, ..., to the k largest so far (`count` of them, whose indices are all
-  // lower): largest first, the lowest index first among equals; NaN and -inf never enter. Returns the new count.
-  int (*top_k)(const float* x, int64_t n, int64_t first, int k, int count, float* values, int32_t* indices);
+  // The k largest of x[0 .. n), whose indices are first, first + 1, ...: largest first, the lowest index first among
+  // equals. Returns how many there are, min(k, n); kNotFinite where any x is NaN or infinite.
+  int (*top_k)(const float* x, int64_t n, int64_t first, int k, float* values, int32_t* indices);
   // Reads a buffer from end to end; a multiple of 256 bytes. For measuring bandwidth.
   float (*read)(const uint8_t* data, int64_t bytes);
   // `repeats` x 8 independent 16 x 4 integer dot products in registers. For measuring the peak.

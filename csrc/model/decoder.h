@@ -1,9 +1,10 @@
 // A decoder: one call is one step, from token ids to logits or their argmax, through a vector of blocks.
 //
-// Its weights are in decoder.cc, a step's plan and course in decoder_step.cc, and what a block does in attention.cc and
-// mlp.cc.
+// Its weights are in decoder.cc, a step's plan and course in decoder_step.cc, and what a block does in attention.cc,
+// mlp.cc and experts.cc.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -73,6 +74,9 @@ class Decoder {
   Matrix embedding() const;
   const float* final_norm() const;
 
+  // How many experts the last step read, over all layers: what a step of a mixture costs goes by it. 0 without experts.
+  int64_t experts_touched() const;
+
   // Writes the `top` largest logits' ids of each wanted row, [wanted][top], largest first and the lowest id first among
   // equals (-1 where no further logit is above -inf), and the logits unless null [wanted][vocab].
   // Throws std::out_of_range beyond max_context, std::invalid_argument for bad tokens, parents, caches or wanted rows,
@@ -88,6 +92,7 @@ class Decoder {
     Matrix q, k, v, o, router;
     std::vector<Mlp> mlps;  // one, or the experts
     const float* vectors[kVectors] = {};
+    size_t plan = 0;        // of attention, by its window
     const float* at(Vector v) const { return vectors[int(v)]; }
   };
   // What a sequence of the step looks like to attention.
@@ -104,10 +109,15 @@ class Decoder {
     int sequence, kv_head, first_head, heads;
     int64_t block, first_row, last_row;
   };
-  // Cosines and sines of one rope, [positions][half], grown as positions are reached.
+  // How attention is shared out in layers of one window.
+  struct AttentionPlan {
+    int64_t window;
+    std::vector<AttentionItem> items;
+  };
+  // Cosines and sines of one rope, [positions][half], and what queries are multiplied by, grown as positions are reached.
   struct RopeTable {
     Buffer<float> cos, sin;
-    std::vector<float> query;  // [positions], what queries are multiplied by
+    std::vector<float> query;
   };
 
   const float* copy_vector(const float* values, int64_t n);
@@ -118,19 +128,25 @@ class Decoder {
   void check(const Step& step) const;
   void plan(const Step& step);
   void plan_attention();
+  void plan_attention(AttentionPlan& plan, bool by_blocks) const;
   void reserve(const Step& step, int top);
   void reserve_rope(int64_t positions);
+  void reserve_experts(int64_t rows);
 
   // The phases of a step; every thread goes through all of them.
   void run(int thread, const Step& step, int top, int32_t* ids, float* logits);
   void embed(Walk& walk, const Step& step);
   void attention(Walk& walk, int layer);
   void mlp(Walk& walk, const Block& block);
+  void experts(Walk& walk, const Block& block);
   void head(Walk& walk, int64_t wanted, int top, int32_t* ids, float* logits);
 
+  template <typename Linear>
+  void add_to_hidden(Walk& walk, const Block& block, Vector after, const Linear& linear, int64_t most = INT64_MAX);
+  void choose(const Layer& l, const float* logits, float* scratch, int32_t* experts, float* weights) const;
+  int64_t expert_tiles(int64_t assigned) const;
   float* hidden(int64_t row) { return hidden_.data() + row * hidden_stride_; }
   void norm(const float* x, const float* weight, float* out) const;
-  // Where heads consist of whole tiles, who computes a head of q, k or v also rotates and stores it.
   bool whole_heads() const { return heads_.head_dim % kLanes == 0; }
   enum class Part { q, k, v };
   struct Head {
@@ -139,9 +155,11 @@ class Decoder {
   };
   Head head_of(int64_t index) const;
   void qkv(const Block& block, const Rows& x, int64_t begin, int64_t end);
-  void rope_and_store(int layer, int64_t begin, int64_t end);
+  void norm_whole(Walk& walk, const Block& block, int64_t row);
+  void norm_head(float* x, const float* weight) const;
+  void finish_heads(int layer, int64_t begin, int64_t end);
   void attend(Walk& walk, int layer, const AttentionItem& item);
-  void merge_heads(Walk& walk, int64_t row, float* out);
+  void merge_heads(Walk& walk, const Block& block, int64_t row, float* out);
   Keys keys_of(const Sequence& s, int layer, int head) const;
   int64_t attention_floats(int64_t rows) const;  // of a thread's scratch
   float* partial(int64_t row, int64_t head, int64_t block);
@@ -162,7 +180,7 @@ class Decoder {
 
   // The step in hand.
   std::vector<Sequence> sequences_;
-  std::vector<AttentionItem> attention_items_;
+  std::vector<AttentionPlan> attention_plans_;  // one a window that layers have
   Phases phases_;
   std::vector<int32_t> depth_, ancestors_, sequence_of_;
   const int32_t* want_ = nullptr;
@@ -170,15 +188,43 @@ class Decoder {
   int64_t partial_blocks_ = 1;  // partials kept a (row, head)
 
   // Scratch, grown between steps only. Widths are padded to 16, rows of RowsMemory to 32.
-  int64_t hidden_stride_, qkv_stride_, k_column_, v_column_, widest_, widest_mlp_;
-  Buffer<float> hidden_, qkv_, partials_;
+  int64_t hidden_stride_, qkv_stride_, k_column_, v_column_, widest_;
+  Buffer<float> hidden_, branch_, qkv_, partials_;
   std::vector<ThreadMemory> own_;  // a thread
   RowsMemory shared_rows_, gated_rows_;
+  ExpertChoice shared_choice_;
+  Buffer<float> router_logits_;  // [rows][experts padded to 16]
+  int64_t experts_touched_ = 0;
   int64_t head_items_ = 0;            // the lm_head's outputs in this many pieces, ascending
   Buffer<float> top_values_;          // [head_items][wanted][top]
   std::vector<int32_t> top_ids_;
   std::vector<int> top_counts_;       // [head_items][wanted]
   std::vector<int> merge_at_;         // [head_items]
 };
+
+// Adds to hidden what attention or the MLP comes to, after the layer's norm and multiplier. `linear(begin, end, out, add)`
+// computes tiles of it, at most so many, for every row.
+template <typename Linear>
+void Decoder::add_to_hidden(Walk& walk, const Block& block, Vector after, const Linear& linear, int64_t most) {
+  const float multiplier = block.shape.residual_multiplier, *weight = block.at(after);
+  const int64_t tiles = hidden_stride_ / kLanes;
+  if (weight == nullptr && multiplier == 1) {
+    walk.split(tiles, 1, [&](int64_t begin, int64_t end) { linear(begin, end, hidden_.data(), true); }, most);
+    return;
+  }
+  float* const branch = branch_.data();
+  walk.split(tiles, 1, [&](int64_t begin, int64_t end) {
+    linear(begin, end, branch, false);
+    if (weight != nullptr) return;
+    const int64_t first = begin * kLanes, n = std::min<int64_t>(end * kLanes, shape_.hidden) - first;
+    for (int64_t r = 0; r < rows_; ++r)
+      kernels_->add_scaled(branch + r * hidden_stride_ + first, n, multiplier, hidden(r) + first);
+  }, most);
+  if (weight == nullptr) return;
+  walk.each(rows_, [&](int64_t r) {
+    norm(branch + r * hidden_stride_, weight, walk.scratch());
+    kernels_->add_scaled(walk.scratch(), shape_.hidden, multiplier, hidden(r));
+  });
+}
 
 }  // namespace ipex_lookahead

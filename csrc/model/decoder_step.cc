@@ -1,6 +1,7 @@
 // One step of the decoder: its plan, and the phases that threads go through together.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <stdexcept>
 
 #include "model/decoder.h"
@@ -16,7 +17,9 @@ void Decoder::reserve(const Step& step, int top) {
   const int64_t rows = step.rows, head = kPartialHead + cache_shape_.head_dim16();
   ensure(hidden_, rows * hidden_stride_);
   ensure(qkv_, rows * qkv_stride_);
-  gated_rows_.reserve(rows, widest_mlp_);
+  ensure(branch_, rows * hidden_stride_);
+  reserve_experts(rows);
+  experts_touched_ = 0;
   ensure(partials_, rows * heads_.heads * partial_blocks_ * head);
   // About 16 thousand logits a piece stay in the cache, and no piece is larger than a thread's share.
   const int64_t tiles = lm_head_.tiles();
@@ -47,12 +50,19 @@ void Decoder::run(int thread, const Step& step, int top, int32_t* ids, float* lo
 
 void Decoder::embed(Walk& walk, const Step& step) {
   walk.split(rows_, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) kernels_->dequantize_row(embedding_, step.tokens[r], hidden(r));
+    for (int64_t r = begin; r < end; ++r) {
+      kernels_->dequantize_row(embedding_, step.tokens[r], hidden(r));
+      if (shape_.embedding_multiplier != 1) kernels_->scale(hidden(r), shape_.hidden, shape_.embedding_multiplier);
+    }
   });
 }
 
+// A row as a linear layer reads it: normed, where there is a norm.
 void Decoder::norm(const float* x, const float* weight, float* out) const {
-  kernels_->rms_norm(x, weight, shape_.hidden, shape_.rms_epsilon, out);
+  if (weight == nullptr)
+    std::memcpy(out, x, size_t(shape_.hidden) * sizeof(float));
+  else
+    kernels_->rms_norm(x, weight, shape_.hidden, shape_.rms_epsilon, out);
 }
 
 void Decoder::head(Walk& walk, int64_t wanted, int top, int32_t* ids, float* logits) {
@@ -71,15 +81,24 @@ void Decoder::head_and_top(Walk& walk, const Rows& x, int64_t item, int64_t want
   float* out = logits != nullptr ? logits + first : walk.scratch();
   kernels_->linear(lm_head_, x, part.first, part.second, out - first, stride, false);
   for (int64_t w = 0; w < wanted; ++w) {
+    if (shape_.logit_multiplier != 1 || shape_.logit_softcap > 0)
+      kernels_->cap(out + w * stride, n, shape_.logit_multiplier, shape_.logit_softcap);
     const int64_t at = item * wanted + w;
-    top_counts_[size_t(at)] = kernels_->top_k(out + w * stride, n, first, top, 0, top_values_.data() + at * top,
+    top_counts_[size_t(at)] = kernels_->top_k(out + w * stride, n, first, top, top_values_.data() + at * top,
                                               top_ids_.data() + at * top);
   }
 }
 
-// Pieces are ascending ranges of outputs, so an earlier piece wins a tie.
+// Pieces are ascending ranges of outputs, so an earlier piece wins a tie. Ids are -1 where a logit is not finite: the
+// caller is told.
 void Decoder::merge_tops(int64_t wanted, int top, int32_t* ids) {
   for (int64_t w = 0; w < wanted; ++w) {
+    bool finite = true;
+    for (int64_t item = 0; item < head_items_; ++item) finite = finite && top_counts_[size_t(item * wanted + w)] != kNotFinite;
+    if (!finite) {
+      std::fill_n(ids + w * top, top, -1);
+      continue;
+    }
     std::fill(merge_at_.begin(), merge_at_.begin() + head_items_, 0);
     for (int i = 0; i < top; ++i) {
       int64_t best = -1;
@@ -92,7 +111,6 @@ void Decoder::merge_tops(int64_t wanted, int top, int32_t* ids) {
           best_value = top_values_[size_t(at * top + next)];
         }
       }
-      if (i == 0 && best_value == INFINITY) best = -1;  // no more a logit than NaN is: the caller is told
       ids[w * top + i] = best < 0 ? -1 : top_ids_[size_t((best * wanted + w) * top + merge_at_[size_t(best)])];
       if (best >= 0) ++merge_at_[size_t(best)];
     }

@@ -4,15 +4,17 @@
 namespace ipex_lookahead {
 
 void Decoder::mlp(Walk& walk, const Block& block) {
+  if (block.shape.experts > 0) return experts(walk, block);
   const Mlp& mlp = block.mlps[0];
   const Rows gated = gated_rows_.view(rows_, block.shape.intermediate);
-  auto normed = walk.inputs(rows_, shape_.hidden, !is_float(mlp.gate.format) || !is_float(mlp.up.format),
-                            [&](int64_t row, float* out) { norm(hidden(row), block.at(Vector::mlp_norm), out); });
+  const bool integer = !is_float(mlp.gate.format) || !is_float(mlp.up.format);
+  auto x = walk.inputs(rows_, shape_.hidden, integer,
+                       [&](int64_t row, float* out) { norm(hidden(row), block.at(Vector::mlp_norm), out); });
   walk.split(gated.blocks, 1, [&](int64_t begin, int64_t end) {
-    kernels_->gate_up(mlp.gate, mlp.up, block.shape.activation, normed.get(), begin, end, gated, !is_float(mlp.down.format));
+    kernels_->gate_up(mlp.gate, mlp.up, block.shape.activation, x.get(), begin, end, gated, !is_float(mlp.down.format));
   });
-  walk.split(mlp.down.tiles(), 1, [&](int64_t begin, int64_t end) {
-    kernels_->linear(mlp.down, gated, begin, end, hidden_.data(), hidden_stride_, true);
+  add_to_hidden(walk, block, Vector::mlp_after, [&](int64_t begin, int64_t end, float* out, bool add) {
+    kernels_->linear(mlp.down, gated, begin, end, out, hidden_stride_, add);
   });
 }
 

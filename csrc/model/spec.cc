@@ -1,5 +1,6 @@
 #include "model/spec.h"
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <string>
@@ -48,19 +49,6 @@ void check(const Layer& l, const DecoderShape& shape) {
   within("experts_used", l.experts_used, l.experts > 0 ? 1 : 0, l.experts);
 }
 
-// What is described but not computed yet.
-void only_what_is_built(const Layer& l) {
-  const auto refuse = [](const char* what) { throw std::invalid_argument(std::string(what) + " is not supported yet"); };
-  if (l.rope < 0) refuse("a layer without rope");
-  if (l.window > 0) refuse("a window");
-  if (l.softcap > 0) refuse("softcap");
-  if (l.sinks) refuse("sinks");
-  if (l.q_norm != HeadNorm::none || l.k_norm != HeadNorm::none) refuse("a norm of q or k");
-  if (!l.attention_norm || !l.mlp_norm || l.attention_after || l.mlp_after) refuse("another place of a norm");
-  if (l.residual_multiplier != 1) refuse("a residual multiplier");
-  if (l.experts > 0) refuse("a mixture of experts");
-}
-
 }  // namespace
 
 const DecoderShape& checked(const DecoderShape& s) {
@@ -73,7 +61,9 @@ const DecoderShape& checked(const DecoderShape& s) {
   finite("logit_multiplier", s.logit_multiplier, -INFINITY);
   finite("logit_softcap", s.logit_softcap, 0);
   for (const Layer& layer : s.layers) check(layer, s);
-  for (const Layer& layer : s.layers) only_what_is_built(layer);
+  int64_t mlps = 0;
+  for (const Layer& layer : s.layers) mlps += std::max(layer.experts, 1);
+  within("the number of experts in all layers", mlps, 1, kMostMlps);
   for (const Rope& rope : s.ropes) check(rope, s.layers[0].head_dim);
   return s;
 }

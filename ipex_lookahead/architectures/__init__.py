@@ -22,11 +22,12 @@ def model_types() -> list[str]:
     return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _SUPPORT)
 
 
-def family(model_type: object) -> Family:
-    """The family of that ``model_type``. Raises UnsupportedModelError for one that is not known."""
+def family(model_type: object, *, file: str = "") -> Family:
+    """The family of that ``model_type``. Raises UnsupportedModelError, which names ``file``, for one not known."""
     if model_type not in model_types():
         raise UnsupportedModelError(
-            f"model type {model_type!r} is not supported; supported are {', '.join(model_types())}",
+            f"{file}{': ' if file else ''}model type {model_type!r} is not supported; supported are "
+            f"{', '.join(model_types())}",
             hint="use engine='torch', which runs what transformers knows, or add"
             " ipex_lookahead/architectures/<model_type>.py",
         )

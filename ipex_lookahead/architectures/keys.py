@@ -140,8 +140,16 @@ class GgufSource(Protocol):
     """What a GGUF file offers to a family that fills in its config: metadata and the tensor table, no values."""
 
     path: Any
-    metadata: Mapping[str, Any]
-    tensors: Mapping[str, Any]
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Key to value."""
+        ...
+
+    @property
+    def tensors(self) -> Mapping[str, Any]:
+        """Name to entry of the table, which has a ``shape``."""
+        ...
 
     def scalar(self, key: str, default: Any = None) -> Any:
         """A number, truth value or string; raises ModelFormatError for an array."""

@@ -84,7 +84,7 @@ class Names:
         }
         o = self.linear(layer, "self_attn.o_proj", "attn_output", self.hidden, rows["q"], bias="o" in bias)
         return Attention(
-            heads=self.heads, kv_heads=self.kv_heads, head_dim=d, **made, o=o,
+            heads=self.heads, kv_heads=self.kv_heads, head_dim=d, q=made["q"], k=made["k"], v=made["v"], o=o,
             scale=d**-0.5 if scale is None else scale, rope=rope, **switches,
         )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Phi-3, Phi-3.5, Phi-4 and Phi-4-mini: q, k and v in one tensor, gate and up in another; part of a head rotated.
 
-Those with 128 thousand positions have two sets of frequencies (LongRoPE; Ding et al., arXiv 2402.13753). Which one holds
-follows from the context that the model was loaded for, never from how long a text has become: keys that are there
+Those with 128 thousand positions have two sets of frequencies (LongRoPE; Ding et al., arXiv 2402.13753). Which one
+holds follows from the context that the model was loaded for, never from how long a text has become: keys that are there
 already would otherwise change. Without a word from the user the context is the original one, and the short set holds.
 """
 
@@ -96,8 +96,9 @@ def spec(config: dict[str, Any]) -> ModelSpec:
         }
         o = names.linear(i, "self_attn.o_proj", "attn_output", hidden, q)
         return Attention(
-            names.heads, names.kv_heads, d, **made, o=o, scale=d**-0.5, rope=turn, window=config["sliding_window"]
-        )
+            names.heads, names.kv_heads, d, made["q"], made["k"], made["v"], o,
+            scale=d**-0.5, rope=turn, window=config["sliding_window"],
+        )  # fmt: skip
 
     def mlp(i: int) -> GatedMlp:
         gate, up = (

@@ -10,48 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from ipex_lookahead.architectures import ModelSpec, spec_for
+from ipex_lookahead.architectures import ModelSpec
+from ipex_lookahead.bench.shapes import shape_of
 from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.engines.native.core import integer_peak, read_bandwidth
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.terminal import counted
-
-#         layers hidden inter. heads kv  head vocab  context
-_SIZES = {
-    "smollm2-135m": (30, 576, 1536, 9, 3, 64, 49152, 8192),
-    "tinyllama-1.1b": (22, 2048, 5632, 32, 4, 64, 32000, 4096),
-    "llama2-7b": (32, 4096, 11008, 32, 32, 128, 32000, 8192),
-    "llama2-13b": (40, 5120, 13824, 40, 40, 128, 32000, 8192),
-}
-SHAPES = tuple(_SIZES)
-"""Names of the shapes that can be measured."""
-
-
-def shape_of(name: str) -> ModelSpec:
-    """The decoder of that name. Raises InputError for a name that is not in ``SHAPES``."""
-    if name not in _SIZES:
-        raise InputError(f"shape is {name!r}; it must be one of {', '.join(SHAPES)}")
-    layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, context = _SIZES[name]
-    return spec_for(
-        {
-            "model_type": "llama",
-            "hidden_size": hidden,
-            "intermediate_size": intermediate,
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads,
-            "head_dim": head_dim,
-            "vocab_size": vocab,
-            "max_position_embeddings": context,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 10000.0,
-            "tie_word_embeddings": True,
-            "attention_bias": False,
-            "mlp_bias": False,
-        }
-    )
 
 
 def linear_operations(spec: ModelSpec) -> int:

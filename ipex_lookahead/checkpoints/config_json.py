@@ -92,7 +92,7 @@ def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]
     if raw.get("model_type") is None:
         raise source.error("model_type", "is missing")
     model_type = text(source, "model_type", raw["model_type"])
-    keys = family(model_type).KEYS
+    keys = family(model_type, file=str(path)).KEYS
     if keys.inside:
         raw, source = _inside(raw, keys.inside, source)
     keys.refuse(raw, source)

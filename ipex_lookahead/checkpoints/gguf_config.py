@@ -188,6 +188,10 @@ class _Reader:
             )
         if "rope_factors_long.weight" in file.tensors or "rope_factors_short.weight" in file.tensors:
             return self._long_rope(config)
+        if kind == "longrope":
+            raise UnsupportedModelError(
+                f"{file.path}: {prefix}.rope.scaling.type is 'longrope', but there is no rope_factors_long.weight"
+            )
         scaled = kind != "none" and factor not in (None, 0, 1)
         attention_factor = file.scalar(f"{prefix}.rope.scaling.attn_factor", 1.0)
         if attention_factor != 1 and not (scaled and kind == "yarn"):

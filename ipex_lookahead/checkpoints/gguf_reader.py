@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ipex_lookahead.checkpoints.files import BinaryFile
 from ipex_lookahead.errors import ModelFormatError
+from ipex_lookahead.formats import FORMATS
 
 MAGIC = b"GGUF"
 MAX_RECORDS = 65_536
@@ -71,12 +72,9 @@ class TensorType:
 
 
 TENSOR_TYPES = {
-    0: TensorType("F32", 1, 4, "fp32"),
-    1: TensorType("F16", 1, 2, "fp16"),
-    30: TensorType("BF16", 1, 2, "bf16"),
-    8: TensorType("Q8_0", 32, 34, "sym_int8"),
-    2: TensorType("Q4_0", 32, 18, "sym_int4"),
-    3: TensorType("Q4_1", 32, 20, "asym_int4"),
+    low_bit.gguf.number: TensorType(low_bit.gguf.name, low_bit.gguf.inputs, low_bit.gguf.record.itemsize, name)
+    for name, low_bit in FORMATS.items()
+    if low_bit.gguf is not None
 }
 """The tensor types that are read, by their number in the file."""
 

@@ -85,17 +85,18 @@ class SafetensorsCheckpoint:
         known = family(self.config["model_type"])
         self.spec = spec_for(self.config)
         self._weights = tensors_by_name(self.spec)
-        wanted = {tensor.hf.name for tensor in self._weights.values()}
+        wanted = {tensor.hf.name: len(tensor.hf.shape) for tensor in self._weights.values()}
         found: dict[str, tuple[SafetensorsFile, StoredTensor]] = {}
         unused: list[str] = []
-        for name, (file, tensor) in self._tensors.items():
-            name_of = renamed(known, name)
-            if name_of in wanted or (name_of or "").endswith("_scales"):
-                check_kind(file, name, tensor, most_dimensions=4 if name_of not in self._weights else 2)
-                found[str(name_of)] = (file, tensor)
-            elif name_of is not None and not name_of.endswith(_UNUSED) and name_of != "lm_head.weight":
-                unused.append(name)
+        for in_file, (file, tensor) in self._tensors.items():
+            if (name := renamed(known, in_file)) is None:
+                continue
+            check_kind(file, in_file, tensor, most_dimensions=max(2, wanted.get(name, 2)))
+            found[name] = (file, tensor)
+            if name not in wanted and not name.endswith(_UNUSED) and name != "lm_head.weight":
+                unused.append(in_file)
         self._tensors = found
+        self._unused = unused
         if unused:
             _log.warning(
                 "%s: tensors that a %s model does not have, which are passed over: %s%s; if they change what the model "
@@ -158,10 +159,13 @@ class SafetensorsCheckpoint:
                 raise ModelFormatError(file.path, name, tensor.entry, f"is not listed in {INDEX}")
 
     def names(self) -> Sequence[str]:
-        """Names of the tensors that are there, in the order of a step; of another family, as in the files."""
+        """Names of the tensors that are there, in the order of a step, then those that the model does not have.
+
+        Of another family: as in the files.
+        """
         if not self._weights:
             return list(self._tensors)
-        return [name for name, tensor in self._weights.items() if tensor.hf.name in self._tensors]
+        return [*(name for name, tensor in self._weights.items() if tensor.hf.name in self._tensors), *self._unused]
 
     def info(self, name: str) -> TensorInfo:
         """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""

@@ -12,7 +12,19 @@ from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import LowBit
 from ipex_lookahead.terminal import counted
 
-SHAPES = ("smollm2-135m", "tinyllama-1.1b", "llama2-7b", "llama2-13b")
+SHAPES = (
+    "smollm2-135m",
+    "tinyllama-1.1b",
+    "llama2-7b",
+    "llama2-13b",
+    "qwen3-0.6b",
+    "qwen3-8b",
+    "gemma3-1b",
+    "phi4-mini",
+    "mistral-7b",
+    "qwen3-30b-a3b",
+    "gpt-oss-20b",
+)
 
 
 @command()

@@ -16,6 +16,7 @@ from ipex_lookahead.errors import ModelFormatError
 from ipex_lookahead.safe_json import kind, load_object, read_file
 from ipex_lookahead.tokenization.chat_template import MAX_SOURCE
 from ipex_lookahead.tokenization.growth import LONGEST_SPELLED, check_added
+from ipex_lookahead.tokenization.isolated import IsolatedText
 from ipex_lookahead.tokenization.pieces import MARKER
 from ipex_lookahead.tokenization.sentencepiece_model import (
     CONTROL,
@@ -24,7 +25,7 @@ from ipex_lookahead.tokenization.sentencepiece_model import (
     read_model,
 )
 from ipex_lookahead.tokenization.text import ROLES, BytePairText, SentencePieceText, TextTokenizer
-from ipex_lookahead.tokenization.tokenizer_json import core_from_json
+from ipex_lookahead.tokenization.tokenizer_json import read_pipeline
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -60,7 +61,7 @@ def text_from_folder(path: Path, config: Mapping[str, Any]) -> TextTokenizer | N
     if not present:
         return None
     folder = _Folder(path, config)
-    return folder.sentencepiece() if folder.vocabulary(present) == "tokenizer.model" else folder.byte_pair()
+    return folder.sentencepiece() if folder.vocabulary(present) == "tokenizer.model" else folder.pipeline()
 
 
 class _Folder:
@@ -82,15 +83,16 @@ class _Folder:
         named = marker.get("vocabulary") if isinstance(marker, dict) else None
         return named if named in present else present[0]
 
-    def byte_pair(self) -> TextTokenizer:
+    def pipeline(self) -> TextTokenizer:
         file = self.path / "tokenizer.json"
-        core = core_from_json(load_object(file, MAX_TOKENIZER), file, self.config.get("vocab_size"))
-        ids = core.get_vocab(with_added_tokens=True)
+        pipeline = read_pipeline(load_object(file, MAX_TOKENIZER), file, self.config.get("vocab_size"))
+        ids = pipeline.vocab | {token["content"]: token["id"] for token in pipeline.description["added_tokens"]}
         flags = {name: flag for name in ("add_bos_token", "add_eos_token") if (flag := self.flag(name)) is not None}
         roles = self.roles(ids)
         for name in list(flags):
             flags[name] = flags[name] and roles[name[4:]] is not None
-        return BytePairText(core, {**self.common(ids, roles), **flags})
+        options = {**self.common(ids, roles), **flags}
+        return BytePairText(pipeline.core(), options) if pipeline.apart is None else IsolatedText(pipeline, options)
 
     def sentencepiece(self) -> TextTokenizer:
         file = self.path / "tokenizer.model"

@@ -262,7 +262,7 @@ def test_bad_json(tmp_path: Path, text: str | bytes, words: str) -> None:
         ({"head_dim": 12}, "multiples of 8"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised already"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differs by kind of layer"),
-        ({"model_type": "gpt2", "hidden_size": None}, "model_type 'gpt2' has no hidden_size"),
+        ({"model_type": "gpt2", "hidden_size": None}, "config.json: model type 'gpt2' is not supported"),
     ],
 )
 def test_what_cannot_be_run(tmp_path: Path, raw: dict[str, Any], words: str) -> None:

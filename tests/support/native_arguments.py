@@ -246,6 +246,7 @@ GOOD: dict[str, Arguments] = {
     "Decoder.set_final_norm": lambda: {"values": floats(HIDDEN)},
     "Decoder.missing": dict,
     "Decoder.new_cache": dict,
+    "Decoder.experts_touched": dict,
     "Decoder.forward": lambda: {
         "caches": [kept_cache(), cache_after_a_step()],
         "counts": [2, 1],

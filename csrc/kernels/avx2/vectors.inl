@@ -67,6 +67,10 @@ SIMD_INLINE bool any_greater(f32x16 a, float b) {
   return _mm256_movemask_ps(
              _mm256_or_ps(_mm256_cmp_ps(a.lo, bound, _CMP_GT_OQ), _mm256_cmp_ps(a.hi, bound, _CMP_GT_OQ))) != 0;
 }
+SIMD_INLINE bool any_nan(f32x16 a, f32x16 b) {
+  return _mm256_movemask_ps(
+             _mm256_or_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_UNORD_Q), _mm256_cmp_ps(a.hi, b.hi, _CMP_UNORD_Q))) != 0;
+}
 SIMD_INLINE float reduce_max(f32x16 a) {
   const __m256 h = _mm256_max_ps(a.lo, a.hi);
   __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
@@ -83,26 +87,23 @@ SIMD_INLINE int32_t reduce_add(i32x16 a) {
   return _mm_cvtsi128_si32(q);
 }
 
-// Half h of a tile holds outputs 8 h ... 8 h + 7.
-struct Int4Tile {
-  static constexpr int kBytes = 256;
-  __m256i w[2][8];
-};
-struct Int8Tile {
-  static constexpr int kBytes = 512;
-  __m256i w[2][8];
+// A row of a tile: 64 bytes, outputs 0 ... 7 in the first half.
+struct u8x64 {
+  __m256i lo, hi;
 };
 SIMD_INLINE __m256i load32(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-SIMD_INLINE Int4Tile unpack(const uint8_t* p, Int4Tile*) {
-  Int4Tile t;
-  const __m256i mask = _mm256_set1_epi8(15);
-  for (int h = 0; h < 2; ++h)
-    for (int c = 0; c < 4; ++c) {
-      const __m256i x = load32(p + 64 * c + 32 * h);
-      t.w[h][c] = _mm256_and_si256(x, mask);
-      t.w[h][c + 4] = _mm256_and_si256(_mm256_srli_epi16(x, 4), mask);
-    }
-  return t;
+SIMD_INLINE u8x64 load64(const uint8_t* p) { return {load32(p), load32(p + 32)}; }
+SIMD_INLINE void store64(uint8_t* p, u8x64 v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v.lo);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), v.hi);
+}
+SIMD_INLINE u8x64 band(u8x64 x, uint8_t mask) {
+  const __m256i m = _mm256_set1_epi8(char(mask));
+  return {_mm256_and_si256(x.lo, m), _mm256_and_si256(x.hi, m)};
+}
+template <int N>
+SIMD_INLINE u8x64 shr(u8x64 x) {  // what comes in from the neighbour is masked away
+  return {_mm256_srli_epi16(x.lo, N), _mm256_srli_epi16(x.hi, N)};
 }
 SIMD_INLINE __m256i broadcast4(const int8_t* a) {
   int32_t x;

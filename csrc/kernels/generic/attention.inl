@@ -1,11 +1,12 @@
 // Attention of a few rows or many over the KV cache, in blocks of 256 logical positions.
 //
 // The bits of a (row, head) are defined without regard to where its keys lie or which rows come with it:
-//   score(p)   fma over the head's dimensions in ascending order, one accumulator per position
+//   score(p)   fma over the head's dimensions in ascending order, one accumulator per position; then the cap
 //   block      m = max; e = exp(score - m); sum: lane p % 16 ascending, then the canonical reduction;
 //              values: fma over the block's positions in ascending order, one accumulator per dimension
 //   blocks     merged in ascending order by merge() (the online softmax of Milakov & Gimelshein, arXiv 1805.02867)
-// A row's positions are the committed prefix, its ancestors in the step and itself; other rows are skipped, not masked.
+// A row's positions are the committed prefix, its ancestors in the step and itself, of these the last `window`; the others
+// are skipped, not masked.
 
 template <KvFormat F>
 SIMD_INLINE f32x16 load_kv(const uint8_t* p, int64_t index) {
@@ -13,7 +14,8 @@ SIMD_INLINE f32x16 load_kv(const uint8_t* p, int64_t index) {
   return load_i8(reinterpret_cast<const int8_t*>(p) + index);
 }
 
-// The head padded to a multiple of 16 as `KvFormat` elements; the scale of int8.
+// The head padded to a multiple of 16 as `KvFormat` elements; the scale of int8. A head with an element that is not finite,
+// or not as binary16, is NaN throughout: an infinite key may else score -inf, which looks like a key of no weight.
 template <KvFormat F>
 SIMD_INLINE float encode_head(const float* x, int head_dim, uint8_t* out) {
   alignas(64) float in[kLanes];
@@ -21,17 +23,27 @@ SIMD_INLINE float encode_head(const float* x, int head_dim, uint8_t* out) {
     for (int i = 0; i < kLanes; ++i) in[i] = d + i < head_dim ? x[d + i] : 0.0f;
     return load(in);
   };
+  f32x16 zeros = zero();  // sums of 0 * element: NaN once one is not finite
   if (F == KvFormat::fp16) {
-    for (int d = 0; d < head_dim; d += kLanes) store_f16(reinterpret_cast<uint16_t*>(out) + d, chunk(d));
+    uint16_t* halves = reinterpret_cast<uint16_t*>(out);
+    for (int d = 0; d < head_dim; d += kLanes) {
+      store_f16(halves + d, chunk(d));
+      zeros = fma(load_f16(halves + d), zero(), zeros);
+    }
+    if (reduce_add(zeros) != 0.0f)
+      for (int d = 0; d < head_dim; d += kLanes) store_f16(halves + d, set1(__builtin_nanf("")));
     return 1.0f;
   }
   f32x16 largest = zero();
-  for (int d = 0; d < head_dim; d += kLanes) largest = max(largest, abs(chunk(d)));
+  for (int d = 0; d < head_dim; d += kLanes) {
+    largest = max(largest, abs(chunk(d)));
+    zeros = fma(chunk(d), zero(), zeros);
+  }
   const float top = reduce_max(largest);
-  const bool tiny = !(top > 1e-30f);
-  const f32x16 inverse = set1(tiny ? 0.0f : 127.0f / top);
+  const bool finite = reduce_add(zeros) == 0.0f, tiny = !(top > 1e-30f);
+  const f32x16 inverse = set1(tiny || !finite ? 0.0f : 127.0f / top);
   for (int d = 0; d < head_dim; d += kLanes) store_i8(reinterpret_cast<int8_t*>(out) + d, round(mul(chunk(d), inverse)));
-  return tiny ? 0.0f : top / 127.0f;
+  return !finite ? __builtin_nanf("") : tiny ? 0.0f : top / 127.0f;
 }
 
 constexpr int kMaxHead = 1024;
@@ -196,94 +208,136 @@ static void add_values(const Keys& keys, int padded, int64_t begin, int64_t end,
   }
 }
 
-// Turns n scores into exponentials in place (zero up to the next multiple of 16); the block's maximum and sum.
-SIMD_INLINE void softmax_block(float* scores, int64_t n, float* maximum, float* sum) {
-  const int64_t padded = (n + kLanes - 1) / kLanes * kLanes;
-  for (int64_t p = n; p < padded; ++p) scores[p] = scores[0];
-  f32x16 top = load(scores);
-  for (int64_t p = kLanes; p < padded; p += kLanes) top = max(top, load(scores + p));
+// Turns the scores [begin, end) into exponentials in place (zero down to the last and up to the next multiple of 16); the
+// block's maximum and sum.
+SIMD_INLINE void softmax_block(float* scores, int64_t begin, int64_t end, float softcap, float* maximum, float* sum) {
+  const int64_t from = begin / kLanes * kLanes, to = (end + kLanes - 1) / kLanes * kLanes;
+  for (int64_t p = from; p < begin; ++p) scores[p] = scores[begin];
+  for (int64_t p = end; p < to; ++p) scores[p] = scores[begin];
+  if (softcap > 0)
+    for (int64_t p = from; p < to; p += kLanes) store(scores + p, capped(load(scores + p), softcap, 1.0f / softcap));
+  f32x16 top = load(scores + from);
+  for (int64_t p = from + kLanes; p < to; p += kLanes) top = max(top, load(scores + p));
   const float m = reduce_max(top);
   f32x16 total = zero();
-  for (int64_t p = 0; p < padded; p += kLanes) {
+  for (int64_t p = from; p < to; p += kLanes) {
     store(scores + p, exponential(sub(load(scores + p), set1(m))));
-    if (p + kLanes > n)
-      for (int64_t i = n; i < padded; ++i) scores[i] = 0.0f;
+    if (p < begin)
+      for (int64_t i = p; i < begin; ++i) scores[i] = 0.0f;
+    if (p + kLanes > end)
+      for (int64_t i = end; i < to; ++i) scores[i] = 0.0f;
     total = add(total, load(scores + p));
   }
   *maximum = m;
   *sum = reduce_add(total);
 }
 
+static void softmax(float* x, int64_t n) {
+  float maximum, sum;
+  softmax_block(x, 0, n, 0, &maximum, &sum);
+  for (int64_t i = 0; i < n; i += kLanes) store(x + i, div(load(x + i), set1(sum)));
+}
+
+// The rows and heads attended to together, positions counted from the block's first.
+struct QueryTile {
+  int count = 0;
+  const float* queries[kQueries];
+  float* heads[kQueries];   // partials
+  float* values[kQueries];
+  float* scores[kQueries];
+  float* exact[kQueries];   // scores by slot of the step's own rows, for trees
+  int64_t rows[kQueries], begins[kQueries], ends[kQueries];
+};
+
+SIMD_INLINE QueryTile query_tile(const Keys& keys, const Attend& a, int64_t r0, int64_t r1, int h0, int h1) {
+  const int padded = (a.head_dim + kLanes - 1) / kLanes * kLanes;
+  const int64_t first = a.block * kBlock;
+  QueryTile t;
+  for (int64_t r = r0; r < r1; ++r) {
+    const int64_t position = keys.length + keys.depth[r] - first;
+    const int64_t end = position < kBlock ? position + 1 : int64_t(kBlock);
+    const int64_t begin = a.window > 0 && position >= a.window ? position - a.window + 1 : 0;
+    if (begin >= end) continue;
+    for (int h = h0; h < h1; ++h, ++t.count) {
+      const int i = t.count;
+      t.queries[i] = a.q + r * a.q_stride + h * a.head_dim;
+      t.heads[i] = a.partials + r * a.partial_row_stride + h * a.partial_head_stride;
+      t.values[i] = t.heads[i] + kPartialHead;
+      t.scores[i] = a.scratch + i * (kBlock + a.step_rows + 2 * kLanes);
+      t.exact[i] = t.scores[i] + kBlock;
+      t.rows[i] = r;
+      t.begins[i] = begin;
+      t.ends[i] = end;
+      for (int d = 0; d < padded; d += kLanes) store(t.values[i] + d, zero());
+    }
+  }
+  return t;
+}
+
 template <KvFormat F>
-static void attend(const Keys& keys, const float* q, int64_t q_stride, int heads, int head_dim, int64_t begin,
-                   int64_t end, int64_t step_rows, int64_t block, float* partials, int64_t partial_row_stride,
-                   int64_t partial_head_stride, float* scratch) {
-  const int padded = (head_dim + kLanes - 1) / kLanes * kLanes;
-  const int64_t first = block * kBlock, last = first + kBlock;
-  const int head_tile = heads < kQueries ? heads : kQueries;
+static void attend_tile(const Keys& keys, const Attend& a, const QueryTile& t) {
+  const int padded = (a.head_dim + kLanes - 1) / kLanes * kLanes;
+  const int64_t first = a.block * kBlock, prefix = keys.length - first;
   const bool chain = keys.ancestors == nullptr;
-  for (int h0 = 0; h0 < heads; h0 += head_tile) {
-    const int tile_heads = heads - h0 < head_tile ? heads - h0 : head_tile;
-    const int64_t row_tile = kQueries / tile_heads;
-    for (int64_t r0 = begin; r0 < end; r0 += row_tile) {
-      const int64_t r1 = end - r0 < row_tile ? end : r0 + row_tile;
-      const float* queries[kQueries];
-      float* values[kQueries];
-      float* heads_of[kQueries];
-      float* scores[kQueries];
-      float* exact[kQueries];  // scores by slot of the step's own rows, for trees
-      int64_t rows_of[kQueries], positions[kQueries];
-      int count = 0;
-      int64_t longest = 0;
-      for (int64_t r = r0; r < r1; ++r) {
-        int64_t n = keys.length + keys.depth[r] + 1 - first;
-        if (n <= 0) continue;
-        if (n > kBlock) n = kBlock;
-        if (n > longest) longest = n;
-        for (int h = h0; h < h0 + tile_heads; ++h, ++count) {
-          queries[count] = q + r * q_stride + h * head_dim;
-          heads_of[count] = partials + r * partial_row_stride + h * partial_head_stride;
-          values[count] = heads_of[count] + kPartialHead;
-          scores[count] = scratch + count * (kBlock + step_rows + 2 * kLanes);
-          exact[count] = scores[count] + kBlock;
-          rows_of[count] = r;
-          positions[count] = n;
-          for (int d = 0; d < padded; d += kLanes) store(values[count] + d, zero());
-        }
-      }
-      if (count == 0) continue;
+  int64_t lowest = kBlock, highest = 0, latest_begin = 0, earliest_end = kBlock;
+  for (int i = 0; i < t.count; ++i) {
+    lowest = t.begins[i] < lowest ? t.begins[i] : lowest;
+    highest = t.ends[i] > highest ? t.ends[i] : highest;
+    latest_begin = t.begins[i] > latest_begin ? t.begins[i] : latest_begin;
+    earliest_end = t.ends[i] < earliest_end ? t.ends[i] : earliest_end;
+  }
+  const float* e[kQueries];
 
-      // Slots equal positions on the committed prefix, and everywhere if the rows are one chain.
-      const int64_t direct = chain ? first + longest : (keys.length < last ? keys.length : last);
-      if (direct > first) score_range<F>(keys, head_dim, first, direct, queries, count, scores);
-      if (!chain && last > keys.length) {
-        const int64_t slot0 = keys.length / kLanes * kLanes;
-        score_range<F>(keys, head_dim, slot0, keys.length + step_rows, queries, count, exact);
-        for (int i = 0; i < count; ++i) {
-          const int32_t* path = keys.ancestors + rows_of[i] * keys.ancestor_stride;
-          const int64_t from = first > keys.length ? first : keys.length;
-          for (int64_t p = from; p < first + positions[i]; ++p)
-            scores[i][p - first] = exact[i][keys.length + path[p - keys.length] - slot0];
-        }
-      }
-      for (int i = 0; i < count; ++i) softmax_block(scores[i], positions[i], heads_of[i], heads_of[i] + 1);
+  // Slots equal positions on the committed prefix, and everywhere if the rows are one chain.
+  const int64_t from = lowest / kLanes * kLanes, direct = chain || prefix > highest ? highest : prefix;
+  float* scores[kQueries];
+  for (int i = 0; i < t.count; ++i) scores[i] = t.scores[i] + from;
+  if (direct > from) score_range<F>(keys, a.head_dim, first + from, first + direct, t.queries, t.count, scores);
+  if (!chain && highest > prefix) {
+    const int64_t slot0 = keys.length / kLanes * kLanes;
+    score_range<F>(keys, a.head_dim, slot0, keys.length + a.step_rows, t.queries, t.count, t.exact);
+    for (int i = 0; i < t.count; ++i) {
+      const int32_t* path = keys.ancestors + t.rows[i] * keys.ancestor_stride;
+      for (int64_t p = prefix > t.begins[i] ? prefix : t.begins[i]; p < t.ends[i]; ++p)
+        t.scores[i][p] = t.exact[i][keys.length + path[p - prefix] - slot0];
+    }
+  }
+  for (int i = 0; i < t.count; ++i)
+    softmax_block(t.scores[i], t.begins[i], t.ends[i], a.softcap, t.heads[i], t.heads[i] + 1);
 
-      // Positions that every row of the tile sees are added together, so their values are read once.
-      int64_t common = chain ? keys.length + keys.depth[r0] + 1 : keys.length;
-      common = common < first ? first : common > last ? last : common;
-      add_values<F>(keys, padded, first, common, scores, count, values);
-      for (int i = 0; i < count; ++i) {
-        const float* e[1] = {scores[i] + (common - first)};
-        if (chain) {
-          add_values<F>(keys, padded, common, first + positions[i], e, 1, values + i);
-        } else {
-          const int32_t* path = keys.ancestors + rows_of[i] * keys.ancestor_stride;
-          for (int64_t p = common; p < first + positions[i]; ++p, ++e[0]) {
-            const int64_t slot = keys.length + path[p - keys.length];
-            add_values<F>(keys, padded, slot, slot + 1, e, 1, values + i);
-          }
-        }
-      }
+  const auto add_alone = [&](int i, int64_t begin, int64_t end) {
+    const int64_t slots = chain || prefix > end ? end : prefix > begin ? prefix : begin;
+    if (begin < slots) {
+      e[0] = t.scores[i] + begin;
+      add_values<F>(keys, padded, first + begin, first + slots, e, 1, t.values + i);
+    }
+    for (int64_t p = slots; p < end; ++p) {
+      const int64_t slot = keys.length + keys.ancestors[t.rows[i] * keys.ancestor_stride + p - prefix];
+      e[0] = t.scores[i] + p;
+      add_values<F>(keys, padded, slot, slot + 1, e, 1, t.values + i);
+    }
+  };
+  // Positions that every row of the tile sees are added together, so their values are read once.
+  const int64_t shared = chain || prefix > earliest_end ? earliest_end : prefix;
+  if (latest_begin >= shared) {
+    for (int i = 0; i < t.count; ++i) add_alone(i, t.begins[i], t.ends[i]);
+    return;
+  }
+  for (int i = 0; i < t.count; ++i) add_alone(i, t.begins[i], latest_begin);
+  for (int i = 0; i < t.count; ++i) e[i] = t.scores[i] + latest_begin;
+  add_values<F>(keys, padded, first + latest_begin, first + shared, e, t.count, t.values);
+  for (int i = 0; i < t.count; ++i) add_alone(i, shared, t.ends[i]);
+}
+
+template <KvFormat F>
+static void attend(const Keys& keys, const Attend& a) {
+  const int head_tile = a.heads < kQueries ? a.heads : kQueries;
+  for (int h0 = 0; h0 < a.heads; h0 += head_tile) {
+    const int h1 = a.heads - h0 < head_tile ? a.heads : h0 + head_tile;
+    const int64_t row_tile = kQueries / (h1 - h0);
+    for (int64_t r0 = a.begin; r0 < a.end; r0 += row_tile) {
+      const QueryTile t = query_tile(keys, a, r0, a.end - r0 < row_tile ? a.end : r0 + row_tile, h0, h1);
+      if (t.count > 0) attend_tile<F>(keys, a, t);
     }
   }
 }

@@ -1,9 +1,12 @@
-// Norm, rope, silu, quantisation and argmax of one row, in fixed orders.
+// Norm, rope, activations, quantisation and argmax of one row, in fixed orders.
 
-// e^x for finite x, clamped to [-87, 88]: 2^n times a degree-6 Taylor polynomial on |r| <= ln(2) / 2 (relative error
-// below 2e-7). Explicit fma everywhere, so the bits are the same on every instruction set.
+// What is not a finite number stays so on its way to the logits, where it is an error: no function here makes a number of
+// a NaN, and those that would make one of an infinity make a NaN of it.
+
+// e^x, clamped to [-87, 88]: 2^n times a degree-6 Taylor polynomial on |r| <= ln(2) / 2 (relative error below 2e-7); NaN
+// for NaN. Explicit fma everywhere, so the bits are the same on every instruction set.
 SIMD_INLINE f32x16 exponential(f32x16 x) {
-  x = min(max(x, set1(-87.0f)), set1(88.0f));
+  x = min(set1(88.0f), max(set1(-87.0f), x));  // in this order: the second operand is the result where one is NaN
   const i32x16 n = round(mul(x, set1(1.44269504f)));
   const f32x16 nf = to_float(n);
   f32x16 r = fma(nf, set1(-0.693359375f), x);  // ln 2 in two parts, the first exact in products with n
@@ -50,14 +53,21 @@ static void rms_norm(const float* x, const float* weight, int64_t n, float eps, 
     squares = fma(v, v, squares);
   }
   const float mean = reduce_add(squares) / float(n);
-  const f32x16 inverse = div(set1(1.0f), set1(__builtin_sqrtf(mean + eps)));
+  const float inverse_of_infinite = 0.0f * mean;  // NaN where the squares overflow, which would else give zeros
+  const f32x16 inverse = add(div(set1(1.0f), set1(__builtin_sqrtf(mean + eps))), set1(inverse_of_infinite));
   for (int64_t k = 0; k < n; k += kLanes) store(out + k, mul(mul(load(x + k), inverse), load(weight + k)));
 }
 
-// Codes, scale and sums of one group of 32 values.
+// Codes, scale and sums of one group of 32 values. The scale of a group that holds NaN or an infinity is NaN.
 SIMD_INLINE void quantize_group(const Rows& x, int64_t r, int64_t b, f32x16 low, f32x16 high) {
   int8_t* codes = x.codes + r * x.stride + b * kGroup;
   const float largest = reduce_max(max(abs(low), abs(high)));
+  if (any_nan(low, high) || largest > __FLT_MAX__) {
+    __builtin_memset(codes, 0, kGroup);
+    x.scales[r * x.blocks + b] = x.sums[r * x.blocks + b] = __builtin_nanf("");
+    x.bias4[r * x.blocks + b] = x.bias8[r * x.blocks + b] = 0;
+    return;
+  }
   const bool tiny = !(largest > 1e-30f);  // also keeps 127 / largest finite
   const float scale = tiny ? 0.0f : largest / 127.0f;
   const f32x16 inverse = set1(tiny ? 0.0f : 127.0f / largest);
@@ -77,13 +87,52 @@ static void quantize_row(const Rows& x, int64_t r) {
     quantize_group(x, r, b, load(values + b * kGroup), load(values + b * kGroup + kLanes));
 }
 
-static void rope(float* head, const float* cos, const float* sin, int head_dim, float scale) {
-  const int half = head_dim / 2;
+static void rope(float* head, const float* cos, const float* sin, int half, int head_dim, float scale) {
   for (int i = 0; i < half; ++i) {
     const float a = head[i], b = head[i + half];
     head[i] = __builtin_fmaf(a, cos[i], -(b * sin[i])) * scale;
     head[i + half] = __builtin_fmaf(b, cos[i], a * sin[i]) * scale;
   }
+  for (int i = 2 * half; i < head_dim; ++i) head[i] *= scale;
+}
+
+// out[i] = f(x[i], out[i]) for vectors of 16, the last one filled up.
+template <typename F>
+SIMD_INLINE void for_each_vector(const float* x, int64_t n, float* out, const F& f) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(out + i, f(load(x + i), load(out + i)));
+  if (i == n) return;
+  alignas(64) float from[kLanes] = {}, to[kLanes] = {};
+  for (int64_t k = i; k < n; ++k) {
+    from[k - i] = x[k];
+    to[k - i] = out[k];
+  }
+  store(to, f(load(from), load(to)));
+  for (int64_t k = i; k < n; ++k) out[k] = to[k - i];
+}
+
+static void scale(float* x, int64_t n, float factor) {
+  for_each_vector(x, n, x, [&](f32x16 v, f32x16) { return mul(v, set1(factor)); });
+}
+
+static void add_scaled(const float* x, int64_t n, float factor, float* out) {
+  for_each_vector(x, n, out, [&](f32x16 v, f32x16 sum) { return fma(v, set1(factor), sum); });
+}
+
+// limit * tanh(x * inverse), inverse = 1 / limit. The product with zero is NaN where x is not finite: a limit must not hide
+// that something overflowed.
+SIMD_INLINE f32x16 capped(f32x16 x, float limit, float inverse) {
+  const f32x16 y = mul(x, set1(2.0f * inverse));
+  const f32x16 tanh = sub(set1(1.0f), div(set1(2.0f), add(exponential(y), set1(1.0f))));
+  return fma(x, zero(), mul(tanh, set1(limit)));
+}
+
+static void cap(float* x, int64_t n, float factor, float limit) {
+  const float inverse = limit > 0 ? 1.0f / limit : 0.0f;
+  for_each_vector(x, n, x, [&](f32x16 v, f32x16) {
+    const f32x16 scaled = mul(v, set1(factor));
+    return limit > 0 ? capped(scaled, limit, inverse) : scaled;
+  });
 }
 
 // Keeps the k largest so far in order; `count` of them are there.
@@ -98,20 +147,35 @@ SIMD_INLINE int insert_top(float value, int32_t index, int k, int count, float* 
   return count < k ? count + 1 : k;
 }
 
-static int top_k(const float* x, int64_t n, int64_t first, int k, int count, float* values, int32_t* indices) {
-  float least = count == k ? values[k - 1] : -__builtin_inff();  // what a value must exceed to enter
+static int top_k(const float* x, int64_t n, int64_t first, int k, float* values, int32_t* indices) {
+  int count = 0;
+  float least = -__builtin_inff();  // what a value must exceed to enter
   const auto look = [&](int64_t i) {
     if (!(x[i] > least)) return;
     count = insert_top(x[i], int32_t(first + i), k, count, values, indices);
     if (count == k) least = values[k - 1];
   };
+  f32x16 zeros[2] = {zero(), zero()};  // sums of 0 * x: NaN once an x is not finite
   int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
+  const auto look_at_vector = [&](f32x16& zeros_of_it) {
+    const f32x16 v = load(x + i);
+    zeros_of_it = fma(v, zero(), zeros_of_it);
     // A whole vector is looked at lane by lane only if something in it may enter.
-    if (any_greater(load(x + i), least))
+    if (any_greater(v, least))
       for (int64_t j = i; j < i + kLanes; ++j) look(j);
-  for (; i < n; ++i) look(i);
-  return count;
+    i += kLanes;
+  };
+  while (i + 2 * kLanes <= n) {
+    look_at_vector(zeros[0]);
+    look_at_vector(zeros[1]);
+  }
+  if (i + kLanes <= n) look_at_vector(zeros[0]);
+  float rest = reduce_add(add(zeros[0], zeros[1]));
+  for (; i < n; ++i) {
+    rest += 0.0f * x[i];
+    look(i);
+  }
+  return rest == 0.0f ? count : kNotFinite;
 }
 
 static float read(const uint8_t* data, int64_t bytes) {

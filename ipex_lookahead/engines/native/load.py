@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.engines.hf_config import generation_defaults
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
@@ -17,20 +18,19 @@ def load(request: LoadRequest) -> LoadedModel:
         raise InputError(f"engine='native' runs on the CPU, not on {request.device!r}; use engine='torch' for that")
     checkpoint = open_checkpoint(request.path)
     try:
-        spec = checkpoint.spec
+        spec = spec_for(checkpoint.config, request.max_context)
         label = request.low_bit or checkpoint.info(spec.typical_weight.name).format
         if request.check_label is not None:
             request.check_label(label)
         plan = request.plan(spec.head_weight.name, label)
         rounded_from = warn_of_requantizing(checkpoint, plan, kept=spec.kept())
-        if request.progress is not None:
-            request.progress(0, 0, "reading the tokenizer")
-        tokenizer = checkpoint.text_tokenizer()
+        tokenizer, why_none = request.tokenizer(checkpoint.text_tokenizer)
         engine = NativeEngine.load(
             checkpoint, spec, plan, threads=request.threads, kv_cache=request.kv_cache, progress=request.progress
         )
         if rounded_from is not None:
             engine.facts["requantized_from"] = rounded_from
-        return LoadedModel(engine, label, dict(checkpoint.config), generation_defaults(checkpoint), tokenizer)
+        defaults = generation_defaults(checkpoint)
+        return LoadedModel(engine, label, dict(checkpoint.config), defaults, tokenizer, no_tokenizer=why_none)
     finally:
         checkpoint.close()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ipex_lookahead.checkpoints.config_json import read_generation_config
-from ipex_lookahead.drafting.store import Store
+from ipex_lookahead.drafting.store import Store, Stores
 from ipex_lookahead.errors import LookaheadError
 from ipex_lookahead.tokenization.chat_template import render_chats
 from ipex_lookahead.tokenization.folder import text_from_folder
@@ -71,9 +71,11 @@ def _load(made: Case, folder: Path) -> None:
             checked_defaults(folder / "generation_config.json")
         read_generation_config(folder / "generation_config.json", ROWS)
     elif made.kind == "store":
-        store = Store.open(folder / "store", ROWS)
+        stores = Stores(ROWS)
+        store = stores.get(str(folder / "store"))
         assert len(store) == sum(map(len, store.texts()))
-        store.add([1, 2, 3])
+        stores.add(str(folder / "store"), [[1, 2, 3]])
+        assert Store.open(folder / "store", ROWS).texts() == store.texts()
     else:
         config = {"vocab_size": ROWS}
         tokenizer = text_from_gguf(made.metadata, "x.gguf") if made.metadata else text_from_folder(folder, config)

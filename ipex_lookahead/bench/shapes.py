@@ -1,0 +1,65 @@
+"""Models that people run, as far as speed goes: configs as their makers published them, without weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ipex_lookahead.architectures import ModelSpec, spec_for
+from ipex_lookahead.checkpoints.config_json import checked_config
+from ipex_lookahead.errors import InputError
+from ipex_lookahead.safe_json import JsonObject
+
+_WORDS = (
+    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "vocab_size", "max_position_embeddings",
+)  # fmt: skip
+
+#                   family, and the numbers of _WORDS, then what else the family says
+_SHAPES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
+    "smollm2-135m": ("llama", (30, 576, 1536, 9, 3, 64, 49152, 8192), {"tie_word_embeddings": True}),
+    "tinyllama-1.1b": ("llama", (22, 2048, 5632, 32, 4, 64, 32000, 4096), {"tie_word_embeddings": True}),
+    "llama2-7b": ("llama", (32, 4096, 11008, 32, 32, 128, 32000, 8192), {"tie_word_embeddings": True}),
+    "llama2-13b": ("llama", (40, 5120, 13824, 40, 40, 128, 32000, 8192), {"tie_word_embeddings": True}),
+    "qwen3-0.6b": ("qwen3", (28, 1024, 3072, 16, 8, 128, 151936, 40960), {"tie_word_embeddings": True}),
+    "qwen3-8b": ("qwen3", (36, 4096, 12288, 32, 8, 128, 151936, 40960), {}),
+    "gemma3-1b": ("gemma3_text", (26, 1152, 6912, 4, 1, 256, 262144, 32768), {"sliding_window": 512}),
+    "phi4-mini": (
+        "phi3",
+        (32, 3072, 8192, 24, 8, 128, 200064, 131072),
+        {
+            "tie_word_embeddings": True,
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 4096,
+            "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.0] * 48},
+        },
+    ),
+    "mistral-7b": ("mistral", (32, 4096, 14336, 32, 8, 128, 32768, 32768), {"sliding_window": None}),
+    "qwen3-30b-a3b": (
+        "qwen3_moe",
+        (48, 2048, 6144, 32, 4, 128, 151936, 40960),
+        {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True},
+    ),
+    "gpt-oss-20b": (
+        "gpt_oss",
+        (24, 2880, 2880, 64, 8, 64, 201088, 131072),
+        {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128},
+    ),
+}
+SHAPES = tuple(_SHAPES)
+"""Names of the shapes that can be measured."""
+
+
+def config_of(name: str) -> dict[str, Any]:
+    """The checked config of that name. Raises InputError for a name that is not in ``SHAPES``."""
+    if name not in _SHAPES:
+        raise InputError(f"shape is {name!r}; it must be one of {', '.join(SHAPES)}")
+    family, sizes, more = _SHAPES[name]
+    raw = {"model_type": family, **dict(zip(_WORDS, sizes, strict=True)), **more}
+    if isinstance(rope := raw.get("rope_scaling"), dict):
+        raw["rope_scaling"] = JsonObject(rope)
+    return checked_config(JsonObject(raw), name)
+
+
+def shape_of(name: str) -> ModelSpec:
+    """The model of that name, for the context that its config gives it. Raises as ``config_of``."""
+    return spec_for(config_of(name))
