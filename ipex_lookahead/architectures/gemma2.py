@@ -25,7 +25,7 @@ def _check(config: dict[str, Any], source: Source) -> None:
 
 
 def fill_query_scalar(config: dict[str, Any], layers_of_27b: int) -> None:
-    """What a query's products are divided by the root of: no key of GGUF says, so llama.cpp knows the 27B by its depth."""
+    """What a query's products are divided by the root of. No key of GGUF says; llama.cpp knows the 27B by its depth."""
     heads = config["num_attention_heads"]
     is_27b = config["num_hidden_layers"] == layers_of_27b
     config["query_pre_attn_scalar"] = config["hidden_size"] // heads if is_27b else config["head_dim"]

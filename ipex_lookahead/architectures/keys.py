@@ -147,6 +147,11 @@ class GgufSource(Protocol):
         ...
 
     @property
+    def offsets(self) -> Mapping[str, int]:
+        """Key to the offset of its value."""
+        ...
+
+    @property
     def tensors(self) -> Mapping[str, Any]:
         """Name to entry of the table, which has a ``shape``."""
         ...
