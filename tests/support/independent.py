@@ -68,8 +68,12 @@ def _safetensors(folder: Path) -> dict[str, tuple[str, list[int], bytes]]:
 def _check_gguf(checkpoint: Checkpoint, file: Path) -> None:
     reader = gguf.GGUFReader(file)
     theirs = {tensor.name: tensor for tensor in reader.tensors}
-    names = {name: "rope_freqs.weight" if name == "rope_freqs" else gguf_name(name) for name in checkpoint.names()}
+    names = {name: gguf_name(name) for name in checkpoint.names()}
     passed_over = set(theirs) - set(names.values())
+    if (divisors := theirs.get("rope_freqs.weight")) is not None:  # part of the config
+        ours = checkpoint.config["rope_scaling"]["factors"]
+        assert np.float32(ours).tobytes() == np.ascontiguousarray(divisors.data, np.float32).tobytes()
+        passed_over.remove("rope_freqs.weight")
     layers = range(_whole(reader, "llama.block_count", 0))
     used = {name.format(bid=bid) + end for name in _LLAMA for bid in layers for end in (".weight", ".bias")}
     assert not passed_over & used, passed_over & used
