@@ -220,7 +220,9 @@ class SpecEngine:
 
     def _logits(self, hidden: Array) -> Array:
         head = Linear(self._spec.embedding) if self._spec.head is None else self._spec.head
-        logits = self._linear(head, self._norm(self._spec.final_norm, hidden)) * self._dtype(self._spec.logit_multiplier)
+        logits = self._linear(head, self._norm(self._spec.final_norm, hidden)) * self._dtype(
+            self._spec.logit_multiplier
+        )
         cap = self._spec.logit_softcap
         return logits if cap is None else cap * np.tanh(logits / cap)
 
