@@ -97,7 +97,7 @@ def test_who_needs_text_is_told_before_weights_are_read(
     monkeypatch.setattr("ipex_lookahead.engines.native.engine.NativeEngine.load", never)
     with pytest.raises(LookaheadError, match=says):
         load_text_model(str(path), threads=1, progress=False)
-    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     assert run(["generate", "--model", str(path), "hi"]) == 1
     assert says in capsys.readouterr().err
 
