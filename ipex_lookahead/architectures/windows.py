@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,6 @@ def gguf_layer_types(file: GgufSource, config: dict[str, Any], architecture: str
     config["layer_types"] = [SLIDING if one and window is not None else FULL for one in slides]
 
 
-def window_of(config: dict[str, Any], layer: int) -> int | None:
+def window_of(config: Mapping[str, Any], layer: int) -> int | None:
     """The window of a layer, None for all positions."""
     return config["sliding_window"] if config["layer_types"][layer] == SLIDING else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures import family
+from ipex_lookahead.architectures.keys import LOCAL_THETA
 from ipex_lookahead.checkpoints import Checkpoint
 
 
@@ -18,8 +18,7 @@ def transformers_config(config: dict[str, Any]) -> Any:
         scaling = {"rope_type": "default"}
     if config["model_type"] == "llama":
         return llama_config(values, scaling, config["rope_theta"])
-    local = values.pop(family(config["model_type"]).KEYS.local_theta, None)
-    return family_config(config["model_type"], values, scaling, config["rope_theta"], local)
+    return family_config(config["model_type"], values, scaling, config["rope_theta"], values.pop(LOCAL_THETA, None))
 
 
 def generation_defaults(checkpoint: Checkpoint) -> dict[str, Any]:
