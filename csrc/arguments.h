@@ -32,14 +32,6 @@ void check_aligned(const Array& array, size_t to) {
     throw std::invalid_argument("an array's memory is not aligned to its items (numpy.require(array, requirements='A'))");
 }
 
-const char* const kFormatNames[kFormats] = {"fp32", "fp16", "bf16", "sym_int8", "sym_int4", "asym_int4"};
-
-inline WeightFormat format_of(const std::string& name) {
-  for (int i = 0; i < kFormats; ++i)
-    if (name == kFormatNames[i]) return WeightFormat(i);
-  throw std::invalid_argument("the native engine has no kernel for format '" + name + "'");
-}
-
 // Which of the words it is.
 inline int one_of(const char* name, const std::string& got, std::initializer_list<const char*> words) {
   std::string known;
@@ -76,7 +68,8 @@ inline void check_size(int64_t n_out, int64_t n_in) {
 inline PlainMatrix plain_of(const std::string& format, int64_t n_out, int64_t n_in, int group, const AnyMatrix& codes,
                      const std::optional<HalfMatrix>& scales, const std::optional<HalfMatrix>& minimums) {
   const WeightFormat f = format_of(format);
-  check_aligned(codes, f == WeightFormat::fp32 ? 4 : is_float(f) ? 2 : 1);
+  const StreamFacts& facts = stream_facts(f);
+  check_aligned(codes, is_float(f) ? size_t(facts.bytes) : 1);
   if (scales) check_aligned(*scales, 2);
   if (minimums) check_aligned(*minimums, 2);
   const auto fail = [](const std::string& what) { throw std::invalid_argument(what); };
@@ -84,19 +77,18 @@ inline PlainMatrix plain_of(const std::string& format, int64_t n_out, int64_t n_
   if (int64_t(codes.shape(0)) != n_out || int64_t(codes.shape(1) * codes.itemsize()) != code_bytes(f, n_in))
     fail("codes of a " + format + " matrix [" + std::to_string(n_out) + ", " + std::to_string(n_in) +
          "] have the wrong shape");
-  const bool needs_minimums = f == WeightFormat::asym_int4;
-  if (!is_float(f)) {
+  if (facts.scales) {
     if (group != 32 && group != 64) fail("group size is " + std::to_string(group) + "; it must be 32 or 64");
     const int64_t groups = groups_of(f, n_in, group);
     const auto fits = [&](const std::optional<HalfMatrix>& s) {
       return s && int64_t(s->shape(0)) == n_out && int64_t(s->shape(1)) == groups;
     };
-    if (!fits(scales) || (needs_minimums && !fits(minimums)))
+    if (!fits(scales) || (facts.minimums && !fits(minimums)))
       fail("scales of a " + format + " matrix must have shape [" + std::to_string(n_out) + ", " +
            std::to_string(groups) + "]");
   }
-  return {f, n_out, n_in, group, codes.data(), scales ? scales->data() : nullptr,
-          needs_minimums ? minimums->data() : nullptr};
+  return {f, n_out, n_in, group, codes.data(), facts.scales ? scales->data() : nullptr,
+          facts.minimums ? minimums->data() : nullptr};
 }
 
 inline const float* vector_of(const std::optional<FloatVector>& v, int64_t n, const char* what) {

@@ -27,17 +27,18 @@ namespace {
 // A matrix in plain order, as the arguments that make it; `fill` writes the streams.
 template <typename Fill>
 nb::object export_matrix(const Matrix m, const Fill& fill) {
+  const StreamFacts& facts = stream_facts(m.format);
   const int64_t bytes = code_bytes(m.format, m.n_in), group = m.group_blocks * kGroup;
   const int64_t groups = groups_of(m.format, m.n_in, int(group));
   Owned<uint8_t> codes(size_t(m.n_out * bytes));
-  Owned<uint16_t> scales(size_t(m.n_out * groups)), minimums(size_t(m.minimums ? m.n_out * groups : 0));
+  Owned<uint16_t> scales(size_t(m.n_out * groups)), minimums(size_t(facts.minimums ? m.n_out * groups : 0));
   {
     nb::gil_scoped_release release;
     fill(codes.data.get(), scales.data.get(), minimums.data.get());
   }
-  return nb::make_tuple(kFormatNames[int(m.format)], m.n_out, m.n_in, is_float(m.format) ? 0 : group,
-                        codes.array(m.n_out, bytes), m.scales ? scales.array(m.n_out, groups) : nb::none(),
-                        m.minimums ? minimums.array(m.n_out, groups) : nb::none());
+  return nb::make_tuple(facts.name, m.n_out, m.n_in, facts.scales ? group : 0, codes.array(m.n_out, bytes),
+                        facts.scales ? scales.array(m.n_out, groups) : nb::none(),
+                        facts.minimums ? minimums.array(m.n_out, groups) : nb::none());
 }
 
 nb::object export_matrix(Decoder& d, const Matrix m) {
@@ -63,7 +64,9 @@ nb::object export_bias(const Matrix& m) { return export_vector(m.bias, m.n_out);
 
 nb::tuple quantize(const std::string& format, const std::string& kind, const AnyMatrix& weight, int group, int threads) {
   const WeightFormat f = format_of(format), k = format_of(kind);
-  if (is_float(f) || !is_float(k)) throw std::invalid_argument("quantize goes from a float kind to an integer format");
+  const Quantizer* quantizer = quantizer_of(f);
+  if (quantizer == nullptr || !is_float(k))
+    throw std::invalid_argument("quantize goes from a float kind to an integer format");
   if (weight.dtype() != (k == WeightFormat::fp32 ? nb::dtype<float>() : nb::dtype<uint16_t>()))
     throw std::invalid_argument("a weight of kind 'fp32' is an array of float32, of other kinds of uint16 (their bits)");
   if (group != 32 && group != 64) throw std::invalid_argument("group size must be 32 or 64");
@@ -71,29 +74,20 @@ nb::tuple quantize(const std::string& format, const std::string& kind, const Any
   check_aligned(weight, weight.itemsize());
   const int64_t n_out = int64_t(weight.shape(0)), n_in = int64_t(weight.shape(1));
   check_size(n_out, n_in);
-  const FloatKind from = k == WeightFormat::fp32 ? FloatKind::fp32 : k == WeightFormat::fp16 ? FloatKind::fp16 : FloatKind::bf16;
+  const StreamFacts& facts = stream_facts(f);
   const int64_t bytes = code_bytes(f, n_in), groups = groups_of(f, n_in, group);
-  const bool asymmetric = f == WeightFormat::asym_int4;
   Owned<uint8_t> codes(size_t(n_out * bytes));
-  Owned<uint16_t> scales(size_t(n_out * groups)), minimums(size_t(asymmetric ? n_out * groups : 0));
+  Owned<uint16_t> scales(size_t(n_out * groups)), minimums(size_t(facts.minimums ? n_out * groups : 0));
   int64_t bad;
   {
     nb::gil_scoped_release release;
-    uint8_t* c = codes.data.get();
-    const void* source = weight.data();
-    if (f == WeightFormat::sym_int4)
-      bad = quantize_sym_int4(source, from, n_out, n_in, group, threads, c, scales.data.get());
-    else if (f == WeightFormat::asym_int4)
-      bad = quantize_asym_int4(source, from, n_out, n_in, group, threads, c, scales.data.get(), minimums.data.get());
-    else
-      bad = quantize_sym_int8(source, from, n_out, n_in, group, threads, reinterpret_cast<int8_t*>(c), scales.data.get());
+    bad = quantizer(weight.data(), k, n_out, n_in, group, threads, {codes.data.get(), scales.data.get(), minimums.data.get()});
   }
   if (bad >= 0)
     throw std::invalid_argument("row " + std::to_string(bad) +
                                 " holds a NaN or infinite value, or its scale is beyond binary16");
-  nb::object out = codes.array(n_out, bytes);
-  if (f == WeightFormat::sym_int8) out = out.attr("view")("int8");
-  return nb::make_tuple(out, scales.array(n_out, groups), asymmetric ? minimums.array(n_out, groups) : nb::none());
+  return nb::make_tuple(codes.array(n_out, bytes), scales.array(n_out, groups),
+                        facts.minimums ? minimums.array(n_out, groups) : nb::none());
 }
 
 // Tokens, parents and wanted rows are copied, and caches held: other threads may change arrays and lists meanwhile.
@@ -424,6 +418,7 @@ NB_MODULE(_native, m) {
            "values"_a)
       .def("missing", &Decoder::missing)
       .def("new_cache", &Decoder::new_cache)
+      .def("experts_touched", &Decoder::experts_touched, nb::call_guard<nb::gil_scoped_release>())
       .def("forward", &forward, "caches"_a, "counts"_a, "tokens"_a.noconvert(), "parents"_a.noconvert(),
            "want"_a.none().noconvert(), "logits"_a, "top"_a)
       .def("export_matrix",

@@ -194,7 +194,7 @@ def load_text_model(
 
     Raises:
         InputError: the checkpoint carries no tokenizer.
-        LookaheadError: as ``from_pretrained``.
+        LookaheadError: its tokenizer cannot be used; and as ``from_pretrained``.
     """
     from ipex_lookahead.generation.text_model import TextModel
 
@@ -209,13 +209,10 @@ def load_text_model(
             kv_cache=kv_cache,
             max_context=max_context,
             progress=report,
+            text=True,
         )
         loaded = _load(request, engine, *_choose(engine, request))
-    if loaded.tokenizer is None:
-        raise InputError(
-            f"{name_or_path} carries no tokenizer, so text cannot be turned into tokens",
-            hint="put its tokenizer.json or tokenizer.model into the folder",
-        )
+    assert loaded.tokenizer is not None  # the request asks for text
     return TextModel(loaded, loaded.tokenizer, note)
 
 
@@ -225,6 +222,8 @@ def _load(request: LoadRequest, asked: str, name: str, reason: str) -> LoadedMod
         log.log(logging.INFO if name == "native" else logging.WARNING, "engine: %s, since %s", name, reason)
     loaded: LoadedModel = import_module(ENGINES[name]).load(request)
     loaded.engine.facts["chosen"] = f"{name}: {reason}"
+    if loaded.no_tokenizer:
+        loaded.engine.facts["no_tokenizer"] = loaded.no_tokenizer
     return loaded
 
 

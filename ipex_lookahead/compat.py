@@ -79,7 +79,7 @@ def family_config(
     rope_theta: float,
     local_theta: float | None = None,
 ) -> Any:
-    """The config of another family: arguments as ``llama_config`` has them.
+    """The config of another family: arguments as ``llama_config`` has them; no ``rope``: the family's own default.
 
     ``local_theta`` is the base of rope in layers with a window, for a family whose two kinds of layers differ in that.
     Raises UnsupportedModelError for a family that this release of transformers does not know.
@@ -93,13 +93,13 @@ def family_config(
         )
     if local_theta is not None and RELEASE >= (5, 0):
         ropes = {
-            "full_attention": {**rope, "rope_theta": rope_theta},
+            "full_attention": {**(rope or {"rope_type": "default"}), "rope_theta": rope_theta},
             "sliding_attention": {"rope_type": "default", "rope_theta": local_theta},
         }
         return CONFIG_MAPPING[model_type](**values, rope_parameters=ropes)
     if local_theta is not None:
         values = {**values, "rope_local_base_freq": local_theta}
-    scaling = None if rope["rope_type"] == "default" else {**rope, "type": rope["rope_type"]}
+    scaling = {**rope, "type": rope["rope_type"]} if rope else None
     return CONFIG_MAPPING[model_type](**values, rope_theta=rope_theta, rope_scaling=scaling)
 
 

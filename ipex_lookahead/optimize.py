@@ -25,8 +25,9 @@ from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.engines.torch.linear_backends import LinearBackends
 from ipex_lookahead.engines.torch.load import DTYPES, ParametersOnMeta
 from ipex_lookahead.engines.torch.low_bit_linear import format_of, load_packed, module_weights, replace_linears
-from ipex_lookahead.engines.weights import FLOATS, WeightPlan, check_low_bit, not_converted
+from ipex_lookahead.engines.weights import WeightPlan, check_low_bit, not_converted
 from ipex_lookahead.errors import InputError, LowBitFormatError
+from ipex_lookahead.formats import FLOATS
 from ipex_lookahead.model import LookaheadModelForCausalLM
 
 __all__ = ["load_low_bit", "low_memory_init", "optimize_model", "save_low_bit"]

@@ -17,8 +17,9 @@ from ipex_lookahead.checkpoints import LowBitCheckpoint
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.low_bit import MARKER
 from ipex_lookahead.engines.foreign import Extent, foreign_config
-from ipex_lookahead.engines.weights import FLOATS, WeightPlan, check_low_bit, not_converted
+from ipex_lookahead.engines.weights import WeightPlan, check_low_bit, not_converted
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.formats import FLOATS
 from ipex_lookahead.hub import resolve_model
 
 __all__ = [

@@ -12,6 +12,7 @@ PACKAGE = "ipex_lookahead"
 
 LEVELS = {
     "errors": 0,
+    "low_bits": 0,
     "absent": 0,
     "compat": 1,
     "config": 1,

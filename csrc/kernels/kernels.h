@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "kernels/formats.h"
+
 namespace ipex_lookahead {
 
 constexpr int kLanes = 16;      // outputs in a weight tile; lanes of every canonical reduction
@@ -13,23 +15,19 @@ constexpr int kGroup = 32;      // inputs in a block of codes; activations are q
 constexpr int kPage = 64;       // positions in a page of the KV cache
 constexpr int kBlock = 256;     // positions in a block of attention; partial results are merged in ascending order
 
-enum class WeightFormat : int32_t { fp32, fp16, bf16, sym_int8, sym_int4, asym_int4 };
-constexpr int kFormats = 6;
-inline bool is_float(WeightFormat f) { return f <= WeightFormat::bf16; }
-
 // A prepacked weight matrix. Tiles of 16 outputs follow each other; the last tile is padded with zero scales.
-//   int4   [n/16][blocks][4][64]: byte j of chunk c: output j/4; low nibble input 4c + j%4, high nibble 16 + 4c + j%4
-//   int8   [n/16][blocks][8][64]: byte j of chunk c: output j/4, input 4c + j%4; biased by 128
-//   float  [n/16][n_in][16]
-//   scales, minimums [n/16][ceil(n_in / group)][16], binary16
+//   codes    integer formats [n/16][blocks][Codes::kBytes], float formats [n/16][n_in][16]
+//   scales, minimums  [n/16][ceil(blocks / group_blocks)][16], binary16
+//   steps    [n/16][step_bytes(blocks)]: [blocks][kSteps][16], small whole numbers (formats.h)
 struct Matrix {
   WeightFormat format = WeightFormat::fp32;
   int64_t n_out = 0, n_in = 0;
   int32_t blocks = 0;        // ceil(n_in / 32)
-  int32_t group_blocks = 1;  // blocks that share a scale: 1 or 2
+  int32_t group_blocks = 1;  // blocks that share a scale: a power of two
   const uint8_t* codes = nullptr;
   const uint16_t* scales = nullptr;
   const uint16_t* minimums = nullptr;
+  const uint8_t* steps = nullptr;
   const float* bias = nullptr;
   int64_t tiles() const { return (n_out + kLanes - 1) / kLanes; }
 };
@@ -91,6 +89,8 @@ struct Attend {
 // A partial softmax over one block of positions: {max, sum, 14 unused, weighted values [head_dim16]}.
 constexpr int kPartialHead = 16;
 
+constexpr int kNotFinite = -1;  // what top_k() returns for values that hold NaN or an infinity
+
 struct KernelTable {
   const char* name;
 
@@ -120,11 +120,13 @@ struct KernelTable {
   void (*scale)(float* x, int64_t n, float factor);
   void (*add_scaled)(const float* x, int64_t n, float factor, float* out);
   void (*cap)(float* x, int64_t n, float factor, float cap);
+  // x = softmax of x[0 .. n); what fills it up to a multiple of 16 is overwritten.
+  void (*softmax)(float* x, int64_t n);
   // out = weighted values / sum.
   void (*finish)(const float* state, int head_dim, float* out);
-  // Adds x[0 .. n), of indices first, first + 1, ..., to the k largest so far (`count` of them, whose indices are all
-  // lower): largest first, the lowest index first among equals; NaN and -inf never enter. Returns the new count.
-  int (*top_k)(const float* x, int64_t n, int64_t first, int k, int count, float* values, int32_t* indices);
+  // The k largest of x[0 .. n), whose indices are first, first + 1, ...: largest first, the lowest index first among
+  // equals. Returns how many there are, min(k, n); kNotFinite where any x is NaN or infinite.
+  int (*top_k)(const float* x, int64_t n, int64_t first, int k, float* values, int32_t* indices);
   // Reads a buffer from end to end; a multiple of 256 bytes. For measuring bandwidth.
   float (*read)(const uint8_t* data, int64_t bytes);
   // `repeats` x 8 independent 16 x 4 integer dot products in registers. For measuring the peak.

@@ -62,13 +62,11 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
   v_column_ = k_column_ + padded(heads_.kv_width(), kLanes);
   qkv_stride_ = v_column_ + padded(heads_.kv_width(), kLanes);
   widest_ = std::max(int64_t(shape.hidden), heads_.q_width());
-  widest_mlp_ = 0;
   blocks_.reserve(shape.layers.size());
   for (const Layer& layer : shape.layers) {
     blocks_.emplace_back();
     blocks_.back().shape = layer;
     blocks_.back().mlps.resize(size_t(std::max(layer.experts, 1)));
-    widest_mlp_ = std::max<int64_t>(widest_mlp_, layer.intermediate);
     auto& plans = attention_plans_;
     const auto same = std::find_if(plans.begin(), plans.end(), [&](const auto& p) { return p.window == layer.window; });
     blocks_.back().plan = size_t(same - plans.begin());
@@ -230,6 +228,11 @@ void Decoder::check_complete() {
   const std::string absent = missing();
   if (!absent.empty()) throw std::runtime_error("the weight " + absent + " is not set");
   complete_ = true;
+}
+
+int64_t Decoder::experts_touched() const {
+  Crew crew(threads_);  // another thread may be in a step
+  return experts_touched_;
 }
 
 KVCache Decoder::new_cache() const { return KVCache(cache_shape_); }

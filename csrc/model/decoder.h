@@ -1,7 +1,7 @@
 // A decoder: one call is one step, from token ids to logits or their argmax, through a vector of blocks.
 //
-// Its weights are in decoder.cc, a step's plan and course in decoder_step.cc, and what a block does in attention.cc and
-// mlp.cc.
+// Its weights are in decoder.cc, a step's plan and course in decoder_step.cc, and what a block does in attention.cc,
+// mlp.cc and experts.cc.
 #pragma once
 
 #include <algorithm>
@@ -74,6 +74,9 @@ class Decoder {
   Matrix embedding() const;
   const float* final_norm() const;
 
+  // How many experts the last step read, over all layers: what a step of a mixture costs goes by it. 0 without experts.
+  int64_t experts_touched() const;
+
   // Writes the `top` largest logits' ids of each wanted row, [wanted][top], largest first and the lowest id first among
   // equals (-1 where no further logit is above -inf), and the logits unless null [wanted][vocab].
   // Throws std::out_of_range beyond max_context, std::invalid_argument for bad tokens, parents, caches or wanted rows,
@@ -128,16 +131,20 @@ class Decoder {
   void plan_attention(AttentionPlan& plan, bool by_blocks) const;
   void reserve(const Step& step, int top);
   void reserve_rope(int64_t positions);
+  void reserve_experts(int64_t rows);
 
   // The phases of a step; every thread goes through all of them.
   void run(int thread, const Step& step, int top, int32_t* ids, float* logits);
   void embed(Walk& walk, const Step& step);
   void attention(Walk& walk, int layer);
   void mlp(Walk& walk, const Block& block);
+  void experts(Walk& walk, const Block& block);
   void head(Walk& walk, int64_t wanted, int top, int32_t* ids, float* logits);
 
   template <typename Linear>
-  void add_to_hidden(Walk& walk, const Block& block, Vector after, const Linear& linear);
+  void add_to_hidden(Walk& walk, const Block& block, Vector after, const Linear& linear, int64_t most = INT64_MAX);
+  void choose(const Layer& l, const float* logits, float* scratch, int32_t* experts, float* weights) const;
+  int64_t expert_tiles(int64_t assigned) const;
   float* hidden(int64_t row) { return hidden_.data() + row * hidden_stride_; }
   void norm(const float* x, const float* weight, float* out) const;
   bool whole_heads() const { return heads_.head_dim % kLanes == 0; }
@@ -181,10 +188,13 @@ class Decoder {
   int64_t partial_blocks_ = 1;  // partials kept a (row, head)
 
   // Scratch, grown between steps only. Widths are padded to 16, rows of RowsMemory to 32.
-  int64_t hidden_stride_, qkv_stride_, k_column_, v_column_, widest_, widest_mlp_;
+  int64_t hidden_stride_, qkv_stride_, k_column_, v_column_, widest_;
   Buffer<float> hidden_, branch_, qkv_, partials_;
   std::vector<ThreadMemory> own_;  // a thread
   RowsMemory shared_rows_, gated_rows_;
+  ExpertChoice shared_choice_;
+  Buffer<float> router_logits_;  // [rows][experts padded to 16]
+  int64_t experts_touched_ = 0;
   int64_t head_items_ = 0;            // the lm_head's outputs in this many pieces, ascending
   Buffer<float> top_values_;          // [head_items][wanted][top]
   std::vector<int32_t> top_ids_;
@@ -193,13 +203,13 @@ class Decoder {
 };
 
 // Adds to hidden what attention or the MLP comes to, after the layer's norm and multiplier. `linear(begin, end, out, add)`
-// computes tiles of it for every row.
+// computes tiles of it, at most so many, for every row.
 template <typename Linear>
-void Decoder::add_to_hidden(Walk& walk, const Block& block, Vector after, const Linear& linear) {
+void Decoder::add_to_hidden(Walk& walk, const Block& block, Vector after, const Linear& linear, int64_t most) {
   const float multiplier = block.shape.residual_multiplier, *weight = block.at(after);
   const int64_t tiles = hidden_stride_ / kLanes;
   if (weight == nullptr && multiplier == 1) {
-    walk.split(tiles, 1, [&](int64_t begin, int64_t end) { linear(begin, end, hidden_.data(), true); });
+    walk.split(tiles, 1, [&](int64_t begin, int64_t end) { linear(begin, end, hidden_.data(), true); }, most);
     return;
   }
   float* const branch = branch_.data();
@@ -209,7 +219,7 @@ void Decoder::add_to_hidden(Walk& walk, const Block& block, Vector after, const 
     const int64_t first = begin * kLanes, n = std::min<int64_t>(end * kLanes, shape_.hidden) - first;
     for (int64_t r = 0; r < rows_; ++r)
       kernels_->add_scaled(branch + r * hidden_stride_ + first, n, multiplier, hidden(r) + first);
-  });
+  }, most);
   if (weight == nullptr) return;
   walk.each(rows_, [&](int64_t r) {
     norm(branch + r * hidden_stride_, weight, walk.scratch());

@@ -18,7 +18,8 @@ void Decoder::reserve(const Step& step, int top) {
   ensure(hidden_, rows * hidden_stride_);
   ensure(qkv_, rows * qkv_stride_);
   ensure(branch_, rows * hidden_stride_);
-  gated_rows_.reserve(rows, widest_mlp_);
+  reserve_experts(rows);
+  experts_touched_ = 0;
   ensure(partials_, rows * heads_.heads * partial_blocks_ * head);
   // About 16 thousand logits a piece stay in the cache, and no piece is larger than a thread's share.
   const int64_t tiles = lm_head_.tiles();
@@ -83,14 +84,21 @@ void Decoder::head_and_top(Walk& walk, const Rows& x, int64_t item, int64_t want
     if (shape_.logit_multiplier != 1 || shape_.logit_softcap > 0)
       kernels_->cap(out + w * stride, n, shape_.logit_multiplier, shape_.logit_softcap);
     const int64_t at = item * wanted + w;
-    top_counts_[size_t(at)] = kernels_->top_k(out + w * stride, n, first, top, 0, top_values_.data() + at * top,
+    top_counts_[size_t(at)] = kernels_->top_k(out + w * stride, n, first, top, top_values_.data() + at * top,
                                               top_ids_.data() + at * top);
   }
 }
 
-// Pieces are ascending ranges of outputs, so an earlier piece wins a tie.
+// Pieces are ascending ranges of outputs, so an earlier piece wins a tie. Ids are -1 where a logit is not finite: the
+// caller is told.
 void Decoder::merge_tops(int64_t wanted, int top, int32_t* ids) {
   for (int64_t w = 0; w < wanted; ++w) {
+    bool finite = true;
+    for (int64_t item = 0; item < head_items_; ++item) finite = finite && top_counts_[size_t(item * wanted + w)] != kNotFinite;
+    if (!finite) {
+      std::fill_n(ids + w * top, top, -1);
+      continue;
+    }
     std::fill(merge_at_.begin(), merge_at_.begin() + head_items_, 0);
     for (int i = 0; i < top; ++i) {
       int64_t best = -1;
@@ -103,7 +111,6 @@ void Decoder::merge_tops(int64_t wanted, int top, int32_t* ids) {
           best_value = top_values_[size_t(at * top + next)];
         }
       }
-      if (i == 0 && best_value == INFINITY) best = -1;  // no more a logit than NaN is: the caller is told
       ids[w * top + i] = best < 0 ? -1 : top_ids_[size_t((best * wanted + w) * top + merge_at_[size_t(best)])];
       if (best >= 0) ++merge_at_[size_t(best)];
     }

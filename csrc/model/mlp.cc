@@ -4,6 +4,7 @@
 namespace ipex_lookahead {
 
 void Decoder::mlp(Walk& walk, const Block& block) {
+  if (block.shape.experts > 0) return experts(walk, block);
   const Mlp& mlp = block.mlps[0];
   const Rows gated = gated_rows_.view(rows_, block.shape.intermediate);
   const bool integer = !is_float(mlp.gate.format) || !is_float(mlp.up.format);

@@ -1,5 +1,6 @@
 #include "model/spec.h"
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <string>
@@ -48,11 +49,6 @@ void check(const Layer& l, const DecoderShape& shape) {
   within("experts_used", l.experts_used, l.experts > 0 ? 1 : 0, l.experts);
 }
 
-// What is described but not computed yet.
-void only_what_is_built(const Layer& l) {
-  if (l.experts > 0) throw std::invalid_argument("a mixture of experts is not supported yet");
-}
-
 }  // namespace
 
 const DecoderShape& checked(const DecoderShape& s) {
@@ -65,7 +61,9 @@ const DecoderShape& checked(const DecoderShape& s) {
   finite("logit_multiplier", s.logit_multiplier, -INFINITY);
   finite("logit_softcap", s.logit_softcap, 0);
   for (const Layer& layer : s.layers) check(layer, s);
-  for (const Layer& layer : s.layers) only_what_is_built(layer);
+  int64_t mlps = 0;
+  for (const Layer& layer : s.layers) mlps += std::max(layer.experts, 1);
+  within("the number of experts in all layers", mlps, 1, kMostMlps);
   for (const Rope& rope : s.ropes) check(rope, s.layers[0].head_dim);
   return s;
 }

@@ -55,7 +55,7 @@ struct DecoderShape {
 
 // What a decoder may be: beyond these, sums and products of its sizes would not fit.
 constexpr int kMostLayers = 1 << 16, kMostHeads = 1 << 16, kMostHeadDim = 1024, kMostWidth = 1 << 24, kMostVocab = 1 << 27;
-constexpr int kMostExperts = 1 << 12;
+constexpr int kMostExperts = 1 << 12, kMostMlps = 1 << 17;
 
 // Itself; std::invalid_argument, naming what is wrong, for what no decoder is.
 const DecoderShape& checked(const DecoderShape& shape);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "kernels/kernels.h"
 #include "runtime/arena.h"
@@ -57,10 +58,58 @@ class RowsMemory {
   Buffer<int32_t> bias4_, bias8_;
 };
 
+// `count` of the rows, from `first` on.
+inline Rows rows_of(Rows r, int64_t first, int64_t count) {
+  r.values += first * r.stride;
+  r.codes += first * r.stride;
+  r.scales += first * r.blocks;
+  r.bias4 += first * r.blocks;
+  r.bias8 += first * r.blocks;
+  r.sums += first * r.blocks;
+  r.count = count;
+  return r;
+}
+
+// Copies n rows, what integer weights read and what float weights read.
+inline void gather(const Rows& from, const int32_t* rows, int64_t n, bool integer, bool floats, const Rows& to) {
+  for (int64_t i = 0; i < n; ++i) {
+    const auto copy = [&](const auto* source, auto* target, int64_t width) {
+      std::copy_n(source + rows[i] * width, width, target + i * width);
+    };
+    if (floats) copy(from.values, to.values, from.stride);
+    if (!integer) continue;
+    copy(from.codes, to.codes, from.stride);
+    copy(from.scales, to.scales, from.blocks);
+    copy(from.bias4, to.bias4, from.blocks);
+    copy(from.bias8, to.bias8, from.blocks);
+    copy(from.sums, to.sums, from.blocks);
+  }
+}
+
+// Which experts rows go to, [rows][used], best first.
+struct ExpertChoice {
+  std::vector<int32_t> experts;
+  std::vector<float> weights;
+  void reserve(int64_t rows, int64_t used);
+};
+
+// The same by expert: (row, rank) pairs sorted by expert, then by row.
+struct ExpertPlan {
+  std::vector<int32_t> begins;   // [of + 1], the places of expert e are [begins[e], begins[e + 1])
+  std::vector<int32_t> touched;  // experts that have rows, ascending
+  std::vector<int32_t> row_of;   // the row at each place
+  std::vector<int32_t> at;       // the place of each (row, rank)
+  int64_t experts_touched = 0;
+  void reserve(int64_t rows, int64_t used, int64_t of);
+  void make(const ExpertChoice& choice, int64_t rows, int64_t used, int64_t of);
+};
+
 // What one thread has to itself.
 struct ThreadMemory {
   Buffer<float> scratch;
-  RowsMemory rows;
+  RowsMemory rows, gathered;
+  ExpertChoice choice;
+  ExpertPlan plan;
 };
 
 class Walk {
@@ -76,10 +125,10 @@ class Walk {
     phases_.run(thread_, phase_++, items, work);
   }
 
-  // Shares out `count` things in a few pieces a thread, of `least` things at least: work(begin, end).
+  // Shares out `count` things in a few pieces a thread, of `least` things at least and `most` at most: work(begin, end).
   template <typename Work>
-  void split(int64_t count, int64_t least, const Work& work) {
-    const int64_t items = std::max<int64_t>(1, std::min(count / least, kPieces * threads_));
+  void split(int64_t count, int64_t least, const Work& work, int64_t most = INT64_MAX) {
+    const int64_t items = std::max({int64_t(1), std::min(count / least, kPieces * threads_), (count - 1) / most + 1});
     each(items, [&](int64_t item) {
       const auto part = part_of(count, items, item);
       work(part.first, part.second);

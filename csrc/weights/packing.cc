@@ -2,78 +2,172 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
+#include <type_traits>
+
+#include "weights/records.h"
 
 namespace ipex_lookahead {
 namespace {
 
-int float_size(WeightFormat f) { return f == WeightFormat::fp32 ? 4 : 2; }
-bool is_int8(WeightFormat f) { return f == WeightFormat::sym_int8; }
-int64_t tile_bytes(WeightFormat f) { return is_int8(f) ? 512 : 256; }  // 16 outputs x 32 inputs
+// The plain streams of one tile's rows.
+struct PlainRows {
+  uint8_t* codes;
+  uint16_t* scales;
+  uint16_t* minimums;
+  int64_t row_bytes, lanes;  // of a row of codes; outputs that there are
+};
 
-// Copies between [lane][i] (stride row_bytes) and tile order [i][lane] for elements of T.
-template <typename T>
-void transpose_floats(T* tile, T* plain, int64_t n_in, int64_t lanes, bool to_tile) {
-  for (int64_t k = 0; k < n_in; ++k)
+// Copies between [lane][i] and tile order [i][lane] for elements of T.
+template <bool kToTile, typename T>
+void transpose(T* tile, T* plain, int64_t count, int64_t lanes) {
+  for (int64_t k = 0; k < count; ++k)
     for (int64_t lane = 0; lane < lanes; ++lane) {
       T& a = tile[k * kLanes + lane];
-      T& b = plain[lane * n_in + k];
-      to_tile ? void(a = b) : void(b = a);
+      T& b = plain[lane * count + k];
+      if (kToTile)
+        a = b;
+      else
+        b = a;
     }
 }
 
-// Both int4's 16-byte and int8's 32-byte plain blocks become tiles by moving 4 bytes at a time: the nibble order of a
-// plain block is the tile's own. Int8 codes change their bias on the way.
-void transpose_codes(uint8_t* tile, uint8_t* plain, int64_t row_bytes, int64_t blocks, int64_t lanes, bool int8,
-                     bool to_tile) {
-  const int chunks = int8 ? 8 : 4;
-  const uint32_t flip = int8 ? 0x80808080u : 0u;
-  for (int64_t b = 0; b < blocks; ++b)
-    for (int c = 0; c < chunks; ++c)
-      for (int64_t lane = 0; lane < lanes; ++lane) {
-        uint8_t* t = tile + (b * chunks + c) * 64 + lane * 4;
-        uint8_t* p = plain + lane * row_bytes + (b * chunks + c) * 4;
-        uint32_t word;
-        std::memcpy(&word, to_tile ? p : t, 4);
-        word ^= flip;
-        std::memcpy(to_tile ? t : p, &word, 4);
+// How one format's tiles are made, and taken apart again.
+template <class Format, bool kFloat = Format::kFloat>
+struct Layout {
+  using Codes = typename Format::Codes;
+  using Record = RecordOf<Format>;
+  using Tile = TilePlanes<Codes>;
+  using Scales = typename Format::Scales;
+  static constexpr bool kHalves = !std::is_same_v<Scales, ExponentScale>;  // whether there are binary16 scales at all
+  static constexpr bool kApartScales = kHalves && Record::kScale == kApart;
+  static constexpr bool kMinimums = Scales::kMinimum;
+
+  static constexpr StreamFacts facts() {
+    return {Format::kName, Record::kInputs, Record::kBytes, kApartScales, kApartScales && kMinimums};
+  }
+
+  static void take(Matrix& m, int group, Arena& arena) {
+    m.group_blocks = kApartScales ? group / kGroup : Record::kInputs / kGroup;
+    const int64_t groups = (m.blocks + m.group_blocks - 1) / m.group_blocks;
+    const size_t scales = size_t(m.tiles() * kLanes * groups) * sizeof(uint16_t);
+    m.codes = static_cast<uint8_t*>(arena.take(size_t(m.tiles() * m.blocks * Codes::kBytes)));
+    if (kHalves) m.scales = static_cast<uint16_t*>(arena.take(scales));
+    if (kMinimums) m.minimums = static_cast<uint16_t*>(arena.take(scales));
+    if (Scales::kSteps) m.steps = static_cast<uint8_t*>(arena.take(size_t(m.tiles() * step_bytes<Scales>(m.blocks))));
+  }
+
+  template <bool kToTile>
+  static void convert(const Matrix& m, int64_t tile, const PlainRows& plain) {
+    constexpr int in_record = Record::kInputs / kGroup;
+    uint8_t* tile_steps = const_cast<uint8_t*>(m.steps) + (Scales::kSteps ? tile * step_bytes<Scales>(m.blocks) : 0);
+    for (int64_t b = 0; b < m.blocks; ++b) {
+      uint8_t* at = const_cast<uint8_t*>(m.codes) + (tile * m.blocks + b) * Codes::kBytes;
+      const int j = int(b % in_record);
+      for (int64_t lane = 0; lane < plain.lanes; ++lane) {
+        uint8_t* record = plain.codes + lane * plain.row_bytes + b / in_record * Record::kBytes;
+        uint8_t steps[2];
+        if (kToTile) {
+          for (int c = 0; c < kGroup / 4; ++c) Tile::put(at + 4 * lane, 0, c, Record::get(record, j, c) ^ Record::kFlip);
+          Record::get_steps(record, j, steps);
+          TileSteps<Scales>::put(tile_steps + lane, b, steps);
+        } else {
+          for (int c = 0; c < kGroup / 4; ++c) Record::put(record, j, c, Tile::get(at + 4 * lane, 0, c) ^ Record::kFlip);
+          TileSteps<Scales>::get(tile_steps + lane, b, steps);
+          Record::put_steps(record, j, steps);
+        }
       }
+    }
+    const int64_t groups = (m.blocks + m.group_blocks - 1) / m.group_blocks;
+    uint16_t* scales = const_cast<uint16_t*>(m.scales) + tile * groups * kLanes;
+    uint16_t* minimums = const_cast<uint16_t*>(m.minimums) + tile * groups * kLanes;
+    if (kApartScales) {
+      transpose<kToTile>(scales, plain.scales, groups, plain.lanes);
+      if (kMinimums) transpose<kToTile>(minimums, plain.minimums, groups, plain.lanes);
+    } else if (kHalves) {
+      for (int64_t g = 0; g < groups; ++g)
+        for (int64_t lane = 0; lane < plain.lanes; ++lane) {
+          uint8_t* record = plain.codes + lane * plain.row_bytes + g * Record::kBytes;
+          move<kToTile>(record + Record::kScale, scales + g * kLanes + lane, 0);
+          if (kMinimums) move<kToTile>(record + Record::kMinimum, minimums + g * kLanes + lane, Record::kSubtracted ? 0x8000 : 0);
+        }
+    }
+  }
+
+  template <bool kToTile>
+  static void move(uint8_t* record, uint16_t* tile, int flip) {
+    uint16_t half = uint16_t(*tile ^ flip);
+    if (kToTile) {
+      std::memcpy(&half, record, sizeof half);
+      *tile = uint16_t(half ^ flip);
+    } else {
+      std::memcpy(record, &half, sizeof half);
+    }
+  }
+};
+
+template <class Format>
+struct Layout<Format, true> {
+  using Value = std::conditional_t<Format::kSize == 4, uint32_t, uint16_t>;
+
+  static constexpr StreamFacts facts() { return {Format::kName, 1, Format::kSize, false, false}; }
+
+  static void take(Matrix& m, int, Arena& arena) {
+    m.codes = static_cast<uint8_t*>(arena.take(size_t(m.tiles() * kLanes * m.n_in * Format::kSize)));
+  }
+
+  template <bool kToTile>
+  static void convert(const Matrix& m, int64_t tile, const PlainRows& plain) {
+    uint8_t* at = const_cast<uint8_t*>(m.codes) + tile * m.n_in * kLanes * Format::kSize;
+    transpose<kToTile>(reinterpret_cast<Value*>(at), reinterpret_cast<Value*>(plain.codes), m.n_in, plain.lanes);
+  }
+};
+
+struct Functions {
+  StreamFacts facts;
+  void (*take)(Matrix&, int group, Arena&);
+  void (*to_tile)(const Matrix&, int64_t tile, const PlainRows&);
+  void (*to_plain)(const Matrix&, int64_t tile, const PlainRows&);
+};
+template <class Format>
+struct FunctionsOf {
+  static Functions value() {
+    using L = Layout<Format>;
+    return {L::facts(), L::take, L::template convert<true>, L::template convert<false>};
+  }
+};
+const Functions& functions(WeightFormat format) {
+  static const auto all = FormatList::table<FunctionsOf>();
+  return all.of[int(format)];
 }
 
-// One tile between the two orders.
-void convert_tile(const Matrix& m, int64_t tile, uint8_t* plain_codes, uint16_t* plain_scales, uint16_t* plain_minimums,
-                  bool to_tile) {
-  const int64_t row = tile * kLanes;
-  const int64_t lanes = std::min<int64_t>(kLanes, m.n_out - row);
-  const int64_t row_bytes = code_bytes(m.format, m.n_in);
-  uint8_t* plain = plain_codes + row * row_bytes;
-  if (is_float(m.format)) {
-    uint8_t* at = const_cast<uint8_t*>(m.codes) + tile * m.n_in * kLanes * float_size(m.format);
-    if (m.format == WeightFormat::fp32)
-      transpose_floats(reinterpret_cast<uint32_t*>(at), reinterpret_cast<uint32_t*>(plain), m.n_in, lanes, to_tile);
-    else
-      transpose_floats(reinterpret_cast<uint16_t*>(at), reinterpret_cast<uint16_t*>(plain), m.n_in, lanes, to_tile);
-    return;
-  }
-  uint8_t* at = const_cast<uint8_t*>(m.codes) + tile * m.blocks * tile_bytes(m.format);
-  transpose_codes(at, plain, row_bytes, m.blocks, lanes, is_int8(m.format), to_tile);
-  const int64_t groups = (m.blocks + m.group_blocks - 1) / m.group_blocks;
-  auto transpose = [&](const uint16_t* packed, uint16_t* rows) {
-    uint16_t* p = const_cast<uint16_t*>(packed) + tile * groups * kLanes;
-    transpose_floats(p, rows + row * groups, groups, lanes, to_tile);
-  };
-  transpose(m.scales, plain_scales);
-  if (m.minimums != nullptr) transpose(m.minimums, plain_minimums);
+void convert_tile(const Matrix& m, int64_t tile, uint8_t* codes, uint16_t* scales, uint16_t* minimums, bool to_tile) {
+  const int64_t row = tile * kLanes, row_bytes = code_bytes(m.format, m.n_in);
+  const int64_t groups = groups_of(m.format, m.n_in, m.group_blocks * kGroup);
+  const PlainRows rows{codes + row * row_bytes, scales ? scales + row * groups : nullptr,
+                       minimums ? minimums + row * groups : nullptr, row_bytes,
+                       std::min<int64_t>(kLanes, m.n_out - row)};
+  const Functions& f = functions(m.format);
+  (to_tile ? f.to_tile : f.to_plain)(m, tile, rows);
 }
 
 }  // namespace
 
+const StreamFacts& stream_facts(WeightFormat format) { return functions(format).facts; }
+
+WeightFormat format_of(const std::string& name) {
+  for (int i = 0; i < kFormats; ++i)
+    if (name == stream_facts(WeightFormat(i)).name) return WeightFormat(i);
+  throw std::invalid_argument("the native engine has no kernel for format '" + name + "'");
+}
+
 int64_t code_bytes(WeightFormat format, int64_t n_in) {
-  if (is_float(format)) return n_in * float_size(format);
-  return (n_in + kGroup - 1) / kGroup * (is_int8(format) ? 32 : 16);
+  const StreamFacts& facts = stream_facts(format);
+  return (n_in + facts.inputs - 1) / facts.inputs * facts.bytes;
 }
 
 int64_t groups_of(WeightFormat format, int64_t n_in, int group) {
-  return is_float(format) ? 0 : (n_in + group - 1) / group;
+  return stream_facts(format).scales ? (n_in + group - 1) / group : 0;
 }
 
 Matrix prepack(const PlainMatrix& plain, Arena& arena, Crew& crew) {
@@ -82,15 +176,7 @@ Matrix prepack(const PlainMatrix& plain, Arena& arena, Crew& crew) {
   m.n_out = plain.n_out;
   m.n_in = plain.n_in;
   m.blocks = int32_t((plain.n_in + kGroup - 1) / kGroup);
-  if (is_float(plain.format)) {
-    m.codes = static_cast<uint8_t*>(arena.take(size_t(m.tiles() * kLanes * code_bytes(m.format, m.n_in))));
-  } else {
-    m.group_blocks = plain.group / kGroup;
-    const size_t scale_bytes = size_t(m.tiles() * kLanes * groups_of(m.format, m.n_in, plain.group)) * 2;
-    m.codes = static_cast<uint8_t*>(arena.take(size_t(m.tiles() * m.blocks * tile_bytes(m.format))));
-    m.scales = static_cast<uint16_t*>(arena.take(scale_bytes));
-    if (plain.minimums != nullptr) m.minimums = static_cast<uint16_t*>(arena.take(scale_bytes));
-  }
+  functions(m.format).take(m, plain.group, arena);
   crew.for_each(m.tiles(), [&](int64_t tile) {
     convert_tile(m, tile, static_cast<uint8_t*>(const_cast<void*>(plain.codes)), const_cast<uint16_t*>(plain.scales),
                  const_cast<uint16_t*>(plain.minimums), true);

@@ -1,8 +1,9 @@
-// Plain (serialisable) weights to prepacked tiles, and back. The layouts are described at Matrix in kernels.h and at
-// PackedWeight in the Python package.
+// Plain (serialisable) weights to prepacked tiles, and back. The layouts are described at Matrix in kernels.h and in the
+// Python package: each format's streams.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "kernels/kernels.h"
 #include "runtime/arena.h"
@@ -10,23 +11,31 @@
 
 namespace ipex_lookahead {
 
-// A weight in plain order. Integer formats: codes [n_out][blocks * 16] (int4) or [n_out][blocks * 32] (int8),
-// scales and minimums [n_out][groups]; float formats: codes [n_out][n_in].
+// A weight in plain order: rows of code_bytes(), and of binary16 scales and minimums where the format keeps them apart.
 struct PlainMatrix {
   WeightFormat format;
   int64_t n_out, n_in;
-  int group;  // 32 or 64; ignored for float formats
+  int group;  // 32 or 64; ignored where there are no scales
   const void* codes;
   const uint16_t* scales;
   const uint16_t* minimums;
 };
 
+// What the streams of a format look like.
+struct StreamFacts {
+  const char* name;
+  int64_t inputs, bytes;  // of a record of codes
+  bool scales, minimums;  // binary16, one a row and group, in streams of their own
+};
+const StreamFacts& stream_facts(WeightFormat format);
+WeightFormat format_of(const std::string& name);  // std::invalid_argument for a name that no kernel knows
+
 int64_t code_bytes(WeightFormat format, int64_t n_in);  // of one plain row
-int64_t groups_of(WeightFormat format, int64_t n_in, int group);
+int64_t groups_of(WeightFormat format, int64_t n_in, int group);  // scales of one row; 0 where they are no stream
 
 Matrix prepack(const PlainMatrix& plain, Arena& arena, Crew& crew);
 
-// Fills the plain streams (sizes as above) from a prepacked matrix.
+// Fills the plain streams (sizes as above, zeros before) from a prepacked matrix.
 void unpack(const Matrix& matrix, void* codes, uint16_t* scales, uint16_t* minimums, Crew& crew);
 
 }  // namespace ipex_lookahead

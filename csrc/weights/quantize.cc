@@ -82,7 +82,7 @@ ALWAYS_INLINE float load(const Bfloat16* src, int i) { return from_bits(uint32_t
 // scale or the minimum is beyond binary16. The sym formats divide by a scale that is at least two thirds of the exact
 // one (binary16's coarsest rounding), so that |x * inverse| stays below 200.
 
-struct SymInt4 {
+struct ToSymInt4 {
   static constexpr bool nibbles = true;
   static constexpr int32_t padding = 8;
 
@@ -98,7 +98,7 @@ struct SymInt4 {
   }
 };
 
-struct SymInt8 {
+struct ToSymInt8 {
   static constexpr bool nibbles = false;
   static constexpr int32_t padding = 0;
 
@@ -112,7 +112,7 @@ struct SymInt8 {
   }
 };
 
-struct AsymInt4 {
+struct ToAsymInt4 {
   static constexpr bool nibbles = true;
   static constexpr int32_t padding = 0;
 
@@ -144,15 +144,9 @@ struct AsymInt4 {
   }
 };
 
-struct Streams {
-  uint8_t* codes;
-  uint16_t* scales;
-  uint16_t* minimums;
-};
-
 // Rows [begin, end). Returns -1 or the first row that cannot be represented.
 template <class Format, class Source, int Group>
-ALWAYS_INLINE int64_t quantize_rows(const Source* src, int64_t n_in, int64_t begin, int64_t end, Streams out) {
+ALWAYS_INLINE int64_t quantize_rows(const Source* src, int64_t n_in, int64_t begin, int64_t end, QuantizedStreams out) {
   const int64_t blocks = (n_in + kBlock - 1) / kBlock;
   const int64_t groups = (n_in + Group - 1) / Group;
   const int64_t block_bytes = Format::nibbles ? kBlock / 2 : kBlock;
@@ -192,17 +186,17 @@ ALWAYS_INLINE int64_t quantize_rows(const Source* src, int64_t n_in, int64_t beg
   return -1;
 }
 
-using RowsFunction = int64_t (*)(const void*, int64_t, int64_t, int64_t, Streams);
+using RowsFunction = int64_t (*)(const void*, int64_t, int64_t, int64_t, QuantizedStreams);
 
 template <class Format, class Source, int Group>
-int64_t rows_baseline(const void* src, int64_t n_in, int64_t begin, int64_t end, Streams out) {
+int64_t rows_baseline(const void* src, int64_t n_in, int64_t begin, int64_t end, QuantizedStreams out) {
   return quantize_rows<Format, Source, Group>(static_cast<const Source*>(src), n_in, begin, end, out);
 }
 
 #if defined(IPEX_LOOKAHEAD_AVX2_TWIN)
 template <class Format, class Source, int Group>
 __attribute__((target("avx2"))) int64_t rows_avx2(const void* src, int64_t n_in, int64_t begin, int64_t end,
-                                                  Streams out) {
+                                                  QuantizedStreams out) {
   return quantize_rows<Format, Source, Group>(static_cast<const Source*>(src), n_in, begin, end, out);
 }
 #endif
@@ -221,17 +215,16 @@ RowsFunction choose_group(int group) {
 }
 
 template <class Format>
-RowsFunction choose(FloatKind kind, int group) {
+RowsFunction choose(WeightFormat kind, int group) {
   switch (kind) {
-    case FloatKind::fp16: return choose_group<Format, Binary16>(group);
-    case FloatKind::bf16: return choose_group<Format, Bfloat16>(group);
-    case FloatKind::fp32: break;
+    case WeightFormat::fp16: return choose_group<Format, Binary16>(group);
+    case WeightFormat::bf16: return choose_group<Format, Bfloat16>(group);
+    default: return choose_group<Format, float>(group);
   }
-  return choose_group<Format, float>(group);
 }
 
 // Every thread of a crew computes in the default floating-point environment (round to nearest, subnormals kept).
-int64_t split_rows(RowsFunction rows, const void* src, int64_t n_out, int64_t n_in, int threads, Streams out) {
+int64_t split_rows(RowsFunction rows, const void* src, int64_t n_out, int64_t n_in, int threads, QuantizedStreams out) {
   Crew crew(threads);
   const int64_t parts = std::min<int64_t>(kParts * crew.size(), n_out);
   std::vector<int64_t> bad(size_t(parts), -1);
@@ -244,22 +237,21 @@ int64_t split_rows(RowsFunction rows, const void* src, int64_t n_out, int64_t n_
   return -1;
 }
 
+template <class Format>
+int64_t quantize(const void* source, WeightFormat kind, int64_t n_out, int64_t n_in, int group, int threads,
+                 QuantizedStreams out) {
+  return split_rows(choose<Format>(kind, group), source, n_out, n_in, threads, out);
+}
+
 }  // namespace
 
-int64_t quantize_sym_int4(const void* src, FloatKind kind, int64_t n_out, int64_t n_in, int group, int threads,
-                          uint8_t* codes, uint16_t* scales) {
-  return split_rows(choose<SymInt4>(kind, group), src, n_out, n_in, threads, {codes, scales, nullptr});
-}
-
-int64_t quantize_asym_int4(const void* src, FloatKind kind, int64_t n_out, int64_t n_in, int group, int threads,
-                           uint8_t* codes, uint16_t* scales, uint16_t* minimums) {
-  return split_rows(choose<AsymInt4>(kind, group), src, n_out, n_in, threads, {codes, scales, minimums});
-}
-
-int64_t quantize_sym_int8(const void* src, FloatKind kind, int64_t n_out, int64_t n_in, int group, int threads,
-                          int8_t* codes, uint16_t* scales) {
-  Streams out{reinterpret_cast<uint8_t*>(codes), scales, nullptr};
-  return split_rows(choose<SymInt8>(kind, group), src, n_out, n_in, threads, out);
+Quantizer* quantizer_of(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::sym_int4: return quantize<ToSymInt4>;
+    case WeightFormat::asym_int4: return quantize<ToAsymInt4>;
+    case WeightFormat::sym_int8: return quantize<ToSymInt8>;
+    default: return nullptr;
+  }
 }
 
 }  // namespace ipex_lookahead

@@ -61,7 +61,13 @@ def _complete(file: GgufSource, config: dict[str, Any]) -> None:
     config["mlp_bias"] = "blk.0.ffn_gate.bias" in file.tensors
 
 
-GGUF = GgufKeys("llama", "LlamaForCausalLM", constants={"hidden_act": "silu"}, complete=_complete)
+GGUF = GgufKeys(
+    "llama",
+    "LlamaForCausalLM",
+    constants={"hidden_act": "silu"},
+    complete=_complete,
+    claims=lambda file: file.scalar("llama.expert_count", 0) == 0,  # with experts it is a mixtral
+)
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:

@@ -9,6 +9,7 @@ from ipex_lookahead.architectures.spec import (
     Activation,
     Attention,
     Block,
+    Experts,
     GatedMlp,
     Linear,
     ModelSpec,
@@ -95,6 +96,46 @@ class Names:
             up=self.linear(layer, "mlp.up_proj", "ffn_up", inner, hidden, bias=bias),
             down=self.linear(layer, "mlp.down_proj", "ffn_down", hidden, inner, bias=bias),
             activation=activation,
+        )
+
+    def experts(
+        self,
+        layer: int,
+        module: str,
+        parts: tuple[str, str, str],
+        *,
+        count: int,
+        used: int,
+        inner: int,
+        renormalise: bool = True,
+    ) -> Experts:
+        """A mixture whose experts have three matrices of their own in a folder; in a GGUF file all share three tensors.
+
+        Args:
+            layer: the block.
+            module: what the folder calls the MLP; its ``gate`` is the router.
+            parts: the folder's names of gate, up and down.
+            count: of experts.
+            used: experts a row goes to.
+            inner: an expert's intermediate size.
+            renormalise: as in ``Experts``.
+        """
+        hidden, sizes = self.hidden, ((inner, self.hidden), (inner, self.hidden), (self.hidden, inner))
+        stacked = [
+            (f"blk.{layer}.ffn_{gguf}_exps.weight", (count, *size))
+            for gguf, size in zip(("gate", "up", "down"), sizes, strict=True)
+        ]
+
+        def part(expert: int, which: int) -> Linear:
+            name = f"model.layers.{layer}.{module}.experts.{expert}.{parts[which]}.weight"
+            return Linear(Tensor(name, sizes[which], Place(name, sizes[which]), Place(*stacked[which], expert)))
+
+        return Experts(
+            router=self.linear(layer, f"{module}.gate", "ffn_gate_inp", count, hidden),
+            experts=tuple(GatedMlp(part(e, 0), part(e, 1), part(e, 2), SILU) for e in range(count)),
+            used=used,
+            softmax="all",
+            renormalise=renormalise,
         )
 
     def model(self, model_type: str, block: Callable[[int], Block], **switches: Any) -> ModelSpec:

@@ -18,16 +18,16 @@ from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.gguf_config import gguf_config
 from ipex_lookahead.checkpoints.gguf_reader import TENSOR_TYPES, GgufFile, GgufTensor
-from ipex_lookahead.checkpoints.placed import Run, row_order, run_of, tensors_by_name, with_offset
+from ipex_lookahead.checkpoints.placed import Run, row_order, run_of, split_experts, tensors_by_name, with_offset
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
-from ipex_lookahead.formats.base import GROUP, PackedWeight
+from ipex_lookahead.formats import FLOATS, FORMATS
+from ipex_lookahead.formats.base import PackedWeight
 
 _log = logging.getLogger(__name__)
 
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that are part of the config: ``gguf_config.py`` reads them."""
 _READ_AT_ONCE = 4 << 20
-_FLOATS: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.uint16, "bf16": np.uint16}
 
 
 class GgufCheckpoint:
@@ -49,7 +49,9 @@ class GgufCheckpoint:
             refuse_unread_types(self._file)
             self.config: dict[str, Any] = gguf_config(self._file, model_type)
             self.spec: ModelSpec = spec_for(self.config)
-            self._tensors = tensors_by_name(self.spec)
+            self._tensors = {
+                name: split_experts(tensor, self._file.tensors) for name, tensor in tensors_by_name(self.spec).items()
+            }
             declared = family(model_type).GGUF
             assert declared is not None  # it claimed the file
             self._check_tensors(declared.unused_tensors)
@@ -123,7 +125,7 @@ class GgufCheckpoint:
     def info(self, name: str) -> TensorInfo:
         """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""
         tensor, source = self._find(name)
-        return TensorInfo(tensor.shape, source.type.format, GROUP if source.type.block > 1 else 0)
+        return TensorInfo(tensor.shape, source.type.format, FORMATS[source.type.format].group_sizes[0])
 
     def read(self, name: str) -> PackedWeight:
         """The tensor, codes and scales as in the file, rows in Hugging Face's order.
@@ -133,51 +135,49 @@ class GgufCheckpoint:
         """
         tensor, source = self._find(name)
         run, order = run_of(tensor, tensor.gguf), row_order(tensor, tensor.gguf)
-        if source.type.format in _FLOATS:
+        if source.type.format in FLOATS:
             return with_offset(self._read_floats(tensor, source, run, order), tensor.gguf.offset)
-        block = _BLOCKS[source.type.format]
-        rows, blocks = tensor.shape[0], tensor.shape[1] // GROUP
-        codes = np.empty((rows, blocks * block["codes"].shape[0]), _CODES[source.type.format])
-        scales = np.empty((rows, blocks), np.uint16)
-        minimums = np.empty((rows, blocks), np.uint16) if "minimum" in (block.names or ()) else None
-        row_bytes = blocks * block.itemsize
+        target = FORMATS[source.type.format]
+        assert target.gguf is not None
+        record, group_size = target.gguf.record, target.group_sizes[0]
+        fields: Any = record.fields
+        rows, blocks = tensor.shape[0], tensor.shape[1] // target.gguf.inputs
+        arrays = {
+            stream.name: np.empty(stream.shape(tensor.shape, group_size), stream.dtype) for stream in target.streams
+        }
+        row_bytes = blocks * record.itemsize
         step = max(1, _READ_AT_ONCE // row_bytes)
         for start in range(0, rows, step):
             stop = min(rows, start + step)
-            buffer = np.empty((stop - start, blocks), block)
-            at = (run.first + start) * row_bytes
-            self._file.file.read_into(source.offset + at, buffer, source.name)
+            buffer = np.empty((stop - start, blocks), record)
+            first = run.first + start
+            self._file.file.read_into(source.offset + first * row_bytes, buffer, source.name)
             place: Any = slice(start, stop) if order is None else order[start:stop]
-            self._check_scales(buffer, source, at)
-            codes[place] = buffer["codes"].reshape(stop - start, -1)
-            scales[place] = buffer["scale"]
-            if minimums is not None:
-                minimums[place] = buffer["minimum"]
-        return PackedWeight(source.type.format, tensor.shape, codes, GROUP, scales, minimums)
+            for stream in target.streams:
+                part = np.ascontiguousarray(buffer[stream.name]).reshape(stop - start, -1)
+                if (bad := target.bad_scale(stream.name, part)) is not None:
+                    block, element = divmod(bad.index, part.size // buffer.size)
+                    field = int(fields[stream.name][1]) + element * stream.itemsize
+                    at = source.offset + first * row_bytes + block * record.itemsize + field
+                    raise self._error(source, at, f"{bad.what} {first * blocks + block} {bad.problem}")
+                arrays[stream.name][place] = part
+        return PackedWeight(source.type.format, tensor.shape, group_size=group_size, **arrays)
 
     def _read_floats(
         self, tensor: Tensor, source: GgufTensor, run: Run, order: npt.NDArray[np.intp] | None
     ) -> PackedWeight:
-        values: npt.NDArray[np.generic] = np.empty(tensor.shape, _FLOATS[source.type.format])
+        values: npt.NDArray[np.generic] = np.empty(tensor.shape, FORMATS[source.type.format].streams[0].dtype)
         start = source.offset + run.first * (values.nbytes // tensor.shape[0])
         self._file.file.read_into(start, values, source.name)
         if (bad := first_not_finite(values, source.type.format)) is not None:
-            raise self._not_finite(source, "value", bad, start + bad * values.itemsize)
+            raise self._error(source, start + bad * values.itemsize, f"value {bad} is NaN or infinite")
         if order is not None:
             in_file, values = values, np.empty_like(values)
             values[order] = in_file
         return PackedWeight(source.type.format, tensor.shape, values)
 
-    def _check_scales(self, blocks: npt.NDArray[np.void], source: GgufTensor, start: int) -> None:
-        fields = [name for name in ("scale", "minimum") if name in (blocks.dtype.names or ())]
-        for field in fields:
-            bad = first_not_finite(np.ascontiguousarray(blocks[field]), "fp16")
-            if bad is not None:
-                at = source.offset + start + bad * blocks.dtype.itemsize + 2 * fields.index(field)
-                raise self._not_finite(source, field, start // blocks.dtype.itemsize + bad, at)
-
-    def _not_finite(self, source: GgufTensor, what: str, index: int, at: int) -> ModelFormatError:
-        return self._file.error(source.name, at, f"{what} {index} is NaN or infinite")
+    def _error(self, source: GgufTensor, at: int, problem: str) -> ModelFormatError:
+        return self._file.error(source.name, at, problem)
 
     def _find(self, name: str) -> tuple[Tensor, GgufTensor]:
         if name not in self._tensors:
@@ -218,12 +218,3 @@ def refuse_unread_types(file: GgufFile) -> None:
         hint=f"take a Q8_0 or Q4_0 file of this model, or convert: llama-quantize --allow-requantize {file.path.name} "
         f"{file.path.stem}-Q8_0.gguf Q8_0",
     )
-
-
-_BLOCKS = {
-    "sym_int8": np.dtype([("scale", "<u2"), ("codes", "i1", GROUP)]),
-    "sym_int4": np.dtype([("scale", "<u2"), ("codes", "u1", GROUP // 2)]),
-    "asym_int4": np.dtype([("scale", "<u2"), ("minimum", "<u2"), ("codes", "u1", GROUP // 2)]),
-}
-"""A block of 32 weights as GGUF stores it: Q8_0, Q4_0, Q4_1."""
-_CODES: dict[str, type[np.generic]] = {"sym_int8": np.int8, "sym_int4": np.uint8, "asym_int4": np.uint8}

@@ -54,7 +54,9 @@ _IDS = {
     "eot_token_id": "tokenizer.ggml.eot_token_id",
     "eom_token_id": "tokenizer.ggml.eom_token_id",
 }
-_PER_LAYER = ("intermediate_size", "num_attention_heads", "num_key_value_heads")
+_PER_LAYER = (
+    "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_experts_per_tok", "moe_intermediate_size",
+)  # fmt: skip
 _OPTIONAL = ("num_key_value_heads", "head_dim", "vocab_size", "rope_theta")
 _ZERO_IS_NONE = ("sliding_window", "final_logit_softcapping")
 _SCALINGS = ("none", "linear", "yarn", "longrope")

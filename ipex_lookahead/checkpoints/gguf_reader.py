@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ipex_lookahead.checkpoints.files import BinaryFile
 from ipex_lookahead.errors import ModelFormatError
+from ipex_lookahead.formats import FORMATS
 
 MAGIC = b"GGUF"
 MAX_RECORDS = 65_536
@@ -71,24 +72,19 @@ class TensorType:
 
 
 TENSOR_TYPES = {
-    0: TensorType("F32", 1, 4, "fp32"),
-    1: TensorType("F16", 1, 2, "fp16"),
-    30: TensorType("BF16", 1, 2, "bf16"),
-    8: TensorType("Q8_0", 32, 34, "sym_int8"),
-    2: TensorType("Q4_0", 32, 18, "sym_int4"),
-    3: TensorType("Q4_1", 32, 20, "asym_int4"),
+    low_bit.gguf.number: TensorType(low_bit.gguf.name, low_bit.gguf.inputs, low_bit.gguf.record.itemsize, name)
+    for name, low_bit in FORMATS.items()
+    if low_bit.gguf is not None
 }
 """The tensor types that are read, by their number in the file."""
 
 OTHER_TYPES = {
     number: TensorType(*known, "")
     for number, known in {
-        6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
-        12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292), 16: ("IQ2_XXS",
-        256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21:
-        ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1), 25: ("I16", 1, 2), 26:
-        ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54), 35:
-        ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
+        9: ("Q8_1", 32, 40), 15: ("Q8_K", 256, 292), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS",
+        256, 98), 19: ("IQ1_S", 256, 50), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 24: ("I8", 1, 1), 25: ("I16",
+        1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54),
+        35: ("TQ2_0", 256, 66), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
     }.items()
 }  # fmt: skip
 """Types whose sizes are known, so that a file of them can be described, and whose values are not read."""

@@ -23,14 +23,20 @@ def licence_facts(source: Path) -> dict[str, str]:
     if source.is_dir():
         card = _text(source / "README.md")
         front = _FRONT_MATTER.match(card)
-        return dict(_FACT.findall(front[1])) if front else {}
+        said: dict[str, object] = dict(_FACT.findall(front[1])) if front else {}
+        return _lines(said)
     try:
         file = GgufFile(source)
     except ModelFormatError:
         return {}
     file.file.close()
-    said = {name: file.metadata.get(key) for name, key in _GGUF_FACTS.items()}
-    return {name: fact for name, fact in said.items() if isinstance(fact, str) and fact and "\n" not in fact}
+    return _lines({name: file.metadata.get(key) for name, key in _GGUF_FACTS.items()})
+
+
+def _lines(said: dict[str, object]) -> dict[str, str]:
+    """Those that are one line of text: another would be a line of its own in the card that is written."""
+    facts = {name: fact.strip() for name, fact in said.items() if isinstance(fact, str)}
+    return {name: fact for name, fact in facts.items() if 0 < len(fact) <= 256 and fact.isprintable()}
 
 
 def copy_licence(source: Path, folder: Path) -> None:

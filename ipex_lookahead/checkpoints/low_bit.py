@@ -1,8 +1,8 @@
 """Our own folders, written by ``save_low_bit``: Hugging Face's layout with packed weights in one safetensors file.
 
 ``config.json`` has the key ``ipex_lookahead``: version, low-bit format, files written. A float tensor is stored under
-its name; a low-bit one as ``NAME.codes``, ``NAME.scales`` and ``NAME.minimums``, and the file's ``__metadata__`` says
-for NAME its format, group size and logical shape, as in ``"sym_int4 32 576x1536"``.
+its name; a low-bit one as ``NAME.codes`` and its format's further streams (``NAME.scales``, ``NAME.minimums``), and the
+file's ``__metadata__`` says for NAME its format, group size and logical shape, as in ``"sym_int4 32 576x1536"``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -22,54 +23,45 @@ from ipex_lookahead.architectures.hparams import Places, Source, boolean, shown,
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import checked_config, read_generation_config, read_json
-from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.placed import Run, run_of, tensors_by_name, with_offset
 from ipex_lookahead.checkpoints.safetensors import SINGLE, check_kind, read_float, read_part
 from ipex_lookahead.checkpoints.safetensors_reader import MAX_DIM, SafetensorsFile, StoredTensor
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
-from ipex_lookahead.formats.base import GROUP, PackedWeight
+from ipex_lookahead.formats import FLOATS as FLOAT_FORMATS
+from ipex_lookahead.formats import FORMATS
+from ipex_lookahead.formats.base import PackedWeight, Stream
 from ipex_lookahead.safe_json import JsonObject
 
 MARKER = "ipex_lookahead"
 VERSION = 1
-GROUP_SIZES = (32, 64)
-FLOATS = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
+FLOATS = {name: FORMATS[name].streams[0].stored for name in FLOAT_FORMATS}
 """Float formats and their safetensors dtypes."""
-
-_NUMPY: dict[str, type[np.generic]] = {
-    "F32": np.float32, "F16": np.uint16, "BF16": np.uint16, "U8": np.uint8, "I8": np.int8,
-}  # fmt: skip
-_PACKED = {"sym_int8": ("I8", 32, False), "sym_int4": ("U8", 16, False), "asym_int4": ("U8", 16, True)}
-"""Low-bit formats: dtype of the codes, elements in a block of 32 weights, whether there are minimums."""
 
 _STORED_AS = re.compile(r"([a-z0-9_]{1,32}) ([0-9]{1,4}) ([0-9]{1,13})x([0-9]{1,13})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
-    """One stored array of a weight: ``suffix`` to the weight's name, safetensors dtype, shape."""
+class StoredStream:
+    """One stored array of a weight: ``suffix`` to the weight's name, the stream, and the array's shape."""
 
     suffix: str
-    dtype: str
+    stream: Stream
     shape: tuple[int, ...]
 
     @property
-    def kind(self) -> npt.DTypeLike:
-        """The numpy dtype of its elements."""
-        return _NUMPY[self.dtype]
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return prod(self.shape) * self.stream.itemsize
 
 
-def streams(info: TensorInfo) -> list[Stream] | None:
-    """The arrays a weight is stored as: codes, then scales, then minimums; None if there is no such weight."""
+def streams(info: TensorInfo) -> list[StoredStream] | None:
+    """The arrays a weight is stored as, in the order of its format's streams; None if there is no such weight."""
     if info.format in FLOATS:
-        return [Stream("", FLOATS[info.format], info.shape)]
-    if info.format not in _PACKED or info.group_size not in GROUP_SIZES or len(info.shape) != 2:
+        return [StoredStream("", FORMATS[info.format].streams[0], info.shape)]
+    target = FORMATS.get(info.format)
+    if target is None or info.group_size not in target.group_sizes or len(info.shape) != 2:
         return None
-    dtype, per_block, has_minimums = _PACKED[info.format]
-    n_out, n_in = info.shape
-    scales = (n_out, -(-n_in // info.group_size))
-    found = [Stream(".codes", dtype, (n_out, -(-n_in // GROUP) * per_block)), Stream(".scales", "F16", scales)]
-    return [*found, Stream(".minimums", "F16", scales)] if has_minimums else found
+    return [StoredStream(f".{s.name}", s, s.shape(info.shape, info.group_size)) for s in target.streams]
 
 
 def stored_as(info: TensorInfo) -> str:
@@ -123,12 +115,12 @@ class LowBitCheckpoint:
             match = _STORED_AS.fullmatch(line)
             shape = (int(match[3]), int(match[4])) if match else (0, 0)
             info = TensorInfo(shape, match[1] if match else "", int(match[2]) if match else 0)
-            parts = streams(info) if all(0 < size <= MAX_DIM for size in shape) and info.format in _PACKED else None
+            parts = streams(info) if all(0 < size <= MAX_DIM for size in shape) and info.format not in FLOATS else None
             if parts is None:
                 raise self._error(
                     name, self._file.metadata.at[name],
                     f"is stored as {shown(line)}; it must be FORMAT GROUP_SIZE ROWSxCOLUMNS, "
-                    f"a format of {', '.join(_PACKED)}, a group size of {' or '.join(map(str, GROUP_SIZES))}"
+                    f"a format of {', '.join(name for name in FORMATS if name not in FLOATS)}, a group size that it has"
                 )  # fmt: skip
             found[name] = (info, [self._take(stored, name, part) for part in parts])
         for name, tensor in stored.items():
@@ -140,16 +132,16 @@ class LowBitCheckpoint:
             raise self._error("tensors", None, "the checkpoint holds no tensor")
         return found
 
-    def _take(self, stored: dict[str, StoredTensor], weight: str, part: Stream) -> StoredTensor:
+    def _take(self, stored: dict[str, StoredTensor], weight: str, part: StoredStream) -> StoredTensor:
         name = weight + part.suffix
         if name not in stored:
             raise self._error(name, self._file.metadata.at[weight], "is missing from the file")
         tensor = stored.pop(name)
-        if (tensor.dtype, tensor.shape) != (part.dtype, part.shape):
+        if (tensor.dtype, tensor.shape) != (part.stream.stored, part.shape):
             raise self._error(
                 name,
                 tensor.entry,
-                f"is {tensor.dtype} {list(tensor.shape)}; it must be {part.dtype} {list(part.shape)}",
+                f"is {tensor.dtype} {list(tensor.shape)}; it must be {part.stream.stored} {list(part.shape)}",
             )
         return tensor
 
@@ -178,25 +170,24 @@ class LowBitCheckpoint:
             if whole or tensor is None:
                 return read_float(self._file, name, stored[0])
             return with_offset(read_part(self._file, tensor, stored[0]), tensor.hf.offset)
-        arrays: list[npt.NDArray[Any]] = []
-        for part in stored:
-            array = self._array(part, None if whole else run_of(self._weights[name], self._weights[name].hf))
-            if part.dtype == "F16" and (bad := first_not_finite(array, "fp16")) is not None:
-                raise self._error(name, part.offset + 2 * bad, f"scale or minimum {bad} is NaN or infinite")
-            arrays.append(array)
-        shape = self.info(name).shape
-        return PackedWeight(
-            info.format, shape, arrays[0], info.group_size, arrays[1], arrays[2] if len(arrays) > 2 else None
-        )
+        target = FORMATS[info.format]
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        for stream, part in zip(target.streams, stored, strict=True):
+            run = None if whole else run_of(self._weights[name], self._weights[name].hf)
+            array = self._array(part, stream, run)
+            if (bad := target.bad_scale(stream.name, array)) is not None:
+                at = part.offset + bad.index * stream.itemsize
+                raise self._error(name, at, f"{bad.what} {bad.index // stream.elements} {bad.problem}")
+            arrays[stream.name] = array
+        return PackedWeight(info.format, self.info(name).shape, group_size=info.group_size, **arrays)
 
-    def _array(self, stored: StoredTensor, run: Run | None) -> npt.NDArray[Any]:
+    def _array(self, stored: StoredTensor, stream: Stream, run: Run | None) -> npt.NDArray[Any]:
         """A stream, or the rows of one that are a weight of their own."""
-        kind = np.dtype(_NUMPY[stored.dtype])
         if run is None:
-            array: npt.NDArray[Any] = np.empty(stored.shape, kind)
+            array: npt.NDArray[Any] = np.empty(stored.shape, stream.dtype)
             self._file.file.read_into(stored.offset, array, stored.name)
             return array
-        array = np.empty((run.span, *stored.shape[1:]), kind)
+        array = np.empty((run.span, *stored.shape[1:]), stream.dtype)
         at = stored.offset + run.first * (array.nbytes // run.span)
         self._file.file.read_into(at, array, stored.name)
         return np.ascontiguousarray(array[:: run.step])

@@ -22,7 +22,7 @@ import numpy as np
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.licence import copy_licence
-from ipex_lookahead.checkpoints.low_bit import FLOATS, MARKER, VERSION, Stream, stored_as, streams
+from ipex_lookahead.checkpoints.low_bit import FLOATS, MARKER, VERSION, StoredStream, stored_as, streams
 from ipex_lookahead.checkpoints.safetensors import SINGLE
 from ipex_lookahead.errors import InputError, ModelFormatError, SaveError
 from ipex_lookahead.formats.base import PackedWeight
@@ -101,7 +101,7 @@ class _Layout:
         if not infos:
             raise InputError("there are no weights to save")
         self.infos = infos
-        self.places: dict[str, list[tuple[Stream, int]]] = {}
+        self.places: dict[str, list[tuple[StoredStream, int]]] = {}
         metadata = {"format": "pt"}
         entries: dict[str, Any] = {}
         end = 0
@@ -115,9 +115,9 @@ class _Layout:
             for part in parts:
                 if name + part.suffix in entries or name in ("format", "__metadata__"):
                     raise InputError(f"weight {name} would be stored under a name that is taken")
-                begin, end = end, end + int(np.prod(part.shape, dtype=object)) * np.dtype(part.kind).itemsize
+                begin, end = end, end + part.nbytes
                 entries[name + part.suffix] = {
-                    "dtype": part.dtype,
+                    "dtype": part.stream.stored,
                     "shape": list(part.shape),
                     "data_offsets": [begin, end],
                 }
@@ -148,11 +148,10 @@ def _write_tensors(
                     f"weight {name} is {weight.format} {list(weight.shape)} with group size {weight.group_size}, "
                     f"announced as {info.format} {list(info.shape)} with {info.group_size}"
                 )
-            for (part, begin), array in zip(
-                missing.pop(name), (weight.codes, weight.scales, weight.minimums), strict=False
-            ):
-                if array is None or array.shape != part.shape or array.dtype != part.kind:
-                    raise InputError(f"weight {name}{part.suffix} is not {part.dtype} {list(part.shape)}")
+            for part, begin in missing.pop(name):
+                array = getattr(weight, part.stream.name)
+                if array is None or array.shape != part.shape or array.dtype != part.stream.dtype:
+                    raise InputError(f"weight {name}{part.suffix} is not {part.stream.stored} {list(part.shape)}")
                 flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
                 _write(descriptor, start + begin, flat.data)
                 done += flat.size

@@ -6,7 +6,8 @@ be taken out of a tensor without touching a bit; only floats can be transposed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,25 @@ def run_of(tensor: Tensor, place: Place) -> Run:
     entry = place.shape if place.expert is None else place.shape[1:]
     rows = entry[0]
     return Run((place.expert or 0) * rows + first, tensor.shape[0], step)
+
+
+def in_blocks(tensor: Tensor, names: Collection[str]) -> Tensor:
+    """The weight as MXFP4 where a folder has its tensor in blocks, and not as floats with inputs before outputs."""
+    place = tensor.hf
+    if place.layout != "transposed" or place.name in names or f"{place.name}_blocks" not in names:
+        return tensor
+    experts, n_in, outputs = place.shape
+    shape = (experts, outputs, -(-n_in // 32), 16)
+    return replace(tensor, hf=replace(place, name=f"{place.name}_blocks", shape=shape, layout="mxfp4"))
+
+
+def split_experts(tensor: Tensor, names: Collection[str]) -> Tensor:
+    """The weight where GGUF files of early 2024 have it: each expert's in a tensor of its own (``ffn_up.3.weight``)."""
+    place = tensor.gguf
+    if place.expert is None or place.name in names or place.name.replace("_exps.", ".0.") not in names:
+        return tensor
+    name = place.name.replace("_exps.", f".{place.expert}.")
+    return replace(tensor, gguf=replace(place, name=name, shape=place.shape[1:], expert=None))
 
 
 def transposed_part(tensor: Tensor, place: Place, entry: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -14,5 +14,4 @@ def packed_bytes(info: TensorInfo) -> int:
     dtype = FLOATS.get(info.format, info.format.upper())
     if dtype in DTYPE_BITS:
         return -(-prod(info.shape) * DTYPE_BITS[dtype] // 8)
-    widths = {"F16": 2, "U8": 1, "I8": 1}
-    return sum(prod(part.shape) * widths[part.dtype] for part in streams(info) or ())
+    return sum(part.nbytes for part in streams(info) or ())

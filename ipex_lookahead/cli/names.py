@@ -1,20 +1,10 @@
-"""What formats and strategies are called, for help, completion and checks that must not wait for the real ones.
+"""What strategies and instruction sets are called, for help, completion and checks that must not wait for them.
 
-Their rooms need numpy, which ``--help`` should not import; a test holds these lists against ``FORMATS``, ``PROPOSERS``
-and ``SECOND_MODEL``.
+Their rooms need numpy, which ``--help`` should not import; a test holds these lists against ``PROPOSERS`` and
+``SECOND_MODEL``. (Formats: ``low_bits.py``.)
 """
 
 from __future__ import annotations
-
-LOW_BITS = {
-    "sym_int4": "4 bits, codes around zero",
-    "asym_int4": "4 bits, with a smallest value for each group",
-    "sym_int8": "8 bits",
-    "fp16": "16 bits, of which 10 are mantissa",
-    "bf16": "16 bits, with float32's range",
-    "fp32": "32 bits, as most checkpoints were trained",
-}
-"""Low-bit format -> what it is."""
 
 ISAS = {
     "avx512_vnni": "Ice Lake, Zen 4 and later",

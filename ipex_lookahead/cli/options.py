@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ipex_lookahead.cli.names import LOW_BITS
 from ipex_lookahead.cli.types import LowBit, Model, Words
+from ipex_lookahead.low_bits import LOW_BITS
 
 if TYPE_CHECKING:
     from ipex_lookahead.generation.rules import Rules

@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
-from ipex_lookahead.cli.names import LOW_BITS, NEEDS_DRAFT_MODEL
+from ipex_lookahead.cli.names import NEEDS_DRAFT_MODEL
 from ipex_lookahead.cli.types import Refused, unknown
 from ipex_lookahead.config import NO_STORE, is_memory
+from ipex_lookahead.low_bits import LOW_BITS
 
 
 def refuse(ctx: click.Context) -> None:

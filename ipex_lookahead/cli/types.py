@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from ipex_lookahead.cli.names import LOW_BITS, STRATEGIES
+from ipex_lookahead.cli.names import STRATEGIES
 from ipex_lookahead.config import MAX_DRAFT
+from ipex_lookahead.low_bits import LOW_BITS
 
 if TYPE_CHECKING:
     AnyType = click.ParamType[Any]

@@ -152,7 +152,13 @@ def _together(
         proposed = perf_counter()
         batch = _plain_batch(group) if drafts is None else _batch(group, drafts)
         asked = perf_counter()
-        output = forward(batch)
+        try:
+            output = forward(batch)
+        except EngineError:
+            if drafts is None:
+                raise
+            drafts = None  # the fault may be a drafted token's, which plain decoding would not have looked at
+            output = forward(_plain_batch(group))
         answered = perf_counter()
 
         argmax = output.argmax.tolist()
@@ -182,7 +188,7 @@ def _together(
             if sequence.length > longest:
                 longest = sequence.length
         if group.proposing:
-            controller.timed(first, longest, answered - asked, proposed - began)
+            controller.timed(first, longest, answered - asked, proposed - began, output.experts)
 
         stats.steps += 1
         stats.sequence_steps += len(live)

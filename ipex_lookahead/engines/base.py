@@ -68,11 +68,13 @@ class StepOutput:
         logits: float32 [wanted, vocab_size], owned by the caller, or None.
         top: int32 [wanted, top], most likely first, the lowest id first among equals (-1 where the vocabulary has no
             more); None unless asked for.
+        experts: how many experts of a mixture the forward read, the distinct ones of each layer; 0 in other models.
     """
 
     argmax: npt.NDArray[np.int32]
     logits: npt.NDArray[np.float32] | None
     top: npt.NDArray[np.int32] | None = None
+    experts: int = 0
 
 
 class Engine(Protocol):

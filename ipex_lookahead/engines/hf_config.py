@@ -13,12 +13,13 @@ def transformers_config(config: dict[str, Any]) -> Any:
     from ipex_lookahead.compat import family_config, llama_config
 
     values = {k: v for k, v in config.items() if k not in ("model_type", "rope_theta", "rope_scaling")}
-    scaling = dict(config.get("rope_scaling") or {"rope_type": "default"})
-    if scaling["rope_type"] == "freq_factors":  # no name for these in transformers; the engine has the numbers
-        scaling = {"rope_type": "default"}
+    scaling = dict(config.get("rope_scaling") or {})
+    if scaling.get("rope_type") == "freq_factors":  # no name for these in transformers; the engine has the numbers
+        scaling = {}
     if config["model_type"] == "llama":
-        return llama_config(values, scaling, config["rope_theta"])
-    return family_config(config["model_type"], values, scaling, config["rope_theta"], values.pop(LOCAL_THETA, None))
+        return llama_config(values, scaling or {"rope_type": "default"}, config["rope_theta"])
+    local = values.pop(LOCAL_THETA, None)
+    return family_config(config["model_type"], values, scaling, config["rope_theta"], local)
 
 
 def generation_defaults(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ipex_lookahead.engines.weights import WeightPlan
-from ipex_lookahead.errors import InputError
+from ipex_lookahead.errors import InputError, LookaheadError
 from ipex_lookahead.tokenization.text import TextTokenizer
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int, str], None]
 """Called as progress(tensors done, tensors in all, name of the tensor in hand); before there are tensors as progress(0,
@@ -33,6 +36,7 @@ class LoadRequest:
         others: further arguments of ipex-llm's: ``optimize_model``, ``cpu_embedding``.
         ipex: apply intel-extension-for-pytorch's ``ipex.llm.optimize``.
         progress: see :data:`Progress`.
+        text: text is to go in and come out, so that a tokenizer is needed.
     """
 
     path: Path
@@ -50,10 +54,35 @@ class LoadRequest:
     others: Mapping[str, Any] = field(default_factory=dict)
     ipex: bool = False
     progress: Progress | None = None
+    text: bool = False
 
     def plan(self, head: str, label: str) -> WeightPlan:
         """The formats of a model whose lm_head is the tensor ``head``."""
         return WeightPlan(self.low_bit, self.group_size, self.mixed_precision, self.not_converted, head, label)
+
+    def tokenizer(self, read: Callable[[], TextTokenizer | None]) -> tuple[TextTokenizer | None, str]:
+        """The checkpoint's tokenizer, which ``read`` makes, or None and why it cannot be used; before weights are read.
+
+        A model needs none to run: a tokenizer that cannot be read is a warning, and the model has none.
+
+        Raises:
+            LookaheadError: with ``text``, what is wrong with it, or that there is none.
+        """
+        if self.progress is not None:
+            self.progress(0, 0, "reading the tokenizer")
+        try:
+            made = read()
+        except LookaheadError as error:
+            if self.text:
+                raise
+            log.warning("the model has no tokenizer, since %s. It takes and gives token ids", error)
+            return None, str(error)
+        if made is None and self.text:
+            raise InputError(
+                f"{self.path} carries no tokenizer, so text cannot be turned into tokens",
+                hint="put its tokenizer.json or tokenizer.model into the folder",
+            )
+        return made, ""
 
 
 @dataclass(slots=True)
@@ -66,6 +95,7 @@ class LoadedModel:
         checkpoint_config: the config as it is saved.
         generation_config: the checkpoint's defaults for ``generate``, by transformers' names.
         tokenizer: or None.
+        no_tokenizer: why there is none where the checkpoint's cannot be used.
         config: its transformers config where loading made one; None: it is to be made of ``checkpoint_config``.
     """
 
@@ -75,6 +105,7 @@ class LoadedModel:
     generation_config: dict[str, Any] = field(default_factory=dict)
     tokenizer: TextTokenizer | None = None
     config: Any = None
+    no_tokenizer: str = ""
 
 
 def refuse_options(engine: str, why: str, **given: Any) -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from ipex_lookahead.checkpoints.base import Checkpoint, TensorInfo
 from ipex_lookahead.checkpoints.sizes import packed_bytes
-from ipex_lookahead.engines.weights import FLOATS, WeightPlan
-from ipex_lookahead.formats import FORMATS
+from ipex_lookahead.engines.weights import WeightPlan
+from ipex_lookahead.formats import FLOATS, FORMATS
 
 log = logging.getLogger("ipex_lookahead")
 
@@ -66,7 +66,7 @@ def requantized(checkpoint: Checkpoint, plan: WeightPlan, *, kept: Collection[st
 
     def target(name: str, info: TensorInfo) -> str | None:
         wanted = plan.target(name)
-        same = name in kept or wanted == "fp32" or (info.format == wanted and info.group_size == plan.group_size)
+        same = name in kept or wanted == "fp32" or (info.format == wanted and info.group_size in (0, plan.group_size))
         return None if same else wanted
 
     return _rounded_again(checkpoint, target, plan.head)

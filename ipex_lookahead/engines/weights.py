@@ -10,10 +10,9 @@ import numpy.typing as npt
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.errors import InputError, LowBitFormatError, ModelFormatError
-from ipex_lookahead.formats import FORMATS, dequantize, get_format, quantize
+from ipex_lookahead.formats import FLOATS, FORMATS, dequantize, get_format, quantize
 from ipex_lookahead.formats.base import PackedWeight
 
-FLOATS = ("fp32", "fp16", "bf16")
 LARGEST = 65504.0
 """The largest value of a norm's weights or a bias: binary16's, in which keys and values are kept."""
 
@@ -91,7 +90,7 @@ def read_matrix(
     """
     weight = _read(checkpoint, tensor)
     target = None if keep else plan.target(tensor.name)
-    if target is None or weight.format == target and (target in FLOATS or weight.group_size == plan.group_size):
+    if target is None or weight.format == target and weight.group_size in (0, plan.group_size):
         return weight
     if weight.format not in FLOATS:
         weight = PackedWeight("fp32", weight.shape, dequantize(weight))
@@ -103,20 +102,7 @@ def read_matrix(
 
 def random_matrix(shape: tuple[int, int], name: str, group_size: int, rng: np.random.Generator) -> PackedWeight:
     """A matrix of random codes with values of about 1 / sqrt(n_in), so that activations stay of one size."""
-    n_out, n_in = shape
-    size = n_in**-0.5
-    if name in FLOATS:
-        values = rng.standard_normal(shape, dtype=np.float32) * np.float32(size)
-        return quantize(PackedWeight("fp32", shape, values), name)
-    blocks, groups = -(-n_in // 32), -(-n_in // group_size)
-    spread = {"sym_int8": 74.0, "sym_int4": 4.6, "asym_int4": 4.6}[name]  # standard deviation of uniform codes
-    scales = np.full((n_out, groups), size / spread, dtype=np.float16).view(np.uint16)
-    if name == "sym_int8":
-        codes: npt.NDArray[np.generic] = rng.integers(-127, 128, (n_out, blocks * 32), dtype=np.int8)
-    else:
-        codes = rng.integers(0, 256, (n_out, blocks * 16), dtype=np.uint8)
-    minimums = np.full((n_out, groups), -7.5 * size / spread, dtype=np.float16).view(np.uint16)
-    return PackedWeight(name, shape, codes, group_size, scales, minimums if name == "asym_int4" else None)
+    return get_format(name).random(shape, group_size, rng)
 
 
 def read_vector(checkpoint: Checkpoint, tensor: Tensor) -> npt.NDArray[np.float32]:

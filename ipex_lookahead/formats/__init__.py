@@ -1,19 +1,22 @@
-"""Low-bit formats: what the bits of a weight mean. A new format is a new file and a line in ``FORMATS``."""
+"""Low-bit formats: what the bits of a weight mean. A new format is a new file here and a line in ``low_bits.py``."""
 
 from __future__ import annotations
+
+from importlib import import_module
 
 import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.errors import LowBitFormatError
-from ipex_lookahead.formats import asym_int4, bf16, fp16, fp32, sym_int4, sym_int8
 from ipex_lookahead.formats.base import GROUP, LowBitFormat, PackedWeight
+from ipex_lookahead.low_bits import LOW_BITS
 
-__all__ = ["FORMATS", "GROUP", "LowBitFormat", "PackedWeight", "dequantize", "get_format", "quantize"]
+__all__ = ["FLOATS", "FORMATS", "GROUP", "LowBitFormat", "PackedWeight", "dequantize", "get_format", "quantize"]
 
-FORMATS: dict[str, LowBitFormat] = {
-    module.FORMAT.name: module.FORMAT for module in (sym_int4, asym_int4, sym_int8, fp16, bf16, fp32)
-}
+FORMATS: dict[str, LowBitFormat] = {name: import_module(f"{__name__}.{name}").FORMAT for name in LOW_BITS}
+
+FLOATS = tuple(name for name, low_bit in FORMATS.items() if low_bit.streams[0].inputs == 1)
+"""The formats whose codes are the values themselves."""
 
 
 def get_format(name: str) -> LowBitFormat:
@@ -33,7 +36,7 @@ def quantize(weight: PackedWeight, name: str, group_size: int = 32, threads: int
     Args:
         weight: a float weight; a matrix [n_out, n_in] for the integer formats.
         name: a key of ``FORMATS``.
-        group_size: inputs that share a scale, 32 or 64; not used by float formats.
+        group_size: inputs that share a scale, 32 or 64; not used by formats that leave no choice.
         threads: threads of the compiled quantiser, None for one on each CPU that this process may use.
 
     Raises:
@@ -41,7 +44,7 @@ def quantize(weight: PackedWeight, name: str, group_size: int = 32, threads: int
             one with values that the format cannot hold.
     """
     target = get_format(name)
-    if weight.format == name and weight.group_size == group_size:
+    if weight.format == name and weight.format not in FLOATS and weight.group_size in (0, group_size):
         return weight
     return target.quantize(weight, group_size, threads)
 

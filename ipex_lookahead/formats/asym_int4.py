@@ -6,45 +6,12 @@ half a scale, plus what rounding those two adds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.formats.base import PackedWeight
+from ipex_lookahead.formats.base import MINIMUMS, NIBBLES, SCALES, GgufType
 from ipex_lookahead.formats.float_base import from_binary16, to_binary16
-from ipex_lookahead.formats.groups import (
-    GROUP_SIZES,
-    Floats,
-    check_packed,
-    dequantize_rows,
-    quantize_groups,
-    rounded,
-    unpack_nibbles,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class AsymInt4:
-    """The format ``asym_int4``; see ``LowBitFormat``."""
-
-    name: str = "asym_int4"
-    bits: int = 4
-    group_sizes: tuple[int, ...] = GROUP_SIZES
-
-    def quantize(self, weight: PackedWeight, group_size: int = 32, threads: int | None = None) -> PackedWeight:
-        """A float matrix [n_out, n_in] with one scale and one minimum for every ``group_size`` inputs of a row.
-
-        Raises:
-            LowBitFormatError: not a float matrix, unknown group size, NaN or infinity, a scale or minimum beyond
-                binary16.
-        """
-        return quantize_groups(weight, self.name, group_size, threads, quantize_values, nibbles=True)
-
-    def dequantize(self, weight: PackedWeight) -> npt.NDArray[np.float32]:
-        """``scale * code + minimum``, float32 [n_out, n_in]; product and sum are rounded one after the other."""
-        check_packed(weight, self.name, np.uint8, codes_a_byte=2)
-        return dequantize_rows(weight, unpack_nibbles)
+from ipex_lookahead.formats.groups import Floats, GroupFormat, rounded
 
 
 def quantize_values(values: Floats, real: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.uint8], Floats, Floats]:
@@ -61,4 +28,11 @@ def quantize_values(values: Floats, real: npt.NDArray[np.bool_]) -> tuple[npt.ND
     return np.where(real, codes, np.float32(0)).astype(np.uint8), scale, minimum
 
 
-FORMAT = AsymInt4()
+FORMAT = GroupFormat(
+    "asym_int4",
+    bits=4,
+    zero=0,
+    streams=(NIBBLES, SCALES, MINIMUMS),
+    gguf=GgufType(3, "Q4_1", 32, np.dtype([("scales", "<u2"), ("minimums", "<u2"), ("codes", "u1", 16)])),
+    quantizer=quantize_values,
+)

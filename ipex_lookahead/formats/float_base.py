@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.errors import LowBitFormatError
-from ipex_lookahead.formats.base import PackedWeight
+from ipex_lookahead.formats.base import GgufType, PackedWeight, Stream
 
 FLOAT_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.uint16, "bf16": np.uint16}
 """Dtype of the codes of each float format."""
@@ -25,12 +25,31 @@ class FloatFormat:
     Attributes:
         name: ``fp32``, ``fp16`` or ``bf16``.
         bits: bits of a value.
-        group_sizes: always ``(0,)``; the ``group_size`` of ``quantize`` is not used.
+        stored: its dtype in a safetensors file.
+        number: its type in a GGUF file.
+        meaning: of a code, in words.
     """
 
     name: str
-    bits: int
-    group_sizes: tuple[int, ...] = (0,)
+    bits: float
+    stored: str
+    number: int
+    meaning: str
+
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """There are no groups; the ``group_size`` of ``quantize`` is not used."""
+        return (0,)
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """The values."""
+        return (Stream("codes", FLOAT_DTYPES[self.name], 1, 1, self.stored, self.meaning),)
+
+    @property
+    def gguf(self) -> GgufType:
+        """One value after the other."""
+        return GgufType(self.number, self.stored, 1, np.dtype([("codes", FLOAT_DTYPES[self.name])]))
 
     def quantize(self, weight: PackedWeight, group_size: int = 32, threads: int | None = None) -> PackedWeight:
         """A float weight of any shape, rounded to nearest even; the same object where it is in this format already.
@@ -55,6 +74,14 @@ class FloatFormat:
         """The values, float32 [*shape], exactly. A copy, also for fp32."""
         check_float(weight, self.name)
         return widen(weight.codes, weight.format)
+
+    def random(self, shape: tuple[int, int], group_size: int, rng: np.random.Generator) -> PackedWeight:
+        """See ``LowBitFormat.random``; normally distributed."""
+        values = rng.standard_normal(shape, dtype=np.float32) * np.float32(shape[1] ** -0.5)
+        return self.quantize(PackedWeight("fp32", shape, values))
+
+    def bad_scale(self, name: str, array: npt.NDArray[Any]) -> None:
+        """There are no scales."""
 
 
 def widen(codes: npt.NDArray[Any], kind: str) -> npt.NDArray[np.float32]:

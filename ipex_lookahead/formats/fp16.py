@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from ipex_lookahead.formats.float_base import FloatFormat
 
-FORMAT = FloatFormat("fp16", 16)
+FORMAT = FloatFormat("fp16", 16, "F16", 1, "IEEE binary16 bit patterns")

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from ipex_lookahead.formats.float_base import FloatFormat
 
-FORMAT = FloatFormat("fp32", 32)
+FORMAT = FloatFormat("fp32", 32, "F32", 0, "the value")

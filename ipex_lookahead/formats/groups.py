@@ -9,13 +9,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.errors import LowBitFormatError
-from ipex_lookahead.formats.base import GROUP, PackedWeight
+from ipex_lookahead.formats.base import (
+    GROUP,
+    NIBBLES,
+    BadScale,
+    GgufType,
+    PackedWeight,
+    Stream,
+    check_streams,
+)
 from ipex_lookahead.formats.float_base import (
     CHUNK,
     check_float,
@@ -52,6 +61,11 @@ def check_quantizable(weight: PackedWeight, name: str, group_size: int) -> None:
     """Raise LowBitFormatError unless a float matrix can be given in integer format ``name`` with this group size."""
     if group_size not in GROUP_SIZES:
         raise LowBitFormatError(f"group_size is {group_size!r}; {name} knows {', '.join(map(str, GROUP_SIZES))}")
+    check_matrix(weight, name)
+
+
+def check_matrix(weight: PackedWeight, name: str) -> None:
+    """Raise LowBitFormatError for what is no float matrix."""
     check_float(weight)
     if len(weight.shape) != 2 or 0 in weight.shape:
         raise LowBitFormatError(
@@ -59,75 +73,115 @@ def check_quantizable(weight: PackedWeight, name: str, group_size: int) -> None:
         )
 
 
-def check_packed(weight: PackedWeight, name: str, code_dtype: type[np.generic], codes_a_byte: int) -> None:
-    """Raise LowBitFormatError unless every stream of an integer weight has the dtype and shape of the layout."""
-    if weight.format != name:
-        raise LowBitFormatError(f"the weight is in {weight.format!r}, not in {name!r}")
-    if weight.group_size not in GROUP_SIZES or len(weight.shape) != 2 or 0 in weight.shape:
-        raise LowBitFormatError(
-            f"{name} weight of shape {list(weight.shape)} with group_size {weight.group_size}; "
-            f"allowed are matrices with group_size {', '.join(map(str, GROUP_SIZES))}"
-        )
-    n_out, n_in = weight.shape
-    scales = (n_out, groups_of(n_in, weight.group_size))
-    expected: list[tuple[str, Any, tuple[int, int], type[np.generic]]] = [
-        ("codes", weight.codes, (n_out, blocks_of(n_in) * GROUP // codes_a_byte), code_dtype),
-        ("scales", weight.scales, scales, np.uint16),
-    ]
-    if name == "asym_int4":
-        expected.append(("minimums", weight.minimums, scales, np.uint16))
-    for stream, array, shape, dtype in expected:
-        if array is None or array.shape != shape or array.dtype != np.dtype(dtype):
-            got = "missing" if array is None else f"{array.dtype} {list(array.shape)}"
-            raise LowBitFormatError(f"{name} {stream}: {got}; expected {np.dtype(dtype)} {list(shape)}")
+@dataclass(frozen=True, slots=True)
+class GroupFormat:
+    """A format of whole-number codes with a scale, and perhaps a minimum, for each group; see ``LowBitFormat``.
+
+    Attributes:
+        zero: what is taken from a code before it is multiplied.
+        quantizer: its definition.
+    """
+
+    name: str
+    bits: float
+    zero: int
+    streams: tuple[Stream, ...]
+    gguf: GgufType
+    quantizer: GroupQuantizer
+    group_sizes: tuple[int, ...] = GROUP_SIZES
+
+    def quantize(self, weight: PackedWeight, group_size: int = 32, threads: int | None = None) -> PackedWeight:
+        """A float matrix [n_out, n_in] with one scale (and minimum) for every ``group_size`` inputs of a row.
+
+        By the compiled core where there is one, else with numpy; both give the same bits.
+
+        Raises:
+            LowBitFormatError: not a float matrix, unknown group size, NaN or infinity, a scale or minimum beyond
+                binary16.
+        """
+        check_quantizable(weight, self.name, group_size)
+        core = _native_core()
+        if core is None:
+            return numpy_quantize(weight, self, group_size)
+        count = threads if threads is not None else min(_usable_cpus(), MOST_THREADS)
+        if not isinstance(count, int) or not 1 <= count <= MOST_THREADS:
+            raise LowBitFormatError(f"threads is {count!r}; it must be from 1 to {MOST_THREADS}")
+        try:
+            codes, scales, minimums = core.quantize(
+                self.name, weight.format, np.require(weight.codes, requirements=("C", "A")), group_size, count
+            )
+        except ValueError:
+            numpy_quantize(weight, self, group_size)  # raises, and says which value is at fault
+            raise  # or it does not: then the two disagree, and that is not to be hidden
+        return PackedWeight(self.name, weight.shape, codes.view(self.streams[0].dtype), group_size, scales, minimums)
+
+    def dequantize(self, weight: PackedWeight) -> npt.NDArray[np.float32]:
+        """``scale * (code - zero) + minimum``, float32 [n_out, n_in], each operation rounded by itself."""
+        check_streams(weight, self)
+        assert weight.scales is not None
+        n_out, n_in = weight.shape
+        values = np.empty((n_out, n_in), np.float32)
+        for rows in row_chunks(n_out, n_in):
+            part = self.whole(weight.codes[rows])[:, :n_in].astype(np.float32)
+            part *= _spread(weight.scales[rows], weight)
+            if weight.minimums is not None:
+                part += _spread(weight.minimums[rows], weight)
+            values[rows] = part
+        return values
+
+    def whole(self, codes: npt.NDArray[Any]) -> npt.NDArray[np.int8]:
+        """The whole numbers [rows, blocks * 32] that packed codes stand for."""
+        if self.streams[0] != NIBBLES:
+            return codes
+        unpacked: npt.NDArray[np.int8] = unpack_nibbles(codes).view(np.int8)
+        return unpacked - np.int8(self.zero) if self.zero else unpacked
+
+    def random(self, shape: tuple[int, int], group_size: int, rng: np.random.Generator) -> PackedWeight:
+        """See ``LowBitFormat.random``. Codes are uniform, all groups have one scale."""
+        n_out, n_in = shape
+        codes = rng.integers(0, 256, (n_out, self.streams[0].shape(shape, group_size)[1]), np.uint8)
+        codes = codes.view(self.streams[0].dtype)
+        if self.bits == 8:
+            codes = np.maximum(codes, -127)
+        some = self.whole(codes[:1, : 4 * GROUP])
+        scale = n_in**-0.5 / float(some.std())
+        groups = (n_out, groups_of(n_in, group_size))
+        half = [np.full(groups, value, np.float16).view(np.uint16) for value in (scale, -scale * float(some.mean()))]
+        minimums = half[1] if len(self.streams) == 3 else None
+        return PackedWeight(self.name, shape, codes, group_size, half[0], minimums)
+
+    def bad_scale(self, name: str, array: npt.NDArray[Any]) -> BadScale | None:
+        """See ``LowBitFormat.bad_scale``."""
+        return None if name == "codes" else first_bad_half(array, name.removesuffix("s"))
 
 
-def quantize_groups(
-    weight: PackedWeight, name: str, group_size: int, threads: int | None, quantizer: GroupQuantizer, *, nibbles: bool
-) -> PackedWeight:
-    """Quantise with the compiled core where there is one, else with numpy; both give the same bits.
+def first_bad_half(array: npt.NDArray[Any], what: str) -> BadScale | None:
+    """The first NaN or infinity among binary16 bits."""
+    bad = (array & 0x7C00) == 0x7C00
+    return BadScale(int(bad.argmax()), what) if bad.any() else None
+
+
+def numpy_quantize(weight: PackedWeight, target: GroupFormat, group_size: int) -> PackedWeight:
+    """The definition.
 
     Raises:
-        LowBitFormatError: what ``check_quantizable`` refuses, a NaN or infinite value, or a scale beyond binary16.
+        LowBitFormatError: a NaN or infinite value, or a scale beyond binary16.
     """
-    check_quantizable(weight, name, group_size)
-    core = _native_core()
-    if core is None:
-        return numpy_quantize(weight, name, group_size, quantizer, nibbles=nibbles)
-    count = threads if threads is not None else min(_usable_cpus(), MOST_THREADS)
-    if not isinstance(count, int) or not 1 <= count <= MOST_THREADS:
-        raise LowBitFormatError(f"threads is {count!r}; it must be from 1 to {MOST_THREADS}")
-    try:
-        codes, scales, minimums = core.quantize(
-            name, weight.format, np.require(weight.codes, requirements=("C", "A")), group_size, count
-        )
-    except ValueError:
-        numpy_quantize(weight, name, group_size, quantizer, nibbles=nibbles)  # raises, and says which value is at fault
-        raise  # or it does not: then the two disagree, and that is not to be hidden
-    return PackedWeight(name, weight.shape, codes, group_size, scales, minimums)
-
-
-def numpy_quantize(
-    weight: PackedWeight, name: str, group_size: int, quantizer: GroupQuantizer, *, nibbles: bool
-) -> PackedWeight:
-    """The definition. ``nibbles``: two unsigned codes a byte, else one signed code a byte."""
     n_out, n_in = weight.shape
     blocks, groups = blocks_of(n_in), groups_of(n_in, group_size)
-    codes: npt.NDArray[Any] = np.empty((n_out, blocks * (16 if nibbles else 32)), np.uint8 if nibbles else np.int8)
-    scales = np.empty((n_out, groups), np.uint16)
-    minimums = np.empty((n_out, groups), np.uint16) if name == "asym_int4" else None
+    stored = {stream.name: np.empty(stream.shape(weight.shape, group_size), stream.dtype) for stream in target.streams}
     real = (np.arange(groups * group_size) < n_in).reshape(groups, group_size)
     for rows in row_chunks(n_out, n_in):
-        _check_rows(weight, rows)
+        check_rows(weight, rows)
         values = np.pad(widen(weight.codes[rows], weight.format), ((0, 0), (0, real.size - n_in)), mode="edge")
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            part, scale, minimum = quantizer(values.reshape(-1, groups, group_size), real)
+            part, scale, minimum = target.quantizer(values.reshape(-1, groups, group_size), real)
         part = part.reshape(-1, groups * group_size)[:, : blocks * GROUP]
-        codes[rows] = pack_nibbles(part) if nibbles else part
-        scales[rows] = _stored(scale, "scale", rows.start, name)
-        if minimums is not None and minimum is not None:
-            minimums[rows] = _stored(minimum, "minimum", rows.start, name)
-    return PackedWeight(name, weight.shape, codes, group_size, scales, minimums)
+        stored["codes"][rows] = pack_nibbles(part) if target.streams[0] == NIBBLES else part
+        stored["scales"][rows] = stored_half(scale, "scale", rows.start, target.name)
+        if minimum is not None:
+            stored["minimums"][rows] = stored_half(minimum, "minimum", rows.start, target.name)
+    return PackedWeight(target.name, weight.shape, group_size=group_size, **stored)
 
 
 def row_chunks(n_out: int, n_in: int) -> Iterator[slice]:
@@ -158,28 +212,13 @@ def unpack_nibbles(packed: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     return codes.reshape(packed.shape[0], -1)
 
 
-def dequantize_rows(
-    weight: PackedWeight, unpack: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
-) -> npt.NDArray[np.float32]:
-    """``scale * unpack(codes) + minimum``, float32 [n_out, n_in], each operation rounded by itself."""
-    assert weight.scales is not None
-    n_out, n_in = weight.shape
-    values = np.empty((n_out, n_in), np.float32)
-    for rows in row_chunks(n_out, n_in):
-        part = unpack(weight.codes[rows])[:, :n_in].astype(np.float32)
-        part *= _spread(weight.scales[rows], weight)
-        if weight.minimums is not None:
-            part += _spread(weight.minimums[rows], weight)
-        values[rows] = part
-    return values
-
-
 def _spread(stored: npt.NDArray[np.uint16], weight: PackedWeight) -> Floats:
     """One binary16 a group -> one float32 an input."""
     return np.repeat(from_binary16(stored), weight.group_size, axis=1)[:, : weight.shape[1]]
 
 
-def _check_rows(weight: PackedWeight, rows: slice) -> None:
+def check_rows(weight: PackedWeight, rows: slice) -> None:
+    """Raise LowBitFormatError for a NaN or infinite value in these rows."""
     bad = ~finite(weight.codes[rows], weight.format)
     if bad.any():
         row, column = divmod(int(bad.argmax()), weight.shape[1])
@@ -187,7 +226,7 @@ def _check_rows(weight: PackedWeight, rows: slice) -> None:
         raise not_finite(index, value_at(weight, index))
 
 
-def _stored(values: Floats, what: str, first_row: int, name: str) -> npt.NDArray[np.uint16]:
+def stored_half(values: Floats, what: str, first_row: int, name: str) -> npt.NDArray[np.uint16]:
     """Scales or minimums as binary16 bits; LowBitFormatError where binary16 cannot hold one."""
     bits = to_binary16(values)
     bad = (bits & 0x7C00) == 0x7C00

@@ -7,43 +7,11 @@ is at most one scale, every other value's at most half a scale (plus what roundi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.formats.base import PackedWeight
-from ipex_lookahead.formats.groups import (
-    GROUP_SIZES,
-    Floats,
-    check_packed,
-    dequantize_rows,
-    quantize_groups,
-    rounded,
-    unpack_nibbles,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class SymInt4:
-    """The format ``sym_int4``; see ``LowBitFormat``."""
-
-    name: str = "sym_int4"
-    bits: int = 4
-    group_sizes: tuple[int, ...] = GROUP_SIZES
-
-    def quantize(self, weight: PackedWeight, group_size: int = 32, threads: int | None = None) -> PackedWeight:
-        """A float matrix [n_out, n_in] with one scale for every ``group_size`` inputs of a row.
-
-        Raises:
-            LowBitFormatError: not a float matrix, unknown group size, NaN or infinity, a scale beyond binary16.
-        """
-        return quantize_groups(weight, self.name, group_size, threads, quantize_values, nibbles=True)
-
-    def dequantize(self, weight: PackedWeight) -> npt.NDArray[np.float32]:
-        """``scale * (code - 8)``, float32 [n_out, n_in]."""
-        check_packed(weight, self.name, np.uint8, codes_a_byte=2)
-        return dequantize_rows(weight, lambda packed: unpack_nibbles(packed).astype(np.int8) - 8)
+from ipex_lookahead.formats.base import NIBBLES, SCALES, GgufType
+from ipex_lookahead.formats.groups import Floats, GroupFormat, rounded
 
 
 def quantize_values(values: Floats, real: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.uint8], Floats, None]:
@@ -55,4 +23,11 @@ def quantize_values(values: Floats, real: npt.NDArray[np.bool_]) -> tuple[npt.ND
     return np.where(real, codes, np.float32(8)).astype(np.uint8), scale, None
 
 
-FORMAT = SymInt4()
+FORMAT = GroupFormat(
+    "sym_int4",
+    bits=4,
+    zero=8,
+    streams=(NIBBLES, SCALES),
+    gguf=GgufType(2, "Q4_0", 32, np.dtype([("scales", "<u2"), ("codes", "u1", 16)])),
+    quantizer=quantize_values,
+)

@@ -35,11 +35,31 @@ def byte_level_bpe(vocabulary: Mapping[str, int], merges: Sequence[tuple[str, st
     check_whole_words(splitting.whole_words)
     options: dict[str, Any] = {"ignore_merges": True} if splitting.whole_words else {}
     core = Tokenizer(models.BPE(dict(vocabulary), list(merges), **options))
-    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if splitting.single_digits else []
-    steps.append(pre_tokenizers.Split(Regex(splitting.pattern), "isolated"))
+    steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in splitting.patterns]
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     core.pre_tokenizer = pre_tokenizers.Sequence(steps)
     core.decoder = decoders.ByteLevel()
     if splitting.compose:
         core.normalizer = normalizers.NFC()
+    return core
+
+
+def spelled_bpe(vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], unknown: str | None) -> Tokenizer:
+    """A ``tokenizers`` tokenizer of Gemma's kind: text as it is spelled, "▁" for a space, and bytes for what is left.
+
+    llama.cpp takes a run of line ends as one token where there is one, whether merges make it or not, so where no merge
+    makes one they are added here.
+    """
+    pairs = list(merges)
+    if not any("\n" in left for left, _ in pairs):
+        runs = [text for text in vocabulary if text.strip("\n") == "" and len(text) > 1]
+        pairs += [
+            (run[:cut], run[cut:])
+            for run in sorted(runs, key=len)
+            for cut in range(1, len(run))
+            if run[:cut] in vocabulary and run[cut:] in vocabulary
+        ]
+    core = Tokenizer(models.BPE(dict(vocabulary), pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    core.normalizer = normalizers.Replace(" ", "▁")
+    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     return core

@@ -2,20 +2,17 @@
 
 A template is Jinja, as Hugging Face's tokenizers use it: blocks trimmed, ``raise_exception``, ``strftime_now``,
 ``tojson``, loop controls. It runs in Jinja's immutable sandbox, inside a process of its own with a budget of loop
-steps, processor time and memory (``template_worker.py``). Starting that process takes some tens of milliseconds.
+steps, processor time and memory (``worker.py``). Starting that process takes some tens of milliseconds.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ipex_lookahead.errors import InputError, ModelFormatError
+from ipex_lookahead.tokenization.process import Stopped, Worker, importable
 
 MAX_SOURCE = 256 << 10
 MAX_OUTPUT = 8 << 20
@@ -26,11 +23,7 @@ MAX_STEPS = 1 << 20
 MAX_SECONDS = 1.0
 MAX_MEMORY = 512 << 20
 
-_ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
-"""All that the worker gets to see of the environment: what starting Python takes, and the time zone."""
-
-_PATIENCE = 20.0
-"""Seconds until a worker is given up that neither answers nor reaches its own limits (a machine near standstill)."""
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 Message = Mapping[str, Any]
 
@@ -78,10 +71,10 @@ def render_chats(template: str, conversations: Sequence[Sequence[Message]], vari
         raise _fault(f"has more than {MAX_SOURCE} bytes")
     given = {name: value for name, value in variables.items() if value is not None}
     request: dict[str, Any] = {
-        "path": [folder for folder in sys.path if os.path.isabs(folder)],  # not what lies in the current folder
+        "path": importable(),
         "template": template,
         "variables": {"tools": None, "documents": None, **given},
-        "contexts": [{"messages": list(messages)} for messages in conversations],
+        "contexts": [{"messages": list(map(_with_reasoning, messages))} for messages in conversations],
     }
     limits = {"steps": MAX_STEPS, "seconds": MAX_SECONDS, "memory": MAX_MEMORY}
     try:
@@ -95,33 +88,24 @@ def render_chats(template: str, conversations: Sequence[Sequence[Message]], vari
     return _answer(question)
 
 
+def _with_reasoning(message: Any) -> Any:
+    """A message whose reasoning, where it has some, stands under both names that templates read, as in transformers."""
+    if not isinstance(message, Mapping):
+        return message
+    said = next((text for name in _REASONING if (text := message.get(name)) is not None), None)
+    return message if said is None else {"thinking": said, **message, "reasoning_content": said}
+
+
 def _answer(question: str) -> list[str]:
     """Ask a new worker and turn what it says, or its death, into a result or an error."""
-    worker = Path(__file__).with_name("template_worker.py")
+    worker = Worker("the chat template", instead="pass plain text instead of chat messages")
     try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", str(worker)],
-            input=question.encode("ascii"),
-            capture_output=True,
-            timeout=_PATIENCE,
-            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
-            start_new_session=True,  # Ctrl-C in a terminal is for the caller alone
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise _fault(f"did not finish within {_PATIENCE:g} s") from None
-    except OSError as error:
-        raise InputError(
-            f"no Python process for the chat template could be started: {error}",
-            hint="pass plain text instead of chat messages",
-        ) from None
-    if done.returncode < 0:
-        raise _fault(f"was stopped: it takes more than {MAX_SECONDS:g} s of processor time or {MAX_MEMORY >> 20} MiB")
-    try:
-        answer: dict[str, Any] = json.loads(done.stdout)
-    except ValueError:
-        reason = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        raise _fault(f"could not be run: {reason[0]}") from None
+        limits = f"{MAX_SECONDS:g} s of processor time or {MAX_MEMORY >> 20} MiB"
+        answer = worker.ask(question.encode("ascii"), MAX_SECONDS, limits)
+    except Stopped as stopped:
+        raise _fault(str(stopped)) from None
+    finally:
+        worker.close()
     if "ok" in answer:
         return list(answer["ok"])
     if answer["error"] == "raised":

@@ -16,6 +16,7 @@ from ipex_lookahead.errors import ModelFormatError
 from ipex_lookahead.safe_json import kind, load_object, read_file
 from ipex_lookahead.tokenization.chat_template import MAX_SOURCE
 from ipex_lookahead.tokenization.growth import LONGEST_SPELLED, check_added
+from ipex_lookahead.tokenization.isolated import IsolatedText
 from ipex_lookahead.tokenization.pieces import MARKER
 from ipex_lookahead.tokenization.sentencepiece_model import (
     CONTROL,
@@ -24,13 +25,14 @@ from ipex_lookahead.tokenization.sentencepiece_model import (
     read_model,
 )
 from ipex_lookahead.tokenization.text import ROLES, BytePairText, SentencePieceText, TextTokenizer
-from ipex_lookahead.tokenization.tokenizer_json import core_from_json
+from ipex_lookahead.tokenization.tokenizer_json import read_pipeline
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_TOKENIZER = 64 << 20
 MAX_SETTINGS = 4 << 20
+MOST_TEMPLATES = 32
 
 
 def tokenizer_from_folder(path: Path, config: Mapping[str, Any]) -> PreTrainedTokenizerBase | None:
@@ -60,7 +62,7 @@ def text_from_folder(path: Path, config: Mapping[str, Any]) -> TextTokenizer | N
     if not present:
         return None
     folder = _Folder(path, config)
-    return folder.sentencepiece() if folder.vocabulary(present) == "tokenizer.model" else folder.byte_pair()
+    return folder.sentencepiece() if folder.vocabulary(present) == "tokenizer.model" else folder.pipeline()
 
 
 class _Folder:
@@ -82,15 +84,16 @@ class _Folder:
         named = marker.get("vocabulary") if isinstance(marker, dict) else None
         return named if named in present else present[0]
 
-    def byte_pair(self) -> TextTokenizer:
+    def pipeline(self) -> TextTokenizer:
         file = self.path / "tokenizer.json"
-        core = core_from_json(load_object(file, MAX_TOKENIZER), file, self.config.get("vocab_size"))
-        ids = core.get_vocab(with_added_tokens=True)
+        pipeline = read_pipeline(load_object(file, MAX_TOKENIZER), file, self.config.get("vocab_size"))
+        ids = pipeline.vocab | {token["content"]: token["id"] for token in pipeline.description["added_tokens"]}
         flags = {name: flag for name in ("add_bos_token", "add_eos_token") if (flag := self.flag(name)) is not None}
         roles = self.roles(ids)
         for name in list(flags):
             flags[name] = flags[name] and roles[name[4:]] is not None
-        return BytePairText(core, {**self.common(ids, roles), **flags})
+        options = {**self.common(ids, roles), **flags}
+        return BytePairText(pipeline.core(), options) if pipeline.apart is None else IsolatedText(pipeline, options)
 
     def sentencepiece(self) -> TextTokenizer:
         file = self.path / "tokenizer.model"
@@ -194,20 +197,40 @@ class _Folder:
         return found
 
     def chat_template(self) -> str | dict[str, str] | None:
-        """``chat_template.jinja``, else the setting: one template, or several with names."""
-        file = self.path / "chat_template.jinja"
-        if file.exists():
-            try:
-                return read_file(file, MAX_SOURCE).decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise ModelFormatError(file, "chat template", error.start, "is not UTF-8") from None
+        """One template, or several with names: from files of their own, else the setting, else a processor's file."""
         template = self.settings.get("chat_template")
         if isinstance(template, list):
-            return {self.source(entry, "name"): self.source(entry, "template") for entry in template}
-        return None if template is None else self.source({"template": template}, "template")
+            told: str | dict[str, str] | None = {
+                self.source(entry, "name"): self.source(entry, "template") for entry in template
+            }
+        else:
+            told = None if template is None else self.source({"template": template}, "template")
+        file = self.path / "chat_template.jinja"
+        if file.exists():
+            told = _jinja(file)
+        elif told is None and (file := self.path / "chat_template.json").exists():
+            source = load_object(file, MAX_SETTINGS).get("chat_template")
+            if source is not None and (not isinstance(source, str) or len(source.encode()) > MAX_SOURCE):
+                raise ModelFormatError(file, "chat_template", None, f"must be text of at most {MAX_SOURCE} bytes")
+            told = source
+        named = self.path / "additional_chat_templates"
+        others = sorted(named.glob("*.jinja"))[: MOST_TEMPLATES + 1] if named.is_dir() else []
+        if len(others) > MOST_TEMPLATES:
+            raise ModelFormatError(named, "folder", None, f"holds more than {MOST_TEMPLATES} templates")
+        if not others:
+            return told
+        known = told if isinstance(told, dict) else {} if told is None else {"default": told}
+        return known | {file.stem: _jinja(file) for file in others}
 
     def source(self, entry: Any, key: str) -> str:
         value = entry.get(key) if isinstance(entry, dict) else None
         if not isinstance(value, str) or len(value.encode()) > MAX_SOURCE:
             raise self.fail("chat_template", f"must be text of at most {MAX_SOURCE} bytes, or a list of named ones")
         return value
+
+
+def _jinja(file: Path) -> str:
+    try:
+        return read_file(file, MAX_SOURCE).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelFormatError(file, "chat template", error.start, "is not UTF-8") from None

@@ -1,7 +1,8 @@
 """The tokenizer inside a GGUF file, from its metadata.
 
-Two kinds are known: ``gpt2`` (byte-level BPE with merges) and ``llama`` (SentencePiece, pieces with scores). Both are
-rebuilt from the arrays in the file; nothing is guessed from the model's name.
+Three kinds are known: ``gpt2`` (byte-level BPE with merges), ``gemma4`` (BPE on the text as it is spelled) and
+``llama`` (SentencePiece, pieces with scores). All are rebuilt from the arrays in the file; nothing is guessed from the
+model's name.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer
 
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
-from ipex_lookahead.tokenization.byte_pair import byte_level_bpe, check_merges
+from ipex_lookahead.tokenization.byte_pair import byte_level_bpe, check_merges, spelled_bpe
 from ipex_lookahead.tokenization.chat_template import MAX_SOURCE
 from ipex_lookahead.tokenization.growth import check_added
 from ipex_lookahead.tokenization.sentencepiece_model import (
@@ -38,6 +39,9 @@ Value = TypeVar("Value")
 
 MAX_ELEMENTS = 4 << 20
 """Most numbers of an array; Python's objects take many times the bytes they have in the file."""
+_PHI_KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
+"""Phi-3's SentencePiece tokenizer takes the space behind added tokens, of which the file says nothing, but not behind
+these."""
 _PREFIX = "tokenizer.ggml."
 _ROLES = {
     "bos_token": "bos_token_id",
@@ -82,7 +86,7 @@ class _Reader:
         kind = self.scalar("model", str)
         if kind is None:
             raise self.fail("model", "is missing")
-        builders = {"gpt2": self.byte_pair, "llama": self.sentencepiece}
+        builders = {"gpt2": self.byte_pair, "gemma4": self.spelled, "llama": self.sentencepiece}
         if kind not in builders:
             raise UnsupportedModelError(
                 f"{self.file}: the tokenizer is of kind {kind!r}; known are {', '.join(map(repr, builders))}",
@@ -108,19 +112,33 @@ class _Reader:
                 hint="use a checkpoint of the same model that carries tokenizer.json",
             )
         splitting = SPLITTINGS[name]
+        vocabulary, merges = self.merged()
+        return self.with_added(byte_level_bpe(vocabulary, merges, splitting), bos=splitting.bos)
+
+    def spelled(self) -> TextTokenizer:
+        """``gemma4``: tokens as they are spelled, "▁" for spaces, and merges in order of rank."""
+        unknown = self.special_id("unknown_token_id")
+        core = spelled_bpe(*self.merged(), None if unknown is None else self.tokens[unknown])
+        return self.with_added(core, bos=False)
+
+    def merged(self) -> tuple[dict[str, int], list[tuple[str, str]]]:
+        """Tokens and merges, checked."""
         vocabulary = {token: i for i, token in enumerate(self.tokens)}
         if len(vocabulary) != len(self.tokens):
             twice = next(token for i, token in enumerate(self.tokens) if vocabulary[token] != i)
             raise self.fail("tokens", f"holds {twice[:80]!r} twice")
-        merges = check_merges(self.strings("merges"), vocabulary, lambda problem: self.fail("merges", problem))
-        core = byte_level_bpe(vocabulary, merges, splitting)
+        return vocabulary, check_merges(
+            self.strings("merges"), vocabulary, lambda problem: self.fail("merges", problem)
+        )
+
+    def with_added(self, core: Tokenizer, *, bos: bool) -> TextTokenizer:
+        """The tokenizer on ``core``; ``bos``: whether it begins a text with one where the file does not say."""
         special, ordinary = self.added_tokens()
         core.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
         core.add_tokens([AddedToken(t, special=False, normalized=False) for t in ordinary])
         add_bos, add_eos = self.scalar("add_bos_token", bool), self.scalar("add_eos_token", bool)
-        roles = self.roles()
-        before = splitting.bos if add_bos is None else add_bos
-        return BytePairText(core, self.options(roles, bos=before, eos=bool(add_eos)))
+        before = bos if add_bos is None else add_bos
+        return BytePairText(core, self.options(self.roles(), bos=before, eos=bool(add_eos)))
 
     def sentencepiece(self) -> TextTokenizer:
         """``llama``: pieces with scores, merged best score first, bytes for what has no piece."""
@@ -147,8 +165,12 @@ class _Reader:
         roles = self.roles()
         add_bos, add_eos = self.scalar("add_bos_token", bool), self.scalar("add_eos_token", bool)
         ids = {token: i for i, token in enumerate(self.tokens)}
-        added = {ids[t]: AddedToken(t, special=True, normalized=False) for t in special}
-        added |= {ids[t]: AddedToken(t, special=False, normalized=False) for t in ordinary}
+        phi = self.metadata.get("general.architecture") == "phi3"
+        added = {
+            ids[t]: AddedToken(t, special=kind, normalized=False, rstrip=phi and t not in _PHI_KEEPS_SPACE)
+            for kind, tokens in ((True, special), (False, ordinary))
+            for t in tokens
+        }
         try:
             options = self.options(roles, bos=add_bos is not False, eos=bool(add_eos))
             return SentencePieceText(model.serialize(), added, options)
@@ -186,11 +208,22 @@ class _Reader:
             raise self.fail(key, f"is {value}; the vocabulary has ids 0 to {len(self.tokens) - 1}")
         return value
 
-    def chat_template(self) -> str | None:
-        template = self.scalar("tokenizer.chat_template", str)
-        if template is not None and len(template.encode()) > MAX_SOURCE:
-            raise self.fail("tokenizer.chat_template", f"has more than {MAX_SOURCE} bytes")
-        return template
+    def chat_template(self) -> str | dict[str, str] | None:
+        """One template, or where ``tokenizer.chat_templates`` names more, all by name."""
+        template = self.template("tokenizer.chat_template")
+        if "tokenizer.chat_templates" not in self.metadata:
+            return template
+        found = {} if template is None else {"default": template}
+        for name in self.strings("tokenizer.chat_templates"):
+            if (source := self.template(f"tokenizer.chat_template.{name}")) is not None:
+                found[name] = source
+        return found or None
+
+    def template(self, key: str) -> str | None:
+        source = self.scalar(key, str)
+        if source is not None and len(source.encode()) > MAX_SOURCE:
+            raise self.fail(key, f"has more than {MAX_SOURCE} bytes")
+        return source
 
     def scalar(self, key: str, kind: type[Value]) -> Value | None:
         value = self.metadata.get(key if "." in key else _PREFIX + key)
@@ -223,7 +256,7 @@ class _Reader:
         return bytes(item & 0xFF for item in value)
 
     def array(self, key: str) -> list[Any]:
-        value: Any = self.metadata.get(_PREFIX + key)
+        value: Any = self.metadata.get(key if "." in key else _PREFIX + key)
         if (size := getattr(value, "size", 0)) > MAX_ELEMENTS:
             raise self.fail(key, f"has {size} numbers; at most {MAX_ELEMENTS} are read")
         if hasattr(value, "tolist"):

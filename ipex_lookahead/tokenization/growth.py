@@ -75,7 +75,7 @@ def _growth(part: Mapping[str, Any]) -> tuple[float, int]:
     """Most bytes for one byte, and bytes besides."""
     name = part["type"]
     if name == "Replace":
-        pattern = part.get("pattern", {}).get("String", "?")  # no known regular expression matches nothing
+        pattern = part.get("pattern", {}).get("String", "?")  # an expression that matches nothing runs apart
         return max(1.0, _size(part.get("content", "")) / _size(pattern)), 0
     if name == "Prepend":
         return 1, _size(part.get("prepend", ""))
@@ -101,9 +101,13 @@ def check_added(tokens: Sequence[str], longest: int, fail: Callable[[str], Excep
         raise fail(problem)
 
 
+def most_ids(text: str) -> int:
+    """More tokens than any text of that length comes to."""
+    return _TOKENS_PER_CHARACTER * len(text) + MOST_ADDED + MOST_AROUND
+
+
 def check_ids(text: str, ids: Sequence[int]) -> None:
     """Raise ModelFormatError where a text has come to more tokens than any text may."""
-    most = _TOKENS_PER_CHARACTER * len(text) + MOST_ADDED + MOST_AROUND
-    if len(ids) > most:
+    if len(ids) > (most := most_ids(text)):
         problem = f"made {len(ids)} tokens of {len(text)} characters; at most {most} are taken"
         raise ModelFormatError("tokenizer", "encoding", None, problem)

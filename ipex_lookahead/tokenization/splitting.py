@@ -1,8 +1,10 @@
-"""How text is split before byte-pair merging: the known ways, and no others.
+"""How text is split before byte-pair merging: the ways that models are known to have.
 
 A splitting pattern is a regular expression, and a tokenizer file may bring any. They run on an engine that backtracks,
-so a hostile one takes for ever; hence a file may only name or spell one of these. They are the published patterns of
-the tokenizers in question.
+so a hostile one takes for ever; hence only these run in this process, which take time in proportion to the text. They
+are the published patterns of the tokenizers in question, and their names those of ``tokenizer.ggml.pre`` in GGUF files,
+whose meaning llama.cpp defines (``llama-vocab.cpp``). Where it writes a pattern in a simpler way than the model's own
+tokenizer (letters' cases by the Latin alphabet alone, suffixes without the long s), the model's own stands here.
 """
 
 from __future__ import annotations
@@ -10,18 +12,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPACE = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACE
 _SUFFIXES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 LLAMA3 = _SUFFIXES + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|" + _TAIL
 QWEN2 = _SUFFIXES + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|" + _TAIL
-TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_QWEN35 = _SUFFIXES + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
-KNOWN_PATTERNS = frozenset({GPT2, LLAMA3, QWEN2, TEKKEN})
-"""The regular expressions that a ``tokenizer.json`` may spell."""
+
+def _cased(suffixes: str, digits: str) -> str:
+    """Words cut where a capital follows a small letter."""
+    words = (rf"[^\r\n\p{{L}}\p{{N}}]?{upper}{lower}{suffixes}" for upper, lower in
+             ((_UPPER + "*", _LOWER + "+"), (_UPPER + "+", _LOWER + "*")))  # fmt: skip
+    return "|".join(words) + rf"|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*" + _SPACE
+
+
+TEKKEN = _cased("", r"\p{N}")
+GPT4O = _cased(_SUFFIXES + "?", r"\p{N}{1,3}")
+_DEEPSEEK3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DIGIT, _DIGITS = r"\p{N}", r"\p{N}{1,3}"
+_HAN = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_HAN_KANA = r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,38 +44,43 @@ class Splitting:
     """One way to split.
 
     Attributes:
-        pattern: cuts the text into the pieces that it matches.
-        single_digits: every digit is cut off first.
+        patterns: the first cuts the text into the pieces that it matches and those between; the others cut those.
         whole_words: a piece that is a token as it stands is not merged from its bytes (``ignore_merges``).
         compose: the text is brought to Unicode form C first.
         bos: whether a beginning-of-sequence token is added where the file does not say.
     """
 
-    pattern: str
-    single_digits: bool = False
+    patterns: tuple[str, ...]
     whole_words: bool = False
     compose: bool = False
     bos: bool = False
 
 
-_GPT2, _CODE = Splitting(GPT2), Splitting(GPT2, single_digits=True)
-_LLAMA3, _QWEN2 = Splitting(LLAMA3, whole_words=True, bos=True), Splitting(QWEN2, compose=True)
-
 SPLITTINGS: dict[str, Splitting] = {
-    "default": _GPT2,
-    "gpt-2": _GPT2,
-    "smollm": _CODE,
-    "starcoder": _CODE,
-    "refact": _CODE,
-    "command-r": _CODE,
-    "codeshell": _CODE,
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "falcon3": _LLAMA3,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-    "megrez": _QWEN2,
-    "tekken": Splitting(TEKKEN, whole_words=True, bos=True),
+    name: splitting
+    for names, splitting in (
+        ("default", Splitting((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))),
+        ("gpt-2 phi-2 exaone4 gigachat a.x-4.0 mellum jais trillion granite-docling", Splitting((GPT2,))),
+        ("mpt olmo", Splitting((GPT2,), compose=True)),  # both have GPT-NeoX's
+        ("smollm starcoder refact command-r codeshell exaone minerva-7b mellum2", Splitting((_DIGIT, GPT2))),
+        ("falcon", Splitting((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"))),
+        (
+            "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
+            Splitting((LLAMA3,), whole_words=True, bos=True),
+        ),
+        ("dbrx smaug-bpe chatglm-bpe", Splitting((LLAMA3,))),
+        ("glm4 glm5", Splitting((LLAMA3,), whole_words=True)),
+        ("qwen2 deepseek-r1-qwen kormo megrez", Splitting((QWEN2,), compose=True)),
+        ("qwen35", Splitting((_QWEN35,), compose=True)),
+        ("stablelm2 hunyuan solar-open grok-2", Splitting((QWEN2,))),
+        ("tekken", Splitting((TEKKEN,), whole_words=True, bos=True)),
+        ("gpt-4o llama4 kanana2 minimax-m2", Splitting((GPT4O,))),
+        ("deepseek-coder", Splitting((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, _DIGIT))),
+        ("deepseek-v3 hunyuan-dense joyai-llm", Splitting((_DIGITS, _HAN_KANA, _DEEPSEEK3))),
+    )
+    for name in names.split()
 }
 """Value of ``tokenizer.ggml.pre`` to what it means."""
+
+KNOWN_PATTERNS = frozenset(pattern for splitting in SPLITTINGS.values() for pattern in splitting.patterns)
+"""The regular expressions that run in this process where a ``tokenizer.json`` spells them."""

@@ -91,15 +91,27 @@ class TextTokenizer(ABC):
         *,
         add_generation_prompt: bool = False,
         tokenize: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **others: Any,
     ) -> Any:
         """The prompt that the chat template makes of messages: text, or ids with ``tokenize``.
 
-        Raises InputError where there is no template or it refuses the messages, ModelFormatError where it is faulty.
+        Args:
+            conversation: messages, ``{"role": ..., "content": ...}`` each.
+            add_generation_prompt: whether it should end with the assistant's opening.
+            tokenize: see above.
+            tools: JSON schemas of functions that may be called.
+            others: further variables of the template (``enable_thinking``, ``documents``, ...).
+
+        Raises:
+            InputError: there is no template, or it refuses the messages.
+            ModelFormatError: it is faulty.
         """
-        variables: dict[str, Any] = {**self._roles, "add_generation_prompt": add_generation_prompt}
+        variables: dict[str, Any] = {**self._roles, "tools": tools, "add_generation_prompt": add_generation_prompt}
         if self._additional:
             variables["additional_special_tokens"] = self._additional
-        text = render_chats(chat_template_of(self, None, for_tools=False), [conversation], variables)[0]
+        template = chat_template_of(self, None, for_tools=bool(tools))
+        text = render_chats(template, [conversation], variables | others)[0]
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
 
@@ -194,7 +206,7 @@ class SentencePieceText(TextTokenizer):
         ids = self.get_vocab()
         for token in (*self._roles.values(), *self._additional):
             self._added.setdefault(ids[token], token)
-        self._split = _Splitter({text: i for i, text in self._added.items()})
+        self._split = _Splitter({text: i for i, text in self._added.items()}, added)
         self._before = [ids[options["bos_token"]]] if options.get("add_bos_token") else []
         self._after = [ids[options["eos_token"]]] if options.get("add_eos_token") else []
 
@@ -231,10 +243,17 @@ class SentencePieceText(TextTokenizer):
 
 
 class _Splitter:
-    """Text into the added tokens that it spells, the longest first, and what lies between."""
+    """Text into the added tokens that it spells, the longest first, and what lies between.
 
-    def __init__(self, ids: Mapping[str, int]) -> None:
+    Args:
+        ids: by spelling.
+        tokens: by id, those of which more is known than that: whether they take the white space beside them.
+    """
+
+    def __init__(self, ids: Mapping[str, int], tokens: Mapping[int, AddedToken]) -> None:
         self._ids = ids
+        self._before = frozenset(i for i, token in tokens.items() if token.lstrip)
+        self._behind = frozenset(i for i, token in tokens.items() if token.rstrip)
         self._lengths: dict[str, list[int]] = {}
         for text in sorted(ids, key=len, reverse=True):
             lengths = self._lengths.setdefault(text[0], [])
@@ -252,9 +271,16 @@ class _Splitter:
             if token is None:
                 at += 1
                 continue
-            if at > start:
-                yield text[start:at]
-            yield self._ids[token]
+            i = self._ids[token]
+            between = text[start:at].rstrip() if i in self._before else text[start:at]
+            if between:
+                yield between
+            yield i
             start = at = at + len(token)
+            if i in self._behind:
+                start = at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing too
         if start < len(text):
             yield text[start:]
+
+
+_SPACE = re.compile(r"\s*")

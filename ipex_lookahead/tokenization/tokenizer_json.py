@@ -1,14 +1,17 @@
-"""``tokenizer.json``: only parts that are known, with settings of known kinds, reach the ``tokenizers`` library.
+"""``tokenizer.json``: what reaches the ``tokenizers`` library, and whether that runs in this process.
 
-The file describes a pipeline of parts by type. Each known type is listed here with the settings it may have, and what
-the library gets is rebuilt from them, so that nothing unlisted takes effect. Regular expressions must be among the
-known ones (``splitting.py``).
+The file describes a pipeline of parts by type. The types that are known to take time and memory in proportion to the
+text are listed here with the settings that they may have, and what the library gets is rebuilt from them, so that
+nothing unlisted takes effect; their regular expressions are the known ones (``splitting.py``). A pipeline of such parts
+runs here. Any other that the library has, and any other regular expression, runs in a process of its own
+(``isolated.py``).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -87,10 +90,66 @@ _SEQUENCES = {
     "decoder": "decoders",
     "post_processor": "processors",
 }
+_ELSEWHERE: dict[str, frozenset[str]] = {
+    "model": frozenset({"Unigram", "WordLevel", "WordPiece"}),
+    "normalizer": frozenset({"BertNormalizer", "ByteLevel", "Nmt", "Precompiled", "StripAccents"}),
+    "pre_tokenizer": frozenset(
+        {"BertPreTokenizer", "CharDelimiterSplit", "FixedLength", "UnicodeScripts", "Whitespace"}
+    ),
+    "decoder": frozenset({"BPEDecoder", "CTC", "WordPiece"}),
+    "post_processor": frozenset({"BertProcessing", "RobertaProcessing"}),
+}
+"""Parts for a process of its own, where the library itself says what their settings may be."""
 
 
-def core_from_json(description: Mapping[str, Any], file: File, vocab_size: int | None) -> Tokenizer:
-    """The ``tokenizers`` object that a parsed ``tokenizer.json`` describes, without truncation or padding.
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A tokenizer as a file describes it, checked.
+
+    Attributes:
+        file: its name, for messages.
+        description: what the library gets, without truncation or padding.
+        vocab: the model's tokens and their ids, without added tokens.
+        apart: the first part that needs a process of its own, such as "pre_tokenizer.Split.pattern"; None: it may run
+            in this one.
+    """
+
+    file: File
+    description: dict[str, Any]
+    vocab: dict[str, int]
+    apart: str | None
+
+    def core(self) -> Tokenizer:
+        """The ``tokenizers`` object, in this process. Raises ModelFormatError."""
+        try:
+            core = Tokenizer.from_str(json.dumps(self.description))
+            self._check_spaces(core)
+            return core
+        except LookaheadError:
+            raise
+        except BaseException as error:  # a panic in the library is no Exception
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            raise ModelFormatError(
+                self.file, "file", None, f"the tokenizers library does not take it: {error}"
+            ) from None
+
+    def _check_spaces(self, core: Tokenizer) -> None:
+        """Refuse white space that takes the space beside it.
+
+        In a run of spaces the library's matches would overlap: it panics, or copies the rest of the run for each.
+        """
+        for n, token in enumerate(self.description["added_tokens"]):
+            text = token["content"]
+            if token["normalized"] and core.normalizer is not None:
+                text = core.normalizer.normalize_str(text)
+            if not text.strip() and (token["lstrip"] or token["rstrip"]):
+                problem = "is white space, and takes that beside it (lstrip, rstrip)"
+                raise ModelFormatError(self.file, f"added_tokens[{n}]", None, problem)
+
+
+def read_pipeline(description: Mapping[str, Any], file: File, vocab_size: int | None) -> Pipeline:
+    """The tokenizer that a parsed ``tokenizer.json`` describes.
 
     Args:
         description: the file's JSON object.
@@ -99,15 +158,16 @@ def core_from_json(description: Mapping[str, Any], file: File, vocab_size: int |
 
     Raises:
         ModelFormatError: a part or a setting of a wrong type, ids or merges that contradict the vocabulary.
-        UnsupportedModelError: a type of part or a regular expression that is not known.
+        UnsupportedModelError: a type of part that the library does not have.
     """
-    return _Reader(file, vocab_size).core(description)
+    return _Reader(file, vocab_size).pipeline(description)
 
 
 class _Reader:
     def __init__(self, file: File, vocab_size: int | None) -> None:
         self.file = file
         self.limit = MAX_PIECES if vocab_size is None else vocab_size
+        self.apart: str | None = None
 
     def fail(self, field: str, problem: str) -> ModelFormatError:
         return ModelFormatError(self.file, field, None, problem)
@@ -122,24 +182,15 @@ class _Reader:
             raise self.fail(field, f"is {kind(value)}; it must be an object")
         return value
 
-    def core(self, description: Mapping[str, Any]) -> Tokenizer:
-        model = self.model(self.object(description.get("model"), "model"))
+    def pipeline(self, description: Mapping[str, Any]) -> Pipeline:
+        model, vocab = self.model(self.object(description.get("model"), "model"))
         clean: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "model": model}
-        clean["added_tokens"] = self.added_tokens(description.get("added_tokens", []), model["vocab"])
+        clean["added_tokens"] = self.added_tokens(description.get("added_tokens", []), vocab)
         for stage in _PARTS:
             part = description.get(stage)
             clean[stage] = None if part is None else self.part(self.object(part, stage), stage)
         self.growth(clean)
-        try:
-            core = Tokenizer.from_str(json.dumps(clean))
-            self.check_spaces(core, clean["added_tokens"])
-            return core
-        except LookaheadError:
-            raise
-        except BaseException as error:  # a panic in the library is no Exception
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
-            raise self.fail("file", f"the tokenizers library does not take it: {error}") from None
+        return Pipeline(self.file, clean, vocab, self.apart)
 
     def growth(self, clean: Mapping[str, Any]) -> None:
         """Bound how much longer the way in, the way out, and what goes round a text may make it."""
@@ -161,10 +212,14 @@ class _Reader:
             if around > MOST_AROUND:
                 raise self.fail(field, f"puts {around} tokens round a text; {MOST_AROUND} are the most")
 
-    def model(self, model: dict[str, Any]) -> dict[str, Any]:
-        if model.get("type", "BPE") != "BPE":
-            raise self.unsupported("model.type", model.get("type"), ["BPE"])
-        vocab = self.object(model.get("vocab"), "model.vocab")
+    def model(self, model: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
+        """What the library gets, and the ids of its tokens."""
+        name = model.get("type", "BPE")
+        if name in _ELSEWHERE["model"]:
+            self.apart = self.apart or f"model.{name}"
+        elif name != "BPE":
+            raise self.unsupported("model.type", name, ["BPE", *_ELSEWHERE["model"]])
+        vocab = self.scored(model) if name == "Unigram" else self.object(model.get("vocab"), "model.vocab")
         if not 0 < len(vocab) <= MAX_PIECES:
             raise self.fail("model.vocab", f"has {len(vocab)} tokens; 1 to {MAX_PIECES} are allowed")
         for token, i in vocab.items():
@@ -173,24 +228,38 @@ class _Reader:
             raise self.fail("model.vocab", f"has a token of {longest} characters; {MAX_PIECE_BYTES} are the most")
         if len(set(vocab.values())) != len(vocab):
             raise self.fail("model.vocab", "two tokens have the same id")
+        return (self.merged(model, vocab) if name == "BPE" else model), vocab
+
+    def merged(self, model: dict[str, Any], vocab: dict[str, int]) -> dict[str, Any]:
+        """A model of byte-pair encoding."""
         merges = model.get("merges")
         if not isinstance(merges, list) or not all(isinstance(merge, str | list) for merge in merges):
             raise self.fail("model.merges", "must be an array of pairs")
+        if model.get("dropout"):
+            raise self.unsupported("model.dropout", model["dropout"], ["null"])
+        check_whole_words(bool(model.get("ignore_merges")))
+        if affix := next((key for key in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(key)), None):
+            self.apart = self.apart or f"model.{affix}"
+            return model
         pairs = check_merges(merges, vocab, lambda problem: self.fail("model.merges", problem))
         unknown = model.get("unk_token")
         if unknown is not None and (type(unknown) is not str or unknown not in vocab):
             raise self.fail("model.unk_token", f"is {str(unknown)[:80]!r}, which is not in the vocabulary")
-        if model.get("dropout"):
-            raise self.unsupported("model.dropout", model["dropout"], ["null"])
-        check_whole_words(bool(model.get("ignore_merges")))
         clean: dict[str, Any] = {"type": "BPE", "vocab": vocab, "unk_token": unknown}
         clean["merges"] = merges_for_json(pairs)
         for name in ("fuse_unk", "byte_fallback", "ignore_merges"):
             clean[name] = self.setting(model.get(name, False), _FLAG, f"model.{name}")
-        for name in ("continuing_subword_prefix", "end_of_word_suffix"):
-            if model.get(name):
-                raise self.unsupported(f"model.{name}", model[name], ["null"])
         return clean
+
+    def scored(self, model: dict[str, Any]) -> dict[str, int]:
+        """The pieces of a unigram model, which are listed by id with their scores."""
+        pieces = model.get("vocab")
+        if not isinstance(pieces, list) or not all(isinstance(p, list) and p and type(p[0]) is str for p in pieces):
+            raise self.fail("model.vocab", "must be an array of pieces and scores")
+        vocab = {piece[0]: i for i, piece in enumerate(pieces)}
+        if len(vocab) != len(pieces):
+            raise self.fail("model.vocab", "the same piece is there twice")
+        return vocab
 
     def added_tokens(self, tokens: Any, vocab: Mapping[str, int]) -> list[dict[str, Any]]:
         if not isinstance(tokens, list):
@@ -219,18 +288,6 @@ class _Reader:
             raise self.fail("added_tokens", f"ids leave out {missing[0]}, and later ones are given to added tokens")
         return sorted(clean, key=lambda token: token["id"])
 
-    def check_spaces(self, core: Tokenizer, tokens: list[dict[str, Any]]) -> None:
-        """Refuse white space that takes the space beside it.
-
-        In a run of spaces the library's matches would overlap: it panics, or copies the rest of the run for each.
-        """
-        for n, token in enumerate(tokens):
-            text = token["content"]
-            if token["normalized"] and core.normalizer is not None:
-                text = core.normalizer.normalize_str(text)
-            if not text.strip() and (token["lstrip"] or token["rstrip"]):
-                raise self.fail(f"added_tokens[{n}]", "is white space, and takes that beside it (lstrip, rstrip)")
-
     def part(self, part: dict[str, Any], stage: str) -> dict[str, Any]:
         name = part.get("type")
         known = _PARTS[stage]
@@ -240,8 +297,11 @@ class _Reader:
             if not isinstance(members, list):
                 raise self.fail(f"{stage}.{key}", "must be an array")
             return {"type": name, key: [self.part(self.object(member, stage), stage) for member in members]}
+        if isinstance(name, str) and name in _ELSEWHERE[stage]:
+            self.apart = self.apart or f"{stage}.{name}"
+            return part
         if not isinstance(name, str) or name not in known:
-            raise self.unsupported(f"{stage}.type", name, [*known, "Sequence"])
+            raise self.unsupported(f"{stage}.type", name, [*known, *_ELSEWHERE[stage], "Sequence"])
         clean: dict[str, Any] = {"type": name}
         for key, value in part.items():
             check = known[name].get(key)
@@ -265,7 +325,7 @@ class _Reader:
         if set(pattern) != {"Regex"} or not isinstance(pattern["Regex"], str):
             raise self.fail(field, "must be a String or a Regex")
         if pattern["Regex"] not in KNOWN_PATTERNS:
-            raise self.unsupported(field, pattern["Regex"], ["those of GPT-2, Llama 3, Qwen 2 and Tekken"])
+            self.apart = self.apart or field
         return {"Regex": pattern["Regex"]}
 
     def template(self, clean: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
-"""The two tokenizers this package builds, both full ``transformers`` tokenizers with our own chat templates.
+"""The tokenizers this package builds, full ``transformers`` tokenizers with our own chat templates.
 
-Byte-level BPE runs on the ``tokenizers`` library. SentencePiece models run on the ``sentencepiece`` package itself: the
+Pipelines of parts run on the ``tokenizers`` library, those that anybody may have written after a rehearsal in a process
+of its own. SentencePiece models run on the ``sentencepiece`` package itself: the
 usual conversion to the other library orders merges by pairs of pieces instead of by the piece they give, and differs in
 runs of equal letters.
 """
@@ -8,10 +9,11 @@ runs of equal letters.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from ipex_lookahead.compat import json_schema
@@ -116,6 +118,55 @@ class BytePairTokenizer(SandboxedChat, PreTrainedTokenizerFast):  # type: ignore
         written = super().save_pretrained(save_directory, *args, **kwargs)
         name_class(save_directory, FAST, padding_side=self.padding_side)
         return written
+
+
+class RehearsedTokenizer(BytePairTokenizer):
+    """A pipeline of any parts. What it encodes and decodes has been through the worker first (``isolated.py``).
+
+    The library does the same again in this process, so that it takes what it took there, within the limits there; a
+    text that the worker dies of is a ModelFormatError and never reaches it. Calls of ``backend_tokenizer`` itself have
+    no rehearsal.
+    """
+
+    @classmethod
+    def of(cls, rehearsal: Any, description: str, options: Mapping[str, Any]) -> RehearsedTokenizer:
+        """Made of the description that the worker of ``rehearsal``, an ``IsolatedText``, runs already."""
+        made = cls(tokenizer_object=Tokenizer.from_str(description), **options)
+        made._rehearsal = rehearsal
+        made.padding_side = "left"  # generation goes on at the right end
+        return made
+
+    def _encode_plus(self, *args: Any, **kwargs: Any) -> Any:
+        names = ("text", "text_pair")
+        for text in _texts([*args[:2], *(kwargs[name] for name in names if name in kwargs)]):
+            self._rehearsal.encode(text)
+        return super()._encode_plus(*args, **kwargs)
+
+    def _batch_encode_plus(self, texts: Any, *args: Any, **kwargs: Any) -> Any:
+        """In transformers 4, where a batch has a way of its own."""
+        for text in _texts(texts):
+            self._rehearsal.encode(text)
+        return super()._batch_encode_plus(texts, *args, **kwargs)
+
+    def _decode(self, token_ids: Any, *args: Any, **kwargs: Any) -> str:
+        given = token_ids["input_ids"] if isinstance(token_ids, dict) else token_ids
+        self._rehearsal.decode([given] if isinstance(given, int) else given)
+        return str(super()._decode(token_ids, *args, **kwargs))
+
+    def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
+        """The text of tokens."""
+        vocab = self.get_vocab()
+        self._rehearsal.decode([vocab[token] for token in tokens if token in vocab])
+        return str(super().convert_tokens_to_string(list(tokens)))
+
+
+def _texts(given: Any) -> Iterator[str]:
+    """The strings in lists of lists."""
+    if isinstance(given, str):
+        yield given
+    elif isinstance(given, list | tuple):
+        for item in given:
+            yield from _texts(item)
 
 
 class SentencePieceTokenizer(SandboxedChat, PreTrainedTokenizer):  # type: ignore[misc, unused-ignore]

@@ -38,7 +38,9 @@ def well_formed(weight: PackedWeight, info: TensorInfo) -> bool:
         return False
     arrays = [a for a in (weight.codes, weight.scales, weight.minimums) if a is not None]
     parts = streams(info)
-    return parts is not None and [(a.shape, a.dtype) for a in arrays] == [(p.shape, np.dtype(p.kind)) for p in parts]
+    return parts is not None and [(a.shape, a.dtype) for a in arrays] == [
+        (p.shape, np.dtype(p.stream.dtype)) for p in parts
+    ]
 
 
 def outcome(path: Path) -> str:

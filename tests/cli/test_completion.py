@@ -13,8 +13,9 @@ import pytest
 from click.shell_completion import get_completion_class
 
 from ipex_lookahead.cli.main import cli, run
-from ipex_lookahead.cli.names import LOW_BITS, STRATEGIES
+from ipex_lookahead.cli.names import STRATEGIES
 from ipex_lookahead.cli.types import LowBit, Model, Strategy
+from ipex_lookahead.low_bits import LOW_BITS
 from tests.cli.test_main import leaf_commands
 
 ROOT = Path(__file__).resolve().parents[2]

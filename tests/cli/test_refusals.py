@@ -10,7 +10,8 @@ import pytest
 
 from ipex_lookahead.cli import loading
 from ipex_lookahead.cli.main import run
-from ipex_lookahead.cli.names import ISAS, LOW_BITS, NEEDS_A_COPY, NEEDS_DRAFT_MODEL, STRATEGIES
+from ipex_lookahead.cli.names import ISAS, NEEDS_A_COPY, NEEDS_DRAFT_MODEL, STRATEGIES
+from ipex_lookahead.low_bits import LOW_BITS
 
 
 @pytest.fixture

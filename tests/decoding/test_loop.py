@@ -45,6 +45,29 @@ def test_an_engine_without_an_answer_is_an_error() -> None:
         decode(engine, [sequence(engine, None)], FixedBudget(0), GenerationStats())
 
 
+@pytest.mark.parametrize("bad", [31, TEXT[3]])
+def test_a_drafted_token_that_the_engine_fails_on_is_not_drafted(bad: int) -> None:
+    """Without lookahead its row would not have been looked at; where it would have been, the error is the same."""
+    engine = scripted(TEXT, 32, 2)
+    forward = engine.forward
+
+    def failing(batch: Batch) -> StepOutput:
+        if bad in batch.tokens:
+            raise EngineError("the model's logits are not finite")
+        return forward(batch)
+
+    engine.forward = failing  # type: ignore[method-assign]
+    told: list[list[int]] = [[], []]
+    for out, proposer in zip(told, (None, TreeProposer(32, [*PROMPT.tolist(), *TEXT], scratch=False)), strict=True):
+        one = sequence(engine, proposer, accept=lambda token, out=out: bool(out.append(token)))
+        if bad == 31:
+            decode(engine, [one], FixedBudget(8), GenerationStats())
+        else:
+            with pytest.raises(EngineError, match="not finite"):
+                decode(engine, [one], FixedBudget(8), GenerationStats())
+    assert told[0] == told[1] == (TEXT if bad == 31 else TEXT[:4])
+
+
 def test_an_empty_list_of_sequences_is_no_work() -> None:
     engine = scripted(TEXT, 32, 2)
     decode(engine, [], FixedBudget(3), GenerationStats())
@@ -70,7 +93,7 @@ class Watching:
     def select(self, sequences: Sequence[int], drafts: Sequence[Draft], length: int) -> Sequence[Draft]:
         return drafts
 
-    def timed(self, rows: int, length: int, seconds: float, proposing: float) -> None:
+    def timed(self, rows: int, length: int, seconds: float, proposing: float, experts: int = 0) -> None:
         assert seconds >= 0
         assert proposing >= 0
         self.times.append((rows, length))

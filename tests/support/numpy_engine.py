@@ -1,16 +1,29 @@
-"""A Llama in plain numpy float32 behind the Engine protocol: the oracle that shares no code with the native engine.
+"""Models in plain numpy behind the Engine protocol: the oracle that shares no code with the native engine.
 
 Every row is computed alone, from its own keys in position order, so a row's result cannot depend on its neighbours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ipex_lookahead.architectures.spec import (
+    Activation,
+    Attention,
+    Block,
+    Experts,
+    GatedMlp,
+    Linear,
+    ModelSpec,
+    Norm,
+    Place,
+    Rope,
+    Tensor,
+)
 from ipex_lookahead.engines.base import Batch, StepOutput
 from ipex_lookahead.errors import ContextLengthError, InputError
 from tests.support.scripted_engine import output_of
@@ -51,41 +64,28 @@ class NumpyCache:
         return other
 
 
-class NumpyEngine:
-    """``config`` and ``weights`` under Hugging Face's names; float32 weights [n_out, n_in].
+class SpecEngine:
+    """Any ``ModelSpec`` in numpy.
 
-    ``inv_freq`` (float [head_dim / 2]) overrides the frequencies of plain rope, for scaled rope; ``attention_factor``
-    multiplies the cosines and sines (yarn).
+    Args:
+        spec: the model.
+        weights: floats by the names of the spec's tensors, [n_out, n_in] or [n].
+        dtype: what is computed in.
+        kv: keys and values are rounded to that, as a cache does; None: they stay.
     """
 
     name = "numpy"
     row_invariant = True
     supports_tree = True
 
-    def __init__(
-        self,
-        config: dict[str, Any],
-        weights: dict[str, Array],
-        *,
-        inv_freq: npt.ArrayLike | None = None,
-        attention_factor: float = 1.0,
-    ) -> None:
-        self._weights = weights
-        self.layers: int = config["num_hidden_layers"]
-        self.heads: int = config["num_attention_heads"]
-        self.kv_heads: int = config.get("num_key_value_heads") or self.heads
-        self.head: int = config.get("head_dim") or config["hidden_size"] // self.heads
-        self.epsilon: float = config.get("rms_norm_eps", 1e-6)
-        self.max_context: int = config["max_position_embeddings"]
-        self.attention_factor = attention_factor
-        if inv_freq is None:
-            theta = config.get("rope_theta", 10000.0)
-            inv_freq = 1.0 / theta ** (np.arange(0, self.head, 2, dtype=np.float64) / self.head)
-        self.inv_freq = np.asarray(inv_freq, np.float64)
-        head_name = "model.embed_tokens.weight" if config.get("tie_word_embeddings") else "lm_head.weight"
-        self._lm_head = weights[head_name]
-        self.vocab_size: int = self._lm_head.shape[0]
+    def __init__(self, spec: ModelSpec, weights: Mapping[str, Array], dtype: Any = np.float32, kv: Any = None) -> None:
+        self.spec = spec
+        self.dtype, self.kv = dtype, kv
+        self._weights = weights if dtype == np.float32 else {k: w.astype(dtype) for k, w in weights.items()}
+        self.vocab_size, self.max_context = spec.vocab, spec.max_context
         self.rows_seen: list[int] = []
+        self.closest_choice = np.inf
+        """The least distance between the logit of an expert that was chosen and of one that was not."""
 
     def new_cache(self) -> NumpyCache:
         return NumpyCache()
@@ -134,52 +134,153 @@ class NumpyEngine:
         past = cache.committed + ancestors[::-1]
         position = len(past)
         own: list[tuple[Array, Array]] = []
-        x = self._weights["model.embed_tokens.weight"][token].astype(np.float32)
-        for layer in range(self.layers):
-            at = f"model.layers.{layer}."
-            normed = self._norm(x, at + "input_layernorm.weight")
-            query = self._linear(normed, at + "self_attn.q_proj").reshape(self.heads, self.head)
-            key = self._linear(normed, at + "self_attn.k_proj").reshape(self.kv_heads, self.head)
-            value = self._linear(normed, at + "self_attn.v_proj").reshape(self.kv_heads, self.head)
-            query, key = self._rope(query, position), self._rope(key, position)
-            own.append((key, value))
-            keys = np.stack([p[layer][0] for p in past] + [key])
-            values = np.stack([p[layer][1] for p in past] + [value])
-            x = x + self._linear(self._attend(query, keys, values), at + "self_attn.o_proj")
-            normed = self._norm(x, at + "post_attention_layernorm.weight")
-            gate = self._linear(normed, at + "mlp.gate_proj")
-            up = self._linear(normed, at + "mlp.up_proj")
-            x = x + self._linear(gate / (1 + np.exp(-gate)) * up, at + "mlp.down_proj")
+        x = self._weights[self.spec.embedding.name][token] * self.dtype(self.spec.embedding_multiplier)
+        for layer, block in enumerate(self.spec.layers):
+            normed = self._norm(block.attention_norm, x)
+            out, key_value = self._attention(block.attention, normed, [p[layer] for p in past], position)
+            own.append(key_value)
+            x = x + block.residual_multiplier * self._norm(block.attention_after, out)
+            out = self._mlp(block.mlp, self._norm(block.mlp_norm, x))
+            x = x + block.residual_multiplier * self._norm(block.mlp_after, out)
         cache.pending.append(own)
         return x
 
-    def _attend(self, query: Array, keys: Array, values: Array) -> Array:
-        group = self.heads // self.kv_heads
-        out = np.empty((self.heads, self.head), np.float32)
-        for head in range(self.heads):
-            scores = keys[:, head // group] @ query[head] / np.float32(np.sqrt(self.head))
+    def _attention(self, a: Attention, x: Array, past: list[Any], position: int) -> tuple[Array, Any]:
+        query = self._heads(self._linear(a.q, x), a.q_norm, a.head_dim)
+        key = self._heads(self._linear(a.k, x), a.k_norm, a.head_dim)
+        value = self._linear(a.v, x).reshape(-1, a.head_dim)
+        query, key = self._rope(a.rope, query, position), self._rope(a.rope, key, position)
+        if a.rope is not None and a.rope.query_beta:
+            query = query * (1 + a.rope.query_beta * np.log(1 + position // a.rope.query_original))
+        if self.kv is not None:
+            key, value = key.astype(self.kv).astype(self.dtype), value.astype(self.kv).astype(self.dtype)
+        seen = past if a.window is None else past[max(0, len(past) - a.window + 1) :]
+        keys, values = (np.stack(list(rows)) for rows in zip(*seen, (key, value), strict=True))
+        group = a.heads // a.kv_heads
+        out = np.empty((a.heads, a.head_dim), self.dtype)
+        for head in range(a.heads):
+            scores = keys[:, head // group] @ query[head] * self.dtype(a.scale)
+            if a.softcap is not None:
+                scores = a.softcap * np.tanh(scores / a.softcap)
+            if a.sinks is not None:
+                scores = np.append(scores, self._weights[a.sinks.name][head])
             weights = np.exp(scores - scores.max())
-            out[head] = (weights / weights.sum()) @ values[:, head // group]
-        return out.reshape(-1)
+            out[head] = (weights / weights.sum())[: len(values)] @ values[:, head // group]
+        return self._linear(a.o, out.reshape(-1)), (key, value)
 
-    def _linear(self, x: Array, name: str) -> Array:
-        y = self._weights[name + ".weight"] @ x
-        bias = self._weights.get(name + ".bias")
-        return y if bias is None else y + bias
+    def _heads(self, x: Array, norm: Norm | None, head_dim: int) -> Array:
+        if norm is not None and norm.weight.shape == x.shape:
+            return self._norm(norm, x).reshape(-1, head_dim)
+        return np.stack([self._norm(norm, head) for head in x.reshape(-1, head_dim)])
 
-    def _norm(self, x: Array, name: str) -> Array:
-        return (x / np.sqrt((x * x).mean() + np.float32(self.epsilon)) * self._weights[name]).astype(np.float32)
+    def _rope(self, rope: Rope | None, x: Array, position: int) -> Array:
+        if rope is None:
+            return x
+        angles = position * rope.frequencies.astype(np.float64)
+        cos, sin = (f(angles) * rope.factor for f in (np.cos, np.sin))
+        half = len(angles)
+        left, right, rest = x[:, :half], x[:, half : 2 * half], x[:, 2 * half :]
+        return np.concatenate([left * cos - right * sin, right * cos + left * sin, rest], axis=1).astype(self.dtype)
 
-    def _rope(self, x: Array, position: int) -> Array:
-        angles = position * self.inv_freq
-        cos = (np.cos(angles) * self.attention_factor).astype(np.float32)
-        sin = (np.sin(angles) * self.attention_factor).astype(np.float32)
-        half = self.head // 2
-        left, right = x[:, :half], x[:, half:]
-        return np.concatenate([left * cos - right * sin, right * cos + left * sin], axis=1)
+    def _mlp(self, mlp: GatedMlp | Experts, x: Array) -> Array:
+        if isinstance(mlp, Experts):
+            return self._experts(mlp, x)
+        kind, gate, up = mlp.activation, self._linear(mlp.gate, x), self._linear(mlp.up, x)
+        if kind.kind == "silu":
+            inner = gate * (0.5 + 0.5 * np.tanh(0.5 * gate)) * up
+        elif kind.kind == "gelu_tanh":
+            inner = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
+        else:
+            gate, up = np.minimum(gate, kind.limit), np.clip(up, -kind.limit, kind.limit)
+            inner = gate * (0.5 + 0.5 * np.tanh(0.5 * kind.alpha * gate)) * (up + 1)
+        return self._linear(mlp.down, inner.astype(self.dtype))
+
+    def _experts(self, mlp: Experts, x: Array) -> Array:
+        logits = self._linear(mlp.router, x)
+        order = sorted(range(len(logits)), key=lambda e: (-logits[e], e))
+        chosen = order[: mlp.used]
+        for other in order[mlp.used : mlp.used + 1]:
+            self.closest_choice = min(self.closest_choice, logits[chosen[-1]] - logits[other])
+        exponentials = np.exp(logits - logits.max())
+        among = chosen if mlp.softmax == "chosen" else order
+        weights = exponentials[chosen] / exponentials[among].sum()
+        if mlp.renormalise:
+            weights = weights / weights.sum()
+        return sum(w * self._mlp(mlp.experts[e], x) for w, e in zip(weights, chosen, strict=True)).astype(self.dtype)
+
+    def _linear(self, layer: Linear, x: Array) -> Array:
+        y = self._weights[layer.weight.name] @ x
+        return y if layer.bias is None else y + self._weights[layer.bias.name]
+
+    def _norm(self, norm: Norm | None, x: Array) -> Array:
+        if norm is None:
+            return x
+        scaled = x / np.sqrt((x * x).mean() + self.dtype(norm.epsilon))
+        return (scaled * self._weights[norm.weight.name]).astype(self.dtype)
 
     def _logits(self, hidden: Array) -> Array:
-        return self._lm_head @ self._norm(hidden, "model.norm.weight")
+        head = Linear(self.spec.embedding) if self.spec.head is None else self.spec.head
+        logits = self._linear(head, self._norm(self.spec.final_norm, hidden)) * self.dtype(self.spec.logit_multiplier)
+        cap = self.spec.logit_softcap
+        return logits if cap is None else cap * np.tanh(logits / cap)
+
+
+class NumpyEngine(SpecEngine):
+    """A Llama of ``config`` and ``weights`` under Hugging Face's names; float32 weights [n_out, n_in].
+
+    ``inv_freq`` (float [head_dim / 2]) overrides the frequencies of plain rope, for scaled rope; ``attention_factor``
+    multiplies the cosines and sines (yarn).
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        weights: dict[str, Array],
+        *,
+        inv_freq: npt.ArrayLike | None = None,
+        attention_factor: float = 1.0,
+    ) -> None:
+        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        kv_heads = config.get("num_key_value_heads") or heads
+        head_dim = config.get("head_dim") or hidden // heads
+        if inv_freq is None:
+            theta = config.get("rope_theta", 10000.0)
+            inv_freq = 1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+        rope = Rope(np.asarray(inv_freq), attention_factor)
+
+        def tensor(name: str) -> Tensor:
+            place = Place(name, weights[name].shape)
+            return Tensor(name, place.shape, place, place)
+
+        def linear(name: str) -> Linear:
+            bias = f"{name}.bias"
+            return Linear(tensor(f"{name}.weight"), tensor(bias) if bias in weights else None)
+
+        def norm(name: str) -> Norm:
+            return Norm(tensor(name), config.get("rms_norm_eps", 1e-6))
+
+        def block(at: str) -> Block:
+            q, k, v, o = (linear(f"{at}self_attn.{x}_proj") for x in "qkvo")
+            gate, up, down = (linear(f"{at}mlp.{x}_proj") for x in ("gate", "up", "down"))
+            return Block(
+                Attention(heads, kv_heads, head_dim, q, k, v, o, scale=head_dim**-0.5, rope=rope),
+                GatedMlp(gate, up, down, Activation("silu")),
+                norm(at + "input_layernorm.weight"),
+                norm(at + "post_attention_layernorm.weight"),
+            )
+
+        embedding = tensor("model.embed_tokens.weight")
+        spec = ModelSpec(
+            model_type="llama",
+            hidden=hidden,
+            vocab=embedding.shape[0],
+            max_context=config["max_position_embeddings"],
+            embedding=embedding,
+            layers=tuple(block(f"model.layers.{i}.") for i in range(config["num_hidden_layers"])),
+            final_norm=norm("model.norm.weight"),
+            head=None if config.get("tie_word_embeddings") else linear("lm_head"),
+        )
+        super().__init__(spec, weights)
 
 
 def tiny_numpy_engine(**sizes: Any) -> NumpyEngine:

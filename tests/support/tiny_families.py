@@ -272,7 +272,8 @@ FAMILIES: dict[str, Family] = {
             Variant("limits, no bias, tied", {**_TIED, "attention_bias": False, "swiglu_alpha": 1.2,
                     "swiglu_limit": 1.5, "layer_types": [FULL, SLIDING, SLIDING]}, gguf=False,
                     why="alpha, limit, pattern and biases are the architecture's"),
-            Variant("yarn", {"rope_parameters": {**YARN, "rope_theta": 150000.0}}),
+            Variant("yarn rounded", {"rope_parameters": {**YARN, "rope_theta": 150000.0}}, gguf=False,
+                    why="a GGUF file does not say whether the ramp's ends are rounded; the models' are not"),
         ),
     ),
     "mixtral": Family(
@@ -328,12 +329,16 @@ def build(model_type: str, variant: Variant) -> Any:
     return _built(model_type, variant.name)
 
 
+def kind_of(config: Any) -> Any:
+    """Transformers' class that makes a model of ``config``."""
+    auto = "AutoModelForImageTextToText" if hasattr(config, "vision_config") else "AutoModelForCausalLM"
+    return getattr(transformers, auto)
+
+
 def with_weights(config: Any) -> Any:
     """A model of ``config`` in float32 with eager attention, and weights that follow from their names."""
     config._attn_implementation = "eager"
-    auto = "AutoModelForImageTextToText" if hasattr(config, "vision_config") else "AutoModelForCausalLM"
-    kind = getattr(transformers, auto)
-    model = kind.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    model = kind_of(config).from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     state = model.state_dict()
     with torch.no_grad():
         for name, tensor in state.items():

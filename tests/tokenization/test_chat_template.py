@@ -7,7 +7,7 @@ import datetime
 import pytest
 
 from ipex_lookahead.errors import InputError, ModelFormatError
-from ipex_lookahead.tokenization import chat_template
+from ipex_lookahead.tokenization import process
 from ipex_lookahead.tokenization.chat_template import render_chat, render_chats
 
 from .conftest import CHATML
@@ -190,12 +190,12 @@ def test_a_refusal_of_any_length_is_an_error_of_ours():
 
 
 def test_a_machine_that_cannot_start_processes_says_so(monkeypatch):
-    monkeypatch.setattr(chat_template.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(process.sys, "executable", "/nowhere/python")
     with pytest.raises(InputError, match="no Python process"):
         render(CHATML)
 
 
 def test_a_worker_that_breaks_says_so(monkeypatch):
-    monkeypatch.setattr(chat_template.sys, "path", [])
+    monkeypatch.setattr(process.sys, "path", [])
     with pytest.raises(ModelFormatError, match="could not be run: ModuleNotFoundError"):
         render(CHATML)

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #define SIMD_INLINE static inline __attribute__((always_inline))
+#define SIMD_METHOD inline __attribute__((always_inline))
 
 namespace ipex_lookahead {
 namespace avx2 {
@@ -18,24 +19,35 @@ constexpr int kSubBlocks = 4;
 
 #include "vectors.inl"
 
-SIMD_INLINE Int8Tile unpack(const uint8_t* p, Int8Tile*) {
-  Int8Tile t;
-  const __m256i bias = _mm256_set1_epi8(-128);
-  for (int h = 0; h < 2; ++h)
-    for (int c = 0; c < 8; ++c) t.w[h][c] = _mm256_xor_si256(load32(p + 64 * c + 32 * h), bias);  // signed codes
-  return t;
-}
-// maddubs gives pairs of at most 2 * 15 * 127; eight of them still fit int16, so one widening serves 32 inputs.
-SIMD_INLINE __m256i dot_half(const __m256i* w, const int8_t* a, int32_t start) {
-  __m256i pairs = _mm256_maddubs_epi16(w[0], broadcast4(a));
-  for (int c = 1; c < 8; ++c) pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w[c], broadcast4(a + 4 * c)));
-  return _mm256_add_epi32(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)), _mm256_set1_epi32(start));
-}
-SIMD_INLINE i32x16 dot(const Int4Tile& t, const int8_t* a, int32_t start) {
-  return {dot_half(t.w[0], a, start), dot_half(t.w[1], a, start)};
+// 16 outputs x 32 inputs of codes, unpacked once and then used for every row: [half][row]. Codes beyond 63 are kept signed
+// (less 128): two products of 255 * 127 would not fit the 16 bits that maddubs adds in.
+template <int Most>
+struct CodeTile {
+  static constexpr bool kSigned = Most > 63;
+  // Sums of pairs that still fit int16: a pair is at most 2 * Most * 127.
+  static constexpr int kPairs = Most <= 15 ? 8 : Most <= 31 ? 4 : 2;
+  __m256i w[2][8];
+  SIMD_METHOD explicit CodeTile(const u8x64 (&rows)[8]) {
+    const __m256i bias = _mm256_set1_epi8(-128);
+    for (int c = 0; c < 8; ++c) {
+      w[0][c] = kSigned ? _mm256_xor_si256(rows[c].lo, bias) : rows[c].lo;
+      w[1][c] = kSigned ? _mm256_xor_si256(rows[c].hi, bias) : rows[c].hi;
+    }
+  }
+};
+template <int Pairs, int Rows = 8>
+SIMD_INLINE __m256i dot_unsigned(const __m256i* w, const int8_t* a, int32_t start) {
+  __m256i sum = _mm256_set1_epi32(start);
+  for (int first = 0; first < Rows; first += Pairs) {
+    __m256i pairs = _mm256_maddubs_epi16(w[first], broadcast4(a + 4 * first));
+    for (int c = first + 1; c < first + Pairs; ++c)
+      pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w[c], broadcast4(a + 4 * c)));
+    sum = _mm256_add_epi32(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)), sum);
+  }
+  return sum;
 }
 // |w| as the unsigned operand and a with w's sign: a pair is at most 2 * 128 * 127 = 32,512, exact in int16.
-SIMD_INLINE __m256i dot_half_signed(const __m256i* w, const int8_t* a) {
+SIMD_INLINE __m256i dot_signed(const __m256i* w, const int8_t* a) {
   const __m256i ones = _mm256_set1_epi16(1);
   __m256i sum = _mm256_setzero_si256();
   for (int c = 0; c < 8; ++c) {
@@ -44,8 +56,20 @@ SIMD_INLINE __m256i dot_half_signed(const __m256i* w, const int8_t* a) {
   }
   return sum;
 }
-SIMD_INLINE i32x16 dot(const Int8Tile& t, const int8_t* a, int32_t) {
-  return {dot_half_signed(t.w[0], a), dot_half_signed(t.w[1], a)};
+// start + sum of codes * a, over 32 inputs. Where codes are signed, that is what `start` undoes.
+template <int Most>
+SIMD_INLINE i32x16 dot(const CodeTile<Most>& t, const int8_t* a, int32_t start) {
+  if (CodeTile<Most>::kSigned) return {dot_signed(t.w[0], a), dot_signed(t.w[1], a)};
+  constexpr int pairs = CodeTile<Most>::kPairs;
+  return {dot_unsigned<pairs>(t.w[0], a, start), dot_unsigned<pairs>(t.w[1], a, start)};
+}
+
+// Sum of codes * a over the 16 inputs of one half, from start on.
+template <int Half, int Most>
+SIMD_INLINE i32x16 dot_half(const CodeTile<Most>& t, const int8_t* a, int32_t start) {
+  static_assert(!CodeTile<Most>::kSigned, "no format has halves of wide codes");
+  constexpr int pairs = CodeTile<Most>::kPairs < 4 ? CodeTile<Most>::kPairs : 4;
+  return {dot_unsigned<pairs, 4>(t.w[0] + 4 * Half, a, start), dot_unsigned<pairs, 4>(t.w[1] + 4 * Half, a, start)};
 }
 
 // Independent integer dot products for measuring the peak: 64 multiply-adds a call.

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #define SIMD_INLINE static inline __attribute__((always_inline))
+#define SIMD_METHOD inline __attribute__((always_inline))
 
 namespace ipex_lookahead {
 namespace avx_vnni {
@@ -18,27 +19,37 @@ constexpr int kSubBlocks = 4;
 
 #include "../avx2/vectors.inl"
 
+// 16 outputs x 32 inputs of unsigned codes, unpacked once and then used for every row: [half][row].
+template <int Most>
+struct CodeTile {
+  __m256i w[2][8];
+  SIMD_METHOD explicit CodeTile(const u8x64 (&rows)[8]) {
+    for (int c = 0; c < 8; ++c) {
+      w[0][c] = rows[c].lo;
+      w[1][c] = rows[c].hi;
+    }
+  }
+};
 // The weights are the unsigned operand. Two chains a half, so that latency does not bind at one row.
-SIMD_INLINE __m256i dot_half(const __m256i* w, const int8_t* a, int32_t start) {
+template <int Rows>
+SIMD_INLINE __m256i dot_rows(const __m256i* w, const int8_t* a, int32_t start) {
   __m256i even = _mm256_set1_epi32(start), odd = _mm256_setzero_si256();
-  for (int c = 0; c < 8; c += 2) {
+  for (int c = 0; c < Rows; c += 2) {
     even = _mm256_dpbusd_avx_epi32(even, w[c], broadcast4(a + 4 * c));
     odd = _mm256_dpbusd_avx_epi32(odd, w[c + 1], broadcast4(a + 4 * c + 4));
   }
   return _mm256_add_epi32(even, odd);
 }
-SIMD_INLINE i32x16 dot(const Int4Tile& t, const int8_t* a, int32_t start) {
-  return {dot_half(t.w[0], a, start), dot_half(t.w[1], a, start)};
+// start + sum of codes * a, over 32 inputs.
+template <int Most>
+SIMD_INLINE i32x16 dot(const CodeTile<Most>& t, const int8_t* a, int32_t start) {
+  return {dot_rows<8>(t.w[0], a, start), dot_rows<8>(t.w[1], a, start)};
 }
-SIMD_INLINE Int8Tile unpack(const uint8_t* p, Int8Tile*) {
-  Int8Tile t;
-  for (int h = 0; h < 2; ++h)
-    for (int c = 0; c < 8; ++c) t.w[h][c] = load32(p + 64 * c + 32 * h);
-  return t;
-}
-// Sum of signed codes * a, where bias8 = -128 * sum of a undoes the codes' bias.
-SIMD_INLINE i32x16 dot(const Int8Tile& t, const int8_t* a, int32_t bias8) {
-  return {dot_half(t.w[0], a, bias8), dot_half(t.w[1], a, bias8)};
+
+// Sum of codes * a over the 16 inputs of one half, from start on.
+template <int Half, int Most>
+SIMD_INLINE i32x16 dot_half(const CodeTile<Most>& t, const int8_t* a, int32_t start) {
+  return {dot_rows<4>(t.w[0] + 4 * Half, a, start), dot_rows<4>(t.w[1] + 4 * Half, a, start)};
 }
 
 // Independent integer dot products for measuring the peak: 64 multiply-adds a call.

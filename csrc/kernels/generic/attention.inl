@@ -14,7 +14,8 @@ SIMD_INLINE f32x16 load_kv(const uint8_t* p, int64_t index) {
   return load_i8(reinterpret_cast<const int8_t*>(p) + index);
 }
 
-// The head padded to a multiple of 16 as `KvFormat` elements; the scale of int8.
+// The head padded to a multiple of 16 as `KvFormat` elements; the scale of int8. A head with an element that is not finite,
+// or not as binary16, is NaN throughout: an infinite key may else score -inf, which looks like a key of no weight.
 template <KvFormat F>
 SIMD_INLINE float encode_head(const float* x, int head_dim, uint8_t* out) {
   alignas(64) float in[kLanes];
@@ -22,17 +23,27 @@ SIMD_INLINE float encode_head(const float* x, int head_dim, uint8_t* out) {
     for (int i = 0; i < kLanes; ++i) in[i] = d + i < head_dim ? x[d + i] : 0.0f;
     return load(in);
   };
+  f32x16 zeros = zero();  // sums of 0 * element: NaN once one is not finite
   if (F == KvFormat::fp16) {
-    for (int d = 0; d < head_dim; d += kLanes) store_f16(reinterpret_cast<uint16_t*>(out) + d, chunk(d));
+    uint16_t* halves = reinterpret_cast<uint16_t*>(out);
+    for (int d = 0; d < head_dim; d += kLanes) {
+      store_f16(halves + d, chunk(d));
+      zeros = fma(load_f16(halves + d), zero(), zeros);
+    }
+    if (reduce_add(zeros) != 0.0f)
+      for (int d = 0; d < head_dim; d += kLanes) store_f16(halves + d, set1(__builtin_nanf("")));
     return 1.0f;
   }
   f32x16 largest = zero();
-  for (int d = 0; d < head_dim; d += kLanes) largest = max(largest, abs(chunk(d)));
+  for (int d = 0; d < head_dim; d += kLanes) {
+    largest = max(largest, abs(chunk(d)));
+    zeros = fma(chunk(d), zero(), zeros);
+  }
   const float top = reduce_max(largest);
-  const bool tiny = !(top > 1e-30f);
-  const f32x16 inverse = set1(tiny ? 0.0f : 127.0f / top);
+  const bool finite = reduce_add(zeros) == 0.0f, tiny = !(top > 1e-30f);
+  const f32x16 inverse = set1(tiny || !finite ? 0.0f : 127.0f / top);
   for (int d = 0; d < head_dim; d += kLanes) store_i8(reinterpret_cast<int8_t*>(out) + d, round(mul(chunk(d), inverse)));
-  return tiny ? 0.0f : top / 127.0f;
+  return !finite ? __builtin_nanf("") : tiny ? 0.0f : top / 127.0f;
 }
 
 constexpr int kMaxHead = 1024;
@@ -219,6 +230,12 @@ SIMD_INLINE void softmax_block(float* scores, int64_t begin, int64_t end, float 
   }
   *maximum = m;
   *sum = reduce_add(total);
+}
+
+static void softmax(float* x, int64_t n) {
+  float maximum, sum;
+  softmax_block(x, 0, n, 0, &maximum, &sum);
+  for (int64_t i = 0; i < n; i += kLanes) store(x + i, div(load(x + i), set1(sum)));
 }
 
 // The rows and heads attended to together, positions counted from the block's first.

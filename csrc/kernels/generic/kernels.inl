@@ -19,6 +19,7 @@ static const KernelTable* table(const char* name) {
                                       scale,
                                       add_scaled,
                                       cap,
+                                      softmax,
                                       finish,
                                       top_k,
                                       read,

@@ -4,15 +4,6 @@
 // in ascending order, one float accumulator per output. Float weights: four accumulators per output, input k in number
 // k % 4, joined as (0 + 1) + (2 + 3). Neither depends on the number of rows.
 
-template <WeightFormat F>
-struct TileOf {
-  using type = Int4Tile;
-};
-template <>
-struct TileOf<WeightFormat::sym_int8> {
-  using type = Int8Tile;
-};
-
 // Weights are fetched this far ahead into the second-level cache: further than the hardware does, and not into the first
 // level, whose few outstanding misses are what then bounds the stream (4 rows out of DRAM: 18 -> 12 ns a block).
 constexpr int64_t kPrefetchBytes = 8192;
@@ -21,133 +12,149 @@ SIMD_INLINE void prefetch_ahead(const uint8_t* p, int64_t ahead, int64_t bytes) 
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + ahead + i, 0, 2);
 }
 
+#include "codes.inl"
+#include "scales.inl"
+
 // acc[m] = the 16 outputs of one tile for row `row + m`, m = 0 .. M-1.
-template <WeightFormat F, int M>
+template <class Format, int M>
 static void integer_tile(const Matrix& w, int64_t tile, const Rows& x, int64_t row, float* out) {
-  using Tile = typename TileOf<F>::type;
+  using Codes = typename Format::Codes;
   const int64_t blocks = w.blocks;
-  const int64_t groups = (blocks + w.group_blocks - 1) / w.group_blocks;
-  const uint8_t* codes = w.codes + tile * blocks * Tile::kBytes;
-  const uint16_t* scales = w.scales + tile * groups * kLanes;
-  const uint16_t* minimums = F == WeightFormat::asym_int4 ? w.minimums + tile * groups * kLanes : nullptr;
-  const int shift = w.group_blocks == 2 ? 1 : 0;
+  const uint8_t* codes = w.codes + tile * blocks * Codes::kBytes;
+  const Scaling<Format> scales(w, tile);
   const int8_t* a = x.codes + row * x.stride;
   const float* a_scale = x.scales + row * x.blocks;
   const float* a_sum = x.sums + row * x.blocks;
-  const int32_t* start = (F == WeightFormat::sym_int8 ? x.bias8 : x.bias4) + row * x.blocks;
+  const int32_t* bias4 = x.bias4 + row * x.blocks;
+  const int32_t* bias8 = x.bias8 + row * x.blocks;
 
   f32x16 acc[M];
   for (int m = 0; m < M; ++m) acc[m] = zero();
   for (int64_t b = 0; b < blocks; ++b) {
-    prefetch_ahead(codes + b * Tile::kBytes, kPrefetchBytes, Tile::kBytes);
-    if (b % 2 == 0) {  // two blocks' scales are a cache line
-      constexpr int64_t ahead = kPrefetchBytes / Tile::kBytes * kLanes * 2;
-      prefetch_ahead(reinterpret_cast<const uint8_t*>(scales + (b >> shift) * kLanes), ahead, 64);
-      if (F == WeightFormat::asym_int4)
-        prefetch_ahead(reinterpret_cast<const uint8_t*>(minimums + (b >> shift) * kLanes), ahead, 64);
-    }
-    const Tile t = unpack(codes + b * Tile::kBytes, static_cast<Tile*>(nullptr));
-    const f32x16 scale = load_f16(scales + (b >> shift) * kLanes);
-    if (F == WeightFormat::asym_int4) {
-      const f32x16 minimum = load_f16(minimums + (b >> shift) * kLanes);
-      for (int m = 0; m < M; ++m) {
-        const f32x16 sum = to_float(dot(t, a + m * x.stride + b * kGroup, 0));
-        acc[m] = fma(minimum, set1(a_sum[m * x.blocks + b]), acc[m]);
-        acc[m] = fma(sum, mul(scale, set1(a_scale[m * x.blocks + b])), acc[m]);
-      }
-    } else {
-      for (int m = 0; m < M; ++m) {
-        const f32x16 sum = to_float(dot(t, a + m * x.stride + b * kGroup, start[m * x.blocks + b]));
-        acc[m] = fma(sum, mul(scale, set1(a_scale[m * x.blocks + b])), acc[m]);
-      }
+    prefetch_ahead(codes + b * Codes::kBytes, kPrefetchBytes, Codes::kBytes);
+    scales.prefetch(b);
+    const auto t = unpack<Codes>(codes + b * Codes::kBytes);
+    const auto scaled = scales.at(b);
+    for (int m = 0; m < M; ++m) {
+      const int64_t at = m * x.blocks + b;
+      acc[m] = scaled.add(acc[m], t, {a + m * x.stride + b * kGroup, a_scale[at], a_sum[at], bias4[at], bias8[at]});
     }
   }
   for (int m = 0; m < M; ++m) store(out + m * kLanes, acc[m]);
 }
 
-template <WeightFormat F>
-SIMD_INLINE f32x16 load_weight(const uint8_t* p, int64_t index) {
-  if (F == WeightFormat::fp32) return load(reinterpret_cast<const float*>(p) + index);
-  if (F == WeightFormat::fp16) return load_f16(reinterpret_cast<const uint16_t*>(p) + index);
-  return load_bf16(reinterpret_cast<const uint16_t*>(p) + index);
-}
+SIMD_INLINE f32x16 load_weights(const uint8_t* p, Fp32) { return load(reinterpret_cast<const float*>(p)); }
+SIMD_INLINE f32x16 load_weights(const uint8_t* p, Fp16) { return load_f16(reinterpret_cast<const uint16_t*>(p)); }
+SIMD_INLINE f32x16 load_weights(const uint8_t* p, Bf16) { return load_bf16(reinterpret_cast<const uint16_t*>(p)); }
 
-template <WeightFormat F, int M>
+template <class Format, int M>
 static void float_tile(const Matrix& w, int64_t tile, const Rows& x, int64_t row, float* out) {
+  constexpr int64_t bytes = kLanes * Format::kSize;  // of the weights of one input
   const int64_t n_in = w.n_in;
-  const uint8_t* weights = w.codes + tile * n_in * kLanes * (F == WeightFormat::fp32 ? 4 : 2);
+  const uint8_t* weights = w.codes + tile * n_in * bytes;
   const float* a = x.values + row * x.stride;
   f32x16 acc[M][4];
   for (int m = 0; m < M; ++m)
     for (int i = 0; i < 4; ++i) acc[m][i] = zero();
   int64_t k = 0;
   for (; k + 4 <= n_in; k += 4) {
-    constexpr int64_t bytes = 4 * kLanes * (F == WeightFormat::fp32 ? 4 : 2);
-    prefetch_ahead(weights + k / 4 * bytes, kPrefetchBytes, bytes);
+    prefetch_ahead(weights + k * bytes, kPrefetchBytes, 4 * bytes);
     for (int i = 0; i < 4; ++i) {
-      const f32x16 weight = load_weight<F>(weights, (k + i) * kLanes);
+      const f32x16 weight = load_weights(weights + (k + i) * bytes, Format{});
       for (int m = 0; m < M; ++m) acc[m][i] = fma(weight, set1(a[m * x.stride + k + i]), acc[m][i]);
     }
   }
   for (int i = 0; k + i < n_in; ++i) {
-    const f32x16 weight = load_weight<F>(weights, (k + i) * kLanes);
+    const f32x16 weight = load_weights(weights + (k + i) * bytes, Format{});
     for (int m = 0; m < M; ++m) acc[m][i] = fma(weight, set1(a[m * x.stride + k + i]), acc[m][i]);
   }
   for (int m = 0; m < M; ++m) store(out + m * kLanes, add(add(acc[m][0], acc[m][1]), add(acc[m][2], acc[m][3])));
 }
 
-using TileFunction = void (*)(const Matrix&, int64_t, const Rows&, int64_t, float*);
-
-template <WeightFormat F, int M>
-struct TileFor {
-  static constexpr TileFunction get() { return integer_tile<F, M>; }
-};
-template <int M>
-struct TileFor<WeightFormat::fp32, M> {
-  static constexpr TileFunction get() { return float_tile<WeightFormat::fp32, M>; }
-};
-template <int M>
-struct TileFor<WeightFormat::fp16, M> {
-  static constexpr TileFunction get() { return float_tile<WeightFormat::fp16, M>; }
-};
-template <int M>
-struct TileFor<WeightFormat::bf16, M> {
-  static constexpr TileFunction get() { return float_tile<WeightFormat::bf16, M>; }
-};
-
-// The functions of one format for 1 .. kMax rows, smallest first.
-template <WeightFormat F, int M>
-struct TileTable {
-  static void fill(TileFunction* table) {
-    TileTable<F, M - 1>::fill(table);
-    table[M - 1] = TileFor<F, M>::get();
+template <class Format, bool kFloat = Format::kFloat>
+struct Linear {
+  static constexpr int kRows = kMaxRows;
+  template <int M>
+  static void tile(const Matrix& w, int64_t t, const Rows& x, int64_t row, float* out) {
+    integer_tile<Format, M>(w, t, x, row, out);
+  }
+  static void row(const Matrix& w, int64_t tile, int lane, float* out) {
+    using Codes = typename Format::Codes;
+    const Scaling<Format> scales(w, tile);
+    alignas(64) uint8_t codes[8][64];
+    alignas(64) float scale[2][kLanes], minimum[2][kLanes];
+    for (int64_t b = 0; b < w.blocks; ++b) {
+      u8x64 rows[8];
+      unpack(w.codes + (tile * w.blocks + b) * Codes::kBytes, rows, Codes{});
+      for (int c = 0; c < 8; ++c) store64(codes[c], rows[c]);
+      const auto scaled = scales.at(b);
+      for (int half = 0; half < 2; ++half) {
+        store(scale[half], scaled.scale_of(half));
+        store(minimum[half], scaled.minimum_of(half));
+      }
+      const int count = int(w.n_in - b * kGroup < kGroup ? w.n_in - b * kGroup : kGroup);
+      for (int i = 0; i < count; ++i) {
+        const float value = scale[i / 16][lane] * float(int(codes[i / 4][4 * lane + i % 4]) - Format::kZero);
+        out[b * kGroup + i] = Format::Scales::kMinimum ? value + minimum[i / 16][lane] : value;
+      }
+    }
   }
 };
-template <WeightFormat F>
-struct TileTable<F, 0> {
-  static void fill(TileFunction*) {}
+template <class Format>
+struct Linear<Format, true> {
+  static constexpr int kRows = kMaxFloatRows;
+  template <int M>
+  static void tile(const Matrix& w, int64_t t, const Rows& x, int64_t row, float* out) {
+    float_tile<Format, M>(w, t, x, row, out);
+  }
+  static void row(const Matrix& w, int64_t tile, int lane, float* out) {
+    const uint8_t* weights = w.codes + tile * w.n_in * kLanes * Format::kSize;
+    alignas(64) float values[kLanes];
+    for (int64_t k = 0; k < w.n_in; ++k) {
+      store(values, load_weights(weights + k * kLanes * Format::kSize, Format{}));
+      out[k] = values[lane];
+    }
+  }
 };
 
-static const TileFunction* tile_functions(WeightFormat format) {
-  struct All {
-    TileFunction of[kFormats][kMaxRows > kMaxFloatRows ? kMaxRows : kMaxFloatRows];
-    All() {
-      TileTable<WeightFormat::fp32, kMaxFloatRows>::fill(of[0]);
-      TileTable<WeightFormat::fp16, kMaxFloatRows>::fill(of[1]);
-      TileTable<WeightFormat::bf16, kMaxFloatRows>::fill(of[2]);
-      TileTable<WeightFormat::sym_int8, kMaxRows>::fill(of[3]);
-      TileTable<WeightFormat::sym_int4, kMaxRows>::fill(of[4]);
-      TileTable<WeightFormat::asym_int4, kMaxRows>::fill(of[5]);
-    }
-  };
-  static const All all;
+// What there is for one format: a tile by 1 .. rows rows, and one row of the matrix as floats.
+struct LinearFunctions {
+  int rows;
+  void (*tile[kMaxRows > kMaxFloatRows ? kMaxRows : kMaxFloatRows])(const Matrix&, int64_t tile, const Rows&, int64_t row,
+                                                                    float* out);
+  void (*row)(const Matrix&, int64_t tile, int lane, float* out);
+};
+template <class Format, int M>
+struct FillTiles {
+  static void fill(LinearFunctions& f) {
+    FillTiles<Format, M - 1>::fill(f);
+    f.tile[M - 1] = Linear<Format>::template tile<M>;
+  }
+};
+template <class Format>
+struct FillTiles<Format, 0> {
+  static void fill(LinearFunctions&) {}
+};
+template <class Format>
+struct FunctionsOf {
+  static LinearFunctions value() {
+    LinearFunctions f{};
+    f.rows = Linear<Format>::kRows;
+    FillTiles<Format, Linear<Format>::kRows>::fill(f);
+    f.row = Linear<Format>::row;
+    return f;
+  }
+};
+
+static const LinearFunctions& functions(WeightFormat format) {
+  static const auto all = FormatList::table<FunctionsOf>();
   return all.of[int(format)];
 }
 
 // One tile for up to the register block's rows, with the bias added.
-SIMD_INLINE void biased_tile(const Matrix& w, TileFunction run, int64_t tile, const Rows& x, int64_t row, int rows,
+SIMD_INLINE void biased_tile(const Matrix& w, const LinearFunctions& f, int64_t tile, const Rows& x, int64_t row, int rows,
                              float* out) {
-  run(w, tile, x, row, out);
+  f.tile[rows - 1](w, tile, x, row, out);
   if (w.bias != nullptr) {
     const f32x16 bias = load(w.bias + tile * kLanes);
     for (int m = 0; m < rows; ++m) store(out + m * kLanes, add(load(out + m * kLanes), bias));
@@ -165,13 +172,13 @@ SIMD_INLINE void store_outputs(float* out, const float* values, int64_t count, b
 
 static void linear(const Matrix& w, const Rows& x, int64_t begin, int64_t end, float* out, int64_t out_stride,
                    bool add_to) {
-  const TileFunction* run = tile_functions(w.format);
-  const int64_t block = is_float(w.format) ? kMaxFloatRows : kMaxRows;
+  const LinearFunctions& f = functions(w.format);
+  const int64_t block = f.rows;
   alignas(64) float acc[kMaxRows * kLanes];
   for (int64_t tile = begin; tile < end; ++tile)
     for (int64_t row = 0; row < x.count; row += block) {
       const int rows = int(x.count - row < block ? x.count - row : block);
-      biased_tile(w, run[rows - 1], tile, x, row, rows, acc);
+      biased_tile(w, f, tile, x, row, rows, acc);
       for (int m = 0; m < rows; ++m)
         store_outputs(out + (row + m) * out_stride + tile * kLanes, acc + m * kLanes, w.n_out - tile * kLanes, add_to);
     }
@@ -179,9 +186,8 @@ static void linear(const Matrix& w, const Rows& x, int64_t begin, int64_t end, f
 
 static void gate_up(const Matrix& gate, const Matrix& up, const Activation& activation, const Rows& x, int64_t begin,
                     int64_t end, const Rows& out, bool quantize) {
-  const TileFunction* run_gate = tile_functions(gate.format);
-  const TileFunction* run_up = tile_functions(up.format);
-  const int64_t rows_at_once = is_float(gate.format) || is_float(up.format) ? kMaxFloatRows : kMaxRows;
+  const LinearFunctions &of_gate = functions(gate.format), &of_up = functions(up.format);
+  const int64_t rows_at_once = of_gate.rows < of_up.rows ? of_gate.rows : of_up.rows;
   alignas(64) float values[2][kMaxRows * kLanes];  // two tiles are a group of 32
   alignas(64) float u[kMaxRows * kLanes];
   for (int64_t group = begin; group < end; ++group)
@@ -194,8 +200,8 @@ static void gate_up(const Matrix& gate, const Matrix& up, const Activation& acti
           for (int m = 0; m < rows; ++m) store(g + m * kLanes, zero());
           continue;
         }
-        biased_tile(gate, run_gate[rows - 1], tile, x, row, rows, g);
-        biased_tile(up, run_up[rows - 1], tile, x, row, rows, u);
+        biased_tile(gate, of_gate, tile, x, row, rows, g);
+        biased_tile(up, of_up, tile, x, row, rows, u);
         for (int m = 0; m < rows; ++m)
           store(g + m * kLanes, activated(activation, load(g + m * kLanes), load(u + m * kLanes)));
       }
@@ -213,37 +219,5 @@ static void gate_up(const Matrix& gate, const Matrix& up, const Activation& acti
 }
 
 static void dequantize_row(const Matrix& w, int64_t row, float* out) {
-  const int64_t tile = row / kLanes, lane = row % kLanes;
-  if (is_float(w.format)) {
-    const int size = w.format == WeightFormat::fp32 ? 4 : 2;
-    const uint8_t* weights = w.codes + tile * w.n_in * kLanes * size;
-    alignas(64) float values[kLanes];
-    for (int64_t k = 0; k < w.n_in; ++k) {
-      const f32x16 v = w.format == WeightFormat::fp32   ? load_weight<WeightFormat::fp32>(weights, k * kLanes)
-                       : w.format == WeightFormat::fp16 ? load_weight<WeightFormat::fp16>(weights, k * kLanes)
-                                                        : load_weight<WeightFormat::bf16>(weights, k * kLanes);
-      store(values, v);
-      out[k] = values[lane];
-    }
-    return;
-  }
-  const int64_t groups = (w.blocks + w.group_blocks - 1) / w.group_blocks;
-  alignas(64) float scales[kLanes], minimums[kLanes];
-  for (int64_t k = 0; k < w.n_in; ++k) {
-    const int64_t b = k / kGroup, i = k % kGroup;
-    if (i == 0) {
-      const int64_t at = (tile * groups + b / w.group_blocks) * kLanes;
-      store(scales, load_f16(w.scales + at));
-      if (w.minimums != nullptr) store(minimums, load_f16(w.minimums + at));
-    }
-    if (w.format == WeightFormat::sym_int8) {
-      const uint8_t code = w.codes[(tile * w.blocks + b) * 512 + 64 * (i / 4) + 4 * lane + i % 4];
-      out[k] = scales[lane] * float(int(code) - 128);
-    } else {
-      const uint8_t pair = w.codes[(tile * w.blocks + b) * 256 + 64 * (i % 16 / 4) + 4 * lane + i % 4];
-      const int code = i < 16 ? pair & 15 : pair >> 4;
-      out[k] = w.format == WeightFormat::sym_int4 ? scales[lane] * float(code - 8)
-                                                  : scales[lane] * float(code) + minimums[lane];
-    }
-  }
+  functions(w.format).row(w, row / kLanes, int(row % kLanes), out);
 }

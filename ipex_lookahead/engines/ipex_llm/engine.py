@@ -177,21 +177,26 @@ def _source(request: LoadRequest) -> Iterator[tuple[Path, LoadedModel]]:
 
         refuse_without_safetensors(request.path)
         config, plain = foreign_config(read_json(request.path / "config.json"), request.path)
-        tokenizer = text_from_folder(request.path, plain)
-        yield request.path, LoadedModel(None, "", plain, tokenizer=tokenizer, config=config)
+        tokenizer, why_none = request.tokenizer(lambda: text_from_folder(request.path, plain))
+        yield (
+            request.path,
+            LoadedModel(None, "", plain, tokenizer=tokenizer, config=config, no_tokenizer=why_none),
+        )
         return
     checkpoint = open_checkpoint(request.path)
     try:
         _refuse_what_is_newer(checkpoint)
         if request.low_bit is not None and (found := requantized_elsewhere(checkpoint, request.low_bit)) is not None:
             log.warning("%s. Load the float original, or use engine='native', which reads the file as it is", found)
+        tokenizer, why_none = request.tokenizer(checkpoint.text_tokenizer)
         about = LoadedModel(
             None,
             "",
             dict(checkpoint.config),
             generation_defaults(checkpoint),
-            checkpoint.text_tokenizer(),
+            tokenizer,
             transformers_config(checkpoint.config),
+            why_none,
         )
         if isinstance(checkpoint, SafetensorsCheckpoint):
             yield request.path, about

@@ -10,7 +10,8 @@ import numpy as np
 from ipex_lookahead.engines.machine import check_threads, default_threads
 from ipex_lookahead.engines.native.core import chosen_isa, native_core
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.formats.base import PackedWeight
+from ipex_lookahead.formats import FORMATS
+from ipex_lookahead.formats.base import STREAMS, PackedWeight
 
 
 def linear_layer(weight: PackedWeight, *, threads: int, isa: str = "") -> Callable[[Any], Any]:
@@ -82,7 +83,7 @@ class LinearLayer:
 
 def streams(weight: PackedWeight) -> tuple[Any, ...]:
     """A weight as the core takes it: format, outputs, inputs, group size, codes, scales, minimums."""
-    arrays = (weight.codes, weight.scales, weight.minimums)
+    arrays = (getattr(weight, name) for name in STREAMS)
     return (weight.format, *weight.shape, weight.group_size, *(None if a is None else _in_order(a) for a in arrays))
 
 
@@ -91,10 +92,7 @@ def _in_order(array: Any) -> Any:
     return np.require(array, requirements=("C", "A"))
 
 
-_CODE_TYPES: dict[str, Any] = {"fp32": np.float32, "fp16": np.uint16, "bf16": np.uint16, "sym_int8": np.int8}
-
-
 def plain(exported: tuple[Any, ...]) -> PackedWeight:
     """A weight as the core gives it back."""
     name, n_out, n_in, group, codes, scales, minimums = exported
-    return PackedWeight(name, (n_out, n_in), codes.view(_CODE_TYPES.get(name, np.uint8)), group, scales, minimums)
+    return PackedWeight(name, (n_out, n_in), codes.view(FORMATS[name].streams[0].dtype), group, scales, minimums)

@@ -24,14 +24,13 @@ def load(request: LoadRequest) -> LoadedModel:
             request.check_label(label)
         plan = request.plan(spec.head_weight.name, label)
         rounded_from = warn_of_requantizing(checkpoint, plan, kept=spec.kept())
-        if request.progress is not None:
-            request.progress(0, 0, "reading the tokenizer")
-        tokenizer = checkpoint.text_tokenizer()
+        tokenizer, why_none = request.tokenizer(checkpoint.text_tokenizer)
         engine = NativeEngine.load(
             checkpoint, spec, plan, threads=request.threads, kv_cache=request.kv_cache, progress=request.progress
         )
         if rounded_from is not None:
             engine.facts["requantized_from"] = rounded_from
-        return LoadedModel(engine, label, dict(checkpoint.config), generation_defaults(checkpoint), tokenizer)
+        defaults = generation_defaults(checkpoint)
+        return LoadedModel(engine, label, dict(checkpoint.config), defaults, tokenizer, no_tokenizer=why_none)
     finally:
         checkpoint.close()

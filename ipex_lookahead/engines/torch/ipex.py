@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ipex_lookahead.engines.weights import FLOATS
 from ipex_lookahead.errors import EngineError, InputError
+from ipex_lookahead.formats import FLOATS
 
 INSTALL = "pip install intel-extension-for-pytorch==2.8.0 torch==2.8.0 transformers==4.51.3"
 DTYPES = (torch.float32, torch.bfloat16)

@@ -169,8 +169,5 @@ def same_bits(a: PackedWeight, b: PackedWeight) -> bool:
     """Whether two packed weights are the same, stream by stream."""
     if (a.format, a.shape, a.group_size) != (b.format, b.shape, b.group_size):
         return False
-    for stream in ("codes", "scales", "minimums"):
-        one, other = getattr(a, stream), getattr(b, stream)
-        if (one is None) != (other is None) or one is not None and one.tobytes() != other.tobytes():
-            return False
-    return True
+    bits = [{name: array.tobytes() for name, array in weight.arrays()} for weight in (a, b)]
+    return bits[0] == bits[1]

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from ipex_lookahead.engines.native.linear import LinearLayer, LinearPool
 from ipex_lookahead.errors import EngineError, InputError
-from ipex_lookahead.formats import dequantize
-from ipex_lookahead.formats.base import GROUP, PackedWeight
+from ipex_lookahead.formats import FORMATS, dequantize
+from ipex_lookahead.formats.base import GROUP, NIBBLES, STREAMS, PackedWeight
 
 FLOAT_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """Float formats and the torch dtypes of their values."""
@@ -58,11 +58,12 @@ class GenericKernel(nn.Module):
         self.format = weight.format
         self.shape = (weight.shape[0], weight.shape[1])
         self.group_size = weight.group_size
+        self.zero = getattr(FORMATS[weight.format], "zero", 0)
+        self.nibbles = FORMATS[weight.format].streams[0] == NIBBLES
         self.codes: torch.Tensor
         self.scales: torch.Tensor | None
         self.minimums: torch.Tensor | None
-        self.register_buffer("codes", as_bits(weight.codes, device), persistent=False)
-        for stream in ("scales", "minimums"):
+        for stream in STREAMS:
             values = getattr(weight, stream)
             self.register_buffer(stream, None if values is None else as_bits(values, device), persistent=False)
 
@@ -93,13 +94,13 @@ class GenericKernel(nn.Module):
         codes = self.codes[start:end]
         if self.scales is None:
             return codes.view(FLOAT_DTYPES[self.format])
-        if self.format != "sym_int8":
+        if self.nibbles:
             blocks = codes.view(end - start, -1, GROUP // 2)
             codes = torch.cat((blocks & 15, blocks >> 4), dim=2).view(end - start, -1)
         n_in, size = self.shape[1], self.group_size
         values = codes.float()
-        if self.format == "sym_int4":
-            values -= 8
+        if self.zero:
+            values -= self.zero
         values = functional.pad(values, (0, self.scales.shape[1] * size - values.shape[1])).view(end - start, -1, size)
         values *= self.scales[start:end].view(torch.float16).float()[:, :, None]
         if self.minimums is not None:
@@ -108,12 +109,11 @@ class GenericKernel(nn.Module):
 
     def weight(self) -> PackedWeight:
         """See ``LinearKernel.weight``."""
-        kinds: dict[str, Any] = {"fp32": np.float32, "sym_int8": np.int8, "sym_int4": np.uint8, "asym_int4": np.uint8}
-        codes = self.codes.cpu().numpy().view(kinds.get(self.format, np.uint16))
-        scales, minimums = (
-            None if stream is None else stream.cpu().numpy().view(np.uint16) for stream in (self.scales, self.minimums)
-        )
-        return PackedWeight(self.format, self.shape, codes, self.group_size, scales, minimums)
+        arrays = {
+            stream.name: getattr(self, stream.name).cpu().numpy().view(stream.dtype)
+            for stream in FORMATS[self.format].streams
+        }
+        return PackedWeight(self.format, self.shape, group_size=self.group_size, **arrays)
 
 
 def as_bits(array: Any, device: torch.device) -> torch.Tensor:

@@ -35,9 +35,9 @@ from ipex_lookahead.engines.torch.fitness import refuse_unfit
 from ipex_lookahead.engines.torch.ipex import apply_ipex, check_ipex
 from ipex_lookahead.engines.torch.linear_backends import LinearBackends
 from ipex_lookahead.engines.torch.low_bit_linear import Replacement, load_packed, replace_linears
-from ipex_lookahead.engines.weights import FLOATS, WeightPlan, check_shape, read_matrix
+from ipex_lookahead.engines.weights import WeightPlan, check_shape, read_matrix
 from ipex_lookahead.errors import InputError, LookaheadError, ModelFormatError, UnsupportedModelError
-from ipex_lookahead.formats import dequantize
+from ipex_lookahead.formats import FLOATS, FORMATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
 
 DTYPES = {
@@ -104,6 +104,7 @@ def _load_known(checkpoint: Checkpoint, request: LoadRequest, device: torch.devi
     if request.ipex:
         check_ipex(label, dtype, device)
     rounded_from = warn_of_requantizing(checkpoint, plan, kept=spec.kept())
+    tokenizer, why_none = request.tokenizer(checkpoint.text_tokenizer)
     config = transformers_config(checkpoint.config)
     with sentences(checkpoint.path, config.model_type):
         model = _skeleton(config, checkpoint.path, Extent.of(checkpoint))
@@ -121,8 +122,9 @@ def _load_known(checkpoint: Checkpoint, request: LoadRequest, device: torch.devi
         label,
         dict(checkpoint.config),
         generation_defaults(checkpoint),
-        checkpoint.text_tokenizer(),
+        tokenizer,
         config,
+        why_none,
     )
 
 
@@ -176,11 +178,9 @@ def _joined(parts: list[PackedWeight]) -> PackedWeight:
     if len({(part.format, part.group_size) for part in parts}) > 1:
         parts = [PackedWeight("fp32", part.shape, dequantize(part)) for part in parts]
     shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-    streams = [
-        None if getattr(parts[0], name) is None else np.concatenate([getattr(part, name) for part in parts])
-        for name in ("codes", "scales", "minimums")
-    ]
-    return PackedWeight(parts[0].format, shape, streams[0], parts[0].group_size, streams[1], streams[2])  # type: ignore[arg-type]
+    streams = FORMATS[parts[0].format].streams
+    arrays = {stream.name: np.concatenate([getattr(part, stream.name) for part in parts]) for stream in streams}
+    return PackedWeight(parts[0].format, shape, group_size=parts[0].group_size, **arrays)
 
 
 def _is_ours(path: Path) -> bool:
@@ -222,6 +222,7 @@ def _load_foreign(request: LoadRequest, device: torch.device, family: str) -> Lo
         dtype = compute_dtype(request.dtype, label, device, in_file)
         if request.ipex:
             check_ipex(label, dtype, device)
+        tokenizer, why_none = request.tokenizer(lambda: text_from_folder(path, plain))
         backends = LinearBackends(device, threads=request.threads, dtype=dtype)
         with sentences(path, family):
             if packed is None:
@@ -238,8 +239,9 @@ def _load_foreign(request: LoadRequest, device: torch.device, family: str) -> Lo
         label,
         plain,
         defaults,
-        text_from_folder(path, plain),
+        tokenizer,
         config,
+        why_none,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from ipex_lookahead.engines.torch.linear_backends import LinearBackends
 from ipex_lookahead.engines.torch.linear_kernels import FLOAT_DTYPES
 from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import InputError, LowBitFormatError
-from ipex_lookahead.formats import dequantize, quantize
+from ipex_lookahead.formats import FORMATS, dequantize, quantize
 from ipex_lookahead.formats.base import PackedWeight
 
 __all__ = [
@@ -376,12 +377,8 @@ def packed_from_torch(values: torch.Tensor) -> PackedWeight:
 
 def packed_bytes(layer: LowBitLinear) -> int:
     """Bytes of a layer's weight as it would be saved."""
-    n_out, n_in = layer.out_features, layer.in_features
-    if layer.low_bit in FLOAT_DTYPES:
-        return n_out * n_in * FLOAT_DTYPES[layer.low_bit].itemsize
-    codes = -(-n_in // 32) * (32 if layer.low_bit == "sym_int8" else 16)
-    streams = 2 if layer.low_bit == "asym_int4" else 1
-    return int(n_out * (codes + 2 * streams * -(-n_in // layer.group_size)))
+    shape = (layer.out_features, layer.in_features)
+    return sum(prod(s.shape(shape, layer.group_size)) * s.itemsize for s in FORMATS[layer.low_bit].streams)
 
 
 def _modules(model: nn.Module) -> list[tuple[list[str], nn.Module]]:

@@ -86,5 +86,7 @@ def store(case: Case, chance: random.Random) -> None:
     elif deed == "byte":
         at = chance.randrange(len(data))
         data = data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :]
+    if chance.random() < 0.05:
+        data = b"" if chance.random() < 0.5 else data[:20]
     case.files["store"] = data
     case.done.append(deed)

@@ -1,13 +1,16 @@
-"""The process a chat template runs in. Started by ``chat_template.py`` as a script; imports nothing of the package.
+"""The process in which what a checkpoint brings is run: its chat template, or a tokenizer of any parts.
 
-A sandbox keeps a template from reaching Python's insides, but not from running for ever or filling the memory. Here the
+Started by ``process.py`` as a script; imports nothing of the package. A sandbox keeps a template from reaching Python's
+insides, and a library reads the tokenizer, but neither keeps them from running for ever or filling the memory. Here the
 kernel sees to both: address space and processor time are limited, no file can be written, and when a limit is reached
-the process dies, whatever it is doing. It reads one JSON request from standard input and writes one JSON answer.
+the process dies, whatever it is doing. It reads messages from standard input and answers each on standard output: eight
+bytes of length, then JSON. It ends when there are no more, as when the process that asks is gone.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -104,11 +107,31 @@ def strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
+class Tokenizer:
+    """A tokenizer of the ``tokenizers`` library, and what may be asked of it."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        import tokenizers
+
+        limit_resources(request["limits"])
+        self.core = tokenizers.Tokenizer.from_str(request["description"])
+
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Ids of ``text``, or the text of ``ids``; of neither more than ``most``."""
+        found: list[int] | str
+        if "text" in question:
+            found = self.core.encode(question["text"], add_special_tokens=question["special"]).ids
+        else:
+            found = self.core.decode(question["ids"], skip_special_tokens=question["skip"])
+        if len(found) > question["most"]:
+            return {"error": f"{len(found)} came of it; at most {question['most']} are taken"}
+        return {"ok": found}
+
+
 def limit_resources(limits: dict[str, Any]) -> None:
-    """Limits that the kernel enforces. The alarms' default action ends the process inside any operation."""
+    """Limits that the kernel enforces."""
     try:
         import resource
-        import signal
     except ImportError:  # not on this system: the parent's deadline remains
         return
     from datetime import datetime
@@ -117,17 +140,51 @@ def limit_resources(limits: dict[str, Any]) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limits["memory"], limits["memory"]))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_PROF, limits["seconds"])
+    limit_time(limits["seconds"])
+
+
+def limit_time(seconds: float) -> None:
+    """Processor time from here; 0: no limit. The alarm's default action ends the process inside any operation."""
+    import signal
+
+    if hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def main() -> None:
-    """Read the request, answer it."""
-    request = json.loads(sys.stdin.buffer.read())
+    """Read what is to be run, then answer questions about it."""
+    messages, answers = os.fdopen(0, "rb"), os.fdopen(1, "wb")
+
+    def read() -> Any:
+        size = int.from_bytes(messages.read(8), "little")
+        return json.loads(messages.read(size)) if size else None
+
+    def write(answer: dict[str, Any]) -> None:
+        limit_time(0)
+        body = json.dumps(answer).encode("ascii")
+        answers.write(len(body).to_bytes(8, "little") + body)
+        answers.flush()
+
+    request = read()
     sys.path[:] = request["path"]
-    answer = json.dumps(render(request))
-    sys.stdout.write(answer)
-    sys.stdout.flush()
+    if "template" in request:
+        write(render(request))
+        return
+    try:
+        tokenizer = Tokenizer(request)
+    except BaseException as error:  # a panic in the library is no Exception
+        write({"error": f"{error}"[:2000]})
+        return
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what the library says of its panics
+    write({"ok": True})
+    while (question := read()) is not None:
+        limit_time(question["seconds"])
+        try:
+            answer = tokenizer.answer(question)
+        except BaseException as error:
+            answer = {"error": f"{type(error).__name__}: {error}"[:2000]}
+        write(answer)
 
 
 if __name__ == "__main__":

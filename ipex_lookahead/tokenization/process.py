@@ -1,0 +1,128 @@
+"""A process of its own for what a checkpoint brings (``worker.py``): started, asked, and seen to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+from ipex_lookahead.errors import InputError
+
+_ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
+"""All that the worker gets to see of the environment: what starting Python takes, and the time zone."""
+_ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
+
+_PATIENCE = 20.0
+"""Seconds, beside ten times its own limit, until a worker is given up that neither answers nor reaches that limit (a
+machine near standstill)."""
+
+
+class Stopped(Exception):
+    """The process is gone, or was given up; says what it was stopped by."""
+
+
+class Worker:
+    """A running ``worker.py``. For one thread at a time; ends with this object, and with the process that made it.
+
+    Args:
+        purpose: what it is for, for messages.
+        instead: what to do where no process can be started.
+    """
+
+    def __init__(self, purpose: str, instead: str) -> None:
+        """Raises InputError where no process can be started."""
+        script = Path(__file__).with_name("worker.py")
+        self._link, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(script)],
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=subprocess.PIPE,
+                    env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | _ONE_THREAD,
+                    start_new_session=True,  # Ctrl-C in a terminal is for the caller alone
+                )
+        except OSError as error:
+            self._link.close()
+            raise InputError(f"no Python process for {purpose} could be started: {error}", hint=instead) from None
+        self.close = weakref.finalize(self, _end, self._link, self._process, os.getpid())
+        """Ends the process; also done when this object goes, and at the interpreter's end."""
+
+    def ask(self, question: bytes, seconds: float, limits: str) -> dict[str, Any]:
+        """The answer to a message of JSON.
+
+        Args:
+            question: the message.
+            seconds: processor time that the worker takes for it at most.
+            limits: in words, what it is stopped by.
+
+        Raises:
+            Stopped: the process ended without an answer, or did not give one in time; it is gone then.
+        """
+        patience = _PATIENCE + 10 * seconds
+        deadline = time.monotonic() + patience
+        try:
+            self._link.settimeout(patience)
+            self._link.sendall(len(question).to_bytes(8, "little") + question)
+            size = int.from_bytes(self._read(8, deadline), "little")
+            answer: dict[str, Any] = json.loads(self._read(size, deadline))
+            return answer
+        except TimeoutError:
+            self.close()
+            raise Stopped(f"did not finish within {patience:g} s") from None
+        except OSError:  # a broken connection: the process is dead or about to be
+            raise Stopped(self._last_words(limits)) from None
+        except BaseException:  # a Ctrl-C here would leave half an answer behind
+            self.close()
+            raise
+
+    def _read(self, size: int, deadline: float) -> bytearray:
+        found = bytearray()
+        while len(found) < size:
+            self._link.settimeout(max(0.001, deadline - time.monotonic()))
+            part = self._link.recv(min(1 << 20, size - len(found)))
+            if not part:
+                raise ConnectionError
+            found += part
+        return found
+
+    def _last_words(self, limits: str) -> str:
+        """Why the process ended."""
+        try:
+            _, said = self._process.communicate(timeout=_PATIENCE)
+        except subprocess.TimeoutExpired:
+            said = b""
+        status = self._process.returncode
+        self.close()
+        if status is not None and status < 0:
+            stopped = "" if -status in (signal.SIGPROF, signal.SIGABRT) else f" (signal {-status})"
+            return f"was stopped{stopped}: it takes more than {limits}"
+        reason = said.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit status {status}"]
+        return f"could not be run: {reason[0]}"
+
+    def disown(self) -> None:
+        """After a fork, in the child: the process is the parent's, and must not live on through us."""
+        self.close()
+        self._process.returncode = 0  # else Popen says that it still runs
+
+
+def importable() -> list[str]:
+    """Where a worker finds its packages: not in the current folder."""
+    return [folder for folder in sys.path if os.path.isabs(folder)]
+
+
+def _end(link: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
+    link.close()
+    if process.stderr is not None:
+        process.stderr.close()
+    if os.getpid() == owner:
+        process.kill()
+        process.wait()

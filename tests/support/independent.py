@@ -1,0 +1,97 @@
+"""A checkpoint's tensors as the ``safetensors`` and ``gguf`` packages read them, held against ours bit by bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import safetensors
+from gguf.quants import dequantize as dequantize_blocks
+
+from ipex_lookahead.checkpoints import Checkpoint, kind_of, open_checkpoint
+from ipex_lookahead.checkpoints.sizes import packed_bytes
+from ipex_lookahead.formats import dequantize
+from tests.support.tiny import gguf_name
+
+_KINDS = {"fp32": "F32", "fp16": "F16", "bf16": "BF16", "sym_int8": "I8", "sym_int4": "U8", "asym_int4": "U8"}
+_LLAMA = [gguf.TENSOR_NAMES[kind] for kind in gguf.MODEL_TENSORS[gguf.MODEL_ARCH.LLAMA]]
+
+
+def check_tensors(path: Path) -> None:
+    """Raise AssertionError unless every tensor of the checkpoint there is what the package of its format reads.
+
+    Names, shapes, dtypes and bytes of safetensors, of a folder of ours too; names, shapes and float32 values of GGUF.
+    """
+    kind, place = kind_of(path)
+    checkpoint = open_checkpoint(place)
+    try:
+        if kind == "gguf":
+            _check_gguf(checkpoint, place)
+        else:
+            assert _streams(checkpoint) == _safetensors(place)
+    finally:
+        checkpoint.close()
+
+
+def _streams(checkpoint: Checkpoint) -> dict[str, tuple[str, list[int], bytes]]:
+    found = {}
+    for name in checkpoint.names():
+        weight, info = checkpoint.read(name), checkpoint.info(name)
+        assert (weight.format, weight.shape, weight.group_size) == (info.format, info.shape, info.group_size)
+        assert weight.nbytes == packed_bytes(info)
+        kind = _KINDS[weight.format]
+        if weight.scales is None:
+            found[name] = kind, list(weight.shape), weight.codes.tobytes()
+            assert weight.codes.shape == weight.shape
+        else:
+            for suffix, array in (("codes", weight.codes), ("scales", weight.scales), ("minimums", weight.minimums)):
+                if array is not None:
+                    dtype = kind if suffix == "codes" else "F16"
+                    found[f"{name}.{suffix}"] = dtype, list(array.shape), array.tobytes()
+    return found
+
+
+def _safetensors(folder: Path) -> dict[str, tuple[str, list[int], bytes]]:
+    files = {"model.safetensors"}
+    if not (folder / "model.safetensors").exists():
+        files = set(json.loads((folder / "model.safetensors.index.json").read_bytes())["weight_map"].values())
+    found = {}
+    for file in files:
+        for name, tensor in safetensors.deserialize((folder / file).read_bytes()):
+            found[name] = tensor["dtype"], tensor["shape"], bytes(tensor["data"])
+    return found
+
+
+def _check_gguf(checkpoint: Checkpoint, file: Path) -> None:
+    reader = gguf.GGUFReader(file)
+    theirs = {tensor.name: tensor for tensor in reader.tensors}
+    names = {name: "rope_freqs.weight" if name == "rope_freqs" else gguf_name(name) for name in checkpoint.names()}
+    passed_over = set(theirs) - set(names.values())
+    layers = range(_whole(reader, "llama.block_count", 0))
+    used = {name.format(bid=bid) + end for name in _LLAMA for bid in layers for end in (".weight", ".bias")}
+    assert not passed_over & used, passed_over & used
+    heads = _whole(reader, "llama.attention.head_count", 0)
+    of_slot = {".q_proj.": heads, ".k_proj.": _whole(reader, "llama.attention.head_count_kv", heads)}
+    for name, in_reader in names.items():
+        ours, tensor = checkpoint.read(name), theirs[in_reader]
+        assert list(ours.shape) == tensor.shape.tolist()[::-1], name
+        expected = dequantize_blocks(tensor.data, tensor.tensor_type)
+        in_file = _rows_as_in_file(dequantize(ours), next((n for slot, n in of_slot.items() if slot in name), 0))
+        assert in_file.dtype == expected.dtype
+        assert in_file.tobytes() == np.ascontiguousarray(expected).tobytes(), name
+
+
+def _rows_as_in_file(values: Any, heads: int) -> Any:
+    """Hugging Face pairs row i of a head with row i + head / 2 for rope, GGUF neighbouring rows."""
+    if not heads:
+        return values
+    split = values.reshape(heads, 2, len(values) // heads // 2, *values.shape[1:])
+    return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(values.shape)
+
+
+def _whole(reader: Any, key: str, otherwise: int) -> int:
+    field = reader.get_field(key)
+    return otherwise if field is None else int(field.parts[field.data[0]][0])

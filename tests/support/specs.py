@@ -1,0 +1,252 @@
+"""Models described by hand: every switch of ``ModelSpec``, drawn at random or set by name, with random weights."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.architectures.spec import (
+    Activation,
+    Attention,
+    Block,
+    Experts,
+    GatedMlp,
+    Linear,
+    ModelSpec,
+    Norm,
+    Place,
+    Rope,
+    Tensor,
+)
+from ipex_lookahead.engines.native.engine import NativeEngine
+from ipex_lookahead.formats import quantize
+from ipex_lookahead.formats.base import PackedWeight
+
+Weights = dict[str, npt.NDArray[np.float32]]
+
+SIZES: dict[str, Any] = {
+    "layers": 2, "hidden": 64, "intermediate": 96, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab": 96,
+    "context": 512, "tied": True, "epsilon": 1e-5,
+}  # fmt: skip
+SWITCHES: dict[str, Any] = {
+    "attention_norm": True, "attention_after": False, "mlp_norm": True, "mlp_after": False, "bias": "",
+    "q_norm": "none", "k_norm": "none", "rope": "whole", "scale": None, "window": None, "softcap": None,
+    "sinks": False, "activation": Activation("silu"), "residual_multiplier": 1.0,
+    "experts": 0, "used": 0, "softmax": "all", "renormalise": False,
+    "embedding_multiplier": 1.0, "logit_multiplier": 1.0, "logit_softcap": None,
+}  # fmt: skip
+"""A Llama's. ``bias``: those of "qkvogudrh" (gate, up, down, router, head) that have one. A list for one of a block's
+switches goes around its layers."""
+
+NAMED: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {"q_norm": "head", "k_norm": "head", "head_dim": 32},
+    "qwen2": {"bias": "qkv", "tied": False},
+    "smollm3": {"rope": ["whole", "whole", "none"], "layers": 3},
+    "granite": {
+        "embedding_multiplier": 6.0, "residual_multiplier": 0.3, "logit_multiplier": 0.125, "scale": 0.05,
+    },
+    "phi4": {"rope": "half", "heads": 3, "kv_heads": 3, "hidden": 72, "head_dim": 24, "window": 40},
+    "gemma2": {
+        "attention_after": True, "mlp_after": True, "activation": Activation("gelu_tanh"), "softcap": 5.0,
+        "logit_softcap": 3.0, "embedding_multiplier": 8.0, "window": [7, None], "scale": 0.2,
+    },
+    "gemma3": {
+        "attention_after": True, "mlp_after": True, "activation": Activation("gelu_tanh"), "q_norm": "head",
+        "k_norm": "head", "rope": ["local", "whole"], "window": [33, None], "head_dim": 40, "kv_heads": 1,
+    },
+    "olmo3": {
+        "attention_norm": False, "mlp_norm": False, "attention_after": True, "mlp_after": True, "q_norm": "whole",
+        "k_norm": "whole", "window": [20, None], "rope": ["whole", "yarn"], "kv_heads": 4,
+    },
+    "ministral3": {"rope": "beta", "head_dim": 24},
+    "gpt_oss_attention": {
+        "sinks": True, "bias": "qkvogud", "window": [5, None], "rope": "yarn", "head_dim": 64, "heads": 8,
+        "activation": Activation("clamped", 1.702, 0.7),
+    },
+    "mixtral": {"experts": 4, "used": 2, "softmax": "chosen"},
+    "qwen3_moe": {"experts": 9, "used": 3, "renormalise": True, "q_norm": "head", "k_norm": "head", "intermediate": 48},
+    "qwen3_moe_plain": {"experts": 5, "used": 2, "intermediate": 37},
+    "gpt_oss": {
+        "sinks": True, "bias": "qkvogudr", "window": [5, None], "rope": "yarn", "experts": 6, "used": 3,
+        "softmax": "chosen", "activation": Activation("clamped", 1.702, 0.7), "intermediate": 40,
+    },
+    "mixture_after": {
+        "experts": [0, 3], "used": [0, 1], "attention_after": True, "mlp_after": True, "residual_multiplier": 0.5,
+        "bias": "d",
+    },
+}  # fmt: skip
+"""The switches of families as their models have them, and some that no family has."""
+
+
+def tensor(name: str, *shape: int) -> Tensor:
+    """A weight that is a whole tensor of that name in every file."""
+    place = Place(name, shape)
+    return Tensor(name, shape, place, place)
+
+
+def make_spec(**options: Any) -> ModelSpec:
+    """``SIZES`` and ``SWITCHES``, changed by ``options``."""
+    unknown = options.keys() - SIZES.keys() - SWITCHES.keys()
+    assert not unknown, unknown
+    o = {**SIZES, **SWITCHES, **options}
+    hidden, epsilon = o["hidden"], o["epsilon"]
+    ropes = {kind: _rope(kind, o["head_dim"]) for kind in ("whole", "half", "local", "yarn", "beta")}
+
+    def block(i: int) -> Block:
+        def s(name: str) -> Any:
+            return o[name][i % len(o[name])] if isinstance(o[name], list) else o[name]
+
+        at = f"layers.{i}."
+
+        def norm(name: str, there: bool, n: int = hidden) -> Norm | None:
+            return Norm(tensor(at + name, n), epsilon) if there else None
+
+        def linear(name: str, letter: str, n_out: int, n_in: int) -> Linear:
+            bias = tensor(f"{at}{name}.bias", n_out) if letter in s("bias") else None
+            return Linear(tensor(f"{at}{name}.weight", n_out, n_in), bias)
+
+        def mlp(name: str) -> GatedMlp:
+            inner = s("intermediate")
+            return GatedMlp(
+                linear(name + "gate", "g", inner, hidden),
+                linear(name + "up", "u", inner, hidden),
+                linear(name + "down", "d", hidden, inner),
+                s("activation"),
+            )
+
+        heads, kv_heads, d = o["heads"], o["kv_heads"], o["head_dim"]
+        q, kv = heads * d, kv_heads * d
+        attention = Attention(
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=d,
+            q=linear("q", "q", q, hidden),
+            k=linear("k", "k", kv, hidden),
+            v=linear("v", "v", kv, hidden),
+            o=linear("o", "o", hidden, q),
+            scale=d**-0.5 if s("scale") is None else s("scale"),
+            rope=ropes.get(s("rope")),
+            q_norm=norm("q_norm", s("q_norm") != "none", d if s("q_norm") == "head" else q),
+            k_norm=norm("k_norm", s("k_norm") != "none", d if s("k_norm") == "head" else kv),
+            window=s("window"),
+            softcap=s("softcap"),
+            sinks=tensor(at + "sinks", heads) if s("sinks") else None,
+        )
+        experts = s("experts")
+        mixture = experts and Experts(
+            linear("router", "r", experts, hidden),
+            tuple(mlp(f"experts.{e}.") for e in range(experts)),
+            s("used"),
+            s("softmax"),
+            s("renormalise"),
+        )
+        return Block(
+            attention=attention,
+            mlp=mixture or mlp(""),
+            attention_norm=norm("attention_norm", s("attention_norm")),
+            mlp_norm=norm("mlp_norm", s("mlp_norm")),
+            attention_after=norm("attention_after", s("attention_after")),
+            mlp_after=norm("mlp_after", s("mlp_after")),
+            residual_multiplier=s("residual_multiplier"),
+        )
+
+    head = Linear(tensor("head", o["vocab"], hidden), tensor("head.bias", o["vocab"]) if "h" in o["bias"] else None)
+    return ModelSpec(
+        model_type="made_up",
+        hidden=hidden,
+        vocab=o["vocab"],
+        max_context=o["context"],
+        embedding=tensor("embedding", o["vocab"], hidden),
+        layers=tuple(block(i) for i in range(o["layers"])),
+        final_norm=Norm(tensor("final_norm", hidden), epsilon),
+        head=None if o["tied"] else head,
+        embedding_multiplier=o["embedding_multiplier"],
+        logit_multiplier=o["logit_multiplier"],
+        logit_softcap=o["logit_softcap"],
+    )
+
+
+def _rope(kind: str, head_dim: int) -> Rope:
+    rotated = max(head_dim // 2 // 2 * 2, 2) if kind == "half" else head_dim
+    theta = 100.0 if kind == "local" else 10000.0
+    frequencies = (theta ** -(np.arange(0, rotated, 2) / rotated)).astype(np.float32)
+    if kind == "yarn":
+        return Rope(frequencies / np.float32(3), 1.2)
+    return Rope(frequencies, query_beta=0.3, query_original=9) if kind == "beta" else Rope(frequencies)
+
+
+def random_switches(chance: random.Random, *, mixtures: bool = True) -> dict[str, Any]:
+    """Sizes and switches drawn at random, each layer's its own where the model may differ from layer to layer."""
+    heads = chance.choice((1, 1, 2, 3, 4, 5, 8, 21))
+    head_dim = chance.choice((8, 8, 16, 24, 32, 40, 64, 80, 96, 128, 256)) if heads < 5 else chance.choice((8, 16))
+    layers = chance.choice((1, 2, 3))
+
+    def each(*values: Any) -> list[Any]:
+        return [chance.choice(values) for _ in range(layers)]
+
+    experts = each(0, 0, 1, 3, 8) if mixtures and chance.random() < 0.4 else [0] * layers
+    norms = each("none", "none", "head", "whole")
+    places = [chance.choice(((1, 0), (1, 0), (1, 1), (0, 1), (0, 0))) for _ in range(layers)]
+    activation = chance.choice((Activation("silu"), Activation("gelu_tanh"), Activation("clamped", 1.7, 0.5)))
+    return {
+        "layers": layers,
+        "heads": heads,
+        "head_dim": head_dim,
+        "kv_heads": chance.choice([n for n in range(1, heads + 1) if heads % n == 0]),
+        "hidden": chance.choice((8, 20, 33, 64, 72, 100, 172)),
+        "intermediate": each(5, 32, 47, 96, 129, 260),
+        "tied": chance.random() < 0.7,
+        "attention_norm": [bool(before) for before, _ in places],
+        "attention_after": [bool(after) for _, after in places],
+        "mlp_norm": [bool(before) for before, _ in places],
+        "mlp_after": [bool(after) for _, after in places],
+        "bias": "".join(letter for letter in "qkvogudrh" if chance.random() < 0.3),
+        "q_norm": norms,
+        "k_norm": [chance.choice((norm, norm, "none")) for norm in norms],
+        "rope": each("whole", "whole", "half", "none", "local", "yarn", "beta"),
+        "scale": chance.choice((None, None, 0.1)),
+        "window": each(None, None, 1, 2, 7, 16, 33, 63, 64, 65, 100, 255, 256, 257, 300),
+        "softcap": each(None, None, None, 2.0, 50.0),
+        "sinks": each(False, False, True),
+        "activation": activation,
+        "residual_multiplier": chance.choice((1.0, 1.0, 0.3)),
+        "experts": experts,
+        "used": [min(n, chance.choice((1, 2, 3))) for n in experts],
+        "softmax": each("all", "chosen"),
+        "renormalise": each(False, True),
+        "embedding_multiplier": chance.choice((1.0, 1.0, 5.0)),
+        "logit_multiplier": chance.choice((1.0, 1.0, 0.2)),
+        "logit_softcap": chance.choice((None, None, 3.0)),
+    }
+
+
+def random_weights(spec: ModelSpec, seed: int = 0) -> Weights:
+    """Float32, of sizes at which every switch shows: norms about 1, biases and sinks about 0."""
+    rng = np.random.default_rng(seed)
+    made: Weights = {}
+    for one in spec.tensors():
+        values = rng.standard_normal(one.shape)
+        if one.is_matrix:
+            values *= 0.5 if one is spec.embedding or one is spec.head_weight else 1 / math.sqrt(one.shape[1])
+        elif "norm" in one.name or "after" in one.name:
+            values = 1 + 0.3 * values
+        elif not one.name.endswith("sinks"):
+            values *= 0.3
+        made[one.name] = values.astype(np.float32)
+    return made
+
+
+def native_engine(
+    spec: ModelSpec, weights: Weights, low_bit: str = "fp32", *, threads: int = 1, kv_cache: str = "fp16"
+) -> NativeEngine:
+    """The native engine on those weights; routers in float32 whatever ``low_bit`` says."""
+
+    def matrix(one: Tensor) -> PackedWeight:
+        return quantize(PackedWeight("fp32", one.shape, weights[one.name]), "fp32" if "router" in one.name else low_bit)
+
+    return NativeEngine.build(spec, low_bit, matrix, lambda one: weights[one.name], threads=threads, kv_cache=kv_cache)
