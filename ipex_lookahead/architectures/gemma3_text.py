@@ -1,4 +1,4 @@
-"""Gemma 3 for text, and the text part of those with eyes: most layers have a window, and a rope of their own."""
+"""Gemma 3 for text (270M, 1B, and the larger ones' text part): most layers have a window and a rope of their own."""
 
 from __future__ import annotations
 
