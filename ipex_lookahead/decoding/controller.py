@@ -93,9 +93,9 @@ class AdaptiveBudget:
     model) is left alone for a growing number of steps, then tried again.
 
     The sum of what drafting has gained and lost is kept: while it is behind by more than ``ALLOWED_LOSS`` of all the
-    time spent, only drafts that look very good are verified. In a mixture of experts one wrong draft may cost as much as
-    several tokens, for it reads experts that no token needed: there a draft may add no more to a step than one forward,
-    or than drafting has gained.
+    time spent, only drafts that look very good are verified. In a mixture of experts one wrong draft may cost as much
+    as several tokens, for it reads experts that no token needed: there a draft may add no more to a step than one
+    forward, or than drafting has gained.
 
     The sequences of a batch share the rows: the likeliest tokens of all of them are taken first.
 
