@@ -147,6 +147,11 @@ class GgufSource(Protocol):
         ...
 
     @property
+    def offsets(self) -> Mapping[str, int]:
+        """Key to the offset of its value."""
+        ...
+
+    @property
     def tensors(self) -> Mapping[str, Any]:
         """Name to entry of the table, which has a ``shape``."""
         ...
@@ -221,9 +226,9 @@ class GgufKeys:
         architecture: ``general.architecture``.
         class_name: of transformers' model, for the config's ``architectures``.
         used: key of the config -> key of the file, besides ``GGUF_GIVEN``; checked as ``ConfigKeys.used`` says. A
-            window of 0 is none. ``rope_scaling.X`` goes into yarn's parameters.
+            window or a cap on logits of 0 is none. ``rope_scaling.X`` goes into yarn's parameters.
         constants: what the architecture itself implies.
-        neutral, refused: more of both.
+        neutral, refused: more of both; a refused key with no harmless values must not be there.
         complete: fills in what follows from tensors or from several keys.
         claims: which files of this architecture are of this family, where families share one.
         unused_tensors: suffixes of tensors that old converters wrote and nobody reads.
@@ -253,7 +258,11 @@ class GgufKeys:
         """Raise UnsupportedModelError for the first key that asks for what is not there here."""
         for name, harmless in self.all_refused().items():
             key = f"{self.architecture}.{name}"
-            if (value := file.scalar(key, harmless[0])) not in harmless:
+            if key not in file.metadata:
+                continue
+            if not harmless:
+                raise UnsupportedModelError(f"{file.path}: has {key}, which this package cannot run")
+            if (value := file.scalar(key)) not in harmless:
                 raise UnsupportedModelError(
                     f"{file.path}: {key} is {shown(value)}, which this package cannot run; it must be "
                     f"{' or '.join(f'{one:g}' for one in harmless)}, or not there"

@@ -15,6 +15,14 @@ void* operator new(std::size_t size) {
   if (void* p = std::malloc(size ? size : 1)) return p;
   throw std::bad_alloc();
 }
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  allocations.fetch_add(1);
+  const std::size_t to = std::size_t(alignment);
+  if (void* p = std::aligned_alloc(to, (size + to - 1) / to * to)) return p;
+  throw std::bad_alloc();
+}
+void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
+void operator delete(void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
 void operator delete(void* p) noexcept { std::free(p); }
 void operator delete(void* p, std::size_t) noexcept { std::free(p); }
 
@@ -25,6 +33,11 @@ namespace {
 struct Weights {
   std::vector<uint8_t> codes;
   std::vector<uint16_t> scales;
+  std::vector<float> floats;
+  PlainMatrix router(int64_t n_out, int64_t n_in) {
+    floats.assign(size_t(n_out * n_in), 0.01f);
+    return {WeightFormat::fp32, n_out, n_in, 0, floats.data(), nullptr, nullptr};
+  }
   PlainMatrix matrix(int64_t n_out, int64_t n_in) {
     codes.assign(size_t(n_out * code_bytes(WeightFormat::sym_int4, n_in)), 0x5a);
     scales.assign(size_t(n_out * groups_of(WeightFormat::sym_int4, n_in, 32)), 0x2400);
@@ -50,39 +63,66 @@ long count_in_step(Decoder& decoder, KVCache& cache, const std::vector<int32_t>&
   return allocations.load() - before;
 }
 
+void set_weights(Decoder& decoder) {
+  Weights w;
+  const std::vector<float> ones(64, 1.0f);
+  for (int layer = 0; layer < 2; ++layer) {
+    for (int v = 0; v < kVectors; ++v)
+      if (decoder.length_of(layer, Vector(v)) > 0) decoder.set_vector(layer, Vector(v), ones.data());
+    const int outs[] = {64, 32, 32, 64, 96, 96, 64}, ins[] = {64, 64, 64, 64, 64, 64, 96};
+    const int experts = decoder.shape().layers[size_t(layer)].experts;
+    for (int s = 0; s < 7; ++s)
+      for (int e = 0; e < (s < 4 || experts == 0 ? 1 : experts); ++e)
+        decoder.set_matrix(layer, Slot(s), w.matrix(outs[s], ins[s]), nullptr, s < 4 || experts == 0 ? -1 : e);
+    if (experts > 0) decoder.set_matrix(layer, Slot::router, w.router(experts, 64), nullptr);
+  }
+  decoder.set_final_norm(ones.data());
+  decoder.set_lm_head(w.matrix(100, 64), nullptr);
+  decoder.tie_embedding();
+}
+
+// Windows, sinks, norms after, and a mixture in the second block.
+DecoderShape with_switches() {
+  DecoderShape shape = tiny_shape();
+  for (Layer& layer : shape.layers) {
+    layer.sinks = layer.attention_after = layer.mlp_after = true;
+    layer.q_norm = layer.k_norm = HeadNorm::whole;
+  }
+  shape.layers[0].window = 7;
+  shape.layers[1].experts = 5;
+  shape.layers[1].experts_used = 2;
+  return shape;
+}
+
+int check_steps(const DecoderShape& shape, int threads) {
+  Decoder decoder(shape, threads, "");
+  set_weights(decoder);
+  KVCache cache = decoder.new_cache();
+  const std::vector<std::vector<int32_t>> shapes = {{-1}, {-1, 0, 1, 2}, {-1, 0, 0, 1, 2, 2, 4, 0}};
+  // The first steps of each kind may grow buffers; a page of keys and values comes every 64 positions.
+  for (int warm = 0; warm < 2; ++warm)
+    for (const auto& parents : shapes)
+      for (bool logits : {false, true}) count_in_step(decoder, cache, parents, logits);
+  for (int position = 0; position < 40; ++position) {
+    for (const auto& parents : shapes)
+      for (bool logits : {false, true}) {
+        const long count = count_in_step(decoder, cache, parents, logits);
+        if (count != 0) {
+          std::fprintf(stderr, "a step of %zu rows on %d threads allocated %ld times\n", parents.size(), threads, count);
+          return 1;
+        }
+      }
+    const int64_t path[] = {0};
+    cache.keep(path, 1);
+  }
+  return 0;
+}
+
 }  // namespace
 
 int main() {
-  for (int threads : {1, 2}) {
-    Decoder decoder(tiny_shape(), threads, "");
-    Weights w;
-    const std::vector<float> ones(64, 1.0f);
-    for (int layer = 0; layer < 2; ++layer) {
-      for (Vector norm : {Vector::attention_norm, Vector::mlp_norm}) decoder.set_vector(layer, norm, ones.data());
-      const int outs[] = {64, 32, 32, 64, 96, 96, 64}, ins[] = {64, 64, 64, 64, 64, 64, 96};
-      for (int s = 0; s < 7; ++s) decoder.set_matrix(layer, Slot(s), w.matrix(outs[s], ins[s]), nullptr);
-    }
-    decoder.set_final_norm(ones.data());
-    decoder.set_lm_head(w.matrix(100, 64), nullptr);
-    decoder.tie_embedding();
-    KVCache cache = decoder.new_cache();
-    const std::vector<std::vector<int32_t>> shapes = {{-1}, {-1, 0, 1, 2}, {-1, 0, 0, 1, 2, 2, 4, 0}};
-    // The first steps of each kind may grow buffers; a page of keys and values comes every 64 positions.
-    for (int warm = 0; warm < 2; ++warm)
-      for (const auto& parents : shapes)
-        for (bool logits : {false, true}) count_in_step(decoder, cache, parents, logits);
-    for (int position = 0; position < 40; ++position) {
-      for (const auto& parents : shapes)
-        for (bool logits : {false, true}) {
-          const long count = count_in_step(decoder, cache, parents, logits);
-          if (count != 0) {
-            std::fprintf(stderr, "a step of %zu rows on %d threads allocated %ld times\n", parents.size(), threads, count);
-            return 1;
-          }
-        }
-      const int64_t path[] = {0};
-      cache.keep(path, 1);
-    }
-  }
+  for (int threads : {1, 2})
+    for (const DecoderShape& shape : {tiny_shape(), with_switches()})
+      if (check_steps(shape, threads) != 0) return 1;
   std::puts("step_allocation_test: ok");
 }

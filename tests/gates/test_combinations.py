@@ -1,8 +1,9 @@
 """Random models, random options: lookahead changes no token, no logit, no score and no order of callbacks, by bytes.
 
-Each model is of a shape drawn at random (heads of 8 to 256, 1 to 21 of them, ragged widths, vocabularies from 7 on), in
-a format and with keys and values drawn at random. A pair is one generation without and one with lookahead, of options
-drawn at random; some generations are aborted half-way by an exception, and the next ones must not notice.
+Each model is of a shape drawn at random (heads of 8 to 256, 1 to 21 of them, ragged widths, vocabularies from 7 on),
+with switches drawn at random (norms, ropes, windows, caps, sinks, multipliers, experts), in a format and with keys and
+values drawn at random. A pair is one generation without and one with lookahead, of options drawn at random; some
+generations are aborted half-way by an exception, and the next ones must not notice.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import torch
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL
 from ipex_lookahead.drafting.self_speculation import low_bit_copy
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.generation.generate import generate
 from tests.gates import cases, seed
+from tests.support.specs import make_spec, random_switches
 
 PAIRS = cases(2_000, 30_000)
 PAIRS_A_MODEL = 40
@@ -68,27 +69,11 @@ class Streamer:
 
 
 def random_engine(chance: random.Random) -> NativeEngine:
-    heads = chance.choice((1, 1, 2, 3, 4, 5, 8, 21))
-    head_dim = chance.choice((8, 8, 16, 24, 32, 40, 64, 80, 96, 128, 256)) if heads < 5 else chance.choice((8, 16))
-    kv_heads = chance.choice([n for n in range(1, heads + 1) if heads % n == 0])
     vocab = chance.choice(LARGE_VOCABULARIES) if chance.random() < 0.05 else chance.choice(VOCABULARIES)
-    config = {
-        "model_type": "llama",
-        "hidden_size": chance.choice((8, 20, 33, 64, 72, 100, 172)),
-        "intermediate_size": chance.choice((5, 32, 47, 96, 129, 260)),
-        "num_hidden_layers": chance.choice((1, 2)),
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "vocab_size": vocab,
-        "max_position_embeddings": 160,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": chance.choice((100.0, 10000.0)),
-        "tie_word_embeddings": True,
-    }
+    spec = make_spec(**{**random_switches(chance), "vocab": vocab, "context": 160})
     name = chance.choice(FORMATS)
     return NativeEngine.random(
-        spec_for(config),
+        spec,
         name,
         group_size=chance.choice((32, 64)) if name not in ("bf16", "fp16", "fp32") else 32,
         head_low_bit=chance.choice((None, None, "sym_int8", "sym_int4")),

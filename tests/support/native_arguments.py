@@ -126,7 +126,34 @@ def whole_decoder() -> Any:
     return decoder
 
 
-DECODERS = {"whole": whole_decoder(), "other": whole_decoder()}
+def mixture() -> Any:
+    """A decoder with every switch on: a mixture of experts, windows, sinks, norms of every kind, caps."""
+    switches = {
+        "window": 5,
+        "softcap": 3.0,
+        "sinks": True,
+        "q_norm": "head",
+        "k_norm": "whole",
+        "attention_after": True,
+    }
+    more = {"mlp_after": True, "experts": 3, "experts_used": 2, "residual_multiplier": 0.5, "activation": "gelu_tanh"}
+    decoder = unset_decoder(layers=[block(**switches, **more)], logit_softcap=2.0, embedding_multiplier=3.0)
+    lengths = {"q_norm": 8, "k_norm": 16, "sinks": 4}
+    for name in ("attention_norm", "q_norm", "k_norm", "sinks", "attention_after", "mlp_norm", "mlp_after"):
+        decoder.set_vector(0, getattr(_native.Vector, name), floats(lengths.get(name, HIDDEN)))
+    for name, shape in {"q": (32, 32), "k": (16, 32), "v": (16, 32), "o": (32, 32)}.items():
+        decoder.set_matrix(0, getattr(_native.Slot, name), *asym_int4(*shape))
+    decoder.set_matrix(0, _native.Slot.router, *fp32(3, 32), floats(3))
+    for expert in range(3):
+        for name, shape in {"gate": (64, 32), "up": (64, 32), "down": (32, 64)}.items():
+            decoder.set_matrix(0, getattr(_native.Slot, name), *asym_int4(*shape), None, expert)
+    decoder.set_final_norm(floats(HIDDEN))
+    decoder.set_lm_head(*fp32(VOCAB, HIDDEN))
+    decoder.tie_embedding()
+    return decoder
+
+
+DECODERS = {"whole": whole_decoder(), "other": whole_decoder(), "mixture": mixture()}
 
 
 def cache_after_a_step() -> Any:
@@ -165,7 +192,7 @@ X, OUT = floats(3, 64), floats(3, 48)
 """For ``run_at``: what lies at the addresses must stay."""
 
 SUBJECTS: dict[str, dict[str, Callable[[], Any]]] = {
-    "Decoder": {"whole": lambda: DECODERS["whole"], "unset": unset_decoder},
+    "Decoder": {"whole": lambda: DECODERS["whole"], "unset": unset_decoder, "mixture": lambda: DECODERS["mixture"]},
     "KVCache": {"empty": lambda: DECODERS["whole"].new_cache(), "stepped": cache_after_a_step, "kept": kept_cache},
     "LinearLayer": {"made": layer},
     "LinearPool": {"made": pool},

@@ -180,7 +180,7 @@ def _rope(kind: str, head_dim: int) -> Rope:
     return Rope(frequencies, query_beta=0.3, query_original=9) if kind == "beta" else Rope(frequencies)
 
 
-def random_options(chance: random.Random, *, mixtures: bool = True) -> dict[str, Any]:
+def random_switches(chance: random.Random, *, mixtures: bool = True) -> dict[str, Any]:
     """Sizes and switches drawn at random, each layer's its own where the model may differ from layer to layer."""
     heads = chance.choice((1, 1, 2, 3, 4, 5, 8, 21))
     head_dim = chance.choice((8, 8, 16, 24, 32, 40, 64, 80, 96, 128, 256)) if heads < 5 else chance.choice((8, 16))

@@ -329,12 +329,16 @@ def build(model_type: str, variant: Variant) -> Any:
     return _built(model_type, variant.name)
 
 
+def kind_of(config: Any) -> Any:
+    """Transformers' class that makes a model of ``config``."""
+    auto = "AutoModelForImageTextToText" if hasattr(config, "vision_config") else "AutoModelForCausalLM"
+    return getattr(transformers, auto)
+
+
 def with_weights(config: Any) -> Any:
     """A model of ``config`` in float32 with eager attention, and weights that follow from their names."""
     config._attn_implementation = "eager"
-    auto = "AutoModelForImageTextToText" if hasattr(config, "vision_config") else "AutoModelForCausalLM"
-    kind = getattr(transformers, auto)
-    model = kind.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    model = kind_of(config).from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     state = model.state_dict()
     with torch.no_grad():
         for name, tensor in state.items():

@@ -252,6 +252,11 @@ class NativeEngine:
         experts = int(self._decoder.experts_touched()) if self._is_mixture else 0
         return StepOutput(top[:, 0], logits, top if batch.top else None, experts)
 
+    @property
+    def experts_touched(self) -> int:
+        """Experts that the last step read, over all layers; what a step of a mixture costs goes by it."""
+        return int(self._decoder.experts_touched())
+
     def describe(self) -> dict[str, Any]:
         """Facts for ``info`` and for reports."""
         return {

@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
+from ipex_lookahead.architectures.spec import Activation, Experts
 from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
 from ipex_lookahead.drafting.partial_matching import PartialMatching
 from ipex_lookahead.engines.base import Batch
@@ -25,6 +26,7 @@ from ipex_lookahead.formats import quantize
 from ipex_lookahead.formats.base import PackedWeight
 from tests.support.native import ids_of, load, one_by_one, run
 from tests.support.native_arguments import arrays, numbers
+from tests.support.specs import make_spec
 
 STRANGE = [None, "x", [], [None], [2**62], object(), *numbers(), *arrays()]
 
@@ -89,12 +91,34 @@ def test_a_step_before_the_weights_are_set_is_refused(folder: Path) -> None:
         run(hollow, hollow.new_cache(), ids_of(engine, 1))
 
 
-@pytest.mark.parametrize("field", ["layers", "hidden", "heads", "vocab", "head_dim", "max_context"])
-def test_a_shape_that_no_decoder_has_is_an_error_of_ours(folder: Path, field: str) -> None:
-    spec = load(folder).spec
-    for value in (0, -1, 2**31 + 8, 2**62, 2**64):
+@pytest.mark.parametrize("field", ["hidden", "vocab", "max_context", "heads", "kv_heads", "head_dim", "window"])
+def test_a_shape_that_no_decoder_has_is_an_error_of_ours(field: str) -> None:
+    spec = make_spec()
+    for value in (0 if field != "window" else -5, -1, 2**31 + 8, 2**62, 2**64):
+        if field in ("hidden", "vocab", "max_context"):
+            wrong = replace(spec, **{field: value})
+        else:
+            layers = (replace(b, attention=replace(b.attention, **{field: value})) for b in spec.layers)
+            wrong = replace(spec, layers=tuple(layers))
         with pytest.raises(UnsupportedModelError):
-            NativeEngine.random(replace(spec, **{field: value}), "sym_int4")
+            NativeEngine.random(wrong, "sym_int4")
+
+
+def test_what_the_core_has_once_a_model_is_refused_where_layers_differ() -> None:
+    first, second = make_spec().layers
+    other = replace(second, attention=replace(second.attention, heads=2, kv_heads=1, head_dim=32))
+    with pytest.raises(UnsupportedModelError, match="the same in all layers"):
+        NativeEngine.random(replace(make_spec(), layers=(first, other)), "sym_int4")
+    assert second.mlp_norm is not None
+    other = replace(second, mlp_norm=replace(second.mlp_norm, epsilon=1e-6))
+    with pytest.raises(UnsupportedModelError, match="several epsilons"):
+        NativeEngine.random(replace(make_spec(), layers=(first, other)), "sym_int4")
+    mixture = make_spec(experts=3, used=2).layers[0]
+    assert isinstance(mixture.mlp, Experts)
+    gelu = replace(mixture.mlp.experts[1], activation=Activation("gelu_tanh"))
+    experts = replace(mixture.mlp, experts=(mixture.mlp.experts[0], gelu, mixture.mlp.experts[2]))
+    with pytest.raises(UnsupportedModelError, match="several activations"):
+        NativeEngine.random(replace(make_spec(), layers=(replace(mixture, mlp=experts),)), "sym_int4")
 
 
 def test_a_blank_is_within_the_context(folder: Path) -> None:

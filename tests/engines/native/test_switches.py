@@ -17,7 +17,7 @@ from ipex_lookahead.engines.native.core import available_isas
 from ipex_lookahead.engines.native.engine import NativeEngine
 from tests.support.native import chain, ids_of, one_by_one, run
 from tests.support.numpy_engine import SpecEngine
-from tests.support.specs import NAMED, make_spec, native_engine, random_options, random_weights
+from tests.support.specs import NAMED, make_spec, native_engine, random_switches, random_weights
 
 ISAS = available_isas()
 
@@ -39,13 +39,14 @@ def check_against_numpy(options: dict[str, Any], seed: int, rows: int) -> bool:
 
 @pytest.mark.parametrize("name", NAMED)
 def test_families_switches_agree_with_numpy(name: str) -> None:
-    assert any([check_against_numpy(NAMED[name], seed, rows=60) for seed in range(4)])
+    compared = [check_against_numpy(NAMED[name], seed, rows=60) for seed in range(4)]
+    assert any(compared)
 
 
 @settings(max_examples=60, deadline=None)
 @given(chance=st.randoms(use_true_random=False), seed=st.integers(0, 1000), rows=st.integers(1, 90))
 def test_any_switches_together_agree_with_numpy(chance: random.Random, seed: int, rows: int) -> None:
-    assume(check_against_numpy(random_options(chance), seed, rows))
+    assume(check_against_numpy(random_switches(chance), seed, rows))
 
 
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 63, 64, 255, 256, 257, 300])
@@ -132,4 +133,20 @@ def test_windows_are_exact_over_the_edge_of_a_block(name: str, monkeypatch: pyte
 @given(chance=st.randoms(use_true_random=False), rows=st.integers(1, 80))
 def test_any_switches_together_are_exact(chance: random.Random, rows: int) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        check_exact(random_options(chance), chance, monkeypatch, rows)
+        check_exact(random_switches(chance), chance, monkeypatch, rows)
+
+
+def test_the_experts_that_a_step_reads_are_counted() -> None:
+    """What a step of a mixture costs goes by them: for one row those it chose, for many at most all there are."""
+    spec = make_spec(experts=[0, 9, 9], used=[0, 2, 2], layers=3)
+    engine = native_engine(spec, random_weights(spec))
+    counted = []
+    for rows in (1, 2, 60):
+        run(engine, engine.new_cache(), ids_of(engine, rows))
+        counted.append(engine.experts_touched)
+    assert counted[0] == 4
+    assert 4 < counted[1] <= 8
+    assert 8 < counted[2] <= 18
+    dense = native_engine(make_spec(), random_weights(make_spec()))
+    run(dense, dense.new_cache(), ids_of(dense, 3))
+    assert dense.experts_touched == 0
