@@ -85,7 +85,7 @@ class NativeEngine:
         self.max_context = spec.max_context
         self.facts: dict[str, Any] = {}
         self._is_mixture = any(isinstance(block.mlp, Experts) for block in spec.layers)
-        self._idle_bytes = 0
+        self._idle_bytes = self._expert_bytes = 0
 
     @classmethod
     def load(
@@ -196,9 +196,11 @@ class NativeEngine:
         def bias(linear: Linear) -> Floats | None:
             return None if linear.bias is None else vector(linear.bias)
 
+        idle = expert_bytes = 0
         if not spec.tied:
-            decoder.set_embedding(*streams(matrix(spec.embedding)))
-        idle = 0
+            table = matrix(spec.embedding)
+            decoder.set_embedding(*streams(table))
+            idle += table.nbytes
         for layer, block in enumerate(spec.layers):
             for name, expert, part in _parts(block):
                 if isinstance(part, Linear):
@@ -206,6 +208,8 @@ class NativeEngine:
                     decoder.set_matrix(layer, getattr(native.Slot, name), *streams(weight), bias(part), expert)
                     if isinstance(block.mlp, Experts) and expert >= block.mlp.used:  # all are of one size
                         idle += weight.nbytes
+                    if layer == 0 and expert == 0:
+                        expert_bytes += weight.nbytes
                 else:
                     tensor = part.weight if isinstance(part, Norm) else part
                     decoder.set_vector(layer, getattr(native.Vector, name), vector(tensor))
@@ -215,7 +219,7 @@ class NativeEngine:
         if spec.tied:
             decoder.tie_embedding()
         engine = cls(decoder, spec, low_bit, kv_cache)
-        engine._idle_bytes = idle
+        engine._idle_bytes, engine._expert_bytes = idle, expert_bytes
         return engine
 
     def new_cache(self, blank: int = 0) -> NativeCache:
@@ -272,6 +276,7 @@ class NativeEngine:
             "low_bit": self.low_bit,
             "weight_bytes": int(self._decoder.weight_bytes),
             "step_bytes": int(self._decoder.weight_bytes) - self._idle_bytes,
+            "expert_bytes": self._expert_bytes,
             "kv_cache": self.kv_cache,
             "kv_bytes_per_token": kv_bytes_per_token(self.spec, self.kv_cache),
             "max_context": self.max_context,
