@@ -2,13 +2,14 @@
 # make bench  decoding speed on the packaged prompts                        make clean  remove what was built
 # make test-ipex-llm  our loop on the real ipex-llm, in an environment of its own (5 GB, kept in the cache folder)
 # make gates  the attacks of make test at full length: combinations, mutated files, kills, forks (half an hour)
+# make gates-coverage  how much of each reader of files those attacks run
 # make sanitize  the core under Address-, UndefinedBehavior- and ThreadSanitizer
 # Each does everything from a bare clone: .venv, torch's CPU build, the native core. PYTHON=... names another Python.
 
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo test test-ipex-llm bench gates sanitize lint types setup clean
+.PHONY: demo test test-ipex-llm bench gates gates-coverage sanitize lint types setup clean
 .DEFAULT_GOAL := demo
 
 define setup
@@ -41,6 +42,10 @@ bench:
 gates:
 	$(call setup,--with test)
 	@IPEX_LOOKAHEAD_GATES=large $(PY) -m pytest -s --timeout 1800 tests/gates tests/engines/native/test_fork.py $(PYTEST)
+
+gates-coverage:
+	$(call setup,--with test)
+	@$(PY) scripts/gates_coverage.py
 
 sanitize:
 	$(call setup,--with test)

@@ -72,9 +72,16 @@ def llama_config(values: Mapping[str, Any], rope: Mapping[str, Any], rope_theta:
     return config
 
 
-def family_config(model_type: str, values: Mapping[str, Any], rope: Mapping[str, Any], rope_theta: float) -> Any:
+def family_config(
+    model_type: str,
+    values: Mapping[str, Any],
+    rope: Mapping[str, Any],
+    rope_theta: float,
+    local_theta: float | None = None,
+) -> Any:
     """The config of another family: arguments as ``llama_config`` has them; no ``rope``: the family's own default.
 
+    ``local_theta`` is the base of rope in layers with a window, for a family whose two kinds of layers differ in that.
     Raises UnsupportedModelError for a family that this release of transformers does not know.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -84,6 +91,14 @@ def family_config(model_type: str, values: Mapping[str, Any], rope: Mapping[str,
             f"transformers {transformers.__version__} does not know the family {model_type!r}",
             hint="install a newer transformers",
         )
+    if local_theta is not None and RELEASE >= (5, 0):
+        ropes = {
+            "full_attention": {**(rope or {"rope_type": "default"}), "rope_theta": rope_theta},
+            "sliding_attention": {"rope_type": "default", "rope_theta": local_theta},
+        }
+        return CONFIG_MAPPING[model_type](**values, rope_parameters=ropes)
+    if local_theta is not None:
+        values = {**values, "rope_local_base_freq": local_theta}
     scaling = {**rope, "type": rope["rope_type"]} if rope else None
     return CONFIG_MAPPING[model_type](**values, rope_theta=rope_theta, rope_scaling=scaling)
 

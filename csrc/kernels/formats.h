@@ -9,7 +9,9 @@
 
 namespace ipex_lookahead {
 
-enum class WeightFormat : int32_t { fp32, fp16, bf16, sym_int8, sym_int4, asym_int4 };
+enum class WeightFormat : int32_t {
+  fp32, fp16, bf16, sym_int8, sym_int4, asym_int4, mxfp4, q2_k, q3_k, q4_k, q5_k, q6_k, sym_int5, asym_int5, iq4_nl, iq4_xs
+};
 
 // Codes: 16 outputs x 32 inputs in kBytes. A tile unpacks into eight rows of 64 bytes, byte j of row c being output j / 4,
 // input 4 c + j % 4. kMost is the largest unsigned code: it decides how many products fit 16 bits where there is no VNNI.
@@ -20,9 +22,70 @@ struct Nibbles {  // [4][64]: row c low, row c + 4 high
   static constexpr int kBytes = 256, kMost = 15;
 };
 
-// Scales of binary16, one (and a minimum) for each output and group of inputs.
-struct GroupScale {};
-struct GroupScaleAndMinimum {};
+struct Nibbles5 {  // [4][64] as Nibbles, then [64]: bit c is the fifth of row c
+  static constexpr int kBytes = 320, kMost = 31;
+};
+struct Nibbles6 {  // [4][64] as Nibbles, then [2][64]: two bits of rows 4 h ... 4 h + 3, the first row's lowest
+  static constexpr int kBytes = 384, kMost = 63;
+};
+struct Crumbs {  // [2][64]: rows 4 h ... 4 h + 3, the first row's lowest
+  static constexpr int kBytes = 128, kMost = 3;
+};
+struct Crumbs3 {  // [2][64] as Crumbs, then [64]: bit c is the third of row c
+  static constexpr int kBytes = 192, kMost = 7;
+};
+// Nibbles that count the entries of a table of whole numbers. kTable holds value + zero point, which is positive.
+struct E2m1 : Nibbles {  // 0, 0.5, 1, 1.5, 2, 3, 4, 6, doubled, then negative
+  static constexpr int kMost = 31;
+  static constexpr uint8_t kTable[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
+};
+struct Iq4 : Nibbles {  // llama.cpp's non-linear four bits: -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, ...
+  static constexpr int kMost = 255;
+  static constexpr uint8_t kTable[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+};
+
+// Scales. kBlocks: blocks of 32 inputs that share a binary16 scale of an output, 0 = the matrix's group_blocks. kSteps: bytes
+// an output and block beside it. kMinimum: whether something is added to what codes are multiplied to.
+struct GroupScale {  // value = scale * code
+  static constexpr int kBlocks = 0, kSteps = 0;
+  static constexpr bool kMinimum = false;
+};
+struct GroupScaleAndMinimum {  // scale * code + minimum
+  static constexpr int kBlocks = 0, kSteps = 0;
+  static constexpr bool kMinimum = true;
+};
+struct ExponentScale {  // 2^(step - 128) * code
+  static constexpr int kBlocks = 0, kSteps = 1;
+  static constexpr bool kMinimum = false;
+};
+struct StepScale {  // scale * (step - 32) * code
+  static constexpr int kBlocks = 8, kSteps = 1;
+  static constexpr bool kMinimum = false;
+};
+struct StepScaleAndMinimum {  // scale * step * code + minimum * second step
+  static constexpr int kBlocks = 8, kSteps = 2;
+  static constexpr bool kMinimum = true;
+};
+struct HalfSteps {  // scale * step * code, a signed step for each half of a block
+  static constexpr int kBlocks = 8, kSteps = 2;
+  static constexpr bool kMinimum = false;
+};
+struct HalfSteps6 {  // scale * (step - 32) * code, six bits: for 8 blocks [8][16] low nibbles of both, [4][16] the rest
+  static constexpr int kBlocks = 8, kSteps = 2;
+  static constexpr bool kMinimum = false;
+};
+struct HalfStepsAndMinimums {  // scale * (step & 15) * code + minimum * (step >> 4), a step for each half of a block
+  static constexpr int kBlocks = 8, kSteps = 2;
+  static constexpr bool kMinimum = true;
+};
+template <class Scales>
+constexpr int64_t step_bytes(int64_t blocks) {  // of one tile
+  return 16 * Scales::kSteps * blocks;
+}
+template <>
+constexpr int64_t step_bytes<HalfSteps6>(int64_t blocks) {
+  return (blocks + 7) / 8 * 192;
+}
 
 // Activations stay floats, and so do weights.
 template <int Size>
@@ -57,6 +120,37 @@ struct AsymInt4 : IntegerFormat<Nibbles, 0, GroupScaleAndMinimum> {
   static constexpr const char* kName = "asym_int4";
 };
 
+struct Mxfp4 : IntegerFormat<E2m1, 16, ExponentScale> {
+  static constexpr const char* kName = "mxfp4";
+};
+struct Q2K : IntegerFormat<Crumbs, 0, HalfStepsAndMinimums> {
+  static constexpr const char* kName = "q2_k";
+};
+struct Q3K : IntegerFormat<Crumbs3, 4, HalfSteps6> {
+  static constexpr const char* kName = "q3_k";
+};
+struct Q4K : IntegerFormat<Nibbles, 0, StepScaleAndMinimum> {
+  static constexpr const char* kName = "q4_k";
+};
+struct Q5K : IntegerFormat<Nibbles5, 0, StepScaleAndMinimum> {
+  static constexpr const char* kName = "q5_k";
+};
+struct Q6K : IntegerFormat<Nibbles6, 32, HalfSteps> {
+  static constexpr const char* kName = "q6_k";
+};
+struct SymInt5 : IntegerFormat<Nibbles5, 16, GroupScale> {
+  static constexpr const char* kName = "sym_int5";
+};
+struct AsymInt5 : IntegerFormat<Nibbles5, 0, GroupScaleAndMinimum> {
+  static constexpr const char* kName = "asym_int5";
+};
+struct Iq4Nl : IntegerFormat<Iq4, 128, GroupScale> {
+  static constexpr const char* kName = "iq4_nl";
+};
+struct Iq4Xs : IntegerFormat<Iq4, 128, StepScale> {
+  static constexpr const char* kName = "iq4_xs";
+};
+
 template <class... Each>
 struct Formats {
   static constexpr int kCount = sizeof...(Each);
@@ -70,7 +164,8 @@ struct Formats {
     return Table{{Make<Each>::value()...}};
   }
 };
-using FormatList = Formats<Fp32, Fp16, Bf16, SymInt8, SymInt4, AsymInt4>;  // in WeightFormat's order
+using FormatList = Formats<Fp32, Fp16, Bf16, SymInt8, SymInt4, AsymInt4, Mxfp4, Q2K, Q3K, Q4K, Q5K, Q6K, SymInt5, AsymInt5,
+                           Iq4Nl, Iq4Xs>;  // in WeightFormat's order
 
 constexpr int kFormats = FormatList::kCount;
 inline bool is_float(WeightFormat f) { return f <= WeightFormat::bf16; }

@@ -18,6 +18,7 @@ constexpr int kBlock = 256;     // positions in a block of attention; partial re
 // A prepacked weight matrix. Tiles of 16 outputs follow each other; the last tile is padded with zero scales.
 //   codes    integer formats [n/16][blocks][Codes::kBytes], float formats [n/16][n_in][16]
 //   scales, minimums  [n/16][ceil(blocks / group_blocks)][16], binary16
+//   steps    [n/16][step_bytes(blocks)]: [blocks][kSteps][16], small whole numbers (formats.h)
 struct Matrix {
   WeightFormat format = WeightFormat::fp32;
   int64_t n_out = 0, n_in = 0;
@@ -26,6 +27,7 @@ struct Matrix {
   const uint8_t* codes = nullptr;
   const uint16_t* scales = nullptr;
   const uint16_t* minimums = nullptr;
+  const uint8_t* steps = nullptr;
   const float* bias = nullptr;
   int64_t tiles() const { return (n_out + kLanes - 1) / kLanes; }
 };

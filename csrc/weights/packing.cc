@@ -38,37 +38,71 @@ struct Layout {
   using Codes = typename Format::Codes;
   using Record = RecordOf<Format>;
   using Tile = TilePlanes<Codes>;
-  static constexpr bool kMinimums = std::is_same_v<typename Format::Scales, GroupScaleAndMinimum>;
+  using Scales = typename Format::Scales;
+  static constexpr bool kHalves = !std::is_same_v<Scales, ExponentScale>;  // whether there are binary16 scales at all
+  static constexpr bool kApartScales = kHalves && Record::kScale == kApart;
+  static constexpr bool kMinimums = Scales::kMinimum;
 
-  static constexpr StreamFacts facts() { return {Format::kName, Record::kInputs, Record::kBytes, true, kMinimums}; }
+  static constexpr StreamFacts facts() {
+    return {Format::kName, Record::kInputs, Record::kBytes, kApartScales, kApartScales && kMinimums};
+  }
 
   static void take(Matrix& m, int group, Arena& arena) {
-    m.group_blocks = group / kGroup;
-    const size_t scales = size_t(m.tiles() * kLanes * groups_of(m.format, m.n_in, group)) * sizeof(uint16_t);
+    m.group_blocks = kApartScales ? group / kGroup : Record::kInputs / kGroup;
+    const int64_t groups = (m.blocks + m.group_blocks - 1) / m.group_blocks;
+    const size_t scales = size_t(m.tiles() * kLanes * groups) * sizeof(uint16_t);
     m.codes = static_cast<uint8_t*>(arena.take(size_t(m.tiles() * m.blocks * Codes::kBytes)));
-    m.scales = static_cast<uint16_t*>(arena.take(scales));
+    if (kHalves) m.scales = static_cast<uint16_t*>(arena.take(scales));
     if (kMinimums) m.minimums = static_cast<uint16_t*>(arena.take(scales));
+    if (Scales::kSteps) m.steps = static_cast<uint8_t*>(arena.take(size_t(m.tiles() * step_bytes<Scales>(m.blocks))));
   }
 
   template <bool kToTile>
   static void convert(const Matrix& m, int64_t tile, const PlainRows& plain) {
     constexpr int in_record = Record::kInputs / kGroup;
+    uint8_t* tile_steps = const_cast<uint8_t*>(m.steps) + (Scales::kSteps ? tile * step_bytes<Scales>(m.blocks) : 0);
     for (int64_t b = 0; b < m.blocks; ++b) {
       uint8_t* at = const_cast<uint8_t*>(m.codes) + (tile * m.blocks + b) * Codes::kBytes;
       const int j = int(b % in_record);
       for (int64_t lane = 0; lane < plain.lanes; ++lane) {
         uint8_t* record = plain.codes + lane * plain.row_bytes + b / in_record * Record::kBytes;
-        for (int c = 0; c < kGroup / 4; ++c)
-          if (kToTile)
-            Tile::put(at + 4 * lane, 0, c, Record::get(record, j, c) ^ Record::kFlip);
-          else
-            Record::put(record, j, c, Tile::get(at + 4 * lane, 0, c) ^ Record::kFlip);
+        uint8_t steps[2];
+        if (kToTile) {
+          for (int c = 0; c < kGroup / 4; ++c) Tile::put(at + 4 * lane, 0, c, Record::get(record, j, c) ^ Record::kFlip);
+          Record::get_steps(record, j, steps);
+          TileSteps<Scales>::put(tile_steps + lane, b, steps);
+        } else {
+          for (int c = 0; c < kGroup / 4; ++c) Record::put(record, j, c, Tile::get(at + 4 * lane, 0, c) ^ Record::kFlip);
+          TileSteps<Scales>::get(tile_steps + lane, b, steps);
+          Record::put_steps(record, j, steps);
+        }
       }
     }
     const int64_t groups = (m.blocks + m.group_blocks - 1) / m.group_blocks;
-    const int64_t first = tile * groups * kLanes;
-    transpose<kToTile>(const_cast<uint16_t*>(m.scales) + first, plain.scales, groups, plain.lanes);
-    if (kMinimums) transpose<kToTile>(const_cast<uint16_t*>(m.minimums) + first, plain.minimums, groups, plain.lanes);
+    uint16_t* scales = const_cast<uint16_t*>(m.scales) + tile * groups * kLanes;
+    uint16_t* minimums = const_cast<uint16_t*>(m.minimums) + tile * groups * kLanes;
+    if (kApartScales) {
+      transpose<kToTile>(scales, plain.scales, groups, plain.lanes);
+      if (kMinimums) transpose<kToTile>(minimums, plain.minimums, groups, plain.lanes);
+    } else if (kHalves) {
+      for (int64_t g = 0; g < groups; ++g)
+        for (int64_t lane = 0; lane < plain.lanes; ++lane) {
+          uint8_t* record = plain.codes + lane * plain.row_bytes + g * Record::kBytes;
+          move<kToTile>(record + Record::kScale, scales + g * kLanes + lane, 0);
+          if (kMinimums) move<kToTile>(record + Record::kMinimum, minimums + g * kLanes + lane, Record::kSubtracted ? 0x8000 : 0);
+        }
+    }
+  }
+
+  template <bool kToTile>
+  static void move(uint8_t* record, uint16_t* tile, int flip) {
+    uint16_t half = uint16_t(*tile ^ flip);
+    if (kToTile) {
+      std::memcpy(&half, record, sizeof half);
+      *tile = uint16_t(half ^ flip);
+    } else {
+      std::memcpy(record, &half, sizeof half);
+    }
   }
 };
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/formats.h"
+#include "kernels/kernels.h"
 
 namespace ipex_lookahead {
 
@@ -48,6 +48,58 @@ struct NibblePlace {
   static int shift(int, int c) { return 4 * (c / 4); }
 };
 
+// Codes that stand bit by bit, eight of an input's sub-blocks a byte; or two by two, four a byte, for 128 inputs.
+template <int Base>
+struct BitPlace {
+  static int at(int, int c) { return Base + 4 * c; }
+  static int shift(int j, int) { return j; }
+};
+template <int Base>
+struct CrumbPlace {
+  static int at(int j, int c) { return Base + 32 * (j / 4) + 4 * c; }
+  static int shift(int j, int) { return 2 * (j % 4); }
+};
+// 32 bytes of nibbles hold two consecutive sub-blocks, the first low (q4_k, q5_k); 64 hold four, two low (q6_k).
+template <int Base>
+struct PairPlace {
+  static int at(int j, int c) { return Base + 32 * (j / 2) + 4 * c; }
+  static int shift(int j, int) { return 4 * (j % 2); }
+};
+struct QuadPlace {
+  static int at(int j, int c) { return 64 * (j / 4) + 32 * (j % 2) + 4 * c; }
+  static int shift(int j, int) { return 4 * (j % 4 / 2); }
+};
+// Nibbles as in NibblePlace, from byte Base on, in sub-blocks of 16 bytes.
+template <int Base>
+struct SubNibblePlace {
+  static int at(int j, int c) { return Base + 16 * j + 4 * (c % 4); }
+  static int shift(int, int c) { return 4 * (c / 4); }
+};
+// In a tile: bit c of 64 bytes belongs to row c; two bits of 64 bytes to each of four rows.
+template <int Base>
+struct TileBitPlace {
+  static int at(int, int) { return Base; }
+  static int shift(int, int c) { return c; }
+};
+template <int Base>
+struct TileCrumbPlace {
+  static int at(int, int c) { return Base + 64 * (c / 4); }
+  static int shift(int, int c) { return 2 * (c % 4); }
+};
+
+// Fifth bits as q5_0 and q5_1 have them: bit i of a word is code i's.
+template <int Base>
+struct FifthBits {
+  static uint32_t get(const uint8_t* p, int, int c) {
+    const uint32_t four = uint32_t(p[Base + c / 2] >> 4 * (c % 2)) & 15;
+    return ((four & 1) | (four & 2) << 7 | (four & 4) << 14 | (four & 8) << 21) << 4;
+  }
+  static void put(uint8_t* p, int, int c, uint32_t codes) {
+    const uint32_t bits = codes >> 4 & 0x01010101u;
+    p[Base + c / 2] |= uint8_t(((bits | bits >> 7 | bits >> 14 | bits >> 21) & 15) << 4 * (c % 2));
+  }
+};
+
 // Planes of the codes in a tile; a record's block number is always 0 there.
 template <class Codes>
 struct TilePlanes;
@@ -55,24 +107,152 @@ template <>
 struct TilePlanes<Bytes> : Planes<Plane<8, 0, BytePlace<64>>> {};
 template <>
 struct TilePlanes<Nibbles> : Planes<Plane<4, 0, NibblePlace<64>>> {};
+template <>
+struct TilePlanes<Nibbles5> : Planes<Plane<4, 0, NibblePlace<64>>, Plane<1, 4, TileBitPlace<256>>> {};
+template <>
+struct TilePlanes<Nibbles6> : Planes<Plane<4, 0, NibblePlace<64>>, Plane<2, 4, TileCrumbPlace<256>>> {};
+template <>
+struct TilePlanes<Crumbs> : Planes<Plane<2, 0, TileCrumbPlace<0>>> {};
+template <>
+struct TilePlanes<Crumbs3> : Planes<Plane<2, 0, TileCrumbPlace<0>>, Plane<1, 2, TileBitPlace<128>>> {};
+template <>
+struct TilePlanes<E2m1> : TilePlanes<Nibbles> {};
+template <>
+struct TilePlanes<Iq4> : TilePlanes<Nibbles> {};
 
-// Records of plain codes: kInputs of a row in kBytes. kFlip is what a tile's codes differ by from the record's, which may
-// be signed.
+// What a record is: kInputs of a row in kBytes; kFlip is what a tile's codes differ by from the record's, which may be signed;
+// kScale and kMinimum are the bytes where its binary16 numbers lie, or kApart: in streams of their own. kSubtracted: the
+// minimum is subtracted, and lies negated in a tile. A record with steps has get_steps and put_steps for its block j.
+constexpr int kApart = -1;
+template <int Inputs, int Bytes, int Scale = kApart, int Minimum = kApart, bool Subtracted = false>
+struct Record {
+  static constexpr int kInputs = Inputs, kBytes = Bytes, kScale = Scale, kMinimum = Minimum;
+  static constexpr bool kSubtracted = Subtracted;
+  static constexpr uint32_t kFlip = 0;
+  static void get_steps(const uint8_t*, int, uint8_t*) {}
+  static void put_steps(uint8_t*, int, const uint8_t*) {}
+};
+
 template <class Format>
 struct RecordOf;
 
-struct NibbleRecord : Planes<Plane<4, 0, NibblePlace<4>>> {
-  static constexpr int kInputs = 32, kBytes = 16;
-  static constexpr uint32_t kFlip = 0;
-};
 template <>
-struct RecordOf<SymInt8> : Planes<Plane<8, 0, BytePlace<4>>> {
-  static constexpr int kInputs = 32, kBytes = 32;
+struct RecordOf<SymInt8> : Record<32, 32>, Planes<Plane<8, 0, BytePlace<4>>> {
   static constexpr uint32_t kFlip = 0x80808080u;
 };
 template <>
-struct RecordOf<SymInt4> : NibbleRecord {};
+struct RecordOf<SymInt4> : Record<32, 16>, Planes<Plane<4, 0, NibblePlace<4>>> {};
 template <>
-struct RecordOf<AsymInt4> : NibbleRecord {};
+struct RecordOf<AsymInt4> : Record<32, 16>, Planes<Plane<4, 0, NibblePlace<4>>> {};
+
+// The rest are GGUF's own blocks.
+template <>
+struct RecordOf<SymInt5> : Record<32, 22, 0>, Planes<Plane<4, 0, SubNibblePlace<6>>, FifthBits<2>> {};
+template <>
+struct RecordOf<AsymInt5> : Record<32, 24, 0, 2>, Planes<Plane<4, 0, SubNibblePlace<8>>, FifthBits<4>> {};
+template <>
+struct RecordOf<Iq4Nl> : Record<32, 18, 0>, Planes<Plane<4, 0, SubNibblePlace<2>>> {};
+template <>
+struct RecordOf<Mxfp4> : Record<32, 17>, Planes<Plane<4, 0, SubNibblePlace<1>>> {
+  static void get_steps(const uint8_t* p, int, uint8_t* steps) { steps[0] = p[0]; }
+  static void put_steps(uint8_t* p, int, const uint8_t* steps) { p[0] = steps[0]; }
+};
+template <>
+struct RecordOf<Iq4Xs> : Record<256, 136, 0>, Planes<Plane<4, 0, SubNibblePlace<8>>> {
+  // Bytes 2, 3: two high bits of each step; bytes 4 ... 7: the low nibbles.
+  static void get_steps(const uint8_t* p, int j, uint8_t* steps) {
+    steps[0] = uint8_t((p[4 + j / 2] >> 4 * (j % 2) & 15) | (p[2 + j / 4] >> 2 * (j % 4) & 3) << 4);
+  }
+  static void put_steps(uint8_t* p, int j, const uint8_t* steps) {
+    p[4 + j / 2] |= uint8_t((steps[0] & 15) << 4 * (j % 2));
+    p[2 + j / 4] |= uint8_t((steps[0] >> 4) << 2 * (j % 4));
+  }
+};
+// Six-bit steps of scale and minimum in twelve bytes from byte 4 on: of the first four sub-blocks in the low bits of bytes
+// 0 ... 3 and 4 ... 7, of the others in the nibbles of bytes 8 ... 11 and the top bits of the earlier bytes.
+struct SixBitPairs {
+  static void get_steps(const uint8_t* p, int j, uint8_t* steps) {
+    p += 4;
+    if (j < 4) {
+      steps[0] = p[j] & 63;
+      steps[1] = p[j + 4] & 63;
+    } else {
+      steps[0] = uint8_t((p[j + 4] & 15) | p[j - 4] >> 6 << 4);
+      steps[1] = uint8_t(p[j + 4] >> 4 | p[j] >> 6 << 4);
+    }
+  }
+  static void put_steps(uint8_t* p, int j, const uint8_t* steps) {
+    p += 4;
+    if (j < 4) {
+      p[j] |= steps[0];
+      p[j + 4] |= steps[1];
+    } else {
+      p[j + 4] |= uint8_t((steps[0] & 15) | (steps[1] & 15) << 4);
+      p[j - 4] |= uint8_t(steps[0] >> 4 << 6);
+      p[j] |= uint8_t(steps[1] >> 4 << 6);
+    }
+  }
+};
+template <>
+struct RecordOf<Q4K> : Record<256, 144, 0, 2, true>, Planes<Plane<4, 0, PairPlace<16>>> {
+  static void get_steps(const uint8_t* p, int j, uint8_t* steps) { SixBitPairs::get_steps(p, j, steps); }
+  static void put_steps(uint8_t* p, int j, const uint8_t* steps) { SixBitPairs::put_steps(p, j, steps); }
+};
+template <>
+struct RecordOf<Q5K> : Record<256, 176, 0, 2, true>, Planes<Plane<4, 0, PairPlace<48>>, Plane<1, 4, BitPlace<16>>> {
+  static void get_steps(const uint8_t* p, int j, uint8_t* steps) { SixBitPairs::get_steps(p, j, steps); }
+  static void put_steps(uint8_t* p, int j, const uint8_t* steps) { SixBitPairs::put_steps(p, j, steps); }
+};
+template <>
+struct RecordOf<Q6K> : Record<256, 210, 208>, Planes<Plane<4, 0, QuadPlace>, Plane<2, 4, CrumbPlace<128>>> {
+  static void get_steps(const uint8_t* p, int j, uint8_t* steps) { std::memcpy(steps, p + 192 + 2 * j, 2); }
+  static void put_steps(uint8_t* p, int j, const uint8_t* steps) { std::memcpy(p + 192 + 2 * j, steps, 2); }
+};
+template <>
+struct RecordOf<Q3K> : Record<256, 110, 108>, Planes<Plane<2, 0, CrumbPlace<32>>, Plane<1, 2, BitPlace<0>>> {
+  // From byte 96 on: eight bytes of low nibbles, of steps i and i + 8; four of two high bits, of i, i + 4, i + 8, i + 12.
+  static void get_steps(const uint8_t* p, int j, uint8_t* steps) {
+    for (int half = 0; half < 2; ++half) {
+      const int i = 2 * j + half;
+      steps[half] = uint8_t((p[96 + i % 8] >> 4 * (i / 8) & 15) | (p[104 + i % 4] >> 2 * (i / 4) & 3) << 4);
+    }
+  }
+  static void put_steps(uint8_t* p, int j, const uint8_t* steps) {
+    for (int half = 0; half < 2; ++half) {
+      const int i = 2 * j + half;
+      p[96 + i % 8] |= uint8_t((steps[half] & 15) << 4 * (i / 8));
+      p[104 + i % 4] |= uint8_t((steps[half] >> 4) << 2 * (i / 4));
+    }
+  }
+};
+template <>
+struct RecordOf<Q2K> : Record<256, 84, 80, 82, true>, Planes<Plane<2, 0, CrumbPlace<16>>> {
+  static void get_steps(const uint8_t* p, int j, uint8_t* steps) { std::memcpy(steps, p + 2 * j, 2); }
+  static void put_steps(uint8_t* p, int j, const uint8_t* steps) { std::memcpy(p + 2 * j, steps, 2); }
+};
+
+// Steps of block b in a tile's stream, for the output whose bytes begin at p.
+template <class Scales>
+struct TileSteps {
+  static void get(const uint8_t* p, int64_t b, uint8_t* steps) {
+    for (int i = 0; i < Scales::kSteps; ++i) steps[i] = p[(b * Scales::kSteps + i) * kLanes];
+  }
+  static void put(uint8_t* p, int64_t b, const uint8_t* steps) {
+    for (int i = 0; i < Scales::kSteps; ++i) p[(b * Scales::kSteps + i) * kLanes] = steps[i];
+  }
+};
+template <>
+struct TileSteps<HalfSteps6> {
+  static void get(const uint8_t* p, int64_t b, uint8_t* steps) {
+    const uint8_t low = p[b / 8 * 192 + b % 8 * kLanes];
+    const uint8_t high = uint8_t(p[b / 8 * 192 + 128 + b % 8 / 2 * kLanes] >> 4 * (b % 2));
+    steps[0] = uint8_t((low & 15) | (high & 3) << 4);
+    steps[1] = uint8_t(low >> 4 | (high & 12) << 2);
+  }
+  static void put(uint8_t* p, int64_t b, const uint8_t* steps) {
+    p[b / 8 * 192 + b % 8 * kLanes] = uint8_t((steps[0] & 15) | (steps[1] & 15) << 4);
+    p[b / 8 * 192 + 128 + b % 8 / 2 * kLanes] |= uint8_t((steps[0] >> 4 | steps[1] >> 4 << 2) << 4 * (b % 2));
+  }
+};
 
 }  // namespace ipex_lookahead

@@ -54,7 +54,11 @@ GGUF = GgufKeys(
         "residual_multiplier": "residual_scale",
         "logits_scaling": "logit_scale",
     },
-    refused={"rope.scaling.finetuned": (1,)},  # llama.cpp's switch for a Granite without rope
+    refused={
+        "rope.scaling.finetuned": (1,),  # llama.cpp's switch for a Granite without rope
+        "deepstack_mapping": (),  # pictures go into layers of Granite 4 Vision
+        "expert_shared_feed_forward_length": (0,),
+    },
     complete=_complete,
 )
 

@@ -23,6 +23,10 @@ GIVEN = frozenset({
 })  # fmt: skip
 """Keys that every family uses, read and checked by ``config_json.py``."""
 
+LOCAL_THETA = "rope_local_base_freq"
+"""The key that gets the base of rope in layers with a window, in a family that uses it because its two kinds of layers
+have ropes of their own: files have it by itself, or as ``rope_parameters.sliding_attention.rope_theta``."""
+
 NEUTRAL: Mapping[str, str] = {
     "attention_dropout": "zero outside training",
     "attn_implementation": "which kernel computes the same attention",
@@ -102,8 +106,6 @@ class ConfigKeys:
         neutral, refused: more of both.
         check: what the keys must be to each other; raises, and may write usual values into the config.
         inside: the object that holds all keys (``text_config``), where the family is a part of another model.
-        local_theta: the key that gets the base of rope in layers with a window, where the two kinds of layers differ:
-            files have it by itself, or as ``rope_parameters.sliding_attention.rope_theta``.
     """
 
     used: Mapping[str, Check] = field(default_factory=dict)
@@ -113,7 +115,6 @@ class ConfigKeys:
     refused: Mapping[str, Refusal] = field(default_factory=dict)
     check: Callable[[dict[str, Any], Source], None] = lambda config, source: None
     inside: str = ""
-    local_theta: str = ""
 
     def all_neutral(self) -> dict[str, str]:
         """Keys without effect on this family's logits, and why."""
@@ -144,6 +145,11 @@ class GgufSource(Protocol):
     @property
     def metadata(self) -> Mapping[str, Any]:
         """Key to value."""
+        ...
+
+    @property
+    def offsets(self) -> Mapping[str, int]:
+        """Key to the byte offset of its value."""
         ...
 
     @property
@@ -221,9 +227,9 @@ class GgufKeys:
         architecture: ``general.architecture``.
         class_name: of transformers' model, for the config's ``architectures``.
         used: key of the config -> key of the file, besides ``GGUF_GIVEN``; checked as ``ConfigKeys.used`` says. A
-            window of 0 is none. ``rope_scaling.X`` goes into yarn's parameters.
+            window or a cap on logits of 0 is none. ``rope_scaling.X`` goes into yarn's parameters.
         constants: what the architecture itself implies.
-        neutral, refused: more of both.
+        neutral, refused: more of both; a refused key with no harmless values must not be there.
         complete: fills in what follows from tensors or from several keys.
         claims: which files of this architecture are of this family, where families share one.
         unused_tensors: suffixes of tensors that old converters wrote and nobody reads.
@@ -253,7 +259,11 @@ class GgufKeys:
         """Raise UnsupportedModelError for the first key that asks for what is not there here."""
         for name, harmless in self.all_refused().items():
             key = f"{self.architecture}.{name}"
-            if (value := file.scalar(key, harmless[0])) not in harmless:
+            if key not in file.metadata:
+                continue
+            if not harmless:
+                raise UnsupportedModelError(f"{file.path}: has {key}, which this package cannot run")
+            if (value := file.scalar(key)) not in harmless:
                 raise UnsupportedModelError(
                     f"{file.path}: {key} is {shown(value)}, which this package cannot run; it must be "
                     f"{' or '.join(f'{one:g}' for one in harmless)}, or not there"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from ipex_lookahead.architectures.hparams import MAX_CONTEXT, Source, optional, shown, whole
+import numpy as np
+
+from ipex_lookahead.architectures.hparams import MAX_CONTEXT, MAX_LAYERS, Source, optional, shown, whole
+from ipex_lookahead.architectures.keys import GgufSource
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -35,6 +38,25 @@ def fill_layer_types(config: dict[str, Any], source: Source, slides: Callable[[i
         raise source.error("layer_types", f"holds {SLIDING}, but there is no sliding_window")
 
 
-def window_of(config: dict[str, Any], layer: int) -> int | None:
+def gguf_layer_types(file: GgufSource, config: dict[str, Any], architecture: str, *, every: int) -> None:
+    """Give a config its ``layer_types`` as llama.cpp has them, in place of a ``sliding_window_pattern``.
+
+    The pattern is a number n (``every`` where there is none): each nth layer sees all, and of 0 none does. Or it is a
+    list of truth values, true for a window. Raises ModelFormatError for anything else, and for a list of another length
+    than there are layers. Without a window there is no pattern either.
+    """
+    key, layers = f"{architecture}.attention.sliding_window_pattern", config["num_hidden_layers"]
+    pattern, window = config.pop("sliding_window_pattern", every), config["sliding_window"]
+    if isinstance(pattern, np.ndarray) and pattern.dtype.kind in "biu" and ((pattern == 0) | (pattern == 1)).all():
+        slides = [bool(one) for one in pattern]
+    else:
+        every = whole(0, MAX_LAYERS)(Source(file.path, {key: (key, file.offsets.get(key))}), key, pattern)
+        slides = [every == 0 or i % every < every - 1 for i in range(layers)]
+    if len(slides) != layers:
+        raise file.error(key, file.offsets.get(key), f"has {len(slides)} values for {layers} layers")
+    config["layer_types"] = [SLIDING if one and window is not None else FULL for one in slides]
+
+
+def window_of(config: Mapping[str, Any], layer: int) -> int | None:
     """The window of a layer, None for all positions."""
     return config["sliding_window"] if config["layer_types"][layer] == SLIDING else None

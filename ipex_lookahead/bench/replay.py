@@ -174,11 +174,11 @@ class _Clocked:
         self.budget, self.select, self.observe = inner.budget, inner.select, inner.observe
         self.seconds = 0.0
 
-    def timed(self, rows: int, length: int, seconds: float, proposing: float) -> None:
+    def timed(self, rows: int, length: int, seconds: float, proposing: float, experts: int = 0) -> None:
         """What the recorded machine would have taken."""
-        took = self._curve(rows, length)
+        took = self._curve(rows, length, experts)
         self.seconds += took
-        self._inner.timed(rows, length, took, proposing)
+        self._inner.timed(rows, length, took, proposing, experts)
 
 
 class _Watched:

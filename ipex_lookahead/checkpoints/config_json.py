@@ -29,7 +29,7 @@ from ipex_lookahead.architectures.hparams import (
     token_ids,
     whole,
 )
-from ipex_lookahead.architectures.keys import ConfigKeys
+from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys
 from ipex_lookahead.checkpoints.files import BinaryFile
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.safe_json import JsonObject, parse
@@ -38,8 +38,10 @@ MAX_BYTES = 1 << 20
 MAX_DEPTH = 64
 
 _OUTER = ("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype", "tie_word_embeddings")
-"""Keys that a model with a text part may say for all of it."""
+"""Keys that a model with a text part may say for all of it: that goes before what the part says."""
 _DERIVED = ("num_key_value_heads", "head_dim")
+_IN_ROPE = ("partial_rotary_factor", LOCAL_THETA)
+"""A family's own keys that may stand in the rope object."""
 _DTYPES = ("float32", "float16", "bfloat16")
 
 _GENERATION = {
@@ -93,9 +95,10 @@ def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]
         raise source.error("model_type", "is missing")
     model_type = text(source, "model_type", raw["model_type"])
     keys = family(model_type, file=str(path)).KEYS
+    keys.refuse(raw, source)
     if keys.inside:
         raw, source = _inside(raw, keys.inside, source)
-    keys.refuse(raw, source)
+        keys.refuse(raw, source)
     config: dict[str, Any] = {"model_type": model_type}
     for key in SIZES:
         if raw.get(key) is None and key not in keys.defaults and key not in _DERIVED:
@@ -106,13 +109,15 @@ def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]
         if value is not None:
             config[key] = value
     for key, check in keys.used.items():
-        value = rope.get(key) if rope.get(key) is not None else raw.get(key)
-        if value is not None or (key in raw and key in keys.nullable):
-            config[key] = value if value is None else check(rope_source if key in rope else source, key, value)
+        if raw.get(key) is not None:
+            config[key] = check(source, key, raw[key])
+        elif key in raw and key in keys.nullable:
+            config[key] = None
+        if key in _IN_ROPE and rope.get(key) is not None:  # goes before what stands beside the rope object
+            config[key] = check(rope_source, key, rope[key])
     for key, value in keys.defaults.items():
         config.setdefault(key, value)
     check_sizes(config, rope_source)
-    rope = {key: value for key, value in rope.items() if key != keys.local_theta}
     scaling = rope if _is_scaled(rope) else config.get("rope_scaling")
     config["rope_scaling"] = check_rope(scaling or None, config["rope_theta"], rope_source)
     keys.check(config, source)
@@ -124,11 +129,16 @@ def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]
 
 
 def _inside(raw: JsonObject, key: str, source: Source) -> tuple[JsonObject, Source]:
-    """The object that holds a text model's keys, ids and dtype of the whole where it has none; and its places."""
+    """The object that holds a text model's keys, with what the whole says of it as well; and its places."""
     inner = raw.get(key)
     if not isinstance(inner, JsonObject):
         raise source.error(key, f"is {shown(inner)}; it must be an object")
-    outer = {name: raw[name] for name in _OUTER if name in raw and inner.get(name) is None}
+    tied = "tie_word_embeddings"
+    if None not in (raw.get(tied), inner.get(tied)) and raw[tied] != inner[tied]:
+        raise UnsupportedModelError(
+            f"{source.file}: {tied} is {shown(raw[tied])}, and {shown(inner[tied])} in {key}; they must be the same"
+        )
+    outer = {name: raw[name] for name in _OUTER if raw.get(name) is not None}
 
     def places() -> dict[str, Place]:
         inside = {name: (f"{key}.{name}", at) for name, at in inner.at.items()}
@@ -164,6 +174,8 @@ def _spelled_rope(raw: JsonObject, source: Source, keys: ConfigKeys) -> tuple[di
     As transformers has it: ``rope_scaling`` goes before ``rope_parameters``, an empty one says nothing, and for yarn
     and llama3 an ``original_max_position_embeddings`` beside it goes before the one inside.
     """
+    if LOCAL_THETA in keys.used and raw.get("rope_parameters"):
+        return _layered_rope(raw, source, keys)
     spellings = ("rope_scaling", "rope_parameters")
     for key in spellings:
         _check_rope_object(raw, key, source, keys)
@@ -172,8 +184,6 @@ def _spelled_rope(raw: JsonObject, source: Source, keys: ConfigKeys) -> tuple[di
         return {}, source
     key = given[0]
     rope: JsonObject = raw[key]
-    if keys.local_theta and all(isinstance(value, dict) for value in rope.values()):
-        return _layered_rope(rope, key, source, keys)
     if len(given) == 2 and (differing := _differing(rope, raw["rope_parameters"])):
         _log.warning("%s: rope_scaling and rope_parameters differ in %s; rope_scaling holds", source.file, differing)
     outside = "original_max_position_embeddings"
@@ -195,24 +205,33 @@ def _spelled_rope(raw: JsonObject, source: Source, keys: ConfigKeys) -> tuple[di
     return {**rope, outside: raw[outside]} if replaced else rope, Source(source.file, Places(places))
 
 
-def _layered_rope(rope: JsonObject, key: str, source: Source, keys: ConfigKeys) -> tuple[dict[str, Any], Source]:
+def _layered_rope(raw: JsonObject, source: Source, keys: ConfigKeys) -> tuple[dict[str, Any], Source]:
     """Ropes by kind of layer: that of ``full_attention``, and the base of ``sliding_attention``'s, which is plain."""
-    whole, local = (rope.get(f"{kind}_attention") or JsonObject() for kind in ("full", "sliding"))
-    if local.get("rope_type", "default") != "default":
+    key, kinds = "rope_parameters", ("full_attention", "sliding_attention")
+    ropes = raw[key]
+    if not isinstance(ropes, JsonObject) or not {*ropes} <= {*kinds}:
+        raise source.error(key, f"is {shown(ropes)}; in this family it must be an object with {' and '.join(kinds)}")
+    if raw.get("rope_scaling"):
+        raise UnsupportedModelError(f"{source.file}: both {key} and rope_scaling are there; it must be one of them")
+    for kind in kinds:
+        _check_rope_object(JsonObject({f"{key}.{kind}": ropes.get(kind)}), f"{key}.{kind}", source, keys)
+    far, near = (ropes.get(kind) or JsonObject() for kind in kinds)
+    if (kind := near.get("rope_type", near.get("type", "default"))) != "default":
         raise UnsupportedModelError(
-            f"{source.file}: {key}.sliding_attention has rope_type {shown(local['rope_type'])}; layers with a window "
-            "have plain rope here"
+            f"{source.file}: {key}.sliding_attention has rope_type {shown(kind)}; layers with a window have plain rope "
+            "here"
         )
-    found = dict(whole)
-    if local.get("rope_theta") is not None:
-        found[keys.local_theta] = local["rope_theta"]
+    found = dict(far)
+    if near.get("rope_theta") is not None:
+        found[LOCAL_THETA] = near["rope_theta"]
 
     def places() -> dict[str, Place]:
-        inside = {f"rope_scaling.{n}": (f"{key}.full_attention.{n}", at) for n, at in getattr(whole, "at", {}).items()}
-        known = {**source.places, "rope_scaling": (key, None), **inside}
-        if "rope_scaling.rope_theta" in known:
+        known = {**source.places, "rope_scaling": (f"{key}.full_attention", ropes.at.get("full_attention"))}
+        known |= {f"rope_scaling.{name}": (f"{key}.full_attention.{name}", at) for name, at in far.at.items()}
+        if "rope_theta" in far:
             known["rope_theta"] = known["rope_scaling.rope_theta"]
-        known[keys.local_theta] = (f"{key}.sliding_attention.rope_theta", None)
+        if "rope_theta" in near:
+            known[LOCAL_THETA] = (f"{key}.sliding_attention.rope_theta", near.at["rope_theta"])
         return known
 
     return found, Source(source.file, Places(places))
@@ -224,8 +243,7 @@ def _check_rope_object(raw: JsonObject, key: str, source: Source, keys: ConfigKe
         return
     if not isinstance(rope, JsonObject):
         raise source.error(key, f"is {shown(rope)}; it must be an object or null")
-    kinds = {"full_attention", "sliding_attention"} if keys.local_theta else set()
-    if any(isinstance(value, dict) and name not in kinds for name, value in rope.items()):
+    if any(isinstance(value, dict) for value in rope.values()):
         raise UnsupportedModelError(f"{source.file}: {key} differs by kind of layer, which this package cannot run")
     keys.refuse({name: rope[name] for name in ("partial_rotary_factor",) if name in rope}, source)
 
@@ -239,7 +257,7 @@ def _differing(rope: dict[str, Any], other: dict[str, Any]) -> str:
 
 def _is_scaled(rope: dict[str, Any]) -> bool:
     """Since version 5 transformers writes ``rope_parameters`` for plain rope too, if only with a theta."""
-    return bool(set(rope) - {"rope_theta", "partial_rotary_factor"})
+    return bool(set(rope) - {"rope_theta", *_IN_ROPE})
 
 
 def _architectures(raw: JsonObject, source: Source) -> dict[str, Any]:

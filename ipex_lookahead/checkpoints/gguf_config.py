@@ -58,6 +58,7 @@ _PER_LAYER = (
     "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_experts_per_tok", "moe_intermediate_size",
 )  # fmt: skip
 _OPTIONAL = ("num_key_value_heads", "head_dim", "vocab_size", "rope_theta")
+_ZERO_IS_NONE = ("sliding_window", "final_logit_softcapping")
 _SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
@@ -94,7 +95,7 @@ class _Reader:
                 continue
             if key in _PER_LAYER and isinstance(value, np.ndarray):
                 value = self._same_in_all_layers(key, value, layers)
-            if key == "sliding_window" and value == 0:
+            if key in _ZERO_IS_NONE and not isinstance(value, np.ndarray) and value == 0:
                 value = None
             config[key] = _shortest(value)
         config.setdefault("rope_theta", 10000.0)

@@ -207,7 +207,7 @@ def _tokenizer(folder: Path) -> str | None:
 
 
 def _has_chat_template(folder: Path) -> bool:
-    if (folder / "chat_template.jinja").exists():
+    if any((folder / f"chat_template.{kind}").exists() for kind in ("jinja", "json")):
         return True
     settings = folder / "tokenizer_config.json"
     return settings.exists() and read_json(settings, limit=MAX_SETTINGS).get("chat_template") is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import inf, prod
 from typing import Any, Protocol
 
 from ipex_lookahead.decoding.acceptance import Acceptance, Expected
@@ -52,10 +52,11 @@ class Controller(Protocol):
         """What verification made of that sequence's draft, an empty one included."""
         ...
 
-    def timed(self, rows: int, length: int, seconds: float, proposing: float) -> None:
+    def timed(self, rows: int, length: int, seconds: float, proposing: float, experts: int = 0) -> None:
         """What a forward of ``rows`` rows took, the longest of its sequences being ``length`` tokens long.
 
-        ``proposing`` is what ``budget``, ``propose`` and ``select`` took before it, seconds.
+        ``proposing`` is what ``budget``, ``propose`` and ``select`` took before it, seconds; ``experts`` how many of a
+        mixture it read.
         """
         ...
 
@@ -77,7 +78,7 @@ class FixedBudget:
     def observe(self, sequence: int, outcome: Outcome) -> None:
         """Nothing to learn."""
 
-    def timed(self, rows: int, length: int, seconds: float, proposing: float) -> None:
+    def timed(self, rows: int, length: int, seconds: float, proposing: float, experts: int = 0) -> None:
         """Nothing to learn."""
 
 
@@ -92,7 +93,9 @@ class AdaptiveBudget:
     model) is left alone for a growing number of steps, then tried again.
 
     The sum of what drafting has gained and lost is kept: while it is behind by more than ``ALLOWED_LOSS`` of all the
-    time spent, only drafts that look very good are verified.
+    time spent, only drafts that look very good are verified. In a mixture of experts one wrong draft may cost as much
+    as several tokens, for it reads experts that no token needed: there a draft may add no more to a step than one
+    forward, or than drafting has gained.
 
     The sequences of a batch share the rows: the likeliest tokens of all of them are taken first.
 
@@ -136,8 +139,10 @@ class AdaptiveBudget:
         self._window_gain = WINDOW_PRIOR
         self._times = [curve(n) for n in range(1, most + 2)]
         self._widening = self._may_widen()
-        self._steps: list[tuple[int, int, float, float, int, int, int]] = []
+        self._steps: list[tuple[int, int, float, float, int, int, int, int]] = []
         self._account_after = 1  # the first step may give the curve its unit
+        self._careful = bool(curve.calibration.experts)
+        self._dearest = inf  # seconds that the next step may take
         self._emitted = self._taking_part = 0
         self._spent = self._gained = 0.0
         # Of the proposer itself: seconds a token, tokens proposed in this step, and how often each depth was right.
@@ -172,7 +177,9 @@ class AdaptiveBudget:
         """For each sequence the first tokens of its draft that are worth their rows."""
         live = len(drafts)
         alone = self._time(live, length)
-        behind = self._gained < -(ALLOWED_LOSS * self._spent + alone)
+        room = self._gained + ALLOWED_LOSS * self._spent + alone
+        behind = room < 0.0
+        self._dearest = alone + max(room, alone) if self._careful else inf
         worth = (WORTH_BEHIND if behind else WORTH) * live / alone
         self._whole_chosen = False
         if live == 1:
@@ -197,7 +204,8 @@ class AdaptiveBudget:
         if any(draft.scratch for draft in drafts) if live > 1 else drafts[0].scratch:
             # Scratch rows pay in later steps, which no survival says; what steps with all rows have emitted does.
             rows = live + sum(map(len, drafts))
-            if self._whole * live / self._time(rows, length) > worth:
+            whole = self._time(rows, length)
+            if self._whole * live / whole > worth and whole <= self._dearest:
                 self._whole_chosen = True
                 chosen = list(drafts)
         if self._widening and not behind:
@@ -216,6 +224,8 @@ class AdaptiveBudget:
         rows = live
         for chance in survival:
             tokens += chance
+            if times[rows] > self._dearest:
+                break
             rate = tokens / times[rows]
             rows += 1
             if rate > worth:
@@ -241,7 +251,10 @@ class AdaptiveBudget:
                     chances.append(0.0)
                 chances[deep[n]] += seen.survival[n]
             tokens = 1.0 + sum(prod(min(1.0, chance) for chance in depth) for depth in zip(*reached, strict=False))
-            rate = live * tokens / self._time(rows, length)
+            took = self._time(rows, length)
+            if took > self._dearest:
+                break
+            rate = live * tokens / took
             if rate > worth:
                 best, worth = n + 1, rate
         return best, worth
@@ -262,7 +275,7 @@ class AdaptiveBudget:
         rows = live + sum(map(len, chosen))
         now, wide = self._time(rows, length), self._time(rows + live * self._window_rows, length)
         tokens = rate * now if rows > live else live
-        if (tokens + live * self._window_gain) * now < WORTH * tokens * wide:
+        if (tokens + live * self._window_gain) * now < WORTH * tokens * wide or wide > self._dearest:
             return chosen
         found = []
         for number, draft, taken in zip(sequences, drafts, chosen, strict=True):
@@ -291,10 +304,10 @@ class AdaptiveBudget:
             if self._pause and seen.tried and seen.tried[-1]:
                 self._pause, self._next_pause = min(self._pause, FIRST_PAUSE), FIRST_PAUSE  # it may have become good
 
-    def timed(self, rows: int, length: int, seconds: float, proposing: float) -> None:
+    def timed(self, rows: int, length: int, seconds: float, proposing: float, experts: int = 0) -> None:
         """Correct the cost curve, and keep account of what drafting brings."""
         emitted, live, proposed = self._emitted, self._taking_part or 1, self._proposed
-        self._steps.append((rows, length, seconds, proposing, proposed, emitted, live))
+        self._steps.append((rows, length, seconds, proposing, proposed, emitted, live, experts))
         self._emitted = self._taking_part = self._proposed = 0
         if self._whole_chosen:
             self._whole += WHOLE_FOLLOW * (emitted / live - self._whole)
@@ -307,18 +320,18 @@ class AdaptiveBudget:
     def _account(self) -> None:
         """Go through the last steps at once, which costs a fraction of going through each when caches are cold."""
         curve = self._curve
-        for rows, length, seconds, proposing, proposed, emitted, live in self._steps:
-            curve.timed(rows, length, seconds)
+        for rows, length, seconds, proposing, proposed, emitted, live, experts in self._steps:
+            curve.timed(rows, length, seconds, experts)
             if proposed:
                 each, known = proposing / proposed, self._token_seconds
                 # Once in a while another process has the core; that is not the proposer's doing.
                 self._token_seconds += 0.2 * (min(each, 3.0 * known) - known) if known else each
-            alone, took = curve(live, length), curve(rows, length)
+            alone, took = curve(live, length), curve(rows, length, experts)
             self._spent += took
             self._gained += alone * (emitted / live) - took - self._token_seconds * proposed
         length = self._steps[-1][1]
         # What a dear proposer takes must be known at every step.
-        self._account_after = 1 if self._token_seconds > DEAR * curve(1, length) else ACCOUNT_STEPS
+        self._account_after = 1 if self._careful or self._token_seconds > DEAR * curve(1, length) else ACCOUNT_STEPS
         self._times = [curve(n, length) for n in range(1, self._most + 2)]
         self._widening = self._may_widen()
         self._steps.clear()

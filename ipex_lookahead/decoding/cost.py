@@ -2,6 +2,9 @@
 
 A step's time grows with its rows in steps of the kernels' tiles and, more slowly, with the context. Drafting pays or
 does not by these ratios alone, so they are measured on the machine at hand, not assumed.
+
+In a mixture of experts a step also grows with the experts that its rows go to, for each is read from memory: four rows
+of a text may need ten experts of a layer or thirty. How many a draft will need is learned from the steps before.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ import re
 import tempfile
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -25,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from ipex_lookahead.architectures import spec_for
-from ipex_lookahead.engines.base import Cache, Engine
+from ipex_lookahead.engines.base import Batch, Cache, Engine
 from ipex_lookahead.engines.native.engine import KV_CACHES, kv_bytes_per_token
 from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.errors import LookaheadError, ModelFormatError
@@ -64,6 +68,12 @@ FOLLOW = 0.08
 """Weight of a new time in the running mean of its number of rows."""
 OUTLIER = 1.5
 """A time further off than this factor counts as this far off: other processes also use the machine."""
+FOLLOW_SPREAD, MOST_SPREAD = 0.15, 2.0
+"""Weight of a new count of experts, which no other process disturbs, and the spread (see ``CostCurve``) beyond which
+one is not followed."""
+SAME_ROWS = 8
+"""Rows of one token at one position, which need no more experts than one row: what these take less than as many rows
+of different tokens is the price of the experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +85,16 @@ class Calibration:
         seconds: for each of ``rows``.
         key_seconds: what each position of context adds.
         key_row_seconds: what each position of context adds for each row.
+        experts: for each of ``rows`` the experts that were read, in all layers; empty for a model without.
+        expert_seconds: what reading one more of them takes.
     """
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
     key_seconds: float = 0.0
     key_row_seconds: float = 0.0
+    experts: tuple[int, ...] = ()
+    expert_seconds: float = 0.0
 
 
 ASSUMED = Calibration((1, 2, 4, 5, 8, 16, 32), (1.0, 1.06, 1.18, 1.5, 1.75, 2.8, 5.0))
@@ -88,27 +102,38 @@ ASSUMED = Calibration((1, 2, 4, 5, 8, 16, 32), (1.0, 1.06, 1.18, 1.5, 1.75, 2.8,
 
 
 class CostCurve:
-    """T(rows, length), a calibration and what has been learned since."""
+    """T(rows, length), a calibration and what has been learned since.
+
+    With experts, T also depends on how many were read. For a step to come that is expected to be
+    E(1) + spread * (E(rows) - E(1)), where E are the calibration's counts: rows of a text often go the same ways, so
+    that the spread is 1 only until the text has shown its own.
+    """
 
     def __init__(self, calibration: Calibration | None = None) -> None:
         self.calibration = calibration or ASSUMED
         self._scale = 1.0 if calibration else 0.0
         self._factors = [1.0] * len(self.calibration.rows)
-        self._table = [0.0, *(self._measured(n) for n in range(1, self.calibration.rows[-1] + 1))]
+        self._spread = [1.0] * len(self.calibration.rows)
+        numbers = range(1, self.calibration.rows[-1] + 1)
+        self._table = [0.0, *(self._between(n, self.calibration.seconds) for n in numbers)]
 
-    def __call__(self, rows: int, length: int = 0) -> float:
-        """Seconds that a forward of ``rows`` rows takes with ``length`` positions of context."""
-        return self._base(rows, length) * self._factors[self._bucket(rows)] * (self._scale or 1.0)
+    def __call__(self, rows: int, length: int = 0, experts: int = 0) -> float:
+        """Seconds that a forward of ``rows`` rows takes with ``length`` positions of context.
 
-    def timed(self, rows: int, length: int, seconds: float) -> None:
-        """Learn from a forward that was run anyway."""
+        ``experts``: how many it read, where that is known already.
+        """
+        return self._base(rows, length, experts) * self._factors[self._bucket(rows)] * (self._scale or 1.0)
+
+    def timed(self, rows: int, length: int, seconds: float, experts: int = 0) -> None:
+        """Learn from a forward that was run anyway, and read so many ``experts``."""
         if not seconds > 0.0:
             return
-        base = self._base(rows, length)
+        base, bucket = self._base(rows, length, experts), self._bucket(rows)
+        if experts and self.calibration.experts:
+            self._count(rows, bucket, experts)
         if not self._scale:  # the first time gives a curve that was assumed its unit
             self._scale = seconds / base
             return
-        bucket = self._bucket(rows)
         ratio = seconds / (base * self._factors[bucket] * self._scale)
         change = 1.0 + FOLLOW * (min(OUTLIER, max(1.0 / OUTLIER, ratio)) - 1.0)
         # A machine that has become slower has become so for every number of rows: half of the news is for all, so that
@@ -117,6 +142,16 @@ class CostCurve:
         self._scale *= shared
         self._factors[bucket] *= shared
 
+    def _count(self, rows: int, bucket: int, experts: int) -> None:
+        """Learn how many experts rows of this text need; again half of the news is for every number of rows."""
+        alone, calibrated = self.calibration.experts[0], self._between(rows, self.calibration.experts)
+        if calibrated <= alone:
+            return
+        seen = min(MOST_SPREAD, max(0.0, (experts - alone) / (calibrated - alone)))
+        news = FOLLOW_SPREAD / 2 * (seen - self._spread[bucket])
+        self._spread = [spread + news for spread in self._spread]
+        self._spread[bucket] += news
+
     def table(self, length: int = 0) -> list[tuple[int, float]]:
         """(rows, seconds) at the calibrated numbers of rows."""
         return [(rows, self(rows, length)) for rows in self.calibration.rows]
@@ -124,19 +159,25 @@ class CostCurve:
     def _bucket(self, rows: int) -> int:
         return bisect_right(self.calibration.rows, rows) - 1
 
-    def _base(self, rows: int, length: int) -> float:
+    def _base(self, rows: int, length: int, experts: int) -> float:
         known = self._table
-        seconds = known[rows] if rows < len(known) else self._measured(rows)
+        seconds = known[rows] if rows < len(known) else self._between(rows, self.calibration.seconds)
+        if self.calibration.experts:
+            alone, calibrated = self.calibration.experts[0], self._between(rows, self.calibration.experts)
+            expected = experts or alone + self._spread[self._bucket(rows)] * (calibrated - alone)
+            seconds = max(
+                self.calibration.seconds[0], seconds + (expected - calibrated) * self.calibration.expert_seconds
+            )
         return seconds + length * (self.calibration.key_seconds + rows * self.calibration.key_row_seconds)
 
-    def _measured(self, rows: int) -> float:
+    def _between(self, rows: int, known: Sequence[float]) -> float:
         """Between measured points on a line; beyond the last as the last piece goes on."""
-        at, seconds = self.calibration.rows, self.calibration.seconds
+        at = self.calibration.rows
         if len(at) == 1:
-            return seconds[0] * rows / at[0]
+            return known[0] * rows / at[0]
         right = min(max(bisect_right(at, rows), 1), len(at) - 1)
-        slope = (seconds[right] - seconds[right - 1]) / (at[right] - at[right - 1])
-        return max(seconds[right - 1] + (rows - at[right - 1]) * slope, seconds[0])
+        slope = (known[right] - known[right - 1]) / (at[right] - at[right - 1])
+        return max(known[right - 1] + (rows - at[right - 1]) * slope, known[0])
 
 
 class EngineCosts:
@@ -198,26 +239,38 @@ def calibrate(engine: Engine, *, patience: float = PATIENCE_SECONDS) -> tuple[Ca
     """
     cache = engine.new_cache()
     most = min(ROWS[-1], engine.max_context)
-    tokens = np.arange(most, dtype=np.int32) % engine.vocab_size
+    # All over the vocabulary: the first tokens of many are single bytes and marks, which go to few experts.
+    tokens = (np.arange(most) * max(1, engine.vocab_size // most) % engine.vocab_size).astype(np.int32)
+    batches = {n: chain(cache, tokens[:n]) for n in range(1, most + 1)}
     # Warm-up, which also wakes the threads; the second one tells how fast the engine is.
-    _forward(engine, cache, tokens[:1])
-    once = _forward(engine, cache, tokens[:1])
+    _, counted = _forward(engine, batches[1])
+    once, _ = _forward(engine, batches[1])
     grid = next((coarser for slow, coarser in COARSER if once > slow), ROWS)
     rows = tuple(n for n in grid if n <= most)
-    times: dict[int, list[float]] = {n: [] for n in rows}
+    same = max(n for n in rows if n <= SAME_ROWS)
+    if counted:  # numbers of their own for the rows of one token, beside those of the grid
+        batches[-same] = _siblings(cache, int(tokens[0]), same)
+    measured = [*rows, -same] if counted else [*rows]
+    times: dict[int, list[float]] = {n: [] for n in measured}
+    experts = dict.fromkeys(measured, 0)
     began = perf_counter()
     while not times[1] or (perf_counter() - began < patience and len(times[1]) < ROUNDS):
-        for n in rows:
-            times[n].append(_forward(engine, cache, tokens[:n]))
-    seconds = [sorted(times[n])[len(times[n]) // 4] for n in rows]
-    repeated = [times[n] for n in rows] if len(times[1]) > 1 else [[once, *times[1]]]
+        for n in measured:
+            seconds, experts[n] = _forward(engine, batches[n])
+            times[n].append(seconds)
+    quartile = {n: sorted(some)[len(some) // 4] for n, some in times.items()}
+    repeated = list(times.values()) if len(times[1]) > 1 else [[once, *times[1]]]
     disturbance = median(max(some) / max(min(some), 1e-9) for some in repeated)
-    for i in range(1, len(seconds)):  # more rows never cost less: where it looks so, it is noise
-        seconds[i] = max(seconds[i], seconds[i - 1])
+    # More rows never cost less, nor read fewer experts: where it looks so, it is noise.
+    curve = tuple(accumulate((quartile[n] for n in rows), max))
     facts = engine.describe()
-    weights, kv = facts.get("weight_bytes") or 0, facts.get("kv_bytes_per_token") or 0
-    reading = seconds[0] * kv / weights if weights else 0.0
-    return Calibration(rows, tuple(seconds), PER_KEY * reading, PER_KEY_AND_ROW * reading), disturbance
+    weights = facts.get("step_bytes") or facts.get("weight_bytes") or 0
+    reading = curve[0] * (facts.get("kv_bytes_per_token") or 0) / weights if weights else 0.0
+    found = Calibration(rows, curve, PER_KEY * reading, PER_KEY_AND_ROW * reading)
+    if counted and (more := experts[same] - experts[-same]) > 0:
+        price = min(max(0.0, quartile[same] - quartile[-same]) / more, curve[0] / experts[1])
+        found = replace(found, experts=tuple(accumulate((experts[n] for n in rows), max)), expert_seconds=price)
+    return found, disturbance
 
 
 def impossible(calibration: Calibration) -> str:
@@ -239,11 +292,16 @@ def possible(calibration: Calibration) -> Calibration:
     return replace(calibration, seconds=tuple(seconds))
 
 
-def _forward(engine: Engine, cache: Cache, tokens: Any) -> float:
-    batch = chain(cache, tokens)
+def _siblings(cache: Cache, token: int, rows: int) -> Batch:
+    """The same token so many times at the same position."""
+    return Batch([cache], [rows], np.full(rows, token, np.int32), np.full(rows, -1, np.int32))
+
+
+def _forward(engine: Engine, batch: Batch) -> tuple[float, int]:
+    """Seconds, and experts that were read."""
     began = perf_counter()
-    engine.forward(batch)
-    return perf_counter() - began
+    output = engine.forward(batch)
+    return perf_counter() - began, output.experts
 
 
 def cost_folder() -> Path:
@@ -387,7 +445,16 @@ def from_json(found: Any) -> Calibration | None:
         return None
     if sorted(set(rows)) != rows or sorted(seconds) != seconds:
         return None
-    calibration = Calibration(tuple(rows), tuple(map(float, seconds)), float(slopes[0]), float(slopes[1]))
+    experts, price = found.get("experts", []), found.get("expert_seconds", 0.0)
+    if not (isinstance(experts, list) and len(experts) in (0, len(rows)) and _is_time(price)):
+        return None
+    if not all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n < 1 << 31 for n in experts):
+        return None
+    if sorted(experts) != experts:
+        return None
+    calibration = Calibration(
+        tuple(rows), tuple(map(float, seconds)), float(slopes[0]), float(slopes[1]), tuple(experts), float(price)
+    )
     return None if impossible(calibration) else calibration
 
 

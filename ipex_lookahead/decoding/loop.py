@@ -188,7 +188,7 @@ def _together(
             if sequence.length > longest:
                 longest = sequence.length
         if group.proposing:
-            controller.timed(first, longest, answered - asked, proposed - began)
+            controller.timed(first, longest, answered - asked, proposed - began, output.experts)
 
         stats.steps += 1
         stats.sequence_steps += len(live)

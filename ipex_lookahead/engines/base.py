@@ -82,11 +82,13 @@ class StepOutput:
         logits: float32 [wanted, vocab_size], owned by the caller, or None.
         top: int32 [wanted, top], most likely first, the lowest id first among equals (-1 where the vocabulary has no
             more); None unless asked for.
+        experts: how many experts of a mixture the forward read, the distinct ones of each layer; 0 in other models.
     """
 
     argmax: npt.NDArray[np.int32]
     logits: npt.NDArray[np.float32] | None
     top: npt.NDArray[np.int32] | None = None
+    experts: int = 0
 
 
 class Engine(Protocol):
@@ -114,5 +116,8 @@ class Engine(Protocol):
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Facts for ``info`` and for reports: engine, isa, threads, low_bit, weight_bytes, kv_bytes_per_token."""
+        """Facts for ``info`` and for reports: engine, isa, threads, low_bit, weight_bytes, kv_bytes_per_token.
+
+        ``step_bytes``, where it is there: what of the weights a step of one row reads, all but idle experts.
+        """
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ipex_lookahead.architectures.keys import LOCAL_THETA
 from ipex_lookahead.checkpoints import Checkpoint
 
 
@@ -17,7 +18,8 @@ def transformers_config(config: dict[str, Any]) -> Any:
         scaling = {}
     if config["model_type"] == "llama":
         return llama_config(values, scaling or {"rope_type": "default"}, config["rope_theta"])
-    return family_config(config["model_type"], values, scaling, config["rope_theta"])
+    local = values.pop(LOCAL_THETA, None)
+    return family_config(config["model_type"], values, scaling, config["rope_theta"], local)
 
 
 def generation_defaults(checkpoint: Checkpoint) -> dict[str, Any]:

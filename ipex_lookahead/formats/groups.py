@@ -61,6 +61,11 @@ def check_quantizable(weight: PackedWeight, name: str, group_size: int) -> None:
     """Raise LowBitFormatError unless a float matrix can be given in integer format ``name`` with this group size."""
     if group_size not in GROUP_SIZES:
         raise LowBitFormatError(f"group_size is {group_size!r}; {name} knows {', '.join(map(str, GROUP_SIZES))}")
+    check_matrix(weight, name)
+
+
+def check_matrix(weight: PackedWeight, name: str) -> None:
+    """Raise LowBitFormatError for what is no float matrix."""
     check_float(weight)
     if len(weight.shape) != 2 or 0 in weight.shape:
         raise LowBitFormatError(
@@ -167,15 +172,15 @@ def numpy_quantize(weight: PackedWeight, target: GroupFormat, group_size: int) -
     stored = {stream.name: np.empty(stream.shape(weight.shape, group_size), stream.dtype) for stream in target.streams}
     real = (np.arange(groups * group_size) < n_in).reshape(groups, group_size)
     for rows in row_chunks(n_out, n_in):
-        _check_rows(weight, rows)
+        check_rows(weight, rows)
         values = np.pad(widen(weight.codes[rows], weight.format), ((0, 0), (0, real.size - n_in)), mode="edge")
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             part, scale, minimum = target.quantizer(values.reshape(-1, groups, group_size), real)
         part = part.reshape(-1, groups * group_size)[:, : blocks * GROUP]
         stored["codes"][rows] = pack_nibbles(part) if target.streams[0] == NIBBLES else part
-        stored["scales"][rows] = _stored(scale, "scale", rows.start, target.name)
+        stored["scales"][rows] = stored_half(scale, "scale", rows.start, target.name)
         if minimum is not None:
-            stored["minimums"][rows] = _stored(minimum, "minimum", rows.start, target.name)
+            stored["minimums"][rows] = stored_half(minimum, "minimum", rows.start, target.name)
     return PackedWeight(target.name, weight.shape, group_size=group_size, **stored)
 
 
@@ -212,7 +217,8 @@ def _spread(stored: npt.NDArray[np.uint16], weight: PackedWeight) -> Floats:
     return np.repeat(from_binary16(stored), weight.group_size, axis=1)[:, : weight.shape[1]]
 
 
-def _check_rows(weight: PackedWeight, rows: slice) -> None:
+def check_rows(weight: PackedWeight, rows: slice) -> None:
+    """Raise LowBitFormatError for a NaN or infinite value in these rows."""
     bad = ~finite(weight.codes[rows], weight.format)
     if bad.any():
         row, column = divmod(int(bad.argmax()), weight.shape[1])
@@ -220,7 +226,7 @@ def _check_rows(weight: PackedWeight, rows: slice) -> None:
         raise not_finite(index, value_at(weight, index))
 
 
-def _stored(values: Floats, what: str, first_row: int, name: str) -> npt.NDArray[np.uint16]:
+def stored_half(values: Floats, what: str, first_row: int, name: str) -> npt.NDArray[np.uint16]:
     """Scales or minimums as binary16 bits; LowBitFormatError where binary16 cannot hold one."""
     bits = to_binary16(values)
     bad = (bits & 0x7C00) == 0x7C00

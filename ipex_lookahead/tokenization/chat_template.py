@@ -23,6 +23,8 @@ MAX_STEPS = 1 << 20
 MAX_SECONDS = 1.0
 MAX_MEMORY = 512 << 20
 
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
 Message = Mapping[str, Any]
 
 
@@ -72,7 +74,7 @@ def render_chats(template: str, conversations: Sequence[Sequence[Message]], vari
         "path": importable(),
         "template": template,
         "variables": {"tools": None, "documents": None, **given},
-        "contexts": [{"messages": list(messages)} for messages in conversations],
+        "contexts": [{"messages": list(map(_with_reasoning, messages))} for messages in conversations],
     }
     limits = {"steps": MAX_STEPS, "seconds": MAX_SECONDS, "memory": MAX_MEMORY}
     try:
@@ -84,6 +86,14 @@ def render_chats(template: str, conversations: Sequence[Sequence[Message]], vari
             f"the messages or template variables hold something that is not a string, number, list or mapping: {error}"
         ) from None
     return _answer(question)
+
+
+def _with_reasoning(message: Any) -> Any:
+    """A message whose reasoning, where it has some, stands under both names that templates read, as in transformers."""
+    if not isinstance(message, Mapping):
+        return message
+    said = next((text for name in _REASONING if (text := message.get(name)) is not None), None)
+    return message if said is None else {"thinking": said, **message, "reasoning_content": said}
 
 
 def _answer(question: str) -> list[str]:

@@ -21,6 +21,7 @@ from ipex_lookahead.tokenization.pieces import MARKER
 from ipex_lookahead.tokenization.sentencepiece_model import (
     CONTROL,
     USER_DEFINED,
+    Piece,
     SentencePieceModel,
     read_model,
 )
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 MAX_TOKENIZER = 64 << 20
 MAX_SETTINGS = 4 << 20
+MOST_TEMPLATES = 32
 
 
 def tokenizer_from_folder(path: Path, config: Mapping[str, Any]) -> PreTrainedTokenizerBase | None:
@@ -105,7 +107,7 @@ class _Folder:
         added = {
             i: AddedToken(piece.text, special=piece.type == CONTROL, normalized=False)
             for i, piece in enumerate(model.pieces)
-            if piece.type in (CONTROL, USER_DEFINED)
+            if piece.type == CONTROL or (piece.type == USER_DEFINED and not _spaces(piece))
         }
         added |= self.added_tokens(model)
         ids |= {token.content: i for i, token in added.items()}
@@ -189,27 +191,55 @@ class _Folder:
             if known.get(text, i) != i or (i < len(model.pieces) and model.pieces[i].text != text):
                 raise self.fail(field, f"{text[:80]!r} has id {i}, which tokenizer.model contradicts")
             known[text] = i
-            special = entry.get("special", True) if isinstance(entry, dict) else True
-            found[i] = AddedToken(text, special=special is not False, normalized=False)
+            if i < len(model.pieces) and _spaces(model.pieces[i]):
+                continue
+            told = entry if isinstance(entry, dict) else {}
+            sides = {side: told.get(side) is True for side in ("lstrip", "rstrip")}
+            found[i] = AddedToken(text, special=told.get("special") is not False, normalized=False, **sides)
         problems = partial(self.fail, "added_tokens_decoder")
         check_added([token.content for token in found.values()], LONGEST_SPELLED, problems)
         return found
 
     def chat_template(self) -> str | dict[str, str] | None:
-        """``chat_template.jinja``, else the setting: one template, or several with names."""
-        file = self.path / "chat_template.jinja"
-        if file.exists():
-            try:
-                return read_file(file, MAX_SOURCE).decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise ModelFormatError(file, "chat template", error.start, "is not UTF-8") from None
+        """One template, or several with names: from files of their own, else the setting, else a processor's file."""
         template = self.settings.get("chat_template")
         if isinstance(template, list):
-            return {self.source(entry, "name"): self.source(entry, "template") for entry in template}
-        return None if template is None else self.source({"template": template}, "template")
+            told: str | dict[str, str] | None = {
+                self.source(entry, "name"): self.source(entry, "template") for entry in template
+            }
+        else:
+            told = None if template is None else self.source({"template": template}, "template")
+        file = self.path / "chat_template.jinja"
+        if file.exists():
+            told = _jinja(file)
+        elif told is None and (file := self.path / "chat_template.json").exists():
+            source = load_object(file, MAX_SETTINGS).get("chat_template")
+            if source is not None and (not isinstance(source, str) or len(source.encode()) > MAX_SOURCE):
+                raise ModelFormatError(file, "chat_template", None, f"must be text of at most {MAX_SOURCE} bytes")
+            told = source
+        named = self.path / "additional_chat_templates"
+        others = sorted(named.glob("*.jinja"))[: MOST_TEMPLATES + 1] if named.is_dir() else []
+        if len(others) > MOST_TEMPLATES:
+            raise ModelFormatError(named, "folder", None, f"holds more than {MOST_TEMPLATES} templates")
+        if not others:
+            return told
+        known = told if isinstance(told, dict) else {} if told is None else {"default": told}
+        return known | {file.stem: _jinja(file) for file in others}
 
     def source(self, entry: Any, key: str) -> str:
         value = entry.get(key) if isinstance(entry, dict) else None
         if not isinstance(value, str) or len(value.encode()) > MAX_SOURCE:
             raise self.fail("chat_template", f"must be text of at most {MAX_SOURCE} bytes, or a list of named ones")
         return value
+
+
+def _spaces(piece: Piece) -> bool:
+    """Whether a symbol holds spaces: sentencepiece finds it in the text that it has rewritten, and spells it so."""
+    return piece.type == USER_DEFINED and "▁" in piece.text
+
+
+def _jinja(file: Path) -> str:
+    try:
+        return read_file(file, MAX_SOURCE).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelFormatError(file, "chat template", error.start, "is not UTF-8") from None

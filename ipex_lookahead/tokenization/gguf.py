@@ -208,11 +208,22 @@ class _Reader:
             raise self.fail(key, f"is {value}; the vocabulary has ids 0 to {len(self.tokens) - 1}")
         return value
 
-    def chat_template(self) -> str | None:
-        template = self.scalar("tokenizer.chat_template", str)
-        if template is not None and len(template.encode()) > MAX_SOURCE:
-            raise self.fail("tokenizer.chat_template", f"has more than {MAX_SOURCE} bytes")
-        return template
+    def chat_template(self) -> str | dict[str, str] | None:
+        """One template, or where ``tokenizer.chat_templates`` names more, all by name."""
+        template = self.template("tokenizer.chat_template")
+        if "tokenizer.chat_templates" not in self.metadata:
+            return template
+        found = {} if template is None else {"default": template}
+        for name in self.strings("tokenizer.chat_templates"):
+            if (source := self.template(f"tokenizer.chat_template.{name}")) is not None:
+                found[name] = source
+        return found or None
+
+    def template(self, key: str) -> str | None:
+        source = self.scalar(key, str)
+        if source is not None and len(source.encode()) > MAX_SOURCE:
+            raise self.fail(key, f"has more than {MAX_SOURCE} bytes")
+        return source
 
     def scalar(self, key: str, kind: type[Value]) -> Value | None:
         value = self.metadata.get(key if "." in key else _PREFIX + key)
@@ -245,7 +256,7 @@ class _Reader:
         return bytes(item & 0xFF for item in value)
 
     def array(self, key: str) -> list[Any]:
-        value: Any = self.metadata.get(_PREFIX + key)
+        value: Any = self.metadata.get(key if "." in key else _PREFIX + key)
         if (size := getattr(value, "size", 0)) > MAX_ELEMENTS:
             raise self.fail(key, f"has {size} numbers; at most {MAX_ELEMENTS} are read")
         if hasattr(value, "tolist"):

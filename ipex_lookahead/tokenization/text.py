@@ -91,15 +91,27 @@ class TextTokenizer(ABC):
         *,
         add_generation_prompt: bool = False,
         tokenize: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **others: Any,
     ) -> Any:
         """The prompt that the chat template makes of messages: text, or ids with ``tokenize``.
 
-        Raises InputError where there is no template or it refuses the messages, ModelFormatError where it is faulty.
+        Args:
+            conversation: messages, ``{"role": ..., "content": ...}`` each.
+            add_generation_prompt: whether it should end with the assistant's opening.
+            tokenize: see above.
+            tools: JSON schemas of functions that may be called.
+            others: further variables of the template (``enable_thinking``, ``documents``, ...).
+
+        Raises:
+            InputError: there is no template, or it refuses the messages.
+            ModelFormatError: it is faulty.
         """
-        variables: dict[str, Any] = {**self._roles, "add_generation_prompt": add_generation_prompt}
+        variables: dict[str, Any] = {**self._roles, "tools": tools, "add_generation_prompt": add_generation_prompt}
         if self._additional:
             variables["additional_special_tokens"] = self._additional
-        text = render_chats(chat_template_of(self, None, for_tools=False), [conversation], variables)[0]
+        template = chat_template_of(self, None, for_tools=bool(tools))
+        text = render_chats(template, [conversation], variables | others)[0]
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
 

@@ -93,7 +93,7 @@ class Watching:
     def select(self, sequences: Sequence[int], drafts: Sequence[Draft], length: int) -> Sequence[Draft]:
         return drafts
 
-    def timed(self, rows: int, length: int, seconds: float, proposing: float) -> None:
+    def timed(self, rows: int, length: int, seconds: float, proposing: float, experts: int = 0) -> None:
         assert seconds >= 0
         assert proposing >= 0
         self.times.append((rows, length))

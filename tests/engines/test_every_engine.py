@@ -136,7 +136,7 @@ class FreeRows(CostCurve):
     def __init__(self) -> None:
         super().__init__(Calibration((1, 64), (1.0, 1.0)))
 
-    def timed(self, rows: int, length: int, seconds: float) -> None: ...
+    def timed(self, rows: int, length: int, seconds: float, experts: int = 0) -> None: ...
 
 
 def test_where_rows_are_free_auto_adds_a_window(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

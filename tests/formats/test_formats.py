@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipex_lookahead.errors import LowBitFormatError
-from ipex_lookahead.formats import FORMATS, PackedWeight, dequantize, get_format, quantize
+from ipex_lookahead.formats import FLOATS, FORMATS, PackedWeight, dequantize, get_format, quantize
+from ipex_lookahead.formats.base import STREAMS
 from ipex_lookahead.formats.float_base import from_binary16, narrow
+from ipex_lookahead.low_bits import LOW_BITS
 
 INTEGER = ("sym_int4", "asym_int4", "sym_int8")
 RAGGED = (1, 2, 31, 32, 33, 63, 64, 65, 96, 172, 352)
@@ -33,16 +35,17 @@ def per_input(stored: np.ndarray, weight: PackedWeight) -> np.ndarray:
 
 
 def test_registry_names_are_the_keys():
-    assert set(FORMATS) == {"sym_int4", "asym_int4", "sym_int8", "fp16", "bf16", "fp32"}
+    assert list(FORMATS) == list(LOW_BITS)
+    assert FLOATS == ("fp16", "bf16", "fp32")
     for name, low_bit in FORMATS.items():
         assert get_format(name) is low_bit
         assert low_bit.name == name
-        assert low_bit.bits in (4, 8, 16, 32)
+        assert [stream.name for stream in low_bit.streams] == list(STREAMS[: len(low_bit.streams)])
 
 
 def test_unknown_name_lists_the_known():
-    with pytest.raises(LowBitFormatError, match=r"'nf3'.*sym_int4, asym_int4, sym_int8, fp16, bf16, fp32"):
-        get_format("nf3")
+    with pytest.raises(LowBitFormatError, match=r"'nf9'.*sym_int4, asym_int4, sym_int8, .*fp16, bf16, fp32"):
+        get_format("nf9")
     with pytest.raises(LowBitFormatError, match="unknown low-bit format None"):
         quantize(fp32([[1.0]]), None)
 

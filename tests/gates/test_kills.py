@@ -74,9 +74,12 @@ def test_saves_that_are_killed(tmp_path: Path) -> None:
     chance = random.Random(seed())
     target = tmp_path / "deep" / "out"
     written, left_over = 0.0, 0
-    for number in range(KILLS):
+    for number in range(20 * KILLS):
+        if number >= KILLS and left_over:
+            break  # on a busy machine the first ones may all come before a save has begun
         started = float(10 * (number + 1))
-        assert killed(lambda value=started: save_model(target, value), chance.uniform(0.0005, 0.03))
+        longest = 0.03 * (1 + number // KILLS)
+        assert killed(lambda value=started: save_model(target, value), chance.uniform(0.0005, longest))
         if target.exists():
             found = value_of(target)
             assert found in (written, started)

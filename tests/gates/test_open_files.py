@@ -16,6 +16,7 @@ import safetensors
 
 from ipex_lookahead.checkpoints import family_of, open_checkpoint, open_other_family
 from ipex_lookahead.checkpoints.licence import copy_licence, licence_facts
+from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.errors import InputError, ModelFormatError, UnsupportedModelError
 from tests.gates import cases, seed
 from tests.support import safetensors_attacks
@@ -66,6 +67,37 @@ def test_no_path_is_a_hang(tmp_path: Path, name: str, make: Callable[[Path], obj
 
     seen = in_children(case, 1)
     assert seen["opened"] == (name in ("m", "m.gguf")), "a folder with a config has no use for other files"
+
+
+@pytest.mark.parametrize("make", PATHS)
+def test_no_path_of_a_store_is_a_hang_or_loses_an_answer(
+    tmp_path: Path, make: Callable[[Path], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is no store stays as it is; what cannot be written is said once and remembered all the same."""
+    file = tmp_path / "answers"
+    make(file)
+    before = file.lstat() if os.path.lexists(file) else None
+    stores = Stores(96, lambda: {"a": 0, "é": 1})
+    if before is None:
+        stores.add(str(file), [[1, 2, 3]])
+        assert Stores(96, lambda: {"a": 0, "é": 1}).get(str(file)).texts() == [[1, 2, 3]]
+        with pytest.raises(InputError, match="another vocabulary"):
+            Stores(96, lambda: {"a": 1, "é": 0}).get(str(file))
+        with pytest.raises(InputError, match="from 0 to 95, got 96 to 96"):
+            stores.add(str(file), [[96]])
+        gone = stores.get(str(tmp_path / "removed" / "x"))
+        (tmp_path / "removed").write_bytes(b"")
+        stores.add(str(tmp_path / "removed" / "x"), [[7, 8]])
+        assert gone.texts() == [[7, 8]]
+        assert "until the program ends" in caplog.text
+    else:
+        with pytest.raises(InputError):
+            stores.get(str(file))
+        assert file.lstat() == before or file.is_symlink()
+    stores.add("memory", [[1, 2]])
+    assert len(stores.get("memory")) == 2
+    stores.forget()
+    assert len(stores.get("memory")) == 0
 
 
 CHANGES = cases(400, 8_000)

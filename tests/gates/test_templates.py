@@ -6,10 +6,10 @@ limits are the gates'; those that only the kernel can end, and some of the other
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 from types import SimpleNamespace
@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from ipex_lookahead.errors import InputError, LookaheadError, ModelFormatError
-from ipex_lookahead.tokenization import chat_template, template_worker
-from ipex_lookahead.tokenization.chat_template import render_chats
+from ipex_lookahead.tokenization import chat_template, process, worker
+from ipex_lookahead.tokenization.chat_template import render_chat, render_chats
 from tests.gates import cases, seed
 from tests.support.forked import in_children
 from tests.support.mutated.settings import TEMPLATES
@@ -149,11 +149,7 @@ def test_any_template_is_a_text_or_an_error(monkeypatch: pytest.MonkeyPatch) -> 
             "contexts": [{"messages": talk} for talk in conversations],
             "limits": limits,
         }
-        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(json.dumps(request).encode("ascii"))))
-        written = io.StringIO()
-        monkeypatch.setattr(sys, "stdout", written)
-        template_worker.main()
-        answer = json.loads(written.getvalue())
+        answer = json.loads(json.dumps(worker.render(json.loads(json.dumps(request)))))
         if "ok" in answer:
             assert len(answer["ok"]) == len(conversations)
             assert sum(map(len, answer["ok"])) <= limits["output"]
@@ -186,6 +182,9 @@ def test_any_template_ends_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPat
         try:
             texts = render_chats(text, conversations, variables)
             ending = "rendered"
+            start, end = variables["bos_token"], None
+            one = render_chat(text, conversations[0], add_generation_prompt=True, bos_token=start, eos_token=end)
+            assert type(one) is str
             assert len(texts) == len(conversations)
         except LookaheadError as error:
             ending = type(error).__name__
@@ -193,14 +192,19 @@ def test_any_template_ends_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPat
     print(seen)
     assert seen["ModelFormatError"] >= len(FOR_THE_KERNEL), seen
     assert seen["rendered"], seen
+    with pytest.raises(InputError, match="refuses these messages: no"):
+        render_chats("{{ raise_exception('no') }}", [[]], {})
     with pytest.raises(InputError, match="not a string, number, list or mapping"):
         render_chats("x", [[{"role": "user", "content": object()}]], {})
     with pytest.raises(ModelFormatError, match="more than 262144 bytes"):
         render_chats("x" * 300_000, [[]], {})
-    monkeypatch.setattr(chat_template, "_PATIENCE", 0.001)
+    monkeypatch.setattr(process, "_PATIENCE", 0.001 - 10 * chat_template.MAX_SECONDS)
     with pytest.raises(ModelFormatError, match="did not finish within"):
         render_chats("x", [[]], {})
     monkeypatch.undo()
+    monkeypatch.setattr(sys, "executable", shutil.which("true"))  # says nothing
+    with pytest.raises(ModelFormatError, match="could not be run: exit status 0"):
+        render_chats("x", [[]], {})
     monkeypatch.setattr(sys, "executable", os.devnull)
     with pytest.raises(InputError, match="no Python process for the chat template"):
         render_chats("x", [[]], {})

@@ -44,7 +44,7 @@ def logits_of(request):
 def model_parameters():
     parameters = llama_cpp.llama_model_default_params()
     parameters.n_gpu_layers = 0
-    parameters.use_mmap = True
+    parameters.use_extra_bufts = False  # weights packed for AMX or by rows: not made for matrices this small
     return parameters
 
 

@@ -329,12 +329,16 @@ def build(model_type: str, variant: Variant) -> Any:
     return _built(model_type, variant.name)
 
 
+def kind_of(config: Any) -> Any:
+    """Transformers' class that makes a model of ``config``."""
+    auto = "AutoModelForImageTextToText" if hasattr(config, "vision_config") else "AutoModelForCausalLM"
+    return getattr(transformers, auto)
+
+
 def with_weights(config: Any) -> Any:
     """A model of ``config`` in float32 with eager attention, and weights that follow from their names."""
     config._attn_implementation = "eager"
-    auto = "AutoModelForImageTextToText" if hasattr(config, "vision_config") else "AutoModelForCausalLM"
-    kind = getattr(transformers, auto)
-    model = kind.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    model = kind_of(config).from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     state = model.state_dict()
     with torch.no_grad():
         for name, tensor in state.items():
@@ -399,6 +403,11 @@ def logits(model: Any, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
     with torch.no_grad():
         found: npt.NDArray[np.float32] = model(torch.from_numpy(ids[None]).long(), use_cache=False).logits[0].numpy()
     return found
+
+
+def distance(got: Any, expected: Any) -> float:
+    """The largest difference of two sets of logits, in standard deviations of the second."""
+    return float(np.abs(np.asarray(got, np.float64) - expected).max() / np.std(expected))
 
 
 def write_folder(folder: Path, model: Any, *, dtype: str = "float32", old_words: bool = False) -> Path:

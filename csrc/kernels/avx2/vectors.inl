@@ -97,13 +97,46 @@ SIMD_INLINE void store64(uint8_t* p, u8x64 v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v.lo);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), v.hi);
 }
-SIMD_INLINE u8x64 band(u8x64 x, uint8_t mask) {
+SIMD_INLINE u8x64 mask8(u8x64 x, uint8_t mask) {
   const __m256i m = _mm256_set1_epi8(char(mask));
   return {_mm256_and_si256(x.lo, m), _mm256_and_si256(x.hi, m)};
 }
-template <int N>
-SIMD_INLINE u8x64 shr(u8x64 x) {  // what comes in from the neighbour is masked away
-  return {_mm256_srli_epi16(x.lo, N), _mm256_srli_epi16(x.hi, N)};
+SIMD_INLINE u8x64 bor(u8x64 a, u8x64 b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
+SIMD_INLINE u8x64 lookup(const uint8_t* table, u8x64 x) {
+  const __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  return {_mm256_shuffle_epi8(t, x.lo), _mm256_shuffle_epi8(t, x.hi)};
+}
+// Of whole numbers or of bytes: there, what comes in from a neighbour is masked away afterwards.
+template <int N, class Two>
+SIMD_INLINE Two shr(Two x) {
+  return {_mm256_srli_epi32(x.lo, N), _mm256_srli_epi32(x.hi, N)};
+}
+template <int N, class Two>
+SIMD_INLINE Two shl(Two x) {
+  return {_mm256_slli_epi32(x.lo, N), _mm256_slli_epi32(x.hi, N)};
+}
+SIMD_INLINE i32x16 mask32(i32x16 x, int32_t mask) {
+  const __m256i m = _mm256_set1_epi32(mask);
+  return {_mm256_and_si256(x.lo, m), _mm256_and_si256(x.hi, m)};
+}
+SIMD_INLINE i32x16 widen_u8(const uint8_t* p) {
+  const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(x, x))};
+}
+// 2^(e - 128): what a byte of a shared exponent multiplies doubled values by; 0 and 1 give subnormals.
+SIMD_INLINE __m256 half_powers(__m256i e) {
+  const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+  const __m256i tiny = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
+  return _mm256_castsi256_ps(_mm256_blendv_epi8(normal, tiny, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e)));
+}
+SIMD_INLINE f32x16 load_half_powers(const uint8_t* p) {
+  const i32x16 e = widen_u8(p);
+  return {half_powers(e.lo), half_powers(e.hi)};
+}
+SIMD_INLINE int32_t sum16(const int8_t* a) {  // as unsigned bytes, each 128 more
+  const __m128i x = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a)), _mm_set1_epi8(-128));
+  const __m128i sums = _mm_sad_epu8(x, _mm_setzero_si128());
+  return _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums))) - 2048;
 }
 SIMD_INLINE __m256i broadcast4(const int8_t* a) {
   int32_t x;

@@ -67,14 +67,40 @@ SIMD_INLINE float reduce_max(f32x16 a) { return _mm512_reduce_max_ps(a); }
 SIMD_INLINE i32x16 add(i32x16 a, i32x16 b) { return _mm512_add_epi32(a, b); }
 SIMD_INLINE int32_t reduce_add(i32x16 a) { return _mm512_reduce_add_epi32(a); }
 
-// A row of a tile: 64 bytes.
+SIMD_INLINE i32x16 widen_u8(const uint8_t* p) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+// Of whole numbers or of the bytes below: there, what comes in from a neighbour is masked away afterwards.
+template <int N>
+SIMD_INLINE __m512i shr(__m512i x) {
+  return _mm512_srli_epi32(x, N);
+}
+template <int N>
+SIMD_INLINE __m512i shl(__m512i x) {
+  return _mm512_slli_epi32(x, N);
+}
+SIMD_INLINE i32x16 mask32(i32x16 x, int32_t mask) { return _mm512_and_si512(x, _mm512_set1_epi32(mask)); }
+// 2^(e - 128): what a byte of a shared exponent multiplies doubled values by; 0 and 1 give subnormals.
+SIMD_INLINE f32x16 load_half_powers(const uint8_t* p) {
+  const __m512i e = widen_u8(p);
+  const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+  const __m512i tiny = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), e);
+  return _mm512_castsi512_ps(_mm512_mask_mov_epi32(normal, _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2)), tiny));
+}
+SIMD_INLINE int32_t sum16(const int8_t* a) {  // as unsigned bytes, each 128 more
+  const __m128i x = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a)), _mm_set1_epi8(-128));
+  const __m128i sums = _mm_sad_epu8(x, _mm_setzero_si128());
+  return _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums))) - 2048;
+}
+
+// A row of a tile: 64 bytes. (The same register as i32x16: shr and shl serve both.)
 using u8x64 = __m512i;
 SIMD_INLINE u8x64 load64(const uint8_t* p) { return _mm512_loadu_si512(p); }
 SIMD_INLINE void store64(uint8_t* p, u8x64 v) { _mm512_storeu_si512(p, v); }
-SIMD_INLINE u8x64 band(u8x64 x, uint8_t mask) { return _mm512_and_si512(x, _mm512_set1_epi8(char(mask))); }
-template <int N>
-SIMD_INLINE u8x64 shr(u8x64 x) {  // what comes in from the neighbour is masked away
-  return _mm512_srli_epi16(x, N);
+SIMD_INLINE u8x64 mask8(u8x64 x, uint8_t mask) { return _mm512_and_si512(x, _mm512_set1_epi8(char(mask))); }
+SIMD_INLINE u8x64 bor(u8x64 a, u8x64 b) { return _mm512_or_si512(a, b); }
+SIMD_INLINE u8x64 lookup(const uint8_t* table, u8x64 x) {
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), x);
 }
 
 // 16 outputs x 32 inputs of unsigned codes, unpacked once and then used for every row.
@@ -97,6 +123,17 @@ SIMD_INLINE i32x16 dot(const CodeTile<Most>& t, const int8_t* a, int32_t start) 
   for (int c = 0; c < 8; c += 2) {
     even = _mm512_dpbusd_epi32(even, t.w[c], broadcast4(a + 4 * c));
     odd = _mm512_dpbusd_epi32(odd, t.w[c + 1], broadcast4(a + 4 * c + 4));
+  }
+  return _mm512_add_epi32(even, odd);
+}
+
+// Sum of codes * a over the 16 inputs of one half, from start on.
+template <int Half, int Most>
+SIMD_INLINE i32x16 dot_half(const CodeTile<Most>& t, const int8_t* a, int32_t start) {
+  __m512i even = _mm512_set1_epi32(start), odd = _mm512_setzero_si512();
+  for (int c = 0; c < 4; c += 2) {
+    even = _mm512_dpbusd_epi32(even, t.w[4 * Half + c], broadcast4(a + 4 * c));
+    odd = _mm512_dpbusd_epi32(odd, t.w[4 * Half + c + 1], broadcast4(a + 4 * c + 4));
   }
   return _mm512_add_epi32(even, odd);
 }

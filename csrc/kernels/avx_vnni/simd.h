@@ -31,9 +31,10 @@ struct CodeTile {
   }
 };
 // The weights are the unsigned operand. Two chains a half, so that latency does not bind at one row.
-SIMD_INLINE __m256i dot_half(const __m256i* w, const int8_t* a, int32_t start) {
+template <int Rows>
+SIMD_INLINE __m256i dot_rows(const __m256i* w, const int8_t* a, int32_t start) {
   __m256i even = _mm256_set1_epi32(start), odd = _mm256_setzero_si256();
-  for (int c = 0; c < 8; c += 2) {
+  for (int c = 0; c < Rows; c += 2) {
     even = _mm256_dpbusd_avx_epi32(even, w[c], broadcast4(a + 4 * c));
     odd = _mm256_dpbusd_avx_epi32(odd, w[c + 1], broadcast4(a + 4 * c + 4));
   }
@@ -42,7 +43,13 @@ SIMD_INLINE __m256i dot_half(const __m256i* w, const int8_t* a, int32_t start) {
 // start + sum of codes * a, over 32 inputs.
 template <int Most>
 SIMD_INLINE i32x16 dot(const CodeTile<Most>& t, const int8_t* a, int32_t start) {
-  return {dot_half(t.w[0], a, start), dot_half(t.w[1], a, start)};
+  return {dot_rows<8>(t.w[0], a, start), dot_rows<8>(t.w[1], a, start)};
+}
+
+// Sum of codes * a over the 16 inputs of one half, from start on.
+template <int Half, int Most>
+SIMD_INLINE i32x16 dot_half(const CodeTile<Most>& t, const int8_t* a, int32_t start) {
+  return {dot_rows<4>(t.w[0] + 4 * Half, a, start), dot_rows<4>(t.w[1] + 4 * Half, a, start)};
 }
 
 // Independent integer dot products for measuring the peak: 64 multiply-adds a call.

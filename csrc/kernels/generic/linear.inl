@@ -21,7 +21,7 @@ static void integer_tile(const Matrix& w, int64_t tile, const Rows& x, int64_t r
   using Codes = typename Format::Codes;
   const int64_t blocks = w.blocks;
   const uint8_t* codes = w.codes + tile * blocks * Codes::kBytes;
-  const ScalesOf<Format, typename Format::Scales> scales(w, tile);
+  const Scaling<Format> scales(w, tile);
   const int8_t* a = x.codes + row * x.stride;
   const float* a_scale = x.scales + row * x.blocks;
   const float* a_sum = x.sums + row * x.blocks;
@@ -35,6 +35,7 @@ static void integer_tile(const Matrix& w, int64_t tile, const Rows& x, int64_t r
     scales.prefetch(b);
     const auto t = unpack<Codes>(codes + b * Codes::kBytes);
     const auto scaled = scales.at(b);
+#pragma GCC unroll 16  // else the compiler keeps 16 rows' accumulators in memory
     for (int m = 0; m < M; ++m) {
       const int64_t at = m * x.blocks + b;
       acc[m] = scaled.add(acc[m], t, {a + m * x.stride + b * kGroup, a_scale[at], a_sum[at], bias4[at], bias8[at]});
@@ -80,7 +81,7 @@ struct Linear {
   }
   static void row(const Matrix& w, int64_t tile, int lane, float* out) {
     using Codes = typename Format::Codes;
-    const ScalesOf<Format, typename Format::Scales> scales(w, tile);
+    const Scaling<Format> scales(w, tile);
     alignas(64) uint8_t codes[8][64];
     alignas(64) float scale[2][kLanes], minimum[2][kLanes];
     for (int64_t b = 0; b < w.blocks; ++b) {
@@ -95,7 +96,7 @@ struct Linear {
       const int count = int(w.n_in - b * kGroup < kGroup ? w.n_in - b * kGroup : kGroup);
       for (int i = 0; i < count; ++i) {
         const float value = scale[i / 16][lane] * float(int(codes[i / 4][4 * lane + i % 4]) - Format::kZero);
-        out[b * kGroup + i] = decltype(scaled)::kMinimum ? value + minimum[i / 16][lane] : value;
+        out[b * kGroup + i] = Format::Scales::kMinimum ? value + minimum[i / 16][lane] : value;
       }
     }
   }

@@ -109,14 +109,50 @@ SIMD_INLINE u8x64 load64(const uint8_t* p) {
   return r;
 }
 SIMD_INLINE void store64(uint8_t* p, const u8x64& x) { std::memcpy(p, x.v, sizeof x.v); }
-SIMD_INLINE u8x64 band(u8x64 x, uint8_t mask) {
+SIMD_INLINE u8x64 mask8(u8x64 x, uint8_t mask) {
   for (auto& v : x.v) v &= mask;
   return x;
 }
-template <int N>
-SIMD_INLINE u8x64 shr(u8x64 x) {
-  for (auto& v : x.v) v = uint8_t(v >> N);
+SIMD_INLINE u8x64 bor(u8x64 a, const u8x64& b) {
+  for (int i = 0; i < 64; ++i) a.v[i] |= b.v[i];
+  return a;
+}
+SIMD_INLINE u8x64 lookup(const uint8_t* table, u8x64 x) {
+  for (auto& v : x.v) v = table[v];
   return x;
+}
+template <int N, class Lanes>  // u8x64 or i32x16, whose lanes here are never negative
+SIMD_INLINE Lanes shr(Lanes x) {
+  for (auto& v : x.v) v >>= N;
+  return x;
+}
+template <int N>
+SIMD_INLINE u8x64 shl(u8x64 x) {
+  for (auto& v : x.v) v = uint8_t(v << N);
+  return x;
+}
+template <int N>
+SIMD_INLINE i32x16 shl(i32x16 x) {
+  for (auto& v : x.v) v <<= N;
+  return x;
+}
+SIMD_INLINE i32x16 mask32(i32x16 x, int32_t mask) {
+  for (auto& v : x.v) v &= mask;
+  return x;
+}
+SIMD_INLINE i32x16 widen_u8(const uint8_t* p) { i32x16 r; LANES(r, p[i]); return r; }
+// 2^(e - 128): what a byte of a shared exponent multiplies doubled values by; 0 and 1 give subnormals.
+SIMD_INLINE f32x16 load_half_powers(const uint8_t* p) {
+  f32x16 r;
+  uint32_t bits[16];
+  for (int i = 0; i < 16; ++i) bits[i] = p[i] < 2 ? 0x00200000u << p[i] : uint32_t(p[i] - 1) << 23;
+  std::memcpy(r.v, bits, sizeof bits);
+  return r;
+}
+SIMD_INLINE int32_t sum16(const int8_t* a) {
+  int32_t s = 0;
+  for (int i = 0; i < 16; ++i) s += a[i];
+  return s;
 }
 
 // 16 outputs x 32 inputs of unsigned codes: [input][output].
@@ -128,14 +164,22 @@ struct CodeTile {
       for (int n = 0; n < 16; ++n) w[k][n] = rows[k / 4].v[4 * n + k % 4];
   }
 };
-// start + sum of codes * a, over 32 inputs.
-template <int Most>
-SIMD_INLINE i32x16 dot(const CodeTile<Most>& t, const int8_t* a, int32_t start) {
+template <int Inputs>
+SIMD_INLINE i32x16 dot_inputs(const int16_t (*w)[16], const int8_t* a, int32_t start) {
   i32x16 r;
   LANES(r, start);
-  for (int k = 0; k < 32; ++k)
-    for (int i = 0; i < 16; ++i) r.v[i] += int32_t(t.w[k][i]) * a[k];
+  for (int k = 0; k < Inputs; ++k)
+    for (int i = 0; i < 16; ++i) r.v[i] += int32_t(w[k][i]) * a[k];
   return r;
+}
+// start + sum of codes * a, over 32 inputs, and over the 16 of one half.
+template <int Most>
+SIMD_INLINE i32x16 dot(const CodeTile<Most>& t, const int8_t* a, int32_t start) {
+  return dot_inputs<32>(t.w, a, start);
+}
+template <int Half, int Most>
+SIMD_INLINE i32x16 dot_half(const CodeTile<Most>& t, const int8_t* a, int32_t start) {
+  return dot_inputs<16>(t.w + 16 * Half, a, start);
 }
 
 // Independent integer dot products for measuring the peak: 64 multiply-adds a call.

@@ -84,6 +84,8 @@ class NativeEngine:
         self.vocab_size = spec.vocab
         self.max_context = spec.max_context
         self.facts: dict[str, Any] = {}
+        self._is_mixture = any(isinstance(block.mlp, Experts) for block in spec.layers)
+        self._idle_bytes = 0
 
     @classmethod
     def load(
@@ -196,11 +198,14 @@ class NativeEngine:
 
         if not spec.tied:
             decoder.set_embedding(*streams(matrix(spec.embedding)))
+        idle = 0
         for layer, block in enumerate(spec.layers):
             for name, expert, part in _parts(block):
                 if isinstance(part, Linear):
-                    weight = streams(matrix(part.weight))
-                    decoder.set_matrix(layer, getattr(native.Slot, name), *weight, bias(part), expert)
+                    weight = matrix(part.weight)
+                    decoder.set_matrix(layer, getattr(native.Slot, name), *streams(weight), bias(part), expert)
+                    if isinstance(block.mlp, Experts) and expert >= block.mlp.used:  # all are of one size
+                        idle += weight.nbytes
                 else:
                     tensor = part.weight if isinstance(part, Norm) else part
                     decoder.set_vector(layer, getattr(native.Vector, name), vector(tensor))
@@ -209,7 +214,9 @@ class NativeEngine:
         decoder.set_lm_head(*streams(matrix(head.weight)), bias(head))
         if spec.tied:
             decoder.tie_embedding()
-        return cls(decoder, spec, low_bit, kv_cache)
+        engine = cls(decoder, spec, low_bit, kv_cache)
+        engine._idle_bytes = idle
+        return engine
 
     def new_cache(self, blank: int = 0) -> NativeCache:
         """An empty sequence; or one of ``blank`` positions of zeros, for measuring steps at that length.
@@ -248,7 +255,8 @@ class NativeEngine:
             raise InputError(f"the step's arguments do not fit: {error}") from None
         except RuntimeError as error:
             raise _in_use(error) from None
-        return StepOutput(top[:, 0], logits, top if batch.top else None)
+        experts = int(self._decoder.experts_touched()) if self._is_mixture else 0
+        return StepOutput(top[:, 0], logits, top if batch.top else None, experts)
 
     @property
     def experts_touched(self) -> int:
@@ -263,6 +271,7 @@ class NativeEngine:
             "threads": self._decoder.threads,
             "low_bit": self.low_bit,
             "weight_bytes": int(self._decoder.weight_bytes),
+            "step_bytes": int(self._decoder.weight_bytes) - self._idle_bytes,
             "kv_cache": self.kv_cache,
             "kv_bytes_per_token": kv_bytes_per_token(self.spec, self.kv_cache),
             "max_context": self.max_context,

@@ -13,25 +13,26 @@ from pathlib import Path
 
 from ipex_lookahead.checkpoints.config_json import read_generation_config
 from ipex_lookahead.drafting.store import Store, Stores
-from ipex_lookahead.errors import LookaheadError
-from ipex_lookahead.tokenization.chat_template import render_chats
+from ipex_lookahead.errors import InputError, LookaheadError
+from ipex_lookahead.tokenization.chat_template import chat_template_of, render_chats
 from ipex_lookahead.tokenization.folder import text_from_folder
 from ipex_lookahead.tokenization.gguf import text_from_gguf
 from ipex_lookahead.tokenization.text import TextTokenizer
 from tests.support.mutated.arrays import metadata, store
-from tests.support.mutated.json_text import tokenizer_json
+from tests.support.mutated.json_text import tokenizer_apart, tokenizer_json
 from tests.support.mutated.piece_model import tokenizer_model
 from tests.support.mutated.settings import generation, settings_files
 from tests.support.mutated.sound import ROWS, SENTENCES, Case
 
 TEXTS = ["", " ", *SENTENCES, "a" * 2000, "日本語 🙂 e\u0301\0\ufdfa <s>x</s>", " \n\t " * 40, "<|start|>user\n<|end|>"]
 MESSAGES = [{"role": "user", "content": "a cat"}]
-KINDS = {"json": 38, "model": 26, "settings": 16, "gguf": 10, "generation": 5, "store": 5}
+KINDS = {"json": 34, "apart": 4, "model": 26, "settings": 16, "gguf": 10, "generation": 5, "store": 5}
 SLOW = 60
 """One in so many cases also renders a template, in a process of its own, or becomes a transformers tokenizer."""
 
 _MAKERS: dict[str, Callable[[Case, random.Random], None]] = {
     "json": tokenizer_json,
+    "apart": tokenizer_apart,
     "model": tokenizer_model,
     "settings": settings_files,
     "gguf": metadata,
@@ -76,6 +77,10 @@ def _load(made: Case, folder: Path) -> None:
         assert len(store) == sum(map(len, store.texts()))
         stores.add(str(folder / "store"), [[1, 2, 3]])
         assert Store.open(folder / "store", ROWS).texts() == store.texts()
+        small = Store.open(folder / "store", ROWS, capacity=16)
+        small.add([5] * 10)
+        assert small.texts()[-1] == [5] * 10
+        assert len(small) <= 16
     else:
         config = {"vocab_size": ROWS}
         tokenizer = text_from_gguf(made.metadata, "x.gguf") if made.metadata else text_from_folder(folder, config)
@@ -93,6 +98,9 @@ def _use(tokenizer: TextTokenizer, slow: bool) -> None:
     assert type(tokenizer.decode(range(ROWS))) is str
     assert tokenizer.bos_token_id is None or tokenizer.bos_token_id in tokenizer.all_special_ids
     assert isinstance(tokenizer.silent_ids, frozenset)
+    for asked, for_tools in ((None, False), (None, True), ("default", False), ("{{ messages }}", False)):
+        with contextlib.suppress(InputError):
+            assert type(chat_template_of(tokenizer, asked, for_tools)) is str
     if slow:
         full = tokenizer.for_transformers()
         for text in TEXTS:

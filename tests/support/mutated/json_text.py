@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import random
@@ -10,6 +11,7 @@ from typing import Any
 
 from ipex_lookahead.tokenization.splitting import KNOWN_PATTERNS
 from tests.support.mutated.sound import SCALARS, Case, byte_pair
+from tests.support.mutated.sound import charsmap as charsmap_bytes
 
 
 def _parts(chance: random.Random) -> dict[str, list[dict[str, Any]]]:
@@ -180,7 +182,80 @@ def spelled(tree: Any, chance: random.Random) -> tuple[bytes, str]:
     return hurt(), name
 
 
+def _apart(tree: Any, chance: random.Random) -> str:
+    """A part, or a model, that runs in a process of its own; some of them hostile."""
+    flag, number = chance.random() < 0.5, chance.choice([0, 1, 1, 3, 100, 2**16, 2**64])
+    expressions = [
+        r"\p{L}+|\p{N}",
+        "a*",
+        "(a|aa)+$",
+        "(x+x+)+y",
+        "x+y|.",
+        "(?=.)",
+        "",
+        "(",
+        "\\",
+        "(?:a{1000}){1000}",
+        "[^a]",
+    ]
+    expressions += ["(?<=a)b", "(a)\\1", "\ud83d\ude42|\ufdfa", "a" * 5000, "$", "^", "(?i:straße)|K", r"\X", r"\R|\b"]
+    regex = {"Regex": chance.choice(expressions)}
+    behaviour = chance.choice(["Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous", "Odd"])
+    names = chance.choice([["[CLS]", 0], ["x", 511], ["", -1], ["<|start|>", 2**33], 5])
+    charsmap = base64.b64encode(chance.choice([charsmap_bytes(), charsmap_bytes()[:-9], b"", b"\xff" * 40])).decode()
+    tokens = sorted(tree["model"]["vocab"], key=str)[: chance.choice([5, 300])]
+    scores = [-1.0, 0, -1e308, 1e308, -5, chance.choice(SCALARS)]
+    made: dict[str, list[dict[str, Any]]] = {
+        "normalizer": [
+            {"type": "Replace", "pattern": regex, "content": chance.choice(["", "b", "b" * 15])},
+            {"type": "BertNormalizer", "clean_text": flag, "handle_chinese_chars": True,
+             "lowercase": flag,
+             "strip_accents": chance.choice([None, flag, 5])},
+            {"type": "Precompiled", "precompiled_charsmap": chance.choice([charsmap, charsmap, 5, "?"])},
+            {"type": "StripAccents"}, {"type": "Nmt"}, {"type": "ByteLevel"},
+        ],
+        "pre_tokenizer": [
+            {"type": "Split", "pattern": regex, "behavior": behaviour, "invert": flag},
+            {"type": "Split", "pattern": regex, "behavior": "Isolated", "invert": False},
+            {"type": "CharDelimiterSplit", "delimiter": chance.choice(["a", " ", "", "ab", 5])},
+            {"type": "FixedLength", "length": chance.choice([number, -1, "x"])},
+            {"type": "BertPreTokenizer"}, {"type": "UnicodeScripts"}, {"type": "Whitespace"},
+        ],
+        "decoder": [
+            {"type": "WordPiece", "prefix": chance.choice(["##", "", 5]), "cleanup": flag},
+            {"type": "BPEDecoder", "suffix": chance.choice(["</w>", "", "a"])},
+            {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": chance.choice(["|", ""]), "cleanup": flag},
+            {"type": "Replace", "pattern": regex, "content": "b" * 9},
+        ],
+        "post_processor": [
+            {"type": "BertProcessing", "sep": names, "cls": ["x", 1]},
+            {"type": "RobertaProcessing", "sep": ["x", 1], "cls": names, "trim_offsets": flag,
+             "add_prefix_space": flag},
+        ],
+        "model": [
+            {"type": "WordPiece", "vocab": tree["model"]["vocab"], "unk_token": chance.choice(["a", "nowhere"]),
+             "continuing_subword_prefix": chance.choice(["##", ""]), "max_input_chars_per_word": number},
+            {"type": "WordLevel", "vocab": tree["model"]["vocab"], "unk_token": chance.choice(["a", "nowhere"])},
+            {"type": "Unigram", "unk_id": chance.choice([0, 1, None, number]), "byte_fallback": flag,
+             "vocab": [[token, chance.choice(scores) if chance.random() < 0.01 else -5.0] for token in tokens]},
+            tree["model"] | {"end_of_word_suffix": chance.choice(["</w>", "a", 5])},
+            tree["model"] | {"continuing_subword_prefix": chance.choice(["##", "a", "Ġ"])},
+        ],
+    }  # fmt: skip
+    stage = chance.choice(list(made))
+    tree[stage] = chance.choice(made[stage])
+    return f"{stage} = {json.dumps(tree[stage])[:300]}"
+
+
 _JSON_DEEDS = (_part, _part, _part, _added, _vocabulary, value_anywhere, value_anywhere)
+
+
+def tokenizer_apart(case: Case, chance: random.Random) -> None:
+    tree = json.loads(byte_pair())
+    case.done.append(_apart(tree, chance))
+    if chance.random() < 0.3:
+        case.done.append(chance.choice([_part, _added, value_anywhere])(tree, chance))
+    case.files["tokenizer.json"] = json.dumps(tree).encode()
 
 
 def tokenizer_json(case: Case, chance: random.Random) -> None:

@@ -1,0 +1,70 @@
+"""OLMo 2: a Llama whose norms come after attention and MLP, and over the whole of q and of k."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ipex_lookahead.architectures.hparams import boolean, one_of
+from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
+from ipex_lookahead.architectures.names import Names
+from ipex_lookahead.architectures.rope import rope
+from ipex_lookahead.architectures.spec import Block, ModelSpec, Rope
+
+KEYS = ConfigKeys(
+    used={"hidden_act": one_of("silu"), "tie_word_embeddings": boolean, "attention_bias": boolean},
+    defaults={
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+    },
+    refused={
+        "sliding_window": ((None,), "limits how far attention reaches back, which transformers' OLMo 2 passes over"),
+        "layer_types": ((None,), "has layers of several kinds, which transformers' OLMo 2 passes over"),
+    },
+)
+
+
+def has_windows(file: GgufSource) -> bool:
+    """Whether a file of the architecture is an OLMo 3: llama.cpp's two are one, and a window tells them apart."""
+    return bool(file.scalar("olmo2.attention.sliding_window", 0))
+
+
+GGUF = GgufKeys(
+    "olmo2",
+    "Olmo2ForCausalLM",
+    constants={"attention_bias": False},
+    neutral={
+        "attention.sliding_window_pattern": "which layers have a window, and there is none",
+        "rope.freq_base_swa": "of layers with a window, and there is none",
+    },
+    claims=lambda file: not has_windows(file),
+)
+
+
+def block(names: Names, i: int, turn: Rope, window: int | None) -> Block:
+    """Norms behind attention and MLP instead of before them."""
+    attention = names.attention(
+        i,
+        rope=turn,
+        bias="qkvo" if names.config["attention_bias"] else "",
+        window=window,
+        q_norm=names.norm(i, "self_attn.q_norm", "attn_q_norm", names.heads * names.head_dim),
+        k_norm=names.norm(i, "self_attn.k_norm", "attn_k_norm", names.kv_heads * names.head_dim),
+    )
+    return Block(
+        attention=attention,
+        mlp=names.gated_mlp(i),
+        attention_norm=None,
+        attention_after=names.norm(i, "post_attention_layernorm", "post_attention_norm"),
+        mlp_norm=None,
+        mlp_after=names.norm(i, "post_feedforward_layernorm", "post_ffw_norm"),
+    )
+
+
+def spec(config: dict[str, Any]) -> ModelSpec:
+    """The decoder that an olmo2 ``config`` describes."""
+    names, turn = Names(config), rope(config)
+    return names.model("olmo2", lambda i: block(names, i, turn, None))

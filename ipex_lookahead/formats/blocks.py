@@ -1,0 +1,273 @@
+"""What GGUF's block formats share: a row is a sequence of blocks, each with its scales in it, as the file has them.
+
+A block's codes lie in *planes*, some bits of every code in each; a code counts whole numbers from ``-zero`` on, or the
+entries of a table. A value is ``scale * step * whole - minimum * minimum_step``, where the steps are small whole
+numbers of a part of the block and absent from the smaller formats. ``scale * step`` is exact in float32, so a value is
+rounded once or twice, as the ``gguf`` package does it.
+
+The codes stay the file's own on their way through; ``csrc/weights/records.h`` says the same for the compiled core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.formats.base import BadScale, GgufType, PackedWeight, Stream, check_streams
+from ipex_lookahead.formats.float_base import from_binary16, widen
+from ipex_lookahead.formats.groups import Floats, check_matrix, check_rows, row_chunks, stored_half
+
+Bytes = npt.NDArray[np.uint8]
+SUB_BLOCK = 32
+"""Inputs in what the compiled core takes at a time. Of a ragged last block, whole sub-blocks that no input reaches are
+zero bits; nobody computes with them."""
+
+
+class Plane(NamedTuple):
+    """``bits`` of every code, which are the code's from bit ``up`` on, in the bytes of ``field``.
+
+    Each run of ``run`` bytes holds the codes of 8 / ``bits`` runs of inputs: the first in the lowest bits.
+    """
+
+    field: str
+    bits: int
+    run: int
+    up: int = 0
+
+
+class Parts(NamedTuple):
+    """Blocks taken apart; the leading dimensions are those of the blocks.
+
+    Attributes:
+        codes: uint8 [..., inputs], unsigned as stored.
+        scale: binary16 bits [...]; for ``Exponents`` the bytes of the exponent.
+        minimum: binary16 bits [...], or None.
+        steps, minimum_steps: int16 [..., parts of a block], or None.
+    """
+
+    codes: Bytes
+    scale: npt.NDArray[Any]
+    minimum: npt.NDArray[np.uint16] | None = None
+    steps: npt.NDArray[np.int16] | None = None
+    minimum_steps: npt.NDArray[np.int16] | None = None
+
+
+class Steps(NamedTuple):
+    """How a record holds its steps: bytes [..., n] <-> (steps, minimum steps or None), and the step stored as 0."""
+
+    unpack: Callable[[npt.NDArray[Any]], tuple[npt.NDArray[np.int16], npt.NDArray[np.int16] | None]]
+    pack: Callable[[npt.NDArray[np.int16], npt.NDArray[np.int16] | None], npt.NDArray[Any]]
+    least: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """One of GGUF's block formats; see ``LowBitFormat``.
+
+    Attributes:
+        number: the type's number in a GGUF file.
+        gguf_name: its name there.
+        inputs: weights in a block.
+        record: a block's bytes: ``scale`` (and ``minimum``), ``steps``, and the planes' fields.
+        planes: where the codes are.
+        quantizer: floats [..., inputs] and their weights, 0 for what is no input -> ``Parts`` of unsigned codes.
+        zero: what is taken from a code.
+        table: what codes stand for instead.
+        steps: how ``record["steps"]`` is read.
+    """
+
+    name: str
+    bits: float
+    number: int
+    gguf_name: str
+    inputs: int
+    record: np.dtype[np.void]
+    planes: tuple[Plane, ...]
+    quantizer: Callable[[Floats, Floats], Parts]
+    zero: int = 0
+    table: tuple[int, ...] | None = None
+    steps: Steps | None = None
+
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """The format leaves no choice."""
+        return (0,)
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """The blocks, one after the other."""
+        size = self.record.itemsize
+        return (
+            Stream("codes", np.uint8, size, self.inputs, "U8", f"a block of GGUF's {self.gguf_name}, as it is there"),
+        )
+
+    @property
+    def gguf(self) -> GgufType:
+        """The block as a whole: it is kept as it is."""
+        return GgufType(self.number, self.gguf_name, self.inputs, np.dtype([("codes", "u1", self.record.itemsize)]))
+
+    def quantize(self, weight: PackedWeight, group_size: int = 32, threads: int | None = None) -> PackedWeight:
+        """A float matrix [n_out, n_in], the last block of a row filled up with zeros.
+
+        Raises:
+            LowBitFormatError: not a float matrix, NaN or infinity, or values whose scale is beyond the format.
+        """
+        check_matrix(weight, self.name)
+        n_out, n_in = weight.shape
+        codes = np.empty(self.streams[0].shape(weight.shape, 0), np.uint8)
+        blocks = codes.shape[1] // self.record.itemsize
+        for rows in row_chunks(n_out, blocks * self.inputs * 4):  # a search holds some copies
+            check_rows(weight, rows)
+            values = widen(weight.codes[rows], weight.format)
+            padded = np.pad(values, ((0, 0), (0, blocks * self.inputs - n_in))).reshape(
+                len(values), blocks, self.inputs
+            )
+            inputs = np.broadcast_to(np.arange(blocks * self.inputs).reshape(blocks, -1) < n_in, padded.shape)
+            with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
+                parts = self.quantizer(padded, inputs.astype(np.float32))
+            for what in ("scale", "minimum"):
+                half = getattr(parts, what)
+                if half is not None and half.dtype == np.uint16:
+                    stored_half(from_binary16(half), what, rows.start, self.name)
+            codes[rows] = self.pack(parts, n_in).view(np.uint8).reshape(len(values), -1)
+        return PackedWeight(self.name, weight.shape, codes)
+
+    def dequantize(self, weight: PackedWeight) -> npt.NDArray[np.float32]:
+        """``scale * step * whole - minimum * minimum_step``, float32 [n_out, n_in]."""
+        check_streams(weight, self)
+        n_out, n_in = weight.shape
+        values = np.empty((n_out, n_in), np.float32)
+        for rows in row_chunks(n_out, n_in):
+            part = self.values(self.unpack(self.records(weight.codes[rows])))
+            values[rows] = part.reshape(len(part), -1)[:, :n_in]
+        return values
+
+    def records(self, codes: npt.NDArray[Any]) -> npt.NDArray[np.void]:
+        """Rows of bytes as blocks [rows, blocks]."""
+        return np.ascontiguousarray(codes).view(self.record)
+
+    def unpack(self, records: npt.NDArray[np.void]) -> Parts:
+        """Blocks [...] taken apart."""
+        codes = np.zeros((*records.shape, self.inputs), np.uint8)
+        for plane in self.planes:
+            codes |= split(records[plane.field], plane.bits, plane.run) << np.uint8(plane.up)
+        names = self.record.names or ()
+        steps, minimum_steps = self.steps.unpack(records["steps"]) if self.steps else (None, None)
+        return Parts(codes, records["scale"], records["minimum"] if "minimum" in names else None, steps, minimum_steps)
+
+    def pack(self, parts: Parts, n_in: int) -> npt.NDArray[np.void]:
+        """Parts [rows, blocks, ...] as blocks [rows, blocks] of rows of ``n_in`` inputs."""
+        records = np.zeros(parts.codes.shape[:-1], self.record)
+        reached = -(-n_in // SUB_BLOCK) * SUB_BLOCK - (parts.codes.shape[-2] - 1) * self.inputs
+        codes = parts.codes.copy()
+        codes[..., -1, reached:] = 0
+        for plane in self.planes:
+            mask = np.uint8((1 << plane.bits) - 1)
+            records[plane.field] = join(codes >> np.uint8(plane.up) & mask, plane.bits, plane.run)
+        records["scale"] = parts.scale
+        if parts.minimum is not None:
+            records["minimum"] = parts.minimum
+        if self.steps is not None and parts.steps is not None:
+            steps = [None if part is None else part.copy() for part in (parts.steps, parts.minimum_steps)]
+            first = reached * parts.steps.shape[-1] // self.inputs
+            for part, least in zip(steps, (self.steps.least, 0), strict=True):
+                if part is not None:
+                    part[..., -1, first:] = least
+            assert steps[0] is not None
+            records["steps"] = self.steps.pack(steps[0], steps[1])
+        return records
+
+    def values(self, parts: Parts) -> Floats:
+        """What blocks stand for, float32 [..., inputs]."""
+        whole = self.whole(parts.codes).astype(np.float32)
+        scale = from_binary16(parts.scale) if parts.scale.dtype == np.uint16 else half_powers(parts.scale)
+        values: Floats = whole * self._of_inputs(scale, parts.steps)
+        if parts.minimum is not None:
+            minimum = self._of_inputs(from_binary16(parts.minimum), parts.minimum_steps)
+            values = values - minimum if parts.minimum_steps is not None else values + minimum
+        return values
+
+    def whole(self, codes: Bytes) -> npt.NDArray[np.int16]:
+        """The whole numbers that codes stand for."""
+        if self.table is not None:
+            listed: npt.NDArray[np.int16] = np.array(self.table, np.int16)[codes]
+            return listed
+        shifted: npt.NDArray[np.int16] = codes.astype(np.int16) - np.int16(self.zero)
+        return shifted
+
+    def _of_inputs(self, scale: Floats, steps: npt.NDArray[np.int16] | None) -> Floats:
+        if steps is None:
+            return scale[..., None]
+        products: Floats = scale[..., None] * steps.astype(np.float32)
+        return np.repeat(products, self.inputs // steps.shape[-1], axis=-1)
+
+    def random(self, shape: tuple[int, int], group_size: int, rng: np.random.Generator) -> PackedWeight:
+        """See ``LowBitFormat.random``. Codes and steps are uniform, all blocks have one scale."""
+        n_out, n_in = shape
+        n_blocks = -(-n_in // self.inputs)
+        records = rng.integers(0, 256, (n_out, n_blocks * self.record.itemsize), np.uint8).view(self.record)
+        some = records[:16].copy()
+        size = n_in**-0.5
+        if records["scale"].dtype == np.uint8:
+            records["scale"] = some["scale"] = 128
+            records["scale"] += np.int8(round(np.log2(size / self.values(self.unpack(some)).std()))).view(np.uint8)
+        else:
+            one = np.float16(1).view(np.uint16)
+            some["scale"] = one
+            if "minimum" in (self.record.names or ()):
+                some["minimum"] = 0
+                scaled = self.values(self.unpack(some))
+                some["scale"], some["minimum"] = 0, one
+                ratio = -float(scaled.mean()) / float(self.values(self.unpack(some)).mean())
+                some["scale"], some["minimum"] = one, np.float16(ratio).view(np.uint16)
+                records["minimum"] = np.float16(ratio * size / self.values(self.unpack(some)).std()).view(np.uint16)
+            records["scale"] = np.float16(size / self.values(self.unpack(some)).std()).view(np.uint16)
+        codes = self.pack(self.unpack(records), n_in).view(np.uint8).reshape(n_out, -1)
+        return PackedWeight(self.name, shape, codes)
+
+    def bad_scale(self, name: str, array: npt.NDArray[Any]) -> BadScale | None:
+        """See ``LowBitFormat.bad_scale``."""
+        records: Any = np.ascontiguousarray(array).reshape(-1).view(self.record)
+        fields: Any = self.record.fields
+        for what in ("scale", "minimum"):
+            if what in (self.record.names or ()):
+                field = records[what]
+                bad = field > MOST_EXPONENT if field.dtype == np.uint8 else (field & 0x7C00) == 0x7C00
+                if bad.any():
+                    at = int(bad.argmax()) * self.record.itemsize + int(fields[what][1])
+                    problem = (
+                        "is NaN or infinite, or makes a value so" if field.dtype == np.uint8 else "is NaN or infinite"
+                    )
+                    return BadScale(at, what, problem)
+        return None
+
+
+MOST_EXPONENT = 252
+"""Of mxfp4: 6 * 2^(252 - 127) is the largest value that float32 holds; 255 is NaN."""
+
+
+def half_powers(exponents: npt.NDArray[np.uint8]) -> Floats:
+    """2^(e - 128), exact also where it is subnormal: what the doubled values of a block with exponent e are times."""
+    wide = exponents.astype(np.uint32)
+    bits = np.where(wide < 2, np.uint32(0x00200000) << np.minimum(wide, 1), (np.maximum(wide, 1) - 1) << np.uint32(23))
+    powers: Floats = bits.astype(np.uint32).view(np.float32)
+    return powers
+
+
+def split(packed: npt.NDArray[Any], bits: int, run: int) -> Bytes:
+    """Bytes [..., n] to codes of ``bits`` bits [..., n * 8 / bits], ``run`` bytes at a time, lowest bits first."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    runs = packed.reshape(*packed.shape[:-1], -1, 1, run) >> shifts & np.uint8((1 << bits) - 1)
+    return runs.reshape(*packed.shape[:-1], -1)  # type: ignore[no-any-return]
+
+
+def join(codes: Bytes, bits: int, run: int) -> Bytes:
+    """The inverse of ``split``."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    runs = codes.reshape(*codes.shape[:-1], -1, 8 // bits, run) << shifts
+    joined: Bytes = np.bitwise_or.reduce(runs, axis=-2)
+    return joined.reshape(*codes.shape[:-1], -1)

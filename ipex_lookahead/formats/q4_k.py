@@ -1,0 +1,30 @@
+"""Four bits in blocks of 256: w = scale * step * code - minimum * minimum_step, GGUF's Q4_K.
+
+Eight parts of 32 inputs have a six-bit step of scale and of minimum each; the block has both in binary16.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ipex_lookahead.formats.blocks import BlockFormat, Parts, Plane
+from ipex_lookahead.formats.search import Floats
+from ipex_lookahead.formats.six_bits import SIX_BITS, quantize_steps
+
+
+def quantize_blocks(values: Floats, inputs: Floats) -> Parts:
+    """The definition; see ``BlockFormat.quantizer``."""
+    return quantize_steps(values, inputs, most=15, size=32, most_step=63)
+
+
+FORMAT = BlockFormat(
+    "q4_k",
+    bits=4,
+    number=12,
+    gguf_name="Q4_K",
+    inputs=256,
+    record=np.dtype([("scale", "<u2"), ("minimum", "<u2"), ("steps", "u1", 12), ("nibbles", "u1", 128)]),
+    planes=(Plane("nibbles", 4, 32),),
+    quantizer=quantize_blocks,
+    steps=SIX_BITS,
+)

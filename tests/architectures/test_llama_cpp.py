@@ -1,0 +1,81 @@
+"""The tiny GGUF files of every family in llama.cpp itself: that these files are what it means by them.
+
+Runs where ``IPEX_LOOKAHEAD_LLAMA_CPP`` names a Python that can import llama-cpp-python (0.3.36 or newer).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from ipex_lookahead import AutoModelForCausalLM
+from ipex_lookahead.architectures import model_types
+from tests.support.gguf_families import ARCHITECTURES, PAIRED, write_gguf
+from tests.support.tiny_families import CONTEXT, FAMILIES, VOCAB, Variant, build, logits, text, variants
+
+PYTHON = "IPEX_LOOKAHEAD_LLAMA_CPP"
+PROGRAM = Path(__file__).parents[1] / "support" / "llama_cpp_logits.py"
+pytestmark = pytest.mark.skipif(PYTHON not in os.environ, reason=f"{PYTHON} names no Python with llama-cpp-python")
+
+IN_GGUF = [(model_type, variant) for model_type in FAMILIES for variant in variants(model_type) if variant.gguf]
+EACH = pytest.mark.parametrize(
+    ("model_type", "variant"), IN_GGUF, ids=[f"{model_type}-{variant.name}" for model_type, variant in IN_GGUF]
+)
+CLOSE = {"gemma2": 5e-3, "gemma3_text": 5e-3}
+"""Of the logits' standard deviation, 2e-5 else: llama.cpp takes GELU from a table in float16."""
+
+
+def file_of(folder: Path, model_type: str, variant: Variant, **how: str) -> Path:
+    """A GGUF file that llama.cpp takes: it wants to hear that there is no tokenizer, and of how many tokens."""
+    metadata: dict[str, str | int] = {"tokenizer.ggml.model": "none"}
+    if ARCHITECTURES[model_type] not in PAIRED:
+        metadata[f"{ARCHITECTURES[model_type]}.vocab_size"] = VOCAB
+    return write_gguf(folder / "m.gguf", build(model_type, variant), metadata=metadata, **how)
+
+
+def logits_of_llama_cpp(file: Path, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    into, requests = file.with_suffix(".npy"), file.with_suffix(".json")
+    request = {"model": str(file), "ids": ids.tolist(), "context": CONTEXT, "into": str(into)}
+    requests.write_text(json.dumps([request]), encoding="utf-8")
+    done = subprocess.run(
+        [os.environ[PYTHON], str(PROGRAM), str(requests)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: npt.NDArray[np.float32] = np.load(into)
+    return found
+
+
+@EACH
+def test_llama_cpp_has_the_logits_of_transformers(tmp_path: Path, model_type: str, variant: Variant) -> None:
+    model = build(model_type, variant)
+    ids = text(model)
+    expected = logits(model, ids)
+    got = logits_of_llama_cpp(file_of(tmp_path, model_type, variant), ids)
+    difference = np.abs(got - expected).max() / expected.std()
+    if variant.llama_cpp:
+        assert difference < CLOSE.get(model_type, 2e-5)
+    else:
+        assert difference > 0.01, f"llama.cpp has it now: {variant.why}"
+
+
+@pytest.mark.parametrize("quant", ["F32", "Q8_0", "Q4_0"])
+@EACH
+def test_this_package_has_the_logits_of_llama_cpp(
+    tmp_path: Path, model_type: str, variant: Variant, quant: str
+) -> None:
+    """Activations are rounded differently: by 32 to 8 bits here as there, but not the same way."""
+    if model_type not in model_types() or not variant.llama_cpp:
+        pytest.skip("no file in architectures/ yet" if variant.llama_cpp else variant.why)
+    file = file_of(tmp_path, model_type, variant, quant=quant)
+    ids = text(build(model_type, variant))
+    expected = logits_of_llama_cpp(file, ids)
+    model = AutoModelForCausalLM.from_pretrained(file, threads=1, progress=False)
+    got = model(torch.from_numpy(ids[None])).logits[0].numpy()
+    assert np.abs(got - expected).max() / expected.std() < (1e-2 if quant == "F32" else 0.25)

@@ -1,0 +1,233 @@
+"""GGUF's block formats against the gguf package, their own inverse, and bad input."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+from gguf import quants
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ipex_lookahead.errors import LowBitFormatError
+from ipex_lookahead.formats import FORMATS, PackedWeight, dequantize, quantize
+from ipex_lookahead.formats.blocks import MOST_EXPONENT, BlockFormat, half_powers, join, split
+from ipex_lookahead.formats.mxfp4 import from_blocks_and_scales
+
+BLOCKS = [name for name, low_bit in FORMATS.items() if isinstance(low_bit, BlockFormat)]
+RAGGED = (1, 31, 32, 33, 172, 256, 257, 352, 576)
+
+
+def block_format(name: str) -> BlockFormat:
+    found = FORMATS[name]
+    assert isinstance(found, BlockFormat)
+    return found
+
+
+def fp32(values: np.ndarray) -> PackedWeight:
+    return PackedWeight("fp32", values.shape, np.ascontiguousarray(values, np.float32))
+
+
+def gaussian(n_out: int, n_in: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((n_out, n_in)).astype(np.float32) * np.float32(0.05)
+
+
+def any_bits(name: str, rows: int, blocks: int) -> np.ndarray:
+    """Records of random bits: every code and step, any finite scale."""
+    low_bit = block_format(name)
+    rng = np.random.default_rng(7)
+    records = rng.integers(0, 256, (rows, blocks * low_bit.record.itemsize), np.uint8).view(low_bit.record)
+    for field in ("scale", "minimum"):
+        if field in (low_bit.record.names or ()):
+            if records[field].dtype == np.uint8:
+                records[field] = rng.integers(0, MOST_EXPONENT + 1, records[field].shape)
+            else:
+                sign = rng.integers(0, 2, records[field].shape) << 15
+                records[field] = rng.integers(0, 0x7C00, records[field].shape) | sign
+    return records
+
+
+def test_every_type_that_the_package_lists_has_our_sizes():
+    for name, low_bit in FORMATS.items():
+        assert low_bit.gguf is not None, name
+        kind = gguf.GGMLQuantizationType(low_bit.gguf.number)
+        assert kind.name == low_bit.gguf.name
+        assert gguf.GGML_QUANT_SIZES[kind] == (low_bit.gguf.inputs, low_bit.gguf.record.itemsize)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_dequantize_equals_the_gguf_package_to_the_last_bit(name):
+    low_bit = block_format(name)
+    codes = any_bits(name, 40, 9).view(np.uint8)
+    expected = quants.dequantize(codes, gguf.GGMLQuantizationType(low_bit.number))
+    got = dequantize(PackedWeight(name, (40, 9 * low_bit.inputs), codes))
+    assert np.array_equal(got.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_packing_undoes_unpacking(name):
+    low_bit = block_format(name)
+    records = any_bits(name, 40, 9)
+    packed = low_bit.pack(low_bit.unpack(records), 9 * low_bit.inputs)
+    assert packed.tobytes() == records.tobytes()
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+@pytest.mark.parametrize("run", [1, 4, 16])
+def test_join_undoes_split(bits, run):
+    packed = np.random.default_rng(bits).integers(0, 256, (3, 48), np.uint8)
+    codes = split(packed, bits, run)
+    assert codes.shape == (3, 48 * 8 // bits)
+    assert codes.max() == (1 << bits) - 1
+    assert np.array_equal(join(codes, bits, run), packed)
+
+
+LEAST_DB = {"q2_k": 10.5, "q3_k": 15.5, "q4_k": 22, "q5_k": 28, "q6_k": 34, "sym_int5": 26, "asym_int5": 28,
+            "iq4_nl": 21, "iq4_xs": 21, "mxfp4": 18}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_signal_to_noise(name):
+    """Floors for Gaussian weights, in dB."""
+    weight = gaussian(64, 512)
+    noise = dequantize(quantize(fp32(weight), name)) - weight
+    ratio = 10 * np.log10(np.square(weight, dtype=np.float64).sum() / np.square(noise, dtype=np.float64).sum())
+    assert ratio > LEAST_DB[name]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("sym_int5", "Q5_0"), ("asym_int5", "Q5_1")])
+def test_a_search_loses_less_than_the_largest_value_alone(name, kind):
+    weight = gaussian(64, 512)
+    theirs = quants.dequantize(
+        quants.quantize(weight, gguf.GGMLQuantizationType[kind]), gguf.GGMLQuantizationType[kind]
+    )
+    ours = dequantize(quantize(fp32(weight), name))
+    assert np.square(ours - weight).mean() < np.square(theirs - weight).mean()
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_what_the_format_holds_comes_back_nearly(name):
+    """Values that are some block's own are found again but for the choice of scales: far closer than other values."""
+    low_bit = block_format(name)
+    held = dequantize(low_bit.random((16, 512), 0, np.random.default_rng(3)))
+    found = dequantize(quantize(fp32(held), name))
+    other = gaussian(16, 512) / np.float32(0.05) * held.std()
+    lost = np.square(found - held).mean()
+    assert lost < 0.6 * np.square(dequantize(quantize(fp32(other), name)) - other).mean() or name == "q2_k"
+
+
+@pytest.mark.parametrize("n_in", RAGGED)
+@pytest.mark.parametrize("name", BLOCKS)
+def test_ragged_rows(name, n_in):
+    """Sub-blocks that no input reaches are zero bits, and the values are finite and near."""
+    low_bit = block_format(name)
+    weight = gaussian(5, n_in, seed=n_in)
+    packed = quantize(fp32(weight), name)
+    assert packed.codes.shape == low_bit.streams[0].shape((5, n_in), 0)
+    got = dequantize(packed)
+    assert got.shape == weight.shape
+    assert np.abs(got - weight).max() <= 0.4 * np.abs(weight).max() + 1e-6
+    parts = low_bit.unpack(low_bit.records(packed.codes))
+    reached = -(-n_in // 32) * 32 - (parts.codes.shape[1] - 1) * low_bit.inputs
+    assert not parts.codes[:, -1, reached:].any()
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_zeros_and_tiny_values_give_finite_values(name):
+    for value in (0.0, -0.0, 1e-12, -1e-9, 1e-45):
+        got = dequantize(quantize(fp32(np.full((2, 300), value)), name))
+        assert np.isfinite(got).all()
+        assert np.abs(got).max() <= 2.0**-14
+
+
+@pytest.mark.parametrize("name", [name for name in BLOCKS if name != "mxfp4"])
+def test_a_scale_beyond_binary16_is_refused(name):
+    weight = gaussian(6, 300)
+    weight[4, 266] = 1e13
+    with pytest.raises(LowBitFormatError, match=r"row 4, group \d+: the (scale|minimum) would be .*65504"):
+        quantize(fp32(weight), name)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_misfits_are_refused(name):
+    for shape in ((8,), (2, 2, 2), (0, 4), (4, 0)):
+        with pytest.raises(LowBitFormatError, match="matrices"):
+            quantize(fp32(np.zeros(shape)), name)
+    good = quantize(fp32(gaussian(4, 300)), name)
+    for change in (
+        {"codes": good.codes[:, :-1]},
+        {"codes": good.codes.astype(np.int32)},
+        {"shape": (4, 3000)},
+        {"group_size": 32},
+    ):
+        with pytest.raises(LowBitFormatError):
+            dequantize(PackedWeight(**{"format": name, "shape": good.shape, "codes": good.codes, **change}))
+    assert quantize(good, name, 64) is good
+    with pytest.raises(LowBitFormatError, match="the weight is in"):
+        quantize(good, "sym_int4")
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_scale_that_is_no_number_is_found(name):
+    low_bit = block_format(name)
+    records = any_bits(name, 3, 4)
+    assert low_bit.bad_scale("codes", records.view(np.uint8)) is None
+    bad = 253 if records["scale"].dtype == np.uint8 else 0x7E00
+    records["scale"][2, 1] = bad
+    found = low_bit.bad_scale("codes", records.view(np.uint8))
+    assert found is not None
+    assert records.view(np.uint8).reshape(-1)[found.index :].view(np.uint8)[0] == (bad & 255)
+    assert found.index // low_bit.record.itemsize == 9
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n_out=st.integers(1, 3),
+    n_in=st.integers(1, 600),
+    name=st.sampled_from(BLOCKS),
+    exponent=st.integers(-30, 10),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_finite_weight_gives_finite_values_near_it(n_out, n_in, name, exponent, seed):
+    rng = np.random.default_rng(seed)
+    values = (rng.standard_normal((n_out, n_in)) * 2.0 ** (exponent + rng.integers(-3, 4, (n_out, n_in)))).astype("f4")
+    restored = dequantize(quantize(fp32(values), name))
+    assert restored.shape == values.shape
+    assert np.isfinite(restored).all()
+    assert np.abs(restored - values).max() <= np.abs(values).max() * 0.6 + 2.0**-12
+
+
+# ---- mxfp4 -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(exponent=st.integers(-60, 60), seed=st.integers(0, 2**32 - 1))
+def test_mxfp4_is_quantised_as_the_gguf_package_does(exponent, seed):
+    rng = np.random.default_rng(seed)
+    values = (rng.standard_normal((4, 96)) * 2.0 ** (exponent + rng.integers(-3, 4, (4, 1)))).astype("f4")
+    expected = quants.quantize(values, gguf.GGMLQuantizationType.MXFP4)
+    assert np.array_equal(quantize(fp32(values), "mxfp4").codes, expected)
+
+
+def test_mxfp4_exponents_are_exact_powers():
+    exponents = np.arange(256, dtype=np.uint8)
+    expected = np.ldexp(1.0, exponents.astype(np.int64) - 128)
+    assert np.array_equal(half_powers(exponents).astype(np.float64), expected)
+
+
+def test_mxfp4_from_the_layout_of_hugging_face():
+    """Against the definition: neighbours share a byte, a value is e2m1 times 2^(exponent - 127)."""
+    rng = np.random.default_rng(5)
+    blocks = rng.integers(0, 256, (7, 3, 16), np.uint8)
+    scales = rng.integers(100, 140, (7, 3), np.uint8)
+    got = dequantize(from_blocks_and_scales(blocks, scales))
+    values = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    values += [-value for value in values]
+    for row in range(7):
+        for i in range(96):
+            byte = int(blocks[row, i // 32, i % 32 // 2])
+            code = byte >> 4 if i % 2 else byte & 15
+            assert got[row, i] == values[code] * 2.0 ** (int(scales[row, i // 32]) - 127)
+    for bad_blocks, bad_scales in ((blocks[:, :, :8], scales), (blocks, scales[:, :2]), (blocks.astype("i1"), scales)):
+        with pytest.raises(LowBitFormatError):
+            from_blocks_and_scales(bad_blocks, bad_scales)
