@@ -177,6 +177,7 @@ _ROPE_NEEDS: dict[str, tuple[str, ...]] = {
     "dynamic": ("factor",),
     "yarn": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "freq_factors": ("factors",),
 }
 
 
