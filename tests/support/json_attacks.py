@@ -39,7 +39,16 @@ OTHERS = (
     [0.5] * 600,
 )
 LAYERS = (
-    *([], ["full_attention"], ["sliding_attention"] * 2, ["full_attention"] * 513, ["x", "x"], [1, 0], [0, 0, 0], [-1, 9]),
+    *(
+        [],
+        ["full_attention"],
+        ["sliding_attention"] * 2,
+        ["full_attention"] * 513,
+        ["x", "x"],
+        [1, 0],
+        [0, 0, 0],
+        [-1, 9],
+    ),
 )
 """Lists that say something of each layer."""
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "freq_factors", "", None, 3)
