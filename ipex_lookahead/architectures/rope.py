@@ -60,7 +60,7 @@ def _rope(config: dict[str, Any]) -> tuple[Floats, float]:
         return _llama3(plain, scaling), 1.0
     if kind == "yarn":
         return _yarn(plain, config, scaling)
-    if kind == "longrope" and _LONGROPE <= scaling.keys():  # both sets are there; the context asked for says which
+    if kind == "longrope" and scaling.keys() >= _LONGROPE:  # both sets are there; the context asked for says which
         long = config["max_position_embeddings"] > scaling["original_max_position_embeddings"]
         return _divided(plain, scaling["long_factor" if long else "short_factor"]), float(scaling["attention_factor"])
     if kind == "freq_factors":  # a GGUF file's own divisor for each pair
