@@ -92,6 +92,8 @@ class SafetensorsCheckpoint:
             if (name := renamed(known, in_file)) is None:
                 continue
             check_kind(file, in_file, tensor, most_dimensions=max(2, wanted.get(name, 2)))
+            if name in found:
+                raise ModelFormatError(file.path, in_file, tensor.entry, f"is there under another name of {name} too")
             found[name] = (file, tensor)
             if name not in wanted and not name.endswith(_UNUSED) and name != "lm_head.weight":
                 unused.append(in_file)
