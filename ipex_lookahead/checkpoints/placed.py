@@ -43,11 +43,12 @@ def run_of(tensor: Tensor, place: Place) -> Run:
 def in_blocks(tensor: Tensor, names: Collection[str]) -> Tensor:
     """The weight as MXFP4 where a folder has its tensor in blocks, and not as floats with inputs before outputs."""
     place = tensor.hf
-    if place.layout != "transposed" or place.name in names or f"{place.name}_blocks" not in names:
+    parts = (f"{place.name}_blocks", f"{place.name}_scales")
+    if place.layout != "transposed" or place.name in names or not any(part in names for part in parts):
         return tensor
     experts, n_in, outputs = place.shape
     shape = (experts, outputs, -(-n_in // 32), 16)
-    return replace(tensor, hf=replace(place, name=f"{place.name}_blocks", shape=shape, layout="mxfp4"))
+    return replace(tensor, hf=replace(place, name=parts[0], shape=shape, layout="mxfp4"))
 
 
 def split_experts(tensor: Tensor, names: Collection[str]) -> Tensor:

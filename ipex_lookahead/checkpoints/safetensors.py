@@ -20,7 +20,8 @@ from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import read_config, read_generation_config, read_json
 from ipex_lookahead.checkpoints.finite import first_not_finite
-from ipex_lookahead.checkpoints.placed import run_of, tensors_by_name, transposed_part, with_offset
+from ipex_lookahead.checkpoints.mxfp4_blocks import check_blocks, read_blocks, scales_name
+from ipex_lookahead.checkpoints.placed import in_blocks, run_of, tensors_by_name, transposed_part, with_offset
 from ipex_lookahead.checkpoints.safetensors_reader import MAX_NAME, SafetensorsFile, StoredTensor
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats.base import PackedWeight
@@ -84,18 +85,22 @@ class SafetensorsCheckpoint:
         """Find the family's weights among the tensors, under the names that its spec knows them by."""
         known = family(self.config["model_type"])
         self.spec = spec_for(self.config)
-        self._weights = tensors_by_name(self.spec)
+        names = {renamed(known, name) or "" for name in self._tensors}
+        self._weights = {name: in_blocks(tensor, names) for name, tensor in tensors_by_name(self.spec).items()}
         wanted = {tensor.hf.name: len(tensor.hf.shape) for tensor in self._weights.values()}
+        bytes_of = {tensor.hf.name: tensor for tensor in self._weights.values() if tensor.hf.layout == "mxfp4"}
+        bytes_of |= {scales_name(tensor): tensor for tensor in bytes_of.values()}
         found: dict[str, tuple[SafetensorsFile, StoredTensor]] = {}
         unused: list[str] = []
         for in_file, (file, tensor) in self._tensors.items():
             if (name := renamed(known, in_file)) is None:
                 continue
-            check_kind(file, in_file, tensor, most_dimensions=max(2, wanted.get(name, 2)))
             if name in found:
                 raise ModelFormatError(file.path, in_file, tensor.entry, f"is there under another name of {name} too")
+            if name not in bytes_of:
+                check_kind(file, in_file, tensor, most_dimensions=max(2, wanted.get(name, 2)))
             found[name] = (file, tensor)
-            if name not in wanted and not name.endswith(_UNUSED) and name != "lm_head.weight":
+            if name not in wanted and name not in bytes_of and not name.endswith(_UNUSED) and name != "lm_head.weight":
                 unused.append(in_file)
         self._tensors = found
         self._unused = unused
@@ -176,6 +181,9 @@ class SafetensorsCheckpoint:
         if name not in self._weights:
             return TensorInfo(stored.shape, form)
         tensor = self._weights[name]
+        if tensor.hf.layout == "mxfp4":
+            check_blocks(tensor, (file, stored), self._find(scales_name(tensor)))
+            return TensorInfo(tensor.shape, "mxfp4")
         if stored.shape == tensor.hf.shape:
             return TensorInfo(tensor.shape, form)
         if tensor.shape == tensor.hf.shape:  # a whole tensor: who asked compares
@@ -196,6 +204,8 @@ class SafetensorsCheckpoint:
             weight = read_float(file, name, stored)
             return weight if tensor is None else with_offset(weight, tensor.hf.offset)
         self.info(name)
+        if tensor.hf.layout == "mxfp4":
+            return read_blocks(tensor, (file, stored), self._find(scales_name(tensor)))
         return with_offset(read_part(file, tensor, stored), tensor.hf.offset)
 
     def _find(self, name: str) -> tuple[SafetensorsFile, StoredTensor]:

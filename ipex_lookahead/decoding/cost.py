@@ -268,7 +268,7 @@ def calibrate(engine: Engine, *, patience: float = PATIENCE_SECONDS) -> tuple[Ca
     reading = curve[0] * (facts.get("kv_bytes_per_token") or 0) / weights if weights else 0.0
     found = Calibration(rows, curve, PER_KEY * reading, PER_KEY_AND_ROW * reading)
     if counted and (more := experts[same] - experts[-same]) > 0:
-        price = max(0.0, quartile[same] - quartile[-same]) / more
+        price = min(max(0.0, quartile[same] - quartile[-same]) / more, curve[0] / experts[1])
         found = replace(found, experts=tuple(accumulate((experts[n] for n in rows), max)), expert_seconds=price)
     return found, disturbance
 

@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from ipex_lookahead.errors import InputError, UnsupportedModelError
 from ipex_lookahead.hub.names import HubName
 
-GGUF_TYPES = ("Q4_0", "Q4_1", "Q8_0", "BF16", "F16", "F32")
-"""The GGUF types that are read, the one to take first where a repository offers several."""
+GGUF_TYPES = (
+    "Q4_0", "Q4_K_M", "Q4_K_S", "Q4_K", "Q4_1", "Q5_K_M", "Q5_K_S", "Q5_K", "Q5_0", "Q5_1", "Q8_0", "Q6_K", "IQ4_XS",
+    "IQ4_NL", "MXFP4", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q3_K", "Q2_K", "BF16", "F16", "F32",
+)  # fmt: skip
+"""What names of GGUF files say of types that are read, the one to take first where a repository offers several. (_S, _M
+and _L are mixtures of the K types.)"""
 
 WEIGHTS = (".gguf", ".safetensors")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")

@@ -38,11 +38,11 @@ def write_config(folder, **more):
     return folder
 
 
-def k_quant(path):
+def unread(path):
     entries, tensors = llama_parts()
     hidden = 256
     entries = [(k, t, hidden if k == "llama.embedding_length" else v) for k, t, v in entries]
-    kinds = {"token_embd.weight": 14, "blk.0.attn_q.weight": 12, "blk.0.attn_k.weight": 12}
+    kinds = {"token_embd.weight": 21, "blk.0.attn_q.weight": 22, "blk.0.attn_k.weight": 22}
     tensors = [
         tensor(name, (hidden, dims[1]), kinds[name]) if name in kinds else (name, dims, kind, data)
         for name, dims, kind, data in tensors
@@ -51,18 +51,18 @@ def k_quant(path):
 
 
 def test_a_gguf_file_of_types_that_are_not_read(tmp_path, capsys):
-    file = k_quant(tmp_path / "llama.Q4_K_M.gguf")
+    file = unread(tmp_path / "llama.IQ2_M.gguf")
     facts = facts_of(file, capsys)
     assert facts["architecture"] == "llama"
     assert facts["engine"] is None
-    assert facts["formats"]["Q4_K"] == {"tensors": 2, "bytes": 2 * 8 * 144}
-    assert facts["formats"]["Q6_K"] == {"tensors": 1, "bytes": 4 * 210}
+    assert facts["formats"]["IQ2_S"] == {"tensors": 2, "bytes": 2 * 8 * 82}
+    assert facts["formats"]["IQ3_S"] == {"tensors": 1, "bytes": 4 * 110}
     assert facts["formats"]["fp32"]["tensors"] == 3
     assert (facts["layers"], facts["hidden_size"], facts["vocab_size"]) == (1, 256, 4)
     assert facts["licence"] == "mit"
-    assert facts["hint"].endswith("llama-quantize --allow-requantize llama.Q4_K_M.gguf llama.Q4_K_M-Q8_0.gguf Q8_0")
+    assert facts["hint"].endswith("llama-quantize --allow-requantize llama.IQ2_M.gguf llama.IQ2_M-Q8_0.gguf Q8_0")
     said = " ".join(words_of(file, capsys).split())
-    assert "weights in Q4_K 2 tensors" in said
+    assert "weights in IQ2_S 2 tensors" in said
     assert "cannot be run" in said
     assert "llama-quantize --allow-requantize" in said
     assert run(["generate", "-m", str(file), "hi"]) == 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ipex_lookahead.decoding.controller import LONGEST_PAUSE, AdaptiveBudget
-from ipex_lookahead.decoding.cost import Calibration, CostCurve
+from ipex_lookahead.decoding.cost import ROWS, Calibration, CostCurve
 from ipex_lookahead.drafting.draft import Draft, Outcome
 
 TILES = Calibration((1, 2, 3, 4, 5, 8, 9, 16), (1.0, 1.05, 1.1, 1.15, 1.7, 1.75, 2.4, 3.2))
@@ -288,3 +288,70 @@ def test_in_lockstep_a_draft_must_be_likely_for_all_sequences_at_once() -> None:
     assert in_lockstep(0.7, in_step=False)[1] > 2 * drafted
     ratio, _ = in_lockstep(0.99, in_step=True)
     assert ratio > 1.2
+
+
+# ---- mixtures of experts ---------------------------------------------------------------------------------------------
+
+
+class Mixture:
+    """A model of 16 layers, each row to ``used`` of ``experts``. A row takes a second, ``dense`` of it without experts.
+
+    ``touched`` is how many experts a step of so many rows reads where the text goes to ``among`` of a layer.
+    """
+
+    def __init__(self, used: int, experts: int, dense: float) -> None:
+        self.used, self.experts, self.dense = used, experts, dense
+        self.each = (1.0 - dense) / (16 * used)
+
+    def touched(self, rows: int, among: float) -> int:
+        return round(16 * among * (1.0 - (1.0 - self.used / among) ** rows))
+
+    def seconds(self, rows: int, touched: int) -> float:
+        return self.dense * (1.0 + 0.02 * (rows - 1)) + self.each * touched
+
+    def calibration(self) -> Calibration:
+        touched = tuple(self.touched(rows, self.experts) for rows in ROWS)
+        seconds = tuple(map(self.seconds, ROWS, touched))
+        return Calibration(ROWS, seconds, experts=touched, expert_seconds=self.each)
+
+    def play(self, among: float, right: float, prob: float | None, *, steps: int = 256, seed: int = 0) -> float:
+        """Speed over that of plain decoding, on a text whose drafted tokens are each right by that chance."""
+        rng = np.random.default_rng(seed)
+        controller = AdaptiveBudget(CostCurve(self.calibration()), 8)
+        seconds = emitted = 0.0
+        for _ in range(steps):
+            full = chain(controller.budget(0, 100), prob)
+            draft = controller.select([0], [full], 100)[0] if full.tokens else full
+            known = int(np.append(rng.random(len(full)) > right, True).argmax())
+            accepted = list(range(min(known, len(draft))))
+            tokens = [*accepted, len(accepted) if known > len(accepted) else -9]
+            controller.observe(0, Outcome(draft, accepted, tokens))
+            rows = 1 + len(draft)
+            disturbed = rng.normal(1.0, 0.05) if rows > 1 else 1.0
+            touched = max(16 * self.used, round(disturbed * self.touched(rows, among)))
+            took = self.seconds(rows, touched) * rng.normal(1.0, 0.03)
+            controller.timed(rows, 100, took, 0.0, touched)
+            seconds += took
+            emitted += len(tokens)
+        return emitted / seconds
+
+
+MIXTURES = [Mixture(2, 8, 0.2), Mixture(8, 128, 0.4), Mixture(4, 32, 0.35)]
+"""Mixtral's, Qwen3-30B-A3B's and gpt-oss-20b's shares, roughly."""
+
+
+@pytest.mark.parametrize("mixture", MIXTURES, ids=lambda m: f"{m.used} of {m.experts}")
+@pytest.mark.parametrize("share", [0.5, 1.0, 4.0])
+@pytest.mark.parametrize("prob", [None, 0.2, 0.9])
+def test_on_a_mixture_it_is_never_slower(mixture: Mixture, share: float, prob: float | None) -> None:
+    """Though a wrong draft costs several forwards, and a text needs more experts than the calibration did, or fewer."""
+    among = max(1.2 * mixture.used, share * mixture.experts)
+    for seed, right in enumerate((0.02, 0.2, 0.4, 0.6, 0.9)):
+        assert mixture.play(among, right, prob, seed=seed) > 0.98, right
+
+
+def test_on_a_mixture_it_drafts_more_where_rows_share_their_experts() -> None:
+    mixture = MIXTURES[0]
+    assert mixture.play(2.4, 0.9, None) > 2.5
+    assert mixture.play(2.4, 0.9, None) > 1.3 * mixture.play(8, 0.9, None)
+    assert mixture.play(8, 0.9, None) > 1.3

@@ -128,6 +128,103 @@ def test_an_assumed_curve_takes_its_unit_from_the_first_time() -> None:
     assert curve(4, 100) == pytest.approx(0.02 * 1.18)
 
 
+# ---- mixtures of experts ---------------------------------------------------------------------------------------------
+
+USED, EXPERTS = 2 * 4, 32 * 4
+"""Of 4 layers: each row goes to 2 of 32 in every one."""
+
+
+def mixture(clock: list[float], spread: float = 1.0) -> ScriptedEngine:
+    """A row beside the first brings ``spread`` times its experts; reading one takes a millisecond, all else 10."""
+    engine = markov(vocab_size=64)
+    forward = engine.forward
+
+    def counted(batch: Any) -> Any:
+        distinct = len({(token, parent) for token, parent in zip(batch.tokens, batch.parents, strict=True)})
+        experts = min(EXPERTS, round(USED * (1 + spread * (distinct - 1))))
+        clock[0] += 0.01 + 0.001 * experts
+        output = forward(batch)
+        output.experts = experts
+        return output
+
+    engine.forward = counted  # type: ignore[method-assign]
+    return engine
+
+
+def test_what_an_expert_costs_is_measured(clock: list[float]) -> None:
+    found, _ = calibrate(mixture(clock))
+    assert found.expert_seconds == pytest.approx(0.001)
+    assert found.experts == tuple(min(EXPERTS, USED * n) for n in found.rows)
+    assert calibrate(timed_engine(clock, steps_of_four))[0].experts == ()
+
+
+def test_an_expert_takes_no_more_than_a_step_of_them(clock: list[float]) -> None:
+    """Whatever disturbed the rows of one token, or those of several."""
+    engine = mixture(clock)
+    quiet = engine.forward
+
+    def disturbed(batch: Any) -> Any:
+        clock[0] += 5.0 if len(set(batch.tokens.tolist())) == cost.SAME_ROWS else 0.0
+        return quiet(batch)
+
+    engine.forward = disturbed  # type: ignore[method-assign]
+    found, _ = calibrate(engine)
+    assert found.expert_seconds <= found.seconds[0] / found.experts[0]
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.4, 1.0, 1.5])
+def test_experts_that_rows_share_are_learned_for_other_numbers_of_rows_too(clock: list[float], spread: float) -> None:
+    curve = CostCurve(calibrate(mixture(clock))[0])
+    assert curve(4) == pytest.approx(0.01 + 0.001 * 32)
+    for _ in range(100):
+        experts = round(USED * (1 + 3 * spread))
+        curve.timed(4, 0, 0.01 + 0.001 * experts, experts)
+    assert curve(4) == pytest.approx(0.01 + 0.001 * USED * (1 + 3 * spread), rel=0.03)
+    assert curve(1) == pytest.approx(0.01 + 0.001 * USED, rel=0.03)
+    before, after = 0.01 + 0.001 * 48, 0.01 + 0.001 * USED * (1 + 5 * spread)
+    assert min(before, after) * 0.97 <= curve(6) <= max(before, after) * 1.03
+    if spread != 1:
+        assert abs(curve(6) - before) > 0.4 * abs(after - before), "half of the news is for all"
+
+
+def test_experts_that_are_known_are_charged(clock: list[float]) -> None:
+    curve = CostCurve(calibrate(mixture(clock))[0])
+    assert curve(4, 0, 12) == pytest.approx(0.01 + 0.012)
+    assert curve(4, 0, 30) == pytest.approx(0.01 + 0.030)
+    assert curve(4, 0, 1) == curve(1), "no step takes less than one row"
+    before = curve.table()
+    for _ in range(50):
+        curve.timed(4, 0, 0.01 + 0.03 + 0.002, 32)
+    assert curve(1) == pytest.approx(before[0][1]), "a step of the usual experts and time is no news"
+
+
+def test_experts_are_kept_and_found_again(tmp_path: Path, clock: list[float]) -> None:
+    engine = mixture(clock)
+    found, _ = calibrate(engine)
+    save(tmp_path / "costs.json", found, engine)
+    assert load(tmp_path / "costs.json") == found
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"experts": [8]},
+        {"experts": "8"},
+        {"experts": [8, 4]},
+        {"experts": [0, 8]},
+        {"experts": [8, 1.5]},
+        {"experts": [True, 8]},
+        {"expert_seconds": -1.0},
+        {"expert_seconds": None},
+    ],
+)
+def test_experts_that_cannot_be_are_not_believed(change: dict[str, Any]) -> None:
+    good = {"rows": [1, 2], "seconds": [1.0, 1.5], "key_seconds": 0.0, "key_row_seconds": 0.0}
+    mixture = {**good, "experts": [8, 12], "expert_seconds": 0.1}
+    assert cost.from_json(mixture) == Calibration((1, 2), (1.0, 1.5), experts=(8, 12), expert_seconds=0.1)
+    assert cost.from_json({**mixture, **change}) is None
+
+
 def test_kept_and_found_again(tmp_path: Path, clock: list[float]) -> None:
     engine = timed_engine(clock, steps_of_four)
     said: list[str] = []
@@ -351,7 +448,7 @@ def test_known_and_forgotten_are_those_of_the_model_asked_for(tmp_path: Path) ->
     keep(tmp_path, "fp16", kv_bytes_per_token=2 * 2 * 64, weight_bytes=1)
     keep(tmp_path, "int8", kv_bytes_per_token=2 * 2 * 40, weight_bytes=2)
     keep(tmp_path, "torch", engine="torch", family="llama", kv_bytes_per_token=1, weight_bytes=3)
-    keep(tmp_path, "other family", engine="torch", family="qwen2", kv_bytes_per_token=1, weight_bytes=4)
+    keep(tmp_path, "other family", engine="torch", family="stablelm", kv_bytes_per_token=1, weight_bytes=4)
     keep(tmp_path, "other shape", kv_bytes_per_token=2 * 3 * 64, weight_bytes=5)
     keep(tmp_path, "other words", kv_bytes_per_token=2 * 2 * 64, vocab_size=97, weight_bytes=6)
     keep(tmp_path, "other machine", processor="another", kv_bytes_per_token=2 * 2 * 64, weight_bytes=7)
@@ -360,7 +457,7 @@ def test_known_and_forgotten_are_those_of_the_model_asked_for(tmp_path: Path) ->
     (tmp_path / "somebody's.txt").write_text("not ours")
     assert {c["weight_bytes"] for c in known_costs(tmp_path)} == {1, 2, 3, 4, 5, 6}
     assert {c["weight_bytes"] for c in known_costs(tmp_path, config)} == {1, 2, 3}
-    assert {c["weight_bytes"] for c in known_costs(tmp_path, {"model_type": "qwen2", "vocab_size": 96})} == {4}
+    assert {c["weight_bytes"] for c in known_costs(tmp_path, {"model_type": "stablelm", "vocab_size": 96})} == {4}
     assert forget_costs(tmp_path, config) == 4, "another machine's too"
     assert known_costs(tmp_path, config) == []
     assert {c["weight_bytes"] for c in known_costs(tmp_path)} == {4, 5, 6}

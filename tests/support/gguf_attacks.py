@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ipex_lookahead.checkpoints.gguf_keys import HONOURED, NEUTRAL, REFUSED
+from ipex_lookahead.architectures.keys import GGUF_GIVEN
+from ipex_lookahead.architectures.llama import GGUF
 from tests.support import json_attacks
 from tests.support.gguf_bytes import (
     _BYTES,
@@ -29,7 +30,7 @@ from tests.support.gguf_bytes import (
     tensor,
 )
 
-KEYS = sorted({*HONOURED, *NEUTRAL, *REFUSED})
+KEYS = sorted({*GGUF_GIVEN, *GGUF.all_neutral(), *GGUF.all_refused()})
 SCALING = sorted(key for key in KEYS if key.startswith("rope."))
 COUNTS = (
     0,

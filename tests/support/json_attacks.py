@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ipex_lookahead.architectures.hparams import ROPE, SIZES
+from ipex_lookahead.architectures.keys import GIVEN
+from ipex_lookahead.architectures.llama import KEYS
 from ipex_lookahead.checkpoints.config_json import _GENERATION
-from ipex_lookahead.checkpoints.llama_keys import HONOURED, NEUTRAL, REFUSED
 
 INTEGERS = (
     *(0, 1, 2, 3, 4, 7, 8, 16, 31, 32, 33, 64, 95, 96, 97, 127, 128, 255, 256, 512, 1000, 1024, 65_535, 65_536, 2**20),
@@ -38,7 +39,7 @@ OTHERS = (
     [0.5] * 600,
 )
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "freq_factors", "", None, 3)
-CONFIG_KEYS = sorted({*HONOURED, *NEUTRAL, *REFUSED, "sliding_window", "layer_types"})
+CONFIG_KEYS = sorted({*GIVEN, *KEYS.used, *KEYS.all_neutral(), *KEYS.all_refused()})
 TEXTS = (
     *(
         "NaN",

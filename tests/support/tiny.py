@@ -143,12 +143,12 @@ def write_tiny_llama(folder: str | Path, *, dtype: str = "float32", shards: int 
 
 
 def write_tiny_gguf(
-    file: str | Path, *, quant: str = "Q4_0", metadata: dict[str, str | int | float | bool] | None = None, **sizes: Any
+    file: str | Path, *, quant: str = "Q4_0", metadata: dict[str, Any] | None = None, **sizes: Any
 ) -> Path:
     """Write the same model as :func:`write_tiny_llama` as a GGUF v3 file and return its path.
 
     ``quant`` is F32, F16, BF16, Q8_0, Q4_0 or Q4_1, for every matrix whose rows it divides (others are F16, as in
-    llama.cpp's converter); vectors stay F32. ``metadata`` are further keys.
+    llama.cpp's converter); vectors stay F32. ``metadata`` are further keys, of Python's types.
     """
     import gguf
     from gguf.quants import quantize
@@ -174,7 +174,7 @@ def write_tiny_gguf(
     _add_rope_scaling(writer, tiny)
     for key, value in (metadata or {}).items():
         kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-        kinds[type(value)](key, value)
+        (kinds | {list: writer.add_array})[type(value)](key, value)
     kind = gguf.GGMLQuantizationType[quant]
     for name, values in tiny.weights().items():
         stored = _interleave_rope_rows(name, values, tiny)

@@ -35,6 +35,7 @@ static void integer_tile(const Matrix& w, int64_t tile, const Rows& x, int64_t r
     scales.prefetch(b);
     const auto t = unpack<Codes>(codes + b * Codes::kBytes);
     const auto scaled = scales.at(b);
+#pragma GCC unroll 16  // else the compiler keeps 16 rows' accumulators in memory
     for (int m = 0; m < M; ++m) {
       const int64_t at = m * x.blocks + b;
       acc[m] = scaled.add(acc[m], t, {a + m * x.stride + b * kGroup, a_scale[at], a_sum[at], bias4[at], bias8[at]});

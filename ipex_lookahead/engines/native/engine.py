@@ -16,7 +16,7 @@ from ipex_lookahead.engines.machine import check_threads, default_threads
 from ipex_lookahead.engines.native.core import chosen_isa, native_core
 from ipex_lookahead.engines.native.linear import plain, streams
 from ipex_lookahead.engines.weights import WeightPlan, check_shape, random_matrix, read_matrix, read_vector
-from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, UnsupportedModelError
+from ipex_lookahead.errors import ContextLengthError, EngineError, ForgottenKeysError, InputError, UnsupportedModelError
 from ipex_lookahead.formats.base import PackedWeight
 
 Floats = npt.NDArray[np.float32]
@@ -47,9 +47,15 @@ class NativeCache:
             raise _in_use(error) from None
 
     def crop(self, length: int) -> None:
-        """Keep the first ``length`` positions. Raises InputError if there are fewer."""
+        """Keep the first ``length`` positions.
+
+        Raises InputError if there are fewer, ForgottenKeysError where a window has moved on by more than 1,024
+        positions since then; never at 0.
+        """
         try:
             self.raw.crop(length)
+        except IndexError as error:
+            raise ForgottenKeysError(str(error), hint="crop to 0, and run the tokens again") from None
         except (ValueError, TypeError) as error:
             raise InputError(str(error)) from None
         except RuntimeError as error:
@@ -79,6 +85,8 @@ class NativeEngine:
         self.vocab_size = spec.vocab
         self.max_context = spec.max_context
         self.facts: dict[str, Any] = {}
+        self._is_mixture = any(isinstance(block.mlp, Experts) for block in spec.layers)
+        self._idle_bytes = self._expert_bytes = 0
 
     @classmethod
     def load(
@@ -189,13 +197,20 @@ class NativeEngine:
         def bias(linear: Linear) -> Floats | None:
             return None if linear.bias is None else vector(linear.bias)
 
+        idle = expert_bytes = 0
         if not spec.tied:
-            decoder.set_embedding(*streams(matrix(spec.embedding)))
+            table = matrix(spec.embedding)
+            decoder.set_embedding(*streams(table))
+            idle += table.nbytes
         for layer, block in enumerate(spec.layers):
             for name, expert, part in _parts(block):
                 if isinstance(part, Linear):
-                    weight = streams(matrix(part.weight))
-                    decoder.set_matrix(layer, getattr(native.Slot, name), *weight, bias(part), expert)
+                    weight = matrix(part.weight)
+                    decoder.set_matrix(layer, getattr(native.Slot, name), *streams(weight), bias(part), expert)
+                    if isinstance(block.mlp, Experts) and expert >= block.mlp.used:  # all are of one size
+                        idle += weight.nbytes
+                    if layer == 0 and expert == 0:
+                        expert_bytes += weight.nbytes
                 else:
                     tensor = part.weight if isinstance(part, Norm) else part
                     decoder.set_vector(layer, getattr(native.Vector, name), vector(tensor))
@@ -204,7 +219,9 @@ class NativeEngine:
         decoder.set_lm_head(*streams(matrix(head.weight)), bias(head))
         if spec.tied:
             decoder.tie_embedding()
-        return cls(decoder, spec, low_bit, kv_cache)
+        engine = cls(decoder, spec, low_bit, kv_cache)
+        engine._idle_bytes, engine._expert_bytes = idle, expert_bytes
+        return engine
 
     def new_cache(self, blank: int = 0) -> NativeCache:
         """An empty sequence; or one of ``blank`` positions of zeros, for measuring steps at that length.
@@ -243,7 +260,8 @@ class NativeEngine:
             raise InputError(f"the step's arguments do not fit: {error}") from None
         except RuntimeError as error:
             raise _in_use(error) from None
-        return StepOutput(top[:, 0], logits, top if batch.top else None)
+        experts = int(self._decoder.experts_touched()) if self._is_mixture else 0
+        return StepOutput(top[:, 0], logits, top if batch.top else None, experts)
 
     @property
     def experts_touched(self) -> int:
@@ -258,6 +276,8 @@ class NativeEngine:
             "threads": self._decoder.threads,
             "low_bit": self.low_bit,
             "weight_bytes": int(self._decoder.weight_bytes),
+            "step_bytes": int(self._decoder.weight_bytes) - self._idle_bytes,
+            "expert_bytes": self._expert_bytes,
             "kv_cache": self.kv_cache,
             "kv_bytes_per_token": kv_bytes_per_token(self.spec, self.kv_cache),
             "max_context": self.max_context,

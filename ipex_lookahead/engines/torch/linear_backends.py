@@ -14,7 +14,13 @@ import torch
 from torch import nn
 
 from ipex_lookahead.engines.native.linear import LinearPool
-from ipex_lookahead.engines.torch.linear_kernels import GenericKernel, LinearKernel, NativeKernel, reference
+from ipex_lookahead.engines.torch.linear_kernels import (
+    GenericKernel,
+    LinearKernel,
+    NativeKernel,
+    has_operators,
+    reference,
+)
 from ipex_lookahead.engines.torch.xpu_int4 import XpuInt4Kernel
 from ipex_lookahead.engines.weights import random_matrix
 from ipex_lookahead.errors import EngineError, LookaheadError
@@ -83,6 +89,7 @@ class LinearBackends:
         self.threads = threads
         self._pool: LinearPool | None = None
         self._tested: dict[tuple[str, str, int], str | None] = {}
+        self._said: set[str] = set()
         self._makers: dict[str, Callable[[PackedWeight], LinearKernel]] = {
             "generic": lambda weight: GenericKernel(weight, self.device),
             "native": lambda weight: NativeKernel(weight, self.pool),
@@ -106,6 +113,12 @@ class LinearBackends:
         for name in self.order:
             reason = self.problem(name, weight.format, weight.group_size)
             if reason is None:
+                if name == "generic" and not has_operators(weight.format) and weight.format not in self._said:
+                    self._said.add(weight.format)
+                    log.warning(
+                        "torch has no operators for %s: its weights are dequantised on the CPU for every product, "
+                        "which is slow (engine='native' runs the format as it is)", weight.format,
+                    )  # fmt: skip
                 return self._makers[name](weight)
             reasons.append(f"{name}: {reason}")
         raise EngineError(

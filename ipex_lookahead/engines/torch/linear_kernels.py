@@ -92,8 +92,12 @@ class GenericKernel(nn.Module):
         float32, but a float format's own dtype where the weight is in one.
         """
         codes = self.codes[start:end]
-        if self.scales is None:
+        if self.format in FLOAT_DTYPES:
             return codes.view(FLOAT_DTYPES[self.format])
+        if not has_operators(self.format):
+            whole = PackedWeight(self.format, (end - start, self.shape[1]), codes.cpu().numpy(), self.group_size)
+            return torch.from_numpy(dequantize(whole)).to(self.device)
+        assert self.scales is not None
         if self.nibbles:
             blocks = codes.view(end - start, -1, GROUP // 2)
             codes = torch.cat((blocks & 15, blocks >> 4), dim=2).view(end - start, -1)
@@ -114,6 +118,11 @@ class GenericKernel(nn.Module):
             for stream in FORMATS[self.format].streams
         }
         return PackedWeight(self.format, self.shape, group_size=self.group_size, **arrays)
+
+
+def has_operators(low_bit: str) -> bool:
+    """Whether torch's own operators take the format apart; else its rows are dequantised on the CPU, every time."""
+    return len(FORMATS[low_bit].streams) > 1 or low_bit in FLOAT_DTYPES
 
 
 def as_bits(array: Any, device: torch.device) -> torch.Tensor:

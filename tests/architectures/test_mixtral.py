@@ -1,0 +1,147 @@
+"""Mixtral: counts of experts in all spellings and beyond all bounds, and the GGUF files that say ``llama``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from ipex_lookahead.architectures import spec_for
+from ipex_lookahead.architectures.experts import MAX_EXPERTS, MAX_IN_ALL
+from ipex_lookahead.architectures.spec import Experts
+from ipex_lookahead.checkpoints import GgufCheckpoint, open_checkpoint
+from ipex_lookahead.checkpoints.config_json import read_config
+from ipex_lookahead.engines.native.engine import NativeEngine
+from ipex_lookahead.engines.weights import WeightPlan
+from ipex_lookahead.errors import ModelFormatError
+from tests.support.gguf_families import add_keys, gguf_tensors, write_gguf
+from tests.support.tiny_families import build, variants, write_folder
+
+PLAIN = variants("mixtral")[0]
+
+
+def changed(folder: Path, **values: Any) -> Path:
+    """The config of a plain folder with some values of its own; the path of the file."""
+    path = write_folder(folder, build("mixtral", PLAIN)) / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **values}), encoding="utf-8")
+    return path
+
+
+def test_a_layer_is_a_router_and_its_experts(tmp_path: Path) -> None:
+    spec = spec_for(read_config(changed(tmp_path, num_local_experts=6, num_experts_per_tok=3, sliding_window=9)))
+    for layer, block in enumerate(spec.layers):
+        assert isinstance(block.mlp, Experts)
+        assert (len(block.mlp.experts), block.mlp.used, block.mlp.softmax, block.mlp.renormalise) == (6, 3, "all", True)
+        assert block.attention.window == 9
+        up = block.mlp.experts[4].up.weight
+        assert up.name == up.hf.name == f"model.layers.{layer}.block_sparse_moe.experts.4.w3.weight"
+        assert (up.gguf.name, up.gguf.shape, up.gguf.expert) == (f"blk.{layer}.ffn_up_exps.weight", (6, 96, 64), 4)
+    assert spec.kept()[1:] == tuple(f"model.layers.{layer}.block_sparse_moe.gate.weight" for layer in range(2))
+
+
+def test_the_count_of_experts_has_two_names(tmp_path: Path) -> None:
+    path = changed(tmp_path)
+    values = json.loads(path.read_text(encoding="utf-8"))
+    del values["num_local_experts"]
+    path.write_text(json.dumps({**values, "num_experts": 3}), encoding="utf-8")
+    assert read_config(path)["num_local_experts"] == 3
+    path.write_text(json.dumps(values), encoding="utf-8")
+    assert read_config(path)["num_local_experts"] == 8, "transformers' own number"
+    path.write_text(json.dumps({**values, "num_experts": 3, "num_local_experts": 4}), encoding="utf-8")
+    with pytest.raises(ModelFormatError, match="is 3, but num_local_experts is 4"):
+        read_config(path)
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "words"),
+    [
+        ({"num_local_experts": 0}, "num_local_experts", "1 to 1024"),
+        ({"num_local_experts": MAX_EXPERTS + 1}, "num_local_experts", "1 to 1024"),
+        ({"num_local_experts": MAX_EXPERTS, "num_hidden_layers": 40}, "num_local_experts", f"at most {MAX_IN_ALL}"),
+        ({"num_experts_per_tok": 5}, "num_experts_per_tok", "there are 4 experts"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok", "1 to 1024"),
+        ({"num_local_experts": 4.0}, "num_local_experts", "whole number"),
+    ],
+)
+def test_counts_that_cannot_be_are_found_in_the_config(
+    tmp_path: Path, values: dict[str, Any], field: str, words: str
+) -> None:
+    path = changed(tmp_path, **values)
+    with pytest.raises(ModelFormatError, match=words) as caught:
+        read_config(path)
+    assert caught.value.field == field
+    assert caught.value.offset == path.read_text(encoding="utf-8").index(f'"{field}"') + len(f'"{field}": ')
+
+
+@pytest.mark.parametrize("experts", [3, 5])
+def test_a_folder_that_holds_another_number_of_experts(tmp_path: Path, experts: int) -> None:
+    checkpoint = open_checkpoint(changed(tmp_path, num_local_experts=experts).parent)
+    with pytest.raises(ModelFormatError, match=rf"has shape \[4, 64\], but the config implies \[{experts}, 64\]"):
+        NativeEngine.load(checkpoint, checkpoint.spec, WeightPlan())
+    checkpoint.close()
+
+
+@pytest.mark.parametrize("experts", [3, 5])
+def test_a_file_that_holds_another_number_of_experts(tmp_path: Path, experts: int) -> None:
+    model = build("mixtral", PLAIN)
+    file = _written(tmp_path / "m.gguf", model, {"llama.expert_count": experts})
+    with pytest.raises(ModelFormatError, match=rf"the metadata asks for \[{experts}, ") as caught:
+        GgufCheckpoint(file)
+    assert caught.value.offset is not None
+
+
+def test_a_llama_with_experts_is_a_mixtral_and_without_is_none(tmp_path: Path) -> None:
+    for model_type in ("mixtral", "llama"):
+        file = write_gguf(tmp_path / f"{model_type}.gguf", build(model_type, variants(model_type)[0]))
+        checkpoint = GgufCheckpoint(file)
+        assert checkpoint.config["model_type"] == model_type
+        assert checkpoint.unknown_keys == []
+        checkpoint.close()
+
+
+@pytest.mark.parametrize("key", ["llama.expert_used_count"])
+def test_a_file_says_how_many_experts_a_row_goes_to(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ModelFormatError, match="is missing") as caught:
+        GgufCheckpoint(_written(tmp_path / "m.gguf", build("mixtral", PLAIN), {key: None}))
+    assert caught.value.field == key
+
+
+def test_experts_in_tensors_of_their_own(tmp_path: Path) -> None:
+    """As files of early 2024 have them."""
+    model = build("mixtral", PLAIN)
+    split = {}
+    for name, values in gguf_tensors(model).items():
+        parts = {name.replace("_exps.", f".{e}."): part for e, part in enumerate(values)} if "_exps" in name else {}
+        split |= parts or {name: values}
+    one = GgufCheckpoint(_written(tmp_path / "split.gguf", model, {}, split))
+    two = GgufCheckpoint(write_gguf(tmp_path / "m.gguf", model))
+    assert list(one.names()) == list(two.names())
+    for name in one.names():
+        assert one.read(name).codes.tobytes() == two.read(name).codes.tobytes(), name
+    one.close()
+    two.close()
+    del split["blk.1.ffn_up.2.weight"]
+    with pytest.raises(ModelFormatError, match="is missing") as caught:
+        GgufCheckpoint(_written(tmp_path / "short.gguf", model, {}, split))
+    assert caught.value.field == "blk.1.ffn_up.2.weight"
+
+
+def _written(file: Path, model: Any, keys: dict[str, int | None], tensors: dict[str, np.ndarray] | None = None) -> Path:
+    """A GGUF file with other keys (None: without it) or tensors than the model's."""
+    writer = gguf.GGUFWriter(file, "llama")
+    add_keys(writer, model.config)
+    for key, value in keys.items():
+        del writer.kv_data[0][key]
+        if value is not None:
+            writer.add_uint32(key, value)
+    for name, values in (tensors or gguf_tensors(model)).items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
