@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ipex_lookahead.architectures.spec import Block, Experts, Linear, ModelSpec, Norm, Rope, Tensor
 from ipex_lookahead.checkpoints.base import Checkpoint
+from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.engines.base import Batch, Cache, StepOutput
 from ipex_lookahead.engines.machine import check_threads, default_threads
 from ipex_lookahead.engines.native.core import chosen_isa, native_core
@@ -285,7 +286,10 @@ class NativeEngine:
         }
 
     def weights(self) -> Iterator[tuple[str, PackedWeight]]:
-        """All tensors in plain order under the checkpoint's names, one at a time: what ``save_low_bit`` writes."""
+        """All tensors in plain order under the checkpoint's names, one at a time: what ``save_low_bit`` writes.
+
+        Norms are as Hugging Face's files have them: Gemma's less 1, which loses no bit of a sum with 1.
+        """
         spec, core, native = self.spec, self._decoder, native_core()
         yield spec.embedding.name, plain(core.export_embedding())
         for layer, block in enumerate(spec.layers):
@@ -297,8 +301,10 @@ class NativeEngine:
                         yield part.bias.name, _vector(core.export_bias(layer, slot, expert))
                 else:
                     tensor = part.weight if isinstance(part, Norm) else part
-                    yield tensor.name, _vector(core.export_vector(layer, getattr(native.Vector, name)))
-        yield spec.final_norm.weight.name, _vector(core.export_final_norm())
+                    values = _vector(core.export_vector(layer, getattr(native.Vector, name)))
+                    yield tensor.name, with_offset(values, -tensor.hf.offset)
+        norm = spec.final_norm.weight
+        yield norm.name, with_offset(_vector(core.export_final_norm()), -norm.hf.offset)
         if spec.head is not None:
             yield spec.head.weight.name, plain(core.export_lm_head())
             if spec.head.bias is not None:
