@@ -405,6 +405,11 @@ def logits(model: Any, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
     return found
 
 
+def distance(got: Any, expected: Any) -> float:
+    """The largest difference of two sets of logits, in standard deviations of the second."""
+    return float(np.abs(np.asarray(got, np.float64) - expected).max() / np.std(expected))
+
+
 def write_folder(folder: Path, model: Any, *, dtype: str = "float32", old_words: bool = False) -> Path:
     """The model as a Hugging Face folder, tensors named as the hub's checkpoints have them; ``folder`` again.
 

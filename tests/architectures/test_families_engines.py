@@ -1,0 +1,232 @@
+"""Every family on the engines: right against transformers in float32, and on the native one exact by bytes, however its
+rows are served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
+
+from ipex_lookahead import AutoModelForCausalLM
+from ipex_lookahead.architectures import model_types
+from ipex_lookahead.config import LookaheadConfig
+from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL
+from ipex_lookahead.engines.native.core import available_isas
+from ipex_lookahead.generation.generate import generate
+from tests.gates import cases
+from tests.support.family_engines import each, in_chunks, load, on, some, step
+from tests.support.gguf_families import write_gguf
+from tests.support.native import chain
+from tests.support.pairs import pairwise
+from tests.support.tiny_families import (
+    VOCAB,
+    Variant,
+    build,
+    distance,
+    logits,
+    text,
+    variants,
+    write_folder,
+)
+
+EACH = each(some())
+FLOATS = 1e-2
+"""Of the logits' standard deviation: keys and values are float16, and some sums are in another order."""
+
+
+@EACH
+def test_float_weights_agree_with_transformers(tmp_path: Path, model_type: str, variant: Variant) -> None:
+    model = build(model_type, variant)
+    ids = text(model)
+    engine = load(write_folder(tmp_path / "folder", model))
+    got = in_chunks(engine, ids, [len(ids)])
+    assert distance(got, logits(model, ids)) < FLOATS
+    if variant.gguf:
+        file = load(write_gguf(tmp_path / "m.gguf", model))
+        again = in_chunks(file, ids, [len(ids)])
+        if frequencies(file) == frequencies(engine):
+            assert again.tobytes() == got.tobytes()
+        else:  # a file's divisors of frequencies are float32 themselves
+            assert distance(again, got) < 1e-4
+
+
+def frequencies(engine: Any) -> list[bytes]:
+    ropes = (block.attention.rope for block in engine.spec.layers)
+    return [b"" if rope is None else rope.frequencies.tobytes() for rope in ropes]
+
+
+@EACH
+def test_the_torch_engine_agrees_with_transformers(tmp_path: Path, model_type: str, variant: Variant) -> None:
+    model = build(model_type, variant)
+    ids = text(model)
+    write_folder(tmp_path, model)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, engine="torch", dtype="float32", threads=1, progress=False)
+    got = loaded(torch.from_numpy(ids[None]).long()).logits[0].float().numpy()
+    assert distance(got, logits(model, ids)) < 1e-4
+
+
+CHUNKS: dict[str, tuple[list[int], int]] = {
+    "whole": ([1000], 0),
+    "one by one": ([1], 0),
+    "uneven": ([7, 1, 16, 2], 0),
+    "among others": ([5, 1, 9], 2),
+    "one by one among others": ([1], 3),
+}
+WAYS = pairwise(
+    {
+        "isa": available_isas(),
+        "threads": (1, 2, 3),
+        "chunks": tuple(CHUNKS),
+        "weights": ((None, "fp16"), ("sym_int4", "fp16"), ("sym_int8", "int8")),
+    }
+)
+
+
+@EACH
+def test_every_way_of_serving_rows_gives_the_same_bytes(tmp_path: Path, model_type: str, variant: Variant) -> None:
+    write_folder(tmp_path, build(model_type, variant))
+    chance = np.random.default_rng(5)
+    ids, *neighbours = chance.integers(3, VOCAB, (4, 57)).astype(np.int32)
+    expected: dict[Any, bytes] = {}
+    for way in WAYS:
+        low_bit, kv_cache = way["weights"]
+        if way["weights"] not in expected:
+            with on("scalar"):
+                expected[way["weights"]] = in_chunks(load(tmp_path, low_bit, kv_cache=kv_cache), ids, [1]).tobytes()
+        with on(way["isa"]):
+            engine = load(tmp_path, low_bit, threads=way["threads"], kv_cache=kv_cache)
+        assert engine.describe()["isa"] == way["isa"]
+        sizes, beside = CHUNKS[way["chunks"]]
+        assert in_chunks(engine, ids, sizes, neighbours[:beside]).tobytes() == expected[way["weights"]], way
+
+
+@EACH
+def test_a_row_of_a_tree_has_the_logits_of_its_path(tmp_path: Path, model_type: str, variant: Variant) -> None:
+    """Trees whose branches reach over the edge of a window, in two sequences at once, at several lengths."""
+    engine = load(write_folder(tmp_path, build(model_type, variant)), "sym_int4", threads=2)
+    chance = np.random.default_rng(6)
+    prefix = chance.integers(3, VOCAB, 40).astype(np.int32)
+    cache, rows = engine.new_cache(), 13
+    for length in (3, 9, 28):
+        step(engine, [cache], [prefix[:length]], [chain(length)])
+        cache.keep(list(range(length)))
+        tokens = chance.integers(3, VOCAB, rows).astype(np.int32)
+        parents = np.array([int(chance.integers(-1, row)) if chance.random() < 0.5 else row - 1 for row in range(rows)])
+        other = chance.integers(3, VOCAB, 5).astype(np.int32)
+        trees = [parents.astype(np.int32), chain(5)]
+        found = step(engine, [cache, engine.new_cache()], [tokens, other], trees)[0]
+        for row in range(rows):
+            path = [row]
+            while parents[path[0]] >= 0:
+                path.insert(0, int(parents[path[0]]))
+            alone = step(engine, [cache.fork()], [tokens[path]], [chain(len(path))])[0]
+            assert found[row].tobytes() == alone[-1].tobytes(), (length, row, path)
+        prefix = prefix[length:]
+
+
+@EACH
+def test_what_was_cropped_or_dropped_leaves_no_trace(tmp_path: Path, model_type: str, variant: Variant) -> None:
+    """Back to before a window's length, after drafts longer than it, and on a fork."""
+    engine = load(write_folder(tmp_path, build(model_type, variant)))
+    chance = np.random.default_rng(7)
+    ids, other = chance.integers(3, VOCAB, (2, 48)).astype(np.int32)
+    expected = in_chunks(engine, ids, [1])
+    cache = engine.new_cache()
+    step(engine, [cache], [ids[:30]], [chain(30)])
+    cache.keep(list(range(30)))
+    step(engine, [cache], [other[:17]], [chain(17)])
+    cache.keep([0, 1])  # then back to where both agree
+    for length in (30, 21, 4, 0):
+        cache.crop(length)
+        twin = cache.fork()
+        for one in (cache, twin):
+            rest = ids[length:]
+            found = step(engine, [one], [rest], [chain(len(rest))])[0]
+            assert found.tobytes() == expected[length:].tobytes(), length
+            one.keep(list(range(len(rest) - 3)))
+
+
+STRATEGIES = [name for name in PROPOSERS if name not in SECOND_MODEL]
+WEIGHTS = ((None, "fp16"), ("sym_int4", "int8"))
+GENERATIONS = pairwise(
+    {
+        "strategy": STRATEGIES,
+        "budget": (1, 3, 8, 31),
+        "batch": (1, 3),
+        "sampled": (False, True),
+        "weights": WEIGHTS,
+    }
+)
+
+
+def test_lookahead_changes_no_token_and_no_logit(tmp_path: Path) -> None:
+    """Every proposer, budget and batch, greedy and sampled; and what is drafted is accepted here and there."""
+    accepted = dict.fromkeys(model_types(), 0)
+    for model_type, variant in some():
+        folder = write_folder(tmp_path / model_type / variant.name, build(model_type, variant))
+        engines = {weights: load(folder, weights[0], kv_cache=weights[1]) for weights in WEIGHTS}
+        for number, row in enumerate(GENERATIONS):
+            accepted[model_type] += _same_with_lookahead(engines[row["weights"]], row, seed=number)
+    assert all(accepted.values()), accepted
+
+
+def _same_with_lookahead(engine: Any, row: dict[str, Any], seed: int) -> int:
+    chance = np.random.default_rng(seed)
+    period = chance.integers(3, VOCAB, 5)
+    ids = torch.from_numpy(np.stack([np.roll(np.tile(period, 3), shift) for shift in range(row["batch"])]))
+    options: dict[str, Any] = {
+        "max_new_tokens": 36, "eos_token_id": None, "pad_token_id": 0, "return_dict_in_generate": True,
+        "output_logits": True,
+    }  # fmt: skip
+    if row["sampled"]:
+        options |= {"do_sample": True, "temperature": 0.3, "seed": seed}
+    plain = generate(engine, ids, **options)
+    config = LookaheadConfig(row["strategy"], row["budget"], adaptive=False)
+    ahead = generate(engine, ids, lookahead=config, **options)
+    assert plain.sequences.tolist() == ahead.sequences.tolist(), row
+    for one, two in zip(plain.logits, ahead.logits, strict=True):
+        assert one.numpy().tobytes() == two.numpy().tobytes(), row
+    return int(ahead.stats.accepted)
+
+
+@pytest.mark.parametrize("low_bit", ["sym_int4", "asym_int4", "sym_int8", "bf16"])
+@pytest.mark.parametrize("model_type", model_types())
+def test_what_is_saved_is_loaded_by_bytes(tmp_path: Path, model_type: str, low_bit: str) -> None:
+    for variant in variants(model_type)[: cases(1, 100)]:
+        folder = write_folder(tmp_path / variant.name / "folder", build(model_type, variant))
+        model = AutoModelForCausalLM.from_pretrained(folder, load_in_low_bit=low_bit, threads=1, progress=False)
+        saved = tmp_path / variant.name / "saved"
+        model.save_low_bit(saved)
+        again = AutoModelForCausalLM.load_low_bit(saved, threads=1, progress=False)
+        ids = torch.from_numpy(text(build(model_type, variant))[None, : model.engine.max_context - 1]).long()
+        assert again(ids).logits.numpy().tobytes() == model(ids).logits.numpy().tobytes()
+        ours, theirs = dict(model.engine.weights()), dict(again.engine.weights())
+        assert list(ours) == list(theirs)
+        for name, weight in ours.items():
+            other = theirs[name]
+            assert (weight.format, weight.shape, weight.group_size) == (other.format, other.shape, other.group_size)
+            assert weight.codes.tobytes() == other.codes.tobytes(), name
+
+
+@pytest.mark.parametrize("model_type", model_types())
+def test_the_torch_engines_low_bit_folder_runs_on_the_native_engine(tmp_path: Path, model_type: str) -> None:
+    """It saves a family's tensors as transformers has them, which may be several weights in one."""
+    variant = variants(model_type)[0]
+    folder = write_folder(tmp_path / "folder", build(model_type, variant))
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, load_in_low_bit="sym_int8", engine="torch", threads=1, progress=False, dtype="float32"
+    )
+    model.save_low_bit(tmp_path / "saved")
+    ids = torch.from_numpy(text(build(model_type, variant))[None]).long()
+    expected = model(ids).logits[0].float().numpy()
+    again = AutoModelForCausalLM.load_low_bit(
+        tmp_path / "saved", engine="torch", threads=1, progress=False, dtype="float32"
+    )
+    assert again(ids).logits[0].float().numpy().tobytes() == expected.tobytes()
+    native = AutoModelForCausalLM.load_low_bit(tmp_path / "saved", threads=1, progress=False)
+    assert distance(native(ids).logits[0].numpy(), expected) < 0.2  # activations have 8 bits there
