@@ -7,6 +7,7 @@
     ├── InputError            what the caller passed: empty prompt, negative budget, bad sampling parameter
     │   └── ContextLengthError   more positions than the model or its cache can hold
     ├── EngineError           the engine cannot run here (no compiled core, forced ISA absent)
+    │   └── ForgottenKeysError   a sequence was cut to where a window no longer holds its keys; it is to be read again
     ├── DownloadError         a model could not be fetched, or its checksum is wrong
     └── SaveError             a folder could not be written; what was there before is as it was
 
@@ -66,6 +67,10 @@ class ContextLengthError(InputError):
 
 class EngineError(LookaheadError, RuntimeError):
     """The engine cannot run on this machine."""
+
+
+class ForgottenKeysError(EngineError):
+    """A sequence was to be cut back further than a sliding window keeps its keys. The cache is as it was."""
 
 
 class DownloadError(LookaheadError, RuntimeError):

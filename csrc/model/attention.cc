@@ -62,8 +62,7 @@ float* Decoder::partial(int64_t row, int64_t head, int64_t block) {
   return partials_.data() + ((row * heads_.heads + head) * partial_blocks_ + block) * size;
 }
 
-void Decoder::attention(Walk& walk, int layer) {
-  const Block& block = blocks_[size_t(layer)];
+void Decoder::attention(Walk& walk, const Block& block) {
   const Layer& l = block.shape;
   const bool integer = !is_float(block.q.format) || !is_float(block.k.format) || !is_float(block.v.format);
   const int64_t heads = l.heads + 2 * int64_t(l.kv_heads);
@@ -75,12 +74,12 @@ void Decoder::attention(Walk& walk, int layer) {
   walk.split(whole_heads() ? heads : block.q.tiles() + block.k.tiles() + block.v.tiles(), 1,
              [&](int64_t begin, int64_t end) {
                qkv(block, x.get(), begin, end);
-               if (fused) finish_heads(layer, begin, end);
+               if (fused) finish_heads(block, begin, end);
              });
   if (whole_norm) walk.each(rows_, [&](int64_t row) { norm_whole(walk, block, row); });
-  if (!fused) walk.split(heads, kLeastHeads, [&](int64_t begin, int64_t end) { finish_heads(layer, begin, end); });
-  const AttentionPlan& plan = attention_plans_[block.plan];
-  walk.each(int64_t(plan.items.size()), [&](int64_t i) { attend(walk, layer, plan.items[size_t(i)]); });
+  if (!fused) walk.split(heads, kLeastHeads, [&](int64_t begin, int64_t end) { finish_heads(block, begin, end); });
+  const AttentionPlan& plan = attention_plans_[block.group];
+  walk.each(int64_t(plan.items.size()), [&](int64_t i) { attend(walk, block, plan.items[size_t(i)]); });
   auto merged = walk.inputs(rows_, l.q_width(), !is_float(block.o.format),
                             [&](int64_t row, float* out) { merge_heads(walk, block, row, out); });
   add_to_hidden(walk, block, Vector::attention_after, [&](int64_t begin, int64_t end, float* out, bool add) {
@@ -159,8 +158,7 @@ Decoder::Head Decoder::head_of(int64_t index) const {
 }
 
 // Norms, rotates and stores heads [begin, end) of every row.
-void Decoder::finish_heads(int layer, int64_t begin, int64_t end) {
-  const Block& block = blocks_[size_t(layer)];
+void Decoder::finish_heads(const Block& block, int64_t begin, int64_t end) {
   const Layer& l = block.shape;
   const int d = l.head_dim, format = int(shape_.kv_format);
   const RopeTable* rope = l.rope < 0 ? nullptr : &ropes_[size_t(l.rope)];
@@ -181,15 +179,15 @@ void Decoder::finish_heads(int layer, int64_t begin, int64_t end) {
         rotate(base, rope == nullptr ? l.query_scale : l.query_scale * rope->query[size_t(position)]);
         continue;
       }
-      uint8_t* page = s.cache->pages()[slot / kPage];
-      float* scales = reinterpret_cast<float*>(page + cache_shape_.scale_offset(layer, head.number));
+      uint8_t* page = s.cache->pages(block.group)[slot / kPage];
+      float* scales = reinterpret_cast<float*>(page + cache_shape_.scale_offset(block.number, head.number));
       if (head.part == Part::k) {
         if (l.k_norm == HeadNorm::head) norm_head(base + k_column_, block.at(Vector::k_norm));
         rotate(base + k_column_, 1.0f);
-        kernels_->store_key[format](base + k_column_, page + cache_shape_.k_offset(layer, head.number), scales,
+        kernels_->store_key[format](base + k_column_, page + cache_shape_.k_offset(block.number, head.number), scales,
                                     slot % kPage, d);
       } else {
-        kernels_->store_value[format](base + v_column_, page + cache_shape_.v_offset(layer, head.number),
+        kernels_->store_value[format](base + v_column_, page + cache_shape_.v_offset(block.number, head.number),
                                       scales + kPage, slot % kPage, d);
       }
     }
@@ -205,12 +203,12 @@ void Decoder::norm_head(float* x, const float* weight) const {
   std::memcpy(x, out, size_t(d) * sizeof(float));
 }
 
-Keys Decoder::keys_of(const Sequence& s, int layer, int head) const {
+Keys Decoder::keys_of(const Sequence& s, const Block& block, int head) const {
   Keys keys;
-  keys.pages = s.cache->pages();
-  keys.k_offset = cache_shape_.k_offset(layer, head);
-  keys.v_offset = cache_shape_.v_offset(layer, head);
-  keys.scale_offset = cache_shape_.scale_offset(layer, head);
+  keys.pages = s.cache->pages(block.group);
+  keys.k_offset = cache_shape_.k_offset(block.number, head);
+  keys.v_offset = cache_shape_.v_offset(block.number, head);
+  keys.scale_offset = cache_shape_.scale_offset(block.number, head);
   keys.length = s.length;
   keys.depth = depth_.data() + s.first_row;
   if (!s.chain) {
@@ -220,10 +218,10 @@ Keys Decoder::keys_of(const Sequence& s, int layer, int head) const {
   return keys;
 }
 
-void Decoder::attend(Walk& walk, int layer, const AttentionItem& item) {
-  const Layer& l = blocks_[size_t(layer)].shape;
+void Decoder::attend(Walk& walk, const Block& block, const AttentionItem& item) {
+  const Layer& l = block.shape;
   const Sequence& s = sequences_[size_t(item.sequence)];
-  const Keys keys = keys_of(s, layer, item.kv_head);
+  const Keys keys = keys_of(s, block, item.kv_head);
   const int64_t size = kPartialHead + cache_shape_.head_dim16();
   const int64_t head = int64_t(item.kv_head) * (l.heads / l.kv_heads) + item.first_head;
   Attend a;
@@ -237,7 +235,7 @@ void Decoder::attend(Walk& walk, int layer, const AttentionItem& item) {
   a.window = l.window;
   a.softcap = l.softcap;
   a.scratch = walk.scratch();
-  const auto block = [&](int64_t b, float* to, int64_t row_stride, int64_t head_stride) {
+  const auto attend_block = [&](int64_t b, float* to, int64_t row_stride, int64_t head_stride) {
     a.block = b;
     a.partials = to;
     a.partial_row_stride = row_stride;
@@ -246,7 +244,7 @@ void Decoder::attend(Walk& walk, int layer, const AttentionItem& item) {
   };
   const int64_t blocks = partial_blocks_;
   if (item.block >= 0) {
-    block(item.block, partial(s.first_row, head, item.block), l.heads * blocks * size, blocks * size);
+    attend_block(item.block, partial(s.first_row, head, item.block), l.heads * blocks * size, blocks * size);
     return;
   }
   // Many rows: the tile walks its blocks in ascending order, each merged as soon as it is there. attend() adds the rows'
@@ -255,9 +253,9 @@ void Decoder::attend(Walk& walk, int layer, const AttentionItem& item) {
   int64_t b = s.blocks;
   for (int64_t r = item.first_row; r < item.last_row; ++r)
     b = std::min(b, first_block(l.window, s.length + keys.depth[r]));
-  block(b, partial(s.first_row, head, 0), l.heads * size, size);
+  attend_block(b, partial(s.first_row, head, 0), l.heads * size, size);
   for (++b; b < s.blocks; ++b) {
-    block(b, next, item.heads * size, size);
+    attend_block(b, next, item.heads * size, size);
     for (int64_t r = item.first_row; r < item.last_row; ++r) {
       const int64_t position = s.length + keys.depth[r], first = first_block(l.window, position);
       if (b < first || b > position / kBlock) continue;

@@ -51,7 +51,7 @@ class StepClaim {
 Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
     : shape_(checked(shape)),
       heads_(shape.layers[0]),
-      cache_shape_{int(shape.layers.size()), heads_.kv_heads, heads_.head_dim, shape.kv_format, shape.max_context},
+      cache_shape_{{}, heads_.kv_heads, heads_.head_dim, shape.kv_format, shape.max_context},
       kernels_(kernels_for(isa)),
       threads_(checked_threads(threads)),
       ropes_(shape.ropes.size()),
@@ -67,10 +67,14 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
     blocks_.emplace_back();
     blocks_.back().shape = layer;
     blocks_.back().mlps.resize(size_t(std::max(layer.experts, 1)));
-    auto& plans = attention_plans_;
-    const auto same = std::find_if(plans.begin(), plans.end(), [&](const auto& p) { return p.window == layer.window; });
-    blocks_.back().plan = size_t(same - plans.begin());
-    if (same == plans.end()) plans.push_back({layer.window, {}});
+    auto& groups = cache_shape_.groups;
+    const auto same = std::find_if(groups.begin(), groups.end(), [&](auto& g) { return g.window == layer.window; });
+    blocks_.back().group = size_t(same - groups.begin());
+    if (same == groups.end()) {
+      groups.push_back({layer.window, 0});
+      attention_plans_.push_back({layer.window, {}});
+    }
+    blocks_.back().number = groups[blocks_.back().group].layers++;
   }
 }
 

@@ -92,7 +92,8 @@ class Decoder {
     Matrix q, k, v, o, router;
     std::vector<Mlp> mlps;  // one, or the experts
     const float* vectors[kVectors] = {};
-    size_t plan = 0;        // of attention, by its window
+    size_t group = 0;       // of layers with its window: their attention is shared out alike, their pages are one
+    int number = 0;         // among these
     const float* at(Vector v) const { return vectors[int(v)]; }
   };
   // What a sequence of the step looks like to attention.
@@ -136,7 +137,7 @@ class Decoder {
   // The phases of a step; every thread goes through all of them.
   void run(int thread, const Step& step, int top, int32_t* ids, float* logits);
   void embed(Walk& walk, const Step& step);
-  void attention(Walk& walk, int layer);
+  void attention(Walk& walk, const Block& block);
   void mlp(Walk& walk, const Block& block);
   void experts(Walk& walk, const Block& block);
   void head(Walk& walk, int64_t wanted, int top, int32_t* ids, float* logits);
@@ -157,10 +158,10 @@ class Decoder {
   void qkv(const Block& block, const Rows& x, int64_t begin, int64_t end);
   void norm_whole(Walk& walk, const Block& block, int64_t row);
   void norm_head(float* x, const float* weight) const;
-  void finish_heads(int layer, int64_t begin, int64_t end);
-  void attend(Walk& walk, int layer, const AttentionItem& item);
+  void finish_heads(const Block& block, int64_t begin, int64_t end);
+  void attend(Walk& walk, const Block& block, const AttentionItem& item);
   void merge_heads(Walk& walk, const Block& block, int64_t row, float* out);
-  Keys keys_of(const Sequence& s, int layer, int head) const;
+  Keys keys_of(const Sequence& s, const Block& block, int head) const;
   int64_t attention_floats(int64_t rows) const;  // of a thread's scratch
   float* partial(int64_t row, int64_t head, int64_t block);
   void head_and_top(Walk& walk, const Rows& x, int64_t item, int64_t wanted, int top, float* logits);
@@ -168,7 +169,7 @@ class Decoder {
 
   const DecoderShape shape_;
   const Layer heads_;  // the first layer, for the numbers that all have alike: heads, kv_heads, head_dim
-  const CacheShape cache_shape_;
+  CacheShape cache_shape_;
   const KernelTable* const kernels_;
   const int threads_;
   Arena arena_;

@@ -41,9 +41,9 @@ void Decoder::reserve(const Step& step, int top) {
 void Decoder::run(int thread, const Step& step, int top, int32_t* ids, float* logits) {
   Walk walk(kernels_, phases_, thread, threads_, own_[size_t(thread)], shared_rows_);
   embed(walk, step);
-  for (int i = 0; size_t(i) < blocks_.size(); ++i) {
-    attention(walk, i);
-    mlp(walk, blocks_[size_t(i)]);
+  for (const Block& block : blocks_) {
+    attention(walk, block);
+    mlp(walk, block);
   }
   if (step.wanted > 0) head(walk, step.wanted, top, ids, logits);
 }

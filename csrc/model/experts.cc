@@ -87,49 +87,60 @@ void Decoder::experts(Walk& walk, const Block& block) {
     kernels_->linear(block.router, x.get(), begin, end, router_logits_.data(), stride, false);
   });
 
-  // As with rows, few choices are made by every thread for itself.
+  // As with rows, few choices are made by every thread for itself; and like rows, inside an item: a thread that comes late
+  // finds the phase over, and what it would look at belongs to the next layer.
   const bool alone = rows_ <= kPreparedByAll;
   ThreadMemory& own = own_[size_t(walk.thread())];
   ExpertChoice& choice = alone ? own.choice : shared_choice_;
+  ExpertPlan& plan = own.plan;
   const auto choose_row = [&](int64_t row) {
     choose(l, router_logits_.data() + row * stride, walk.scratch(), choice.experts.data() + row * used,
            choice.weights.data() + row * used);
   };
   if (!alone) walk.each(rows_, choose_row);
-  for (int64_t row = 0; alone && row < rows_; ++row) choose_row(row);
-  ExpertPlan& plan = own.plan;
-  plan.make(choice, rows_, used, l.experts);
-  if (walk.thread() == 0) experts_touched_ += plan.experts_touched;
+  bool planned = false;
+  const auto make_plan = [&] {
+    if (planned) return;
+    for (int64_t row = 0; alone && row < rows_; ++row) choose_row(row);
+    plan.make(choice, rows_, used, l.experts);
+    planned = true;
+  };
 
   const Rows gated = gated_rows_.view(assigned, l.intermediate);
-  const int64_t units = plan.experts_touched * gated.blocks;
-  const int64_t most = alone ? units : std::max<int64_t>(1, units / (kUnequalPieces * threads_));
-  int64_t gathered = -1;  // the first of the assignments whose rows are in own.gathered
-  walk.split(units, 1, [&](int64_t begin, int64_t end) {
-    while (begin < end) {
-      const int64_t i = begin / gated.blocks, stop = std::min(end, (i + 1) * gated.blocks);
-      const int32_t e = plan.touched[size_t(i)];
-      const Mlp& mlp = block.mlps[size_t(e)];
-      for (int64_t a = plan.begins[size_t(e)]; a < plan.begins[size_t(e + 1)]; a += kGathered) {
-        const int64_t n = std::min<int64_t>(plan.begins[size_t(e + 1)] - a, kGathered);
-        const int32_t* rows = plan.row_of.data() + a;
-        Rows those;
-        if (rows[n - 1] - rows[0] == n - 1) {  // they lie together
-          those = rows_of(x.get(), rows[0], n);
-        } else {
-          those = own.gathered.view(n, shape_.hidden);
-          if (gathered != a) gather(x.get(), rows, n, !is_float(mlp.gate.format) || !is_float(mlp.up.format),
-                                    is_float(mlp.gate.format) || is_float(mlp.up.format), those);
-          gathered = a;
-        }
-        kernels_->gate_up(mlp.gate, mlp.up, l.activation, those, begin - i * gated.blocks, stop - i * gated.blocks,
-                          rows_of(gated, a, n), !is_float(mlp.down.format));
+  int64_t gathered = -1;  // the first of the places whose rows are in own.gathered
+  // Groups [begin, end) of one expert's outputs, for all of its rows.
+  const auto gate_up = [&](int32_t e, int64_t begin, int64_t end) {
+    const Mlp& mlp = block.mlps[size_t(e)];
+    const bool floats = is_float(mlp.gate.format) || is_float(mlp.up.format);
+    const bool codes = !is_float(mlp.gate.format) || !is_float(mlp.up.format);
+    for (int64_t a = plan.begins[size_t(e)]; a < plan.begins[size_t(e + 1)]; a += kGathered) {
+      const int64_t n = std::min<int64_t>(plan.begins[size_t(e + 1)] - a, kGathered);
+      const int32_t* rows = plan.row_of.data() + a;
+      Rows those;
+      if (rows[n - 1] - rows[0] == n - 1) {  // they lie together
+        those = rows_of(x.get(), rows[0], n);
+      } else {
+        those = own.gathered.view(n, shape_.hidden);
+        if (gathered != a) gather(x.get(), rows, n, codes, floats, those);
+        gathered = a;
       }
-      begin = stop;
+      kernels_->gate_up(mlp.gate, mlp.up, l.activation, those, begin, end, rows_of(gated, a, n), !is_float(mlp.down.format));
     }
-  }, most);
+  };
+  const int64_t pieces = (alone ? kPieces : kUnequalPieces) * threads_;
+  walk.each(pieces, [&](int64_t piece) {
+    make_plan();
+    if (piece == 0) experts_touched_ += plan.experts_touched;
+    const auto part = part_of(plan.experts_touched * gated.blocks, pieces, piece);
+    for (int64_t begin = part.first, end; begin < part.second; begin = end) {
+      const int64_t i = begin / gated.blocks, first = i * gated.blocks;
+      end = std::min(part.second, first + gated.blocks);
+      gate_up(plan.touched[size_t(i)], begin - first, end - first);
+    }
+  });
 
   add_to_hidden(walk, block, Vector::mlp_after, [&](int64_t begin, int64_t end, float* out, bool add) {
+    make_plan();
     const int64_t first = begin * kLanes, width = (end - begin) * kLanes;
     const int64_t n = std::min<int64_t>(end * kLanes, shape_.hidden) - first;
     float* sum = walk.scratch();

@@ -1,5 +1,6 @@
 #include "model/kv_cache.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -17,22 +18,47 @@ std::shared_ptr<uint8_t> new_page(int64_t bytes) {
   return std::shared_ptr<uint8_t>(static_cast<uint8_t*>(memory), std::free);
 }
 
+int64_t pages_of(int64_t positions) { return (positions + kPage - 1) / kPage; }
+
 }  // namespace
 
 void KVCache::prepare(int64_t rows) {
-  const int64_t needed = (length_ + rows + kPage - 1) / kPage;
-  pages_.reserve(size_t(needed));
-  raw_.reserve(size_t(needed));
-  for (int64_t page = length_ / kPage; page < needed; ++page) {
-    if (page < int64_t(pages_.size()) && pages_[page].use_count() == 1) continue;
-    auto fresh = new_page(shape_.page_bytes());
-    if (page < int64_t(pages_.size())) {  // shared with a fork: go on with a copy
-      std::memcpy(fresh.get(), pages_[page].get(), size_t(shape_.page_bytes()));
-      pages_[page] = std::move(fresh);
-      raw_[page] = pages_[page].get();
+  for (size_t g = 0; g < groups_.size(); ++g) grow(g, length_ / kPage, pages_of(length_ + rows));
+}
+
+// Makes the pages [first, needed) of a group writable.
+void KVCache::grow(size_t group, int64_t first, int64_t needed) {
+  Pages& pages = groups_[group];
+  pages.held.reserve(size_t(needed));
+  pages.raw.reserve(size_t(needed));
+  const int64_t bytes = shape_.page_bytes(group);
+  for (int64_t i = first; i < needed; ++i) {
+    const size_t page = size_t(i);
+    if (page < pages.held.size() && pages.held[page].use_count() == 1) continue;
+    auto fresh = new_page(bytes);
+    if (page < pages.held.size()) {  // shared with a fork: go on with a copy
+      std::memcpy(fresh.get(), pages.held[page].get(), size_t(bytes));
+      pages.held[page] = std::move(fresh);
+      pages.raw[page] = pages.held[page].get();
     } else {
-      pages_.push_back(std::move(fresh));
-      raw_.push_back(pages_.back().get());
+      pages.held.push_back(std::move(fresh));
+      pages.raw.push_back(pages.held.back().get());
+    }
+  }
+}
+
+int64_t KVCache::first_needed(size_t group, int64_t length, int64_t spare) const {
+  const int64_t window = shape_.groups[group].window;
+  return window == 0 ? 0 : std::max<int64_t>(0, length + 1 - window - spare) / kPage;
+}
+
+// Gives back what lies behind every window.
+void KVCache::give_back() {
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    Pages& pages = groups_[g];
+    for (const int64_t first = first_needed(g, length_, kKeptBehind); pages.first < first; ++pages.first) {
+      pages.held[size_t(pages.first)].reset();
+      pages.raw[size_t(pages.first)] = nullptr;
     }
   }
 }
@@ -54,6 +80,7 @@ void KVCache::keep(const int64_t* rows, int64_t count) {
     if (rows[i] != i) move_slot(length_ + rows[i], length_ + i);
   length_ += count;
   parents_.clear();
+  give_back();
 }
 
 void KVCache::crop(int64_t length) {
@@ -61,11 +88,19 @@ void KVCache::crop(int64_t length) {
   if (length < 0 || length > length_)
     throw std::invalid_argument("crop: length " + std::to_string(length) + " is not between 0 and the present " +
                                 std::to_string(length_));
+  for (size_t g = 0; g < groups_.size() && length > 0; ++g)
+    if (first_needed(g, length, 0) < groups_[g].first)
+      throw std::out_of_range("crop: of the keys before position " + std::to_string(length) + " a window of " +
+                              std::to_string(shape_.groups[g].window) + " positions has kept only those from " +
+                              std::to_string(groups_[g].first * kPage) + " on");
   length_ = length;
   parents_.clear();
-  const size_t needed = size_t((length + kPage - 1) / kPage);
-  pages_.resize(needed);
-  raw_.resize(needed);
+  const size_t needed = size_t(pages_of(length));
+  for (Pages& pages : groups_) {
+    pages.held.resize(needed);
+    pages.raw.resize(needed);
+    if (needed == 0) pages.first = 0;
+  }
 }
 
 // Where a step may still be kept, its last page is not shared: keep() moves slots there.
@@ -73,13 +108,18 @@ KVCache KVCache::fork() {
   const Claim claim(claimable_, "fork");
   KVCache other(shape_);
   other.length_ = length_;
-  const size_t needed = size_t((length_ + kPage - 1) / kPage);
-  other.pages_.assign(pages_.begin(), pages_.begin() + std::ptrdiff_t(needed));
-  if (!parents_.empty() && length_ % kPage != 0) {
-    other.pages_.back() = new_page(shape_.page_bytes());
-    std::memcpy(other.pages_.back().get(), pages_[needed - 1].get(), size_t(shape_.page_bytes()));
+  const size_t needed = size_t(pages_of(length_));
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const Pages& pages = groups_[g];
+    Pages& copy = other.groups_[g];
+    copy.first = pages.first;
+    copy.held.assign(pages.held.begin(), pages.held.begin() + std::ptrdiff_t(needed));
+    if (!parents_.empty() && length_ % kPage != 0) {
+      copy.held.back() = new_page(shape_.page_bytes(g));
+      std::memcpy(copy.held.back().get(), pages.held[needed - 1].get(), size_t(shape_.page_bytes(g)));
+    }
+    for (const auto& page : copy.held) copy.raw.push_back(page.get());
   }
-  for (const auto& page : other.pages_) other.raw_.push_back(page.get());
   return other;
 }
 
@@ -89,30 +129,40 @@ void KVCache::fill_blank(int64_t length) {
   if (length < 0 || length > shape_.max_context)
     throw std::invalid_argument("fill_blank: length " + std::to_string(length) + " is not between 0 and the context of " +
                                 std::to_string(shape_.max_context) + " tokens");
-  prepare(length);
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    Pages& pages = groups_[g];
+    pages.first = first_needed(g, length, kKeptBehind);
+    pages.held.assign(size_t(pages.first), nullptr);
+    pages.raw.assign(size_t(pages.first), nullptr);
+    grow(g, pages.first, pages_of(length));
+  }
   length_ = length;
   parents_.clear();
 }
 
 void KVCache::move_slot(int64_t from, int64_t to) {
   const int64_t d = shape_.head_dim, size = kv_bytes(shape_.format), row = shape_.head_dim16() * size;
-  uint8_t *source = raw_[size_t(from / kPage)], *target = raw_[size_t(to / kPage)];
   const int64_t s = from % kPage, t = to % kPage;
-  for (int layer = 0; layer < shape_.layers; ++layer)
-    for (int head = 0; head < shape_.kv_heads; ++head) {
-      const int64_t k = shape_.k_offset(layer, head), v = shape_.v_offset(layer, head);
-      const uint8_t* key_from = source + k + (s / kLanes * d * kLanes + s % kLanes) * size;
-      uint8_t* key_to = target + k + (t / kLanes * d * kLanes + t % kLanes) * size;
-      for (int64_t i = 0; i < d; ++i) std::memcpy(key_to + i * kLanes * size, key_from + i * kLanes * size, size_t(size));
-      std::memcpy(target + v + t * row, source + v + s * row, size_t(row));
-      if (shape_.format == KvFormat::int8) {
-        const int64_t at = shape_.scale_offset(layer, head);
-        float* to_scales = reinterpret_cast<float*>(target + at);
-        const float* from_scales = reinterpret_cast<const float*>(source + at);
-        to_scales[t] = from_scales[s];
-        to_scales[kPage + t] = from_scales[kPage + s];
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const std::vector<uint8_t*>& raw = groups_[g].raw;
+    uint8_t *source = raw[size_t(from / kPage)], *target = raw[size_t(to / kPage)];
+    for (int layer = 0; layer < shape_.groups[g].layers; ++layer)
+      for (int head = 0; head < shape_.kv_heads; ++head) {
+        const int64_t k = shape_.k_offset(layer, head), v = shape_.v_offset(layer, head);
+        const uint8_t* key_from = source + k + (s / kLanes * d * kLanes + s % kLanes) * size;
+        uint8_t* key_to = target + k + (t / kLanes * d * kLanes + t % kLanes) * size;
+        for (int64_t i = 0; i < d; ++i)
+          std::memcpy(key_to + i * kLanes * size, key_from + i * kLanes * size, size_t(size));
+        std::memcpy(target + v + t * row, source + v + s * row, size_t(row));
+        if (shape_.format == KvFormat::int8) {
+          const int64_t at = shape_.scale_offset(layer, head);
+          float* to_scales = reinterpret_cast<float*>(target + at);
+          const float* from_scales = reinterpret_cast<const float*>(source + at);
+          to_scales[t] = from_scales[s];
+          to_scales[kPage + t] = from_scales[kPage + s];
+        }
       }
-    }
+  }
 }
 
 }  // namespace ipex_lookahead

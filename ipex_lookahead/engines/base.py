@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ipex_lookahead.errors import ForgottenKeysError
+
 
 class Cache(Protocol):
     """Keys and values of one sequence. ``length`` counts the committed positions."""
@@ -26,12 +28,24 @@ class Cache(Protocol):
         ...
 
     def crop(self, length: int) -> None:
-        """Keep the first ``length`` positions (absolute). Raises InputError beyond the present length."""
+        """Keep the first ``length`` positions (absolute).
+
+        Raises InputError beyond the present length; ForgottenKeysError, and nothing has changed, where layers with a
+        sliding window have given those keys back. That is only further back than 1,024 positions, and never at 0.
+        """
         ...
 
     def fork(self) -> Cache:
         """A second sequence that shares this one's committed prefix and goes on independently."""
         ...
+
+
+def crop_or_empty(cache: Cache, length: int) -> None:
+    """Crop; where the keys are forgotten, to 0: whoever calls runs the tokens from ``cache.length`` on again."""
+    try:
+        cache.crop(length)
+    except ForgottenKeysError:
+        cache.crop(0)
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -10,7 +11,8 @@ import numpy.typing as npt
 import torch
 from transformers.cache_utils import Cache as TransformersCache
 
-from ipex_lookahead.engines.base import Cache, Engine
+from ipex_lookahead.engines.base import Cache, Engine, crop_or_empty
+from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.errors import InputError
 
 
@@ -79,8 +81,15 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
         if not 0 <= keep <= have:
             raise InputError(f"cannot crop by {tokens_to_remove}: the cache holds {have} columns")
         self.ids, self.mask = self.ids[:, :keep].clone(), self.mask[:, :keep].clone()
-        for cache, length in zip(self.rows, self.mask.sum(1).tolist(), strict=True):
-            cache.crop(length)
+        for row in range(len(self.rows)):
+            self.cut(row)
+
+    def cut(self, row: int) -> None:
+        """Bring a row's cache back to the tokens of that row here; what a window has forgotten is run again."""
+        cache, ids = self.rows[row], self.ids[row][self.mask[row]].numpy().astype(np.int32)
+        crop_or_empty(cache, len(ids))
+        if cache.length < len(ids):
+            deque(prefill(self.engine, [(cache, ids)], asked=[()]), maxlen=0)
 
     def reset(self) -> None:
         """Drop everything."""
@@ -124,7 +133,7 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
         for cache, prompt, ids, mask in zip(lent, prompts, self.ids, self.mask, strict=True):
             held = ids[mask].numpy()[: len(prompt) - 1]
             same = held == prompt[: len(held)]
-            cache.crop(len(held) if same.all() else int(same.argmin()))
+            crop_or_empty(cache, len(held) if same.all() else int(same.argmin()))
         self.rows = [self.engine.new_cache() for _ in lent]
         self.ids, self.mask = self.ids[:, :0], self.mask[:, :0]
         return lent
@@ -135,11 +144,11 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
         All rows are cut to the columns that the shortest has.
         """
         columns = min(empty + cache.length for empty, cache in zip(padding, caches, strict=True))
-        for cache, empty in zip(caches, padding, strict=True):
-            cache.crop(max(0, columns - empty))
         self.rows = list(caches)
         self.ids = ids[:, :columns].clone()
         self.mask = torch.arange(columns)[None] >= torch.tensor(padding)[:, None]
+        for row in range(len(self.rows)):
+            self.cut(row)
 
     # ---- what it has not ---------------------------------------------------------------------------------------------
 

@@ -55,7 +55,6 @@ def logits_after(
         {int(at[row, column]): place for place, column in enumerate(kept.tolist()) if new[row, column]}
         for row in range(len(chains))
     ]
-    lengths = [cache.length for cache in past.rows]
     rows = [row for row, chain in enumerate(chains) if len(chain)]  # the others have nothing but padding here
     fed = [(past.rows[row], chains[row].astype(np.int32)) for row in rows]
     try:
@@ -66,8 +65,8 @@ def logits_after(
                     assert output.logits is not None
                     logits[row, places[row][place]] = torch.from_numpy(output.logits[answer])
     except BaseException:
-        for cache, length in zip(past.rows, lengths, strict=True):
-            cache.crop(length)
+        for row in range(len(past.rows)):
+            past.cut(row)
         raise
     past.ids, past.mask = torch.cat([past.ids, input_ids.cpu().to(torch.int64)], 1), mask
     return logits

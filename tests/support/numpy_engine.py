@@ -79,8 +79,8 @@ class SpecEngine:
     supports_tree = True
 
     def __init__(self, spec: ModelSpec, weights: Mapping[str, Array], dtype: Any = np.float32, kv: Any = None) -> None:
-        self.spec = spec
-        self.dtype, self.kv = dtype, kv
+        self._spec = spec
+        self._dtype, self._kv = dtype, kv
         self._weights = weights if dtype == np.float32 else {k: w.astype(dtype) for k, w in weights.items()}
         self.vocab_size, self.max_context = spec.vocab, spec.max_context
         self.rows_seen: list[int] = []
@@ -134,8 +134,8 @@ class SpecEngine:
         past = cache.committed + ancestors[::-1]
         position = len(past)
         own: list[tuple[Array, Array]] = []
-        x = self._weights[self.spec.embedding.name][token] * self.dtype(self.spec.embedding_multiplier)
-        for layer, block in enumerate(self.spec.layers):
+        x = self._weights[self._spec.embedding.name][token] * self._dtype(self._spec.embedding_multiplier)
+        for layer, block in enumerate(self._spec.layers):
             normed = self._norm(block.attention_norm, x)
             out, key_value = self._attention(block.attention, normed, [p[layer] for p in past], position)
             own.append(key_value)
@@ -152,14 +152,14 @@ class SpecEngine:
         query, key = self._rope(a.rope, query, position), self._rope(a.rope, key, position)
         if a.rope is not None and a.rope.query_beta:
             query = query * (1 + a.rope.query_beta * np.log(1 + position // a.rope.query_original))
-        if self.kv is not None:
-            key, value = key.astype(self.kv).astype(self.dtype), value.astype(self.kv).astype(self.dtype)
+        if self._kv is not None:
+            key, value = key.astype(self._kv).astype(self._dtype), value.astype(self._kv).astype(self._dtype)
         seen = past if a.window is None else past[max(0, len(past) - a.window + 1) :]
         keys, values = (np.stack(list(rows)) for rows in zip(*seen, (key, value), strict=True))
         group = a.heads // a.kv_heads
-        out = np.empty((a.heads, a.head_dim), self.dtype)
+        out = np.empty((a.heads, a.head_dim), self._dtype)
         for head in range(a.heads):
-            scores = keys[:, head // group] @ query[head] * self.dtype(a.scale)
+            scores = keys[:, head // group] @ query[head] * self._dtype(a.scale)
             if a.softcap is not None:
                 scores = a.softcap * np.tanh(scores / a.softcap)
             if a.sinks is not None:
@@ -180,7 +180,7 @@ class SpecEngine:
         cos, sin = (f(angles) * rope.factor for f in (np.cos, np.sin))
         half = len(angles)
         left, right, rest = x[:, :half], x[:, half : 2 * half], x[:, 2 * half :]
-        return np.concatenate([left * cos - right * sin, right * cos + left * sin, rest], axis=1).astype(self.dtype)
+        return np.concatenate([left * cos - right * sin, right * cos + left * sin, rest], axis=1).astype(self._dtype)
 
     def _mlp(self, mlp: GatedMlp | Experts, x: Array) -> Array:
         if isinstance(mlp, Experts):
@@ -193,7 +193,7 @@ class SpecEngine:
         else:
             gate, up = np.minimum(gate, kind.limit), np.clip(up, -kind.limit, kind.limit)
             inner = gate * (0.5 + 0.5 * np.tanh(0.5 * kind.alpha * gate)) * (up + 1)
-        return self._linear(mlp.down, inner.astype(self.dtype))
+        return self._linear(mlp.down, inner.astype(self._dtype))
 
     def _experts(self, mlp: Experts, x: Array) -> Array:
         logits = self._linear(mlp.router, x)
@@ -206,7 +206,7 @@ class SpecEngine:
         weights = exponentials[chosen] / exponentials[among].sum()
         if mlp.renormalise:
             weights = weights / weights.sum()
-        return sum(w * self._mlp(mlp.experts[e], x) for w, e in zip(weights, chosen, strict=True)).astype(self.dtype)
+        return sum(w * self._mlp(mlp.experts[e], x) for w, e in zip(weights, chosen, strict=True)).astype(self._dtype)
 
     def _linear(self, layer: Linear, x: Array) -> Array:
         y = self._weights[layer.weight.name] @ x
@@ -215,13 +215,15 @@ class SpecEngine:
     def _norm(self, norm: Norm | None, x: Array) -> Array:
         if norm is None:
             return x
-        scaled = x / np.sqrt((x * x).mean() + self.dtype(norm.epsilon))
-        return (scaled * self._weights[norm.weight.name]).astype(self.dtype)
+        scaled = x / np.sqrt((x * x).mean() + self._dtype(norm.epsilon))
+        return (scaled * self._weights[norm.weight.name]).astype(self._dtype)
 
     def _logits(self, hidden: Array) -> Array:
-        head = Linear(self.spec.embedding) if self.spec.head is None else self.spec.head
-        logits = self._linear(head, self._norm(self.spec.final_norm, hidden)) * self.dtype(self.spec.logit_multiplier)
-        cap = self.spec.logit_softcap
+        head = Linear(self._spec.embedding) if self._spec.head is None else self._spec.head
+        logits = self._linear(head, self._norm(self._spec.final_norm, hidden)) * self._dtype(
+            self._spec.logit_multiplier
+        )
+        cap = self._spec.logit_softcap
         return logits if cap is None else cap * np.tanh(logits / cap)
 
 

@@ -15,7 +15,7 @@ from ipex_lookahead.engines.machine import check_threads, default_threads
 from ipex_lookahead.engines.native.core import chosen_isa, native_core
 from ipex_lookahead.engines.native.linear import plain, streams
 from ipex_lookahead.engines.weights import WeightPlan, check_shape, random_matrix, read_matrix, read_vector
-from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, UnsupportedModelError
+from ipex_lookahead.errors import ContextLengthError, EngineError, ForgottenKeysError, InputError, UnsupportedModelError
 from ipex_lookahead.formats.base import PackedWeight
 
 Floats = npt.NDArray[np.float32]
@@ -46,9 +46,15 @@ class NativeCache:
             raise _in_use(error) from None
 
     def crop(self, length: int) -> None:
-        """Keep the first ``length`` positions. Raises InputError if there are fewer."""
+        """Keep the first ``length`` positions.
+
+        Raises InputError if there are fewer, ForgottenKeysError where a window has moved on by more than 1,024
+        positions since then; never at 0.
+        """
         try:
             self.raw.crop(length)
+        except IndexError as error:
+            raise ForgottenKeysError(str(error), hint="crop to 0, and run the tokens again") from None
         except (ValueError, TypeError) as error:
             raise InputError(str(error)) from None
         except RuntimeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.base import Batch, crop_or_empty
 from ipex_lookahead.engines.native.core import available_isas
 from ipex_lookahead.engines.native.engine import NativeEngine
+from ipex_lookahead.errors import ForgottenKeysError
 from tests.support.native import chain, ids_of, one_by_one, run
 from tests.support.numpy_engine import SpecEngine
 from tests.support.specs import NAMED, make_spec, native_engine, random_switches, random_weights
@@ -26,14 +28,20 @@ def check_against_numpy(options: dict[str, Any], seed: int, rows: int) -> bool:
     """False where it says nothing: two experts were so near that rounding decides which of them it is."""
     spec = make_spec(**options)
     weights = random_weights(spec, seed)
-    engine, oracle = native_engine(spec, weights, threads=2), SpecEngine(spec, weights, np.float64, np.float16)
+    engine = native_engine(spec, weights, threads=2)
     tokens = ids_of(engine, rows, seed)
-    expected = oracle.forward(Batch([oracle.new_cache()], [rows], tokens, chain(rows), None, True)).logits
+    answers = []
+    for dtype in (np.float64, np.float32):
+        oracle = SpecEngine(spec, weights, dtype, kv=np.float16)
+        answers.append(oracle.forward(Batch([oracle.new_cache()], [rows], tokens, chain(rows), None, True)).logits)
+        if oracle.closest_choice < 1e-3:
+            return False
+    expected, rounded = answers
     assert expected is not None
-    if oracle.closest_choice < 1e-3:
-        return False
-    # Keys and values are rounded to float16 here as there, but now and then to its other neighbour.
-    assert np.abs(run(engine, engine.new_cache(), tokens) - expected).max() < 3e-3 * expected.std()
+    # Keys and values are rounded to float16 here as there, but now and then to its other neighbour; some models make much
+    # of that, as numpy in float32 then shows.
+    allowed = 3e-3 * expected.std() + 4 * np.abs(rounded - expected).max()
+    assert np.abs(run(engine, engine.new_cache(), tokens) - expected).max() < allowed
     return True
 
 
@@ -150,3 +158,39 @@ def test_the_experts_that_a_step_reads_are_counted() -> None:
     dense = native_engine(make_spec(), random_weights(make_spec()))
     run(dense, dense.new_cache(), ids_of(dense, 3))
     assert dense.experts_touched == 0
+
+
+@pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
+def test_a_window_gives_back_the_keys_that_it_has_passed(kv_cache: str) -> None:
+    """Only far behind, and never where they may be needed again: the rest goes on as a sequence that has them all."""
+    spec = make_spec(window=[20, None], context=2500, vocab=33, layers=2)
+    engine = native_engine(spec, random_weights(spec), "sym_int4", threads=2, kv_cache=kv_cache)
+    tokens = ids_of(engine, 2400)
+    expected = run(engine, engine.new_cache(), tokens)  # one step has nothing to give back
+    cache = engine.new_cache()
+    for first in range(0, 2400, 300):
+        got = run(engine, cache, tokens[first : first + 300])
+        assert got.tobytes() == expected[first : first + 300].tobytes()
+        cache.keep(range(300))
+    fork = cache.fork()
+    for length in (2399, 2300, 2400 - 1024):
+        cache.crop(length)
+        assert run(engine, cache, tokens[length:]).tobytes() == expected[length:].tobytes()
+    for one in (cache, fork):
+        length = one.length
+        with pytest.raises(ForgottenKeysError, match="a window of 20 positions has kept only those from"):
+            one.crop(900)
+        assert one.length == length
+        assert run(engine, one, tokens[length:] if length < 2400 else tokens[:1]) is not None
+    crop_or_empty(fork, 900)
+    assert fork.length == 0
+    assert run(engine, fork, tokens).tobytes() == expected.tobytes()
+
+
+def test_windows_of_a_long_blank_cost_little() -> None:
+    spec = make_spec(window=16, context=1 << 20, head_dim=64, heads=8, kv_heads=8, layers=4, vocab=33)
+    engine = native_engine(spec, random_weights(spec), "sym_int4")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    cache = engine.new_cache((1 << 20) - 70)
+    run(engine, cache, ids_of(engine, 70))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000  # kB; all of it would take 4 GiB
