@@ -255,7 +255,7 @@ class NativeEngine:
             raise InputError(f"the step's arguments do not fit: {error}") from None
         except RuntimeError as error:
             raise _in_use(error) from None
-        experts = int(self._decoder.experts_touched()) if self._is_mixture else 0
+        experts = self.experts_touched if self._is_mixture else 0
         return StepOutput(top[:, 0], logits, top if batch.top else None, experts)
 
     @property
