@@ -276,8 +276,12 @@ class NativeEngine:
             "kv_bytes_per_token": kv_bytes_per_token(self.spec, self.kv_cache),
             "max_context": self.max_context,
             "row_invariant": self.row_invariant,
+            **({"experts": self._experts()} if self._is_mixture else {}),
             **self.facts,
         }
+
+    def _experts(self) -> int:
+        return sum(len(block.mlp.experts) for block in self.spec.layers if isinstance(block.mlp, Experts))
 
     def weights(self) -> Iterator[tuple[str, PackedWeight]]:
         """All tensors in plain order under the checkpoint's names, one at a time: what ``save_low_bit`` writes."""
