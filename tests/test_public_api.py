@@ -19,6 +19,7 @@ PUBLIC = {
     "InputError",
     "ContextLengthError",
     "EngineError",
+    "ForgottenKeysError",
     "DownloadError",
     "SaveError",
     "__version__",
