@@ -43,6 +43,13 @@ KEYS = ConfigKeys(
         "residual_multiplier": 1.0,
         "logits_scaling": 1.0,
     },
+    refused={
+        "layer_types": ((None,), "has layers of several kinds, which transformers' Granite passes over"),
+        "sliding_window": (
+            (None,),
+            "is a limit on how far attention reaches back, which transformers' Granite has not",
+        ),
+    },
     check=check_even_heads,
 )
 GGUF = GgufKeys(

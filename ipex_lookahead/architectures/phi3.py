@@ -63,6 +63,7 @@ KEYS = ConfigKeys(
     },
     nullable=("sliding_window",),
     neutral={"resid_pdrop": "zero outside training", "embd_pdrop": "zero outside training"},
+    refused={"layer_types": ((None,), "has layers of several kinds, which transformers' Phi-3 passes over")},
     check=_check,
 )
 
