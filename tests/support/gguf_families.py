@@ -60,7 +60,8 @@ def write_gguf(
     writer.add_name("tiny")
     add_keys(writer, config)
     for key, value in (metadata or {}).items():
-        kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
+                 list: writer.add_array}  # fmt: skip
         kinds[type(value)](key, value)
     for name, values in gguf_tensors(model).items():
         wanted = experts if experts and "_exps" in name else quant
