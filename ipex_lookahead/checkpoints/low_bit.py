@@ -24,7 +24,7 @@ from ipex_lookahead.architectures.keys import renamed
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import checked_config, read_generation_config, read_json
-from ipex_lookahead.checkpoints.placed import Run, run_of, tensors_by_name, with_offset
+from ipex_lookahead.checkpoints.placed import Run, fused_experts, run_of, tensors_by_name, with_offset
 from ipex_lookahead.checkpoints.safetensors import SINGLE, check_kind, read_float, read_part
 from ipex_lookahead.checkpoints.safetensors_reader import MAX_DIM, SafetensorsFile, StoredTensor
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
@@ -76,6 +76,7 @@ class LowBitCheckpoint:
     Attributes:
         low_bit: ``low_bit`` (format's name), ``group_size``, ``mixed_precision``, and ``requantized_from`` where the
             weights were in another low-bit format before.
+        experts_in_one: whether a mixture's experts share tensors, as transformers has them and the torch engine saves.
     """
 
     spec: ModelSpec
@@ -97,12 +98,17 @@ class LowBitCheckpoint:
         if not other_family:
             self.config = checked_config(raw, config_path)
             self.spec = spec_for(self.config)
-            self._weights = tensors_by_name(self.spec)
             file = self.path / "generation_config.json"
             self.generation_config = read_generation_config(file, self.config["vocab_size"])
         self._file = SafetensorsFile(self.path / SINGLE)
+        if not other_family:
+            held = self._file.tensors
+            self._weights = {name: fused_experts(tensor, held) for name, tensor in tensors_by_name(self.spec).items()}
+            self._most_dimensions = max(len(tensor.hf.shape) for tensor in self._weights.values())
         try:
             self._tensors = self._find_tensors()
+            places = (tensor.hf for tensor in self._weights.values())
+            self.experts_in_one = any(place.expert is not None and place.name in self._tensors for place in places)
         except BaseException:
             self._file.close()
             raise
@@ -165,7 +171,13 @@ class LowBitCheckpoint:
         stored = self._find(name)[0]
         if name in self._tensors:
             return stored
-        return TensorInfo(self._weights[name].shape, stored.format, stored.group_size)
+        tensor = self._weights[name]
+        if stored.shape != tensor.hf.shape:
+            raise self._error(
+                tensor.hf.name, None,
+                f"has shape {list(stored.shape)}, but the config implies {list(tensor.hf.shape)}",
+            )  # fmt: skip
+        return TensorInfo(tensor.shape, stored.format, stored.group_size)
 
     def read(self, name: str) -> PackedWeight:
         """The weight exactly as it was saved; takes the weight's own memory and no more.

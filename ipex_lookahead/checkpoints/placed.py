@@ -51,6 +51,28 @@ def in_blocks(tensor: Tensor, names: Collection[str]) -> Tensor:
     return replace(tensor, hf=replace(place, name=parts[0], shape=shape, layout="mxfp4"))
 
 
+def fused_experts(tensor: Tensor, names: Collection[str]) -> Tensor:
+    """The weight where folders have it that hold a mixture as transformers 5 does in memory: all experts in one tensor.
+
+    That is ``gate_up_proj`` [experts, 2 * n, hidden], gate first, and ``down_proj`` [experts, hidden, n], both under
+    ``mlp``, where the router is too. The torch engine saves such folders.
+    """
+    place, other = tensor.hf, tensor.gguf
+    layer = ".".join(place.name.split(".", 3)[:3])
+    if place.name in names or f"{layer}.mlp.experts.gate_up_proj" not in names:
+        return tensor
+    if "ffn_gate_inp." in other.name:
+        return replace(tensor, hf=replace(place, name=f"{layer}.mlp.gate.weight"))
+    if other.expert is None:
+        return tensor
+    (experts, rows, columns), part = other.shape, other.name.split("ffn_")[1].removesuffix("_exps.weight")
+    if part == "down":
+        return replace(tensor, hf=Place(f"{layer}.mlp.experts.down_proj", other.shape, other.expert))
+    first = rows if part == "up" else 0
+    shape = (experts, 2 * rows, columns)
+    return replace(tensor, hf=Place(f"{layer}.mlp.experts.gate_up_proj", shape, other.expert, (first, 1)))
+
+
 def split_experts(tensor: Tensor, names: Collection[str]) -> Tensor:
     """The weight where GGUF files of early 2024 have it: each expert's in a tensor of its own (``ffn_up.3.weight``)."""
     place = tensor.gguf

@@ -21,7 +21,14 @@ from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import read_config, read_generation_config, read_json
 from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.mxfp4_blocks import check_blocks, read_blocks, scales_name
-from ipex_lookahead.checkpoints.placed import in_blocks, run_of, tensors_by_name, transposed_part, with_offset
+from ipex_lookahead.checkpoints.placed import (
+    fused_experts,
+    in_blocks,
+    run_of,
+    tensors_by_name,
+    transposed_part,
+    with_offset,
+)
 from ipex_lookahead.checkpoints.safetensors_reader import MAX_NAME, SafetensorsFile, StoredTensor
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats.base import PackedWeight
@@ -86,7 +93,9 @@ class SafetensorsCheckpoint:
         known = family(self.config["model_type"])
         self.spec = spec_for(self.config)
         names = {renamed(known, name) or "" for name in self._tensors}
-        self._weights = {name: in_blocks(tensor, names) for name, tensor in tensors_by_name(self.spec).items()}
+        self._weights = {
+            name: fused_experts(in_blocks(tensor, names), names) for name, tensor in tensors_by_name(self.spec).items()
+        }
         wanted = {tensor.hf.name: len(tensor.hf.shape) for tensor in self._weights.values()}
         bytes_of = {tensor.hf.name: tensor for tensor in self._weights.values() if tensor.hf.layout == "mxfp4"}
         bytes_of |= {scales_name(tensor): tensor for tensor in bytes_of.values()}

@@ -68,7 +68,7 @@ FOLLOW = 0.08
 """Weight of a new time in the running mean of its number of rows."""
 OUTLIER = 1.5
 """A time further off than this factor counts as this far off: other processes also use the machine."""
-FOLLOW_SPREAD, MOST_SPREAD = 0.15, 2.0
+FOLLOW_SPREAD, MOST_SPREAD = 0.15, 1.25
 """Weight of a new count of experts, which no other process disturbs, and the spread (see ``CostCurve``) beyond which
 one is not followed."""
 SAME_ROWS = 8
@@ -87,6 +87,7 @@ class Calibration:
         key_row_seconds: what each position of context adds for each row.
         experts: for each of ``rows`` the experts that were read, in all layers; empty for a model without.
         expert_seconds: what reading one more of them takes.
+        all_experts: how many there are, in all layers.
     """
 
     rows: tuple[int, ...]
@@ -95,6 +96,7 @@ class Calibration:
     key_row_seconds: float = 0.0
     experts: tuple[int, ...] = ()
     expert_seconds: float = 0.0
+    all_experts: int = 0
 
 
 ASSUMED = Calibration((1, 2, 4, 5, 8, 16, 32), (1.0, 1.06, 1.18, 1.5, 1.75, 2.8, 5.0))
@@ -105,8 +107,9 @@ class CostCurve:
     """T(rows, length), a calibration and what has been learned since.
 
     With experts, T also depends on how many were read. For a step to come that is expected to be
-    E(1) + spread * (E(rows) - E(1)), where E are the calibration's counts: rows of a text often go the same ways, so
-    that the spread is 1 only until the text has shown its own.
+    E(1) + spread * (E(rows) - E(1)), where E(n) is what n rows would read that know nothing of each other. Rows of a
+    text often go the same ways, so the spread is 1 only until the text has shown its own. (The calibration's rows are
+    no text: tokens that a model was not trained on may all go to a few experts.)
     """
 
     def __init__(self, calibration: Calibration | None = None) -> None:
@@ -144,10 +147,10 @@ class CostCurve:
 
     def _count(self, rows: int, bucket: int, experts: int) -> None:
         """Learn how many experts rows of this text need; again half of the news is for every number of rows."""
-        alone, calibrated = self.calibration.experts[0], self._between(rows, self.calibration.experts)
-        if calibrated <= alone:
+        alone, free = self.calibration.experts[0], self._free_experts(rows)
+        if free <= alone:
             return
-        seen = min(MOST_SPREAD, max(0.0, (experts - alone) / (calibrated - alone)))
+        seen = min(MOST_SPREAD, max(0.0, (experts - alone) / (free - alone)))
         news = FOLLOW_SPREAD / 2 * (seen - self._spread[bucket])
         self._spread = [spread + news for spread in self._spread]
         self._spread[bucket] += news
@@ -164,11 +167,16 @@ class CostCurve:
         seconds = known[rows] if rows < len(known) else self._between(rows, self.calibration.seconds)
         if self.calibration.experts:
             alone, calibrated = self.calibration.experts[0], self._between(rows, self.calibration.experts)
-            expected = experts or alone + self._spread[self._bucket(rows)] * (calibrated - alone)
+            expected = experts or alone + self._spread[self._bucket(rows)] * (self._free_experts(rows) - alone)
             seconds = max(
                 self.calibration.seconds[0], seconds + (expected - calibrated) * self.calibration.expert_seconds
             )
         return seconds + length * (self.calibration.key_seconds + rows * self.calibration.key_row_seconds)
+
+    def _free_experts(self, rows: int) -> float:
+        """How many experts rows read that know nothing of each other."""
+        alone, of = self.calibration.experts[0], self.calibration.all_experts
+        return of * (1.0 - (1.0 - alone / of) ** rows)
 
     def _between(self, rows: int, known: Sequence[float]) -> float:
         """Between measured points on a line; beyond the last as the last piece goes on."""
@@ -239,7 +247,7 @@ def calibrate(engine: Engine, *, patience: float = PATIENCE_SECONDS) -> tuple[Ca
     """
     cache = engine.new_cache()
     most = min(ROWS[-1], engine.max_context)
-    # All over the vocabulary: the first tokens of many are single bytes and marks, which go to few experts.
+    # All over the vocabulary: the first tokens of many are single bytes and marks, which may go to few experts.
     tokens = (np.arange(most) * max(1, engine.vocab_size // most) % engine.vocab_size).astype(np.int32)
     batches = {n: chain(cache, tokens[:n]) for n in range(1, most + 1)}
     # Warm-up, which also wakes the threads; the second one tells how fast the engine is.
@@ -267,9 +275,10 @@ def calibrate(engine: Engine, *, patience: float = PATIENCE_SECONDS) -> tuple[Ca
     weights = facts.get("step_bytes") or facts.get("weight_bytes") or 0
     reading = curve[0] * (facts.get("kv_bytes_per_token") or 0) / weights if weights else 0.0
     found = Calibration(rows, curve, PER_KEY * reading, PER_KEY_AND_ROW * reading)
-    if counted and (more := experts[same] - experts[-same]) > 0:
+    if counted and facts.get("experts") and (more := experts[same] - experts[-same]) > 0:
         price = min(max(0.0, quartile[same] - quartile[-same]) / more, curve[0] / experts[1])
         found = replace(found, experts=tuple(accumulate((experts[n] for n in rows), max)), expert_seconds=price)
+        found = replace(found, all_experts=facts["experts"])
     return found, disturbance
 
 
@@ -445,15 +454,15 @@ def from_json(found: Any) -> Calibration | None:
         return None
     if sorted(set(rows)) != rows or sorted(seconds) != seconds:
         return None
-    experts, price = found.get("experts", []), found.get("expert_seconds", 0.0)
+    experts, price, of = found.get("experts", []), found.get("expert_seconds", 0.0), found.get("all_experts", 0)
     if not (isinstance(experts, list) and len(experts) in (0, len(rows)) and _is_time(price)):
         return None
-    if not all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n < 1 << 31 for n in experts):
+    if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 31 for n in (*experts, of)):
         return None
-    if sorted(experts) != experts:
+    if sorted(experts) != experts or (experts and not 0 < experts[0] <= experts[-1] <= of):
         return None
     calibration = Calibration(
-        tuple(rows), tuple(map(float, seconds)), float(slopes[0]), float(slopes[1]), tuple(experts), float(price)
+        tuple(rows), tuple(map(float, seconds)), float(slopes[0]), float(slopes[1]), tuple(experts), float(price), of
     )
     return None if impossible(calibration) else calibration
 

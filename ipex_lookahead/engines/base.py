@@ -118,6 +118,7 @@ class Engine(Protocol):
     def describe(self) -> dict[str, Any]:
         """Facts for ``info`` and for reports: engine, isa, threads, low_bit, weight_bytes, kv_bytes_per_token.
 
-        ``step_bytes``, where it is there: what of the weights a step of one row reads, all but idle experts.
+        ``step_bytes``, where it is there: what of the weights a step of one row reads, all but idle experts;
+        ``experts``, in a mixture: how many there are, in all layers.
         """
         ...

@@ -309,17 +309,22 @@ class Mixture:
     def seconds(self, rows: int, touched: int) -> float:
         return self.dense * (1.0 + 0.02 * (rows - 1)) + self.each * touched
 
-    def calibration(self) -> Calibration:
-        touched = tuple(self.touched(rows, self.experts) for rows in ROWS)
+    def calibration(self, among: float) -> Calibration:
+        touched = tuple(self.touched(rows, among) for rows in ROWS)
         seconds = tuple(map(self.seconds, ROWS, touched))
-        return Calibration(ROWS, seconds, experts=touched, expert_seconds=self.each)
+        return Calibration(ROWS, seconds, 0.0, 0.0, touched, self.each, 16 * self.experts)
 
-    def play(self, among: float, right: float, prob: float | None, *, steps: int = 256, seed: int = 0) -> float:
-        """Speed over that of plain decoding, on a text whose drafted tokens are each right by that chance."""
+    def play(
+        self, among: float, right: float, prob: float | None, *, seed: int = 0, calibrated: float | None = None
+    ) -> float:
+        """Speed over that of plain decoding, on a text whose drafted tokens are each right by that chance.
+
+        ``calibrated`` is ``among`` for the rows of the calibration, if not all experts.
+        """
         rng = np.random.default_rng(seed)
-        controller = AdaptiveBudget(CostCurve(self.calibration()), 8)
+        controller = AdaptiveBudget(CostCurve(self.calibration(calibrated or self.experts)), 8)
         seconds = emitted = 0.0
-        for _ in range(steps):
+        for _ in range(256):
             full = chain(controller.budget(0, 100), prob)
             draft = controller.select([0], [full], 100)[0] if full.tokens else full
             known = int(np.append(rng.random(len(full)) > right, True).argmax())
@@ -347,7 +352,8 @@ def test_on_a_mixture_it_is_never_slower(mixture: Mixture, share: float, prob: f
     """Though a wrong draft costs several forwards, and a text needs more experts than the calibration did, or fewer."""
     among = max(1.2 * mixture.used, share * mixture.experts)
     for seed, right in enumerate((0.02, 0.2, 0.4, 0.6, 0.9)):
-        assert mixture.play(among, right, prob, seed=seed) > 0.98, right
+        for calibrated in (None, 1.1 * mixture.used):
+            assert mixture.play(among, right, prob, seed=seed, calibrated=calibrated) > 0.98, (right, calibrated)
 
 
 def test_on_a_mixture_it_drafts_more_where_rows_share_their_experts() -> None:

@@ -15,6 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ipex_lookahead.formats import FORMATS
+from ipex_lookahead.formats import quantize as low_bit_quantize
+from ipex_lookahead.formats.base import PackedWeight
+
 Weights = dict[str, npt.NDArray[np.float32]]
 
 
@@ -147,8 +151,9 @@ def write_tiny_gguf(
 ) -> Path:
     """Write the same model as :func:`write_tiny_llama` as a GGUF v3 file and return its path.
 
-    ``quant`` is F32, F16, BF16, Q8_0, Q4_0 or Q4_1, for every matrix whose rows it divides (others are F16, as in
-    llama.cpp's converter); vectors stay F32. ``metadata`` are further keys, of Python's types.
+    ``quant`` is any type that is read, for every matrix whose rows it divides (others are F16, as in llama.cpp's
+    converter); vectors stay F32. What the gguf package does not make is made by this package. ``metadata`` are further
+    keys, of Python's types.
     """
     import gguf
     from gguf.quants import quantize
@@ -183,12 +188,23 @@ def write_tiny_gguf(
             chosen = gguf.GGMLQuantizationType.F32
         elif values.shape[1] % gguf.GGML_QUANT_SIZES[kind][0]:
             chosen = gguf.GGMLQuantizationType.F16
-        writer.add_tensor(gguf_name(name), quantize(stored, chosen), raw_dtype=chosen)
+        try:
+            data = quantize(stored, chosen)
+        except NotImplementedError:
+            data = _ours(stored, chosen)
+        writer.add_tensor(gguf_name(name), data, raw_dtype=chosen)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def _ours(values: npt.NDArray[np.float32], kind: Any) -> npt.NDArray[np.uint8]:
+    low_bit = next(name for name, low_bit in FORMATS.items() if low_bit.gguf and low_bit.gguf.number == int(kind))
+    packed = low_bit_quantize(PackedWeight("fp32", values.shape, values), low_bit)
+    assert packed.scales is None  # blocks, as they are in the file
+    return packed.codes  # type: ignore[return-value]
 
 
 def gguf_name(name: str) -> str:

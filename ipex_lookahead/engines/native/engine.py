@@ -260,7 +260,7 @@ class NativeEngine:
             raise InputError(f"the step's arguments do not fit: {error}") from None
         except RuntimeError as error:
             raise _in_use(error) from None
-        experts = int(self._decoder.experts_touched()) if self._is_mixture else 0
+        experts = self.experts_touched if self._is_mixture else 0
         return StepOutput(top[:, 0], logits, top if batch.top else None, experts)
 
     @property
@@ -282,8 +282,12 @@ class NativeEngine:
             "kv_bytes_per_token": kv_bytes_per_token(self.spec, self.kv_cache),
             "max_context": self.max_context,
             "row_invariant": self.row_invariant,
+            **({"experts": self._experts()} if self._is_mixture else {}),
             **self.facts,
         }
+
+    def _experts(self) -> int:
+        return sum(len(block.mlp.experts) for block in self.spec.layers if isinstance(block.mlp, Experts))
 
     def weights(self) -> Iterator[tuple[str, PackedWeight]]:
         """All tensors in plain order under the checkpoint's names, one at a time: what ``save_low_bit`` writes.

@@ -18,7 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ipex_lookahead.architectures import ModelSpec, model_types
-from ipex_lookahead.architectures.spec import Tensor
+from ipex_lookahead.architectures.spec import Experts, Tensor
 from ipex_lookahead.checkpoints import Checkpoint, LowBitCheckpoint, family_of, open_checkpoint
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.low_bit import MARKER
@@ -66,9 +66,11 @@ def load(request: LoadRequest) -> LoadedModel:
         return _load_foreign(request, device, family)
     checkpoint = open_checkpoint(request.path)
     try:
-        return _load_known(checkpoint, request, device)
+        if family is None or not (isinstance(checkpoint, LowBitCheckpoint) and checkpoint.experts_in_one):
+            return _load_known(checkpoint, request, device)
     finally:
         checkpoint.close()
+    return _load_foreign(request, device, family)
 
 
 def compute_dtype(wanted: Any, label: str, device: torch.device, in_file: str = "") -> torch.dtype:
@@ -98,6 +100,11 @@ def compute_dtype(wanted: Any, label: str, device: torch.device, in_file: str = 
 
 def _load_known(checkpoint: Checkpoint, request: LoadRequest, device: torch.device) -> LoadedModel:
     spec = checkpoint.spec
+    if any(isinstance(block.mlp, Experts) for block in spec.layers):
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: a mixture of experts in no folder of transformers' does not run on the torch engine",
+            hint="use engine='native'",
+        )
     label = request.low_bit or checkpoint.info(spec.typical_weight.name).format
     plan = request.plan(spec.head_weight.name, label)
     dtype = compute_dtype(request.dtype, label, device, checkpoint.config.get("dtype", ""))
@@ -163,11 +170,6 @@ def _tensors(
 
 
 def _module(tensor: Tensor) -> str:
-    if tensor.hf.expert is not None:
-        raise UnsupportedModelError(
-            "a mixture of experts that is no Hugging Face folder does not run on the torch engine",
-            hint="use engine='native'",
-        )
     return tensor.hf.name
 
 
