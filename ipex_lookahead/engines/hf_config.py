@@ -19,6 +19,8 @@ def transformers_config(config: dict[str, Any]) -> Any:
         scaling = {}
     if config["model_type"] == "llama":
         return llama_config(values, scaling or {"rope_type": "default"}, config["rope_theta"])
+    if scaling.get("rope_type") == "longrope":  # transformers' Phi-3 has this number outside, where it goes first
+        values["original_max_position_embeddings"] = scaling["original_max_position_embeddings"]
     local = values.pop(LOCAL_THETA, None)
     return family_config(config["model_type"], values, scaling, config["rope_theta"], local)
 

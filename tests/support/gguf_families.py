@@ -68,7 +68,8 @@ def write_gguf(
     writer.add_name("tiny")
     add_keys(writer, config)
     for key, value in (metadata or {}).items():
-        kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
+                 list: writer.add_array}  # fmt: skip
         kinds[type(value)](key, value)
     tensors = gguf_tensors(model)
     change(writer.kv_data[0], tensors)

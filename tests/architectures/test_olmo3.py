@@ -1,0 +1,63 @@
+"""OLMo 3: three layers of four with a window and plain rope, the fourth with yarn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from tests.support.family_configs import checked, opened, spec_of, windows
+
+YARN = {
+    "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "attention_factor": 1.2079441541679836,
+    "beta_fast": 32, "beta_slow": 1,
+}  # fmt: skip
+
+
+def test_only_the_fourth_layer_is_stretched(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "olmo3", num_hidden_layers=5, sliding_window=9, rope_theta=500000, rope_scaling=YARN)
+    assert windows(spec) == [9, 9, 9, None, 9]
+    near, far = (spec.layers[i].attention.rope for i in (0, 3))
+    np.testing.assert_allclose(near.frequencies, 500000.0 ** (-np.arange(8) / 8), rtol=1e-6)
+    assert (near.factor, far.factor) == (1.0, YARN["attention_factor"])
+    assert far.frequencies[-1] < near.frequencies[-1] / 7
+    assert spec.layers[0].attention_norm is None
+
+
+def test_a_base_of_its_own_must_be_named_for_both_kinds(tmp_path: Path) -> None:
+    """Releases of transformers differ in what ``rope_theta`` alone means for layers with a window."""
+    with pytest.raises(UnsupportedModelError, match="transformers 4.*transformers 5"):
+        checked(tmp_path, "olmo3", rope_theta=1e6)
+    both = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 2e4}}
+    config = checked(tmp_path, "olmo3", rope_parameters=both)
+    assert (config["rope_theta"], config["rope_local_base_freq"]) == (1e6, 2e4)
+    assert checked(tmp_path, "olmo3")["rope_local_base_freq"] == 500000.0
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"layer_types": ["full_attention"] * 9}, "names 9 layers; there are 2"),
+        ({"sliding_window": -4}, "sliding_window.*-4"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "has no factor"),
+    ],
+)
+def test_what_a_config_may_not_say(tmp_path: Path, values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelFormatError, match=words):
+        checked(tmp_path, "olmo3", **values)
+
+
+def test_the_files_attention_factor_is_hugging_faces(tmp_path: Path) -> None:
+    file = opened(tmp_path, "olmo3", {"olmo2.rope.scaling.yarn_attn_factor": 1.25})
+    assert [block.attention.rope.factor for block in file.spec.layers] == [1.0, 1.0, 1.0, 1.25]
+    assert not file.unknown_keys
+
+
+def test_a_file_with_two_bases_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="freq_base_swa is 10.0, not the freq_base 500000"):
+        opened(tmp_path, "olmo3", {"olmo2.rope.freq_base_swa": 10.0})
+    with pytest.raises(ModelFormatError, match="has 2 values for 4 layers"):
+        opened(tmp_path, "olmo3", {"olmo2.attention.sliding_window_pattern": [True, False]})
