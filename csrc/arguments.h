@@ -69,7 +69,7 @@ inline PlainMatrix plain_of(const std::string& format, int64_t n_out, int64_t n_
                      const std::optional<HalfMatrix>& scales, const std::optional<HalfMatrix>& minimums) {
   const WeightFormat f = format_of(format);
   const StreamFacts& facts = stream_facts(f);
-  check_aligned(codes, is_float(f) ? size_t(facts.bytes) : 1);
+  check_aligned(codes, facts.inputs == 1 ? size_t(facts.bytes) : 1);
   if (scales) check_aligned(*scales, 2);
   if (minimums) check_aligned(*minimums, 2);
   const auto fail = [](const std::string& what) { throw std::invalid_argument(what); };

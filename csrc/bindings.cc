@@ -65,7 +65,7 @@ nb::object export_bias(const Matrix& m) { return export_vector(m.bias, m.n_out);
 nb::tuple quantize(const std::string& format, const std::string& kind, const AnyMatrix& weight, int group, int threads) {
   const WeightFormat f = format_of(format), k = format_of(kind);
   const Quantizer* quantizer = quantizer_of(f);
-  if (quantizer == nullptr || !is_float(k))
+  if (quantizer == nullptr || stream_facts(k).inputs != 1)
     throw std::invalid_argument("quantize goes from a float kind to an integer format");
   if (weight.dtype() != (k == WeightFormat::fp32 ? nb::dtype<float>() : nb::dtype<uint16_t>()))
     throw std::invalid_argument("a weight of kind 'fp32' is an array of float32, of other kinds of uint16 (their bits)");

@@ -22,6 +22,7 @@ from torch import nn
 
 from ipex_lookahead.checkpoints import LowBitCheckpoint, save
 from ipex_lookahead.checkpoints.base import TensorInfo
+from ipex_lookahead.engines.hf_config import config_to_save
 from ipex_lookahead.engines.torch.linear_backends import LinearBackends
 from ipex_lookahead.engines.torch.load import DTYPES, ParametersOnMeta
 from ipex_lookahead.engines.torch.low_bit_linear import format_of, load_packed, module_weights, replace_linears
@@ -138,12 +139,10 @@ def save_low_bit(model: nn.Module, folder: str | PathLike[str], *, tokenizer: An
     key = "dtype" if "dtype" in plain else "torch_dtype"
     if key in plain:  # or transformers takes the scales' dtype for the model's
         plain[key] = str(_floats_of(model)).removeprefix("torch.")
-    if plain.get("tie_word_embeddings") and {"lm_head.weight", "model.embed_tokens.weight"} <= infos.keys():
-        plain["tie_word_embeddings"] = False  # packed apart from the embedding, so they are two
     generation = getattr(model, "generation_config", None)
     return save(
         folder,
-        config=plain,
+        config=config_to_save(plain, infos),
         generation_config=generation.to_diff_dict() if generation is not None else {},
         infos=infos,
         weights=module_weights(model),

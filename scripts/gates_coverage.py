@@ -16,17 +16,19 @@ READERS = [
     *(
         f"checkpoints/{name}.py"
         for name in (
-            *("__init__", "base", "config_json", "files", "finite", "gguf", "gguf_keys", "gguf_llama", "gguf_reader"),
-            *("hparams", "licence", "llama_keys", "low_bit", "safetensors", "safetensors_reader", "sizes"),
+            *("__init__", "base", "config_json", "files", "finite", "gguf", "gguf_config", "gguf_reader"),
+            *("licence", "low_bit", "placed", "safetensors", "safetensors_reader", "sizes"),
         )
     ),
     *(
         f"tokenization/{name}.py"
         for name in (
             *("byte_pair", "chat_template", "folder", "gguf", "growth", "pieces", "sentencepiece_model", "splitting"),
-            *("template_worker", "text", "tokenizer_json"),
+            *("isolated", "process", "text", "tokenizer_json", "worker"),
         )
     ),
+    "architectures/hparams.py",
+    "architectures/keys.py",
     "drafting/store.py",
     "engines/foreign.py",
     "safe_json.py",

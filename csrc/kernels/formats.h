@@ -10,7 +10,8 @@
 namespace ipex_lookahead {
 
 enum class WeightFormat : int32_t {
-  fp32, fp16, bf16, sym_int8, sym_int4, asym_int4, mxfp4, q2_k, q3_k, q4_k, q5_k, q6_k, sym_int5, asym_int5, iq4_nl, iq4_xs
+  fp32, fp16, bf16, sym_int8, sym_int4, asym_int4, mxfp4, q2_k, q3_k, q4_k, q5_k, q6_k, sym_int5, asym_int5, iq4_nl, iq4_xs,
+  sym_int3, sym_int2, fp4, nf4, nf3, fp6, fp8_e4m3, fp8_e5m2
 };
 
 // Codes: 16 outputs x 32 inputs in kBytes. A tile unpacks into eight rows of 64 bytes, byte j of row c being output j / 4,
@@ -87,18 +88,35 @@ constexpr int64_t step_bytes<HalfSteps6>(int64_t blocks) {
   return (blocks + 7) / 8 * 192;
 }
 
-// Activations stay floats, and so do weights.
+// How a product is taken: of floats; of whole numbers, activations quantised to int8; of floats that codes stand for.
+enum class Arithmetic { floats, whole, codebook };
+
 template <int Size>
 struct FloatFormat {
-  static constexpr bool kFloat = true;
+  static constexpr Arithmetic kArithmetic = Arithmetic::floats;
   static constexpr int kSize = Size;  // bytes of a weight
 };
 template <class CodesOf, int Zero, class ScalesOf>
 struct IntegerFormat {
-  static constexpr bool kFloat = false;
+  static constexpr Arithmetic kArithmetic = Arithmetic::whole;
   static constexpr int kZero = Zero;
   using Codes = CodesOf;
   using Scales = ScalesOf;
+};
+// A weight is scale * what its code stands for, rounded once; no table of int8 would be exact to the definition.
+template <class CodesOf>
+struct CodebookFormat {
+  static constexpr Arithmetic kArithmetic = Arithmetic::codebook;
+  static constexpr int kZero = 0;
+  using Codes = CodesOf;
+  using Scales = GroupScale;
+};
+// Floats of a sign, and of exponent and mantissa in Magnitude bits, which moved up by Shift are a float32's but for the
+// exponent's bias: 2^Power makes up for it, and makes subnormals what they are.
+template <class CodesOf, int Magnitude, int Shift, int Power>
+struct MinifloatFormat : CodebookFormat<CodesOf> {
+  static constexpr int kMagnitude = Magnitude, kShift = Shift;
+  static constexpr uint32_t kPowerBits = uint32_t(Power + 127) << 23;
 };
 
 struct Fp32 : FloatFormat<4> {
@@ -150,10 +168,41 @@ struct Iq4Nl : IntegerFormat<Iq4, 128, GroupScale> {
 struct Iq4Xs : IntegerFormat<Iq4, 128, StepScale> {
   static constexpr const char* kName = "iq4_xs";
 };
+struct SymInt3 : IntegerFormat<Crumbs3, 4, GroupScale> {
+  static constexpr const char* kName = "sym_int3";
+};
+struct SymInt2 : IntegerFormat<Crumbs, 2, GroupScale> {
+  static constexpr const char* kName = "sym_int2";
+};
+struct Fp4 : IntegerFormat<E2m1, 16, GroupScale> {
+  static constexpr const char* kName = "fp4";
+};
+struct Nf4 : CodebookFormat<Nibbles> {
+  static constexpr const char* kName = "nf4";
+  static constexpr float kTable[16] = {
+      -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
+      -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f,
+      0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+};
+struct Nf3 : CodebookFormat<Crumbs3> {
+  static constexpr const char* kName = "nf3";
+  static constexpr float kTable[16] = {-1.0f, -0.5350227355957031f, -0.2469314038753510f, 0.0f, 0.1833375245332718f,
+                                       0.3819939494132996f, 0.6229856610298157f, 1.0f};
+};
+struct Fp6 : MinifloatFormat<Nibbles6, 5, 21, 124> {  // three bits of exponent, two of mantissa
+  static constexpr const char* kName = "fp6";
+};
+struct Fp8E4m3 : MinifloatFormat<Bytes, 7, 20, 120> {
+  static constexpr const char* kName = "fp8_e4m3";
+};
+struct Fp8E5m2 : MinifloatFormat<Bytes, 7, 21, 112> {
+  static constexpr const char* kName = "fp8_e5m2";
+};
 
 template <class... Each>
 struct Formats {
   static constexpr int kCount = sizeof...(Each);
+  static constexpr bool kFloat[] = {Each::kArithmetic != Arithmetic::whole...};
   // One value for each format, in the order of WeightFormat: Make<Format>::value().
   template <template <class> class Make>
   static auto table() {
@@ -165,9 +214,9 @@ struct Formats {
   }
 };
 using FormatList = Formats<Fp32, Fp16, Bf16, SymInt8, SymInt4, AsymInt4, Mxfp4, Q2K, Q3K, Q4K, Q5K, Q6K, SymInt5, AsymInt5,
-                           Iq4Nl, Iq4Xs>;  // in WeightFormat's order
+                           Iq4Nl, Iq4Xs, SymInt3, SymInt2, Fp4, Nf4, Nf3, Fp6, Fp8E4m3, Fp8E5m2>;  // in WeightFormat's order
 
 constexpr int kFormats = FormatList::kCount;
-inline bool is_float(WeightFormat f) { return f <= WeightFormat::bf16; }
+inline bool is_float(WeightFormat f) { return FormatList::kFloat[int(f)]; }  // whether its activations stay floats
 
 }  // namespace ipex_lookahead

@@ -33,7 +33,7 @@ void transpose(T* tile, T* plain, int64_t count, int64_t lanes) {
 }
 
 // How one format's tiles are made, and taken apart again.
-template <class Format, bool kFloat = Format::kFloat>
+template <class Format, bool kFloats = Format::kArithmetic == Arithmetic::floats>
 struct Layout {
   using Codes = typename Format::Codes;
   using Record = RecordOf<Format>;

@@ -87,15 +87,27 @@ struct TileCrumbPlace {
   static int shift(int, int c) { return 2 * (c % 4); }
 };
 
-// Fifth bits as q5_0 and q5_1 have them: bit i of a word is code i's.
+// In 32 codes of our own blocks: two bits of code i, i + 8, i + 16 and i + 24 share byte i; a byte a code.
 template <int Base>
-struct FifthBits {
+struct OwnCrumbPlace {
+  static int at(int, int c) { return Base + 4 * (c % 2); }
+  static int shift(int, int c) { return 2 * (c / 2); }
+};
+template <int Base>
+struct FromByte {
+  static int at(int, int c) { return Base + 4 * c; }
+  static int shift(int, int) { return 0; }
+};
+
+// One more bit a code, as q5_0 and q5_1 have the fifth: bit i of a word is code i's.
+template <int Base, int Up>
+struct OneBit {
   static uint32_t get(const uint8_t* p, int, int c) {
     const uint32_t four = uint32_t(p[Base + c / 2] >> 4 * (c % 2)) & 15;
-    return ((four & 1) | (four & 2) << 7 | (four & 4) << 14 | (four & 8) << 21) << 4;
+    return ((four & 1) | (four & 2) << 7 | (four & 4) << 14 | (four & 8) << 21) << Up;
   }
   static void put(uint8_t* p, int, int c, uint32_t codes) {
-    const uint32_t bits = codes >> 4 & 0x01010101u;
+    const uint32_t bits = codes >> Up & 0x01010101u;
     p[Base + c / 2] |= uint8_t(((bits | bits >> 7 | bits >> 14 | bits >> 21) & 15) << 4 * (c % 2));
   }
 };
@@ -147,11 +159,28 @@ struct RecordOf<AsymInt4> : Record<32, 16>, Planes<Plane<4, 0, NibblePlace<4>>> 
 
 // The rest are GGUF's own blocks.
 template <>
-struct RecordOf<SymInt5> : Record<32, 22, 0>, Planes<Plane<4, 0, SubNibblePlace<6>>, FifthBits<2>> {};
+struct RecordOf<SymInt5> : Record<32, 22, 0>, Planes<Plane<4, 0, SubNibblePlace<6>>, OneBit<2, 4>> {};
 template <>
-struct RecordOf<AsymInt5> : Record<32, 24, 0, 2>, Planes<Plane<4, 0, SubNibblePlace<8>>, FifthBits<4>> {};
+struct RecordOf<AsymInt5> : Record<32, 24, 0, 2>, Planes<Plane<4, 0, SubNibblePlace<8>>, OneBit<4, 4>> {};
 template <>
 struct RecordOf<Iq4Nl> : Record<32, 18, 0>, Planes<Plane<4, 0, SubNibblePlace<2>>> {};
+// Blocks of our own, in the manner of those: a scale, then the planes.
+template <>
+struct RecordOf<SymInt3> : Record<32, 14, 0>, Planes<Plane<2, 0, OwnCrumbPlace<2>>, OneBit<10, 2>> {};
+template <>
+struct RecordOf<SymInt2> : Record<32, 10, 0>, Planes<Plane<2, 0, OwnCrumbPlace<2>>> {};
+template <>
+struct RecordOf<Nf3> : RecordOf<SymInt3> {};
+template <>
+struct RecordOf<Fp4> : RecordOf<Iq4Nl> {};
+template <>
+struct RecordOf<Nf4> : RecordOf<Iq4Nl> {};
+template <>
+struct RecordOf<Fp6> : Record<32, 26, 0>, Planes<Plane<4, 0, SubNibblePlace<2>>, Plane<2, 4, OwnCrumbPlace<18>>> {};
+template <>
+struct RecordOf<Fp8E4m3> : Record<32, 34, 0>, Planes<Plane<8, 0, FromByte<2>>> {};
+template <>
+struct RecordOf<Fp8E5m2> : RecordOf<Fp8E4m3> {};
 template <>
 struct RecordOf<Mxfp4> : Record<32, 17>, Planes<Plane<4, 0, SubNibblePlace<1>>> {
   static void get_steps(const uint8_t* p, int, uint8_t* steps) { steps[0] = p[0]; }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ipex_lookahead.architectures.hparams import Source, boolean, check_even_heads, one_of, optional, real, shown, whole
-from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
+from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import Activation, Block, ModelSpec, Rope
@@ -25,14 +25,14 @@ def _check(config: dict[str, Any], source: Source) -> None:
 
 
 def fill_query_scalar(config: dict[str, Any], layers_of_27b: int) -> None:
-    """What a query's products are divided by the root of. No key of GGUF says; llama.cpp knows the 27B by its depth."""
+    """Whose root a query's products are divided by. No key of GGUF says, so llama.cpp knows the 27B by its depth."""
     heads = config["num_attention_heads"]
     is_27b = config["num_hidden_layers"] == layers_of_27b
     config["query_pre_attn_scalar"] = config["hidden_size"] // heads if is_27b else config["head_dim"]
 
 
 def _complete(file: GgufSource, config: dict[str, Any]) -> None:
-    local = config.pop("rope_local_base_freq", config["rope_theta"])
+    local = config.pop(LOCAL_THETA, config["rope_theta"])
     if local != config["rope_theta"]:
         raise UnsupportedModelError(
             f"{file.path}: gemma2.rope.freq_base_swa is {shown(local)}; a Gemma 2 has one base of rope here, "
@@ -86,7 +86,7 @@ GGUF = GgufKeys(
     used={
         "sliding_window": "attention.sliding_window",
         "sliding_window_pattern": "attention.sliding_window_pattern",
-        "rope_local_base_freq": "rope.freq_base_swa",
+        LOCAL_THETA: "rope.freq_base_swa",
         "attn_logit_softcapping": "attn_logit_softcapping",
         "final_logit_softcapping": "final_logit_softcapping",
     },
@@ -102,14 +102,13 @@ def names(config: dict[str, Any]) -> Names:
 
 def block(names: Names, i: int, turn: Rope, **switches: Any) -> Block:
     """Attention and MLP between two norms each; ``switches`` are further ones of the attention."""
-    config = names.config
     return Block(
         attention=names.attention(
             i,
             rope=turn,
-            bias="qkvo" if config["attention_bias"] else "",
-            scale=config["query_pre_attn_scalar"] ** -0.5,
-            window=window_of(config, i),
+            bias="qkvo" if names.config["attention_bias"] else "",
+            scale=names.config["query_pre_attn_scalar"] ** -0.5,
+            window=window_of(names.config, i),
             **switches,
         ),
         mlp=names.gated_mlp(i, activation=Activation("gelu_tanh")),

@@ -6,7 +6,7 @@ from typing import Any
 
 from ipex_lookahead.architectures import gemma2
 from ipex_lookahead.architectures.hparams import SIZES, Source, boolean, check_even_heads, one_of, whole
-from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
+from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.rope import local_rope, rope
 from ipex_lookahead.architectures.spec import Block, ModelSpec
 from ipex_lookahead.architectures.windows import fill_layer_types, gguf_layer_types, layer_types, window_of, window_size
@@ -38,7 +38,7 @@ KEYS = ConfigKeys(
         "sliding_window": window_size,
         "sliding_window_pattern": whole(1, 1 << 16),
         "layer_types": layer_types,
-        "rope_local_base_freq": SIZES["rope_theta"],
+        LOCAL_THETA: SIZES["rope_theta"],
         "final_logit_softcapping": gemma2.soft_cap,
     },
     defaults={  # all of them: the text part of a larger model leaves out what is as transformers has it
@@ -52,7 +52,7 @@ KEYS = ConfigKeys(
         "max_position_embeddings": 131072,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1e6,
-        "rope_local_base_freq": 10000.0,
+        LOCAL_THETA: 10000.0,
         "hidden_activation": gemma2.GELU,
         "tie_word_embeddings": True,
         "attention_bias": False,
@@ -71,7 +71,6 @@ KEYS = ConfigKeys(
         "use_bidirectional_attention": ((None, False), "lets every token see the ones behind it"),
     },
     check=_check,
-    local_theta="rope_local_base_freq",
 )
 GGUF = GgufKeys(
     "gemma3",
@@ -79,7 +78,7 @@ GGUF = GgufKeys(
     used={
         "sliding_window": "attention.sliding_window",
         "sliding_window_pattern": "attention.sliding_window_pattern",
-        "rope_local_base_freq": "rope.freq_base_swa",
+        LOCAL_THETA: "rope.freq_base_swa",
         "final_logit_softcapping": "final_logit_softcapping",
     },
     constants={"attention_bias": False},
@@ -99,7 +98,7 @@ def rename(name: str) -> str | None:
 
 def spec(config: dict[str, Any]) -> ModelSpec:
     """The decoder that a gemma3_text ``config`` describes."""
-    names, far, near = gemma2.names(config), rope(config), local_rope(config, config["rope_local_base_freq"])
+    names, far, near = gemma2.names(config), rope(config), local_rope(config, config[LOCAL_THETA])
 
     def block(i: int) -> Block:
         return gemma2.block(

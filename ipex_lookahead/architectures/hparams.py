@@ -177,7 +177,11 @@ _ROPE_NEEDS: dict[str, tuple[str, ...]] = {
     "dynamic": ("factor",),
     "yarn": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "longrope": (),
+    "su": (),
+    "freq_factors": ("factors",),
 }
+"""Kinds of rope, and what each needs; the family judges whether it has longrope, which older files call su."""
 
 
 def check_sizes(config: dict[str, Any], source: Source) -> None:
@@ -221,11 +225,16 @@ def check_rope(scaling: Any, rope_theta: float, source: Source) -> dict[str, Any
     kind = text(source, "rope_scaling", kind)
     if kind == "default":
         return None
+    if kind not in _ROPE_NEEDS:
+        raise source.error(
+            "rope_scaling.rope_type" if "rope_type" in scaling else "rope_scaling.type",
+            f"is {shown(kind)}; known are default, {', '.join(_ROPE_NEEDS)}",
+        )
     found: dict[str, Any] = {"rope_type": kind}
     for key, check in ROPE.items():
         if scaling.get(key) is not None:
             found[key] = check(source, f"rope_scaling.{key}", scaling[key])
-    for key in _ROPE_NEEDS.get(kind, ()):
+    for key in _ROPE_NEEDS[kind]:
         if key not in found:
             raise source.error("rope_scaling", f"of type {kind!r} has no {key}")
     if kind == "llama3" and found["low_freq_factor"] >= found["high_freq_factor"]:

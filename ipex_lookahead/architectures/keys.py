@@ -23,6 +23,10 @@ GIVEN = frozenset({
 })  # fmt: skip
 """Keys that every family uses, read and checked by ``config_json.py``."""
 
+LOCAL_THETA = "rope_local_base_freq"
+"""The key that gets the base of rope in layers with a window, in a family that uses it because its two kinds of layers
+have ropes of their own: files have it by itself, or as ``rope_parameters.sliding_attention.rope_theta``."""
+
 NEUTRAL: Mapping[str, str] = {
     "attention_dropout": "zero outside training",
     "attn_implementation": "which kernel computes the same attention",
@@ -102,8 +106,6 @@ class ConfigKeys:
         neutral, refused: more of both.
         check: what the keys must be to each other; raises, and may write usual values into the config.
         inside: the object that holds all keys (``text_config``), where the family is a part of another model.
-        local_theta: the key that gets the base of rope in layers with a window, where the two kinds of layers differ:
-            files have it by itself, or as ``rope_parameters.sliding_attention.rope_theta``.
     """
 
     used: Mapping[str, Check] = field(default_factory=dict)
@@ -113,7 +115,6 @@ class ConfigKeys:
     refused: Mapping[str, Refusal] = field(default_factory=dict)
     check: Callable[[dict[str, Any], Source], None] = lambda config, source: None
     inside: str = ""
-    local_theta: str = ""
 
     def all_neutral(self) -> dict[str, str]:
         """Keys without effect on this family's logits, and why."""
@@ -148,7 +149,7 @@ class GgufSource(Protocol):
 
     @property
     def offsets(self) -> Mapping[str, int]:
-        """Key to the offset of its value."""
+        """Key to the byte offset of its value."""
         ...
 
     @property

@@ -20,6 +20,10 @@ KEYS = ConfigKeys(
         "tie_word_embeddings": False,
         "attention_bias": False,
     },
+    refused={
+        "sliding_window": ((None,), "limits how far attention reaches back, which transformers' OLMo 2 passes over"),
+        "layer_types": ((None,), "has layers of several kinds, which transformers' OLMo 2 passes over"),
+    },
 )
 
 

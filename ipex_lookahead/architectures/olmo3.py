@@ -7,7 +7,7 @@ from typing import Any
 
 from ipex_lookahead.architectures import olmo2
 from ipex_lookahead.architectures.hparams import SIZES, Source, shown
-from ipex_lookahead.architectures.keys import GgufKeys, GgufSource
+from ipex_lookahead.architectures.keys import LOCAL_THETA, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import local_rope, rope
 from ipex_lookahead.architectures.spec import Block, ModelSpec
@@ -20,7 +20,7 @@ _THETA = 500000.0
 def _check(config: dict[str, Any], source: Source) -> None:
     fill_layer_types(config, source, lambda layer: (layer + 1) % 4 != 0)
     theta = config["rope_theta"]
-    if config.setdefault("rope_local_base_freq", _THETA if theta == _THETA else None) is None:
+    if config.setdefault(LOCAL_THETA, _THETA if theta == _THETA else None) is None:
         raise UnsupportedModelError(
             f"{source.file}: rope_theta is {theta:g}, and nothing says what layers with a window have: {theta:g} in "
             f"transformers 4, {_THETA:g} in transformers 5",
@@ -30,7 +30,7 @@ def _check(config: dict[str, Any], source: Source) -> None:
 
 def _complete(file: GgufSource, config: dict[str, Any]) -> None:
     theta = config["rope_theta"]
-    if (local := config.setdefault("rope_local_base_freq", theta)) != theta:
+    if (local := config.setdefault(LOCAL_THETA, theta)) != theta:
         raise UnsupportedModelError(
             f"{file.path}: olmo2.rope.freq_base_swa is {shown(local)}, not the freq_base {theta:g}; llama.cpp turns all"
             " layers by the latter, and its cache by the former"
@@ -44,12 +44,12 @@ KEYS = replace(
         **olmo2.KEYS.used,
         "sliding_window": window_size,
         "layer_types": layer_types,
-        "rope_local_base_freq": SIZES["rope_theta"],
+        LOCAL_THETA: SIZES["rope_theta"],
     },
     defaults={**olmo2.KEYS.defaults, "rope_theta": _THETA, "sliding_window": 4096},
     nullable=("sliding_window",),
+    refused={},
     check=_check,
-    local_theta="rope_local_base_freq",
 )
 GGUF = GgufKeys(
     "olmo2",
@@ -57,7 +57,7 @@ GGUF = GgufKeys(
     used={
         "sliding_window": "attention.sliding_window",
         "sliding_window_pattern": "attention.sliding_window_pattern",
-        "rope_local_base_freq": "rope.freq_base_swa",
+        LOCAL_THETA: "rope.freq_base_swa",
         # The converter writes Hugging Face's attention_factor, which llama.cpp computes again to the same end.
         "rope_scaling.attention_factor": "rope.scaling.yarn_attn_factor",
     },
@@ -69,7 +69,7 @@ GGUF = GgufKeys(
 
 def spec(config: dict[str, Any]) -> ModelSpec:
     """The decoder that an olmo3 ``config`` describes."""
-    names, far, near = Names(config), rope(config), local_rope(config, config["rope_local_base_freq"])
+    names, far, near = Names(config), rope(config), local_rope(config, config[LOCAL_THETA])
 
     def block(i: int) -> Block:
         window = window_of(config, i)

@@ -17,6 +17,8 @@ from ipex_lookahead.architectures.spec import Rope
 from ipex_lookahead.errors import UnsupportedModelError
 
 Floats = npt.NDArray[np.float32]
+_LONGROPE = {"short_factor", "long_factor", "attention_factor", "original_max_position_embeddings"}
+"""What a family that has longrope fills in."""
 
 
 def rope(config: dict[str, Any]) -> Rope:
@@ -58,21 +60,23 @@ def _rope(config: dict[str, Any]) -> tuple[Floats, float]:
         return _llama3(plain, scaling), 1.0
     if kind == "yarn":
         return _yarn(plain, config, scaling)
-    if kind == "longrope":  # both sets are there; the context that is asked for says which
+    if kind == "longrope" and scaling.keys() >= _LONGROPE:  # both sets are there; the context asked for says which
         long = config["max_position_embeddings"] > scaling["original_max_position_embeddings"]
-        factors = np.asarray(scaling["long_factor" if long else "short_factor"], dtype=np.float32)
-        return (plain / factors).astype(np.float32), float(scaling["attention_factor"])
+        return _divided(plain, scaling["long_factor" if long else "short_factor"]), float(scaling["attention_factor"])
     if kind == "freq_factors":  # a GGUF file's own divisor for each pair
-        factors = np.asarray(scaling["factors"], dtype=np.float32)
-        if factors.shape != plain.shape:
-            raise UnsupportedModelError(
-                f"rope has {len(factors)} frequency factors for {len(plain)} pairs of dimensions"
-            )
-        return (plain / factors).astype(np.float32), 1.0
+        return _divided(plain, scaling["factors"]), 1.0
     raise UnsupportedModelError(
         f"rope scaling of type {kind!r} is not supported; supported are default, linear, dynamic, llama3, yarn, and "
         "longrope where the family has it"
     )
+
+
+def _divided(plain: Floats, divisors: list[float]) -> Floats:
+    """Each pair's frequency by its own divisor."""
+    factors = np.asarray(divisors, dtype=np.float32)
+    if factors.shape != plain.shape:
+        raise UnsupportedModelError(f"rope has {len(factors)} frequency factors for {len(plain)} pairs of dimensions")
+    return (plain / factors).astype(np.float32)
 
 
 def _llama3(plain: Floats, scaling: dict[str, Any]) -> Floats:

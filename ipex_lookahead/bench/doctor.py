@@ -330,7 +330,8 @@ def _encoded(model: Any, count: int) -> list[list[int]]:
     from ipex_lookahead.tokenization.prompts import build_prompt
 
     if model.tokenizer is None:
-        raise LookaheadError("the model carries no tokenizer", hint="put its tokenizer.json into the folder")
+        why = model.engine.describe().get("no_tokenizer") or "the model carries none"
+        raise LookaheadError(f"there is no tokenizer: {why}", hint="put its tokenizer.json into the folder")
     texts = read_prompts([PACKAGED_PROMPTS], None)
     step = max(1, len(texts) // count)
     return [build_prompt(model.tokenizer, model.config.to_dict(), text.text) for text in texts[::step]]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ipex_lookahead.architectures import ModelSpec
+from ipex_lookahead.architectures.spec import Experts
 from ipex_lookahead.bench.shapes import shape_of
 from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.engines.native.core import integer_peak, read_bandwidth
@@ -21,8 +22,13 @@ from ipex_lookahead.terminal import counted
 
 
 def linear_operations(spec: ModelSpec) -> int:
-    """Operations (a multiply-add is two) of all linear layers for one row, lm_head included."""
+    """Operations (a multiply-add is two) of all linear layers for one row, lm_head included; of experts the chosen."""
     weights = sum(prod(tensor.shape) for tensor in spec.tensors() if tensor.is_matrix)
+    for block in spec.layers:
+        if isinstance(block.mlp, Experts):
+            one = block.mlp.experts[0]
+            idle = len(block.mlp.experts) - block.mlp.used
+            weights -= idle * sum(prod(part.weight.shape) for part in (one.gate, one.up, one.down))
     return 2 * (weights if spec.tied else weights - spec.vocab * spec.hidden)
 
 
@@ -65,9 +71,10 @@ def measure(
     cache = engine.new_cache(blank=context)
     batches = {count: _batch(cache, count) for count in rows}
     times: dict[int, list[float]] = {count: [] for count in rows}
+    experts = dict.fromkeys(rows, 0)
     for count in rows:
         report(f"warming up: {counted(count, 'row')}")
-        engine.forward(batches[count])
+        experts[count] = engine.forward(batches[count]).experts
     for done in range(repeat):
         for count in rows:
             report(f"round {done + 1} of {repeat}: {counted(count, 'row')}")
@@ -76,6 +83,13 @@ def measure(
             times[count].append(perf_counter() - started)
     first = median(times[min(rows)])
     operations = linear_operations(spec)
+    chosen = sum(block.mlp.used for block in spec.layers if isinstance(block.mlp, Experts))
+
+    def read(count: int) -> int:
+        """Bytes that a step has to read."""
+        more_experts = (experts[count] - chosen) * facts["expert_bytes"] if chosen else 0
+        return int(facts["step_bytes"] + more_experts + context * facts["kv_bytes_per_token"])
+
     return {
         "shape": shape,
         "low_bit": low_bit,
@@ -86,6 +100,7 @@ def measure(
         "context": context,
         "kv_cache": kv_cache,
         "weight_bytes": facts["weight_bytes"],
+        "step_bytes": facts["step_bytes"],
         "kv_bytes": context * facts["kv_bytes_per_token"],
         "bandwidth_gb_s": bandwidth / 1e9,
         "integer_peak_gops": peak / 1e9,
@@ -94,7 +109,8 @@ def measure(
                 "rows": count,
                 "ms": 1e3 * median(times[count]),
                 "ratio": median(times[count]) / first,
-                "gb_s": (facts["weight_bytes"] + context * facts["kv_bytes_per_token"]) / median(times[count]) / 1e9,
+                "experts": experts[count],
+                "gb_s": read(count) / median(times[count]) / 1e9,
                 "gops": _row_operations(spec, operations, count) / median(times[count]) / 1e9,
             }
             for count in rows
@@ -104,7 +120,7 @@ def measure(
 
 def _batch(cache: Any, rows: int) -> Batch:
     want = None if rows <= 64 else np.array([rows - 1], dtype=np.int32)
-    return chain(cache, np.full(rows, 7, np.int32), want)
+    return chain(cache, np.arange(7, 7 + rows, dtype=np.int32), want)  # in a mixture, rows that differ
 
 
 def _row_operations(spec: ModelSpec, operations: int, rows: int) -> int:

@@ -29,7 +29,7 @@ from ipex_lookahead.architectures.hparams import (
     token_ids,
     whole,
 )
-from ipex_lookahead.architectures.keys import ConfigKeys
+from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys
 from ipex_lookahead.checkpoints.files import BinaryFile
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.safe_json import JsonObject, parse
@@ -40,6 +40,8 @@ MAX_DEPTH = 64
 _OUTER = ("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype", "tie_word_embeddings")
 """Keys that a model with a text part may say for all of it: that goes before what the part says."""
 _DERIVED = ("num_key_value_heads", "head_dim")
+_IN_ROPE = ("partial_rotary_factor", LOCAL_THETA)
+"""A family's own keys that may stand in the rope object."""
 _DTYPES = ("float32", "float16", "bfloat16")
 
 _GENERATION = {
@@ -107,13 +109,15 @@ def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]
         if value is not None:
             config[key] = value
     for key, check in keys.used.items():
-        value = rope.get(key) if rope.get(key) is not None else raw.get(key)
-        if value is not None or (key in raw and key in keys.nullable):
-            config[key] = value if value is None else check(rope_source if key in rope else source, key, value)
+        if raw.get(key) is not None:
+            config[key] = check(source, key, raw[key])
+        elif key in raw and key in keys.nullable:
+            config[key] = None
+        if key in _IN_ROPE and rope.get(key) is not None:  # goes before what stands beside the rope object
+            config[key] = check(rope_source, key, rope[key])
     for key, value in keys.defaults.items():
         config.setdefault(key, value)
     check_sizes(config, rope_source)
-    rope = {key: value for key, value in rope.items() if key != keys.local_theta}
     scaling = rope if _is_scaled(rope) else config.get("rope_scaling")
     config["rope_scaling"] = check_rope(scaling or None, config["rope_theta"], rope_source)
     keys.check(config, source)
@@ -170,7 +174,7 @@ def _spelled_rope(raw: JsonObject, source: Source, keys: ConfigKeys) -> tuple[di
     As transformers has it: ``rope_scaling`` goes before ``rope_parameters``, an empty one says nothing, and for yarn
     and llama3 an ``original_max_position_embeddings`` beside it goes before the one inside.
     """
-    if keys.local_theta and raw.get("rope_parameters"):
+    if LOCAL_THETA in keys.used and raw.get("rope_parameters"):
         return _layered_rope(raw, source, keys)
     spellings = ("rope_scaling", "rope_parameters")
     for key in spellings:
@@ -219,7 +223,7 @@ def _layered_rope(raw: JsonObject, source: Source, keys: ConfigKeys) -> tuple[di
         )
     found = dict(far)
     if near.get("rope_theta") is not None:
-        found[keys.local_theta] = near["rope_theta"]
+        found[LOCAL_THETA] = near["rope_theta"]
 
     def places() -> dict[str, Place]:
         known = {**source.places, "rope_scaling": (f"{key}.full_attention", ropes.at.get("full_attention"))}
@@ -227,7 +231,7 @@ def _layered_rope(raw: JsonObject, source: Source, keys: ConfigKeys) -> tuple[di
         if "rope_theta" in far:
             known["rope_theta"] = known["rope_scaling.rope_theta"]
         if "rope_theta" in near:
-            known[keys.local_theta] = (f"{key}.sliding_attention.rope_theta", near.at["rope_theta"])
+            known[LOCAL_THETA] = (f"{key}.sliding_attention.rope_theta", near.at["rope_theta"])
         return known
 
     return found, Source(source.file, Places(places))
@@ -253,7 +257,7 @@ def _differing(rope: dict[str, Any], other: dict[str, Any]) -> str:
 
 def _is_scaled(rope: dict[str, Any]) -> bool:
     """Since version 5 transformers writes ``rope_parameters`` for plain rope too, if only with a theta."""
-    return bool(set(rope) - {"rope_theta", "partial_rotary_factor"})
+    return bool(set(rope) - {"rope_theta", *_IN_ROPE})
 
 
 def _architectures(raw: JsonObject, source: Source) -> dict[str, Any]:

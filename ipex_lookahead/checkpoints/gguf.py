@@ -149,10 +149,11 @@ class GgufCheckpoint:
         step = max(1, _READ_AT_ONCE // row_bytes)
         for start in range(0, rows, step):
             stop = min(rows, start + step)
-            buffer = np.empty((stop - start, blocks), record)
             first = run.first + start
-            self._file.file.read_into(source.offset + first * row_bytes, buffer, source.name)
             place: Any = slice(start, stop) if order is None else order[start:stop]
+            whole = len(target.streams) == 1 and order is None  # blocks stay as they are: read where they belong
+            buffer: Any = arrays["codes"][place].view(record) if whole else np.empty((stop - start, blocks), record)
+            self._file.file.read_into(source.offset + first * row_bytes, buffer, source.name)
             for stream in target.streams:
                 part = np.ascontiguousarray(buffer[stream.name]).reshape(stop - start, -1)
                 if (bad := target.bad_scale(stream.name, part)) is not None:
@@ -160,7 +161,8 @@ class GgufCheckpoint:
                     field = int(fields[stream.name][1]) + element * stream.itemsize
                     at = source.offset + first * row_bytes + block * record.itemsize + field
                     raise self._error(source, at, f"{bad.what} {first * blocks + block} {bad.problem}")
-                arrays[stream.name][place] = part
+                if not whole:
+                    arrays[stream.name][place] = part
         return PackedWeight(source.type.format, tensor.shape, group_size=group_size, **arrays)
 
     def _read_floats(

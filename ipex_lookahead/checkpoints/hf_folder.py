@@ -11,6 +11,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from ipex_lookahead.checkpoints.base import Checkpoint
+from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.formats import dequantize
 
@@ -39,11 +40,13 @@ def write_hf_folder(
         raise InputError(f"{target}: is there and not an empty folder; give one that does not exist")
     target.mkdir(parents=True, exist_ok=True)
     names = list(checkpoint.names())
+    offsets = {tensor.name: tensor.hf.offset for tensor in checkpoint.spec.tensors()}
     places: dict[str, str] = {}
     shard: dict[str, Any] = {}
     held = total = number = 0
     for name in names:
-        values = np.ascontiguousarray(dequantize(checkpoint.read(name)), dtype=dtype)
+        weight = with_offset(checkpoint.read(name), -offsets.get(name, 0.0))
+        values = np.ascontiguousarray(dequantize(weight), dtype=dtype)
         shard[name] = values
         held += values.nbytes
         total += values.nbytes

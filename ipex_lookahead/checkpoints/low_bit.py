@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures import ModelSpec, spec_for
+from ipex_lookahead.architectures import ModelSpec, family, spec_for
 from ipex_lookahead.architectures.hparams import Places, Source, boolean, shown, text, whole
+from ipex_lookahead.architectures.keys import renamed
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import checked_config, read_generation_config, read_json
@@ -116,7 +117,7 @@ class LowBitCheckpoint:
         stored = dict(self._file.tensors)
         found: dict[str, tuple[TensorInfo, list[StoredTensor]]] = {}
         for name, line in self._file.metadata.items():
-            if name == "format":
+            if name == "format" or (ours := self._renamed(name)) is None:
                 continue
             match = _STORED_AS.fullmatch(line)
             shape = (int(match[3]), int(match[4])) if match else (0, 0)
@@ -128,15 +129,23 @@ class LowBitCheckpoint:
                     f"is stored as {shown(line)}; it must be FORMAT GROUP_SIZE ROWSxCOLUMNS, "
                     f"a format of {', '.join(name for name in FORMATS if name not in FLOATS)}, a group size that it has"
                 )  # fmt: skip
-            found[name] = (info, [self._take(stored, name, part) for part in parts])
+            if ours in found:
+                raise self._error(name, self._file.metadata.at[name], f"is there under another name of {ours} too")
+            found[ours] = (info, [self._take(stored, name, part) for part in parts])
         for name, tensor in stored.items():
+            if (ours := self._renamed(name)) is None:
+                continue
             check_kind(self._file, name, tensor, most_dimensions=self._most_dimensions)
-            if name in found:
-                raise self._error(name, tensor.entry, "is stored both as a float and as a low-bit tensor")
-            found[name] = (TensorInfo(tensor.shape, _FLOAT_FORMATS[tensor.dtype]), [tensor])
+            if ours in found:
+                raise self._error(name, tensor.entry, "is stored both as a float and as a low-bit tensor, or twice")
+            found[ours] = (TensorInfo(tensor.shape, _FLOAT_FORMATS[tensor.dtype]), [tensor])
         if not found:
             raise self._error("tensors", None, "the checkpoint holds no tensor")
         return found
+
+    def _renamed(self, name: str) -> str | None:
+        """A stored tensor's name as the spec has it; None for one of another part of a larger model."""
+        return renamed(family(self.config["model_type"]), name) if self._weights else name
 
     def _take(self, stored: dict[str, StoredTensor], weight: str, part: StoredStream) -> StoredTensor:
         name = weight + part.suffix
@@ -176,12 +185,12 @@ class LowBitCheckpoint:
         Raises ModelFormatError for NaN and infinity, and if the file has been cut meanwhile.
         """
         info, stored = self._find(name)
-        whole = name in self._tensors
+        whole, tensor = name in self._tensors, self._weights.get(name)
         if info.format in FLOATS:
-            tensor = self._weights.get(name)
-            if whole or tensor is None:
+            if tensor is None:
                 return read_float(self._file, name, stored[0])
-            return with_offset(read_part(self._file, tensor, stored[0]), tensor.hf.offset)
+            weight = read_float(self._file, name, stored[0]) if whole else read_part(self._file, tensor, stored[0])
+            return with_offset(weight, tensor.hf.offset)
         target = FORMATS[info.format]
         arrays: dict[str, npt.NDArray[Any]] = {}
         for stream, part in zip(target.streams, stored, strict=True):

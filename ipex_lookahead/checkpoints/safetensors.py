@@ -104,6 +104,8 @@ class SafetensorsCheckpoint:
         for in_file, (file, tensor) in self._tensors.items():
             if (name := renamed(known, in_file)) is None:
                 continue
+            if name in found:
+                raise ModelFormatError(file.path, in_file, tensor.entry, f"is there under another name of {name} too")
             if name not in bytes_of:
                 check_kind(file, in_file, tensor, most_dimensions=max(2, wanted.get(name, 2)))
             found[name] = (file, tensor)

@@ -83,7 +83,8 @@ def step(
         ],
         title=f"{shape} · {report['low_bit']} g{group_size} · head {report['head_low_bit']} · {report['isa']} · "
         f"{counted(report['threads'], 'thread')} · context {context}",
-        caption=f"weights {report['weight_bytes'] / 1e6:.0f} MB; this machine reads at most "
+        caption=f"weights {report['weight_bytes'] / 1e6:.0f} MB, of which one row reads "
+        f"{report['step_bytes'] / 1e6:.0f} MB; this machine reads at most "
         f"{report['bandwidth_gb_s']:.1f} GB/s and does at most {report['integer_peak_gops']:.0f} integer GOPS",
         to_stderr=as_json,
     )

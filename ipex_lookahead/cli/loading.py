@@ -53,7 +53,7 @@ def load(
     settings |= placing
     model, tokenizer = load_model_and_tokenizer(name, **settings)
     if tokenizer is None:
-        why = model.describe().get("no_tokenizer") or f"{name} carries none"
+        why = model.engine.describe().get("no_tokenizer") or f"{name} carries none"
         raise InputError(
             f"there is no tokenizer, so text cannot be turned into tokens: {why}",
             hint="put its tokenizer.json or tokenizer.model into the folder",

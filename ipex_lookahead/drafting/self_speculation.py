@@ -14,6 +14,7 @@ from typing import Any
 
 from ipex_lookahead.architectures import ModelSpec
 from ipex_lookahead.checkpoints.base import TensorInfo
+from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.drafting.draft_model import DraftChoice, DraftModel
 from ipex_lookahead.engines.base import Cache, Engine
@@ -56,7 +57,8 @@ def low_bit_copy(engine: Engine) -> Engine:
     check_gains(facts["low_bit"])
     spec = native.spec
     plan = WeightPlan(DRAFT_FORMAT, head=spec.head_weight.name, label=DRAFT_FORMAT)
-    weights = _Weights(spec, native.weights())
+    offsets = {tensor.name: tensor.hf.offset for tensor in spec.tensors()}
+    weights = _Weights(spec, ((name, with_offset(weight, offsets[name])) for name, weight in native.weights()))
     copy: Engine = type(native).load(weights, spec, plan, threads=facts["threads"], kv_cache=facts["kv_cache"])
     return copy
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
-from ipex_lookahead.architectures import family
+from ipex_lookahead.architectures.keys import LOCAL_THETA
 from ipex_lookahead.checkpoints import Checkpoint
 
 
@@ -18,8 +19,17 @@ def transformers_config(config: dict[str, Any]) -> Any:
         scaling = {}
     if config["model_type"] == "llama":
         return llama_config(values, scaling or {"rope_type": "default"}, config["rope_theta"])
-    local = values.pop(family(config["model_type"]).KEYS.local_theta, None)
+    local = values.pop(LOCAL_THETA, None)
     return family_config(config["model_type"], values, scaling, config["rope_theta"], local)
+
+
+def config_to_save(config: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The config of a model with weights of these ``names``: an lm_head packed apart from the embedding is untied."""
+    if "lm_head.weight" not in names or not any(name.endswith("embed_tokens.weight") for name in names):
+        return config
+    untied = {"tie_word_embeddings": False}  # said outright: several families tie where nothing is said
+    part = {"text_config": {**config["text_config"], **untied}} if isinstance(config.get("text_config"), dict) else {}
+    return {**config, **untied, **part}
 
 
 def generation_defaults(checkpoint: Checkpoint) -> dict[str, Any]:

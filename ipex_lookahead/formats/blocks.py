@@ -69,8 +69,6 @@ class BlockFormat:
     """One of GGUF's block formats; see ``LowBitFormat``.
 
     Attributes:
-        number: the type's number in a GGUF file.
-        gguf_name: its name there.
         inputs: weights in a block.
         record: a block's bytes: ``scale`` (and ``minimum``), ``steps``, and the planes' fields.
         planes: where the codes are.
@@ -78,19 +76,21 @@ class BlockFormat:
         zero: what is taken from a code.
         table: what codes stand for instead.
         steps: how ``record["steps"]`` is read.
+        number: the type's number in a GGUF file; None for a block that is no type of GGUF's.
+        gguf_name: its name there.
     """
 
     name: str
     bits: float
-    number: int
-    gguf_name: str
     inputs: int
     record: np.dtype[np.void]
     planes: tuple[Plane, ...]
     quantizer: Callable[[Floats, Floats], Parts]
     zero: int = 0
-    table: tuple[int, ...] | None = None
+    table: tuple[float, ...] | None = None
     steps: Steps | None = None
+    number: int | None = None
+    gguf_name: str = ""
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
@@ -100,14 +100,16 @@ class BlockFormat:
     @property
     def streams(self) -> tuple[Stream, ...]:
         """The blocks, one after the other."""
-        size = self.record.itemsize
-        return (
-            Stream("codes", np.uint8, size, self.inputs, "U8", f"a block of GGUF's {self.gguf_name}, as it is there"),
+        meaning = (
+            f"a block of GGUF's {self.gguf_name}, as it is there" if self.gguf_name else "a block of this package's"
         )
+        return (Stream("codes", np.uint8, self.record.itemsize, self.inputs, "U8", meaning),)
 
     @property
-    def gguf(self) -> GgufType:
+    def gguf(self) -> GgufType | None:
         """The block as a whole: it is kept as it is."""
+        if self.number is None:
+            return None
         return GgufType(self.number, self.gguf_name, self.inputs, np.dtype([("codes", "u1", self.record.itemsize)]))
 
     def quantize(self, weight: PackedWeight, group_size: int = 32, threads: int | None = None) -> PackedWeight:
@@ -183,7 +185,7 @@ class BlockFormat:
 
     def values(self, parts: Parts) -> Floats:
         """What blocks stand for, float32 [..., inputs]."""
-        whole = self.whole(parts.codes).astype(np.float32)
+        whole = self.whole(parts.codes)
         scale = from_binary16(parts.scale) if parts.scale.dtype == np.uint16 else half_powers(parts.scale)
         values: Floats = whole * self._of_inputs(scale, parts.steps)
         if parts.minimum is not None:
@@ -191,13 +193,13 @@ class BlockFormat:
             values = values - minimum if parts.minimum_steps is not None else values + minimum
         return values
 
-    def whole(self, codes: Bytes) -> npt.NDArray[np.int16]:
-        """The whole numbers that codes stand for."""
-        if self.table is not None:
-            listed: npt.NDArray[np.int16] = np.array(self.table, np.int16)[codes]
-            return listed
-        shifted: npt.NDArray[np.int16] = codes.astype(np.int16) - np.int16(self.zero)
-        return shifted
+    def whole(self, codes: Bytes) -> Floats:
+        """The numbers, as a rule whole ones, that codes stand for."""
+        numbers = (
+            np.arange(256, dtype=np.float32) - self.zero if self.table is None else np.array(self.table, np.float32)
+        )
+        found: Floats = numbers[codes]
+        return found
 
     def _of_inputs(self, scale: Floats, steps: npt.NDArray[np.int16] | None) -> Floats:
         if steps is None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ipex_lookahead.checkpoints.base import TensorInfo
+from ipex_lookahead.engines.hf_config import config_to_save
 from ipex_lookahead.engines.torch.low_bit_linear import LowBitLinear
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.formats import dequantize
@@ -106,15 +107,12 @@ class Weights:
         from ipex_lookahead.checkpoints.low_bit_save import save
 
         packed = {name: (TensorInfo(w.shape, w.format, w.group_size)) for name, w in self._weights()}
-        config = self._checkpoint_config or self.config.to_dict()
-        if config.get("tie_word_embeddings") and {HEAD, EMBEDDING} <= packed.keys():
-            config = {**config, "tie_word_embeddings": False}  # packed apart from the embedding, so they are two
         groups = {info.group_size for info in packed.values() if info.group_size}
         head = packed.get(HEAD, packed.get(EMBEDDING))
         mixed = head is not None and head.format != self.low_bit and head.format == "sym_int8"
         return save(
             folder,
-            config=config,
+            config=config_to_save(self._checkpoint_config or self.config.to_dict(), packed),
             generation_config=self.generation_config.to_diff_dict(),
             infos=packed,
             weights=self._weights(),

@@ -21,6 +21,7 @@ from ipex_lookahead.tokenization.pieces import MARKER
 from ipex_lookahead.tokenization.sentencepiece_model import (
     CONTROL,
     USER_DEFINED,
+    Piece,
     SentencePieceModel,
     read_model,
 )
@@ -106,7 +107,7 @@ class _Folder:
         added = {
             i: AddedToken(piece.text, special=piece.type == CONTROL, normalized=False)
             for i, piece in enumerate(model.pieces)
-            if piece.type in (CONTROL, USER_DEFINED)
+            if piece.type == CONTROL or (piece.type == USER_DEFINED and not _spaces(piece))
         }
         added |= self.added_tokens(model)
         ids |= {token.content: i for i, token in added.items()}
@@ -190,8 +191,11 @@ class _Folder:
             if known.get(text, i) != i or (i < len(model.pieces) and model.pieces[i].text != text):
                 raise self.fail(field, f"{text[:80]!r} has id {i}, which tokenizer.model contradicts")
             known[text] = i
-            special = entry.get("special", True) if isinstance(entry, dict) else True
-            found[i] = AddedToken(text, special=special is not False, normalized=False)
+            if i < len(model.pieces) and _spaces(model.pieces[i]):
+                continue
+            told = entry if isinstance(entry, dict) else {}
+            sides = {side: told.get(side) is True for side in ("lstrip", "rstrip")}
+            found[i] = AddedToken(text, special=told.get("special") is not False, normalized=False, **sides)
         problems = partial(self.fail, "added_tokens_decoder")
         check_added([token.content for token in found.values()], LONGEST_SPELLED, problems)
         return found
@@ -227,6 +231,11 @@ class _Folder:
         if not isinstance(value, str) or len(value.encode()) > MAX_SOURCE:
             raise self.fail("chat_template", f"must be text of at most {MAX_SOURCE} bytes, or a list of named ones")
         return value
+
+
+def _spaces(piece: Piece) -> bool:
+    """Whether a symbol holds spaces: sentencepiece finds it in the text that it has rewritten, and spells it so."""
+    return piece.type == USER_DEFINED and "▁" in piece.text
 
 
 def _jinja(file: Path) -> str:

@@ -65,7 +65,7 @@ def test_the_commands_print_one_object_as_their_last_line() -> None:
         ["bench", "step", "--rows", "1,2", "--threads", "1", "--repeat", "2", "--kv-cache", "int8", "--json"]
     )
     assert set(report) >= {"shape", "low_bit", "weight_bytes", "bandwidth_gb_s", "steps"}
-    assert set(report["steps"][0]) == {"rows", "ms", "ratio", "gb_s", "gops"}
+    assert set(report["steps"][0]) == {"rows", "ms", "ratio", "experts", "gb_s", "gops"}
     report = last_line(
         [
             "bench",

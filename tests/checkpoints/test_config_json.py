@@ -112,7 +112,11 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "origi
             10000.0,
             {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0},
         ),
-        ({"rope_scaling": {"rope_type": "freq_factors"}}, 10000.0, {"rope_type": "freq_factors"}),
+        (
+            {"rope_scaling": {"rope_type": "freq_factors", "factors": [1.0, 2.0]}},
+            10000.0,
+            {"rope_type": "freq_factors", "factors": [1.0, 2.0]},
+        ),
     ],
 )
 def test_rope_in_both_spellings(tmp_path: Path, raw: dict[str, Any], theta: float, scaling: Any) -> None:

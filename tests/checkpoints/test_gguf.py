@@ -13,7 +13,9 @@ import numpy.typing as npt
 import pytest
 
 from ipex_lookahead.checkpoints.gguf import GgufCheckpoint
+from ipex_lookahead.checkpoints.gguf_reader import TENSOR_TYPES
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from ipex_lookahead.formats import dequantize
 from ipex_lookahead.formats.base import PackedWeight
 from tests.support.gguf_bytes import (
     ARRAY,
@@ -50,6 +52,8 @@ def values_of(weight: PackedWeight) -> npt.NDArray[np.float32]:
         return weight.codes.view(np.float16).astype(np.float32)
     if weight.format == "bf16":
         return (weight.codes.astype(np.uint32) << 16).view(np.float32)
+    if weight.scales is None:  # blocks as the file has them
+        return dequantize(weight)
     assert weight.scales is not None
     rows, columns = weight.shape
     scales = weight.scales.view(np.float16).astype(np.float32)[:, :, None]
@@ -75,13 +79,14 @@ def rows_put_back(name: str, stored: npt.NDArray[Any], tiny: TinyLlama) -> npt.N
     return back
 
 
-@pytest.mark.parametrize("quant", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("quant", [kind.name for kind in TENSOR_TYPES.values()])
 def test_every_value_is_the_gguf_packages(tmp_path: Path, quant: str) -> None:
     import gguf
-    from gguf.quants import dequantize
+    from gguf import quants
 
-    tiny = TinyLlama(seed=5, **BIASED)
-    path = write_tiny_gguf(tmp_path / "m.gguf", quant=quant, seed=5, **BIASED)
+    sizes: dict[str, Any] = {**BIASED, "hidden": 256} if "_K" in quant or quant == "IQ4_XS" else BIASED
+    tiny = TinyLlama(seed=5, **sizes)
+    path = write_tiny_gguf(tmp_path / "m.gguf", quant=quant, seed=5, **sizes)
     checkpoint = GgufCheckpoint(path)
     theirs = {t.name: t for t in gguf.GGUFReader(path).tensors}
     assert len(checkpoint.names()) == len(theirs)
@@ -91,10 +96,26 @@ def test_every_value_is_the_gguf_packages(tmp_path: Path, quant: str) -> None:
         assert (weight.shape, weight.format, weight.group_size) == (info.shape, info.format, info.group_size)
         assert weight.shape == shape
         other = theirs[gguf_name(name)]
-        expected = rows_put_back(name, dequantize(other.data, other.tensor_type), tiny)
+        expected = rows_put_back(name, quants.dequantize(other.data, other.tensor_type), tiny)
         np.testing.assert_array_equal(values_of(weight), expected, err_msg=name)
         assert weight.codes.flags.c_contiguous
     checkpoint.close()
+
+
+@pytest.mark.parametrize(("quant", "scale"), [("Q4_K", 0), ("Q6_K", 208), ("MXFP4", 0), ("Q2_K", 82)])
+def test_a_scale_in_a_block_that_is_no_number_is_found(tmp_path: Path, quant: str, scale: int) -> None:
+    import gguf
+
+    path = write_tiny_gguf(tmp_path / "m.gguf", quant=quant, hidden=256)
+    source = next(t for t in gguf.GGUFReader(path).tensors if t.name == "blk.1.ffn_up.weight")
+    size = {"Q4_K": 144, "Q6_K": 210, "MXFP4": 17, "Q2_K": 84}[quant]
+    at = int(source.data_offset) + 5 * size + scale
+    data = bytearray(path.read_bytes())
+    data[at : at + 2] = b"\xff\x7e"
+    path.write_bytes(data)
+    with pytest.raises(ModelFormatError, match=r"(scale|minimum) 5 is NaN or infinite") as caught:
+        GgufCheckpoint(path).read("model.layers.1.mlp.up_proj.weight")
+    assert (caught.value.field, caught.value.offset) == ("blk.1.ffn_up.weight", at)
 
 
 @pytest.mark.parametrize("quant", ["Q8_0", "Q4_0", "Q4_1"])

@@ -20,18 +20,34 @@ namespace {
 constexpr int kVocab = 100, kHidden = 64, kLongest = 90, kThreads = 2;
 constexpr int32_t kToken = 3;
 
+// Of different sizes: a late thread must not take one block's experts for the other's.
+DecoderShape with_mixtures() {
+  DecoderShape shape = tiny_shape();
+  shape.layers[0].experts = 3;
+  shape.layers[1].experts = 40;
+  for (Layer& layer : shape.layers) layer.experts_used = 2;
+  return shape;
+}
+
 struct Model {
   std::vector<uint8_t> codes = std::vector<uint8_t>(size_t(kVocab * 96));
   std::vector<uint16_t> scales = std::vector<uint16_t>(size_t(kVocab * 3), 0x2400);
-  std::vector<float> ones = std::vector<float>(kHidden, 1.0f);
-  Decoder decoder{tiny_shape(), kThreads, ""};
+  std::vector<float> ones = std::vector<float>(kHidden, 1.0f), router;
+  Decoder decoder{with_mixtures(), kThreads, ""};
 
   Model() {
     for (size_t i = 0; i < codes.size(); ++i) codes[i] = uint8_t(i * 37 + i / 96);
     for (int layer = 0; layer < 2; ++layer) {
       for (Vector norm : {Vector::attention_norm, Vector::mlp_norm}) decoder.set_vector(layer, norm, ones.data());
       const int outs[] = {64, 32, 32, 64, 96, 96, 64}, ins[] = {64, 64, 64, 64, 64, 64, 96};
-      for (int s = 0; s < 7; ++s) decoder.set_matrix(layer, Slot(s), matrix(outs[s], ins[s]), nullptr);
+      const int experts = decoder.shape().layers[size_t(layer)].experts;
+      for (int s = 0; s < 7; ++s)
+        for (int e = 0; e < (s < 4 ? 1 : experts); ++e)
+          decoder.set_matrix(layer, Slot(s), matrix(outs[s], ins[s]), nullptr, s < 4 ? -1 : e);
+      router.resize(size_t(experts * kHidden));
+      for (size_t i = 0; i < router.size(); ++i) router[i] = float(i * 37 % 101) / 100 - 0.5f;
+      decoder.set_matrix(layer, Slot::router, {WeightFormat::fp32, experts, kHidden, 0, router.data(), nullptr, nullptr},
+                         nullptr);
     }
     decoder.set_final_norm(ones.data());
     decoder.set_lm_head(matrix(kVocab, kHidden), nullptr);

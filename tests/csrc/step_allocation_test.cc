@@ -81,7 +81,7 @@ void set_weights(Decoder& decoder) {
   decoder.tie_embedding();
 }
 
-// Windows, sinks, norms after, and a mixture in the second block.
+// Windows, sinks, norms after, and mixtures of different sizes.
 DecoderShape with_switches() {
   DecoderShape shape = tiny_shape();
   for (Layer& layer : shape.layers) {
@@ -89,7 +89,9 @@ DecoderShape with_switches() {
     layer.q_norm = layer.k_norm = HeadNorm::whole;
   }
   shape.layers[0].window = 7;
-  shape.layers[1].experts = 5;
+  shape.layers[0].experts = 3;
+  shape.layers[0].experts_used = 1;
+  shape.layers[1].experts = 70;
   shape.layers[1].experts_used = 2;
   return shape;
 }
@@ -98,7 +100,8 @@ int check_steps(const DecoderShape& shape, int threads) {
   Decoder decoder(shape, threads, "");
   set_weights(decoder);
   KVCache cache = decoder.new_cache();
-  const std::vector<std::vector<int32_t>> shapes = {{-1}, {-1, 0, 1, 2}, {-1, 0, 0, 1, 2, 2, 4, 0}};
+  const std::vector<std::vector<int32_t>> shapes = {{-1}, {-1, 0, 1, 2}, {-1, 0, 0, 1, 2, 2, 4, 0},
+                                                 std::vector<int32_t>(20, -1)};
   // The first steps of each kind may grow buffers; a page of keys and values comes every 64 positions.
   for (int warm = 0; warm < 2; ++warm)
     for (const auto& parents : shapes)
@@ -121,7 +124,7 @@ int check_steps(const DecoderShape& shape, int threads) {
 }  // namespace
 
 int main() {
-  for (int threads : {1, 2})
+  for (int threads : {1, 2, 5})
     for (const DecoderShape& shape : {tiny_shape(), with_switches()})
       if (check_steps(shape, threads) != 0) return 1;
   std::puts("step_allocation_test: ok");

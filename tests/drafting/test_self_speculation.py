@@ -186,9 +186,9 @@ def test_formats_that_gain() -> None:
         check_gains(low_bit)
 
 
-def test_a_stream_of_weights_is_read_in_any_order() -> None:
+def test_a_stream_of_weights_is_read_in_any_order(folder: Path) -> None:
     values = {name: PackedWeight("fp32", (2,), np.full(2, i, np.float32)) for i, name in enumerate("abc")}
-    weights = self_speculation._Weights(iter(values.items()))
+    weights = self_speculation._Weights(load(folder).engine.spec, iter(values.items()))
     assert weights.info("b").shape == (2,)
     assert weights.read("c") is values["c"]
     assert sorted(weights.names()) == ["a", "b"]

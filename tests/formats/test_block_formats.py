@@ -15,6 +15,7 @@ from ipex_lookahead.formats.blocks import MOST_EXPONENT, BlockFormat, half_power
 from ipex_lookahead.formats.mxfp4 import from_blocks_and_scales
 
 BLOCKS = [name for name, low_bit in FORMATS.items() if isinstance(low_bit, BlockFormat)]
+IN_GGUF = [name for name in BLOCKS if FORMATS[name].gguf is not None]
 RAGGED = (1, 31, 32, 33, 172, 256, 257, 352, 576)
 
 
@@ -48,14 +49,15 @@ def any_bits(name: str, rows: int, blocks: int) -> np.ndarray:
 
 
 def test_every_type_that_the_package_lists_has_our_sizes():
-    for name, low_bit in FORMATS.items():
-        assert low_bit.gguf is not None, name
+    for low_bit in FORMATS.values():
+        if low_bit.gguf is None:
+            continue
         kind = gguf.GGMLQuantizationType(low_bit.gguf.number)
         assert kind.name == low_bit.gguf.name
         assert gguf.GGML_QUANT_SIZES[kind] == (low_bit.gguf.inputs, low_bit.gguf.record.itemsize)
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", IN_GGUF)
 def test_dequantize_equals_the_gguf_package_to_the_last_bit(name):
     low_bit = block_format(name)
     codes = any_bits(name, 40, 9).view(np.uint8)
@@ -83,7 +85,8 @@ def test_join_undoes_split(bits, run):
 
 
 LEAST_DB = {"q2_k": 10.5, "q3_k": 15.5, "q4_k": 22, "q5_k": 28, "q6_k": 34, "sym_int5": 26, "asym_int5": 28,
-            "iq4_nl": 21, "iq4_xs": 21, "mxfp4": 18}  # fmt: skip
+            "iq4_nl": 21, "iq4_xs": 21, "mxfp4": 18, "fp4": 19, "nf4": 20, "nf3": 14, "fp6": 26, "fp8_e4m3": 31,
+            "fp8_e5m2": 25, "sym_int3": 13, "sym_int2": 6}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -113,7 +116,7 @@ def test_what_the_format_holds_comes_back_nearly(name):
     found = dequantize(quantize(fp32(held), name))
     other = gaussian(16, 512) / np.float32(0.05) * held.std()
     lost = np.square(found - held).mean()
-    assert lost < 0.6 * np.square(dequantize(quantize(fp32(other), name)) - other).mean() or name == "q2_k"
+    assert lost < 0.6 * np.square(dequantize(quantize(fp32(other), name)) - other).mean()
 
 
 @pytest.mark.parametrize("n_in", RAGGED)
@@ -126,7 +129,7 @@ def test_ragged_rows(name, n_in):
     assert packed.codes.shape == low_bit.streams[0].shape((5, n_in), 0)
     got = dequantize(packed)
     assert got.shape == weight.shape
-    assert np.abs(got - weight).max() <= 0.4 * np.abs(weight).max() + 1e-6
+    assert np.abs(got - weight).max() <= 0.6 * np.abs(weight).max() + 1e-6
     parts = low_bit.unpack(low_bit.records(packed.codes))
     reached = -(-n_in // 32) * 32 - (parts.codes.shape[1] - 1) * low_bit.inputs
     assert not parts.codes[:, -1, reached:].any()
@@ -195,6 +198,28 @@ def test_any_finite_weight_gives_finite_values_near_it(n_out, n_in, name, expone
     assert restored.shape == values.shape
     assert np.isfinite(restored).all()
     assert np.abs(restored - values).max() <= np.abs(values).max() * 0.6 + 2.0**-12
+
+
+# ---- floats of few bits ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("fp8_e4m3", "float8_e4m3fn"), ("fp8_e5m2", "float8_e5m2")])
+def test_eight_bit_floats_are_torchs(name, dtype):
+    import torch
+
+    expected = torch.arange(256, dtype=torch.uint8).view(getattr(torch, dtype)).float().numpy()
+    ours = np.array(block_format(name).table, np.float32)
+    finite = np.isfinite(expected)
+    assert np.array_equal(ours[finite], expected[finite])
+    assert finite.sum() == {"fp8_e4m3": 254, "fp8_e5m2": 248}[name]
+    made = block_format(name).unpack(block_format(name).records(quantize(fp32(gaussian(64, 512)), name).codes)).codes
+    assert finite[made].all()
+
+
+def test_six_bit_floats_by_their_definition():
+    ours = block_format("fp6").table
+    assert ours[:8] == (0.0, 0.0625, 0.125, 0.1875, 0.25, 0.3125, 0.375, 0.4375)
+    assert (ours[8], ours[31], ours[63]) == (0.5, 28.0, -28.0)
 
 
 # ---- mxfp4 -----------------------------------------------------------------------------------------------------------

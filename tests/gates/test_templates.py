@@ -6,7 +6,6 @@ limits are the gates'; those that only the kernel can end, and some of the other
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 
 from ipex_lookahead.errors import InputError, LookaheadError, ModelFormatError
-from ipex_lookahead.tokenization import chat_template, template_worker
+from ipex_lookahead.tokenization import chat_template, process, worker
 from ipex_lookahead.tokenization.chat_template import render_chat, render_chats
 from tests.gates import cases, seed
 from tests.support.forked import in_children
@@ -150,11 +149,7 @@ def test_any_template_is_a_text_or_an_error(monkeypatch: pytest.MonkeyPatch) -> 
             "contexts": [{"messages": talk} for talk in conversations],
             "limits": limits,
         }
-        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(json.dumps(request).encode("ascii"))))
-        written = io.StringIO()
-        monkeypatch.setattr(sys, "stdout", written)
-        template_worker.main()
-        answer = json.loads(written.getvalue())
+        answer = json.loads(json.dumps(worker.render(json.loads(json.dumps(request)))))
         if "ok" in answer:
             assert len(answer["ok"]) == len(conversations)
             assert sum(map(len, answer["ok"])) <= limits["output"]
@@ -203,7 +198,7 @@ def test_any_template_ends_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPat
         render_chats("x", [[{"role": "user", "content": object()}]], {})
     with pytest.raises(ModelFormatError, match="more than 262144 bytes"):
         render_chats("x" * 300_000, [[]], {})
-    monkeypatch.setattr(chat_template, "_PATIENCE", 0.001)
+    monkeypatch.setattr(process, "_PATIENCE", 0.001 - 10 * chat_template.MAX_SECONDS)
     with pytest.raises(ModelFormatError, match="did not finish within"):
         render_chats("x", [[]], {})
     monkeypatch.undo()

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ipex_lookahead.checkpoints.gguf_keys import HONOURED, NEUTRAL, REFUSED
+from ipex_lookahead.architectures import family, model_types
+from ipex_lookahead.architectures.keys import GGUF_GIVEN
 from tests.support import json_attacks
 from tests.support.gguf_bytes import (
     _BYTES,
@@ -29,8 +30,6 @@ from tests.support.gguf_bytes import (
     tensor,
 )
 
-KEYS = sorted({*HONOURED, *NEUTRAL, *REFUSED})
-SCALING = sorted(key for key in KEYS if key.startswith("rope."))
 COUNTS = (
     0,
     1,
@@ -98,9 +97,18 @@ def parts(*, quantised: bool) -> tuple[list[Entry], list[Tensor]]:
     return [(types, ARRAY, (I32, [2, 1, 1, 3])) if entry[0] == types else entry for entry in entries], tensors
 
 
-def attacked(chance: random.Random) -> bytes:
-    """The bytes of a file with one to three changes."""
-    entries, tensors = base(chance)
+def keys_of(architecture: str) -> list[str]:
+    """The keys that an architecture has a word for, less their prefix."""
+    found = {*GGUF_GIVEN}
+    for keys in (family(one).GGUF for one in model_types()):
+        if keys is not None and keys.architecture == architecture:
+            found |= {*keys.used.values(), *keys.all_neutral(), *keys.all_refused()}
+    return sorted(found)
+
+
+def attacked(chance: random.Random, made: tuple[list[Entry], list[Tensor]] | None = None) -> bytes:
+    """The bytes of a file, a small Llama or that of the entries and tensors given, with one to three changes."""
+    entries, tensors = base(chance) if made is None else (list(made[0]), list(made[1]))
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
         if chance.random() < 0.5:
             _change_entries(chance, entries)
@@ -109,11 +117,14 @@ def attacked(chance: random.Random) -> bytes:
     alignment = chance.choice((32, 32, 32, 32, 8, 64))
     if alignment != 32 and chance.random() < 0.8:
         entries.append(("general.alignment", U32, alignment))
-    made = build(entries, tensors, version=chance.choice((3, 3, 3, 2)), alignment=alignment)
-    return _change_bytes(chance, made) if chance.random() < 0.35 else bytes(made.data)
+    file = build(entries, tensors, version=chance.choice((3, 3, 3, 2)), alignment=alignment)
+    return _change_bytes(chance, file) if chance.random() < 0.35 else bytes(file.data)
 
 
 def _change_entries(chance: random.Random, entries: list[Entry]) -> None:
+    architecture = next((value for key, _, value in entries if key == "general.architecture"), "llama")
+    prefix = architecture if isinstance(architecture, str) else "llama"
+    keys = keys_of(prefix)
     at, way = chance.randrange(len(entries)), chance.random()
     key, kind, old = entries[at]
     if way < 0.3:
@@ -131,14 +142,14 @@ def _change_entries(chance: random.Random, entries: list[Entry]) -> None:
         entries.append(entries[at])
     elif way < 0.85:  # numbers in pairs that have to do with each other
         if chance.random() < 0.7:
-            _put(entries, "llama.rope.scaling.type", STRING, chance.choice(("yarn", "yarn", "linear", "none", "x")))
-            _put(entries, "llama.rope.scaling.factor", F32, chance.choice((4.0, 4.0, 4.0, 1e-45, 3e38, 1.0)))
-        for name in chance.sample(SCALING, chance.randint(1, 3)):
+            _put(entries, f"{prefix}.rope.scaling.type", STRING, chance.choice(("yarn", "yarn", "linear", "none", "x")))
+            _put(entries, f"{prefix}.rope.scaling.factor", F32, chance.choice((4.0, 4.0, 4.0, 1e-45, 3e38, 1.0)))
+        for name in chance.sample([key for key in keys if key.startswith("rope.")], chance.randint(1, 3)):
             kind = chance.choice((F32, F32, F64, U32))
-            _put(entries, f"llama.{name}", kind, _fitting(kind, json_attacks.number(chance)))
+            _put(entries, f"{prefix}.{name}", kind, _fitting(kind, json_attacks.number(chance)))
     else:
         kind = chance.choice((F32, U32, U64, F64))
-        _put(entries, f"llama.{chance.choice(KEYS)}", kind, _fitting(kind, json_attacks.number(chance)))
+        _put(entries, f"{prefix}.{chance.choice(keys)}", kind, _fitting(kind, json_attacks.number(chance)))
 
 
 def _put(entries: list[Entry], key: str, kind: int, value: Any) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,19 @@ _EXPERT_NAMES = {"w1": "gate", "w2": "down", "w3": "up", "gate_proj": "gate", "d
 
 
 def write_gguf(
-    file: Path, model: Any, *, quant: str = "F32", experts: str | None = None, metadata: dict[str, Any] | None = None
+    file: Path,
+    model: Any,
+    *,
+    quant: str = "F32",
+    experts: str | None = None,
+    metadata: dict[str, Any] | None = None,
+    change: Callable[[dict[str, Any], dict[str, Array]], Any] = lambda keys, tensors: None,
 ) -> Path:
     """Write a model of ``tiny_families`` as a GGUF file and return its path.
 
     ``quant`` is a type that the ``gguf`` package quantises to, for every matrix whose rows it divides (others F16);
     ``experts`` another one for the experts'. Vectors, norms, biases and routers are F32. ``metadata``: more keys.
+    ``change`` may do what it likes to the keys (``gguf.GGUFValue`` by name) and the tensors before they are written.
     """
     config = model.config
     writer = gguf.GGUFWriter(file, ARCHITECTURES[config.model_type])
@@ -62,7 +70,9 @@ def write_gguf(
     for key, value in (metadata or {}).items():
         kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         kinds[type(value)](key, value)
-    for name, values in gguf_tensors(model).items():
+    tensors = gguf_tensors(model)
+    change(writer.kv_data[0], tensors)
+    for name, values in tensors.items():
         wanted = experts if experts and "_exps" in name else quant
         kind = gguf.GGMLQuantizationType[wanted]
         if values.ndim == 1 or "ffn_gate_inp" in name or not name.endswith(".weight"):

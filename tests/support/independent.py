@@ -14,6 +14,7 @@ from gguf.quants import dequantize as dequantize_blocks
 from ipex_lookahead.checkpoints import Checkpoint, kind_of, open_checkpoint
 from ipex_lookahead.checkpoints.sizes import packed_bytes
 from ipex_lookahead.formats import dequantize
+from ipex_lookahead.formats.base import PackedWeight
 from tests.support.tiny import gguf_name
 
 _KINDS = {"fp32": "F32", "fp16": "F16", "bf16": "BF16", "sym_int8": "I8", "sym_int4": "U8", "asym_int4": "U8"}
@@ -36,12 +37,18 @@ def check_tensors(path: Path) -> None:
         checkpoint.close()
 
 
+def _read(checkpoint: Checkpoint, name: str) -> PackedWeight:
+    """The tensor, which must be what ``info`` has said of it."""
+    weight, info = checkpoint.read(name), checkpoint.info(name)
+    assert (weight.format, weight.shape, weight.group_size) == (info.format, info.shape, info.group_size)
+    assert weight.nbytes == packed_bytes(info)
+    return weight
+
+
 def _streams(checkpoint: Checkpoint) -> dict[str, tuple[str, list[int], bytes]]:
     found = {}
     for name in checkpoint.names():
-        weight, info = checkpoint.read(name), checkpoint.info(name)
-        assert (weight.format, weight.shape, weight.group_size) == (info.format, info.shape, info.group_size)
-        assert weight.nbytes == packed_bytes(info)
+        weight = _read(checkpoint, name)
         kind = _KINDS[weight.format]
         if weight.scales is None:
             found[name] = kind, list(weight.shape), weight.codes.tobytes()
@@ -68,15 +75,19 @@ def _safetensors(folder: Path) -> dict[str, tuple[str, list[int], bytes]]:
 def _check_gguf(checkpoint: Checkpoint, file: Path) -> None:
     reader = gguf.GGUFReader(file)
     theirs = {tensor.name: tensor for tensor in reader.tensors}
-    names = {name: "rope_freqs.weight" if name == "rope_freqs" else gguf_name(name) for name in checkpoint.names()}
+    names = {name: gguf_name(name) for name in checkpoint.names()}
     passed_over = set(theirs) - set(names.values())
+    if (divisors := theirs.get("rope_freqs.weight")) is not None:  # part of the config
+        ours = checkpoint.config["rope_scaling"]["factors"]
+        assert np.float32(ours).tobytes() == np.ascontiguousarray(divisors.data, np.float32).tobytes()
+        passed_over.remove("rope_freqs.weight")
     layers = range(_whole(reader, "llama.block_count", 0))
     used = {name.format(bid=bid) + end for name in _LLAMA for bid in layers for end in (".weight", ".bias")}
     assert not passed_over & used, passed_over & used
     heads = _whole(reader, "llama.attention.head_count", 0)
     of_slot = {".q_proj.": heads, ".k_proj.": _whole(reader, "llama.attention.head_count_kv", heads)}
     for name, in_reader in names.items():
-        ours, tensor = checkpoint.read(name), theirs[in_reader]
+        ours, tensor = _read(checkpoint, name), theirs[in_reader]
         assert list(ours.shape) == tensor.shape.tolist()[::-1], name
         expected = dequantize_blocks(tensor.data, tensor.tensor_type)
         in_file = _rows_as_in_file(dequantize(ours), next((n for slot, n in of_slot.items() if slot in name), 0))

@@ -7,9 +7,10 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from ipex_lookahead.architectures import family
 from ipex_lookahead.architectures.hparams import ROPE, SIZES
+from ipex_lookahead.architectures.keys import GIVEN
 from ipex_lookahead.checkpoints.config_json import _GENERATION
-from ipex_lookahead.checkpoints.llama_keys import HONOURED, NEUTRAL, REFUSED
 
 INTEGERS = (
     *(0, 1, 2, 3, 4, 7, 8, 16, 31, 32, 33, 64, 95, 96, 97, 127, 128, 255, 256, 512, 1000, 1024, 65_535, 65_536, 2**20),
@@ -37,8 +38,20 @@ OTHERS = (
     "é" * 300,
     [0.5] * 600,
 )
+LAYERS = (
+    *(
+        [],
+        ["full_attention"],
+        ["sliding_attention"] * 2,
+        ["full_attention"] * 513,
+        ["x", "x"],
+        [1, 0],
+        [0, 0, 0],
+        [-1, 9],
+    ),
+)
+"""Lists that say something of each layer."""
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "freq_factors", "", None, 3)
-CONFIG_KEYS = sorted({*HONOURED, *NEUTRAL, *REFUSED, "sliding_window", "layer_types"})
 TEXTS = (
     *(
         "NaN",
@@ -71,6 +84,8 @@ def value(chance: random.Random) -> Any:
 
 def near(chance: random.Random, old: Any) -> Any:
     """A number beside the one that is there, or of its kind; else anything."""
+    if isinstance(old, list) and chance.random() < 0.7:
+        return chance.choice((*LAYERS, old[:-1], old * 2, old[::-1], [*old[:-1], value(chance)]))
     if type(old) is int and chance.random() < 0.7:
         return chance.choice(
             (old + 1, old - 1, old * 2, old // 2, -old, old << 32, float(old), chance.choice(INTEGERS))
@@ -90,14 +105,21 @@ def rope(chance: random.Random) -> Any:
 
 
 def config(chance: random.Random, made: dict[str, Any]) -> dict[str, Any]:
-    """One to three keys of a config changed, mostly those that mean something."""
-    made = dict(made)
+    """One to three keys of a family's config changed, mostly those that mean something."""
+    known = family(made["model_type"]).KEYS
+    if known.inside and chance.random() < 0.9:
+        return {**made, known.inside: _changed(chance, dict(made[known.inside]), known)}
+    return _changed(chance, dict(made), known)
+
+
+def _changed(chance: random.Random, made: dict[str, Any], known: Any) -> dict[str, Any]:
+    keys = sorted({*GIVEN, *known.used, *known.used, *known.all_neutral(), *known.all_refused()})
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
-        way, key = chance.random(), chance.choice(CONFIG_KEYS)
+        way, key = chance.random(), chance.choice(keys)
         if way < 0.2:
             made[chance.choice(("rope_scaling", "rope_scaling", "rope_parameters"))] = rope(chance)
         elif way < 0.6:
-            key = chance.choice(sorted(SIZES))
+            key = chance.choice(sorted({*SIZES, *known.used}))
             made[key] = near(chance, made.get(key))
         elif way < 0.7:
             made.pop(key, None)

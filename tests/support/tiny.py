@@ -15,6 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ipex_lookahead.formats import FORMATS
+from ipex_lookahead.formats import quantize as low_bit_quantize
+from ipex_lookahead.formats.base import PackedWeight
+
 Weights = dict[str, npt.NDArray[np.float32]]
 
 
@@ -143,12 +147,13 @@ def write_tiny_llama(folder: str | Path, *, dtype: str = "float32", shards: int 
 
 
 def write_tiny_gguf(
-    file: str | Path, *, quant: str = "Q4_0", metadata: dict[str, str | int | float | bool] | None = None, **sizes: Any
+    file: str | Path, *, quant: str = "Q4_0", metadata: dict[str, Any] | None = None, **sizes: Any
 ) -> Path:
     """Write the same model as :func:`write_tiny_llama` as a GGUF v3 file and return its path.
 
-    ``quant`` is F32, F16, BF16, Q8_0, Q4_0 or Q4_1, for every matrix whose rows it divides (others are F16, as in
-    llama.cpp's converter); vectors stay F32. ``metadata`` are further keys.
+    ``quant`` is any type that is read, for every matrix whose rows it divides (others are F16, as in llama.cpp's
+    converter); vectors stay F32. What the gguf package does not make is made by this package. ``metadata`` are further
+    keys, of Python's types.
     """
     import gguf
     from gguf.quants import quantize
@@ -174,7 +179,7 @@ def write_tiny_gguf(
     _add_rope_scaling(writer, tiny)
     for key, value in (metadata or {}).items():
         kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-        kinds[type(value)](key, value)
+        (kinds | {list: writer.add_array})[type(value)](key, value)
     kind = gguf.GGMLQuantizationType[quant]
     for name, values in tiny.weights().items():
         stored = _interleave_rope_rows(name, values, tiny)
@@ -183,12 +188,23 @@ def write_tiny_gguf(
             chosen = gguf.GGMLQuantizationType.F32
         elif values.shape[1] % gguf.GGML_QUANT_SIZES[kind][0]:
             chosen = gguf.GGMLQuantizationType.F16
-        writer.add_tensor(gguf_name(name), quantize(stored, chosen), raw_dtype=chosen)
+        try:
+            data = quantize(stored, chosen)
+        except NotImplementedError:
+            data = _ours(stored, chosen)
+        writer.add_tensor(gguf_name(name), data, raw_dtype=chosen)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def _ours(values: npt.NDArray[np.float32], kind: Any) -> npt.NDArray[np.uint8]:
+    low_bit = next(name for name, low_bit in FORMATS.items() if low_bit.gguf and low_bit.gguf.number == int(kind))
+    packed = low_bit_quantize(PackedWeight("fp32", values.shape, values), low_bit)
+    assert packed.scales is None  # blocks, as they are in the file
+    return packed.codes  # type: ignore[return-value]
 
 
 def gguf_name(name: str) -> str:

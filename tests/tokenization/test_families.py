@@ -194,6 +194,22 @@ def test_ids_and_text_are_transformers(pair: tuple[TextTokenizer, Any]) -> None:
     assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
 
 
+def test_any_text(pair: tuple[TextTokenizer, Any]) -> None:
+    ours, theirs = pair
+
+    @settings(max_examples=30, deadline=None, database=None)
+    @given(st.text(max_size=30) | st.text("aZ 1'\n▁<s>|\t日é\u0301🙂ǅ.", max_size=30))
+    def same(text: str) -> None:
+        ids = ours.encode(text)
+        assert ids == theirs.encode(text)
+        shown = ours.decode(ids, skip_special_tokens=True)
+        assert shown == theirs.decode(ids, skip_special_tokens=True)
+        stream = Detokenizer(ours)
+        assert "".join([*map(stream.put, ids), stream.end()]) == shown
+
+    same()
+
+
 def test_the_stream_is_the_text_of_the_whole(pair: tuple[TextTokenizer, Any]) -> None:
     ours = pair[0]
     for text in TEXTS:

@@ -13,8 +13,10 @@ from tokenizers import Tokenizer, decoders, models, normalizers, processors
 
 from ipex_lookahead.errors import LookaheadError, ModelFormatError, UnsupportedModelError
 from ipex_lookahead.tokenization import folder as folder_module
-from ipex_lookahead.tokenization.folder import tokenizer_from_folder
+from ipex_lookahead.tokenization.folder import text_from_folder, tokenizer_from_folder
+from ipex_lookahead.tokenization.gguf import text_from_gguf
 from ipex_lookahead.tokenization.splitting import GPT2, LLAMA3, QWEN2, TEKKEN
+from tests.support import vocabularies
 
 from .conftest import CHATML, TEXTS
 
@@ -161,6 +163,37 @@ def test_files_that_are_no_tokenizer(tmp_path, spm_folder, monkeypatch):
     (spm_folder / "tokenizer.model").write_bytes(b"")
     with pytest.raises(ModelFormatError, match="has no pieces"):
         tokenizer_from_folder(spm_folder, CONFIG)
+
+
+def test_symbols_of_spaces_as_gemma_has_them(tmp_path):
+    """sentencepiece finds them in a run of spaces; they are text, and no word of their own."""
+    (tmp_path / "tokenizer.model").write_bytes(vocabularies.sentencepiece_model(dummy_prefix=False))
+    known = text_from_folder(tmp_path, {"bos_token_id": 1}).get_vocab()
+    settings = {"added_tokens_decoder": {str(known["▁▁"]): {"content": "▁▁", "special": False}}}
+    for told in ({}, settings):
+        write(tmp_path / "tokenizer_config.json", told)
+        ours = text_from_folder(tmp_path, {"bos_token_id": 1})
+        processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+        in_gguf = text_from_gguf(vocabularies.pieces(dummy_prefix=False), "x.gguf")
+        for text in ("a    b  c", "   x", "  \n   y", "x     "):
+            ids = ours.encode(text)
+            assert ids == [1, *processor.encode(text)] == in_gguf.encode(text)
+            for tokenizer in (ours, in_gguf, ours.for_transformers()):
+                assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_tokens_that_take_the_space_beside_them(tmp_path):
+    """As transformers' own splitting, which the full tokenizer has."""
+    (tmp_path / "tokenizer.model").write_bytes(vocabularies.sentencepiece_model(dummy_prefix=True))
+    ids = text_from_folder(tmp_path, {"bos_token_id": 1}).get_vocab()
+    sides = {"<|start|>": {"rstrip": True}, "<|end|>": {"rstrip": True, "lstrip": True}, "[TOOL]": {"lstrip": True}}
+    tokens = {str(ids[text]): {"content": text, **sides[text]} for text in sides}
+    write(tmp_path / "tokenizer_config.json", {"added_tokens_decoder": tokens})
+    ours = text_from_folder(tmp_path, {"bos_token_id": 1})
+    full = ours.for_transformers()
+    for text in [*vocabularies.TEXTS, "a <|end|> b", "a\n[TOOL] \nb <|start|>\t c", "  <|end|>  ", "<|start|>   "]:
+        assert ours.encode(text) == full.encode(text), text
+    assert ours.encode("a  <|end|>  b") == ours.encode("a<|end|>b")
 
 
 def test_several_templates(spm_folder):

@@ -101,7 +101,10 @@ SIMD_INLINE u8x64 mask8(u8x64 x, uint8_t mask) {
   const __m256i m = _mm256_set1_epi8(char(mask));
   return {_mm256_and_si256(x.lo, m), _mm256_and_si256(x.hi, m)};
 }
-SIMD_INLINE u8x64 bor(u8x64 a, u8x64 b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
+template <class Two>
+SIMD_INLINE Two bor(Two a, Two b) {
+  return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
+}
 SIMD_INLINE u8x64 lookup(const uint8_t* table, u8x64 x) {
   const __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
   return {_mm256_shuffle_epi8(t, x.lo), _mm256_shuffle_epi8(t, x.hi)};
@@ -118,6 +121,19 @@ SIMD_INLINE Two shl(Two x) {
 SIMD_INLINE i32x16 mask32(i32x16 x, int32_t mask) {
   const __m256i m = _mm256_set1_epi32(mask);
   return {_mm256_and_si256(x.lo, m), _mm256_and_si256(x.hi, m)};
+}
+template <int Q>
+SIMD_INLINE i32x16 byte_of_lanes(u8x64 x) {  // byte Q of each 32-bit lane
+  return mask32(shr<8 * Q>(i32x16{x.lo, x.hi}), 255);
+}
+SIMD_INLINE f32x16 as_float(i32x16 bits) { return {_mm256_castsi256_ps(bits.lo), _mm256_castsi256_ps(bits.hi)}; }
+SIMD_INLINE __m256 lookup(__m256 low, __m256 high, __m256i x) {  // bit 3 of an index, moved to the sign, chooses
+  return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, x), _mm256_permutevar8x32_ps(high, x),
+                          _mm256_castsi256_ps(_mm256_slli_epi32(x, 28)));
+}
+SIMD_INLINE f32x16 lookup(const float* table, i32x16 x) {
+  const __m256 low = _mm256_loadu_ps(table), high = _mm256_loadu_ps(table + 8);
+  return {lookup(low, high, x.lo), lookup(low, high, x.hi)};
 }
 SIMD_INLINE i32x16 widen_u8(const uint8_t* p) {
   const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));

@@ -103,6 +103,13 @@ SIMD_INLINE u8x64 lookup(const uint8_t* table, u8x64 x) {
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), x);
 }
 
+template <int Q>
+SIMD_INLINE i32x16 byte_of_lanes(u8x64 x) {  // byte Q of each 32-bit lane
+  return mask32(shr<8 * Q>(x), 255);
+}
+SIMD_INLINE f32x16 as_float(i32x16 bits) { return _mm512_castsi512_ps(bits); }
+SIMD_INLINE f32x16 lookup(const float* table, i32x16 x) { return _mm512_permutexvar_ps(x, _mm512_loadu_ps(table)); }
+
 // 16 outputs x 32 inputs of unsigned codes, unpacked once and then used for every row.
 template <int Most>
 struct CodeTile {

@@ -35,6 +35,7 @@ static void integer_tile(const Matrix& w, int64_t tile, const Rows& x, int64_t r
     scales.prefetch(b);
     const auto t = unpack<Codes>(codes + b * Codes::kBytes);
     const auto scaled = scales.at(b);
+#pragma GCC unroll 16  // else the compiler keeps 16 rows' accumulators in memory
     for (int m = 0; m < M; ++m) {
       const int64_t at = m * x.blocks + b;
       acc[m] = scaled.add(acc[m], t, {a + m * x.stride + b * kGroup, a_scale[at], a_sum[at], bias4[at], bias8[at]});
@@ -71,8 +72,58 @@ static void float_tile(const Matrix& w, int64_t tile, const Rows& x, int64_t row
   for (int m = 0; m < M; ++m) store(out + m * kLanes, add(add(acc[m][0], acc[m][1]), add(acc[m][2], acc[m][3])));
 }
 
-template <class Format, bool kFloat = Format::kFloat>
-struct Linear {
+template <class Format>
+SIMD_INLINE f32x16 decoded(i32x16 code, std::false_type) {
+  return lookup(Format::kTable, code);
+}
+template <class Format>
+SIMD_INLINE f32x16 decoded(i32x16 code, std::true_type) {
+  constexpr int bits = Format::kMagnitude;
+  const i32x16 magnitude = shl<Format::kShift>(mask32(code, (1 << bits) - 1));
+  const i32x16 sign = shl<31 - bits>(mask32(code, 1 << bits));
+  float power;
+  __builtin_memcpy(&power, &Format::kPowerBits, sizeof power);
+  return mul(as_float(bor(magnitude, sign)), set1(power));
+}
+template <class Format, class = void>
+struct IsMinifloat : std::false_type {};
+template <class Format>
+struct IsMinifloat<Format, decltype(void(Format::kMagnitude))> : std::true_type {};
+
+// The weights of input 4 c + Q of a block: each 32-bit lane of row c holds four codes of one output.
+template <class Format, int Q>
+SIMD_INLINE f32x16 decoded_row(const u8x64& row, f32x16 scale) {
+  return mul(decoded<Format>(byte_of_lanes<Q>(row), IsMinifloat<Format>{}), scale);
+}
+
+template <class Format, int M>
+static void codebook_tile(const Matrix& w, int64_t tile, const Rows& x, int64_t row, float* out) {
+  using Codes = typename Format::Codes;
+  const uint8_t* codes = w.codes + tile * w.blocks * Codes::kBytes;
+  const Scaling<Format> scales(w, tile);
+  const float* a = x.values + row * x.stride;
+  f32x16 acc[M][4];
+  for (int m = 0; m < M; ++m)
+    for (int i = 0; i < 4; ++i) acc[m][i] = zero();
+  for (int64_t b = 0; b < w.blocks; ++b) {
+    prefetch_ahead(codes + b * Codes::kBytes, kPrefetchBytes, Codes::kBytes);
+    scales.prefetch(b);
+    u8x64 rows[8];
+    unpack(codes + b * Codes::kBytes, rows, Codes{});
+    const f32x16 scale = scales.at(b).scale;
+    for (int c = 0; c < 8; ++c) {
+      const f32x16 weights[4] = {decoded_row<Format, 0>(rows[c], scale), decoded_row<Format, 1>(rows[c], scale),
+                                 decoded_row<Format, 2>(rows[c], scale), decoded_row<Format, 3>(rows[c], scale)};
+      const float* at = a + b * kGroup + 4 * c;
+      for (int m = 0; m < M; ++m)
+        for (int i = 0; i < 4; ++i) acc[m][i] = fma(weights[i], set1(at[m * x.stride + i]), acc[m][i]);
+    }
+  }
+  for (int m = 0; m < M; ++m) store(out + m * kLanes, add(add(acc[m][0], acc[m][1]), add(acc[m][2], acc[m][3])));
+}
+
+template <class Format, Arithmetic = Format::kArithmetic>
+struct Linear {  // of whole numbers
   static constexpr int kRows = kMaxRows;
   template <int M>
   static void tile(const Matrix& w, int64_t t, const Rows& x, int64_t row, float* out) {
@@ -101,7 +152,31 @@ struct Linear {
   }
 };
 template <class Format>
-struct Linear<Format, true> {
+struct Linear<Format, Arithmetic::codebook> {
+  static constexpr int kRows = kMaxFloatRows;
+  template <int M>
+  static void tile(const Matrix& w, int64_t t, const Rows& x, int64_t row, float* out) {
+    codebook_tile<Format, M>(w, t, x, row, out);
+  }
+  static void row(const Matrix& w, int64_t tile, int lane, float* out) {
+    const Scaling<Format> scales(w, tile);
+    alignas(64) float values[4][kLanes];
+    for (int64_t b = 0; b < w.blocks; ++b) {
+      u8x64 rows[8];
+      unpack(w.codes + (tile * w.blocks + b) * Format::Codes::kBytes, rows, typename Format::Codes{});
+      const f32x16 scale = scales.at(b).scale;
+      for (int c = 0; c < 8; ++c) {
+        store(values[0], decoded_row<Format, 0>(rows[c], scale));
+        store(values[1], decoded_row<Format, 1>(rows[c], scale));
+        store(values[2], decoded_row<Format, 2>(rows[c], scale));
+        store(values[3], decoded_row<Format, 3>(rows[c], scale));
+        for (int i = 0; i < 4 && b * kGroup + 4 * c + i < w.n_in; ++i) out[b * kGroup + 4 * c + i] = values[i][lane];
+      }
+    }
+  }
+};
+template <class Format>
+struct Linear<Format, Arithmetic::floats> {
   static constexpr int kRows = kMaxFloatRows;
   template <int M>
   static void tile(const Matrix& w, int64_t t, const Rows& x, int64_t row, float* out) {

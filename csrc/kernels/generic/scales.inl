@@ -11,8 +11,7 @@ struct RowBlock {
 
 template <class Format>
 SIMD_INLINE int32_t start_of(const RowBlock& x) {  // undoes the codes' zero point
-  static_assert(Format::kZero % 8 == 0, "a multiple of bias4");
-  return Format::kZero == 0 ? 0 : Format::kZero == 128 ? x.bias8 : x.bias4 * (Format::kZero / 8);
+  return Format::kZero == 0 ? 0 : Format::kZero == 8 ? x.bias4 : Format::kZero == 128 ? x.bias8 : (x.bias4 >> 3) * Format::kZero;
 }
 
 // One scale, and perhaps a minimum, for the 32 inputs.

@@ -133,13 +133,25 @@ SIMD_INLINE u8x64 shl(u8x64 x) {
 }
 template <int N>
 SIMD_INLINE i32x16 shl(i32x16 x) {
-  for (auto& v : x.v) v <<= N;
+  for (auto& v : x.v) v = int32_t(uint32_t(v) << N);
   return x;
 }
 SIMD_INLINE i32x16 mask32(i32x16 x, int32_t mask) {
   for (auto& v : x.v) v &= mask;
   return x;
 }
+SIMD_INLINE i32x16 bor(i32x16 a, const i32x16& b) {
+  for (int i = 0; i < 16; ++i) a.v[i] |= b.v[i];
+  return a;
+}
+template <int Q>
+SIMD_INLINE i32x16 byte_of_lanes(const u8x64& x) { i32x16 r; LANES(r, x.v[4 * i + Q]); return r; }
+SIMD_INLINE f32x16 as_float(const i32x16& bits) {
+  f32x16 r;
+  std::memcpy(r.v, bits.v, sizeof r.v);
+  return r;
+}
+SIMD_INLINE f32x16 lookup(const float* table, const i32x16& x) { f32x16 r; LANES(r, table[x.v[i]]); return r; }
 SIMD_INLINE i32x16 widen_u8(const uint8_t* p) { i32x16 r; LANES(r, p[i]); return r; }
 // 2^(e - 128): what a byte of a shared exponent multiplies doubled values by; 0 and 1 give subnormals.
 SIMD_INLINE f32x16 load_half_powers(const uint8_t* p) {

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ipex_lookahead.architectures.spec import Block, Experts, Linear, ModelSpec, Norm, Rope, Tensor
 from ipex_lookahead.checkpoints.base import Checkpoint
+from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.engines.base import Batch, Cache, StepOutput
 from ipex_lookahead.engines.machine import check_threads, default_threads
 from ipex_lookahead.engines.native.core import chosen_isa, native_core
@@ -85,7 +86,7 @@ class NativeEngine:
         self.max_context = spec.max_context
         self.facts: dict[str, Any] = {}
         self._is_mixture = any(isinstance(block.mlp, Experts) for block in spec.layers)
-        self._idle_bytes = 0
+        self._idle_bytes = self._expert_bytes = 0
 
     @classmethod
     def load(
@@ -196,9 +197,11 @@ class NativeEngine:
         def bias(linear: Linear) -> Floats | None:
             return None if linear.bias is None else vector(linear.bias)
 
+        idle = expert_bytes = 0
         if not spec.tied:
-            decoder.set_embedding(*streams(matrix(spec.embedding)))
-        idle = 0
+            table = matrix(spec.embedding)
+            decoder.set_embedding(*streams(table))
+            idle += table.nbytes
         for layer, block in enumerate(spec.layers):
             for name, expert, part in _parts(block):
                 if isinstance(part, Linear):
@@ -206,6 +209,8 @@ class NativeEngine:
                     decoder.set_matrix(layer, getattr(native.Slot, name), *streams(weight), bias(part), expert)
                     if isinstance(block.mlp, Experts) and expert >= block.mlp.used:  # all are of one size
                         idle += weight.nbytes
+                    if layer == 0 and expert == 0:
+                        expert_bytes += weight.nbytes
                 else:
                     tensor = part.weight if isinstance(part, Norm) else part
                     decoder.set_vector(layer, getattr(native.Vector, name), vector(tensor))
@@ -215,7 +220,7 @@ class NativeEngine:
         if spec.tied:
             decoder.tie_embedding()
         engine = cls(decoder, spec, low_bit, kv_cache)
-        engine._idle_bytes = idle
+        engine._idle_bytes, engine._expert_bytes = idle, expert_bytes
         return engine
 
     def new_cache(self, blank: int = 0) -> NativeCache:
@@ -272,6 +277,7 @@ class NativeEngine:
             "low_bit": self.low_bit,
             "weight_bytes": int(self._decoder.weight_bytes),
             "step_bytes": int(self._decoder.weight_bytes) - self._idle_bytes,
+            "expert_bytes": self._expert_bytes,
             "kv_cache": self.kv_cache,
             "kv_bytes_per_token": kv_bytes_per_token(self.spec, self.kv_cache),
             "max_context": self.max_context,
@@ -284,7 +290,10 @@ class NativeEngine:
         return sum(len(block.mlp.experts) for block in self.spec.layers if isinstance(block.mlp, Experts))
 
     def weights(self) -> Iterator[tuple[str, PackedWeight]]:
-        """All tensors in plain order under the checkpoint's names, one at a time: what ``save_low_bit`` writes."""
+        """All tensors in plain order under the checkpoint's names, one at a time: what ``save_low_bit`` writes.
+
+        Norms are as Hugging Face's files have them: Gemma's less 1, which loses no bit of a sum with 1.
+        """
         spec, core, native = self.spec, self._decoder, native_core()
         yield spec.embedding.name, plain(core.export_embedding())
         for layer, block in enumerate(spec.layers):
@@ -296,8 +305,10 @@ class NativeEngine:
                         yield part.bias.name, _vector(core.export_bias(layer, slot, expert))
                 else:
                     tensor = part.weight if isinstance(part, Norm) else part
-                    yield tensor.name, _vector(core.export_vector(layer, getattr(native.Vector, name)))
-        yield spec.final_norm.weight.name, _vector(core.export_final_norm())
+                    values = _vector(core.export_vector(layer, getattr(native.Vector, name)))
+                    yield tensor.name, with_offset(values, -tensor.hf.offset)
+        norm = spec.final_norm.weight
+        yield norm.name, with_offset(_vector(core.export_final_norm()), -norm.hf.offset)
         if spec.head is not None:
             yield spec.head.weight.name, plain(core.export_lm_head())
             if spec.head.bias is not None:

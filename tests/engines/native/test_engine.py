@@ -13,12 +13,12 @@ from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.engines.native.core import available_isas, chosen_isa
 from ipex_lookahead.errors import EngineError, InputError, ModelFormatError
-from ipex_lookahead.formats import dequantize
+from ipex_lookahead.formats import FORMATS, dequantize
 from tests.support.native import chain, ids_of, load, one_by_one, run
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
 
 ISAS = available_isas()
-LOW_BITS = [None, "sym_int4", "sym_int8", "asym_int4", "bf16", "fp16"]
+LOW_BITS = [None, "sym_int4", "sym_int8", "asym_int4", "q4_k", "q6_k", "q2_k", "mxfp4", "bf16", "fp16"]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_float_weights_agree_with_transformers(tmp_path: Path, shape: dict[str, 
     assert np.abs(got - expected).max() < 4e-3 * expected.std()
 
 
-@pytest.mark.parametrize("low_bit", ["sym_int4", "sym_int8", "asym_int4", "bf16", "fp16"])
+@pytest.mark.parametrize("low_bit", [name for name in FORMATS if name != "fp32"])
 def test_low_bit_weights_agree_with_transformers_on_the_same_weights(tmp_path: Path, low_bit: str) -> None:
     """int8 activations cost a little; the logits stay within two hundredths of their spread on average."""
     import torch
@@ -78,16 +78,21 @@ def test_low_bit_weights_agree_with_transformers_on_the_same_weights(tmp_path: P
     assert np.abs(got - expected).mean() < 0.02 * expected.std()
 
 
-@pytest.mark.parametrize("quant", ["Q4_0", "Q4_1", "Q8_0", "F16", "BF16", "F32"])
+BOUNDS = {"Q4_0": 0.35, "Q4_1": 0.35, "Q8_0": 0.03, "Q4_K": 0.35, "Q5_K": 0.2, "Q6_K": 0.1, "Q5_0": 0.2, "IQ4_NL": 0.35,
+          "MXFP4": 0.6, "F16": 2e-3, "BF16": 0.02, "F32": 1e-6}  # fmt: skip
+
+
+@pytest.mark.parametrize("quant", BOUNDS)
 def test_a_gguf_file_runs_as_the_folder_with_the_same_weights(tmp_path: Path, quant: str) -> None:
     """The file's permuted rows come back in order: logits as from the float folder, up to the format's own error."""
-    file = write_tiny_gguf(tmp_path / "m.gguf", quant=quant, seed=4)
-    plain = load(write_tiny_llama(tmp_path / "folder", seed=4))
+    sizes = {"hidden": 256, "intermediate": 256} if quant.endswith("_K") else {}
+    file = write_tiny_gguf(tmp_path / "m.gguf", quant=quant, seed=4, **sizes)
+    plain = load(write_tiny_llama(tmp_path / "folder", seed=4, **sizes))
     engine = load(file)
     tokens = ids_of(engine, 64)
     got, expected = run(engine, engine.new_cache(), tokens), run(plain, plain.new_cache(), tokens)
     error = np.abs(got - expected).mean() / expected.std()
-    assert error < {"Q4_0": 0.35, "Q4_1": 0.35, "Q8_0": 0.03, "F16": 2e-3, "BF16": 0.02, "F32": 1e-6}[quant]
+    assert error < BOUNDS[quant]
 
 
 @pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
@@ -291,6 +296,10 @@ def test_weights_come_back_as_they_went_in(folder: Path, tmp_path: Path) -> None
         folder,
         write_tiny_gguf(tmp_path / "m.gguf", quant="Q4_1", seed=4),
         write_tiny_gguf(tmp_path / "8.gguf", quant="Q8_0"),
+        *(
+            write_tiny_gguf(tmp_path / f"{k}.gguf", quant=k, hidden=256, seed=7)
+            for k in ("Q3_K", "Q4_K", "Q6_K", "MXFP4")
+        ),
     ):
         checkpoint = open_checkpoint(path)
         engine = load(path)

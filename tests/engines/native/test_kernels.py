@@ -18,6 +18,7 @@ native = pytest.importorskip("ipex_lookahead._native", reason="the native core i
 
 ISAS = native.available_isas()
 FORMATS = list(ALL)
+FLOAT_ACTIVATIONS = (*FLOATS, "nf4", "nf3", "fp6", "fp8_e4m3", "fp8_e5m2")
 WITH_GROUPS = [(name, group) for name, low_bit in ALL.items() for group in low_bit.group_sizes]
 SHAPES = [(16, 32), (1, 1), (17, 33), (105, 128), (48, 172), (64, 352), (33, 576), (31, 95)]
 
@@ -74,7 +75,7 @@ def test_linear_agrees_with_dequantised_weights(name: str, isa: str, shape: tupl
     x = rng.standard_normal((5, n_in), dtype=np.float32)
     bias = rng.standard_normal(n_out, dtype=np.float32)
     got = linear(weight, x, isa=isa, bias=bias)
-    if name in FLOATS:
+    if name in FLOAT_ACTIVATIONS:
         seen = x.astype(np.float64)
     else:
         codes, scales = quantized_activations(x)

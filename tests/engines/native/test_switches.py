@@ -38,8 +38,8 @@ def check_against_numpy(options: dict[str, Any], seed: int, rows: int) -> bool:
             return False
     expected, rounded = answers
     assert expected is not None
-    # Keys and values are rounded to float16 here as there, but now and then to its other neighbour; some models make much
-    # of that, as numpy in float32 then shows.
+    # Keys and values are rounded to float16 here as there, but now and then to its other neighbour; some models make
+    # much of that, as numpy in float32 then shows.
     allowed = 3e-3 * expected.std() + 4 * np.abs(rounded - expected).max()
     assert np.abs(run(engine, engine.new_cache(), tokens) - expected).max() < allowed
     return True

@@ -24,7 +24,7 @@ def metadata(case: Case, chance: random.Random) -> None:
         model = json.loads(byte_pair())["model"]
         tokens = sorted(model["vocab"], key=model["vocab"].get)
         merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-        made = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": merges}
+        made = {"model": chance.choice(["gpt2", "gpt2", "gemma4"]), "pre": "gpt-2", "tokens": tokens, "merges": merges}
         made |= {"token_type": [3, 3] + [1] * (len(tokens) - 2), "bos_token_id": 0, "eos_token_id": 1}
     else:
         sound = read_model(pieces(chance.choice(["bpe", "rules"])), "sound")

@@ -1,0 +1,54 @@
+"""Blocks of 32 codes that count a table of numbers, with one scale: w = scale * table[code], rounded once.
+
+They are no types of GGUF's. Tables of whole numbers within int8 are taken as such by the kernels, others as floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ipex_lookahead.formats.blocks import Parts, Plane
+from ipex_lookahead.formats.search import Floats, best_scale, half, in_table, inverse_of
+
+SCALE = ("scale", "<u2")
+NIBBLES, CRUMBS = ("nibbles", "u1", 16), ("crumbs", "u1", 8)
+NIBBLE_PLANE, CRUMB_PLANE = Plane("nibbles", 4, 16), Plane("crumbs", 2, 8)
+
+
+def quantizer_of(
+    table: Sequence[float], extreme: float, *, width: float = 0.0, tries: int = 0
+) -> Callable[[Floats, Floats], Parts]:
+    """The quantiser to a table: its scale is searched for (``best_scale``), then codes are those of what is nearest.
+
+    Args:
+        table: what codes stand for; of equal numbers the first is used, and NaN is never used.
+        extreme: the number that the value of largest magnitude is tried at.
+        width: see ``best_scale``.
+        tries: its ``steps``.
+    """
+    numbers, codes = np.unique(np.array(table, np.float32), return_index=True)
+    used = np.isfinite(numbers) & (np.abs(numbers) <= abs(extreme))
+    numbers, used_codes = numbers[used], codes[used].astype(np.uint8)
+    nearest = in_table(tuple(numbers.tolist()))
+
+    def quantize(values: Floats, inputs: Floats) -> Parts:
+        weights = inputs * values * values
+        bits, scale = half(best_scale(values, weights, nearest, extreme, width, tries))
+        return Parts(used_codes[np.searchsorted(numbers, nearest(values * inverse_of(scale)[..., None]))], bits)
+
+    return quantize
+
+
+def minifloats(exponent: int, mantissa: int) -> tuple[float, ...]:
+    """What the codes of a float with a sign and so many bits of exponent and mantissa stand for.
+
+    Subnormals as in IEEE 754, but no code is an infinity or NaN: those with the largest exponent are numbers too.
+    """
+    found = []
+    for code in range(1 << (1 + exponent + mantissa)):
+        power, part = divmod(code & ((1 << (exponent + mantissa)) - 1), 1 << mantissa)
+        number = (part + (power > 0) * 2**mantissa) * 2.0 ** (max(power, 1) - 2 ** (exponent - 1) + 1 - mantissa)
+        found.append(-number if code >> (exponent + mantissa) else number)
+    return tuple(found)

@@ -1,0 +1,163 @@
+"""Specs that a file contradicts: ModelFormatError with file and field, or a refusal by name; no tensor is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
+
+from ipex_lookahead.architectures import family, model_types
+from ipex_lookahead.checkpoints import GgufCheckpoint, SafetensorsCheckpoint
+from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from tests.support.family_engines import load
+from tests.support.gguf_families import write_gguf
+from tests.support.tiny_families import build, variants, write_folder
+
+Change = Callable[[dict[str, Any]], None]
+EXPERTS = ("gpt_oss", "mixtral", "qwen3_moe")
+IN_GGUF = [one for one in model_types() if family(one).GGUF is not None and variants(one)[0].gguf]
+PATTERNS = [one for one in model_types() if "layer_types" in family(one).KEYS.used and one != "llama"]
+"""Llama's is passed over by transformers, whatever its length."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_read() -> Iterator[None]:
+    """Sizes are checked against the file before memory is taken for any weight."""
+
+    def read(self: Any, name: str) -> Any:
+        raise AssertionError(f"{name} was read")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SafetensorsCheckpoint, "read", read)
+        patch.setattr(GgufCheckpoint, "read", read)
+        yield
+
+
+def folder_of(folder: Path, model_type: str, change: Change) -> Path:
+    """The family's plainest model, its config (the part that holds the keys) changed."""
+    write_folder(folder, build(model_type, variants(model_type)[0]))
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    inside = family(model_type).KEYS.inside
+    change(config[inside] if inside else config)
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def refused(path: Path, *words: str) -> str:
+    """What the error says, which names the file and one of the words."""
+    with pytest.raises((ModelFormatError, UnsupportedModelError)) as error:
+        load(path)
+    said = str(error.value)
+    assert str(path) in said
+    assert any(word in said for word in words), said
+    if isinstance(error.value, ModelFormatError):
+        assert error.value.field
+        assert error.value.problem
+    return said
+
+
+@pytest.mark.parametrize("model_type", model_types())
+def test_a_missing_tensor_is_named(tmp_path: Path, model_type: str) -> None:
+    """Each kind of tensor in turn: norms, biases, sinks, routers, experts."""
+    folder = folder_of(tmp_path, model_type, lambda config: None)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for name in [name for name in tensors if "layers.1." in name and "vision" not in name]:
+        save_file({other: values for other, values in tensors.items() if other != name}, file, {"format": "pt"})
+        refused(folder, name.rpartition("layers.")[2])
+
+
+@pytest.mark.parametrize("model_type", model_types())
+def test_sizes_that_the_tensors_do_not_have_are_named(tmp_path: Path, model_type: str) -> None:
+    for number, change in enumerate(
+        (
+            lambda config: config.update(head_dim=(config.get("head_dim") or 16) + 8),
+            lambda config: config.update(num_key_value_heads=1 if config["num_key_value_heads"] > 1 else 2),
+            lambda config: config.update(intermediate_size=config["intermediate_size"] + 32, moe_intermediate_size=40),
+            lambda config: config.update(vocab_size=config["vocab_size"] + 1),
+            lambda config: config.update(num_hidden_layers=config["num_hidden_layers"] + 1),
+        )
+    ):
+        refused(
+            folder_of(tmp_path / str(number), model_type, change),
+            "has shape", "there is no tensor", "is missing", "layer_types", "no_rope_layers", "head_dim",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", model_types())
+def test_an_unknown_rope_is_refused_by_name(tmp_path: Path, model_type: str) -> None:
+    def change(config: dict[str, Any]) -> None:
+        rope = config["rope_parameters"]
+        rope.get("full_attention", rope)["rope_type"] = "spiral"
+
+    assert "rope_type" in refused(folder_of(tmp_path, model_type, change), "spiral")
+
+
+@pytest.mark.parametrize("model_type", PATTERNS)
+def test_a_pattern_of_another_length_than_the_layers_is_refused(tmp_path: Path, model_type: str) -> None:
+    for number, types in enumerate(([], ["full_attention"], ["full_attention"] * 9, ["full_attention", "spiral"])):
+        change = lambda config, types=types: config.update(layer_types=types)  # noqa: E731
+        refused(folder_of(tmp_path / str(number), model_type, change), "layer_types")
+
+
+@pytest.mark.parametrize("model_type", [one for one in model_types() if "no_rope_layers" in family(one).KEYS.used])
+def test_a_list_of_layers_without_rope_of_another_length_is_refused(tmp_path: Path, model_type: str) -> None:
+    for number, layers in enumerate(([], [1], [1] * 9, [2, 1, 1, 1, 1])):
+        change = lambda config, layers=layers: config.update(no_rope_layers=layers)  # noqa: E731
+        refused(folder_of(tmp_path / str(number), model_type, change), "no_rope_layers")
+
+
+@pytest.mark.parametrize("model_type", [one for one in model_types() if one in EXPERTS])
+@pytest.mark.parametrize("count", [0, -1, 2, 9, 2**40])
+def test_a_count_of_experts_that_the_tensors_do_not_have_is_refused(
+    tmp_path: Path, model_type: str, count: int
+) -> None:
+    def change(config: dict[str, Any]) -> None:
+        for key in ("num_local_experts", "num_experts"):
+            if key in config:
+                config[key] = count
+
+    refused(folder_of(tmp_path, model_type, change), "num_local_experts", "num_experts", "experts", "gate", "router")
+
+
+@pytest.mark.parametrize("model_type", [one for one in model_types() if one in EXPERTS])
+@pytest.mark.parametrize("used", [0, -1, 6, 2**40])
+def test_more_experts_a_token_than_there_are_is_refused(tmp_path: Path, model_type: str, used: int) -> None:
+    folder = folder_of(tmp_path, model_type, lambda config: config.update(num_experts_per_tok=used))
+    refused(folder, "num_experts_per_tok")
+
+
+@pytest.mark.parametrize("model_type", IN_GGUF)
+def test_a_gguf_file_that_contradicts_itself_is_refused(tmp_path: Path, model_type: str) -> None:
+    model = build(model_type, variants(model_type)[0])
+    changes: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], Any], tuple[str, ...]]] = {
+        "missing": (lambda keys, tensors: tensors.pop("output_norm.weight"), ("output_norm.weight",)),
+        "layers": (lambda keys, tensors: _set(keys, "block_count", 9), ("blk.", "sliding_window_pattern")),
+        "heads": (lambda keys, tensors: _set(keys, "attention.head_count", 8), ("blk.0.attn", "rope.dimension_count")),
+        "width": (lambda keys, tensors: _set(keys, "embedding_length", 128), ("token_embd", "rope.dimension_count")),
+    }
+    if model_type in EXPERTS:
+        changes |= {
+            "no experts": (lambda keys, tensors: _set(keys, "expert_count", 0), ("expert", "ffn_gate")),
+            "too many": (lambda keys, tensors: _set(keys, "expert_count", 9), ("expert", "ffn_gate_inp")),
+            "none used": (lambda keys, tensors: _set(keys, "expert_used_count", 0), ("expert_used_count",)),
+            "all used": (lambda keys, tensors: _set(keys, "expert_used_count", 9), ("expert_used_count",)),
+        }
+    for name, (change, words) in changes.items():
+        file = tmp_path / f"{name}.gguf"
+        write_gguf(file, model, change=change)
+        refused(file, *words)
+
+
+def _set(keys: dict[str, Any], key: str, value: int) -> None:
+    """A key's value, under whatever architecture."""
+    found = [name for name in keys if name.endswith(f".{key}")]
+    assert found, key
+    keys[found[0]].value = value
