@@ -314,7 +314,7 @@ class AdaptiveBudget:
             self._whole_chosen = False
         if self._pause and not proposed:
             self._pause -= 1
-        if len(self._steps) >= self._account_after:
+        if len(self._steps) >= self._account_after or (self._careful and rows > live):
             self._account()
 
     def _account(self) -> None:
@@ -331,7 +331,7 @@ class AdaptiveBudget:
             self._gained += alone * (emitted / live) - took - self._token_seconds * proposed
         length = self._steps[-1][1]
         # What a dear proposer takes must be known at every step.
-        self._account_after = 1 if self._careful or self._token_seconds > DEAR * curve(1, length) else ACCOUNT_STEPS
+        self._account_after = 1 if self._token_seconds > DEAR * curve(1, length) else ACCOUNT_STEPS
         self._times = [curve(n, length) for n in range(1, self._most + 2)]
         self._widening = self._may_widen()
         self._steps.clear()
