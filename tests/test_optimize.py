@@ -147,8 +147,8 @@ def test_models_that_are_none_of_transformers(tmp_path):
 
 def test_bad_requests_say_what_to_do(tmp_path):
     model = build("llama")
-    with pytest.raises(LowBitFormatError, match="sym_int3"):
-        optimize_model(model, "sym_int3")
+    with pytest.raises(LowBitFormatError, match="sym_int9"):
+        optimize_model(model, "sym_int9")
     with pytest.raises(InputError, match="'low_bits'; did you mean 'low_bit'"):
         optimize_model(model, low_bits="sym_int4")
     with pytest.raises(InputError, match="'revision'; it takes low_bit"):

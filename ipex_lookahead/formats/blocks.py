@@ -11,6 +11,7 @@ The codes stay the file's own on their way through; ``csrc/weights/records.h`` s
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,9 +20,18 @@ import numpy.typing as npt
 
 from ipex_lookahead.formats.base import BadScale, GgufType, PackedWeight, Stream, check_streams
 from ipex_lookahead.formats.float_base import from_binary16, widen
-from ipex_lookahead.formats.groups import Floats, check_matrix, check_rows, row_chunks, stored_half
+from ipex_lookahead.formats.groups import (
+    Floats,
+    check_matrix,
+    check_rows,
+    check_threads,
+    row_chunks,
+    stored_half,
+)
 
 Bytes = npt.NDArray[np.uint8]
+SEARCHED_AT_ONCE = 1 << 15
+"""Values in hand while scales are searched for: what is made of them on the way stays in a core's cache."""
 SUB_BLOCK = 32
 """Inputs in what the compiled core takes at a time. Of a ragged last block, whole sub-blocks that no input reaches are
 zero bits; nobody computes with them."""
@@ -122,7 +132,8 @@ class BlockFormat:
         n_out, n_in = weight.shape
         codes = np.empty(self.streams[0].shape(weight.shape, 0), np.uint8)
         blocks = codes.shape[1] // self.record.itemsize
-        for rows in row_chunks(n_out, blocks * self.inputs * 4):  # a search holds some copies
+
+        def quantize_rows(rows: slice) -> None:
             check_rows(weight, rows)
             values = widen(weight.codes[rows], weight.format)
             padded = np.pad(values, ((0, 0), (0, blocks * self.inputs - n_in))).reshape(
@@ -136,6 +147,12 @@ class BlockFormat:
                 if half is not None and half.dtype == np.uint16:
                     stored_half(from_binary16(half), what, rows.start, self.name)
             codes[rows] = self.pack(parts, n_in).view(np.uint8).reshape(len(values), -1)
+
+        step = max(1, SEARCHED_AT_ONCE // (blocks * self.inputs))
+        pieces = [slice(start, min(start + step, n_out)) for start in range(0, n_out, step)]
+        with ThreadPoolExecutor(check_threads(threads)) as pool:  # numpy lets go of the GIL while it computes
+            for _ in pool.map(quantize_rows, pieces):
+                pass
         return PackedWeight(self.name, weight.shape, codes)
 
     def dequantize(self, weight: PackedWeight) -> npt.NDArray[np.float32]:

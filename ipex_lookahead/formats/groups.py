@@ -64,6 +64,14 @@ def check_quantizable(weight: PackedWeight, name: str, group_size: int) -> None:
     check_matrix(weight, name)
 
 
+def check_threads(threads: int | None) -> int:
+    """A number of threads, None for one on each CPU that this process may use; LowBitFormatError beyond the core's."""
+    count = threads if threads is not None else min(_usable_cpus(), MOST_THREADS)
+    if not isinstance(count, int) or not 1 <= count <= MOST_THREADS:
+        raise LowBitFormatError(f"threads is {count!r}; it must be from 1 to {MOST_THREADS}")
+    return count
+
+
 def check_matrix(weight: PackedWeight, name: str) -> None:
     """Raise LowBitFormatError for what is no float matrix."""
     check_float(weight)
@@ -103,9 +111,7 @@ class GroupFormat:
         core = _native_core()
         if core is None:
             return numpy_quantize(weight, self, group_size)
-        count = threads if threads is not None else min(_usable_cpus(), MOST_THREADS)
-        if not isinstance(count, int) or not 1 <= count <= MOST_THREADS:
-            raise LowBitFormatError(f"threads is {count!r}; it must be from 1 to {MOST_THREADS}")
+        count = check_threads(threads)
         try:
             codes, scales, minimums = core.quantize(
                 self.name, weight.format, np.require(weight.codes, requirements=("C", "A")), group_size, count

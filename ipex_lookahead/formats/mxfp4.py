@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ipex_lookahead.errors import LowBitFormatError
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.blocks import BlockFormat, Parts, Plane, half_powers
-from ipex_lookahead.formats.search import Floats
+from ipex_lookahead.formats.search import Floats, count_below
 
 TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 MIDDLES = np.array([0.5, 1.5, 2.5, 3.5, 5, 7, 10], np.float32)
@@ -23,7 +23,7 @@ def quantize_blocks(values: Floats, inputs: Floats) -> Parts:
     largest = np.abs(values).max(axis=-1)
     exponent = np.where(largest > 0, np.floor(np.log2(largest)) + 125, 0).clip(0, 252).astype(np.uint8)
     halves = np.abs(values) / half_powers(exponent)[..., None]
-    codes = np.searchsorted(MIDDLES, halves).astype(np.uint8)
+    codes = count_below(halves, MIDDLES).astype(np.uint8)
     return Parts(np.where((values < 0) & (codes > 0), codes + np.uint8(8), codes), exponent)
 
 

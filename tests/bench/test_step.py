@@ -96,8 +96,8 @@ def test_wrong_arguments_are_a_usage_error(arguments: list[str]) -> None:
 
 
 def test_unknown_formats_and_instruction_sets_are_named() -> None:
-    with pytest.raises(InputError, match="'sym_int3'.*sym_int4"):
-        kernels.measure(["sym_int3"], threads=1)
+    with pytest.raises(InputError, match="'sym_int9'.*sym_int4"):
+        kernels.measure(["sym_int9"], threads=1)
     with pytest.raises(InputError, match="'neon'.*scalar"):
         kernels.measure(["sym_int4"], ["neon"], threads=1)
 

@@ -331,8 +331,8 @@ def test_bad_input_is_refused_with_a_sentence(model: Any, folder: Path) -> None:
     ):
         with pytest.raises(error, match=said):
             model.generate(**{**GREEDY, "max_new_tokens": 4, **wrong})
-    with pytest.raises(LowBitFormatError, match="sym_int3"):
-        load(folder, "sym_int3", **options_of(model))
+    with pytest.raises(LowBitFormatError, match="sym_int9"):
+        load(folder, "sym_int9", **options_of(model))
     with pytest.raises(InputError, match="cannot move to cuda"):
         model.to("cuda")
     assert model.to("cpu") is model
