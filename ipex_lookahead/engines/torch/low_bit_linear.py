@@ -18,10 +18,11 @@ from torch import nn
 
 from ipex_lookahead.engines.torch.linear_backends import LinearBackends
 from ipex_lookahead.engines.torch.linear_kernels import FLOAT_DTYPES
-from ipex_lookahead.engines.weights import WeightPlan
+from ipex_lookahead.engines.weights import WeightPlan, log_fallbacks, quantize_best
 from ipex_lookahead.errors import InputError, LowBitFormatError
-from ipex_lookahead.formats import FORMATS, dequantize, quantize
+from ipex_lookahead.formats import FORMATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
+from ipex_lookahead.formats.rules import Formats
 
 __all__ = [
     "LinearBackends",
@@ -196,13 +197,16 @@ def replace_linears(
     """
     report = Replacement()
     backends = backends or LinearBackends(device, dtype=_dtype_of(model))
-    found: list[tuple[list[str], nn.Module, str]] = []
-    for names, module in _modules(model):
+    found: list[tuple[list[str], nn.Module, Formats]] = []
+    modules = [(names, module, _left(names[0], module, plan, not_converted)) for names, module in _modules(model)]
+    shapes = {f"{names[0]}.weight": _shape(module) for names, module, reason in modules if reason is None}
+    plan = plan.over(shapes)
+    log_fallbacks(plan, shapes)
+    for names, module, reason in modules:
         name = names[0]
-        reason = _left(name, module, plan, not_converted)
         if reason is None:
-            target = plan.target(f"{name}.weight")
-            if target is not None:
+            target = plan.target(f"{name}.weight", _shape(module))
+            if target:
                 found.append((names, module, target))
                 continue
             reason = "the plan keeps it as it is"
@@ -216,19 +220,25 @@ def replace_linears(
         report.packed_bytes += packed_bytes(layer)
         for name in names:
             _put(model, name, layer)
-        found[done] = ([], layer, "")  # the float layer goes away here, not after the last one
+        found[done] = ([], layer, ())  # the float layer goes away here, not after the last one
     if progress is not None:
         progress(len(found), len(found), "")
     return report
 
 
-def _convert(name: str, module: Any, target: str, group_size: int, backends: LinearBackends) -> LowBitLinear:
+def _shape(module: Any) -> tuple[int, int]:
+    """A linear layer's [n_out, n_in]."""
+    rows, columns = module.weight.shape
+    return (columns, rows) if is_conv1d(module) else (rows, columns)
+
+
+def _convert(name: str, module: Any, target: Formats, group_size: int, backends: LinearBackends) -> LowBitLinear:
     weight = module.weight
     if weight.device.type == "meta":
         raise InputError(f"{name}.weight has no values yet (meta device)", hint="load_packed puts them in")
     try:
         values = packed_from_torch(weight.t() if is_conv1d(module) else weight)
-        packed = quantize(values, target, group_size, backends.threads)
+        packed = quantize_best(values, target, group_size, backends.threads)
     except LowBitFormatError as error:
         raise LowBitFormatError(
             f"{name}.weight: {error}", hint=error.hint or f"modules_to_not_convert=[{name!r}] leaves it as it is"
