@@ -84,7 +84,7 @@ def _checked_format(
     from ipex_lookahead.checkpoints.config_json import read_json
     from ipex_lookahead.checkpoints.low_bit import FLOATS, MARKER
     from ipex_lookahead.engines.requantize import requantized
-    from ipex_lookahead.engines.weights import WeightPlan
+    from ipex_lookahead.engines.weights import WeightPlan, label_in
 
     if (family := family_of(path)) is not None and family not in model_types():
         saved = MARKER in read_json(path / "config.json")  # of that the torch engine gives the folder's own format only
@@ -92,7 +92,7 @@ def _checked_format(
     checkpoint = open_checkpoint(path)
     try:
         spec = checkpoint.spec
-        own = checkpoint.info(spec.typical_weight.name).format
+        own = label_in(checkpoint, spec)
         if low_bit is None and own in FLOATS:
             low_bit = "sym_int4"
         plan = WeightPlan(low_bit, group_size, mixed_precision).of_spec(spec)

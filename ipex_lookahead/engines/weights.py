@@ -142,6 +142,15 @@ def matrices(spec: ModelSpec) -> dict[str, Shape]:
     return {tensor.name: tensor.shape for tensor in spec.tensors() if tensor.is_matrix and tensor.name not in kept}
 
 
+def label_in(checkpoint: Checkpoint, spec: ModelSpec) -> str:
+    """What a checkpoint's format is called: as it was saved, else the one that most matrices of its layers are in."""
+    if isinstance(saved := getattr(checkpoint, "low_bit", {}).get("low_bit"), str):
+        return saved
+    outside = (spec.embedding.name, spec.head_weight.name)
+    found = Counter(checkpoint.info(name).format for name in matrices(spec) if name not in outside)
+    return found.most_common(1)[0][0]
+
+
 def log_fallbacks(plan: WeightPlan, shapes: Mapping[str, Shape]) -> None:
     """Say which matrices get another format than the plan's rules want for them."""
     for line in plan.fallbacks(shapes):

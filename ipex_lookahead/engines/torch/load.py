@@ -35,7 +35,7 @@ from ipex_lookahead.engines.torch.fitness import refuse_unfit
 from ipex_lookahead.engines.torch.ipex import apply_ipex, check_ipex
 from ipex_lookahead.engines.torch.linear_backends import LinearBackends
 from ipex_lookahead.engines.torch.low_bit_linear import Replacement, load_packed, replace_linears
-from ipex_lookahead.engines.weights import WeightPlan, check_shape, log_fallbacks, matrices, read_matrix
+from ipex_lookahead.engines.weights import WeightPlan, check_shape, label_in, log_fallbacks, matrices, read_matrix
 from ipex_lookahead.errors import InputError, LookaheadError, ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats import FLOATS, FORMATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
@@ -105,7 +105,7 @@ def _load_known(checkpoint: Checkpoint, request: LoadRequest, device: torch.devi
             f"{checkpoint.path}: a mixture of experts in no folder of transformers' does not run on the torch engine",
             hint="use engine='native'",
         )
-    label = request.label or checkpoint.info(spec.typical_weight.name).format
+    label = request.label or label_in(checkpoint, spec)
     plan = request.plan(label).of_spec(spec)
     log_fallbacks(plan, matrices(spec))
     dtype = compute_dtype(request.dtype, label, device, checkpoint.config.get("dtype", ""))

@@ -197,21 +197,7 @@ def replace_linears(
     """
     report = Replacement()
     backends = backends or LinearBackends(device, dtype=_dtype_of(model))
-    found: list[tuple[list[str], nn.Module, Formats]] = []
-    modules = [(names, module, _left(names[0], module, plan, not_converted)) for names, module in _modules(model)]
-    shapes = {f"{names[0]}.weight": _shape(module) for names, module, reason in modules if reason is None}
-    plan = plan.over(shapes)
-    log_fallbacks(plan, shapes)
-    for names, module, reason in modules:
-        name = names[0]
-        if reason is None:
-            target = plan.target(f"{name}.weight", _shape(module))
-            if target:
-                found.append((names, module, target))
-                continue
-            reason = "the plan keeps it as it is"
-        if reason:
-            report.left[name] = reason
+    found = _found(model, plan, not_converted, report.left)
     for done, (names, module, target) in enumerate(found):
         if progress is not None:
             progress(done, len(found), names[0])
@@ -224,6 +210,29 @@ def replace_linears(
     if progress is not None:
         progress(len(found), len(found), "")
     return report
+
+
+def _found(
+    model: nn.Module, plan: WeightPlan, not_converted: Sequence[str], left: dict[str, str]
+) -> list[tuple[list[str], nn.Module, Formats]]:
+    """The layers to convert, and to what; why others stay goes into ``left``."""
+    linears: list[tuple[list[str], nn.Module]] = []
+    for names, module in _modules(model):
+        reason = _left(names[0], module, plan, not_converted)
+        if reason is None:
+            linears.append((names, module))
+        elif reason:
+            left[names[0]] = reason
+    shapes = {f"{names[0]}.weight": _shape(module) for names, module in linears}
+    plan = plan.over(shapes)
+    log_fallbacks(plan, shapes)
+    found = []
+    for names, module in linears:
+        if target := plan.target(f"{names[0]}.weight", _shape(module)):
+            found.append((names, module, target))
+        else:
+            left[names[0]] = "the plan keeps it as it is"
+    return found
 
 
 def _shape(module: Any) -> tuple[int, int]:
