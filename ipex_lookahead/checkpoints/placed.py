@@ -59,7 +59,8 @@ def fused_experts(tensor: Tensor, names: Collection[str]) -> Tensor:
     """
     place, other = tensor.hf, tensor.gguf
     layer = ".".join(place.name.split(".", 3)[:3])
-    if place.name in names or f"{layer}.mlp.experts.gate_up_proj" not in names:
+    own = place.layout == "transposed" or place.name.endswith("_bias") or ".router." in place.name
+    if own or place.name in names or f"{layer}.mlp.experts.gate_up_proj" not in names:
         return tensor
     if "ffn_gate_inp." in other.name:
         return replace(tensor, hf=replace(place, name=f"{layer}.mlp.gate.weight"))
