@@ -19,7 +19,7 @@ from ipex_lookahead.drafting.self_speculation import check_gains
 from ipex_lookahead.engines import ENGINES
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest
 from ipex_lookahead.engines.native.core import core_missing
-from ipex_lookahead.engines.weights import check_low_bit, not_converted
+from ipex_lookahead.engines.weights import check_format, check_low_bit, not_converted
 from ipex_lookahead.errors import InputError, UnsupportedModelError
 from ipex_lookahead.hub import resolve_model
 from ipex_lookahead.terminal import bar, may_draw
@@ -44,6 +44,7 @@ class AutoModelForCausalLM:
         load_in_8bit: bool = False,
         group_size: int = 32,
         mixed_precision: bool = False,
+        embedding_qtype: str | None = None,
         modules_to_not_convert: list[str] | None = None,
         threads: int | None = None,
         engine: str = "auto",
@@ -60,12 +61,14 @@ class AutoModelForCausalLM:
 
         Args:
             pretrained_model_name_or_path: where the checkpoint is.
-            load_in_low_bit: a key of ``FORMATS`` such as ``sym_int4``, for engine="ipex-llm" one of ipex-llm's; None
-                keeps every tensor as it is in the file.
+            load_in_low_bit: a key of ``FORMATS`` such as ``sym_int4``, a preset such as ``gguf_q4k_m``, or the path of
+                a ``.yaml`` file of rules (``formats/rules.py``); for engine="ipex-llm" one of ipex-llm's; None keeps
+                every tensor as it is in the file.
             load_in_4bit: a synonym of ``load_in_low_bit="sym_int4"``.
             load_in_8bit: a synonym of ``load_in_low_bit="sym_int8"``.
             group_size: inputs that share a scale, 32 or 64 (ipex-llm's).
             mixed_precision: the lm_head in sym_int8.
+            embedding_qtype: format of an embedding that is no lm_head, which else stays as it is in the file.
             modules_to_not_convert: parts of module names whose weights stay as they are in the file.
             threads: threads to compute with; None = the physical cores this process may use.
             engine: "native", "torch", "ipex-llm", or "auto": native for the families that it has, on the CPU; else
@@ -111,6 +114,7 @@ class AutoModelForCausalLM:
                 low_bit=_checked_format(low_bit, engine),
                 group_size=group_size,
                 mixed_precision=mixed_precision,
+                embedding_qtype=embedding_qtype and check_format(embedding_qtype),
                 not_converted=not_converted(modules_to_not_convert),
                 device=device,
                 dtype=shared.dtype,

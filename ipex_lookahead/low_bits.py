@@ -32,3 +32,56 @@ LOW_BITS = {
     "fp32": "32 bits, as most checkpoints were trained",
 }
 """Low-bit format -> what it is."""
+
+ALIASES = {
+    "fp8": "fp8_e5m2",
+    "woq_int4": "sym_int4",
+    "q4_0": "sym_int4",
+    "q4_1": "asym_int4",
+    "q5_0": "sym_int5",
+    "q5_1": "asym_int5",
+    "q8_0": "sym_int8",
+}
+"""Other people's name -> ours: ipex-llm's (its ``woq_int4`` is ``sym_int4`` in another order) and llama.cpp's."""
+
+PRESETS = {
+    "gguf_q4k_m": "llama.cpp's Q4_K_M: q4_k, and q6_k where it matters most",
+    "gguf_q4k_s": "llama.cpp's Q4_K_S: q4_k, q6_k for the output layer, a little q5_k",
+    "mixed_fp4": "of sym_int4 and fp4 what suits a matrix better",
+    "mixed_fp8": "of sym_int8 and fp8_e4m3 what suits a matrix better",
+}
+"""``formats/presets/NAME.yaml`` -> what it is: rules which matrix gets which format (``formats/rules.py``)."""
+
+NOT_MADE = {
+    "gguf_iq1_s": "q2_k",
+    "gguf_iq1_m": "q2_k",
+    "gguf_iq2_xxs": "q2_k",
+    "gguf_iq2_xs": "q2_k",
+    "fp6_k": "fp6",
+    "sym_int4_rtn": "sym_int4",
+    "asym_int4_rtn": "asym_int4",
+    "sym_int8_rtn": "sym_int8",
+    "torch_fp8": "fp8_e5m2",
+    "torch_fp8_e5m2": "fp8_e5m2",
+    "torch_fp8_e4m3": "fp8_e4m3",
+}
+"""Formats of ipex-llm that weights are not quantised to here -> the nearest that they are."""
+
+NAMES = (*LOW_BITS, *PRESETS, *ALIASES)
+"""All that ``load_in_low_bit`` takes beside the path of a file of rules."""
+
+
+def is_rules_file(name: str) -> bool:
+    """Whether a format's name is the path of a file of rules."""
+    return name.endswith((".yaml", ".yml"))
+
+
+def why_not_made(name: str) -> str:
+    """What to say of a format in ``NOT_MADE``."""
+    if name.startswith("gguf_iq"):
+        why = "needs an importance matrix and tables that only llama.cpp has"
+    elif name.endswith("_rtn"):
+        why = "is for ipex-llm's NPU"
+    else:
+        why = "is for ipex-llm's Intel GPUs"
+    return f"{name} {why}; {NOT_MADE[name]} is the nearest that weights can be quantised to here"

@@ -105,7 +105,7 @@ def pack_linears(model: nn.Module, plan: WeightPlan, threads: int | None, progre
     if not report.converted:
         why = next((f"{name}: {reason}" for name, reason in report.left.items()), "it has no linear layers")
         raise InputError(f"no layer of this {type(model).__name__} can be packed ({why})")
-    log.info("%d linear layers in %s, %d left as they were", len(report.converted), plan.low_bit, len(report.left))
+    log.info("%d linear layers in %s, %d left as they were", len(report.converted), plan.name, len(report.left))
     for_inference(model)
 
 

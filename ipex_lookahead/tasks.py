@@ -35,7 +35,8 @@ __all__ = [
 ]
 
 _OF_DECODERS: dict[str, Any] = {"engine": "auto", "deterministic": None, "ipex": False, "kv_cache": "fp16",
-                                "max_context": None, "speculative": False, "mixed_precision": False}  # fmt: skip
+                                "max_context": None, "speculative": False, "mixed_precision": False,
+                                "embedding_qtype": None}  # fmt: skip
 """Arguments of ``AutoModelForCausalLM`` alone, and their defaults."""
 
 _WRITERS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
@@ -174,16 +175,16 @@ def _load(auto: str, path: Path, plan: WeightPlan, dtype: Any, device: Any, thre
     in_file = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
     if packed is not None:
         saved = packed.low_bit["low_bit"]
-        if plan.low_bit not in (None, saved):
+        if plan.name not in (None, saved):
             packed.close()
             raise InputError(
-                f"{path} was saved in {saved}, and {plan.low_bit} is asked for; load the original checkpoint for that"
+                f"{path} was saved in {saved}, and {plan.name} is asked for; load the original checkpoint for that"
             )
         with sentences(path, config.model_type), ParametersOnMeta(path, extent):
             model = getattr(transformers, auto).from_config(config)
         fill_from(model, packed, where, compute_dtype(dtype, saved, where, in_file), threads)
         return with_save_low_bit(model)
-    label = plan.low_bit or {"float16": "fp16", "bfloat16": "bf16"}.get(in_file, "fp32")
+    label = plan.name or {"float16": "fp16", "bfloat16": "bf16"}.get(in_file, "fp32")
     with sentences(path, config.model_type):
         with ParametersOnMeta(path, extent):  # what it asks for shows before memory is taken
             getattr(transformers, auto).from_config(config)

@@ -221,12 +221,6 @@ class ModelSpec:
         """The tensor that serves as lm_head."""
         return self.embedding if self.head is None else self.head.weight
 
-    @property
-    def typical_weight(self) -> Tensor:
-        """The matrix whose format is taken for the whole file's: the first block's last."""
-        mlp = self.layers[0].mlp
-        return (mlp.experts[0] if isinstance(mlp, Experts) else mlp).down.weight
-
     def kept(self) -> tuple[str, ...]:
         """Names of the matrices that stay as they are in the file: an embedding that is no lm_head, and routers."""
         routers = (block.mlp.router.weight.name for block in self.layers if isinstance(block.mlp, Experts))

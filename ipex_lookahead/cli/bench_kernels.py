@@ -19,7 +19,7 @@ from ipex_lookahead.terminal import counted
     "--format",
     "formats",
     multiple=True,
-    type=LowBit(),
+    type=LowBit(alike=True),
     default=("sym_int4", "sym_int8", "bf16"),
     help=f"Formats of the weights, each once: {FORMATS}.",
 )

@@ -29,9 +29,9 @@ SHAPES = (
 
 @command()
 @option("--shape", type=click.Choice(SHAPES), default="smollm2-135m", help="Whose layers to imitate.")
-@option("--low-bit", default="sym_int4", type=LowBit(), help=f"Format of the weights: {FORMATS}.")
+@option("--low-bit", default="sym_int4", type=LowBit(alike=True), help=f"Format of the weights: {FORMATS}.")
 @option("--group-size", type=click.Choice(["32", "64"]), default="32", help="Inputs that share a scale.")
-@option("--head-low-bit", type=LowBit(), help="Format of the lm_head, if another.")
+@option("--head-low-bit", type=LowBit(alike=True), help="Format of the lm_head, if another.")
 @option("--rows", default="1,2,4,8,16,64", callback=comma_separated, metavar="N,N,...", help="Rows of a step.")
 @option("--context", type=click.IntRange(0), default=128, help="Positions already in the KV cache.")
 @option("--kv-cache", type=click.Choice(["fp16", "int8"]), default="fp16", help="How keys and values are held.")
@@ -53,15 +53,15 @@ def step(
     """Milliseconds of a whole decoder step by rows, beside the machine's bandwidth and integer peak."""
     from ipex_lookahead.bench.step import measure
     from ipex_lookahead.cli.progress import status
-    from ipex_lookahead.engines.weights import check_low_bit
+    from ipex_lookahead.engines.weights import check_format
 
     with status() as say:
         report = measure(
             shape,
-            check_low_bit(low_bit),
+            check_format(low_bit),
             rows,
             group_size=int(group_size),
-            head_low_bit=None if head_low_bit is None else check_low_bit(head_low_bit),
+            head_low_bit=None if head_low_bit is None else check_format(head_low_bit),
             context=context,
             threads=threads,
             kv_cache=kv_cache,

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.options import DEVICES, FORMATS, json_option, model_option, option, threads_option
+from ipex_lookahead.cli.options import DEVICES, WEIGHTS, json_option, model_option, option, threads_option
 from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.tables import markdown_lines, terminal_width
 from ipex_lookahead.cli.types import LowBit
@@ -18,7 +18,7 @@ from ipex_lookahead.cli.types import LowBit
 @option("--device", type=DEVICES, default="cpu", help="cpu, xpu (Intel GPUs) or cuda; xpu:1 for the second of several.")
 @model_option
 @option("--tiny", is_flag=True, help="Try a small random model: no download, and speeds mean little.")
-@option("--low-bit", type=LowBit(), help=f"Format of the weights: {FORMATS}; as the file has it if not given.")
+@option("--low-bit", type=LowBit(), help=f"Format of the weights: {WEIGHTS}; as the file has it if not given.")
 @threads_option
 @option("--answers", type=click.IntRange(1, 8), default=3, help="Answers of each kind that are compared.")
 @option("--max-new-tokens", "-n", type=click.IntRange(8), default=48, help="Most tokens of an answer.")

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ipex_lookahead.cli.types import LowBit, Model, Words
-from ipex_lookahead.low_bits import LOW_BITS
+from ipex_lookahead.low_bits import LOW_BITS, PRESETS
 
 if TYPE_CHECKING:
     from ipex_lookahead.generation.rules import Rules
 
 FORMATS = f"{', '.join([*LOW_BITS][:-1])} or {[*LOW_BITS][-1]}"
 """The formats in a sentence."""
+WEIGHTS = f"{', '.join(LOW_BITS)}; a mixture ({', '.join(PRESETS)}) or a .yaml file of rules"
+"""What weights may be loaded in, in a sentence."""
 DEVICES = Words(cpu="processors", xpu="Intel GPUs", cuda="GPUs of PyTorch's CUDA and ROCm builds")
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -57,7 +59,7 @@ def comma_separated(ctx: click.Context, param: click.Parameter, value: str) -> l
 model_option = option(
     "--model", "-m", type=Model(), default="default", help="A folder, a .gguf file, a hub id, or 'default'."
 )
-low_bit_option = option("--low-bit", type=LowBit(), help=f"{FORMATS}; as the file has it if not given.")
+low_bit_option = option("--low-bit", type=LowBit(), help=f"{WEIGHTS}; as the file has it if not given.")
 threads_option = option("--threads", type=click.IntRange(1), help="Worker threads; all physical cores if not given.")
 
 

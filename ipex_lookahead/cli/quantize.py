@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.options import FORMATS, option
+from ipex_lookahead.cli.options import WEIGHTS, option
 from ipex_lookahead.cli.progress import byte_bar
 from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.types import LowBit, Model, Refused
@@ -18,7 +18,7 @@ from ipex_lookahead.cli.types import LowBit, Model, Refused
 @click.argument("model", type=Model())
 @click.argument("out", type=click.Path(path_type=Path))
 @option(
-    "--low-bit", type=LowBit(), help=f"{FORMATS}; if not given, sym_int4 for a float model, else as the file has it."
+    "--low-bit", type=LowBit(), help=f"{WEIGHTS}; if not given, sym_int4 for a float model, else as the file has it."
 )
 @option("--group-size", type=click.Choice(["32", "64"]), default="32", help="Weights that share a scale.")
 @option("--mixed-precision", is_flag=True, help="Keep the output layer in 8 bits.")
@@ -46,7 +46,8 @@ def quantize(
     from ipex_lookahead.hub import DEFAULT, resolve_model
 
     try:  # what can be refused without the model, and then without its weights, is refused so
-        WeightPlan(low_bit and check_low_bit(low_bit), int(group_size))
+        low_bit = low_bit and check_low_bit(low_bit)
+        WeightPlan(low_bit, int(group_size))
         check_target(out, overwrite)
     except LookaheadError as error:
         raise Refused(in_options(str(error)), hint=in_options(error.hint)) from error
@@ -83,7 +84,7 @@ def _checked_format(
     from ipex_lookahead.checkpoints.config_json import read_json
     from ipex_lookahead.checkpoints.low_bit import FLOATS, MARKER
     from ipex_lookahead.engines.requantize import requantized
-    from ipex_lookahead.engines.weights import WeightPlan
+    from ipex_lookahead.engines.weights import WeightPlan, label_in
 
     if (family := family_of(path)) is not None and family not in model_types():
         saved = MARKER in read_json(path / "config.json")  # of that the torch engine gives the folder's own format only
@@ -91,16 +92,10 @@ def _checked_format(
     checkpoint = open_checkpoint(path)
     try:
         spec = checkpoint.spec
-        own = checkpoint.info(spec.typical_weight.name).format
+        own = label_in(checkpoint, spec)
         if low_bit is None and own in FLOATS:
             low_bit = "sym_int4"
-        plan = WeightPlan(
-            low_bit,
-            group_size,
-            mixed_precision,
-            head=spec.head_weight.name,
-            label=low_bit or own,
-        )
+        plan = WeightPlan(low_bit, group_size, mixed_precision).of_spec(spec)
         found = requantized(checkpoint, plan, kept=spec.kept())
     finally:
         checkpoint.close()

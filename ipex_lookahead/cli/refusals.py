@@ -10,9 +10,10 @@ from typing import Any
 import click
 
 from ipex_lookahead.cli.names import NEEDS_DRAFT_MODEL
-from ipex_lookahead.cli.types import Refused, unknown
+from ipex_lookahead.cli.spelling import in_options
+from ipex_lookahead.cli.types import LowBit, Refused, unknown
 from ipex_lookahead.config import NO_STORE, is_memory
-from ipex_lookahead.low_bits import LOW_BITS
+from ipex_lookahead.low_bits import NOT_MADE, is_rules_file, why_not_made
 
 
 def refuse(ctx: click.Context) -> None:
@@ -35,9 +36,26 @@ def _check_formats(ctx: click.Context) -> None:
         ("draft_low_bit", "--draft-low-bit"),
         ("formats", "--format"),
     ):
+        kind = next((param.type for param in ctx.command.params if param.name == name), None)
         for value in _several(ctx.params.get(name)):
-            if value not in LOW_BITS:
-                raise unknown("format", option, value, LOW_BITS, ctx)
+            assert isinstance(kind, LowBit)
+            if value in NOT_MADE:
+                raise Refused(f"{option}: {why_not_made(value)}", hint=f"{option} {NOT_MADE[value]}", ctx=ctx)
+            if is_rules_file(value) and not kind.alike:
+                _check_rules(value, option, ctx)
+            elif value not in kind.known:
+                raise unknown("format", option, value, kind.known, ctx)
+
+
+def _check_rules(path: str, option: str, ctx: click.Context) -> None:
+    from ipex_lookahead.engines.weights import WeightPlan
+    from ipex_lookahead.errors import LowBitFormatError
+
+    try:
+        WeightPlan(path)
+    except LowBitFormatError as error:
+        hint = error.hint or "docs/formats.md says what rules are"
+        raise Refused(f"{option}: {error}", hint=in_options(hint), ctx=ctx) from error
 
 
 def _check_draft_model(ctx: click.Context) -> None:

@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 
 from ipex_lookahead.cli.names import STRATEGIES
 from ipex_lookahead.config import MAX_DRAFT
-from ipex_lookahead.low_bits import LOW_BITS
+from ipex_lookahead.low_bits import ALIASES, LOW_BITS, PRESETS
 
 if TYPE_CHECKING:
     AnyType = click.ParamType[Any]
@@ -74,17 +74,26 @@ class Strategy(AnyType):
 
 
 class LowBit(AnyType):
-    """A low-bit format's name. It is checked when the engine is known: ipex-llm has formats of its own."""
+    """A low-bit format's name, a preset's, or a file of rules; with ``alike`` the name of one format.
+
+    It is checked when the engine is known: ipex-llm has formats of its own.
+    """
 
     name = "low_bit"
+
+    def __init__(self, *, alike: bool = False) -> None:
+        aliases = {name: f"the same as {ours}" for name, ours in ALIASES.items()}
+        self.alike = alike
+        self.known = LOW_BITS if alike else LOW_BITS | PRESETS | aliases
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         """As help shows it."""
         return "FORMAT"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The names that begin so."""
-        return _items(LOW_BITS, incomplete)
+        """The names that begin so; where none does, files of rules."""
+        found = _items(self.known, incomplete)
+        return found if found or self.alike else [CompletionItem(incomplete, type="file")]
 
 
 class Tokens(AnyType):

@@ -10,6 +10,7 @@ from typing import Any
 
 from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import InputError, LookaheadError
+from ipex_lookahead.formats.rules import label_of
 from ipex_lookahead.tokenization.text import TextTokenizer
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ class LoadRequest:
 
     Attributes:
         path: a checkpoint's folder or GGUF file, which exists.
-        low_bit, group_size, mixed_precision, not_converted: as in ``WeightPlan``.
+        low_bit, group_size, mixed_precision, embedding_qtype, not_converted: as in ``WeightPlan``.
         device: "cpu", "xpu", "cuda", or with a number, "xpu:1"; None = the engine's default.
         dtype: of activations and of weights in no low-bit format; a torch dtype, its name, "auto" or None.
         deterministic: see ``TorchEngine``.
@@ -43,6 +44,7 @@ class LoadRequest:
     low_bit: str | None = None
     group_size: int = 32
     mixed_precision: bool = False
+    embedding_qtype: str | None = None
     not_converted: tuple[str, ...] = ()
     device: Any = None
     dtype: Any = None
@@ -56,9 +58,22 @@ class LoadRequest:
     progress: Progress | None = None
     text: bool = False
 
-    def plan(self, head: str, label: str) -> WeightPlan:
+    @property
+    def label(self) -> str | None:
+        """What a model in the format asked for is called; None: none is asked for."""
+        return None if self.low_bit is None else label_of(self.low_bit)
+
+    def plan(self, label: str, head: str = "") -> WeightPlan:
         """The formats of a model whose lm_head is the tensor ``head``."""
-        return WeightPlan(self.low_bit, self.group_size, self.mixed_precision, self.not_converted, head, label)
+        return WeightPlan(
+            self.low_bit,
+            self.group_size,
+            self.mixed_precision,
+            self.not_converted,
+            head,
+            label,
+            embedding_qtype=self.embedding_qtype,
+        )
 
     def tokenizer(self, read: Callable[[], TextTokenizer | None]) -> tuple[TextTokenizer | None, str]:
         """The checkpoint's tokenizer, which ``read`` makes, or None and why it cannot be used; before weights are read.

@@ -65,9 +65,9 @@ def requantized(checkpoint: Checkpoint, plan: WeightPlan, *, kept: Collection[st
     """
 
     def target(name: str, info: TensorInfo) -> str | None:
-        wanted = plan.target(name)
-        same = name in kept or wanted == "fp32" or (info.format == wanted and info.group_size in (0, plan.group_size))
-        return None if same else wanted
+        wanted = () if name in kept and name != plan.embedding else plan.target(name, info.shape)
+        same = "fp32" in wanted or (info.format in wanted and info.group_size in (0, plan.group_size))
+        return None if same or not wanted else wanted[0]
 
     return _rounded_again(checkpoint, target, plan.head)
 

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures.spec import Tensor
+from ipex_lookahead.architectures.spec import ModelSpec, Tensor
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.errors import InputError, LowBitFormatError, ModelFormatError
-from ipex_lookahead.formats import FLOATS, FORMATS, dequantize, get_format, quantize
+from ipex_lookahead.formats import FLOATS, dequantize, get_format, quantize
 from ipex_lookahead.formats.base import PackedWeight
+from ipex_lookahead.formats.rules import (
+    EMBEDDING,
+    HEAD,
+    Formats,
+    ModelFacts,
+    Rule,
+    Rules,
+    Shape,
+    format_of,
+    label_of,
+    rules_of,
+)
+from ipex_lookahead.low_bits import is_rules_file
+
+log = logging.getLogger("ipex_lookahead")
 
 LARGEST = 65504.0
 """The largest value of a norm's weights or a bias: binary16's, in which keys and values are kept."""
@@ -22,11 +43,17 @@ class WeightPlan:
     """Which format each matrix gets.
 
     Attributes:
-        low_bit: a key of ``FORMATS``, or None: every tensor stays as it is in the file.
-        group_size: inputs that share a scale, 32 or 64 (ipex-llm's).
-        mixed_precision: the lm_head in sym_int8 whatever ``low_bit`` says.
+        low_bit: a format, an alias, a preset or the path of a file of rules (``formats/rules.py``), or None: every
+            tensor stays as it is in the file.
+        group_size: inputs that share a scale, 32 or 64 (ipex-llm's), in the formats that leave a choice.
+        mixed_precision: a rule before all others: the lm_head in sym_int8.
         not_converted: substrings of names whose matrices stay in the file's float format.
         head: name of the tensor that serves as lm_head.
+        label: the name that the model's format goes by.
+        embedding: name of an embedding that is no lm_head, which rules may give a format.
+        embedding_qtype: a rule before all others: that embedding's format.
+        model: what rules ask of the model; see :meth:`over`.
+        rules: the rules of ``low_bit``, with those of the other arguments before them.
     """
 
     low_bit: str | None = None
@@ -35,31 +62,111 @@ class WeightPlan:
     not_converted: tuple[str, ...] = ()
     head: str = "lm_head.weight"
     label: str = ""
+    embedding: str = ""
+    embedding_qtype: str | None = None
+    model: ModelFacts = field(default_factory=ModelFacts)
+    rules: Rules = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.low_bit is not None:
-            sizes = get_format(self.low_bit).group_sizes
+        first = [Rule(HEAD, ("sym_int8",))] if self.mixed_precision else []
+        if self.embedding_qtype is not None:
+            first.append(Rule(EMBEDDING, (format_of(self.embedding_qtype),)))
+        rules = Rules() if self.low_bit is None else rules_of(self.low_bit)
+        object.__setattr__(self, "rules", replace(rules, rules=(*first, *rules.rules)))
+        for name in self.rules.named():
+            sizes = get_format(name).group_sizes
             if sizes != (0,) and self.group_size not in sizes:
                 raise LowBitFormatError(
-                    f"group size {self.group_size} does not go with {self.low_bit}; it must be one of "
+                    f"group size {self.group_size} does not go with {name}; it must be one of "
                     f"{', '.join(map(str, sizes))}"
                 )
 
-    def target(self, name: str) -> str | None:
-        """The format for the matrix of that name; None = as in the file."""
-        if self.low_bit is None or any(part in name for part in self.not_converted):
-            return "sym_int8" if self.mixed_precision and name == self.head else None
-        return "sym_int8" if self.mixed_precision and name == self.head else self.low_bit
+    @property
+    def name(self) -> str | None:
+        """What a model made so is called: ``low_bit``, of a file of rules its name without the folder."""
+        return None if self.low_bit is None else label_of(self.low_bit)
+
+    def of_spec(self, spec: ModelSpec) -> WeightPlan:
+        """The plan for a model. See :meth:`over`; raises InputError for an ``embedding_qtype`` of a tied embedding."""
+        if self.embedding_qtype is not None and spec.tied:
+            raise InputError(
+                f"embedding_qtype={self.embedding_qtype!r}: this model's embedding is its output layer too, and has one"
+                " format",
+                hint="leave embedding_qtype out; load_in_low_bit, or a rule for 'head', says that format",
+            )
+        embedding = "" if spec.tied else spec.embedding.name
+        return replace(self, head=spec.head_weight.name, embedding=embedding).over(matrices(spec))
+
+    def over(self, shapes: Mapping[str, Shape]) -> WeightPlan:
+        """The plan for a model that has matrices of those names and shapes.
+
+        Raises LowBitFormatError for a rule that is for such a model and matches none of them.
+        """
+        model = ModelFacts.of(shapes)
+        self.rules.check(shapes, model, self.head, self.embedding)
+        return replace(self, model=model)
+
+    def target(self, name: str, shape: Shape) -> Formats:
+        """The formats that the matrix may get, of several the best; empty: it stays as it is in the file."""
+        return tuple(dict.fromkeys(self._fitting(one, shape) for one in self._wanted(name)))
+
+    def fallbacks(self, shapes: Mapping[str, Shape]) -> list[str]:
+        """Which matrices get another format than the rules say, since its blocks do not divide their inputs.
+
+        A line for all layers' together: ``model.layers.*.mlp.down_proj (30): q4_k has blocks of 256, and ...``.
+        """
+        found: Counter[tuple[str, str, str, int]] = Counter()
+        for name, shape in shapes.items():
+            for wanted in self._wanted(name):
+                if (got := self._fitting(wanted, shape)) != wanted:
+                    found[re.sub(r"\.\d+\.", ".*.", name.removesuffix(".weight")), wanted, got, shape[-1]] += 1
+        return [
+            f"{name} ({count}): {n_in} inputs are no whole blocks of {wanted}; {got} instead"
+            for (name, wanted, got, n_in), count in found.items()
+        ]
+
+    def _wanted(self, name: str) -> Formats:
+        if any(part in name for part in self.not_converted) and not (self.mixed_precision and name == self.head):
+            return ()
+        return self.rules.of(name, self.model, self.head, self.embedding)
+
+    def _fitting(self, name: str, shape: Shape) -> str:
+        while name in self.rules.fallbacks and shape[-1] % (get_format(name).streams[0].inputs or self.group_size):
+            name = self.rules.fallbacks[name]
+        return name
+
+
+def matrices(spec: ModelSpec) -> dict[str, Shape]:
+    """Names and shapes of a model's matrices, without the routers, which are in no low-bit format."""
+    kept = {*spec.kept()} - {spec.embedding.name}
+    return {tensor.name: tensor.shape for tensor in spec.tensors() if tensor.is_matrix and tensor.name not in kept}
+
+
+def label_in(checkpoint: Checkpoint, spec: ModelSpec) -> str:
+    """What a checkpoint's format is called: as it was saved, else the one that most matrices of its layers are in."""
+    if isinstance(saved := getattr(checkpoint, "low_bit", {}).get("low_bit"), str):
+        return saved
+    outside = (spec.embedding.name, spec.head_weight.name)
+    found = Counter(checkpoint.info(name).format for name in matrices(spec) if name not in outside)
+    return found.most_common(1)[0][0]
+
+
+def log_fallbacks(plan: WeightPlan, shapes: Mapping[str, Shape]) -> None:
+    """Say which matrices get another format than the plan's rules want for them."""
+    for line in plan.fallbacks(shapes):
+        log.warning("%s: %s", plan.name, line)
 
 
 def check_low_bit(name: object) -> str:
-    """``name`` as the name of a format that weights can be loaded in."""
-    if not isinstance(name, str) or name not in FORMATS:
-        raise LowBitFormatError(
-            f"unknown low-bit format {name!r}; the known formats are {', '.join(FORMATS)}",
-            hint='for example load_in_low_bit="sym_int4"',
-        )
-    return name
+    """``name`` as the name of what weights can be loaded in: a format's own, a preset's, or a file's whole path."""
+    rules_of(name)
+    assert isinstance(name, str)  # rules_of takes nothing else
+    return str(Path(name).expanduser().absolute()) if is_rules_file(name) else label_of(name)
+
+
+def check_format(name: object) -> str:
+    """``name`` as the name of one format, where all weights are to be alike."""
+    return format_of(name)
 
 
 def check_shape(checkpoint: Checkpoint, tensor: Tensor) -> None:
@@ -89,15 +196,42 @@ def read_matrix(
     A weight that is low bit in the file and asked for in another format is dequantised to float32 and quantised again.
     """
     weight = _read(checkpoint, tensor)
-    target = None if keep else plan.target(tensor.name)
-    if target is None or weight.format == target and weight.group_size in (0, plan.group_size):
+    targets = () if keep else plan.target(tensor.name, tensor.shape)
+    if not targets or weight.format in targets and weight.group_size in (0, plan.group_size):
         return weight
     if weight.format not in FLOATS:
         weight = PackedWeight("fp32", weight.shape, dequantize(weight))
     try:
-        return quantize(weight, target, plan.group_size, threads)
+        return quantize_best(weight, targets, plan.group_size, threads)
     except LowBitFormatError as error:
         raise ModelFormatError(checkpoint.path, tensor.name, None, str(error)) from None
+
+
+def quantize_best(weight: PackedWeight, names: Formats, group_size: int, threads: int | None = None) -> PackedWeight:
+    """A float matrix in that of several formats whose values have the least squared error; the first among equals."""
+    if len(names) == 1:
+        return quantize(weight, names[0], group_size, threads)
+    made = [quantize(weight, name, group_size, threads) for name in names]
+    errors = [_squared_error(weight, one) for one in made]
+    return made[errors.index(min(errors))]
+
+
+def _squared_error(weight: PackedWeight, packed: PackedWeight) -> float:
+    step = max(1, ROWS_OF // weight.shape[1])
+    pieces = (slice(row, row + step) for row in range(0, weight.shape[0], step))
+    return sum(
+        float(np.square(dequantize(_rows(weight, p)) - dequantize(_rows(packed, p)), dtype=np.float64).sum())
+        for p in pieces
+    )
+
+
+ROWS_OF = 1 << 20
+"""Values that are compared at a time."""
+
+
+def _rows(weight: PackedWeight, rows: slice) -> PackedWeight:
+    arrays: dict[str, Any] = {name: array[rows] for name, array in weight.arrays()}
+    return replace(weight, shape=(len(arrays["codes"]), weight.shape[1]), **arrays)
 
 
 def random_matrix(shape: tuple[int, int], name: str, group_size: int, rng: np.random.Generator) -> PackedWeight:

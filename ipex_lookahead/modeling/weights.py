@@ -14,7 +14,7 @@ from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.engines.hf_config import config_to_save
 from ipex_lookahead.engines.torch.low_bit_linear import LowBitLinear
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.formats import dequantize
+from ipex_lookahead.formats import FORMATS, dequantize
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -109,7 +109,7 @@ class Weights:
         packed = {name: (TensorInfo(w.shape, w.format, w.group_size)) for name, w in self._weights()}
         groups = {info.group_size for info in packed.values() if info.group_size}
         head = packed.get(HEAD, packed.get(EMBEDDING))
-        mixed = head is not None and head.format != self.low_bit and head.format == "sym_int8"
+        mixed = head is not None and head.format == "sym_int8" != self.low_bit and self.low_bit in FORMATS
         return save(
             folder,
             config=config_to_save(self._checkpoint_config or self.config.to_dict(), packed),

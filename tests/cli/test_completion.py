@@ -15,7 +15,7 @@ from click.shell_completion import get_completion_class
 from ipex_lookahead.cli.main import cli, run
 from ipex_lookahead.cli.names import STRATEGIES
 from ipex_lookahead.cli.types import LowBit, Model, Strategy
-from ipex_lookahead.low_bits import LOW_BITS
+from ipex_lookahead.low_bits import ALIASES, LOW_BITS, PRESETS
 from tests.cli.test_main import leaf_commands
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,8 +49,11 @@ def test_commands_and_options():
 def test_names():
     assert values("generate", "--strategy", "") == [name for name in STRATEGIES if name != "self_speculation"]
     assert values("bench", "exact", "--strategy", "s") == ["suffix", "self_speculation"]
-    assert values("generate", "--low-bit", "") == list(LOW_BITS)
-    assert values("bench", "kernels", "--format", "asym") == ["asym_int4", "asym_int5"]
+    assert values("generate", "--low-bit", "") == [*LOW_BITS, *PRESETS, *ALIASES]
+    assert values("generate", "--low-bit", "gguf") == ["gguf_q4k_m", "gguf_q4k_s"]
+    assert offered("generate", "--low-bit", "./my") == [("file", "./my")], "rules are in files"
+    assert values("bench", "kernels", "--format", "a") == ["asym_int4", "asym_int5"]
+    assert values("bench", "kernels", "--format", "gguf") == []
     assert values("generate", "--engine", "n") == ["native"]
     assert values("doctor", "--device", "x") == ["xpu"]
     assert values("generate", "--lookahead", "a") == ["auto"]
@@ -137,4 +140,4 @@ def test_in_bash_itself(tmp_path):
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.stdout.split() == [name for name in LOW_BITS if name.startswith("sym")], done.stderr
+    assert done.stdout.split() == [name for name in LOW_BITS if name.startswith("s")], done.stderr

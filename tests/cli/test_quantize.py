@@ -104,6 +104,24 @@ def test_nonsense_is_refused_before_the_model_is_looked_for(tmp_path, refused):
     assert "did you mean" in refused("owner/model", tmp_path / "out", "--low-bit", "sym_int")
 
 
+def test_by_rules_of_a_file(folder, tmp_path, capsys):
+    rules, out = tmp_path / "mine.yaml", tmp_path / "out"
+    rules.write_text("default: sym_int4\nrules:\n  - {match: '*.down_proj', format: q8_0}\n")
+    assert run(["quantize", str(folder), str(out), "--low-bit", str(rules)]) == 0
+    assert "in mine.yaml (group size 32)" in capsys.readouterr().out
+    assert run(["info", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["formats"]
+    assert {name: entry["tensors"] for name, entry in found.items() if name != "fp32"} == {
+        "sym_int4": 13,
+        "sym_int8": 2,
+    }
+    rules.write_text("rules: [{match: '*.down_prj', format: q8_0}]")
+    assert run(["quantize", str(folder), str(tmp_path / "no"), "--low-bit", str(rules)]) == 1
+    said = capsys.readouterr().err
+    assert "'*.down_prj' matches none of the model's 15 matrices" in said
+    assert "did you mean '*.down_proj'?" in said
+
+
 def test_only_the_output_layer(tmp_path, refused):
     """A file of one format whose output layer has more bits: how to keep those is said."""
     file = write_tiny_gguf(tmp_path / "tiny.gguf", quant="Q4_0")

@@ -78,6 +78,22 @@ def test_formats(command, option, refused):
     assert "asym_int4" in refused(*command, option, "int4")[0]
 
 
+def test_rules_are_read_before_the_model(refused, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("default: sym_int4\nruls: []\n")
+    said = refused("generate", "hi", "--low-bit", str(file))
+    assert f"--low-bit: {file}: the file: unknown key 'ruls'" in said[0]
+    assert said[-1] == "hint: did you mean rules?"
+    assert "cannot be read" in refused("chat", "--low-bit", str(tmp_path / "absent.yaml"))[0]
+    assert refused("generate", "hi", "--low-bit", "gguf_q4_k_m")[-1] == "hint: did you mean --low-bit gguf_q4k_m?"
+    assert refused("generate", "hi", "--low-bit", "gguf_iq2_xxs")[-1] == "hint: --low-bit q2_k"
+
+
+def test_a_mixture_is_no_format_of_random_weights(refused):
+    assert "there is no format 'gguf_q4k_m'" in refused("bench", "step", "--low-bit", "gguf_q4k_m")[0]
+    assert "there is no format" in refused("bench", "kernels", "--format", "mine.yaml")[0]
+
+
 def test_ipex_llm_has_formats_of_its_own(scripted):
     scripted()
     assert run(["generate", "hi", "--engine", "ipex-llm", "--low-bit", "nf3"]) == 0

@@ -111,9 +111,8 @@ class NativeEngine:
             check_shape(checkpoint, tensor)
         threads = default_threads() if threads is None else check_threads(threads)
         total, done = sum(tensor.is_matrix for tensor in spec.tensors()), 0
-        # In no low-bit format unless the file's are: an embedding that is no lm_head, and routers.
-        kept = {spec.embedding.name} if not spec.tied else set()
-        kept |= {block.mlp.router.weight.name for block in spec.layers if isinstance(block.mlp, Experts)}
+        # In no low-bit format unless the file's are: routers, and an embedding that the plan does not know.
+        kept = {*spec.kept()} - {plan.embedding}
 
         def matrix(tensor: Tensor) -> PackedWeight:
             nonlocal done

@@ -8,6 +8,7 @@ from ipex_lookahead.engines.hf_config import generation_defaults
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.requantize import warn_of_requantizing
+from ipex_lookahead.engines.weights import label_in, log_fallbacks, matrices
 from ipex_lookahead.errors import InputError
 
 
@@ -19,10 +20,11 @@ def load(request: LoadRequest) -> LoadedModel:
     checkpoint = open_checkpoint(request.path)
     try:
         spec = spec_for(checkpoint.config, request.max_context)
-        label = request.low_bit or checkpoint.info(spec.typical_weight.name).format
+        label = request.label or label_in(checkpoint, spec)
         if request.check_label is not None:
             request.check_label(label)
-        plan = request.plan(spec.head_weight.name, label)
+        plan = request.plan(label).of_spec(spec)
+        log_fallbacks(plan, matrices(spec))
         rounded_from = warn_of_requantizing(checkpoint, plan, kept=spec.kept())
         tokenizer, why_none = request.tokenizer(checkpoint.text_tokenizer)
         engine = NativeEngine.load(

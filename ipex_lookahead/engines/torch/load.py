@@ -35,7 +35,7 @@ from ipex_lookahead.engines.torch.fitness import refuse_unfit
 from ipex_lookahead.engines.torch.ipex import apply_ipex, check_ipex
 from ipex_lookahead.engines.torch.linear_backends import LinearBackends
 from ipex_lookahead.engines.torch.low_bit_linear import Replacement, load_packed, replace_linears
-from ipex_lookahead.engines.weights import WeightPlan, check_shape, read_matrix
+from ipex_lookahead.engines.weights import WeightPlan, check_shape, label_in, log_fallbacks, matrices, read_matrix
 from ipex_lookahead.errors import InputError, LookaheadError, ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats import FLOATS, FORMATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
@@ -105,8 +105,9 @@ def _load_known(checkpoint: Checkpoint, request: LoadRequest, device: torch.devi
             f"{checkpoint.path}: a mixture of experts in no folder of transformers' does not run on the torch engine",
             hint="use engine='native'",
         )
-    label = request.low_bit or checkpoint.info(spec.typical_weight.name).format
-    plan = request.plan(spec.head_weight.name, label)
+    label = request.label or label_in(checkpoint, spec)
+    plan = request.plan(label).of_spec(spec)
+    log_fallbacks(plan, matrices(spec))
     dtype = compute_dtype(request.dtype, label, device, checkpoint.config.get("dtype", ""))
     if request.ipex:
         check_ipex(label, dtype, device)
@@ -153,7 +154,7 @@ def _tensors(
         return read_matrix(checkpoint, tensor, plan, keep=keep, threads=request.threads)
 
     table = spec.embedding.shape
-    embedding = weight(spec.embedding, keep=True)
+    embedding = weight(spec.embedding, keep=spec.embedding.name != plan.embedding)
     if embedding.format not in FLOATS:  # torch has no packed embeddings
         embedding = PackedWeight("fp32", table, dequantize(embedding))
     yield spec.embedding.name, embedding
@@ -213,6 +214,7 @@ def _load_foreign(request: LoadRequest, device: torch.device, family: str) -> Lo
     from ipex_lookahead.tokenization.folder import text_from_folder
 
     path = request.path
+    refuse_options("torch", "torch has no packed embeddings", embedding_qtype=request.embedding_qtype)
     raw = read_json(path / "config.json")
     in_file = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
     packed = LowBitCheckpoint(path, other_family=True) if MARKER in raw else None
@@ -220,7 +222,7 @@ def _load_foreign(request: LoadRequest, device: torch.device, family: str) -> Lo
     try:
         extent = Extent.of(checkpoint)
         config, plain = foreign_config(raw, path, extent)
-        label = request.low_bit or (packed.low_bit["low_bit"] if packed else _label(in_file))
+        label = request.label or (packed.low_bit["low_bit"] if packed else _label(in_file))
         dtype = compute_dtype(request.dtype, label, device, in_file)
         if request.ipex:
             check_ipex(label, dtype, device)
@@ -310,7 +312,7 @@ def _float_model(
     model = read_floats(request.path, config, "AutoModelForCausalLM", dtype)
     if request.low_bit is None:
         return model, Replacement()
-    plan = request.plan(f"{_name_of(model, model.get_output_embeddings())}.weight", label)
+    plan = request.plan(label, f"{_name_of(model, model.get_output_embeddings())}.weight")
     return model, replace_linears(model, plan, backends=backends, progress=request.progress)
 
 
@@ -354,9 +356,9 @@ def _packed_model(
 ) -> tuple[Any, Replacement]:
     """A folder of ours: nothing is quantised again."""
     saved = packed.low_bit["low_bit"]
-    if request.low_bit not in (None, saved):
+    if request.label not in (None, saved):
         raise InputError(
-            f"{packed.path} was saved in {saved}, and {request.low_bit} is asked for; load the original checkpoint"
+            f"{packed.path} was saved in {saved}, and {request.label} is asked for; load the original checkpoint"
             " for that"
         )
     model = _skeleton(config, packed.path, extent)

@@ -18,10 +18,11 @@ from torch import nn
 
 from ipex_lookahead.engines.torch.linear_backends import LinearBackends
 from ipex_lookahead.engines.torch.linear_kernels import FLOAT_DTYPES
-from ipex_lookahead.engines.weights import WeightPlan
+from ipex_lookahead.engines.weights import WeightPlan, log_fallbacks, quantize_best
 from ipex_lookahead.errors import InputError, LowBitFormatError
-from ipex_lookahead.formats import FORMATS, dequantize, quantize
+from ipex_lookahead.formats import FORMATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
+from ipex_lookahead.formats.rules import Formats
 
 __all__ = [
     "LinearBackends",
@@ -196,18 +197,7 @@ def replace_linears(
     """
     report = Replacement()
     backends = backends or LinearBackends(device, dtype=_dtype_of(model))
-    found: list[tuple[list[str], nn.Module, str]] = []
-    for names, module in _modules(model):
-        name = names[0]
-        reason = _left(name, module, plan, not_converted)
-        if reason is None:
-            target = plan.target(f"{name}.weight")
-            if target is not None:
-                found.append((names, module, target))
-                continue
-            reason = "the plan keeps it as it is"
-        if reason:
-            report.left[name] = reason
+    found = _found(model, plan, not_converted, report.left)
     for done, (names, module, target) in enumerate(found):
         if progress is not None:
             progress(done, len(found), names[0])
@@ -216,19 +206,48 @@ def replace_linears(
         report.packed_bytes += packed_bytes(layer)
         for name in names:
             _put(model, name, layer)
-        found[done] = ([], layer, "")  # the float layer goes away here, not after the last one
+        found[done] = ([], layer, ())  # the float layer goes away here, not after the last one
     if progress is not None:
         progress(len(found), len(found), "")
     return report
 
 
-def _convert(name: str, module: Any, target: str, group_size: int, backends: LinearBackends) -> LowBitLinear:
+def _found(
+    model: nn.Module, plan: WeightPlan, not_converted: Sequence[str], left: dict[str, str]
+) -> list[tuple[list[str], nn.Module, Formats]]:
+    """The layers to convert, and to what; why others stay goes into ``left``."""
+    linears: list[tuple[list[str], nn.Module]] = []
+    for names, module in _modules(model):
+        reason = _left(names[0], module, plan, not_converted)
+        if reason is None:
+            linears.append((names, module))
+        elif reason:
+            left[names[0]] = reason
+    shapes = {f"{names[0]}.weight": _shape(module) for names, module in linears}
+    plan = plan.over(shapes)
+    log_fallbacks(plan, shapes)
+    found = []
+    for names, module in linears:
+        if target := plan.target(f"{names[0]}.weight", _shape(module)):
+            found.append((names, module, target))
+        else:
+            left[names[0]] = "the plan keeps it as it is"
+    return found
+
+
+def _shape(module: Any) -> tuple[int, int]:
+    """A linear layer's [n_out, n_in]."""
+    rows, columns = module.weight.shape
+    return (columns, rows) if is_conv1d(module) else (rows, columns)
+
+
+def _convert(name: str, module: Any, target: Formats, group_size: int, backends: LinearBackends) -> LowBitLinear:
     weight = module.weight
     if weight.device.type == "meta":
         raise InputError(f"{name}.weight has no values yet (meta device)", hint="load_packed puts them in")
     try:
         values = packed_from_torch(weight.t() if is_conv1d(module) else weight)
-        packed = quantize(values, target, group_size, backends.threads)
+        packed = quantize_best(values, target, group_size, backends.threads)
     except LowBitFormatError as error:
         raise LowBitFormatError(
             f"{name}.weight: {error}", hint=error.hint or f"modules_to_not_convert=[{name!r}] leaves it as it is"
