@@ -17,7 +17,8 @@ from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.gguf_config import gguf_config
-from ipex_lookahead.checkpoints.gguf_reader import TENSOR_TYPES, GgufFile, GgufTensor
+from ipex_lookahead.checkpoints.gguf_parts import GgufParts
+from ipex_lookahead.checkpoints.gguf_reader import TENSOR_TYPES, GgufTensor
 from ipex_lookahead.checkpoints.placed import Run, row_order, run_of, split_experts, tensors_by_name, with_offset
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats import FLOATS, FORMATS
@@ -31,16 +32,20 @@ _READ_AT_ONCE = 4 << 20
 
 
 class GgufCheckpoint:
-    """A model in a GGUF file. See :class:`ipex_lookahead.checkpoints.base.Checkpoint`.
+    """A model in a GGUF file, or in the parts of a split one. See :class:`ipex_lookahead.checkpoints.base.Checkpoint`.
 
     Attributes:
-        metadata: the file's own metadata, unmapped: key to int, float, bool, str, list of str, or numpy array.
+        metadata: the file's own metadata (the first part's), unmapped: key to int, float, bool, str, list of str, or
+            numpy array.
         unknown_keys: metadata keys of the architecture that this package does not know; a warning names them.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Open and validate. Raises ModelFormatError or UnsupportedModelError; reads no tensor yet."""
-        self._file = GgufFile(path)
+        """Open and validate, all parts where ``path`` is one of several; reads no tensor yet.
+
+        Raises ModelFormatError or UnsupportedModelError.
+        """
+        self._file = GgufParts(path)
         self.path = self._file.path
         self.metadata = self._file.metadata
         try:
@@ -79,11 +84,6 @@ class GgufCheckpoint:
                 f"{', '.join(gguf_architectures())}",
                 hint="other families run on the torch engine, from their Hugging Face folder with safetensors",
             )
-        if (parts := self._file.scalar("split.count", 0)) not in (0, 1):
-            raise UnsupportedModelError(
-                f"{self.path}: is one of {shown(parts)} parts of a split file",
-                hint="join the parts first: llama-gguf-split --merge FIRST-PART OUTPUT",
-            )
         found = gguf_family(self._file, architecture)
         if found is None:
             raise UnsupportedModelError(
@@ -103,10 +103,9 @@ class GgufCheckpoint:
                 raise file.error(place.name, None, "is missing from the file")
             found = file.tensors[place.name]
             if found.shape != place.shape:
-                raise file.error(
-                    place.name, found.entry,
-                    f"has shape {list(found.shape)}; the metadata asks for {list(place.shape)}",
-                )  # fmt: skip
+                raise found.error(
+                    found.entry, f"has shape {list(found.shape)}; the metadata asks for {list(place.shape)}"
+                )
             if not tensor.is_matrix and found.type.block > 1:
                 raise UnsupportedModelError(
                     f"{file.path}: {place.name} is a vector of type {found.type.name}; vectors must be F32, F16 or BF16"
@@ -153,14 +152,14 @@ class GgufCheckpoint:
             place: Any = slice(start, stop) if order is None else order[start:stop]
             whole = len(target.streams) == 1 and order is None  # blocks stay as they are: read where they belong
             buffer: Any = arrays["codes"][place].view(record) if whole else np.empty((stop - start, blocks), record)
-            self._file.file.read_into(source.offset + first * row_bytes, buffer, source.name)
+            source.file.read_into(source.offset + first * row_bytes, buffer, source.name)
             for stream in target.streams:
                 part = np.ascontiguousarray(buffer[stream.name]).reshape(stop - start, -1)
                 if (bad := target.bad_scale(stream.name, part)) is not None:
                     block, element = divmod(bad.index, part.size // buffer.size)
                     field = int(fields[stream.name][1]) + element * stream.itemsize
                     at = source.offset + first * row_bytes + block * record.itemsize + field
-                    raise self._error(source, at, f"{bad.what} {first * blocks + block} {bad.problem}")
+                    raise source.error(at, f"{bad.what} {first * blocks + block} {bad.problem}")
                 if not whole:
                     arrays[stream.name][place] = part
         return PackedWeight(source.type.format, tensor.shape, group_size=group_size, **arrays)
@@ -170,16 +169,13 @@ class GgufCheckpoint:
     ) -> PackedWeight:
         values: npt.NDArray[np.generic] = np.empty(tensor.shape, FORMATS[source.type.format].streams[0].dtype)
         start = source.offset + run.first * (values.nbytes // tensor.shape[0])
-        self._file.file.read_into(start, values, source.name)
+        source.file.read_into(start, values, source.name)
         if (bad := first_not_finite(values, source.type.format)) is not None:
-            raise self._error(source, start + bad * values.itemsize, f"value {bad} is NaN or infinite")
+            raise source.error(start + bad * values.itemsize, f"value {bad} is NaN or infinite")
         if order is not None:
             in_file, values = values, np.empty_like(values)
             values[order] = in_file
         return PackedWeight(source.type.format, tensor.shape, values)
-
-    def _error(self, source: GgufTensor, at: int, problem: str) -> ModelFormatError:
-        return self._file.error(source.name, at, problem)
 
     def _find(self, name: str) -> tuple[Tensor, GgufTensor]:
         if name not in self._tensors:
@@ -206,7 +202,7 @@ class GgufCheckpoint:
         self._file.close()
 
 
-def refuse_unread_types(file: GgufFile) -> None:
+def refuse_unread_types(file: GgufParts) -> None:
     """Raise UnsupportedModelError, with the command that converts the file, for tensors of types that are not read."""
     unread = Counter(tensor.type.name for tensor in file.tensors.values() if not tensor.type.format)
     if not unread:

@@ -107,6 +107,7 @@ class GgufTensor:
         offset: of the data, from the start of the file.
         nbytes: of the data.
         entry: offset of the entry itself, for error messages.
+        file: where the offsets are.
     """
 
     name: str
@@ -115,6 +116,11 @@ class GgufTensor:
     offset: int
     nbytes: int
     entry: int
+    file: BinaryFile
+
+    def error(self, offset: int | None, problem: str, *, hint: str = "") -> ModelFormatError:
+        """The error to raise about this tensor."""
+        return ModelFormatError(self.file.path, self.name, offset, problem, hint=hint)
 
 
 class GgufFile:
@@ -264,7 +270,7 @@ class GgufFile:
                     f"ends at byte {start + offset + nbytes}, but the file ends at byte {self.file.size}",
                     hint="the file is incomplete: download or convert it again",
                 )
-            self.tensors[name] = GgufTensor(name, shape, kind, start + offset, nbytes, entry)
+            self.tensors[name] = GgufTensor(name, shape, kind, start + offset, nbytes, entry, self.file)
             expected = _padded(offset + nbytes, self._alignment)
         if self.file.size > start + expected:
             _log.warning("%s: %d bytes follow the last tensor", self.path, self.file.size - start - expected)
@@ -295,7 +301,7 @@ class GgufFile:
         at = cursor.at
         offset = int(cursor.number(_U64, f"offset of {name}"))
         # Reserved now, so that the next entry of this name is found out; filled in when all offsets are known.
-        self.tensors[name] = GgufTensor(name, shape[::-1], kind, 0, 0, entry)
+        self.tensors[name] = GgufTensor(name, shape[::-1], kind, 0, 0, entry, self.file)
         return name, shape[::-1], kind, offset, entry, at
 
     def _tensor_type(self, name: str, number: int, at: int) -> TensorType:

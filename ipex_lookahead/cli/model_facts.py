@@ -12,7 +12,7 @@ from typing import Any
 from ipex_lookahead.architectures import model_types
 from ipex_lookahead.checkpoints import Checkpoint, family_of, kind_of, open_checkpoint, open_other_family
 from ipex_lookahead.checkpoints.config_json import read_json
-from ipex_lookahead.checkpoints.gguf_reader import GgufFile
+from ipex_lookahead.checkpoints.gguf_parts import GgufParts
 from ipex_lookahead.checkpoints.low_bit import FLOATS
 from ipex_lookahead.checkpoints.safetensors_reader import SafetensorsFile
 from ipex_lookahead.checkpoints.sizes import packed_bytes
@@ -77,7 +77,7 @@ def low_bit_in(path: Path) -> str | None:
 
 
 def _gguf(path: Path) -> dict[str, Any]:
-    file = GgufFile(path)
+    file = GgufParts(path)
     try:
         file.read_tensor_table()
     finally:

@@ -299,7 +299,6 @@ def test_bad_metadata(tmp_path: Path, values: dict[str, Any], field: str, words:
         ({"llama__attention__value_length": (U32, 16)}, "value_length is 16"),
         ({"llama__rope__dimension_count": (U32, 4)}, "dimension_count is 4"),
         ({"llama__rope__scaling__type": (STRING, "longrope")}, "no rope_factors_long"),
-        ({"split__count": (U32, 3)}, "one of 3 parts"),
         ({"llama__block_count": (U32, 2), "llama__feed_forward_length": (ARRAY, (U32, [8, 16]))}, "differs from layer"),
     ],
 )

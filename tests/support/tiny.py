@@ -147,20 +147,20 @@ def write_tiny_llama(folder: str | Path, *, dtype: str = "float32", shards: int 
 
 
 def write_tiny_gguf(
-    file: str | Path, *, quant: str = "Q4_0", metadata: dict[str, Any] | None = None, **sizes: Any
+    file: str | Path, *, quant: str = "Q4_0", split: int = 0, metadata: dict[str, Any] | None = None, **sizes: Any
 ) -> Path:
     """Write the same model as :func:`write_tiny_llama` as a GGUF v3 file and return its path.
 
     ``quant`` is any type that is read, for every matrix whose rows it divides (others are F16, as in llama.cpp's
     converter); vectors stay F32. What the gguf package does not make is made by this package. ``metadata`` are further
-    keys, of Python's types.
+    keys, of Python's types. ``split``: most tensors of a part; the first part's path is returned then.
     """
     import gguf
     from gguf.quants import quantize
 
     tiny = TinyLlama(**sizes)
     file = Path(file)
-    writer = gguf.GGUFWriter(file, "llama")
+    writer = gguf.GGUFWriter(file, "llama", split_max_tensors=split)
     writer.add_name("tiny")
     writer.add_block_count(tiny.layers)
     writer.add_context_length(tiny.context)
@@ -197,7 +197,7 @@ def write_tiny_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return file
+    return next(file.parent.glob(f"{file.stem}-00001-of-*.gguf")) if split else file
 
 
 def _ours(values: npt.NDArray[np.float32], kind: Any) -> npt.NDArray[np.uint8]:
