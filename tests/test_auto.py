@@ -143,8 +143,8 @@ def test_bad_requests_say_what_to_do(folder: Path, tmp_path: Path, monkeypatch: 
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelFormatError, match="config.json"):
         load(tmp_path / "empty")
-    with pytest.raises(LowBitFormatError, match="'sym_int3'.*sym_int4"):
-        load(folder, load_in_low_bit="sym_int3")
+    with pytest.raises(LowBitFormatError, match="'sym_int9'.*sym_int4"):
+        load(folder, load_in_low_bit="sym_int9")
     with pytest.raises(LowBitFormatError, match="group size 48"):
         load(folder, load_in_low_bit="sym_int4", group_size=48)
     with pytest.raises(InputError, match="engine is 'gpu'.*native"):

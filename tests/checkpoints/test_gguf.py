@@ -292,7 +292,7 @@ def test_bad_metadata(tmp_path: Path, values: dict[str, Any], field: str, words:
     ("values", "words"),
     [
         ({"general__architecture": (STRING, "mamba")}, "'mamba'; the supported architectures are: .*llama"),
-        ({"llama__expert_count": (U32, 8)}, "llama.expert_count is 8"),
+        ({"llama__expert_group_count": (U32, 8)}, "llama.expert_group_count is 8"),
         ({"llama__attention__scale": (F32, 0.5)}, "llama.attention.scale is 0.5"),
         ({"llama__attention__causal": (BOOL, False)}, "llama.attention.causal is False"),
         ({"llama__attention__key_length": (U32, 12)}, "multiples of 8"),
