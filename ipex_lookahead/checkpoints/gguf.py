@@ -17,8 +17,9 @@ from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.gguf_config import gguf_config
+from ipex_lookahead.checkpoints.gguf_decoded import read_decoded
 from ipex_lookahead.checkpoints.gguf_parts import GgufParts
-from ipex_lookahead.checkpoints.gguf_reader import TENSOR_TYPES, GgufTensor
+from ipex_lookahead.checkpoints.gguf_reader import GgufTensor, names_of_read_types
 from ipex_lookahead.checkpoints.placed import Run, row_order, run_of, split_experts, tensors_by_name, with_offset
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats import FLOATS, FORMATS
@@ -64,6 +65,10 @@ class GgufCheckpoint:
         except BaseException:
             self._file.close()
             raise
+        for kind, count in Counter(t.type for t in self._file.tensors.values() if t.type.decoded).items():
+            _log.warning(
+                "%s: %d matrices of type %s are decoded and kept in %s", self.path, count, kind.name, kind.format
+            )
         if self.unknown_keys:
             names = ", ".join(key[:60] for key in self.unknown_keys[:8]) + (", ..." if self.unknown_keys[8:] else "")
             _log.warning(
@@ -124,16 +129,20 @@ class GgufCheckpoint:
     def info(self, name: str) -> TensorInfo:
         """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""
         tensor, source = self._find(name)
-        return TensorInfo(tensor.shape, source.type.format, FORMATS[source.type.format].group_sizes[0])
+        low_bit = source.type.format
+        decoded = source.type.name if source.type.decoded else ""
+        return TensorInfo(tensor.shape, low_bit, FORMATS[low_bit].group_sizes[0], decoded)
 
     def read(self, name: str) -> PackedWeight:
-        """The tensor, codes and scales as in the file, rows in Hugging Face's order.
+        """The tensor, codes and scales as in the file, rows in Hugging Face's order; some types are decoded (``info``).
 
         Memory: the tensor and 4 MiB, or twice the tensor for float tensors whose rows move. Raises ModelFormatError for
         NaN and infinity (in a float or a scale), and if the file has been cut meanwhile.
         """
         tensor, source = self._find(name)
         run, order = run_of(tensor, tensor.gguf), row_order(tensor, tensor.gguf)
+        if source.type.decoded:
+            return read_decoded(source, tensor.shape, run, order)
         if source.type.format in FLOATS:
             return with_offset(self._read_floats(tensor, source, run, order), tensor.gguf.offset)
         target = FORMATS[source.type.format]
@@ -209,9 +218,8 @@ def refuse_unread_types(file: GgufParts) -> None:
         return
     first = next(tensor for tensor in file.tensors.values() if not tensor.type.format)
     counts = ", ".join(f"{count} of {name}" for name, count in unread.most_common())
-    supported = ", ".join(sorted(kind.name for kind in TENSOR_TYPES.values()))
     raise UnsupportedModelError(
-        f"{file.path}: tensor {first.name} has type {first.type.name}; the supported types are {supported}"
+        f"{file.path}: tensor {first.name} has type {first.type.name}; the supported types are {names_of_read_types()}"
         f" (in this file {counts} are not)",
         hint=f"take a Q8_0 or Q4_0 file of this model, or convert: llama-quantize --allow-requantize {file.path.name} "
         f"{file.path.stem}-Q8_0.gguf Q8_0",

@@ -44,16 +44,12 @@ class GgufParts:
         A file that says nothing of parts is the whole model, whatever its name.
         """
         path = Path(path)
-        beside, named = first_part(path), PART_NAME.fullmatch(path.name)
+        named = PART_NAME.fullmatch(path.name)
         self._first = GgufFile(path) if named is None else _opened(path, int(named["part"]), int(named["parts"]))
         self._parts = [self._first]
         self.tensors: dict[str, GgufTensor] = {}
         try:
             count = self._whole(self._first, _COUNT, 0)
-            if count > 1 and beside != path:
-                self._first.close()
-                self._first = _opened(beside, 1, count)
-                self._parts = [self._first]
             if count > 1:
                 self._open_others(path, count)
         except BaseException:
@@ -100,6 +96,10 @@ class GgufParts:
                 f"NAME-00001-of-{count:05}.gguf and so on",
                 hint="give the parts the names that they were published with",
             )  # fmt: skip
+        if first_part(given) != given:
+            self._first.close()
+            self._first = _opened(first_part(given), 1, count)
+            self._parts = [self._first]
         for number in range(2, count + 1):
             name = f"{named['model']}-{number:05}-of-{named['parts']}.gguf"
             self._parts.append(_opened(given.with_name(name), number, count))
