@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from os import PathLike
 from typing import Any
 
@@ -191,6 +191,14 @@ class GgufCheckpoint:
             raise self._file.error(name, None, "there is no tensor of this name")
         tensor = self._tensors[name]
         return tensor, self._file.tensors[tensor.gguf.name]
+
+    def stored(self) -> Iterator[tuple[GgufTensor, list[Tensor]]]:
+        """Every tensor of the file, in its order, with the weights of the model that are it or parts of it."""
+        parts: dict[str, list[Tensor]] = {}
+        for tensor in self._tensors.values():
+            parts.setdefault(tensor.gguf.name, []).append(tensor)
+        for name, stored in self._file.tensors.items():
+            yield stored, parts.get(name, [])
 
     def text_tokenizer(self) -> Any | None:
         """The tokenizer built from the file's metadata, or None where it carries no tokens."""
