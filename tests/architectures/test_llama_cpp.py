@@ -16,9 +16,13 @@ import pytest
 import torch
 
 from ipex_lookahead import AutoModelForCausalLM
-from ipex_lookahead.architectures import model_types
+from ipex_lookahead.architectures import model_types, spec_for
+from ipex_lookahead.checkpoints import GgufCheckpoint
+from ipex_lookahead.engines.gguf_export import export_gguf
+from ipex_lookahead.engines.weights import WeightPlan
 from tests.support.gguf_families import ARCHITECTURES, PAIRED, write_gguf
 from tests.support.mxfp4 import rounded
+from tests.support.spec_model import SpecModel
 from tests.support.tiny_families import (
     CONTEXT,
     FAMILIES,
@@ -103,3 +107,20 @@ def test_experts_in_mxfp4_have_the_logits_of_transformers(tmp_path: Path, varian
     file = write_gguf(tmp_path / "m.gguf", model, experts="MXFP4", metadata=metadata)
     ids = text(model)
     assert distance(logits_of_llama_cpp(file, ids), logits(model, ids)) < 0.2
+
+
+@EACH
+@pytest.mark.parametrize("low_bit", ["fp32", "sym_int8", "sym_int4"])
+def test_llama_cpp_runs_the_files_that_are_written(
+    tmp_path: Path, model_type: str, variant: Variant, low_bit: str
+) -> None:
+    """float32 of a Q8_0 file's values has the Q8_0 file's logits; low bit, but for llama.cpp's 8-bit activations."""
+    if not variant.llama_cpp:
+        pytest.skip(f"llama.cpp has it otherwise: {variant.why}")
+    source = GgufCheckpoint(file_of(tmp_path, model_type, variant, quant="Q8_0"))
+    export_gguf(source, tmp_path / "out.gguf", WeightPlan(low_bit))
+    ids = text(build(model_type, variant))
+    of = GgufCheckpoint(tmp_path / "out.gguf") if low_bit != "fp32" else source
+    expected = SpecModel(of, spec_for(of.config, CONTEXT)).logits(ids)
+    got = logits_of_llama_cpp(tmp_path / "out.gguf", ids)
+    assert distance(got, expected) < (CLOSE.get(model_type, 2e-5) if low_bit == "fp32" else 0.1)
