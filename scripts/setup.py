@@ -32,7 +32,7 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 BUILD = ["scikit-build-core>=0.11", "nanobind>=2.4", "cmake>=3.18", "ninja>=1.10"]
 NATIVE_SOURCES = ["pyproject.toml", "CMakeLists.txt", "csrc"]
 EXTRAS = ("test", "bench", "dev")
-IMPORTS = "import torch, transformers, tokenizers, sentencepiece, safetensors, numpy, click, rich, jinja2, yaml"
+IMPORTS = "import torch, transformers, tokenizers, sentencepiece, safetensors, numpy, click, rich, jinja2, yaml, gguf"
 
 
 class SetupError(Exception):

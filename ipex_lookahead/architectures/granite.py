@@ -47,7 +47,7 @@ KEYS = ConfigKeys(
         "layer_types": ((None,), "has layers of several kinds, which transformers' Granite passes over"),
         "sliding_window": (
             (None,),
-            "is a limit on how far attention reaches back, which transformers' Granite has not",
+            "limits how far attention reaches back, which transformers' Granite does not",
         ),
     },
     check=check_even_heads,

@@ -14,6 +14,7 @@ from pathlib import Path
 from ipex_lookahead.checkpoints.base import Checkpoint, TensorInfo
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.gguf import GgufCheckpoint
+from ipex_lookahead.checkpoints.gguf_parts import first_part
 from ipex_lookahead.checkpoints.low_bit import MARKER, LowBitCheckpoint
 from ipex_lookahead.checkpoints.low_bit_save import save
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
@@ -88,7 +89,8 @@ def _kind_of_folder(folder: Path) -> tuple[str, Path]:
                 hint="load the original checkpoint with load_in_low_bit and save it again with save_low_bit",
             )
         return "low_bit" if MARKER in raw else "safetensors", folder
-    files = sorted(name for name in _listed(folder) if name.endswith(".gguf"))
+    # The parts of a split model are one: each stands for its first, which the reader misses where it is not there.
+    files = sorted({first_part(name).name for name in _listed(folder) if name.endswith(".gguf")})
     if len(files) == 1:
         return "gguf", folder / files[0]
     if files:

@@ -13,11 +13,15 @@ from ipex_lookahead.formats.base import PackedWeight
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What is known of a tensor before it is read: shape, and the format its bits are in (``FORMATS``)."""
+    """What is known of a tensor before it is read: shape, and the format its bits are in (``FORMATS``).
+
+    ``decoded_from`` names the file's own type where that is none of ours, and the values are decoded into ``format``.
+    """
 
     shape: tuple[int, ...]
     format: str
     group_size: int = 0
+    decoded_from: str = ""
 
 
 class Checkpoint(Protocol):

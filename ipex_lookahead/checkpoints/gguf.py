@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from os import PathLike
 from typing import Any
 
@@ -17,7 +17,9 @@ from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.gguf_config import gguf_config
-from ipex_lookahead.checkpoints.gguf_reader import TENSOR_TYPES, GgufFile, GgufTensor
+from ipex_lookahead.checkpoints.gguf_decoded import read_decoded
+from ipex_lookahead.checkpoints.gguf_parts import GgufParts
+from ipex_lookahead.checkpoints.gguf_reader import GgufTensor, names_of_read_types
 from ipex_lookahead.checkpoints.placed import Run, row_order, run_of, split_experts, tensors_by_name, with_offset
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats import FLOATS, FORMATS
@@ -31,16 +33,20 @@ _READ_AT_ONCE = 4 << 20
 
 
 class GgufCheckpoint:
-    """A model in a GGUF file. See :class:`ipex_lookahead.checkpoints.base.Checkpoint`.
+    """A model in a GGUF file, or in the parts of a split one. See :class:`ipex_lookahead.checkpoints.base.Checkpoint`.
 
     Attributes:
-        metadata: the file's own metadata, unmapped: key to int, float, bool, str, list of str, or numpy array.
+        metadata: the file's own metadata (the first part's), unmapped: key to int, float, bool, str, list of str, or
+            numpy array.
         unknown_keys: metadata keys of the architecture that this package does not know; a warning names them.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Open and validate. Raises ModelFormatError or UnsupportedModelError; reads no tensor yet."""
-        self._file = GgufFile(path)
+        """Open and validate, all parts where ``path`` is one of several; reads no tensor yet.
+
+        Raises ModelFormatError or UnsupportedModelError.
+        """
+        self._file = GgufParts(path)
         self.path = self._file.path
         self.metadata = self._file.metadata
         try:
@@ -59,6 +65,10 @@ class GgufCheckpoint:
         except BaseException:
             self._file.close()
             raise
+        for kind, count in Counter(t.type for t in self._file.tensors.values() if t.type.decoded).items():
+            _log.warning(
+                "%s: %d matrices of type %s are decoded and kept in %s", self.path, count, kind.name, kind.format
+            )
         if self.unknown_keys:
             names = ", ".join(key[:60] for key in self.unknown_keys[:8]) + (", ..." if self.unknown_keys[8:] else "")
             _log.warning(
@@ -79,11 +89,6 @@ class GgufCheckpoint:
                 f"{', '.join(gguf_architectures())}",
                 hint="other families run on the torch engine, from their Hugging Face folder with safetensors",
             )
-        if (parts := self._file.scalar("split.count", 0)) not in (0, 1):
-            raise UnsupportedModelError(
-                f"{self.path}: is one of {shown(parts)} parts of a split file",
-                hint="join the parts first: llama-gguf-split --merge FIRST-PART OUTPUT",
-            )
         found = gguf_family(self._file, architecture)
         if found is None:
             raise UnsupportedModelError(
@@ -103,10 +108,9 @@ class GgufCheckpoint:
                 raise file.error(place.name, None, "is missing from the file")
             found = file.tensors[place.name]
             if found.shape != place.shape:
-                raise file.error(
-                    place.name, found.entry,
-                    f"has shape {list(found.shape)}; the metadata asks for {list(place.shape)}",
-                )  # fmt: skip
+                raise found.error(
+                    found.entry, f"has shape {list(found.shape)}; the metadata asks for {list(place.shape)}"
+                )
             if not tensor.is_matrix and found.type.block > 1:
                 raise UnsupportedModelError(
                     f"{file.path}: {place.name} is a vector of type {found.type.name}; vectors must be F32, F16 or BF16"
@@ -125,16 +129,20 @@ class GgufCheckpoint:
     def info(self, name: str) -> TensorInfo:
         """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""
         tensor, source = self._find(name)
-        return TensorInfo(tensor.shape, source.type.format, FORMATS[source.type.format].group_sizes[0])
+        low_bit = source.type.format
+        decoded = source.type.name if source.type.decoded else ""
+        return TensorInfo(tensor.shape, low_bit, FORMATS[low_bit].group_sizes[0], decoded)
 
     def read(self, name: str) -> PackedWeight:
-        """The tensor, codes and scales as in the file, rows in Hugging Face's order.
+        """The tensor, codes and scales as in the file, rows in Hugging Face's order; some types are decoded (``info``).
 
         Memory: the tensor and 4 MiB, or twice the tensor for float tensors whose rows move. Raises ModelFormatError for
         NaN and infinity (in a float or a scale), and if the file has been cut meanwhile.
         """
         tensor, source = self._find(name)
         run, order = run_of(tensor, tensor.gguf), row_order(tensor, tensor.gguf)
+        if source.type.decoded:
+            return read_decoded(source, tensor.shape, run, order)
         if source.type.format in FLOATS:
             return with_offset(self._read_floats(tensor, source, run, order), tensor.gguf.offset)
         target = FORMATS[source.type.format]
@@ -153,14 +161,14 @@ class GgufCheckpoint:
             place: Any = slice(start, stop) if order is None else order[start:stop]
             whole = len(target.streams) == 1 and order is None  # blocks stay as they are: read where they belong
             buffer: Any = arrays["codes"][place].view(record) if whole else np.empty((stop - start, blocks), record)
-            self._file.file.read_into(source.offset + first * row_bytes, buffer, source.name)
+            source.file.read_into(source.offset + first * row_bytes, buffer, source.name)
             for stream in target.streams:
                 part = np.ascontiguousarray(buffer[stream.name]).reshape(stop - start, -1)
                 if (bad := target.bad_scale(stream.name, part)) is not None:
                     block, element = divmod(bad.index, part.size // buffer.size)
                     field = int(fields[stream.name][1]) + element * stream.itemsize
                     at = source.offset + first * row_bytes + block * record.itemsize + field
-                    raise self._error(source, at, f"{bad.what} {first * blocks + block} {bad.problem}")
+                    raise source.error(at, f"{bad.what} {first * blocks + block} {bad.problem}")
                 if not whole:
                     arrays[stream.name][place] = part
         return PackedWeight(source.type.format, tensor.shape, group_size=group_size, **arrays)
@@ -170,22 +178,27 @@ class GgufCheckpoint:
     ) -> PackedWeight:
         values: npt.NDArray[np.generic] = np.empty(tensor.shape, FORMATS[source.type.format].streams[0].dtype)
         start = source.offset + run.first * (values.nbytes // tensor.shape[0])
-        self._file.file.read_into(start, values, source.name)
+        source.file.read_into(start, values, source.name)
         if (bad := first_not_finite(values, source.type.format)) is not None:
-            raise self._error(source, start + bad * values.itemsize, f"value {bad} is NaN or infinite")
+            raise source.error(start + bad * values.itemsize, f"value {bad} is NaN or infinite")
         if order is not None:
             in_file, values = values, np.empty_like(values)
             values[order] = in_file
         return PackedWeight(source.type.format, tensor.shape, values)
-
-    def _error(self, source: GgufTensor, at: int, problem: str) -> ModelFormatError:
-        return self._file.error(source.name, at, problem)
 
     def _find(self, name: str) -> tuple[Tensor, GgufTensor]:
         if name not in self._tensors:
             raise self._file.error(name, None, "there is no tensor of this name")
         tensor = self._tensors[name]
         return tensor, self._file.tensors[tensor.gguf.name]
+
+    def stored(self) -> Iterator[tuple[GgufTensor, list[Tensor]]]:
+        """Every tensor of the file, in its order, with the weights of the model that are it or parts of it."""
+        parts: dict[str, list[Tensor]] = {}
+        for tensor in self._tensors.values():
+            parts.setdefault(tensor.gguf.name, []).append(tensor)
+        for name, stored in self._file.tensors.items():
+            yield stored, parts.get(name, [])
 
     def text_tokenizer(self) -> Any | None:
         """The tokenizer built from the file's metadata, or None where it carries no tokens."""
@@ -206,16 +219,15 @@ class GgufCheckpoint:
         self._file.close()
 
 
-def refuse_unread_types(file: GgufFile) -> None:
+def refuse_unread_types(file: GgufParts) -> None:
     """Raise UnsupportedModelError, with the command that converts the file, for tensors of types that are not read."""
     unread = Counter(tensor.type.name for tensor in file.tensors.values() if not tensor.type.format)
     if not unread:
         return
     first = next(tensor for tensor in file.tensors.values() if not tensor.type.format)
     counts = ", ".join(f"{count} of {name}" for name, count in unread.most_common())
-    supported = ", ".join(sorted(kind.name for kind in TENSOR_TYPES.values()))
     raise UnsupportedModelError(
-        f"{file.path}: tensor {first.name} has type {first.type.name}; the supported types are {supported}"
+        f"{file.path}: tensor {first.name} has type {first.type.name}; the supported types are {names_of_read_types()}"
         f" (in this file {counts} are not)",
         hint=f"take a Q8_0 or Q4_0 file of this model, or convert: llama-quantize --allow-requantize {file.path.name} "
         f"{file.path.stem}-Q8_0.gguf Q8_0",

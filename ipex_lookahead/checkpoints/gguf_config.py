@@ -24,7 +24,7 @@ from ipex_lookahead.architectures.hparams import (
     whole,
 )
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
-from ipex_lookahead.checkpoints.gguf_reader import GgufFile
+from ipex_lookahead.checkpoints.gguf_parts import GgufParts
 from ipex_lookahead.errors import UnsupportedModelError
 
 _KEYS = {
@@ -62,7 +62,7 @@ _ZERO_IS_NONE = ("sliding_window", "final_logit_softcapping")
 _SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
-def gguf_config(file: GgufFile, model_type: str) -> dict[str, Any]:
+def gguf_config(file: GgufParts, model_type: str) -> dict[str, Any]:
     """The config of a model in a GGUF file whose tensor table has been read, with Hugging Face's keys.
 
     Raises ModelFormatError for what is missing or out of range, UnsupportedModelError for what cannot be run.
@@ -73,7 +73,7 @@ def gguf_config(file: GgufFile, model_type: str) -> dict[str, Any]:
 
 
 class _Reader:
-    def __init__(self, file: GgufFile, model_type: str, keys: ConfigKeys, gguf: GgufKeys) -> None:
+    def __init__(self, file: GgufParts, model_type: str, keys: ConfigKeys, gguf: GgufKeys) -> None:
         self.file, self.model_type, self.keys, self.gguf = file, model_type, keys, gguf
         names = {**{ours: f"{gguf.architecture}.{key}" for ours, key in {**_KEYS, **gguf.used}.items()}, **_IDS}
         self.names = names
@@ -247,17 +247,15 @@ class _Reader:
             raise file.error(name, None, "is missing from the file")
         tensor = file.tensors[name]
         if tensor.shape != (pairs,) or tensor.type.name != "F32":
-            raise file.error(
-                name, tensor.entry, f"is {tensor.type.name} {list(tensor.shape)}; it must be F32 [{pairs}], half a head"
+            raise tensor.error(
+                tensor.entry, f"is {tensor.type.name} {list(tensor.shape)}; it must be F32 [{pairs}], half a head"
             )
-        values = np.frombuffer(file.file.read(tensor.offset, tensor.nbytes, name), np.float32)
+        values = np.frombuffer(tensor.file.read(tensor.offset, tensor.nbytes, name), np.float32)
         low, high = DIVISORS
         wrong = ~((values >= low) & (values <= high))  # NaN is neither
         if wrong.any():
             at = int(np.argmax(wrong))
-            raise file.error(
-                name, tensor.offset + 4 * at, f"divisor {at} is {values[at]}; it must be {low:g} to {high:g}"
-            )
+            raise tensor.error(tensor.offset + 4 * at, f"divisor {at} is {values[at]}; it must be {low:g} to {high:g}")
         return [float(value) for value in values]
 
 

@@ -62,13 +62,15 @@ _SCALARS = {
 class TensorType:
     """How a tensor's values are stored: ``block`` of them take ``nbytes`` bytes.
 
-    ``format`` is a key of ``FORMATS``, and empty for a type that is not read.
+    ``format`` is a key of ``FORMATS``, and empty for a type that is not read. ``decoded``: the type is none of ours,
+    and ``format`` is what its values are kept in.
     """
 
     name: str
     block: int
     nbytes: int
     format: str
+    decoded: bool = False
 
 
 TENSOR_TYPES = {
@@ -78,13 +80,22 @@ TENSOR_TYPES = {
 }
 """The tensor types that are read, by their number in the file."""
 
+DECODED_TYPES = {
+    number: TensorType(*known, decoded=True)
+    for number, known in {
+        16: ("IQ2_XXS", 256, 66, "fp16"), 17: ("IQ2_XS", 256, 74, "fp16"), 18: ("IQ3_XXS", 256, 98, "fp16"),
+        19: ("IQ1_S", 256, 50, "fp16"), 21: ("IQ3_S", 256, 110, "fp16"), 22: ("IQ2_S", 256, 82, "fp16"),
+        29: ("IQ1_M", 256, 56, "fp16"), 34: ("TQ1_0", 256, 54, "sym_int2"), 35: ("TQ2_0", 256, 66, "sym_int2"),
+        40: ("NVFP4", 64, 36, "fp16"),
+    }.items()
+}  # fmt: skip
+"""Types that are decoded when they are read; ``gguf_decoded.py`` says why these formats."""
+
 OTHER_TYPES = {
     number: TensorType(*known, "")
     for number, known in {
-        9: ("Q8_1", 32, 40), 15: ("Q8_K", 256, 292), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS",
-        256, 98), 19: ("IQ1_S", 256, 50), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 24: ("I8", 1, 1), 25: ("I16",
-        1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54),
-        35: ("TQ2_0", 256, 66), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
+        9: ("Q8_1", 32, 40), 15: ("Q8_K", 256, 292), 24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4),
+        27: ("I64", 1, 8), 28: ("F64", 1, 8), 41: ("Q1_0", 128, 18),
     }.items()
 }  # fmt: skip
 """Types whose sizes are known, so that a file of them can be described, and whose values are not read."""
@@ -107,6 +118,7 @@ class GgufTensor:
         offset: of the data, from the start of the file.
         nbytes: of the data.
         entry: offset of the entry itself, for error messages.
+        file: where the offsets are.
     """
 
     name: str
@@ -115,6 +127,11 @@ class GgufTensor:
     offset: int
     nbytes: int
     entry: int
+    file: BinaryFile
+
+    def error(self, offset: int | None, problem: str, *, hint: str = "") -> ModelFormatError:
+        """The error to raise about this tensor."""
+        return ModelFormatError(self.file.path, self.name, offset, problem, hint=hint)
 
 
 class GgufFile:
@@ -264,7 +281,7 @@ class GgufFile:
                     f"ends at byte {start + offset + nbytes}, but the file ends at byte {self.file.size}",
                     hint="the file is incomplete: download or convert it again",
                 )
-            self.tensors[name] = GgufTensor(name, shape, kind, start + offset, nbytes, entry)
+            self.tensors[name] = GgufTensor(name, shape, kind, start + offset, nbytes, entry, self.file)
             expected = _padded(offset + nbytes, self._alignment)
         if self.file.size > start + expected:
             _log.warning("%s: %d bytes follow the last tensor", self.path, self.file.size - start - expected)
@@ -295,15 +312,14 @@ class GgufFile:
         at = cursor.at
         offset = int(cursor.number(_U64, f"offset of {name}"))
         # Reserved now, so that the next entry of this name is found out; filled in when all offsets are known.
-        self.tensors[name] = GgufTensor(name, shape[::-1], kind, 0, 0, entry)
+        self.tensors[name] = GgufTensor(name, shape[::-1], kind, 0, 0, entry, self.file)
         return name, shape[::-1], kind, offset, entry, at
 
     def _tensor_type(self, name: str, number: int, at: int) -> TensorType:
-        if number in TENSOR_TYPES:
-            return TENSOR_TYPES[number]
-        if number in OTHER_TYPES:
-            return OTHER_TYPES[number]
-        supported = ", ".join(sorted(kind.name for kind in TENSOR_TYPES.values()))
+        for known in (TENSOR_TYPES, DECODED_TYPES, OTHER_TYPES):
+            if number in known:
+                return known[number]
+        supported = names_of_read_types()
         if number in REMOVED_TYPES:
             raise self.error(
                 f"type of {name}", at, f"is {REMOVED_TYPES[number]}, which GGUF has removed; supported are {supported}"
@@ -313,6 +329,11 @@ class GgufFile:
     def close(self) -> None:
         """Release the file."""
         self.file.close()
+
+
+def names_of_read_types() -> str:
+    """The types whose values are read, for error messages."""
+    return ", ".join(sorted(kind.name for kind in (TENSOR_TYPES | DECODED_TYPES).values()))
 
 
 class _Cursor:

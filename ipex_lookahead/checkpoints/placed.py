@@ -59,9 +59,9 @@ def fused_experts(tensor: Tensor, names: Collection[str]) -> Tensor:
     """
     place, other = tensor.hf, tensor.gguf
     layer = ".".join(place.name.split(".", 3)[:3])
-    if place.name in names or f"{layer}.mlp.experts.gate_up_proj" not in names:
+    if place.name in names or place.expert is not None or f"{layer}.mlp.experts.gate_up_proj" not in names:
         return tensor
-    if "ffn_gate_inp." in other.name:
+    if place.name.endswith(".gate.weight"):
         return replace(tensor, hf=replace(place, name=f"{layer}.mlp.gate.weight"))
     if other.expert is None:
         return tensor

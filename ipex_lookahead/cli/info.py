@@ -135,6 +135,7 @@ LABELS = {
     "chat_template": "chat template",
     "unknown_keys": "unknown metadata",
     "quantised_by": "quantised by",
+    "decoded": "decoded when loaded",
     "requantized_from": "rounded twice, before in",
     "problem": "cannot be run",
     "hint": "what to do",

@@ -12,7 +12,7 @@ from typing import Any
 from ipex_lookahead.architectures import model_types
 from ipex_lookahead.checkpoints import Checkpoint, family_of, kind_of, open_checkpoint, open_other_family
 from ipex_lookahead.checkpoints.config_json import read_json
-from ipex_lookahead.checkpoints.gguf_reader import GgufFile
+from ipex_lookahead.checkpoints.gguf_parts import GgufParts
 from ipex_lookahead.checkpoints.low_bit import FLOATS
 from ipex_lookahead.checkpoints.safetensors_reader import SafetensorsFile
 from ipex_lookahead.checkpoints.sizes import packed_bytes
@@ -50,7 +50,8 @@ def describe(path: Path) -> dict[str, Any]:
     Returns:
         Plain values, and ``config``: the sizes under Llama's names. ``engine`` and ``config`` are None for what cannot
         be run; ``problem`` says why not, and ``hint`` what to do.
-        ``formats`` has our names of formats, and the file's own names of types that are not read.
+        ``formats`` has our names of formats, and the file's own names of types that are none of ours; ``decoded`` says
+        in what those are kept that are read.
 
     Raises:
         InputError, ModelFormatError: nothing there, or bytes that contradict their format.
@@ -77,14 +78,16 @@ def low_bit_in(path: Path) -> str | None:
 
 
 def _gguf(path: Path) -> dict[str, Any]:
-    file = GgufFile(path)
+    file = GgufParts(path)
     try:
         file.read_tensor_table()
     finally:
         file.close()
     formats: Formats = {}
     for tensor in file.tensors.values():
-        _count(formats, tensor.type.format or tensor.type.name, tensor.nbytes)
+        kind = tensor.type
+        _count(formats, kind.name if kind.decoded or not kind.format else kind.format, tensor.nbytes)
+    decoded = sorted({(t.type.name, t.type.format) for t in file.tensors.values() if t.type.decoded})
     said = file.metadata
     architecture = said.get("general.architecture")
     sizes = {word: said.get(f"{architecture}.{key}") for word, key in _GGUF_SIZES.items()}
@@ -100,6 +103,7 @@ def _gguf(path: Path) -> dict[str, Any]:
         "engine": "native" if checkpoint is not None else None,
         "parameters": sum(prod(tensor.shape) for tensor in file.tensors.values()),
         **_weights(formats),
+        **({"decoded": [f"{name} as {low_bit}" for name, low_bit in decoded]} if decoded else {}),
         **{word: size if type(size) is int else None for word, size in sizes.items()},
         "tokenizer": {"llama": "SentencePiece", "gpt2": "byte pairs"}.get(str(model), str(model)) if model else None,
         "chat_template": isinstance(said.get("tokenizer.chat_template"), str),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,7 +17,13 @@ from ipex_lookahead.cli.types import LowBit, Model, Refused
 
 @command()
 @click.argument("model", type=Model())
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path), required=False)
+@option(
+    "--to",
+    metavar="FILE.gguf",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a GGUF file, which llama.cpp runs too, instead of OUT; MODEL must be a GGUF file itself.",
+)
 @option(
     "--low-bit", type=LowBit(), help=f"{WEIGHTS}; if not given, sym_int4 for a float model, else as the file has it."
 )
@@ -27,7 +34,8 @@ from ipex_lookahead.cli.types import LowBit, Model, Refused
 @option("--threads", type=click.IntRange(1), help="Worker threads; all physical cores if not given.")
 def quantize(
     model: str,
-    out: Path,
+    out: Path | None,
+    to: Path | None,
     low_bit: str | None,
     group_size: str,
     mixed_precision: bool,
@@ -37,6 +45,8 @@ def quantize(
 ) -> None:
     """Save MODEL (a folder, a .gguf file, owner/repo[:file.gguf] or 'default') in a low-bit format as the folder OUT.
 
+    With --to it becomes a GGUF file.
+
     Start from the float original: a file that is quantised already loses more with every other format.
     """
     from ipex_lookahead.checkpoints.low_bit_save import check_target
@@ -45,14 +55,25 @@ def quantize(
     from ipex_lookahead.errors import LookaheadError
     from ipex_lookahead.hub import DEFAULT, resolve_model
 
+    if (out is None) == (to is None):
+        raise click.UsageError("give either OUT, a folder, or --to FILE.gguf")
     try:  # what can be refused without the model, and then without its weights, is refused so
         low_bit = low_bit and check_low_bit(low_bit)
-        WeightPlan(low_bit, int(group_size))
-        check_target(out, overwrite)
+        plan = WeightPlan(low_bit, int(group_size))
+        if out is not None:
+            check_target(out, overwrite)
+        else:
+            _check_file(to, plan, overwrite)
     except LookaheadError as error:
         raise Refused(in_options(str(error)), hint=in_options(error.hint)) from error
     path = resolve_model(model)
+    if to is not None:
+        _check_source(path)
     low_bit = _checked_format(path, low_bit, int(group_size), mixed_precision, allow_requantize)
+    if out is None:
+        assert to is not None
+        _export(path, to, low_bit, mixed_precision, threads)
+        return
 
     from ipex_lookahead.auto import load_model_and_tokenizer
 
@@ -73,6 +94,44 @@ def quantize(
         click.echo(f"licence of {model}: {licence}")
     if shutil.which("ipex-lookahead"):
         click.echo(f"try it: ipex-lookahead generate --model {out} 'Once upon a time'")
+
+
+def _check_file(to: Path | None, plan: Any, overwrite: bool) -> None:
+    from ipex_lookahead.engines.gguf_export import check_export
+    from ipex_lookahead.errors import InputError
+
+    assert to is not None
+    check_export(plan)
+    if not to.parent.is_dir():
+        raise InputError(f"{to.parent}: there is no such folder", hint="make it first")
+    if to.exists() and not overwrite:
+        raise InputError(f"{to}: is there already", hint="choose another name, or --overwrite replaces it")
+
+
+def _check_source(path: Path) -> None:
+    from ipex_lookahead.checkpoints import kind_of
+
+    if kind_of(path)[0] != "gguf":
+        raise Refused(
+            f"{path}: --to writes GGUF from a GGUF file alone: what GGUF says of a tokenizer is not to be had from a "
+            "folder",
+            hint="make a float GGUF file of it with llama.cpp's convert_hf_to_gguf.py, and give that; or save a folder",
+        )
+
+
+def _export(path: Path, to: Path, low_bit: str | None, mixed_precision: bool, threads: int | None) -> None:
+    from ipex_lookahead.checkpoints import GgufCheckpoint, kind_of
+    from ipex_lookahead.engines.gguf_export import export_gguf
+    from ipex_lookahead.engines.weights import WeightPlan
+
+    checkpoint = GgufCheckpoint(kind_of(path)[1])
+    try:
+        plan = WeightPlan(low_bit, 32, mixed_precision).of_spec(checkpoint.spec)
+        with byte_bar("saving") as progress:
+            export_gguf(checkpoint, to, plan, threads=threads, progress=progress)
+    finally:
+        checkpoint.close()
+    click.echo(f"saved {to}: {to.stat().st_size / 1e6:.1f} MB in {low_bit or 'the formats of the file'}")
 
 
 def _checked_format(

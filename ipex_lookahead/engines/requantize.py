@@ -31,7 +31,7 @@ class Requantized:
         source: the format in which most of it is in the file.
         target: the format it is to have.
         tensors: how many tensors are in that format.
-        bits: bits that a weight of that format takes in the file.
+        bits: bits that a weight of that format takes as it is loaded.
         only_head: whether it is the output layer alone.
     """
 
@@ -84,14 +84,16 @@ def _rounded_again(
     names = []
     for name in checkpoint.names():
         info = checkpoint.info(name)
-        if info.format in FLOATS or len(info.shape) != 2 or (target := target_of(name, info)) is None:
+        if info.format in FLOATS and not info.decoded_from or len(info.shape) != 2:
             continue
-        found[info.format, target] += 1
+        if (target := target_of(name, info)) is None or target in FLOATS and info.decoded_from:
+            continue
+        found[info.decoded_from or info.format, target] += 1
         names.append(name)
     if not found:
         return None
     source, target = found.most_common(1)[0][0]
-    of_it = [info for name in names if (info := checkpoint.info(name)).format == source]
+    of_it = [info for name in names if source in ((info := checkpoint.info(name)).decoded_from, info.format)]
     bits = 8 * sum(map(packed_bytes, of_it)) / sum(prod(info.shape) for info in of_it)
     return Requantized(checkpoint.path, source, target, len(of_it), bits, names == [head])
 

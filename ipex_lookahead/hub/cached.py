@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ipex_lookahead.errors import InputError, LookaheadError, SaveError
-from ipex_lookahead.hub.choosing import PICKLES, WEIGHTS, choose
+from ipex_lookahead.hub.choosing import PICKLES, WEIGHTS, choose, parts_of
 from ipex_lookahead.hub.embedded import DEFAULT, embedded_files
 from ipex_lookahead.hub.folders import hub_cache_folder
 from ipex_lookahead.hub.names import HubName, parse_name
@@ -67,7 +67,10 @@ def _models_in(folder: Path, repo: str) -> Iterator[CachedModel]:
         for path in files:
             inside = path.relative_to(snapshot).as_posix()
             if path.suffix == ".gguf":
-                yield _model(HubName(repo, suffix, inside), path, [path])
+                parts = [snapshot / part for part in parts_of(inside)]
+                if path in parts[1:] and parts[0] in files:
+                    continue
+                yield _model(HubName(repo, suffix, inside), path, [part for part in parts if part in files])
                 whole = True
             elif path.name == "config.json":
                 beside = [other for other in files if other.parent == path.parent]
@@ -156,11 +159,12 @@ def _part(cache: Path, folder: Path, asked: HubName) -> Removal:
         if asked.file is None:
             inside = f"{asked.subfolder}/" if asked.subfolder else ""
             gone += [path for place, path in files.items() if place.startswith(inside)]
-        elif asked.file in files:
-            gone.append(files[asked.file])
-        else:
+            continue
+        entry = asked.file
+        if entry not in files:
             with suppress(LookaheadError):  # no such file in this revision
-                gone.append(files[choose(asked, dict.fromkeys(files, 0)).entry])
+                entry = choose(asked, dict.fromkeys(files, 0)).entry
+        gone += [files[part] for part in parts_of(entry) if part in files]
     if not gone:
         raise _not_kept(str(asked))
     kept = [path for path in (folder / "snapshots").rglob("*") if path.is_file() and path not in gone]

@@ -11,14 +11,16 @@ from ipex_lookahead.hub.names import HubName
 
 GGUF_TYPES = (
     "Q4_0", "Q4_K_M", "Q4_K_S", "Q4_K", "Q4_1", "Q5_K_M", "Q5_K_S", "Q5_K", "Q5_0", "Q5_1", "Q8_0", "Q6_K", "IQ4_XS",
-    "IQ4_NL", "MXFP4", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q3_K", "Q2_K", "BF16", "F16", "F32",
+    "IQ4_NL", "MXFP4", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q3_K", "Q2_K", "BF16", "F16", "F32", "TQ2_0", "TQ1_0",
+    "NVFP4", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S",
 )  # fmt: skip
-"""What names of GGUF files say of types that are read, the one to take first where a repository offers several. (_S, _M
-and _L are mixtures of the K types.)"""
+"""What names of GGUF files say of types that are read, the one to take first where a repository offers several; types
+that are decoded come last. (_S, _M and _L are mixtures of the K types; IQ3_M, IQ3_XS and IQ2_M of IQ types.)"""
 
 WEIGHTS = (".gguf", ".safetensors")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 MOST_LISTED = 12
+MOST_PARTS = 4096
 
 _WORDS = re.compile(r"tokenizer\.model|merges\.txt|[^/]*\.json|[^/]*\.jinja|README\.md|(LICEN[SC]E|NOTICE)[^/]*", re.I)
 """What goes with the weights: config, tokenizer, chat template, model card and licence."""
@@ -32,7 +34,7 @@ class Choice:
     """What is taken of a repository.
 
     Attributes:
-        entry: the GGUF file, or the folder (empty for the top), that is the model.
+        entry: the GGUF file (the first part of a split one), or the folder (empty for the top), that is the model.
         files: everything that is fetched.
         said: a sentence where there was something to choose, else empty.
     """
@@ -46,7 +48,7 @@ def choose(name: HubName, files: Mapping[str, int | None]) -> Choice:
     """The files to take for a name, out of all the files of its repository and their sizes.
 
     Raises:
-        InputError: no such file, or several parts.
+        InputError: no such file, or parts of it missing.
         UnsupportedModelError: nothing that could be read: pickles, an adapter, types of GGUF that are not read.
     """
     if name.file is not None:
@@ -61,9 +63,8 @@ def choose(name: HubName, files: Mapping[str, int | None]) -> Choice:
         words = [path for path in top if _WORDS.fullmatch(path) and not path.endswith(".safetensors.index.json")]
         index = [] if weights == ["model.safetensors"] else [p for p in top if p == "model.safetensors.index.json"]
         return Choice(name.subfolder, tuple(prefix + path for path in sorted({*words, *index, *weights})))
-    models = [path for path in here if path.endswith(".gguf") and "mmproj" not in path.lower()]
-    if models:
-        return _best_gguf(name, sorted(prefix + path for path in models), files)
+    if any(path.endswith(".gguf") and "mmproj" not in path.lower() for path in here):
+        return _best_gguf(name, sorted(path for path in _models(files) if path.startswith(prefix)), files)
     raise _nothing(name, here)
 
 
@@ -82,9 +83,9 @@ def _safetensors(top: Mapping[str, int | None]) -> list[str]:
 
 def _one_gguf(name: HubName, wanted: str, files: Mapping[str, int | None]) -> Choice:
     if wanted not in files:
-        models = [path for path in files if path.endswith(".gguf") and "mmproj" not in path.lower()]
+        models = _models(files)
         of_type = [path for path in models if type_in(path) == wanted.upper()]
-        by_name = [path for path in models if path.rpartition("/")[2] == wanted]
+        by_name = [path for path in files if path.endswith(".gguf") and path.rpartition("/")[2] == wanted]
         if len(found := of_type or by_name) != 1:
             held = f"{len(found)} files of it" if found else "no such file"
             raise InputError(f"{name.repo} has {held}: {wanted!r}", hint=_offer(name, found or files))
@@ -93,11 +94,14 @@ def _one_gguf(name: HubName, wanted: str, files: Mapping[str, int | None]) -> Ch
         raise _pickled(name, [wanted])
     if not wanted.endswith(".gguf"):
         raise InputError(f"{name.repo}:{wanted} is no .gguf file", hint=_offer(name, files))
-    if part := _PART.search(wanted):
-        raise UnsupportedModelError(
-            f"{name.repo}:{wanted} is one of {int(part[2])} parts of a split file, which are not read",
-            hint="take a file that is not split, or join the parts: llama-gguf-split --merge FIRST-PART OUTPUT",
+    parts = parts_of(wanted)
+    if missing := [path for path in parts if path not in files]:
+        raise InputError(
+            f"{name.repo}:{wanted} is one of {len(parts)} parts of a split file, of which the repository has not "
+            f"{', '.join(missing[:3])}{', ...' if missing[3:] else ''}",
+            hint=_offer(name, _models(files)),
         )
+    wanted = parts[0]
     kind = type_in(wanted)
     if kind is not None and kind not in GGUF_TYPES:
         raise _unread_types(name, files, f"{name.repo}:{wanted} is of type {kind} by its name")
@@ -105,31 +109,52 @@ def _one_gguf(name: HubName, wanted: str, files: Mapping[str, int | None]) -> Ch
 
 
 def _best_gguf(name: HubName, models: list[str], files: Mapping[str, int | None]) -> Choice:
-    whole = [path for path in models if not _PART.search(path)]
-    if len(whole) == 1 and (type_in(whole[0]) or "F32") in GGUF_TYPES:
-        return Choice(whole[0], _with_licence(whole[0], files))
+    if len(models) == 1 and (type_in(models[0]) or "F32") in GGUF_TYPES:
+        return Choice(models[0], _with_licence(models[0], files))
     for kind in GGUF_TYPES:
-        fit = [path for path in whole if type_in(path) == kind]
+        fit = sorted((path for path in models if type_in(path) == kind), key=lambda path: len(parts_of(path)))
         if fit:
-            said = f"{name.repo} has {len(models)} GGUF files; taking {fit[0]}{_size(files[fit[0]])}"
+            said = f"{name.repo} has {len(models)} GGUF files; taking {fit[0]}{_size(_bytes_of(fit[0], files))}"
             return Choice(fit[0], _with_licence(fit[0], files), said + f". Another: {name.repo}:FILE")
-    if whole and all(type_in(path) is None for path in whole):
-        raise InputError(f"{name.repo} has {len(whole)} GGUF files; name one", hint=_offer(name, files))
+    if models and all(type_in(path) is None for path in models):
+        raise InputError(f"{name.repo} has {len(models)} GGUF files; name one", hint=_offer(name, files))
     raise _unread_types(name, files, f"{name.repo} has {len(models)} GGUF files, none whole and of a type that is read")
 
 
+def _models(files: Iterable[str]) -> list[str]:
+    """The GGUF models: whole files, and the first part of each split one whose parts are all there."""
+    there = {path for path in files if path.endswith(".gguf") and "mmproj" not in path.lower()}
+    return [path for path in files if path in there and (parts := parts_of(path))[0] == path and there >= {*parts}]
+
+
+def parts_of(path: str) -> tuple[str, ...]:
+    """The names of all parts of the split model that a file's name is one of, the first first; else itself."""
+    part = _PART.search(path)
+    if part is None or int(part[2]) > MOST_PARTS:
+        return (path,)
+    model = path[: part.start()]
+    return tuple(f"{model}-{number:05}-of-{part[2]}.gguf" for number in range(1, int(part[2]) + 1)) or (path,)
+
+
+def _bytes_of(path: str, files: Mapping[str, int | None]) -> int:
+    return sum(files[part] or 0 for part in parts_of(path))
+
+
 def _with_licence(model: str, files: Mapping[str, int | None]) -> tuple[str, ...]:
-    return (model, *(path for path in files if re.fullmatch(r"README\.md|(LICEN[SC]E|NOTICE)[^/]*", path, re.I)))
+    return (
+        *parts_of(model),
+        *(path for path in files if re.fullmatch(r"README\.md|(LICEN[SC]E|NOTICE)[^/]*", path, re.I)),
+    )
 
 
 def type_in(path: str) -> str | None:
     """The GGUF type that a file's name holds, as ``Q4_K_M``; None where it holds none."""
-    found = _TYPE.findall(path.rpartition("/")[2].removesuffix(".gguf"))
+    found = _TYPE.findall(_PART.sub("", path.rpartition("/")[2]).removesuffix(".gguf"))
     return {"FP16": "F16", "FP32": "F32"}.get(found[-1].upper(), found[-1].upper()) if found else None
 
 
 def _unread_types(name: HubName, files: Mapping[str, int | None], problem: str) -> UnsupportedModelError:
-    fit = [p for p in files if p.endswith(".gguf") and type_in(p) in GGUF_TYPES and not _PART.search(p)]
+    fit = [path for path in _models(files) if type_in(path) in GGUF_TYPES]
     hint = (
         f"take {name.repo}:{min(fit, key=lambda p: GGUF_TYPES.index(type_in(p) or ''))}"
         if fit

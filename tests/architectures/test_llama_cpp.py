@@ -16,9 +16,26 @@ import pytest
 import torch
 
 from ipex_lookahead import AutoModelForCausalLM
-from ipex_lookahead.architectures import model_types
+from ipex_lookahead.architectures import model_types, spec_for
+from ipex_lookahead.checkpoints import GgufCheckpoint
+from ipex_lookahead.engines.gguf_export import export_gguf
+from ipex_lookahead.engines.weights import WeightPlan
 from tests.support.gguf_families import ARCHITECTURES, PAIRED, write_gguf
-from tests.support.tiny_families import CONTEXT, FAMILIES, VOCAB, Variant, build, logits, text, variants
+from tests.support.mxfp4 import rounded
+from tests.support.spec_model import SpecModel
+from tests.support.tiny_families import (
+    CONTEXT,
+    FAMILIES,
+    VOCAB,
+    Variant,
+    build,
+    config_of,
+    distance,
+    logits,
+    text,
+    variants,
+    with_weights,
+)
 
 PYTHON = "IPEX_LOOKAHEAD_LLAMA_CPP"
 PROGRAM = Path(__file__).parents[1] / "support" / "llama_cpp_logits.py"
@@ -58,7 +75,7 @@ def test_llama_cpp_has_the_logits_of_transformers(tmp_path: Path, model_type: st
     ids = text(model)
     expected = logits(model, ids)
     got = logits_of_llama_cpp(file_of(tmp_path, model_type, variant), ids)
-    difference = np.abs(got - expected).max() / expected.std()
+    difference = distance(got, expected)
     if variant.llama_cpp:
         assert difference < CLOSE.get(model_type, 2e-5)
     else:
@@ -76,6 +93,34 @@ def test_this_package_has_the_logits_of_llama_cpp(
     file = file_of(tmp_path, model_type, variant, quant=quant)
     ids = text(build(model_type, variant))
     expected = logits_of_llama_cpp(file, ids)
-    model = AutoModelForCausalLM.from_pretrained(file, threads=1, progress=False)
+    model = AutoModelForCausalLM.from_pretrained(file, threads=1, progress=False, max_context=CONTEXT)
     got = model(torch.from_numpy(ids[None])).logits[0].numpy()
-    assert np.abs(got - expected).max() / expected.std() < (1e-2 if quant == "F32" else 0.25)
+    assert distance(got, expected) < (1e-2 if quant == "F32" else 0.25)
+
+
+@pytest.mark.parametrize("variant", [one for one in variants("gpt_oss") if one.gguf and "odd" in one.name])
+def test_experts_in_mxfp4_have_the_logits_of_transformers(tmp_path: Path, variant: Variant) -> None:
+    """Weights that MXFP4 holds exactly; llama.cpp rounds the activations to 8 bits."""
+    plain = Variant("mxfp4", {"rope_parameters": variant.values["rope_parameters"]})
+    model = rounded(with_weights(config_of("gpt_oss", plain)))
+    metadata = {"tokenizer.ggml.model": "none", "gpt-oss.vocab_size": VOCAB}
+    file = write_gguf(tmp_path / "m.gguf", model, experts="MXFP4", metadata=metadata)
+    ids = text(model)
+    assert distance(logits_of_llama_cpp(file, ids), logits(model, ids)) < 0.2
+
+
+@EACH
+@pytest.mark.parametrize("low_bit", ["fp32", "sym_int8", "sym_int4"])
+def test_llama_cpp_runs_the_files_that_are_written(
+    tmp_path: Path, model_type: str, variant: Variant, low_bit: str
+) -> None:
+    """float32 of a Q8_0 file's values has the Q8_0 file's logits; low bit, but for llama.cpp's 8-bit activations."""
+    if not variant.llama_cpp:
+        pytest.skip(f"llama.cpp has it otherwise: {variant.why}")
+    source = GgufCheckpoint(file_of(tmp_path, model_type, variant, quant="Q8_0"))
+    export_gguf(source, tmp_path / "out.gguf", WeightPlan(low_bit))
+    ids = text(build(model_type, variant))
+    of = GgufCheckpoint(tmp_path / "out.gguf") if low_bit != "fp32" else source
+    expected = SpecModel(of, spec_for(of.config, CONTEXT)).logits(ids)
+    got = logits_of_llama_cpp(tmp_path / "out.gguf", ids)
+    assert distance(got, expected) < (CLOSE.get(model_type, 2e-5) if low_bit == "fp32" else 0.1)

@@ -13,9 +13,13 @@ import numpy.typing as npt
 import pytest
 
 from ipex_lookahead.checkpoints.gguf import GgufCheckpoint
-from ipex_lookahead.checkpoints.gguf_reader import TENSOR_TYPES
+from ipex_lookahead.checkpoints.gguf_reader import DECODED_TYPES, TENSOR_TYPES
+from ipex_lookahead.cli.info import fact_rows
+from ipex_lookahead.cli.model_facts import describe
+from ipex_lookahead.engines.requantize import requantized
+from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
-from ipex_lookahead.formats import dequantize
+from ipex_lookahead.formats import dequantize, quantize
 from ipex_lookahead.formats.base import PackedWeight
 from tests.support.gguf_bytes import (
     ARRAY,
@@ -32,8 +36,9 @@ from tests.support.gguf_bytes import (
     tensor,
     write,
 )
-from tests.support.tiny import TinyLlama, gguf_name, llama3_frequency_divisors, write_tiny_gguf
+from tests.support.tiny import TinyLlama, gguf_name, llama3_frequency_divisors, random_blocks, write_tiny_gguf
 
+CANDIDATES = ("fp16", "bf16", "sym_int8")
 BIASED: dict[str, Any] = {"tie": False, "attention_bias": True, "mlp_bias": True}
 LLAMA3 = {
     "rope_type": "llama3",
@@ -79,12 +84,13 @@ def rows_put_back(name: str, stored: npt.NDArray[Any], tiny: TinyLlama) -> npt.N
     return back
 
 
-@pytest.mark.parametrize("quant", [kind.name for kind in TENSOR_TYPES.values()])
+@pytest.mark.parametrize("quant", [kind.name for kind in (TENSOR_TYPES | DECODED_TYPES).values()])
 def test_every_value_is_the_gguf_packages(tmp_path: Path, quant: str) -> None:
     import gguf
     from gguf import quants
 
-    sizes: dict[str, Any] = {**BIASED, "hidden": 256} if "_K" in quant or quant == "IQ4_XS" else BIASED
+    kind = gguf.GGMLQuantizationType[quant]
+    sizes: dict[str, Any] = {**BIASED, "hidden": 256} if gguf.GGML_QUANT_SIZES[kind][0] > 32 else BIASED
     tiny = TinyLlama(seed=5, **sizes)
     path = write_tiny_gguf(tmp_path / "m.gguf", quant=quant, seed=5, **sizes)
     checkpoint = GgufCheckpoint(path)
@@ -97,9 +103,58 @@ def test_every_value_is_the_gguf_packages(tmp_path: Path, quant: str) -> None:
         assert weight.shape == shape
         other = theirs[gguf_name(name)]
         expected = rows_put_back(name, quants.dequantize(other.data, other.tensor_type), tiny)
+        if info.decoded_from.startswith("IQ"):  # up to 22 bits of mantissa; all others are held exactly
+            expected = expected.astype(np.float16).astype(np.float32)
         np.testing.assert_array_equal(values_of(weight), expected, err_msg=name)
         assert weight.codes.flags.c_contiguous
     checkpoint.close()
+
+
+@pytest.mark.parametrize("quant", [kind.name for kind in DECODED_TYPES.values()])
+def test_decoded_types_are_kept_where_the_error_is_least_and_said(
+    tmp_path: Path, quant: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    import gguf
+    from gguf import quants
+
+    kind = gguf.GGMLQuantizationType[quant]
+    kept = next(known.format for known in DECODED_TYPES.values() if known.name == quant)
+    values = quants.dequantize(random_blocks((32, 2048), kind), kind)
+    floats = PackedWeight("fp32", values.shape, np.ascontiguousarray(values, np.float32))
+    errors = {name: np.square(dequantize(quantize(floats, name)) - values).mean() for name in (kept, *CANDIDATES)}
+    assert errors[kept] == min(errors.values())
+    assert (errors[kept] == 0) == (not quant.startswith("IQ"))
+    file = write_tiny_gguf(tmp_path / "m.gguf", quant=quant, hidden=256)
+    facts = describe(file)
+    assert facts["decoded"] == [f"{quant} as {kept}"]
+    assert quant in facts["formats"]
+    assert f"matrices of type {quant} are decoded and kept in {kept}" in caplog.text
+    assert ("decoded when loaded", f"{quant} as {kept}") in fact_rows(facts)
+    found = requantized(GgufCheckpoint(file), WeightPlan("sym_int4"))
+    assert found is not None
+    assert found.source == quant
+
+
+@pytest.mark.parametrize("quant", ["TQ1_0", "IQ1_S", "NVFP4"])
+def test_a_block_that_decodes_to_no_number_is_found(tmp_path: Path, quant: str) -> None:
+    import gguf
+
+    file = write_tiny_gguf(tmp_path / "m.gguf", quant=quant, hidden=256)
+    source = next(t for t in gguf.GGUFReader(file).tensors if t.name == "blk.1.ffn_up.weight")
+    _, size = gguf.GGML_QUANT_SIZES[source.tensor_type]
+    at = int(source.data_offset) + 5 * size
+    data = bytearray(file.read_bytes())
+    if quant == "NVFP4":  # has no NaN and no infinity: every byte is a number
+        data[at : at + size] = b"\xff" * size
+        file.write_bytes(data)
+        assert np.isfinite(dequantize(GgufCheckpoint(file).read("model.layers.1.mlp.up_proj.weight"))).all()
+        return
+    field = at + (size - 2 if quant == "TQ1_0" else 0)
+    data[field : field + 2] = b"\xff\x7e"
+    file.write_bytes(data)
+    with pytest.raises(ModelFormatError, match="a value of this block is nan") as caught:
+        GgufCheckpoint(file).read("model.layers.1.mlp.up_proj.weight")
+    assert (caught.value.field, caught.value.offset) == ("blk.1.ffn_up.weight", at)
 
 
 @pytest.mark.parametrize(("quant", "scale"), [("Q4_K", 0), ("Q6_K", 208), ("MXFP4", 0), ("Q2_K", 82)])
@@ -292,14 +347,13 @@ def test_bad_metadata(tmp_path: Path, values: dict[str, Any], field: str, words:
     ("values", "words"),
     [
         ({"general__architecture": (STRING, "mamba")}, "'mamba'; the supported architectures are: .*llama"),
-        ({"llama__expert_count": (U32, 8)}, "llama.expert_count is 8"),
+        ({"llama__expert_group_count": (U32, 8)}, "llama.expert_group_count is 8"),
         ({"llama__attention__scale": (F32, 0.5)}, "llama.attention.scale is 0.5"),
         ({"llama__attention__causal": (BOOL, False)}, "llama.attention.causal is False"),
         ({"llama__attention__key_length": (U32, 12)}, "multiples of 8"),
         ({"llama__attention__value_length": (U32, 16)}, "value_length is 16"),
         ({"llama__rope__dimension_count": (U32, 4)}, "dimension_count is 4"),
         ({"llama__rope__scaling__type": (STRING, "longrope")}, "no rope_factors_long"),
-        ({"split__count": (U32, 3)}, "one of 3 parts"),
         ({"llama__block_count": (U32, 2), "llama__feed_forward_length": (ARRAY, (U32, [8, 16]))}, "differs from layer"),
     ],
 )

@@ -91,14 +91,12 @@ def test_a_whole_chat(tmp_path):
     terminal.type("\x03")
     terminal.wait_for("stopped; what has come is kept")
     terminal.wait_for(">>> ")
-    terminal.type("\x03")
-    terminal.wait_for("Ctrl-D or /bye leaves")
+    terminal.interrupt_until("Ctrl-D or /bye leaves")
     terminal.wait_for(">>> ")
     everything += terminal.shown
     terminal.type('"""begun\n')
     terminal.wait_for("... ")
-    terminal.type("\x03")
-    terminal.wait_for("the message is dropped")
+    terminal.interrupt_until("the message is dropped")
     terminal.wait_for(">>> ")
     everything += terminal.shown
     terminal.type("/stats\n")

@@ -71,11 +71,11 @@ def test_a_gguf_file_of_types_that_are_not_read(tmp_path, capsys):
 
 def test_a_gguf_file_of_another_architecture(tmp_path, capsys):
     entries, tensors = llama_parts()
-    entries = [(key.replace("llama.", "qwen2."), kind, "qwen2" if value == "llama" and "arch" in key else value)
+    entries = [(key.replace("llama.", "falcon."), kind, "falcon" if value == "llama" and "arch" in key else value)
                for key, kind, value in entries]  # fmt: skip
     facts = facts_of(write(tmp_path / "q.gguf", bytes(build(entries, tensors).data)), capsys)
-    assert (facts["architecture"], facts["engine"], facts["layers"], facts["context"]) == ("qwen2", None, 1, 64)
-    assert "is 'qwen2'; the supported architectures are: llama" in facts["problem"]
+    assert (facts["architecture"], facts["engine"], facts["layers"], facts["context"]) == ("falcon", None, 1, 64)
+    assert "is 'falcon'; the supported architectures are: gemma2" in facts["problem"]
     assert "torch engine, from their Hugging Face folder" in facts["hint"]
 
 

@@ -31,11 +31,11 @@ def repositories(tmp_path_factory):
         for kind in ("Q4_0", "Q8_0")
     }
     entries, tensors = llama_parts()
-    lies = bytes(build([(k, t, "qwen2" if v == "llama" and "arch" in k else v) for k, t, v in entries], tensors).data)
+    lies = bytes(build([(k, t, "falcon" if v == "llama" and "arch" in k else v) for k, t, v in entries], tensors).data)
     return {
         "owner/folder": {**folder, "README.md": b"---\nlicense: mit\n---\n", "pytorch_model.bin": b"pickle"},
         "owner/ggufs": ggufs,
-        "owner/qwen": {"model.gguf": lies},
+        "owner/falcon": {"model.gguf": lies},
         "owner/pickled": {"config.json": b"{}", "pytorch_model.bin": b"pickle"},
     }
 
@@ -122,7 +122,7 @@ def test_one_file_of_several(command, hub, repositories, tmp_path):
 
 
 def test_what_cannot_be_run_is_said(command):
-    status, out, err = command("pull", "owner/qwen")
+    status, out, err = command("pull", "owner/falcon")
     assert status == 1
     assert "it was fetched, but cannot be run" in err
     assert "torch engine" in err

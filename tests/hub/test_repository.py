@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from ipex_lookahead import hub
-from ipex_lookahead.checkpoints.gguf_reader import TENSOR_TYPES
+from ipex_lookahead.checkpoints.gguf_reader import DECODED_TYPES, TENSOR_TYPES
 from ipex_lookahead.errors import DownloadError, InputError, LookaheadError, UnsupportedModelError
+from ipex_lookahead.hub.cached import cached_models, removal_of
 from ipex_lookahead.hub.choosing import GGUF_TYPES, choose, type_in
 from ipex_lookahead.hub.names import HubName
 from tests.support.fake_hub import COMMIT, fake_hub
@@ -91,6 +92,7 @@ def test_a_folder_in_the_repository(served):
 
 GGUFS = {"m.IQ2_M.gguf": b"a", "m.IQ3_XS.gguf": b"b", "m.Q8_0.gguf": b"c" * 70_000, "m.Q4_0.gguf": b"d" * 50_000,
          "mmproj-F16.gguf": b"e", "README.md": b"r", "LICENSE": b"l"}  # fmt: skip
+SPLIT = {"m-Q8_0-00001-of-00002.gguf": b"f" * 60_000, "m-Q8_0-00002-of-00002.gguf": b"g" * 40_000}
 
 
 @pytest.mark.parametrize(
@@ -111,16 +113,32 @@ def test_one_gguf_of_several(name, taken, served, capsys):
     assert ("has 4 GGUF files; taking m.Q4_0.gguf" in capsys.readouterr().err) == (name == "owner/model")
 
 
+@pytest.mark.parametrize("name", ["owner/model", "owner/model:q8_0", "owner/model:m-Q8_0-00002-of-00002.gguf"])
+def test_all_parts_of_a_split_file_are_taken_and_the_first_is_the_model(name, served, capsys):
+    files = {f"q8/{path}": content for path, content in SPLIT.items()}
+    made, resolve = served(files | {"LICENSE": b"l"})
+    file = resolve(name)
+    assert (file.parent.name, file.name) == ("q8", "m-Q8_0-00001-of-00002.gguf")
+    assert {path.name: path.read_bytes() for path in file.parent.iterdir()} == SPLIT
+    assert made.fetched() == {*files, "LICENSE"}
+    options = hub.HubOptions(cache_dir=str(file.parents[4]))
+    kept = [model for model in cached_models(options) if model.name != "default"]
+    assert [(model.path, model.size) for model in kept] == [(file, sum(map(len, SPLIT.values())))]
+    removal_of(kept[0].name, options).execute()
+    assert not any(model.path == file for model in cached_models(options))
+
+
 @pytest.mark.parametrize(
     ("name", "files", "says", "hint"),
     [
-        ("o/m:m.IQ3_XS.gguf", GGUFS, "type IQ3_XS by its name", "o/m:m.Q4_0.gguf"),
+        ("o/m:m.Q1_0.gguf", GGUFS | {"m.Q1_0.gguf": b""}, "type Q1_0 by its name", "o/m:m.Q4_0.gguf"),
         ("o/m:Q5_K_M", GGUFS, "no such file", "m.Q8_0.gguf"),
         ("o/m:absent.gguf", GGUFS, "no such file", "m.Q8_0.gguf"),
-        ("o/m", {"m.IQ2_M.gguf": b"", "m.IQ1_S.gguf": b""}, "none whole and of a type", "llama-quantize --allow"),
+        ("o/m", {"m.Q1_0.gguf": b"", "m.Q8_1.gguf": b""}, "none whole and of a type", "llama-quantize --allow"),
         ("o/m", {"a.gguf": b"x", "b.gguf": b"y"}, "has 2 GGUF files; name one", "o/m:FILE with one of a.gguf"),
         ("o/m:Q8_0", {"a/m.Q8_0.gguf": b"", "b/m.Q8_0.gguf": b""}, "2 files of it", "b/m.Q8_0.gguf"),
-        ("o/m:m-Q8_0-00001-of-00003.gguf", {"m-Q8_0-00001-of-00003.gguf": b""}, "one of 3 parts", "llama-gguf-split"),
+        ("o/m:a-Q8_0-00002-of-00003.gguf", SPLIT | {"a-Q8_0-00002-of-00003.gguf": b""}, "one of 3 parts .* has not "
+         "a-Q8_0-00001-of-00003.gguf, a-Q8_0-00003", "m-Q8_0-00001-of-00002.gguf"),
         ("o/m", {"config.json": b"", "pytorch_model.bin": b""}, "a pickle", "another repository"),
         ("o/m:pytorch_model.bin", {"config.json": b"", "pytorch_model.bin": b""}, "a pickle", "another repository"),
         ("o/m", {"adapter_config.json": b"", "adapter_model.safetensors": b""}, "an adapter", "merge"),
@@ -136,7 +154,9 @@ def test_what_cannot_be_taken_is_refused_before_it_is_fetched(name, files, says,
 
 
 def test_the_types_that_are_chosen_by_name_are_those_that_are_read():
-    assert {re.sub("_[SML]$", "", kind) for kind in GGUF_TYPES} == {kind.name for kind in TENSOR_TYPES.values()}
+    mixtures = {"IQ3_M", "IQ3_XS", "IQ2_M"}
+    kinds = {kind if kind.startswith("IQ") else re.sub("_[SML]$", "", kind) for kind in {*GGUF_TYPES} - mixtures}
+    assert kinds == {kind.name for kind in (TENSOR_TYPES | DECODED_TYPES).values()}
 
 
 @pytest.mark.parametrize(

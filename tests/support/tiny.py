@@ -147,20 +147,21 @@ def write_tiny_llama(folder: str | Path, *, dtype: str = "float32", shards: int 
 
 
 def write_tiny_gguf(
-    file: str | Path, *, quant: str = "Q4_0", metadata: dict[str, Any] | None = None, **sizes: Any
+    file: str | Path, *, quant: str = "Q4_0", split: int = 0, metadata: dict[str, Any] | None = None, **sizes: Any
 ) -> Path:
     """Write the same model as :func:`write_tiny_llama` as a GGUF v3 file and return its path.
 
     ``quant`` is any type that is read, for every matrix whose rows it divides (others are F16, as in llama.cpp's
-    converter); vectors stay F32. What the gguf package does not make is made by this package. ``metadata`` are further
-    keys, of Python's types.
+    converter); vectors stay F32. What the gguf package does not make is made by this package,
+    or random (IQ1 to IQ3). ``metadata`` are further
+    keys, of Python's types. ``split``: most tensors of a part; the first part's path is returned then.
     """
     import gguf
     from gguf.quants import quantize
 
     tiny = TinyLlama(**sizes)
     file = Path(file)
-    writer = gguf.GGUFWriter(file, "llama")
+    writer = gguf.GGUFWriter(file, "llama", split_max_tensors=split)
     writer.add_name("tiny")
     writer.add_block_count(tiny.layers)
     writer.add_context_length(tiny.context)
@@ -197,10 +198,32 @@ def write_tiny_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return file
+    return next(file.parent.glob(f"{file.stem}-00001-of-*.gguf")) if split else file
+
+
+def random_blocks(shape: tuple[int, ...], kind: Any, seed: int = 0) -> npt.NDArray[np.uint8]:
+    """Rows of blocks, uint8 [rows, bytes], of a type that nobody here quantises to: random codes, scales to 0.01."""
+    import gguf
+
+    rng = np.random.default_rng(seed)
+    inputs, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (shape[0], shape[1] // inputs, size), dtype=np.uint8)
+    scales = (rng.random(blocks.shape[:2], np.float32) * 0.01).astype(np.float16)
+    if kind.name == "IQ1_M":  # a quarter of the scale above each of the last four words
+        words = blocks[..., -8:].view(np.uint16)
+        for part in range(4):
+            words[..., part] = words[..., part] & 0xFFF | (scales.view(np.uint16) >> 4 * part & 15) << 12
+    elif kind.name == "NVFP4":
+        blocks[..., :4] = rng.integers(0, 0x7F, blocks[..., :4].shape)
+    else:
+        at = -2 if kind.name.startswith("TQ") else 0
+        blocks[..., at : at + 2 or None] = scales[..., None].view(np.uint8)
+    return blocks.reshape(shape[0], -1)
 
 
 def _ours(values: npt.NDArray[np.float32], kind: Any) -> npt.NDArray[np.uint8]:
+    if kind.name.startswith("IQ") and "4" not in kind.name or kind.name == "NVFP4":
+        return random_blocks(values.shape, kind)
     low_bit = next(name for name, low_bit in FORMATS.items() if low_bit.gguf and low_bit.gguf.number == int(kind))
     packed = low_bit_quantize(PackedWeight("fp32", values.shape, values), low_bit)
     assert packed.scales is None  # blocks, as they are in the file
