@@ -116,7 +116,7 @@ def _bytes(stored: GgufTensor, form: str | None) -> int:
     if form is None:
         return stored.nbytes
     kind = _type(form)
-    return int(np.prod(stored.shape, dtype=np.int64)) // kind.inputs * kind.record.itemsize
+    return int(np.prod(stored.shape, dtype=np.int64) // kind.inputs * kind.record.itemsize)
 
 
 def _copied(stored: GgufTensor) -> npt.NDArray[np.uint8]:
