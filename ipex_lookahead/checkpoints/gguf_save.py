@@ -6,7 +6,6 @@ spec does (``Tensor.gguf``): rows of rotary pairs, parts of fused tensors and ex
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -117,7 +116,7 @@ def _bytes(stored: GgufTensor, form: str | None) -> int:
     if form is None:
         return stored.nbytes
     kind = _type(form)
-    return math.prod(stored.shape) // kind.inputs * int(kind.record.itemsize)
+    return int(np.prod(stored.shape, dtype=np.int64) // kind.inputs * kind.record.itemsize)
 
 
 def _copied(stored: GgufTensor) -> npt.NDArray[np.uint8]:

@@ -110,17 +110,18 @@ def test_experts_in_mxfp4_have_the_logits_of_transformers(tmp_path: Path, varian
 
 
 @EACH
-@pytest.mark.parametrize("low_bit", ["fp32", "sym_int8", "sym_int4"])
+@pytest.mark.parametrize("low_bit", ["sym_int8", "asym_int4"])
 def test_llama_cpp_runs_the_files_that_are_written(
     tmp_path: Path, model_type: str, variant: Variant, low_bit: str
 ) -> None:
-    """float32 of a Q8_0 file's values has the Q8_0 file's logits; low bit, but for llama.cpp's 8-bit activations."""
+    """Low bit, near what the file says, for llama.cpp rounds activations to 8 bits; its values in float32, closely."""
     if not variant.llama_cpp:
         pytest.skip(f"llama.cpp has it otherwise: {variant.why}")
-    source = GgufCheckpoint(file_of(tmp_path, model_type, variant, quant="Q8_0"))
-    export_gguf(source, tmp_path / "out.gguf", WeightPlan(low_bit))
+    export_gguf(GgufCheckpoint(file_of(tmp_path, model_type, variant)), tmp_path / "low.gguf", WeightPlan(low_bit))
+    low = GgufCheckpoint(tmp_path / "low.gguf")
+    export_gguf(low, tmp_path / "floats.gguf", WeightPlan("fp32"))
     ids = text(build(model_type, variant))
-    of = GgufCheckpoint(tmp_path / "out.gguf") if low_bit != "fp32" else source
-    expected = SpecModel(of, spec_for(of.config, CONTEXT)).logits(ids)
-    got = logits_of_llama_cpp(tmp_path / "out.gguf", ids)
-    assert distance(got, expected) < (CLOSE.get(model_type, 2e-5) if low_bit == "fp32" else 0.1)
+    expected = SpecModel(low, spec_for(low.config, CONTEXT)).logits(ids)
+    off = np.abs(logits_of_llama_cpp(tmp_path / "low.gguf", ids) - expected).max(axis=1) / expected.std()
+    assert np.median(off) < 0.3  # of the rows, for in a mixture the rounding sends some to other experts
+    assert distance(logits_of_llama_cpp(tmp_path / "floats.gguf", ids), expected) < CLOSE.get(model_type, 2e-5)
