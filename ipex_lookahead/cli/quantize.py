@@ -131,7 +131,7 @@ def _export(path: Path, to: Path, low_bit: str | None, mixed_precision: bool, th
             export_gguf(checkpoint, to, plan, threads=threads, progress=progress)
     finally:
         checkpoint.close()
-    click.echo(f"saved {to}: {to.stat().st_size / 1e6:.1f} MB in {low_bit or 'the formats of the file'}")
+    click.echo(f"saved {to}: {to.stat().st_size / 1e6:.1f} MB in {plan.name or 'the formats of the file'}")
 
 
 def _checked_format(

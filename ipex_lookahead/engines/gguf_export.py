@@ -9,7 +9,7 @@ from pathlib import Path
 from ipex_lookahead.checkpoints import GgufCheckpoint
 from ipex_lookahead.checkpoints.gguf_save import GGUF_FORMATS, save_gguf
 from ipex_lookahead.checkpoints.low_bit_save import Progress
-from ipex_lookahead.engines.weights import WeightPlan, read_matrix
+from ipex_lookahead.engines.weights import WeightPlan, log_fallbacks, matrices, read_matrix
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.formats import get_format
 
@@ -37,7 +37,8 @@ def export_gguf(
     """
     check_export(plan)
     spec = checkpoint.spec
-    kept = spec.kept()
+    kept = {*spec.kept()} - {plan.embedding}
+    log_fallbacks(plan, matrices(spec))
     formats: dict[str, str] = {}
     narrow: Counter[str] = Counter()
     for tensor in spec.tensors():
@@ -68,6 +69,9 @@ def check_export(plan: WeightPlan) -> None:
     for name in plan.rules.named():
         if name not in GGUF_FORMATS:
             raise InputError(f"{name} is no type of GGUF's", hint=f"take one of {', '.join(GGUF_FORMATS)}")
+    if any(len(formats) > 1 for formats in (plan.rules.default, *(rule.format for rule in plan.rules.rules))):
+        raise InputError(f"{plan.name} lets matrices choose; a GGUF file's types are written before its weights are",
+                         hint="name one format in each rule")  # fmt: skip
     if plan.group_size != 32:
         raise InputError(
             f"group size {plan.group_size} is not to be had in GGUF", hint="leave it out: GGUF's groups are of 32"

@@ -11,8 +11,9 @@ import torch
 
 from ipex_lookahead import AutoModelForCausalLM
 from ipex_lookahead.checkpoints import open_checkpoint
+from ipex_lookahead.engines.gguf_export import export_gguf
 from ipex_lookahead.engines.requantize import requantized
-from ipex_lookahead.engines.weights import WeightPlan, check_low_bit, quantize_best
+from ipex_lookahead.engines.weights import WeightPlan, check_low_bit, matrices, quantize_best
 from ipex_lookahead.errors import InputError, LowBitFormatError
 from ipex_lookahead.formats import dequantize, quantize
 from ipex_lookahead.formats.base import PackedWeight
@@ -169,3 +170,20 @@ def test_names_that_loading_takes(rules, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert check_low_bit("mine.yaml") == rules, "a folder that is left later does not matter"
     assert [check_low_bit(name) for name in ("fp8", "gguf_q4k_s", "q4_k")] == ["fp8_e5m2", "gguf_q4k_s", "q4_k"]
+
+
+def test_a_mixture_becomes_a_gguf_file(tmp_path):
+    source = write_tiny_gguf(tmp_path / "f.gguf", quant="F16", hidden=256, intermediate=256, tie=False)
+    checkpoint = open_checkpoint(source)
+    plan = WeightPlan("gguf_q4k_m").of_spec(checkpoint.spec)
+    export_gguf(checkpoint, tmp_path / "o.gguf", plan)
+    written = open_checkpoint(tmp_path / "o.gguf")
+    found = {name: (written.info(name).format,) for name in matrices(checkpoint.spec)}
+    assert found == {name: plan.target(name, shape) for name, shape in matrices(checkpoint.spec).items()}
+    assert found["model.embed_tokens.weight"] == ("q4_k",)
+    rules = tmp_path / "r.yaml"
+    rules.write_text("default: [sym_int4, q4_k]")
+    with pytest.raises(InputError, match="lets matrices choose"):
+        export_gguf(checkpoint, tmp_path / "no.gguf", WeightPlan(str(rules)).of_spec(checkpoint.spec))
+    written.close()
+    checkpoint.close()
