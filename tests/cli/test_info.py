@@ -42,7 +42,7 @@ def unread(path):
     entries, tensors = llama_parts()
     hidden = 256
     entries = [(k, t, hidden if k == "llama.embedding_length" else v) for k, t, v in entries]
-    kinds = {"token_embd.weight": 21, "blk.0.attn_q.weight": 22, "blk.0.attn_k.weight": 22}
+    kinds = {"token_embd.weight": 41, "blk.0.attn_q.weight": 15, "blk.0.attn_k.weight": 15}
     tensors = [
         tensor(name, (hidden, dims[1]), kinds[name]) if name in kinds else (name, dims, kind, data)
         for name, dims, kind, data in tensors
@@ -51,18 +51,18 @@ def unread(path):
 
 
 def test_a_gguf_file_of_types_that_are_not_read(tmp_path, capsys):
-    file = unread(tmp_path / "llama.IQ2_M.gguf")
+    file = unread(tmp_path / "llama.Q8_K.gguf")
     facts = facts_of(file, capsys)
     assert facts["architecture"] == "llama"
     assert facts["engine"] is None
-    assert facts["formats"]["IQ2_S"] == {"tensors": 2, "bytes": 2 * 8 * 82}
-    assert facts["formats"]["IQ3_S"] == {"tensors": 1, "bytes": 4 * 110}
+    assert facts["formats"]["Q8_K"] == {"tensors": 2, "bytes": 2 * 8 * 292}
+    assert facts["formats"]["Q1_0"] == {"tensors": 1, "bytes": 4 * 2 * 18}
     assert facts["formats"]["fp32"]["tensors"] == 3
     assert (facts["layers"], facts["hidden_size"], facts["vocab_size"]) == (1, 256, 4)
     assert facts["licence"] == "mit"
-    assert facts["hint"].endswith("llama-quantize --allow-requantize llama.IQ2_M.gguf llama.IQ2_M-Q8_0.gguf Q8_0")
+    assert facts["hint"].endswith("llama-quantize --allow-requantize llama.Q8_K.gguf llama.Q8_K-Q8_0.gguf Q8_0")
     said = " ".join(words_of(file, capsys).split())
-    assert "weights in IQ2_S 2 tensors" in said
+    assert "weights in Q8_K 2 tensors" in said
     assert "cannot be run" in said
     assert "llama-quantize --allow-requantize" in said
     assert run(["generate", "-m", str(file), "hi"]) == 1

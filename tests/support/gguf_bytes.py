@@ -94,7 +94,18 @@ def build(entries: Sequence[Entry], tensors: Sequence[Tensor], *, version: int =
     return made
 
 
-_BYTES = {0: (1, 4), 1: (1, 2), 30: (1, 2), 8: (32, 34), 2: (32, 18), 3: (32, 20), 21: (256, 110), 22: (256, 82)}
+_BYTES = {
+    0: (1, 4),
+    1: (1, 2),
+    30: (1, 2),
+    8: (32, 34),
+    2: (32, 18),
+    3: (32, 20),
+    21: (256, 110),
+    22: (256, 82),
+    15: (256, 292),
+    41: (128, 18),
+}
 
 
 def tensor(name: str, dims: Sequence[int], kind: int) -> Tensor:
