@@ -264,9 +264,13 @@ def test_after_the_prompt_an_interrupt_is_pythons():
     from ipex_lookahead.cli.interrupt import ends_at_once
 
     tidied = []
-    with ends_at_once(lambda: tidied.append(1)) as in_order:
-        in_order()
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs in the background inherits none
+    try:
+        with ends_at_once(lambda: tidied.append(1)) as in_order:
+            in_order()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not tidied
     assert signal.set_wakeup_fd(-1) == -1
