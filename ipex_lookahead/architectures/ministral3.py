@@ -1,4 +1,4 @@
-"""Ministral 3 and the text part of Mistral Small 3.x on it: a Mistral whose queries grow warmer with their position."""
+"""Ministral 3, as a text model: a Mistral whose queries grow warmer with their position."""
 
 from __future__ import annotations
 
