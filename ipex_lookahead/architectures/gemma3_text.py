@@ -7,14 +7,12 @@ from typing import Any
 from ipex_lookahead.architectures import gemma2
 from ipex_lookahead.architectures.hparams import SIZES, Source, boolean, check_even_heads, one_of, whole
 from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys, GgufKeys, GgufSource
+from ipex_lookahead.architectures.names import text_part
 from ipex_lookahead.architectures.rope import local_rope, rope
 from ipex_lookahead.architectures.spec import Block, ModelSpec
 from ipex_lookahead.architectures.windows import fill_layer_types, gguf_layer_types, layer_types, window_of, window_size
 
 _LAYERS_OF_27B = 62
-_TEXT = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head.": "lm_head."}
-"""How the text part's tensors are called in a larger model, before transformers 4.52 and since."""
-_OTHER = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 
 def _check(config: dict[str, Any], source: Source) -> None:
@@ -86,14 +84,7 @@ GGUF = GgufKeys(
 )
 
 
-def rename(name: str) -> str | None:
-    """The text part's name for a tensor of a larger model, and None for one of its other parts."""
-    if name.startswith(_OTHER):
-        return None
-    for theirs, ours in _TEXT.items():
-        if name.startswith(theirs):
-            return ours + name.removeprefix(theirs)
-    return name
+rename = text_part
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:

@@ -106,6 +106,8 @@ class ConfigKeys:
         neutral, refused: more of both.
         check: what the keys must be to each other; raises, and may write usual values into the config.
         inside: the object that holds all keys (``text_config``), where the family is a part of another model.
+        parts: what that part may be, by its ``model_type``: the keys of that family hold inside, and the tables here
+            for the whole. The first is meant where it names none.
     """
 
     used: Mapping[str, Check] = field(default_factory=dict)
@@ -115,6 +117,7 @@ class ConfigKeys:
     refused: Mapping[str, Refusal] = field(default_factory=dict)
     check: Callable[[dict[str, Any], Source], None] = lambda config, source: None
     inside: str = ""
+    parts: Mapping[str, ConfigKeys] = field(default_factory=dict)
 
     def all_neutral(self) -> dict[str, str]:
         """Keys without effect on this family's logits, and why."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from ipex_lookahead.architectures.hparams import boolean, one_of
 from ipex_lookahead.architectures.keys import ConfigKeys
-from ipex_lookahead.architectures.names import Names
+from ipex_lookahead.architectures.names import Names, text_part
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import Block, ModelSpec
 from ipex_lookahead.architectures.windows import window_size
@@ -29,6 +29,9 @@ KEYS = ConfigKeys(
     refused={"layer_types": ((None,), "has layers of several kinds, which transformers' Mistral passes over")},
 )
 GGUF = None
+
+
+rename = text_part
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:

@@ -22,6 +22,7 @@ from ipex_lookahead.architectures.hparams import (
     boolean,
     check_rope,
     check_sizes,
+    one_of,
     real,
     shown,
     text,
@@ -88,6 +89,7 @@ def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]
 
     Rope comes out as ``rope_theta`` (float) and ``rope_scaling`` (dict with ``rope_type``, or None), however it is
     spelled; ``dtype`` stands for ``torch_dtype`` too; ids are int, ``eos_token_id`` int or list of int.
+    ``tie_word_embeddings`` is None where the parts of a larger model do not agree on it: the tensors tell.
     Raises ModelFormatError, or UnsupportedModelError for an unknown family and for switches that it does not have.
     """
     source = _source(raw, path)
@@ -96,8 +98,11 @@ def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]
     model_type = text(source, "model_type", raw["model_type"])
     keys = family(model_type, file=str(path)).KEYS
     keys.refuse(raw, source)
+    undecided = False
     if keys.inside:
-        raw, source = _inside(raw, keys.inside, source)
+        raw, source, undecided = _inside(raw, keys.inside, source)
+        model_type = one_of(*keys.parts)(source, "model_type", raw.get("model_type") or next(iter(keys.parts)))
+        keys = keys.parts[model_type]
         keys.refuse(raw, source)
     config: dict[str, Any] = {"model_type": model_type}
     for key in SIZES:
@@ -121,6 +126,8 @@ def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]
     scaling = rope if _is_scaled(rope) else config.get("rope_scaling")
     config["rope_scaling"] = check_rope(scaling or None, config["rope_theta"], rope_source)
     keys.check(config, source)
+    if undecided:
+        config["tie_word_embeddings"] = None
     config.update(_architectures(raw, source))
     config.update(_dtype(raw, source))
     config.update(_ids(raw, source, config["vocab_size"]))
@@ -128,23 +135,25 @@ def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]
     return config
 
 
-def _inside(raw: JsonObject, key: str, source: Source) -> tuple[JsonObject, Source]:
-    """The object that holds a text model's keys, with what the whole says of it as well; and its places."""
+def _inside(raw: JsonObject, key: str, source: Source) -> tuple[JsonObject, Source, bool]:
+    """The object that holds a text model's keys, with what the whole says of it as well; its places; and ``undecided``.
+
+    That is so where the whole and its part do not agree on whether the lm_head is the embedding, or only the whole says
+    that it is (releases of transformers say so of models that have both). Then the tensors that are there tell.
+    """
     inner = raw.get(key)
     if not isinstance(inner, JsonObject):
         raise source.error(key, f"is {shown(inner)}; it must be an object")
-    tied = "tie_word_embeddings"
-    if None not in (raw.get(tied), inner.get(tied)) and raw[tied] != inner[tied]:
-        raise UnsupportedModelError(
-            f"{source.file}: {tied} is {shown(raw[tied])}, and {shown(inner[tied])} in {key}; they must be the same"
-        )
+    whole, part = (each.get("tie_word_embeddings") for each in (raw, inner))
+    undecided = part is not whole if part is not None and whole is not None else whole is True
     outer = {name: raw[name] for name in _OUTER if raw.get(name) is not None}
 
     def places() -> dict[str, Place]:
         inside = {name: (f"{key}.{name}", at) for name, at in inner.at.items()}
         return inside | {name: (name, raw.at.get(name)) for name in outer}
 
-    return JsonObject({**inner, **outer}, inner._text, inner._number), Source(source.file, Places(places))
+    text_model = JsonObject({**inner, **outer}, inner._text, inner._number)
+    return text_model, Source(source.file, Places(places)), undecided
 
 
 def read_generation_config(path: str | PathLike[str], vocab: int) -> dict[str, Any]:

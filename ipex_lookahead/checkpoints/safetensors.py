@@ -91,8 +91,10 @@ class SafetensorsCheckpoint:
     def _place(self) -> None:
         """Find the family's weights among the tensors, under the names that its spec knows them by."""
         known = family(self.config["model_type"])
-        self.spec = spec_for(self.config)
         names = {renamed(known, name) or "" for name in self._tensors}
+        if self.config["tie_word_embeddings"] is None:
+            self.config["tie_word_embeddings"] = "lm_head.weight" not in names
+        self.spec = spec_for(self.config)
         self._weights = {
             name: fused_experts(in_blocks(tensor, names), names) for name, tensor in tensors_by_name(self.spec).items()
         }

