@@ -71,6 +71,10 @@ NAMES = (*LOW_BITS, *PRESETS, *ALIASES)
 """All that ``load_in_low_bit`` takes beside the path of a file of rules."""
 
 
+ALL_LOW_BITS = "all"
+"""The word of ``bench quality`` for every format and preset."""
+
+
 def is_rules_file(name: str) -> bool:
     """Whether a format's name is the path of a file of rules."""
     return name.endswith((".yaml", ".yml"))

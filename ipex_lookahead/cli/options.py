@@ -60,18 +60,19 @@ model_option = option(
     "--model", "-m", type=Model(), default="default", help="A folder, a .gguf file, a hub id, or 'default'."
 )
 low_bit_option = option("--low-bit", type=LowBit(), help=f"{WEIGHTS}; as the file has it if not given.")
+kv_cache_option = option(
+    "--kv-cache",
+    type=click.Choice(["fp16", "int8"]),
+    default="fp16",
+    help="How keys and values are held; int8 takes half the memory.",
+)
 threads_option = option("--threads", type=click.IntRange(1), help="Worker threads; all physical cores if not given.")
 
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """``--model --low-bit --threads --kv-cache``."""
     for decorate in (
-        option(
-            "--kv-cache",
-            type=click.Choice(["fp16", "int8"]),
-            default="fp16",
-            help="How keys and values are held; int8 takes half the memory.",
-        ),
+        kv_cache_option,
         threads_option,
         low_bit_option,
         model_option,

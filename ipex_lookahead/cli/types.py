@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 
 from ipex_lookahead.cli.names import STRATEGIES
 from ipex_lookahead.config import MAX_DRAFT
-from ipex_lookahead.low_bits import ALIASES, LOW_BITS, PRESETS
+from ipex_lookahead.low_bits import ALIASES, ALL_LOW_BITS, LOW_BITS, PRESETS
 
 if TYPE_CHECKING:
     AnyType = click.ParamType[Any]
@@ -94,6 +94,26 @@ class LowBit(AnyType):
         """The names that begin so; where none does, files of rules."""
         found = _items(self.known, incomplete)
         return found if found or self.alike else [CompletionItem(incomplete, type="file")]
+
+
+class LowBits(LowBit):
+    """Several names with commas between, or ``ALL_LOW_BITS``."""
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """As help shows it."""
+        return "FORMAT,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """The names, which are checked when the engine is known."""
+        return value if isinstance(value, tuple) else tuple(str(value).split(","))
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The last of the names."""
+        before, comma, last = incomplete.rpartition(",")
+        known = self.known if comma else {ALL_LOW_BITS: "every one of them", **self.known}
+        return _items({f"{before}{comma}{name}": said for name, said in known.items()}, incomplete) or (
+            [CompletionItem(last, type="file")] if not comma else []
+        )
 
 
 class Tokens(AnyType):

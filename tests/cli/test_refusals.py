@@ -150,9 +150,9 @@ def test_stores_that_can_be_written_and_those_without_a_file(scripted, tmp_path)
         assert run(["generate", "hi", "--lookahead", "auto", "--store", store]) == 0
 
 
-@pytest.mark.parametrize("command", ["decode", "exact", "replay", "quality"])
+@pytest.mark.parametrize("command", ["decode", "exact", "replay"])
 def test_prompts_that_are_missing(command, refused, tmp_path):
-    more = {"replay": ["--record", "x"], "quality": ["--text", __file__]}.get(command, [])
+    more = {"replay": ["--record", "x"]}.get(command, [])
     assert "no prompt file at /no/such" in refused("bench", command, *more, "--prompts", "/no/such.jsonl")[0]
     assert "holds no .jsonl file" in refused("bench", command, *more, "--prompts", str(tmp_path))[0]
     assert "no prompt file" in refused("compare-engines", "--prompts", "/no/such.jsonl")[0]

@@ -1,0 +1,120 @@
+"""Pictures of what benches measured, by matplotlib, which is needed for these alone."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from ipex_lookahead.errors import InputError
+
+SUFFIXES = (".svg", ".png")
+LEAST_KL = 1e-5
+"""What is below is drawn there: nobody sees the difference, and zero has no place on a logarithmic axis."""
+_KINDS = (("#1f5fa8", "o", "formats"), ("#c2571a", "^", "other files"))
+MOST_BITS = 10
+"""More are left out of the picture where there are less: floats of 16 and 32 bits are alike, and far away."""
+_SPOTS = [
+    (reach * math.cos(turn * math.pi / 8), reach * math.sin(turn * math.pi / 8))
+    for reach in (7, 14, 22, 32, 44, 58, 74, 92)
+    for turn in (0, 8, 1, -1, 7, -7, 2, -2, 6, -6, 3, -3, 5, -5, 4, -4)
+]
+"""Where a point's name may stand: points of the page from it, nearest first."""
+_LINE_FROM = 16
+"""From which spot on a line leads to the name."""
+
+
+def check_plot(file: Path) -> None:
+    """Raise InputError unless a picture of that name can be drawn, before anything is measured."""
+    if file.suffix.lower() not in SUFFIXES:
+        raise InputError(f"{file}: a picture is {' or '.join(SUFFIXES)} by its name")
+    if not file.parent.is_dir():
+        raise InputError(f"{file.parent}: there is no such folder")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise InputError(
+            "drawing needs matplotlib, which is not installed", hint='pip install "ipex-lookahead[bench]"'
+        ) from None
+
+
+def plot_quality(report: dict[str, Any], file: Path) -> None:
+    """KL divergence over bits a weight, each format with its name: ``bench quality``'s report as a picture.
+
+    Rows from other files (``--beside``) have a colour and a mark of their own. Raises InputError if it cannot be saved.
+    """
+    import matplotlib
+
+    style = {"svg.fonttype": "none", "svg.hashsalt": "ipex-lookahead", "font.size": 8, "font.family": "sans-serif"}
+    with matplotlib.rc_context(style):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(7.5, 5.5), layout="constrained", facecolor="white")
+        FigureCanvasAgg(figure)  # knows how large a text is
+        axes = figure.subplots()
+        axes.set_yscale("log")
+        points = []
+        drawn = [row for row in report["formats"] if row["bits"] < MOST_BITS] or report["formats"]
+        for others, (colour, mark, label) in zip((False, True), _KINDS, strict=True):
+            rows = [row for row in drawn if row["other_file"] is others]
+            if rows:
+                at = [(row["bits"], max(row["kl"], LEAST_KL)) for row in rows]
+                axes.plot(*zip(*at, strict=True), mark, color=colour, markersize=4.5, label=label)
+                points += [(*place, row["name"], colour) for place, row in zip(at, rows, strict=True)]
+        axes.set_xlabel("bits a weight, scales included")
+        axes.set_ylabel("KL divergence from the reference (nats a token), less is better")
+        axes.grid(color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.set_title(_title(report), fontsize=8)
+        if any(row["other_file"] for row in drawn):
+            axes.legend(loc="upper right")
+        axes.margins(0.1)
+        _name(figure, axes, points)
+        try:
+            figure.savefig(file, dpi=200, metadata={"Date": None} if file.suffix.lower() == ".svg" else None)
+        except OSError as error:
+            raise InputError(f"{file} cannot be saved: {error.strerror or error}") from error
+
+
+def _title(report: dict[str, Any]) -> str:
+    reference = report["reference"]
+    return (
+        f"{report['model']} beside its weights in {reference['low_bit']} (perplexity {reference['perplexity']:.2f})\n"
+        f"{report['text']}, {report['tokens']:,} tokens in windows of {report['window']}; ipex-lookahead"
+        f" {report['version']}, {report['date']}"
+    )
+
+
+def _name(figure: Any, axes: Any, points: list[tuple[float, float, str, str]]) -> None:
+    """Write each point's name at the nearest spot that is free of points and of other names."""
+    from matplotlib.text import Text
+    from matplotlib.transforms import Bbox
+
+    figure.draw_without_rendering()  # the axes get their place
+    renderer = figure.canvas.get_renderer()
+    scale = figure.dpi / 72
+    taken = []
+    for x, y, *_ in points:
+        left, low = axes.transData.transform((x, y))
+        taken.append(Bbox.from_bounds(left - 3 * scale, low - 3 * scale, 6 * scale, 6 * scale))
+    for x, y, name, colour in points:
+        for number, (dx, dy) in enumerate(_SPOTS):
+            text = axes.annotate(
+                name,
+                (x, y),
+                xytext=(dx, dy),
+                textcoords="offset points",
+                ha="left" if dx > 3 else "right" if dx < -3 else "center",
+                va="bottom" if dy > 3 else "top" if dy < -3 else "center",
+                fontsize=6.5,
+                color=colour,
+                arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.4} if number >= _LINE_FROM else None,
+            )
+            text.update_positions(renderer)
+            box = Text.get_window_extent(text, renderer)  # without the line
+            inside = axes.bbox.contains(box.x0, box.y0) and axes.bbox.contains(box.x1, box.y1)
+            if number == len(_SPOTS) - 1 or (inside and not any(box.overlaps(other) for other in taken)):
+                taken.append(box)
+                break
+            text.remove()
