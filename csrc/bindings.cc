@@ -17,7 +17,7 @@
 #include "runtime/machine_probe.h"
 #include "sampling.h"
 #include "weights/linear.h"
-#include "weights/quantize.h"
+#include "weights/search.h"
 
 using namespace ipex_lookahead;
 using namespace nb::literals;
@@ -62,32 +62,43 @@ nb::object export_vector(const float* values, int64_t n) {
 
 nb::object export_bias(const Matrix& m) { return export_vector(m.bias, m.n_out); }
 
-nb::tuple quantize(const std::string& format, const std::string& kind, const AnyMatrix& weight, int group, int threads) {
-  const WeightFormat f = format_of(format), k = format_of(kind);
-  const Quantizer* quantizer = quantizer_of(f);
-  if (quantizer == nullptr || stream_facts(k).inputs != 1)
-    throw std::invalid_argument("quantize goes from a float kind to an integer format");
-  if (weight.dtype() != (k == WeightFormat::fp32 ? nb::dtype<float>() : nb::dtype<uint16_t>()))
-    throw std::invalid_argument("a weight of kind 'fp32' is an array of float32, of other kinds of uint16 (their bits)");
-  if (group != 32 && group != 64) throw std::invalid_argument("group size must be 32 or 64");
-  checked_threads(threads);
-  check_aligned(weight, weight.itemsize());
-  const int64_t n_out = int64_t(weight.shape(0)), n_in = int64_t(weight.shape(1));
-  check_size(n_out, n_in);
-  const StreamFacts& facts = stream_facts(f);
-  const int64_t bytes = code_bytes(f, n_in), groups = groups_of(f, n_in, group);
-  Owned<uint8_t> codes(size_t(n_out * bytes));
-  Owned<uint16_t> scales(size_t(n_out * groups)), minimums(size_t(facts.minimums ? n_out * groups : 0));
-  int64_t bad;
+nb::tuple search(const FloatMatrix& values, const FloatMatrix& importance, int size, const FloatVector& numbers, bool whole,
+                 const FloatVector& tries, int step_limit, bool minimum, int lanes) {
+  const auto fail = [](const std::string& what) { throw std::invalid_argument(what); };
+  check_aligned(values, sizeof(float));
+  check_aligned(importance, sizeof(float));
+  check_aligned(numbers, sizeof(float));
+  check_aligned(tries, sizeof(float));
+  const int64_t blocks = int64_t(values.shape(0)), inputs = int64_t(values.shape(1));
+  const int64_t repeated = int64_t(importance.shape(0));
+  const int64_t parts = size > 0 ? inputs / size : 0;
+  if (size < 1 || size > kMostGroup || inputs != parts * size || parts < 1 || parts > kMostParts || (parts & (parts - 1)))
+    fail("a block has 1, 2, 4, 8 or 16 parts of 1 to " + std::to_string(kMostGroup) + " inputs");
+  if (blocks > kMostOutputs || int64_t(importance.shape(1)) != inputs || repeated < 1 || blocks % repeated != 0)
+    fail("importance must have the blocks of one or more whole rows");
+  if (numbers.size() < 1 || numbers.size() > size_t(kMostNumbers) || tries.size() > size_t(kMostNumbers))
+    fail("there are 1 to " + std::to_string(kMostNumbers) + " numbers, and no more tries");
+  if (step_limit < (minimum ? 0 : -128) || step_limit > (minimum ? 255 : 0) || (parts > 1 && step_limit == 0))
+    fail("parts have steps from -128 on, or with minimums up to 255; and a block of several parts has steps");
+  if (minimum && (!whole || numbers.data()[0] != 0)) fail("with minimums, numbers are whole and begin with 0");
+  const int most = most_search_lanes();
+  if (lanes == 0) lanes = most;
+  if ((lanes != 4 && lanes != 8 && lanes != 16) || lanes > most)
+    fail("lanes is " + std::to_string(lanes) + "; it must be 4, 8 or 16, and here at most " + std::to_string(most));
+  const Search wanted{int(inputs), size, minimum, {numbers.data(), numbers.data() + numbers.size()}, whole,
+                      {tries.data(), tries.data() + tries.size()}, step_limit};
+  const size_t stepped = size_t(step_limit ? blocks * parts : 0);
+  Owned<uint8_t> codes{size_t(blocks * inputs)};
+  Owned<uint16_t> scales{size_t(blocks)}, minimums{size_t(minimum ? blocks : 0)};
+  Owned<int16_t> steps{stepped}, minimum_steps{minimum ? stepped : 0};
   {
     nb::gil_scoped_release release;
-    bad = quantizer(weight.data(), k, n_out, n_in, group, threads, {codes.data.get(), scales.data.get(), minimums.data.get()});
+    search_blocks(wanted, values.data(), importance.data(), blocks, repeated, lanes,
+                  {codes.data.get(), scales.data.get(), minimums.data.get(), steps.data.get(), minimum_steps.data.get()});
   }
-  if (bad >= 0)
-    throw std::invalid_argument("row " + std::to_string(bad) +
-                                " holds a NaN or infinite value, or its scale is beyond binary16");
-  return nb::make_tuple(codes.array(n_out, bytes), scales.array(n_out, groups),
-                        facts.minimums ? minimums.array(n_out, groups) : nb::none());
+  return nb::make_tuple(codes.array(blocks, inputs), scales.array(blocks), minimum ? minimums.array(blocks) : nb::none(),
+                        step_limit ? steps.array(blocks, parts) : nb::none(),
+                        minimum && step_limit ? minimum_steps.array(blocks, parts) : nb::none());
 }
 
 // Tokens, parents and wanted rows are copied, and caches held: other threads may change arrays and lists meanwhile.
@@ -173,7 +184,9 @@ NB_MODULE(_native, m) {
   m.def("known_isas", &known_isas);
   m.def("available_isas", &available_isas);
   m.def("chosen_isa", [](const std::string& name) { return std::string(kernels_for(name)->name); }, "name"_a = "");
-  m.def("quantize", &quantize, "format"_a, "kind"_a, "weight"_a, "group_size"_a, "threads"_a);
+  m.def("most_search_lanes", &most_search_lanes);
+  m.def("search", &search, "values"_a, "importance"_a, "size"_a, "numbers"_a, "whole"_a, "tries"_a, "step_limit"_a,
+        "minimum"_a, "lanes"_a = 0);
   m.def("sample", &sample_one, "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "sequence"_a,
         "position"_a);
   m.def(

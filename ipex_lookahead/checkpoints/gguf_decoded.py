@@ -14,8 +14,8 @@ from ipex_lookahead.checkpoints.gguf_reader import GgufTensor
 from ipex_lookahead.checkpoints.placed import Run
 from ipex_lookahead.formats import FORMATS, sym_int2
 from ipex_lookahead.formats.base import PackedWeight
-from ipex_lookahead.formats.blocks import Parts
 from ipex_lookahead.formats.float_base import narrow, to_binary16
+from ipex_lookahead.formats.search import Parts
 
 _VALUES_AT_ONCE = 1 << 20
 

@@ -30,14 +30,21 @@ def get_format(name: str) -> LowBitFormat:
         ) from None
 
 
-def quantize(weight: PackedWeight, name: str, group_size: int = 32, threads: int | None = None) -> PackedWeight:
+def quantize(
+    weight: PackedWeight,
+    name: str,
+    group_size: int = 32,
+    threads: int | None = None,
+    importance: npt.NDArray[np.float32] | None = None,
+) -> PackedWeight:
     """A weight in format ``name``; the same object where it is in that format and of that group size already.
 
     Args:
         weight: a float weight; a matrix [n_out, n_in] for the integer formats.
         name: a key of ``FORMATS``.
         group_size: inputs that share a scale, 32 or 64; not used by formats that leave no choice.
-        threads: threads of the compiled quantiser, None for one on each CPU that this process may use.
+        threads: to compute with, None for one on each CPU that this process may use.
+        importance: float32 [n_in], what the squared error of each input's weights counts (``LowBitFormat.quantize``).
 
     Raises:
         LowBitFormatError: an unknown format, a weight that is quantised otherwise already, one that is no matrix, or
@@ -46,7 +53,7 @@ def quantize(weight: PackedWeight, name: str, group_size: int = 32, threads: int
     target = get_format(name)
     if weight.format == name and weight.format not in FLOATS and weight.group_size in (0, group_size):
         return weight
-    return target.quantize(weight, group_size, threads)
+    return target.quantize(weight, group_size, threads, importance)
 
 
 def dequantize(weight: PackedWeight) -> npt.NDArray[np.float32]:

@@ -143,8 +143,25 @@ class LowBitFormat(Protocol):
         """How GGUF stores it; None where it does not."""
         ...
 
-    def quantize(self, weight: PackedWeight, group_size: int = 32, threads: int | None = None) -> PackedWeight:
-        """A float weight [n_out, n_in] in this format. Raises LowBitFormatError for NaN or infinite values."""
+    def quantize(
+        self,
+        weight: PackedWeight,
+        group_size: int = 32,
+        threads: int | None = None,
+        importance: npt.NDArray[np.float32] | None = None,
+    ) -> PackedWeight:
+        """A float weight [n_out, n_in] in this format.
+
+        Args:
+            weight: in a float format.
+            group_size: inputs that share a scale, where the format leaves a choice.
+            threads: to compute with, None for one on each CPU that this process may use.
+            importance: float32 [n_in], what the squared error of each input's weights counts, in any unit; None: all
+                alike. Float formats have no use for it.
+
+        Raises:
+            LowBitFormatError: what is no float matrix, NaN or infinite values, or a scale beyond the format.
+        """
         ...
 
     def dequantize(self, weight: PackedWeight) -> npt.NDArray[np.float32]:

@@ -11,7 +11,6 @@ The codes stay the file's own on their way through; ``csrc/weights/records.h`` s
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,19 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.formats.base import BadScale, GgufType, PackedWeight, Stream, check_streams
-from ipex_lookahead.formats.float_base import from_binary16, widen
-from ipex_lookahead.formats.groups import (
-    Floats,
-    check_matrix,
-    check_rows,
-    check_threads,
-    row_chunks,
-    stored_half,
-)
+from ipex_lookahead.formats.float_base import from_binary16
+from ipex_lookahead.formats.groups import check_matrix, quantize_rows, row_chunks
+from ipex_lookahead.formats.search import Floats, Parts
 
 Bytes = npt.NDArray[np.uint8]
-SEARCHED_AT_ONCE = 1 << 15
-"""Values in hand while scales are searched for: what is made of them on the way stays in a core's cache."""
 SUB_BLOCK = 32
 """Inputs in what the compiled core takes at a time. Of a ragged last block, whole sub-blocks that no input reaches are
 zero bits; nobody computes with them."""
@@ -47,23 +38,6 @@ class Plane(NamedTuple):
     bits: int
     run: int
     up: int = 0
-
-
-class Parts(NamedTuple):
-    """Blocks taken apart; the leading dimensions are those of the blocks.
-
-    Attributes:
-        codes: uint8 [..., inputs], unsigned as stored.
-        scale: binary16 bits [...]; for ``Exponents`` the bytes of the exponent.
-        minimum: binary16 bits [...], or None.
-        steps, minimum_steps: int16 [..., parts of a block], or None.
-    """
-
-    codes: Bytes
-    scale: npt.NDArray[Any]
-    minimum: npt.NDArray[np.uint16] | None = None
-    steps: npt.NDArray[np.int16] | None = None
-    minimum_steps: npt.NDArray[np.int16] | None = None
 
 
 class Steps(NamedTuple):
@@ -82,7 +56,7 @@ class BlockFormat:
         inputs: weights in a block.
         record: a block's bytes: ``scale`` (and ``minimum``), ``steps``, and the planes' fields.
         planes: where the codes are.
-        quantizer: floats [..., inputs] and their weights, 0 for what is no input -> ``Parts`` of unsigned codes.
+        quantizer: values [blocks, inputs], and importance [blocks of a row, inputs] -> ``Parts`` of unsigned codes.
         zero: what is taken from a code.
         table: what codes stand for instead.
         steps: how ``record["steps"]`` is read.
@@ -122,37 +96,25 @@ class BlockFormat:
             return None
         return GgufType(self.number, self.gguf_name, self.inputs, np.dtype([("codes", "u1", self.record.itemsize)]))
 
-    def quantize(self, weight: PackedWeight, group_size: int = 32, threads: int | None = None) -> PackedWeight:
-        """A float matrix [n_out, n_in], the last block of a row filled up with zeros.
-
-        Raises:
-            LowBitFormatError: not a float matrix, NaN or infinity, or values whose scale is beyond the format.
-        """
+    def quantize(
+        self,
+        weight: PackedWeight,
+        group_size: int = 32,
+        threads: int | None = None,
+        importance: Floats | None = None,
+    ) -> PackedWeight:
+        """A float matrix [n_out, n_in] in whole blocks; see ``LowBitFormat.quantize``."""
         check_matrix(weight, self.name)
-        n_out, n_in = weight.shape
         codes = np.empty(self.streams[0].shape(weight.shape, 0), np.uint8)
-        blocks = codes.shape[1] // self.record.itemsize
 
-        def quantize_rows(rows: slice) -> None:
-            check_rows(weight, rows)
-            values = widen(weight.codes[rows], weight.format)
-            padded = np.pad(values, ((0, 0), (0, blocks * self.inputs - n_in))).reshape(
-                len(values), blocks, self.inputs
+        def put(rows: slice, parts: Parts) -> None:
+            n_rows = rows.stop - rows.start
+            of_rows = Parts(
+                *(None if part is None else part.reshape(n_rows, -1, *part.shape[1:]) for part in parts)  # type: ignore[arg-type]
             )
-            inputs = np.broadcast_to(np.arange(blocks * self.inputs).reshape(blocks, -1) < n_in, padded.shape)
-            with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
-                parts = self.quantizer(padded, inputs.astype(np.float32))
-            for what in ("scale", "minimum"):
-                half = getattr(parts, what)
-                if half is not None and half.dtype == np.uint16:
-                    stored_half(from_binary16(half), what, rows.start, self.name)
-            codes[rows] = self.pack(parts, n_in).view(np.uint8).reshape(len(values), -1)
+            codes[rows] = self.pack(of_rows, weight.shape[1]).view(np.uint8).reshape(n_rows, -1)
 
-        step = max(1, SEARCHED_AT_ONCE // (blocks * self.inputs))
-        pieces = [slice(start, min(start + step, n_out)) for start in range(0, n_out, step)]
-        with ThreadPoolExecutor(check_threads(threads)) as pool:  # numpy lets go of the GIL while it computes
-            for _ in pool.map(quantize_rows, pieces):
-                pass
+        quantize_rows(weight, self.name, self.inputs, self.quantizer, put, importance=importance, threads=threads)
         return PackedWeight(self.name, weight.shape, codes)
 
     def dequantize(self, weight: PackedWeight) -> npt.NDArray[np.float32]:

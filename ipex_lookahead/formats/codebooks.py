@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ipex_lookahead.formats.blocks import Parts, Plane
-from ipex_lookahead.formats.search import Floats, best_scale, half, in_table, inverse_of
+from ipex_lookahead.formats.base import GROUP
+from ipex_lookahead.formats.blocks import Plane
+from ipex_lookahead.formats.search import Floats, Numbers, Parts, ScaleSearch, around
 
 SCALE = ("scale", "<u2")
 NIBBLES, CRUMBS = ("nibbles", "u1", 16), ("crumbs", "u1", 8)
@@ -20,23 +21,22 @@ NIBBLE_PLANE, CRUMB_PLANE = Plane("nibbles", 4, 16), Plane("crumbs", 2, 8)
 def quantizer_of(
     table: Sequence[float], extreme: float, *, width: float = 0.0, tries: int = 0
 ) -> Callable[[Floats, Floats], Parts]:
-    """The quantiser to a table: its scale is searched for (``best_scale``), then codes are those of what is nearest.
+    """The quantiser to a table: its scale is searched for (:class:`ScaleSearch`).
 
     Args:
         table: what codes stand for; of equal numbers the first is used, and NaN is never used.
         extreme: the number that the value of largest magnitude is tried at.
-        width: see ``best_scale``.
-        tries: its ``steps``.
+        width: it is tried at so far from each other,
+        tries: so many on either side of ``extreme``.
     """
     numbers, codes = np.unique(np.array(table, np.float32), return_index=True)
     used = np.isfinite(numbers) & (np.abs(numbers) <= abs(extreme))
-    numbers, used_codes = numbers[used], codes[used].astype(np.uint8)
-    nearest = in_table(tuple(numbers.tolist()))
+    used_codes = codes[used].astype(np.uint8)
+    search = ScaleSearch(Numbers(numbers[used].tolist()), GROUP, around(extreme, width, tries))
 
-    def quantize(values: Floats, inputs: Floats) -> Parts:
-        weights = inputs * values * values
-        bits, scale = half(best_scale(values, weights, nearest, extreme, width, tries))
-        return Parts(used_codes[np.searchsorted(numbers, nearest(values * inverse_of(scale)[..., None]))], bits)
+    def quantize(values: Floats, importance: Floats) -> Parts:
+        found = search(values, importance)
+        return found._replace(codes=used_codes[found.codes])
 
     return quantize
 

@@ -51,7 +51,13 @@ class FloatFormat:
         """One value after the other."""
         return GgufType(self.number, self.stored, 1, np.dtype([("codes", FLOAT_DTYPES[self.name])]))
 
-    def quantize(self, weight: PackedWeight, group_size: int = 32, threads: int | None = None) -> PackedWeight:
+    def quantize(
+        self,
+        weight: PackedWeight,
+        group_size: int = 32,
+        threads: int | None = None,
+        importance: npt.NDArray[np.float32] | None = None,
+    ) -> PackedWeight:
         """A float weight of any shape, rounded to nearest even; the same object where it is in this format already.
 
         Raises:

@@ -1,15 +1,14 @@
-"""What the integer formats share: values in groups, nibbles in blocks, checks, and the compiled twin.
+"""What the integer formats share: values in groups, nibbles in blocks, checks; and how any matrix is quantised.
 
-The numpy arithmetic in this package *is* the definition of each format; ``csrc/weights/quantize.cc`` must agree bit for
-bit and is used where the compiled core can be imported, because it is many times faster. All arithmetic is float32 in
-the order written, rounding half to even.
+A format says how a block's scale is searched for (``search.py``) and how what was found is packed.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,20 +30,22 @@ from ipex_lookahead.formats.float_base import (
     finite,
     from_binary16,
     not_finite,
-    to_binary16,
     value_at,
     widen,
 )
+from ipex_lookahead.formats.search import Floats, MinimumSearch, Parts, ScaleSearch
 
 GROUP_SIZES = (32, 64)
 
 MOST_THREADS = 1024
 """What the core takes."""
 
-Floats = npt.NDArray[np.float32]
-GroupQuantizer = Callable[[Floats, npt.NDArray[np.bool_]], tuple[npt.NDArray[Any], Floats, Floats | None]]
-"""From values [rows, groups, group_size], and which columns [groups, group_size] are real inputs (the others repeat the
-last real one), to codes of the same shape, and float32 scales and minimums [rows, groups] before their rounding."""
+SEARCHED_AT_ONCE = 1 << 17
+"""Values in hand while scales are searched for: what is made of them on the way stays in a core's cache."""
+LARGEST = np.float32(1e10)
+"""No scale of any format reaches values as large; below it nothing overflows on the way to one."""
+LEAST_IMPORTANT = np.float32(1e-6)
+"""Of an input beside the most important one: what a text never reached is still to be near."""
 
 
 def blocks_of(n_in: int) -> int:
@@ -87,7 +88,7 @@ class GroupFormat:
 
     Attributes:
         zero: what is taken from a code before it is multiplied.
-        quantizer: its definition.
+        search: how scales are found, for groups of 32.
     """
 
     name: str
@@ -95,31 +96,39 @@ class GroupFormat:
     zero: int
     streams: tuple[Stream, ...]
     gguf: GgufType
-    quantizer: GroupQuantizer
+    search: ScaleSearch | MinimumSearch
     group_sizes: tuple[int, ...] = GROUP_SIZES
 
-    def quantize(self, weight: PackedWeight, group_size: int = 32, threads: int | None = None) -> PackedWeight:
+    def quantize(
+        self,
+        weight: PackedWeight,
+        group_size: int = 32,
+        threads: int | None = None,
+        importance: Floats | None = None,
+    ) -> PackedWeight:
         """A float matrix [n_out, n_in] with one scale (and minimum) for every ``group_size`` inputs of a row.
 
-        By the compiled core where there is one, else with numpy; both give the same bits.
-
-        Raises:
-            LowBitFormatError: not a float matrix, unknown group size, NaN or infinity, a scale or minimum beyond
-                binary16.
+        See ``LowBitFormat.quantize``.
         """
         check_quantizable(weight, self.name, group_size)
-        core = _native_core()
-        if core is None:
-            return numpy_quantize(weight, self, group_size)
-        count = check_threads(threads)
-        try:
-            codes, scales, minimums = core.quantize(
-                self.name, weight.format, np.require(weight.codes, requirements=("C", "A")), group_size, count
+        n_in, kinds = weight.shape[1], {stream.name: stream for stream in self.streams}
+        stored = {name: np.empty(kind.shape(weight.shape, group_size), kind.dtype) for name, kind in kinds.items()}
+        padded = groups_of(n_in, group_size) * group_size
+
+        def put(rows: slice, parts: Parts) -> None:
+            codes = parts.codes.reshape(-1, padded)
+            codes[:, n_in:] = self.zero if self.streams[0] == NIBBLES else 127
+            codes = codes[:, : blocks_of(n_in) * GROUP]
+            stored["codes"][rows] = (
+                pack_nibbles(codes) if self.streams[0] == NIBBLES else (codes - np.uint8(127)).view(np.int8)
             )
-        except ValueError:
-            numpy_quantize(weight, self, group_size)  # raises, and says which value is at fault
-            raise  # or it does not: then the two disagree, and that is not to be hidden
-        return PackedWeight(self.name, weight.shape, codes.view(self.streams[0].dtype), group_size, scales, minimums)
+            for name, bits in (("scales", parts.scale), ("minimums", parts.minimum)):
+                if name in stored and bits is not None:
+                    stored[name][rows] = bits.reshape(len(codes), -1)
+
+        search = replace(self.search, size=group_size)
+        quantize_rows(weight, self.name, group_size, search, put, importance=importance, threads=threads)
+        return PackedWeight(self.name, weight.shape, group_size=group_size, **stored)
 
     def dequantize(self, weight: PackedWeight) -> npt.NDArray[np.float32]:
         """``scale * (code - zero) + minimum``, float32 [n_out, n_in], each operation rounded by itself."""
@@ -167,41 +176,88 @@ def first_bad_half(array: npt.NDArray[Any], what: str) -> BadScale | None:
     return BadScale(int(bad.argmax()), what) if bad.any() else None
 
 
-def numpy_quantize(weight: PackedWeight, target: GroupFormat, group_size: int) -> PackedWeight:
-    """The definition.
+def quantize_rows(
+    weight: PackedWeight,
+    name: str,
+    inputs: int,
+    quantizer: Callable[[Floats, Floats], Parts],
+    put: Callable[[slice, Parts], None],
+    *,
+    importance: Floats | None,
+    threads: int | None,
+) -> None:
+    """Blocks of ``inputs`` of all rows through a quantiser, some rows at a time on each thread.
+
+    What a last block holds beyond ``n_in`` repeats the row's last value and has no importance.
+
+    Args:
+        weight: a float matrix [n_out, n_in].
+        name: the format's, for errors.
+        inputs: of a block.
+        quantizer: values [blocks, inputs], and importance [blocks of a row, inputs], to blocks taken apart.
+        put: is given the rows and their blocks [rows * blocks of a row, ...], from any thread.
+        importance: float32 [n_in], see ``LowBitFormat.quantize``.
+        threads: see ``LowBitFormat.quantize``.
 
     Raises:
         LowBitFormatError: a NaN or infinite value, or a scale beyond binary16.
     """
     n_out, n_in = weight.shape
-    blocks, groups = blocks_of(n_in), groups_of(n_in, group_size)
-    stored = {stream.name: np.empty(stream.shape(weight.shape, group_size), stream.dtype) for stream in target.streams}
-    real = (np.arange(groups * group_size) < n_in).reshape(groups, group_size)
-    for rows in row_chunks(n_out, n_in):
+    blocks = -(-n_in // inputs)
+    of_inputs = np.zeros((blocks, inputs), np.float32)
+    of_inputs.reshape(-1)[:n_in] = 1 if importance is None else checked_importance(importance, n_in)
+
+    def quantize(rows: slice) -> None:
         check_rows(weight, rows)
-        values = np.pad(widen(weight.codes[rows], weight.format), ((0, 0), (0, real.size - n_in)), mode="edge")
-        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            part, scale, minimum = target.quantizer(values.reshape(-1, groups, group_size), real)
-        part = part.reshape(-1, groups * group_size)[:, : blocks * GROUP]
-        stored["codes"][rows] = pack_nibbles(part) if target.streams[0] == NIBBLES else part
-        stored["scales"][rows] = stored_half(scale, "scale", rows.start, target.name)
-        if minimum is not None:
-            stored["minimums"][rows] = stored_half(minimum, "minimum", rows.start, target.name)
-    return PackedWeight(target.name, weight.shape, group_size=group_size, **stored)
+        values = widen(weight.codes[rows], weight.format)
+        if (large := np.abs(values) > LARGEST).any():
+            row, column = divmod(int(large.argmax()), n_in)
+            raise _no_scale(name, rows.start + row, column // inputs, "scale", float(values[row, column]))
+        if blocks * inputs > n_in:
+            values = np.pad(values, ((0, 0), (0, blocks * inputs - n_in)), mode="edge")
+        with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
+            parts = quantizer(values.reshape(-1, inputs), of_inputs)
+        for what, bits in (("scale", parts.scale), ("minimum", parts.minimum)):
+            if bits is not None and bits.dtype == np.uint16 and (bad := first_bad_half(bits, what)) is not None:
+                row, group = divmod(bad.index, blocks)
+                block = values[row].reshape(blocks, inputs)[group]
+                raise _no_scale(name, rows.start + row, group, what, float(block[np.abs(block).argmax()]))
+        put(rows, parts)
+
+    step = max(1, SEARCHED_AT_ONCE // (blocks * inputs))
+    pieces = [slice(start, min(start + step, n_out)) for start in range(0, n_out, step)]
+    with ThreadPoolExecutor(check_threads(threads)) as pool:  # the core and numpy let go of the GIL
+        for _ in pool.map(quantize, pieces):
+            pass
+
+
+def checked_importance(importance: Floats, n_in: int) -> Floats:
+    """Importance [n_in] relative to the largest, none below ``LEAST_IMPORTANT``; all alike where all are 0.
+
+    Raises LowBitFormatError for another shape or what is no importance.
+    """
+    if importance.shape != (n_in,):
+        raise LowBitFormatError(f"importance has shape {list(importance.shape)}; the weight's rows ask for [{n_in}]")
+    if not (np.isfinite(importance).all() and (importance >= 0).all()):
+        raise LowBitFormatError("importance must be finite and not negative")
+    largest = importance.max()
+    relative = importance.astype(np.float64) / largest if largest > 0 else np.ones(n_in)
+    weights: Floats = np.maximum(relative.astype(np.float32), LEAST_IMPORTANT)
+    return weights
+
+
+def _no_scale(name: str, row: int, group: int, what: str, value: float) -> LowBitFormatError:
+    return LowBitFormatError(
+        f"row {row}, group {group}: the {what} for values up to {value:g} would be beyond what {name} stores it in, "
+        "binary16, which ends at 65504",
+        hint="keep this weight in bf16 or fp32 (modules_to_not_convert)",
+    )
 
 
 def row_chunks(n_out: int, n_in: int) -> Iterator[slice]:
     """Slices of rows of about ``CHUNK`` values."""
     step = max(1, CHUNK // n_in)
     return (slice(start, min(start + step, n_out)) for start in range(0, n_out, step))
-
-
-def rounded(scale: Floats) -> tuple[Floats, Floats]:
-    """A scale as it will be stored (binary16, widened again), and its inverse; 0 where the stored scale is 0."""
-    stored = from_binary16(to_binary16(scale))
-    with np.errstate(divide="ignore"):
-        inverse = np.where(stored != 0, np.float32(1) / stored, np.float32(0))
-    return stored, inverse
 
 
 def pack_nibbles(codes: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
@@ -232,29 +288,6 @@ def check_rows(weight: PackedWeight, rows: slice) -> None:
         raise not_finite(index, value_at(weight, index))
 
 
-def stored_half(values: Floats, what: str, first_row: int, name: str) -> npt.NDArray[np.uint16]:
-    """Scales or minimums as binary16 bits; LowBitFormatError where binary16 cannot hold one."""
-    bits = to_binary16(values)
-    bad = (bits & 0x7C00) == 0x7C00
-    if bad.any():
-        row, group = divmod(int(bad.argmax()), bits.shape[1])
-        raise LowBitFormatError(
-            f"row {first_row + row}, group {group}: the {what} would be {values[row, group]:g}; "
-            f"{name} stores it in binary16, which ends at 65504",
-            hint="keep this weight in bf16 or fp32 (modules_to_not_convert)",
-        )
-    return bits
-
-
 def _usable_cpus() -> int:
     """CPUs this process may run on, where the system tells; else all of them."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _native_core() -> Any | None:
-    """The compiled core, or None where it was not built."""
-    try:
-        from ipex_lookahead import _native
-    except ImportError:
-        return None
-    return _native

@@ -7,21 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ipex_lookahead.formats.blocks import BlockFormat, Parts, Plane
-from ipex_lookahead.formats.search import Floats, best_scale, half, in_table, inverse_of
+from ipex_lookahead.formats.blocks import BlockFormat, Plane
+from ipex_lookahead.formats.search import Numbers, ScaleSearch, around
 
 TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-
-
-def quantize_blocks(values: Floats, inputs: Floats) -> Parts:
-    """The definition; see ``BlockFormat.quantizer``."""
-    bits, scale = half(best_scale(values, inputs * values * values, in_table(TABLE), TABLE[0], 1.0, 7))
-    return Parts(codes_in_table(values * inverse_of(scale)[..., None]), bits)
-
-
-def codes_in_table(values: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """The codes of the nearest numbers of ``TABLE``."""
-    return np.searchsorted(np.array(TABLE), in_table(TABLE)(values)).astype(np.uint8)
 
 
 FORMAT = BlockFormat(
@@ -32,6 +21,6 @@ FORMAT = BlockFormat(
     inputs=32,
     record=np.dtype([("scale", "<u2"), ("nibbles", "u1", 16)]),
     planes=(Plane("nibbles", 4, 16),),
-    quantizer=quantize_blocks,
+    quantizer=ScaleSearch(Numbers(TABLE), 32, around(TABLE[0], 2, 4)),
     table=TABLE,
 )

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.formats.blocks import BlockFormat, Parts, Plane, Steps, join, split
+from ipex_lookahead.formats.blocks import BlockFormat, Plane, Steps, join, split
 from ipex_lookahead.formats.iq4_nl import TABLE
-from ipex_lookahead.formats.search import Floats, in_table
-from ipex_lookahead.formats.signed_steps import quantize_signed_steps
+from ipex_lookahead.formats.search import Numbers, ScaleSearch, around
 
 
 def unpack_steps(packed: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int16], None]:
@@ -28,14 +27,6 @@ def pack_steps(steps: npt.NDArray[np.int16], _: npt.NDArray[np.int16] | None) ->
     return np.concatenate((join(stored >> 4, 2, 1), join(stored & 15, 4, 1)), axis=-1)
 
 
-def quantize_blocks(values: Floats, inputs: Floats) -> Parts:
-    """The definition; see ``BlockFormat.quantizer``."""
-    parts, whole = quantize_signed_steps(
-        values, inputs, nearest=in_table(TABLE), extreme=TABLE[0], width=1.0, tries=7, size=32, least_step=-32
-    )
-    return parts._replace(codes=np.searchsorted(np.array(TABLE), whole).astype(np.uint8))
-
-
 FORMAT = BlockFormat(
     "iq4_xs",
     bits=4,
@@ -44,7 +35,7 @@ FORMAT = BlockFormat(
     inputs=256,
     record=np.dtype([("scale", "<u2"), ("steps", "u1", 6), ("nibbles", "u1", 128)]),
     planes=(Plane("nibbles", 4, 16),),
-    quantizer=quantize_blocks,
+    quantizer=ScaleSearch(Numbers(TABLE), 32, around(TABLE[0], 2, 4), -32),
     table=TABLE,
     steps=Steps(unpack_steps, pack_steps, least=-32),
 )

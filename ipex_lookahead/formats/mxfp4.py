@@ -11,14 +11,14 @@ import numpy.typing as npt
 
 from ipex_lookahead.errors import LowBitFormatError
 from ipex_lookahead.formats.base import PackedWeight
-from ipex_lookahead.formats.blocks import BlockFormat, Parts, Plane, half_powers
-from ipex_lookahead.formats.search import Floats, count_below
+from ipex_lookahead.formats.blocks import BlockFormat, Plane, half_powers
+from ipex_lookahead.formats.search import Floats, Parts, count_below
 
 TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 MIDDLES = np.array([0.5, 1.5, 2.5, 3.5, 5, 7, 10], np.float32)
 
 
-def quantize_blocks(values: Floats, inputs: Floats) -> Parts:
+def quantize_blocks(values: Floats, importance: Floats) -> Parts:
     """The definition: e = floor(log2(largest)) - 2 + 127; the nearest code, of two as near that of less magnitude."""
     largest = np.abs(values).max(axis=-1)
     exponent = np.where(largest > 0, np.floor(np.log2(largest)) + 125, 0).clip(0, 252).astype(np.uint8)

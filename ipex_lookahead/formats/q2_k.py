@@ -8,9 +8,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.formats.blocks import BlockFormat, Parts, Plane, Steps
-from ipex_lookahead.formats.search import Floats
-from ipex_lookahead.formats.six_bits import quantize_steps
+from ipex_lookahead.formats.blocks import BlockFormat, Plane, Steps
+from ipex_lookahead.formats.search import MinimumSearch, around
 
 
 def unpack_steps(packed: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16]]:
@@ -24,11 +23,6 @@ def pack_steps(steps: npt.NDArray[np.int16], minimum_steps: npt.NDArray[np.int16
     return (steps | minimum_steps << 4).astype(np.uint8)
 
 
-def quantize_blocks(values: Floats, inputs: Floats) -> Parts:
-    """The definition; see ``BlockFormat.quantizer``."""
-    return quantize_steps(values, inputs, most=3, size=16, most_step=15)
-
-
 FORMAT = BlockFormat(
     "q2_k",
     bits=2,
@@ -37,6 +31,6 @@ FORMAT = BlockFormat(
     inputs=256,
     record=np.dtype([("steps", "u1", 16), ("crumbs", "u1", 64), ("scale", "<u2"), ("minimum", "<u2")]),
     planes=(Plane("crumbs", 2, 32),),
-    quantizer=quantize_blocks,
+    quantizer=MinimumSearch(3, 16, around(3, 0.1, 8), 15),
     steps=Steps(unpack_steps, pack_steps),
 )

@@ -8,9 +8,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.formats.blocks import BlockFormat, Parts, Plane, Steps, join, split
-from ipex_lookahead.formats.search import Floats, clipped
-from ipex_lookahead.formats.signed_steps import quantize_signed_steps
+from ipex_lookahead.formats.blocks import BlockFormat, Plane, Steps, join, split
+from ipex_lookahead.formats.search import Numbers, ScaleSearch, around
 
 
 def unpack_steps(packed: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int16], None]:
@@ -25,14 +24,6 @@ def pack_steps(steps: npt.NDArray[np.int16], _: npt.NDArray[np.int16] | None) ->
     return np.concatenate((join(stored & 15, 4, 8), join(stored >> 4, 2, 4)), axis=-1)
 
 
-def quantize_blocks(values: Floats, inputs: Floats) -> Parts:
-    """The definition; see ``BlockFormat.quantizer``."""
-    parts, whole = quantize_signed_steps(
-        values, inputs, nearest=clipped(-4, 3), extreme=-4, width=0.1, tries=9, size=16, least_step=-32
-    )
-    return parts._replace(codes=(whole + 4).astype(np.uint8))
-
-
 FORMAT = BlockFormat(
     "q3_k",
     bits=3,
@@ -41,7 +32,7 @@ FORMAT = BlockFormat(
     inputs=256,
     record=np.dtype([("third", "u1", 32), ("crumbs", "u1", 64), ("steps", "u1", 12), ("scale", "<u2")]),
     planes=(Plane("crumbs", 2, 32), Plane("third", 1, 32, up=2)),
-    quantizer=quantize_blocks,
+    quantizer=ScaleSearch(Numbers(range(-4, 4)), 16, around(-4, 0.1, 9), -32),
     zero=4,
     steps=Steps(unpack_steps, pack_steps, least=-32),
 )

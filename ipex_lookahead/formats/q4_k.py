@@ -7,15 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ipex_lookahead.formats.blocks import BlockFormat, Parts, Plane
-from ipex_lookahead.formats.search import Floats
-from ipex_lookahead.formats.six_bits import SIX_BITS, quantize_steps
-
-
-def quantize_blocks(values: Floats, inputs: Floats) -> Parts:
-    """The definition; see ``BlockFormat.quantizer``."""
-    return quantize_steps(values, inputs, most=15, size=32, most_step=63)
-
+from ipex_lookahead.formats.blocks import BlockFormat, Plane
+from ipex_lookahead.formats.search import MinimumSearch, around
+from ipex_lookahead.formats.six_bits import SIX_BITS
 
 FORMAT = BlockFormat(
     "q4_k",
@@ -25,6 +19,6 @@ FORMAT = BlockFormat(
     inputs=256,
     record=np.dtype([("scale", "<u2"), ("minimum", "<u2"), ("steps", "u1", 12), ("nibbles", "u1", 128)]),
     planes=(Plane("nibbles", 4, 32),),
-    quantizer=quantize_blocks,
+    quantizer=MinimumSearch(15, 32, around(15, 0.3, 4), 63),
     steps=SIX_BITS,
 )

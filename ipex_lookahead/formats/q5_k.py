@@ -7,15 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ipex_lookahead.formats.blocks import BlockFormat, Parts, Plane
-from ipex_lookahead.formats.search import Floats
-from ipex_lookahead.formats.six_bits import SIX_BITS, quantize_steps
-
-
-def quantize_blocks(values: Floats, inputs: Floats) -> Parts:
-    """The definition; see ``BlockFormat.quantizer``."""
-    return quantize_steps(values, inputs, most=31, size=32, most_step=63)
-
+from ipex_lookahead.formats.blocks import BlockFormat, Plane
+from ipex_lookahead.formats.search import MinimumSearch, around
+from ipex_lookahead.formats.six_bits import SIX_BITS
 
 FORMAT = BlockFormat(
     "q5_k",
@@ -27,6 +21,6 @@ FORMAT = BlockFormat(
         [("scale", "<u2"), ("minimum", "<u2"), ("steps", "u1", 12), ("fifth", "u1", 32), ("nibbles", "u1", 128)]
     ),
     planes=(Plane("nibbles", 4, 32), Plane("fifth", 1, 32, up=4)),
-    quantizer=quantize_blocks,
+    quantizer=MinimumSearch(31, 32, around(31, 0.4, 4), 63),
     steps=SIX_BITS,
 )

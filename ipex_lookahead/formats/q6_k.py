@@ -8,9 +8,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.formats.blocks import BlockFormat, Parts, Plane, Steps
-from ipex_lookahead.formats.search import Floats, clipped
-from ipex_lookahead.formats.signed_steps import quantize_signed_steps
+from ipex_lookahead.formats.blocks import BlockFormat, Plane, Steps
+from ipex_lookahead.formats.search import Numbers, ScaleSearch, around
 
 
 def unpack_steps(packed: npt.NDArray[np.int8]) -> tuple[npt.NDArray[np.int16], None]:
@@ -23,14 +22,6 @@ def pack_steps(steps: npt.NDArray[np.int16], _: npt.NDArray[np.int16] | None) ->
     return steps.astype(np.int8)
 
 
-def quantize_blocks(values: Floats, inputs: Floats) -> Parts:
-    """The definition; see ``BlockFormat.quantizer``."""
-    parts, whole = quantize_signed_steps(
-        values, inputs, nearest=clipped(-32, 31), extreme=-32, width=0.1, tries=9, size=16, least_step=-128
-    )
-    return parts._replace(codes=(whole + 32).astype(np.uint8))
-
-
 FORMAT = BlockFormat(
     "q6_k",
     bits=6,
@@ -39,7 +30,7 @@ FORMAT = BlockFormat(
     inputs=256,
     record=np.dtype([("nibbles", "u1", 128), ("upper", "u1", 64), ("steps", "i1", 16), ("scale", "<u2")]),
     planes=(Plane("nibbles", 4, 64), Plane("upper", 2, 32, up=4)),
-    quantizer=quantize_blocks,
+    quantizer=ScaleSearch(Numbers(range(-32, 32)), 16, around(-32, 0.25, 4), -128),
     zero=32,
     steps=Steps(unpack_steps, pack_steps),
 )

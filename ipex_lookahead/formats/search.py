@@ -1,14 +1,21 @@
-"""Scales that make a weighted squared error small: what the block formats' quantisers have in common.
+"""Scales that make a weighted squared error small: what the quantisers of the low-bit formats have in common.
 
-A scale is tried somewhat smaller and larger than the one that fits the largest value; for each, codes are the nearest
-ones, and the scale that fits these codes best follows in closed form (least squares). The best of all wins, the first
-of equals. (The idea is that of llama.cpp's reference quantisers, written anew; float32 throughout.)
+A scale is tried at which the largest value becomes each of several numbers; for each, codes are the nearest ones, and
+the scale that fits these codes best follows in closed form (least squares). The best of all wins, the first of equals.
+Where a block keeps its parts' scales as small steps, the neighbours of each step are tried too, and the block's scale
+is fitted once more. (The first half is the idea of llama.cpp's reference quantisers, written anew.)
+
+This is the definition; ``csrc/weights/search.cc`` is the same arithmetic, bit for bit, and is used where the compiled
+core can be imported. All of it is float32 in the order written, and values are [size, parts]: a column shares a scale,
+and sums run down a column one after the other, because the compiled twin has columns as the lanes of its vectors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,20 +23,55 @@ import numpy.typing as npt
 from ipex_lookahead.formats.float_base import from_binary16, to_binary16
 
 Floats = npt.NDArray[np.float32]
-Nearest = Callable[[Floats], Floats]
-"""Numbers in units of the scale -> the whole numbers (as floats) that codes can stand for."""
+Halves = npt.NDArray[np.uint16]
+Steps = npt.NDArray[np.int16]
+
+_TINY = np.float32(1e-38)
+_SINGULAR = np.float32(4e-6)
+"""Codes that vary less about their mean than this have no scale of their own: what is left of their variance is
+rounding."""
+_NEAR = (0, -1, 1)
+"""Steps that are tried beside the rounded one; of equals the first."""
 
 
-def clipped(least: int, most: int) -> Nearest:
-    """The nearest whole number from ``least`` to ``most``."""
-    return lambda values: np.clip(np.rint(values), least, most)
+class Parts(NamedTuple):
+    """Blocks taken apart; the leading dimensions are those of the blocks.
+
+    Attributes:
+        codes: uint8 [..., inputs], unsigned as stored; a search counts its numbers from the least.
+        scale: binary16 bits [...]; for ``mxfp4`` the bytes of the exponent.
+        minimum: binary16 bits [...], or None.
+        steps, minimum_steps: int16 [..., parts of a block], or None.
+    """
+
+    codes: npt.NDArray[np.uint8]
+    scale: npt.NDArray[Any]
+    minimum: Halves | None = None
+    steps: Steps | None = None
+    minimum_steps: Steps | None = None
 
 
-def in_table(table: tuple[float, ...]) -> Nearest:
-    """The nearest number of an ascending table, of two as near the first."""
-    numbers = np.array(table, np.float32)
-    middles = (numbers[1:] + numbers[:-1]) / 2
-    return lambda values: numbers[count_below(values, middles)]
+class Numbers:
+    """What codes can stand for: whole numbers from the least to the most, or an ascending table."""
+
+    def __init__(self, numbers: Iterable[float]) -> None:
+        self.table = np.array(list(numbers), np.float32)
+        self.whole = bool((np.diff(self.table) == 1).all())
+        self.middles = (self.table[1:] + self.table[:-1]) / 2
+
+    def nearest(self, values: Floats) -> Floats:
+        """The number nearest to each value, in units of the scale; of two as near the even one, or a table's first."""
+        if self.whole:
+            return np.clip(np.rint(values), self.table[0], self.table[-1])
+        return self.table[count_below(values, self.middles)]
+
+    def codes(self, values: Floats) -> npt.NDArray[np.uint8]:
+        """Which number is the nearest, counted from the least."""
+        if self.whole:
+            whole: npt.NDArray[np.uint8] = (self.nearest(values) - self.table[0]).astype(np.uint8)
+            return whole
+        codes: npt.NDArray[np.uint8] = count_below(values, self.middles).astype(np.uint8)
+        return codes
 
 
 def count_below(values: npt.NDArray[Any], middles: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
@@ -42,101 +84,325 @@ def count_below(values: npt.NDArray[Any], middles: npt.NDArray[Any]) -> npt.NDAr
     return count
 
 
-def best_scale(values: Floats, weights: Floats, nearest: Nearest, extreme: float, width: float, steps: int) -> Floats:
-    """A scale [...] for each group [..., n]: values are about ``scale * whole``.
+@dataclass(frozen=True, slots=True)
+class ScaleSearch:
+    """value = scale * number, or scale * step * number.
+
+    Attributes:
+        numbers: what codes can stand for.
+        size: inputs that share a scale.
+        tries: what the value of largest magnitude is tried at (negative: it may be -8 where +8 does not exist).
+        least_step: a block's parts have steps from this to ``-least_step - 1``; 0: a block is one part, without steps.
+    """
+
+    numbers: Numbers
+    size: int
+    tries: tuple[float, ...]
+    least_step: int = 0
+
+    def __call__(self, values: Floats, importance: Floats) -> Parts:
+        """Blocks [blocks, inputs] taken apart; ``importance`` as in :func:`weights_of`."""
+        core = native_core()
+        if core is None:
+            return self.define(values, importance)
+        codes, scale, _, steps, _ = core.search(
+            values,
+            importance,
+            self.size,
+            self.numbers.table,
+            self.numbers.whole,
+            np.array(self.tries, np.float32),
+            self.least_step,
+            False,
+        )
+        return Parts(codes, scale, steps=steps)
+
+    def define(self, values: Floats, importance: Floats) -> Parts:
+        """The definition."""
+        x = columns(values, self.size)
+        w = weights_of(x, importance)
+        scale = self._fitted(x, w)
+        if not self.least_step:
+            bits, scale = half(scale)
+            return Parts(in_blocks(self.numbers.codes(x * inverse_of(scale)), values), bits)
+        scale = scale.reshape(len(values), -1)
+        first = np.abs(scale).argmax(axis=1)[:, None]
+        bits, of_block = half(np.take_along_axis(scale, first, axis=1)[:, 0] / np.float32(self.least_step))
+        found = self._stepped(x, w, bits, self._limited(np.rint(scale * inverse_of(of_block)[:, None])))
+        found = _better(found, self._stepped(x, w, self._refitted(x, w, found), found.steps))
+        codes = self.numbers.codes(x * inverse_of(found.stored()))
+        return Parts(in_blocks(codes, values), found.scale, steps=found.steps.astype(np.int16))
+
+    def _fitted(self, x: Floats, w: Floats) -> Floats:
+        """The best scale [parts] of all that are tried."""
+        first = np.abs(x).argmax(axis=0)[None]
+        inverse = inverse_of(np.take_along_axis(x, first, axis=0)[0])
+        best = np.zeros(x.shape[1], np.float32)
+        score = np.zeros_like(best)
+        for extreme in self.tries:
+            number = self.numbers.nearest(x * (inverse * np.float32(extreme)))
+            weighted = w * number
+            product, square = total(weighted * x), total(weighted * number)
+            scale = product / np.maximum(square, _TINY)
+            gain = scale * product
+            better = gain > score
+            best, score = np.where(better, scale, best), np.where(better, gain, score)
+        return best
+
+    def _limited(self, steps: Floats) -> Floats:
+        return np.clip(steps, self.least_step, -self.least_step - 1)
+
+    def _stepped(self, x: Floats, w: Floats, scale: Halves, rounded: Floats) -> _Stepped:
+        """Blocks of those scales with the best steps [blocks, parts] near those."""
+        best = _Stepped(scale, rounded, np.full(rounded.shape, np.inf, np.float32))
+        for near in _NEAR:
+            steps = self._limited(rounded + np.float32(near))
+            stored = best._replace(steps=steps).stored()
+            rest = x - stored * self.numbers.nearest(x * inverse_of(stored))
+            best = best.with_less(steps, total(w * rest * rest))
+        return best.of_blocks()
+
+    def _refitted(self, x: Floats, w: Floats, found: _Stepped) -> Halves:
+        """The scales of blocks that fit their numbers and steps best."""
+        multiplied = found.steps.reshape(-1) * self.numbers.nearest(x * inverse_of(found.stored()))
+        weighted = w * multiplied
+        product, square = (in_all(total(weighted * one), found.steps) for one in (x, multiplied))
+        return np.where(square > 0, half(product / np.maximum(square, _TINY))[0], found.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class MinimumSearch:
+    """value = scale * number + minimum, or scale * step * number - minimum * minimum_step; numbers 0 ... ``most``.
+
+    Attributes:
+        most: the largest number.
+        size: inputs that share a scale and a minimum.
+        tries: how many steps the range of values is tried as.
+        most_step: a block's parts have both steps from 0 to this, and no minimum is positive; 0: a block is one part.
+    """
+
+    most: int
+    size: int
+    tries: tuple[float, ...]
+    most_step: int = 0
+
+    def __call__(self, values: Floats, importance: Floats) -> Parts:
+        """Blocks [blocks, inputs] taken apart; ``importance`` as in :func:`weights_of`."""
+        core = native_core()
+        if core is None:
+            return self.define(values, importance)
+        numbers = np.array((0, self.most), np.float32)
+        return Parts(
+            *core.search(
+                values, importance, self.size, numbers, True, np.array(self.tries, np.float32), self.most_step, True
+            )
+        )
+
+    def define(self, values: Floats, importance: Floats) -> Parts:
+        """The definition."""
+        x = columns(values, self.size)
+        w = weights_of(x, importance)
+        scale, minimum = self._fitted(x, w)
+        if not self.most_step:
+            (bits, scale), (minimum_bits, minimum) = half(scale), half(minimum)
+            codes = self._nearest((x - minimum) * inverse_of(scale)).astype(np.uint8)
+            return Parts(in_blocks(codes, values), bits, minimum_bits)
+        (of_scale, steps), (of_minimum, minimum_steps) = (
+            self._first_steps(one.reshape(len(values), -1)) for one in (scale, np.float32(0) - minimum)
+        )
+        found = self._stepped(x, w, of_scale, of_minimum, steps, minimum_steps)
+        again = self._stepped(x, w, *self._refitted(x, w, found), found.steps, found.minimum_steps)
+        found = _better(found, again)
+        codes = in_blocks(self._numbers(x, found).astype(np.uint8), values)
+        both = (one.astype(np.int16) for one in (found.steps, found.minimum_steps))
+        return Parts(codes, found.scale, found.minimum, *both)
+
+    def _nearest(self, values: Floats) -> Floats:
+        return np.clip(np.rint(values), np.float32(0), np.float32(self.most))
+
+    def _fitted(self, x: Floats, w: Floats) -> tuple[Floats, Floats]:
+        """The best scale and minimum [parts] of all that are tried."""
+        low = x.min(axis=0) + np.float32(0)  # adding 0 makes a negative zero positive: which of two was found must not
+        high = x.max(axis=0) + np.float32(0)  # matter
+        if self.most_step:
+            low = np.minimum(low, np.float32(0))
+        spread = high - low
+        above = x - low
+        weight, sum_y = total(w), total(w * above)
+        scale = np.where(weight > 0, spread / np.float32(self.most), np.float32(0))
+        offset = np.zeros_like(scale)
+        score = np.full(scale.shape, -np.inf, np.float32)
+        inverse = inverse_of(spread)
+        for steps in self.tries:
+            number = self._nearest(above * (inverse * np.float32(steps)))
+            weighted = w * number
+            sum_q, sum_qq, sum_qy = total(weighted), total(weighted * number), total(weighted * above)
+            products = weight * sum_qq
+            determinant = products - sum_q * sum_q
+            safe = np.where(determinant > _SINGULAR * products, determinant, np.float32(1))
+            tried = (weight * sum_qy - sum_y * sum_q) / safe
+            start = (sum_qq * sum_y - sum_q * sum_qy) / safe
+            if self.most_step:
+                positive = low + start > 0
+                start = np.where(positive, -low, start)
+                tried = np.where(positive, (sum_qy + low * sum_q) / np.maximum(sum_qq, _TINY), tried)
+            gain = tried * (np.float32(2) * sum_qy - tried * sum_qq - np.float32(2) * start * sum_q)
+            gain = gain + start * (np.float32(2) * sum_y - start * weight)
+            better = (determinant > _SINGULAR * products) & (tried > 0) & (gain > score)
+            score = np.where(better, gain, score)
+            scale, offset = np.where(better, tried, scale), np.where(better, start, offset)
+        return scale, np.where(weight > 0, low + offset, np.float32(0))
+
+    def _first_steps(self, of_parts: Floats) -> tuple[Halves, Floats]:
+        """Scales or minimums [blocks, parts] as binary16 bits [blocks] times whole steps [blocks, parts]."""
+        most_step = np.float32(self.most_step)
+        bits, of_blocks = half(of_parts.max(axis=1) / most_step)
+        return bits, np.clip(np.rint(of_parts * inverse_of(of_blocks)[:, None]), np.float32(0), most_step)
+
+    def _numbers(self, x: Floats, found: _Stepped) -> Floats:
+        """The nearest numbers [size, parts]."""
+        return self._nearest((x + found.taken()) * inverse_of(found.stored()))
+
+    def _stepped(
+        self, x: Floats, w: Floats, scale: Halves, minimum: Halves, rounded: Floats, rounded_minimum: Floats
+    ) -> _Stepped:
+        """Blocks of those scales and minimums with the best steps [blocks, parts] near those."""
+        most_step = np.float32(self.most_step)
+        best = _Stepped(scale, rounded, np.full(rounded.shape, np.inf, np.float32), minimum, rounded_minimum)
+        for near in _NEAR:
+            steps = np.clip(rounded + np.float32(near), np.float32(0), most_step)
+            for near_minimum in _NEAR:
+                minimum_steps = np.clip(rounded_minimum + np.float32(near_minimum), np.float32(0), most_step)
+                tried = best._replace(steps=steps, minimum_steps=minimum_steps)
+                rest = x - (tried.stored() * self._numbers(x, tried) - tried.taken())
+                best = best.with_less(steps, total(w * rest * rest), minimum_steps)
+        return best.of_blocks()
+
+    def _refitted(self, x: Floats, w: Floats, found: _Stepped) -> tuple[Halves, Halves]:
+        """The scales and minimums of blocks that fit their numbers and steps best."""
+        a, b = found.steps.reshape(-1) * self._numbers(x, found), found.minimum_steps.reshape(-1)
+        wa = w * a
+        weight = total(w)
+        sums = (total(wa * a), total(wa) * b, weight * b * b, total(wa * x), total(w * x) * b)
+        aa, ab, bb, ax, bx = (in_all(one, found.steps) for one in sums)
+        products = aa * bb
+        determinant = products - ab * ab
+        both = determinant > _SINGULAR * products
+        safe = np.where(both, determinant, np.float32(1))
+        scale = np.where(both, (ax * bb - bx * ab) / safe, ax / np.maximum(aa, _TINY))
+        minimum = np.where(both, (ab * ax - aa * bx) / safe, np.float32(0))
+        good = (both | (bb == 0)) & (scale > 0) & (minimum >= 0)
+        return np.where(good, half(scale)[0], found.scale), np.where(good, half(minimum)[0], found.minimum)
+
+
+class _Stepped(NamedTuple):
+    """Blocks whose parts have steps.
+
+    Attributes:
+        scale, minimum: binary16 bits [blocks].
+        steps, minimum_steps: whole numbers [blocks, parts].
+        error: weighted squared error, [blocks, parts] and in the end [blocks].
+    """
+
+    scale: Halves
+    steps: Floats
+    error: Floats
+    minimum: Halves = np.zeros(0, np.uint16)
+    minimum_steps: Floats = np.zeros(0, np.float32)
+
+    def stored(self) -> Floats:
+        """What numbers are multiplied by, [parts]."""
+        return (from_binary16(self.scale)[:, None] * self.steps).reshape(-1)
+
+    def taken(self) -> Floats:
+        """What is taken away from the products, [parts]."""
+        return (from_binary16(self.minimum)[:, None] * self.minimum_steps).reshape(-1)
+
+    def with_less(self, steps: Floats, error: Floats, minimum_steps: Floats | None = None) -> _Stepped:
+        """These steps where their error [parts] is less."""
+        error = error.reshape(steps.shape)
+        better = error < self.error
+        found = self._replace(steps=np.where(better, steps, self.steps), error=np.where(better, error, self.error))
+        if minimum_steps is None:
+            return found
+        return found._replace(minimum_steps=np.where(better, minimum_steps, self.minimum_steps))
+
+    def of_blocks(self) -> _Stepped:
+        """With the errors of blocks."""
+        return self._replace(error=total(self.error.T))
+
+
+def _better(one: _Stepped, other: _Stepped) -> _Stepped:
+    """Of each block the one with less error, the first of equals."""
+    less = other.error < one.error
+    return _Stepped(
+        np.where(less, other.scale, one.scale),
+        np.where(less[:, None], other.steps, one.steps),
+        np.where(less, other.error, one.error),
+        np.where(less, other.minimum, one.minimum) if one.minimum.size else one.minimum,
+        np.where(less[:, None], other.minimum_steps, one.minimum_steps)
+        if one.minimum_steps.size
+        else one.minimum_steps,
+    )
+
+
+def in_all(sums: Floats, like: Floats) -> Floats:
+    """Sums of parts as sums of blocks; ``like`` has the shape [blocks, parts]."""
+    return total(sums.reshape(like.shape).T)
+
+
+def around(middle: float, width: float, steps: int) -> tuple[float, ...]:
+    """``2 * steps + 1`` tries, ``width`` apart."""
+    return tuple(middle + width * i for i in range(-steps, steps + 1))
+
+
+def weights_of(x: Floats, importance: Floats) -> Floats:
+    """Weights of squared errors [size, parts]: the inputs' importance times magnitude plus its root mean square.
+
+    That large values matter more than their number says is experience (llama.cpp's, and our own perplexities).
 
     Args:
-        values: [..., n].
-        weights: of the squared errors, [..., n].
-        nearest: what codes can stand for.
-        extreme: the whole number that the value of largest magnitude is tried at first (negative: it may be -8 where
-            +8 does not exist).
-        width: it is tried at ``extreme`` + i * ``width`` as well.
-        steps: i goes from -``steps`` to ``steps``.
+        x: columns of values.
+        importance: [some rows' blocks, inputs], of the inputs of a row, 0 where there are none; it is repeated.
     """
-    first = np.abs(values).argmax(axis=-1, keepdims=True)
-    largest = np.take_along_axis(values, first, axis=-1)
-    best = np.zeros(values.shape[:-1], np.float32)
-    score = np.zeros(values.shape[:-1], np.float32)
-    weighted = weights * values
-    inverse = np.where(largest != 0, np.float32(1) / largest, np.float32(0))
-    inverse = np.where(np.isfinite(inverse), inverse, np.float32(0))
-    for i in range(-steps, steps + 1):
-        whole = nearest(values * (inverse * np.float32(extreme + i * width)))
-        product = (weighted * whole).sum(axis=-1)
-        square = (weights * whole * whole).sum(axis=-1)
-        gain = np.where(square > 0, product * product / np.maximum(square, np.float32(1e-38)), np.float32(0))
-        better = gain > score
-        score = np.where(better, gain, score)
-        best = np.where(better, product / np.maximum(square, np.float32(1e-38)), best)
-    return best
+    size, parts = x.shape
+    of_inputs = np.tile(importance.reshape(-1, size), (parts * size // importance.size, 1)).T
+    mean = np.sqrt(total(x * x) / np.float32(size))
+    weights: Floats = of_inputs * (mean + np.abs(x))
+    return weights
 
 
-def best_scale_and_minimum(
-    values: Floats, weights: Floats, most: int, width: float, steps: int, *, never_positive: bool
-) -> tuple[Floats, Floats]:
-    """Scale and minimum [...] for each group [..., n]: values are about ``scale * whole + minimum``, whole 0 ... most.
-
-    Args:
-        values: [..., n].
-        weights: of the squared errors, [..., n].
-        most: the largest whole number.
-        width: the range is tried as ``most`` + i * ``width`` steps.
-        steps: i goes from -``steps`` to ``steps``.
-        never_positive: a minimum is at most 0, as the K formats have it.
-    """
-    low = values.min(axis=-1)
-    low = np.minimum(low, 0) if never_positive else low
-    spread = values.max(axis=-1) - low
-    scale, minimum = spread / np.float32(most), low
-    total, sum_x = weights.sum(axis=-1), (weights * values).sum(axis=-1)
-
-    def error(scale: Floats, minimum: Floats, whole: Floats) -> Floats:
-        rest = scale[..., None] * whole + minimum[..., None] - values
-        return (weights * rest * rest).sum(axis=-1)  # type: ignore[no-any-return]
-
-    inverse = np.where(spread > 0, np.float32(1) / spread, np.float32(0))
-    inverse = np.where(np.isfinite(inverse), inverse, np.float32(0))
-    shifted = values - low[..., None]
-    best = error(scale, minimum, np.clip(np.rint(shifted * (inverse * np.float32(most))[..., None]), 0, most))
-    for i in range(-steps, steps + 1):
-        whole = np.clip(np.rint(shifted * (inverse * np.float32(most + i * width))[..., None]), 0, most)
-        weighted = weights * whole
-        sum_q, sum_qq, sum_qx = weighted.sum(axis=-1), (weighted * whole).sum(axis=-1), (weighted * values).sum(axis=-1)
-        determinant = total * sum_qq - sum_q * sum_q
-        safe = np.where(determinant > 0, determinant, np.float32(1))
-        tried_scale = (total * sum_qx - sum_x * sum_q) / safe
-        tried_minimum = (sum_qq * sum_x - sum_q * sum_qx) / safe
-        if never_positive:
-            above = tried_minimum > 0
-            tried_minimum = np.where(above, np.float32(0), tried_minimum)
-            tried_scale = np.where(above, sum_qx / np.where(sum_qq > 0, sum_qq, np.float32(1)), tried_scale)
-        found = error(tried_scale, tried_minimum, whole)
-        better = (determinant > 0) & (found < best)
-        best = np.where(better, found, best)
-        scale, minimum = np.where(better, tried_scale, scale), np.where(better, tried_minimum, minimum)
-    return scale, minimum
+def columns(values: Floats, size: int) -> Floats:
+    """[blocks, inputs] as [size, parts], parts in their order."""
+    return np.ascontiguousarray(values.reshape(-1, size).T)
 
 
-def half(values: Floats) -> tuple[npt.NDArray[np.uint16], Floats]:
+def in_blocks(codes: npt.NDArray[np.uint8], like: Floats) -> npt.NDArray[np.uint8]:
+    """The inverse of ``columns``."""
+    return np.ascontiguousarray(codes.T).reshape(like.shape)
+
+
+def total(values: Floats) -> Floats:
+    """The sums of columns, down each in order."""
+    return reduce(np.add, values)
+
+
+def native_core() -> Any | None:
+    """The compiled core, or None where it was not built."""
+    try:
+        from ipex_lookahead import _native
+    except ImportError:
+        return None
+    return _native
+
+
+def half(values: Floats) -> tuple[Halves, Floats]:
     """Binary16 bits, and the numbers they are."""
     bits = to_binary16(values.astype(np.float32))
     return bits, from_binary16(bits)
 
 
 def inverse_of(scale: Floats) -> Floats:
-    """1 / scale; 0 for 0."""
-    inverse: Floats = np.where(scale != 0, np.float32(1) / np.where(scale != 0, scale, np.float32(1)), np.float32(0))
-    return inverse
-
-
-def grouped(values: Floats, size: int) -> Floats:
-    """[..., inputs] as [..., inputs / size, size]."""
-    return values.reshape(*values.shape[:-1], -1, size)
-
-
-def attention_to_large(values: Floats, inputs: Floats) -> Floats:
-    """Weights of the formats with minimums: magnitude plus its root mean square over the block; 0 where is no input."""
-    mean = np.sqrt((values * values).mean(axis=-1, keepdims=True))
-    weights: Floats = inputs * (mean + np.abs(values))
-    return weights
+    """1 / scale; 0 for 0, and where that is beyond float32."""
+    inverse: Floats = np.where(scale != 0, np.float32(1) / scale, np.float32(0))
+    return np.where(np.isfinite(inverse), inverse, np.float32(0))

@@ -7,15 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.formats.blocks import Parts, Steps
-from ipex_lookahead.formats.search import (
-    Floats,
-    attention_to_large,
-    best_scale_and_minimum,
-    grouped,
-    half,
-    inverse_of,
-)
+from ipex_lookahead.formats.blocks import Steps
 
 
 def unpack(packed: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16]]:
@@ -41,29 +33,3 @@ def pack(steps: npt.NDArray[np.int16], minimum_steps: npt.NDArray[np.int16] | No
 
 
 SIX_BITS = Steps(unpack, pack)
-
-
-def quantize_steps(values: Floats, inputs: Floats, *, most: int, size: int, most_step: int) -> Parts:
-    """Blocks [..., inputs] with a step of scale and of minimum, 0 ... ``most_step``, for each ``size`` inputs.
-
-    Each part's scale and minimum are searched for; the block's are the largest over ``most_step``, and codes are those
-    that are nearest with what was rounded.
-    """
-    parts, weights = grouped(values, size), grouped(attention_to_large(values, inputs), size)
-    scale, minimum = best_scale_and_minimum(
-        parts, weights, most, 0.1 * most / 15 if most > 3 else 0.1, 8, never_positive=True
-    )
-    bits, of_block = half(scale.max(axis=-1) / np.float32(most_step))
-    minimum_bits, minimum_of_block = half((-minimum).max(axis=-1) / np.float32(most_step))
-    steps = np.clip(np.rint(scale * inverse_of(of_block)[..., None]), 0, most_step)
-    minimum_steps = np.clip(np.rint(-minimum * inverse_of(minimum_of_block)[..., None]), 0, most_step)
-    stored = of_block[..., None] * steps
-    shifted = parts + (minimum_of_block[..., None] * minimum_steps)[..., None]
-    codes = np.clip(np.rint(shifted * inverse_of(stored)[..., None]), 0, most)
-    return Parts(
-        codes.astype(np.uint8).reshape(values.shape),
-        bits,
-        minimum_bits,
-        steps.astype(np.int16),
-        minimum_steps.astype(np.int16),
-    )

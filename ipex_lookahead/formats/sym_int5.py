@@ -1,23 +1,14 @@
 """Five bits, symmetric: w = scale * (code - 16) for groups of 32, GGUF's Q5_0.
 
-The scale is searched for the least squared error, weighted with the values' own squares.
+The scale is searched for the least weighted squared error.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ipex_lookahead.formats.blocks import BlockFormat, Parts, Plane
-from ipex_lookahead.formats.search import Floats, best_scale, clipped, half, inverse_of
-
-
-def quantize_blocks(values: Floats, inputs: Floats) -> Parts:
-    """The definition; see ``BlockFormat.quantizer``."""
-    nearest = clipped(-16, 15)
-    bits, scale = half(best_scale(values, inputs * values * values, nearest, -16, 0.2, 5))
-    codes = nearest(values * inverse_of(scale)[..., None]) + 16
-    return Parts(codes.astype(np.uint8), bits)
-
+from ipex_lookahead.formats.blocks import BlockFormat, Plane
+from ipex_lookahead.formats.search import Numbers, ScaleSearch, around
 
 FORMAT = BlockFormat(
     "sym_int5",
@@ -27,6 +18,6 @@ FORMAT = BlockFormat(
     inputs=32,
     record=np.dtype([("scale", "<u2"), ("fifth", "u1", 4), ("nibbles", "u1", 16)]),
     planes=(Plane("nibbles", 4, 16), Plane("fifth", 1, 1, up=4)),
-    quantizer=quantize_blocks,
+    quantizer=ScaleSearch(Numbers(range(-16, 16)), 32, around(-16, 0.25, 4)),
     zero=16,
 )

@@ -1,0 +1,479 @@
+// One search for every number of lanes, in vectors of the compiler's: a lane is a part, a column of search.py. It is
+// compiled three times, for the baseline, AVX2 and AVX-512; all execute the same IEEE operations in the same order (no
+// fma: -ffp-contract=off), hence the same bits. Names and order are search.py's; what it explains is not said again.
+#include "weights/search.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/half.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define IPEX_LOOKAHEAD_TWINS 1
+#endif
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+namespace ipex_lookahead {
+namespace {
+
+constexpr float kTiny = 1e-38f, kSingular = 4e-6f;
+constexpr int kNear[] = {0, -1, 1};
+constexpr int kChunk = kMostParts;  // parts in hand: whole blocks
+
+template <int L>
+struct Lanes {
+  typedef float F __attribute__((vector_size(4 * L)));
+  typedef int32_t I __attribute__((vector_size(4 * L)));
+};
+
+template <int L>
+struct Searcher {
+  using F = typename Lanes<L>::F;
+  using I = typename Lanes<L>::I;
+  static constexpr int kVectors = kChunk / L;
+
+  // One number for each part in hand.
+  struct PerPart {
+    alignas(64) float of[kChunk];
+    ALWAYS_INLINE F get(int v) const {
+      F found;
+      std::memcpy(&found, of + v * L, sizeof found);
+      return found;
+    }
+    ALWAYS_INLINE void set(int v, F value) { std::memcpy(of + v * L, &value, sizeof value); }
+  };
+
+  // Blocks in hand with steps; error is that of parts, or in the first lane of each block the block's.
+  struct Stepped {
+    uint16_t scale[kChunk], minimum[kChunk];
+    PerPart steps, minimum_steps, error;
+  };
+
+  const Search& search;
+  float middles[kMostNumbers];
+  alignas(64) F x[kVectors][kMostGroup], w[kVectors][kMostGroup];
+
+  ALWAYS_INLINE explicit Searcher(const Search& s) : search(s) {
+    for (size_t i = 0; i + 1 < s.numbers.size(); ++i) middles[i] = (s.numbers[i + 1] + s.numbers[i]) / 2;
+  }
+
+  static ALWAYS_INLINE F all(float value) { return F{} + value; }
+  static ALWAYS_INLINE F bits(I value) { return (F)value; }
+  static ALWAYS_INLINE F magnitude(F value) { return bits((I)value & 0x7fffffff); }
+  static ALWAYS_INLINE F inverse_of(F scale) {
+    const F inverse = 1.0f / scale;
+    const I finite = ((I)inverse & 0x7f800000) != 0x7f800000;
+    return ((scale != all(0)) & finite) ? inverse : all(0);
+  }
+  // Adding 1.5 * 2^23 rounds half to even; numbers are far below 2^22.
+  static ALWAYS_INLINE F rounded(F value) { return (value + 12582912.0f) - 12582912.0f; }
+  static ALWAYS_INLINE F clamped(F value, float low, float high) {
+    value = value < all(low) ? all(low) : value;
+    return value > all(high) ? all(high) : value;
+  }
+
+  template <bool Whole>
+  ALWAYS_INLINE F nearest(F value) const {
+    if (Whole) return rounded(clamped(value, search.numbers.front(), search.numbers.back()));
+    F found = all(search.numbers[0]);
+    for (size_t i = 0; i + 1 < search.numbers.size(); ++i)
+      found = value > all(middles[i]) ? all(search.numbers[i + 1]) : found;
+    return found;
+  }
+
+  template <bool Whole>
+  ALWAYS_INLINE I code(F value) const {
+    if (Whole) return __builtin_convertvector(nearest<true>(value) - search.numbers.front(), I);
+    I count{};
+    for (size_t i = 0; i + 1 < search.numbers.size(); ++i) count -= (I)(value > all(middles[i]));
+    return count;
+  }
+
+  // The chunk's parts as lanes, and the weights of their squared errors. What there is not is 0.
+  ALWAYS_INLINE void load(const float* values, const float* importance, int64_t first, int64_t parts, int64_t repeated) {
+    const int size = search.size;
+    for (int v = 0; v < kVectors; ++v) {
+      alignas(64) float columns[kMostGroup * L] = {}, of_inputs[kMostGroup * L] = {};
+      for (int lane = 0; lane < L; ++lane) {
+        const int64_t part = first + v * L + lane;
+        if (part >= parts) break;
+        const float *from = values + part * size, *weighs = importance + part % repeated * size;
+        for (int i = 0; i < size; ++i) columns[i * L + lane] = from[i], of_inputs[i * L + lane] = weighs[i];
+      }
+      std::memcpy(x[v], columns, sizeof(F) * size_t(size));
+      F squares = x[v][0] * x[v][0];
+      for (int i = 1; i < size; ++i) squares = squares + x[v][i] * x[v][i];
+      squares = squares / float(size);
+      F mean;
+      for (int lane = 0; lane < L; ++lane) mean[lane] = std::sqrt(squares[lane]);
+      for (int i = 0; i < size; ++i) {
+        F weighs;
+        std::memcpy(&weighs, of_inputs + i * L, sizeof weighs);
+        w[v][i] = weighs * (mean + magnitude(x[v][i]));
+      }
+    }
+  }
+
+  // ---- ScaleSearch -----------------------------------------------------------------------------------------------
+
+  template <bool Whole>
+  ALWAYS_INLINE F fitted_scale(int v) const {
+    F largest = x[v][0];
+    for (int i = 1; i < search.size; ++i) largest = magnitude(x[v][i]) > magnitude(largest) ? x[v][i] : largest;
+    const F inverse = inverse_of(largest);
+    F best = all(0), score = all(0);
+    for (const float extreme : search.tries) {
+      const F to_number = inverse * extreme;
+      F product{}, square{};
+      for (int i = 0; i < search.size; ++i) {
+        const F number = nearest<Whole>(x[v][i] * to_number), weighted = w[v][i] * number;
+        product = i ? product + weighted * x[v][i] : weighted * x[v][i];
+        square = i ? square + weighted * number : weighted * number;
+      }
+      const F scale = product / (square > all(kTiny) ? square : all(kTiny)), gain = scale * product;
+      const I better = gain > score;
+      best = better ? scale : best;
+      score = better ? gain : score;
+    }
+    return best;
+  }
+
+  template <bool Whole>
+  ALWAYS_INLINE void try_scales(Stepped& best, const PerPart& around) const {
+    for (int v = 0; v < kVectors; ++v) {
+      const F scale = of_blocks(best.scale, v);
+      F steps_found = around.get(v), least = all(std::numeric_limits<float>::infinity());
+      for (const int near : kNear) {
+        const F steps = limited(around.get(v) + float(near)), stored = scale * steps, inverse = inverse_of(stored);
+        F error{};
+        for (int i = 0; i < search.size; ++i) {
+          const F rest = x[v][i] - stored * nearest<Whole>(x[v][i] * inverse);
+          error = i ? error + w[v][i] * rest * rest : w[v][i] * rest * rest;
+        }
+        const I better = error < least;
+        steps_found = better ? steps : steps_found;
+        least = better ? error : least;
+      }
+      best.steps.set(v, steps_found);
+      best.error.set(v, least);
+    }
+    sum_of_blocks(best.error);
+  }
+
+  template <bool Whole>
+  ALWAYS_INLINE void refit_scales(const Stepped& found, uint16_t* refitted) const {
+    PerPart product, square;
+    for (int v = 0; v < kVectors; ++v) {
+      const F steps = found.steps.get(v), inverse = inverse_of(of_blocks(found.scale, v) * steps);
+      F products{}, squares{};
+      for (int i = 0; i < search.size; ++i) {
+        const F multiplied = steps * nearest<Whole>(x[v][i] * inverse), weighted = w[v][i] * multiplied;
+        products = i ? products + weighted * x[v][i] : weighted * x[v][i];
+        squares = i ? squares + weighted * multiplied : weighted * multiplied;
+      }
+      product.set(v, products);
+      square.set(v, squares);
+    }
+    sum_of_blocks(product);
+    sum_of_blocks(square);
+    for (int p = 0; p < kChunk; p += parts_of_block())
+      refitted[p] = square.of[p] > 0 ? float_to_half(product.of[p] / std::max(square.of[p], kTiny)) : found.scale[p];
+  }
+
+  template <bool Whole>
+  ALWAYS_INLINE void scales(int64_t first, int64_t parts, const FoundParts& out) {
+    PerPart scale;
+    for (int v = 0; v < kVectors; ++v) scale.set(v, fitted_scale<Whole>(v));
+    Stepped found;
+    PerPart around;
+    const int count = parts_of_block();
+    for (int p = 0; p < kChunk; p += count) {
+      float largest = scale.of[p];
+      for (int i = 1; i < count; ++i)
+        if (std::fabs(scale.of[p + i]) > std::fabs(largest)) largest = scale.of[p + i];
+      found.scale[p] = float_to_half(search.step_limit ? largest / float(search.step_limit) : largest);
+    }
+    if (search.step_limit) {
+      for (int v = 0; v < kVectors; ++v)
+        around.set(v, limited(rounded_any(scale.get(v) * inverse_of(of_blocks(found.scale, v)))));
+      try_scales<Whole>(found, around);
+      Stepped again;
+      refit_scales<Whole>(found, again.scale);
+      try_scales<Whole>(again, found.steps);
+      take_better(found, again);
+    }
+    for (int v = 0; v < kVectors; ++v) {
+      F stored = of_blocks(found.scale, v);
+      if (search.step_limit) stored = stored * found.steps.get(v);
+      const F inverse = inverse_of(stored);
+      for (int i = 0; i < search.size; ++i) put_codes(code<Whole>(x[v][i] * inverse), v, i, first, parts, out);
+    }
+    put_blocks(found, first, parts, out);
+  }
+
+  // ---- MinimumSearch ---------------------------------------------------------------------------------------------
+
+  ALWAYS_INLINE float most() const { return search.numbers.back(); }
+  ALWAYS_INLINE F number_of(F value) const { return rounded(clamped(value, 0, most())); }
+
+  ALWAYS_INLINE void fitted_minimum(int v, F& scale, F& minimum) const {
+    F low = x[v][0], high = low;
+    for (int i = 1; i < search.size; ++i) {
+      low = x[v][i] < low ? x[v][i] : low;
+      high = x[v][i] > high ? x[v][i] : high;
+    }
+    low = low + 0.0f;
+    high = high + 0.0f;
+    if (search.step_limit) low = low > all(0) ? all(0) : low;
+    const F spread = high - low;
+    F weight = w[v][0], sum_y = w[v][0] * (x[v][0] - low);
+    for (int i = 1; i < search.size; ++i) {
+      weight = weight + w[v][i];
+      sum_y = sum_y + w[v][i] * (x[v][i] - low);
+    }
+    const I weighs = weight > all(0);
+    scale = weighs ? spread / most() : all(0);
+    F offset = all(0), score = all(-std::numeric_limits<float>::infinity());
+    const F inverse = inverse_of(spread);
+    for (const float steps : search.tries) {
+      const F to_number = inverse * steps;
+      F sum_q{}, sum_qq{}, sum_qy{};
+      for (int i = 0; i < search.size; ++i) {
+        const F above = x[v][i] - low, number = number_of(above * to_number), weighted = w[v][i] * number;
+        sum_q = i ? sum_q + weighted : weighted;
+        sum_qq = i ? sum_qq + weighted * number : weighted * number;
+        sum_qy = i ? sum_qy + weighted * above : weighted * above;
+      }
+      const F products = weight * sum_qq, determinant = products - sum_q * sum_q;
+      const I regular = determinant > kSingular * products;
+      const F safe = regular ? determinant : all(1);
+      F tried = (weight * sum_qy - sum_y * sum_q) / safe, start = (sum_qq * sum_y - sum_q * sum_qy) / safe;
+      if (search.step_limit) {
+        const I positive = low + start > all(0);
+        start = positive ? -low : start;
+        tried = positive ? (sum_qy + low * sum_q) / (sum_qq > all(kTiny) ? sum_qq : all(kTiny)) : tried;
+      }
+      F gain = tried * (2.0f * sum_qy - tried * sum_qq - 2.0f * start * sum_q);
+      gain = gain + start * (2.0f * sum_y - start * weight);
+      const I better = regular & (tried > all(0)) & (gain > score);
+      score = better ? gain : score;
+      scale = better ? tried : scale;
+      offset = better ? start : offset;
+    }
+    minimum = weighs ? low + offset : all(0);
+  }
+
+  ALWAYS_INLINE void try_minimums(Stepped& best, const PerPart& around, const PerPart& around_minimum) const {
+    const float limit = float(search.step_limit);
+    for (int v = 0; v < kVectors; ++v) {
+      const F scale = of_blocks(best.scale, v), minimum = of_blocks(best.minimum, v);
+      F found = around.get(v), found_minimum = around_minimum.get(v);
+      F least = all(std::numeric_limits<float>::infinity());
+      for (const int near : kNear) {
+        const F steps = clamped(around.get(v) + float(near), 0, limit), stored = scale * steps;
+        const F inverse = inverse_of(stored);
+        for (const int near_minimum : kNear) {
+          const F minimum_steps = clamped(around_minimum.get(v) + float(near_minimum), 0, limit);
+          const F taken = minimum * minimum_steps;
+          F error{};
+          for (int i = 0; i < search.size; ++i) {
+            const F rest = x[v][i] - (stored * number_of((x[v][i] + taken) * inverse) - taken);
+            error = i ? error + w[v][i] * rest * rest : w[v][i] * rest * rest;
+          }
+          const I better = error < least;
+          found = better ? steps : found;
+          found_minimum = better ? minimum_steps : found_minimum;
+          least = better ? error : least;
+        }
+      }
+      best.steps.set(v, found);
+      best.minimum_steps.set(v, found_minimum);
+      best.error.set(v, least);
+    }
+    sum_of_blocks(best.error);
+  }
+
+  ALWAYS_INLINE void refit_minimums(const Stepped& found, Stepped& again) const {
+    PerPart sums[5];  // aa, ab, bb, ax, bx
+    for (int v = 0; v < kVectors; ++v) {
+      const F steps = found.steps.get(v), b = found.minimum_steps.get(v);
+      const F taken = of_blocks(found.minimum, v) * b, inverse = inverse_of(of_blocks(found.scale, v) * steps);
+      F weight{}, wx{}, aa{}, wa_sum{}, ax{};
+      for (int i = 0; i < search.size; ++i) {
+        const F a = steps * number_of((x[v][i] + taken) * inverse), wa = w[v][i] * a;
+        weight = i ? weight + w[v][i] : w[v][i];
+        wx = i ? wx + w[v][i] * x[v][i] : w[v][i] * x[v][i];
+        aa = i ? aa + wa * a : wa * a;
+        wa_sum = i ? wa_sum + wa : wa;
+        ax = i ? ax + wa * x[v][i] : wa * x[v][i];
+      }
+      const F parts[] = {aa, wa_sum * b, weight * b * b, ax, wx * b};
+      for (int s = 0; s < 5; ++s) sums[s].set(v, parts[s]);
+    }
+    for (PerPart& sum : sums) sum_of_blocks(sum);
+    for (int p = 0; p < kChunk; p += parts_of_block()) {
+      const float aa = sums[0].of[p], ab = sums[1].of[p], bb = sums[2].of[p], ax = sums[3].of[p], bx = sums[4].of[p];
+      const float products = aa * bb, determinant = products - ab * ab;
+      const bool both = determinant > kSingular * products;
+      const float safe = both ? determinant : 1.0f;
+      const float scale = both ? (ax * bb - bx * ab) / safe : ax / std::max(aa, kTiny);
+      const float minimum = both ? (ab * ax - aa * bx) / safe : 0.0f;
+      const bool good = (both || bb == 0) && scale > 0 && minimum >= 0;
+      again.scale[p] = good ? float_to_half(scale) : found.scale[p];
+      again.minimum[p] = good ? float_to_half(minimum) : found.minimum[p];
+    }
+  }
+
+  // Scales or minimums of parts as binary16 of blocks times whole steps.
+  ALWAYS_INLINE void first_steps(const PerPart& of_parts, uint16_t* of_block, PerPart& steps) const {
+    const int count = parts_of_block();
+    for (int p = 0; p < kChunk; p += count)
+      of_block[p] = float_to_half(*std::max_element(of_parts.of + p, of_parts.of + p + count) / float(search.step_limit));
+    for (int v = 0; v < kVectors; ++v) {
+      const F value = rounded_any(of_parts.get(v) * inverse_of(of_blocks(of_block, v)));
+      steps.set(v, clamped(value, 0, float(search.step_limit)));
+    }
+  }
+
+  ALWAYS_INLINE void minimums(int64_t first, int64_t parts, const FoundParts& out) {
+    PerPart scale, minimum;
+    for (int v = 0; v < kVectors; ++v) {
+      F scale_found, minimum_found;
+      fitted_minimum(v, scale_found, minimum_found);
+      scale.set(v, scale_found);
+      minimum.set(v, search.step_limit ? 0.0f - minimum_found : minimum_found);
+    }
+    Stepped found;
+    if (search.step_limit) {
+      PerPart around, around_minimum;
+      first_steps(scale, found.scale, around);
+      first_steps(minimum, found.minimum, around_minimum);
+      try_minimums(found, around, around_minimum);
+      Stepped again;
+      refit_minimums(found, again);
+      try_minimums(again, found.steps, found.minimum_steps);
+      take_better(found, again);
+    } else {
+      for (int p = 0; p < kChunk; ++p) {
+        found.scale[p] = float_to_half(scale.of[p]);
+        found.minimum[p] = float_to_half(minimum.of[p]);
+      }
+    }
+    for (int v = 0; v < kVectors; ++v) {
+      F stored = of_blocks(found.scale, v), start = of_blocks(found.minimum, v);
+      if (search.step_limit) {
+        stored = stored * found.steps.get(v);
+        start = -(start * found.minimum_steps.get(v));
+      }
+      const F inverse = inverse_of(stored);
+      for (int i = 0; i < search.size; ++i)
+        put_codes(__builtin_convertvector(number_of((x[v][i] - start) * inverse), I), v, i, first, parts, out);
+    }
+    put_blocks(found, first, parts, out);
+  }
+
+  // ---- blocks ----------------------------------------------------------------------------------------------------
+
+  ALWAYS_INLINE int parts_of_block() const { return search.inputs / search.size; }
+
+  // Each part has its block's number, which stands at the block's first part.
+  ALWAYS_INLINE F of_blocks(const uint16_t* halves, int v) const {
+    F found{};
+    for (int lane = 0; lane < L; ++lane) found[lane] = half_to_float(halves[(v * L + lane) & -parts_of_block()]);
+    return found;
+  }
+
+  ALWAYS_INLINE void sum_of_blocks(PerPart& parts) const {
+    const int count = parts_of_block();
+    for (int p = 0; p < kChunk; p += count)
+      for (int i = 1; i < count; ++i) parts.of[p] = parts.of[p] + parts.of[p + i];
+  }
+
+  ALWAYS_INLINE void take_better(Stepped& found, const Stepped& again) const {
+    const int count = parts_of_block();
+    for (int p = 0; p < kChunk; p += count) {
+      if (!(again.error.of[p] < found.error.of[p])) continue;
+      found.scale[p] = again.scale[p];
+      found.minimum[p] = again.minimum[p];
+      for (int i = p; i < p + count; ++i) {
+        found.steps.of[i] = again.steps.of[i];
+        found.minimum_steps.of[i] = again.minimum_steps.of[i];
+      }
+    }
+  }
+
+  ALWAYS_INLINE F limited(F steps) const {
+    return clamped(steps, float(search.step_limit), float(-search.step_limit - 1));
+  }
+
+  // Of numbers that may be too large for rounded(): those are limited next, and stay large until then.
+  static ALWAYS_INLINE F rounded_any(F value) { return rounded(clamped(value, -4096, 4096)); }
+
+  ALWAYS_INLINE void put_codes(I codes, int v, int i, int64_t first, int64_t parts, const FoundParts& out) const {
+    const int64_t from = first + v * L;
+    const int there = int(std::min<int64_t>(L, parts - from));
+    for (int lane = 0; lane < there; ++lane) out.codes[(from + lane) * search.size + i] = uint8_t(codes[lane]);
+  }
+
+  ALWAYS_INLINE void put_blocks(const Stepped& found, int64_t first, int64_t parts, const FoundParts& out) const {
+    const int count = parts_of_block();
+    for (int p = 0; p < kChunk && first + p < parts; ++p) {
+      if (p % count == 0) {
+        out.scale[(first + p) / count] = found.scale[p];
+        if (search.minimum) out.minimum[(first + p) / count] = found.minimum[p];
+      }
+      if (search.step_limit == 0) continue;
+      out.steps[first + p] = int16_t(found.steps.of[p]);
+      if (search.minimum) out.minimum_steps[first + p] = int16_t(found.minimum_steps.of[p]);
+    }
+  }
+
+  ALWAYS_INLINE void run(const float* values, const float* importance, int64_t blocks, int64_t repeated,
+                         const FoundParts& out) {
+    const int64_t parts = blocks * parts_of_block();
+    for (int64_t first = 0; first < parts; first += kChunk) {
+      load(values, importance, first, parts, repeated * parts_of_block());
+      if (search.minimum) minimums(first, parts, out);
+      else if (search.whole) scales<true>(first, parts, out);
+      else scales<false>(first, parts, out);
+    }
+  }
+};
+
+#if defined(IPEX_LOOKAHEAD_TWINS)
+__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) void search_16(
+    const Search& s, const float* values, const float* importance, int64_t blocks, int64_t repeated,
+    const FoundParts& out) {
+  Searcher<16>(s).run(values, importance, blocks, repeated, out);
+}
+
+__attribute__((target("avx2"))) void search_8(const Search& s, const float* values, const float* importance,
+                                              int64_t blocks, int64_t repeated, const FoundParts& out) {
+  Searcher<8>(s).run(values, importance, blocks, repeated, out);
+}
+#endif
+
+}  // namespace
+
+int most_search_lanes() {
+#if defined(IPEX_LOOKAHEAD_TWINS)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl"))
+    return 16;
+  if (__builtin_cpu_supports("avx2")) return 8;
+#endif
+  return 4;
+}
+
+void search_blocks(const Search& search, const float* values, const float* importance, int64_t blocks, int64_t repeated,
+                   int lanes, const FoundParts& out) {
+#if defined(IPEX_LOOKAHEAD_TWINS)
+  if (lanes == 16) return search_16(search, values, importance, blocks, repeated, out);
+  if (lanes == 8) return search_8(search, values, importance, blocks, repeated, out);
+#endif
+  Searcher<4>(search).run(values, importance, blocks, repeated, out);
+}
+
+}  // namespace ipex_lookahead
