@@ -21,6 +21,18 @@ HEAD = """\
 `ipex-lookahead COMMAND --help` says the same in the terminal. Every option can also be set in the environment, by the
 variable beside it; the command line wins. `IPEX_LOOKAHEAD_DEBUG=1` (`--debug`) shows the traceback of an error.
 
+`--config FILE.yaml` of every command takes options from a file, beneath both:
+
+```yaml
+model: default            # for every command that has the option
+lookahead: auto
+bench decode:             # for that command alone
+  repeat: 5
+```
+
+The presets in `configs/lookahead` are such files. `ipex-lookahead info --config FILE` shows what holds and where it
+comes from.
+
 Exit status: 0 done, 1 an error, 2 wrong usage (nothing was loaded), 130 interrupted.
 
 This file is made by `scripts/commands_doc.py`; do not edit it.

@@ -9,6 +9,8 @@ from typing import Any
 from ipex_lookahead.errors import InputError
 
 SUFFIXES = (".svg", ".png")
+STYLE = {"svg.fonttype": "none", "svg.hashsalt": "ipex-lookahead", "font.size": 8, "font.family": "sans-serif"}
+"""Letters stay letters: a reader can mark and search them, and a page's fonts show them."""
 LEAST_KL = 1e-5
 """What is below is drawn there: nobody sees the difference, and zero has no place on a logarithmic axis."""
 _KINDS = (("#1f5fa8", "o", "formats"), ("#c2571a", "^", "other files"))
@@ -30,6 +32,11 @@ def check_plot(file: Path) -> None:
         raise InputError(f"{file}: a picture is {' or '.join(SUFFIXES)} by its name")
     if not file.parent.is_dir():
         raise InputError(f"{file.parent}: there is no such folder")
+    check_matplotlib()
+
+
+def check_matplotlib() -> None:
+    """Raise InputError where nothing can be drawn."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -45,8 +52,7 @@ def plot_quality(report: dict[str, Any], file: Path) -> None:
     """
     import matplotlib
 
-    style = {"svg.fonttype": "none", "svg.hashsalt": "ipex-lookahead", "font.size": 8, "font.family": "sans-serif"}
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context(STYLE):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 

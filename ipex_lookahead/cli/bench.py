@@ -12,6 +12,7 @@ COMMANDS = {
     "step": "a whole decoder step on random weights of a known shape, by rows",
     "kernels": "linear layers by format, instruction set and rows",
     "replay": "proposers and budgets on recorded answers, without a model",
+    "run": "a plan of models, formats and lengths, with a report",
     "quality": "perplexity, KL divergence and speed of formats, beside float32",
 }
 """Subcommand -> its line in ``--help``."""

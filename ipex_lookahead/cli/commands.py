@@ -28,6 +28,12 @@ FEW = 12
 class Command(click.Command):
     """A command whose help has sections, and which refuses before it runs what could not end well."""
 
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        from ipex_lookahead.cli.settings import config_option  # it looks at all commands, once it is used
+
+        self.params.append(config_option())
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse, then look at the options together."""
         try:

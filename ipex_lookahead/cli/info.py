@@ -12,8 +12,9 @@ import click
 
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import option
+from ipex_lookahead.cli.settings import Settings, merged, settings_of
 from ipex_lookahead.cli.spelling import in_options
-from ipex_lookahead.cli.tables import print_facts
+from ipex_lookahead.cli.tables import print_facts, print_table
 from ipex_lookahead.cli.types import Model
 from ipex_lookahead.errors import EngineError
 from ipex_lookahead.terminal import counted
@@ -33,8 +34,12 @@ READ_BYTES = 256 << 20
 def info(model: str | None, forget_costs: bool, as_json: bool) -> None:
     """Facts about this machine, or about MODEL: a folder, a .gguf file, owner/repo[:file.gguf] or 'default'.
 
-    What steps of MODEL were measured to cost on this machine is among them. Nothing is loaded.
+    What steps of MODEL were measured to cost on this machine is among them. Nothing is loaded. With --config: what that
+    file sets for which command, and what goes over it in the environment.
     """
+    if (settings := settings_of(click.get_current_context())) is not None:
+        _show_settings(settings, as_json=as_json)
+        return
     if forget_costs:
         forgotten = forget_step_costs(model)
         curves = counted(forgotten, "cost curve")
@@ -45,6 +50,17 @@ def info(model: str | None, forget_costs: bool, as_json: bool) -> None:
         click.echo(json.dumps(facts))
     else:
         print_facts(fact_rows(facts))
+
+
+def _show_settings(settings: Settings, *, as_json: bool) -> None:
+    rows = list(merged(settings, click.get_current_context()))
+    if as_json:
+        names = ("command", "option", "value", "from")
+        click.echo(
+            json.dumps({"config": settings.file, "settings": [dict(zip(names, row, strict=True)) for row in rows]})
+        )
+    else:
+        print_table(("command", "option", "value", "from"), rows, keys=2)
 
 
 def machine_facts() -> dict[str, Any]:

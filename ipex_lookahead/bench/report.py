@@ -1,0 +1,138 @@
+"""What ``bench run`` leaves behind beside its samples: a table for spreadsheets, and a page with pictures.
+
+The CSV file begins with the columns of ipex-llm's all-in-one benchmark, by its names, so that a sheet made for that one
+goes on working; ours come after them.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator
+from html import escape
+from typing import Any
+
+COLUMNS = (
+    "model",
+    "1st token avg latency (ms)",
+    "2+ avg latency (ms/token)",
+    "encoder time (ms)",
+    "input/output tokens",
+    "batch_size",
+    "actual input/output tokens",
+    "num_beams",
+    "low_bit",
+    "cpu_embedding",
+    "model loading time (s)",
+    "peak mem (GB)",
+    "streaming",
+    "use_fp16_torch_dtype",
+)
+"""ipex-llm's."""
+OURS = ("lookahead", "tok/s", "speedup", "tokens/step", "acceptance", "identical", "engine", "isa", "threads", "api")
+_STYLE = """
+:root { color-scheme: light dark; --page: #ffffff; --ink: #1b1b1b; --line: #d5d5d5; --faint: #666666; }
+@media (prefers-color-scheme: dark) {
+  :root { --page: #16181c; --ink: #e8e8e8; --line: #3a3d44; --faint: #a0a4ac; }
+}
+body { background: var(--page); color: var(--ink); font: 15px/1.45 system-ui, sans-serif; margin: 0 auto;
+  max-width: 62rem; padding: 1rem; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
+th, td { border-bottom: 1px solid var(--line); padding: .3rem .7rem; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+figure { margin: 1rem 0; background: #ffffff; border: 1px solid var(--line); border-radius: 6px; padding: .5rem; }
+figure svg { display: block; width: 100%; height: auto; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; } dt { color: var(--faint); }
+dd { margin: 0; overflow-wrap: anywhere; } .bad { color: #c02a2a; font-weight: 600; }
+""".strip()
+
+
+def rows_of(report: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """One row for each case and mode that was measured, by the names of ``COLUMNS`` and ``OURS``."""
+    settings = report["settings"]
+    for case in report["cases"]:
+        for run in case.get("runs", ()):
+            yield {
+                "model": case["model"],
+                "1st token avg latency (ms)": round(1e3 * run["first_token_seconds"], 2),
+                "2+ avg latency (ms/token)": round(1e3 * run["next_token_seconds"], 3),
+                "encoder time (ms)": 0.0,
+                "input/output tokens": f"{case['tokens_in']}-{case['tokens_out']}",
+                "batch_size": case["batch"],
+                "actual input/output tokens": f"{case['tokens_in']}-{run['tokens_out']}",
+                "num_beams": 1,
+                "low_bit": case["low_bit"],
+                "cpu_embedding": settings.get("cpu_embedding", False),
+                "model loading time (s)": round(case["loading_seconds"], 3),
+                "peak mem (GB)": "" if case["peak_bytes"] is None else round(case["peak_bytes"] / 1e9, 3),
+                "streaming": settings.get("streaming", False),
+                "use_fp16_torch_dtype": settings.get("use_fp16_torch_dtype", False),
+                "lookahead": run["lookahead"],
+                "tok/s": round(run["tok_s"], 2),
+                "speedup": round(run["speedup"], 3),
+                "tokens/step": round(run["tokens_a_step"], 3),
+                "acceptance": round(run["acceptance_rate"], 3),
+                "identical": run["identical"],
+                "engine": case["engine"],
+                "isa": case["isa"],
+                "threads": case["threads"],
+                "api": case["api"],
+            }
+
+
+def as_csv(report: dict[str, Any]) -> str:
+    """All rows, after a heading."""
+    out = io.StringIO()
+    table = csv.DictWriter(out, [*COLUMNS, *OURS], lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows_of(report))
+    return out.getvalue()
+
+
+def as_html(report: dict[str, Any], pictures: Iterable[tuple[str, str]]) -> str:
+    """A page that stands alone: facts, the table, and pictures as (what they show, SVG)."""
+    rows = list(rows_of(report))
+    shown = ("model", "low_bit", "input/output tokens", "batch_size", "lookahead", "1st token avg latency (ms)",
+             "2+ avg latency (ms/token)", "tok/s", "speedup", "tokens/step", "peak mem (GB)", "identical")  # fmt: skip
+    facts = {"date": report["date"], **report["versions"], **report["machine"]}
+    trials = f"{report['settings'].get('num_trials', 3)} trials after {report['settings'].get('warm_up', 1)} to warm up"
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>ipex-lookahead bench run</title><style>{_STYLE}</style></head><body>",
+        "<h1>Speed with and without lookahead</h1>",
+        f"<p>Greedy answers of exactly so many tokens, modes in turn, means of {escape(trials)}. "
+        "<b>identical</b>: the tokens are those of plain decoding.</p>",
+        *(f"<figure>{svg}<figcaption>{escape(title)}</figcaption></figure>" for title, svg in pictures),
+        '<h2>All cases</h2><div class="scroll"><table><thead><tr>',
+        *(f"<th>{escape(name)}</th>" for name in shown),
+        "</tr></thead><tbody>",
+    ]
+    for row in rows:
+        parts.append("<tr>" + "".join(_cell(name, row[name]) for name in shown) + "</tr>")
+    parts.append("</tbody></table></div>")
+    failed = [(case["key"], case["error"]) for case in report["cases"] if "error" in case]
+    if failed:
+        parts.append("<h2>Not measured</h2><ul>")
+        parts += [f"<li><b>{escape(key)}</b>: {escape(why)}</li>" for key, why in failed]
+        parts.append("</ul>")
+    if any(case.get("text_repeats") for case in report["cases"]):
+        parts.append(
+            "<p>The text that prompts were cut from was too short for some cases and was used again from its "
+            "beginning, which favours lookahead.</p>"
+        )
+    parts.append("<h2>Machine and versions</h2><dl>")
+    parts += [f"<dt>{escape(str(name))}</dt><dd>{escape(str(value))}</dd>" for name, value in facts.items()]
+    parts.append("</dl></body></html>\n")
+    return "\n".join(parts)
+
+
+def _cell(name: str, value: Any) -> str:
+    bad = ' class="bad"' if name == "identical" and value is not True else ""
+    said = (
+        {True: "yes", False: "NO", None: "as in the file"}.get(value, value) if not isinstance(value, float) else value
+    )
+    return f"<td{bad}>{escape(str(said))}</td>"

@@ -1,0 +1,140 @@
+"""``ipex-lookahead bench run``: a plan's models, formats, lengths and lookaheads, with a report."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.options import json_option, option
+from ipex_lookahead.cli.tables import print_table
+from ipex_lookahead.errors import InputError
+from ipex_lookahead.terminal import bar, counted, may_draw, tell_people
+
+if TYPE_CHECKING:
+    from ipex_lookahead.bench.plan import Case, Plan
+
+
+@command()
+@click.argument("plan_file", metavar="PLAN.yaml", type=click.Path(dir_okay=False))
+@option("--output", required=True, type=click.Path(), metavar="FOLDER", help="Where results and report go.")
+@option("--no-pictures", is_flag=True, help="A report without pictures, which need matplotlib.")
+@json_option
+def run(plan_file: str, output: str, no_pictures: bool, as_json: bool) -> None:
+    """What a plan asks for: models, formats, lengths and lookaheads, trial by trial in turn.
+
+    A plan is a YAML file in the words of ipex-llm's all-in-one benchmark; configs/bench has some. FOLDER gets
+    results.json with every sample, results.csv and report.html. Run again, it goes on where it was interrupted.
+    """
+    from ipex_lookahead.bench.plan import read_plan
+    from ipex_lookahead.bench.report import as_csv, as_html
+    from ipex_lookahead.bench.run import run as run_plan
+    from ipex_lookahead.bench.run import write_whole
+
+    plan = read_plan(Path(plan_file))
+    if not no_pictures:
+        from ipex_lookahead.bench.plots import check_matplotlib
+
+        check_matplotlib()
+    _force_isa(plan)
+    text = _text(plan)
+    folder = Path(output).expanduser()
+    done = 0
+    with bar("measuring", plan.answers) as draw:
+
+        def began(name: str) -> None:
+            if may_draw():
+                draw(done, title=name)
+            else:
+                tell_people(f"{name} ...")
+
+        def advance(answers: int) -> None:
+            nonlocal done
+            done += answers
+            draw(done)
+
+        report = run_plan(plan, folder, _load, text, began=began, advance=advance)
+    write_whole(folder / "results.csv", as_csv(report))
+    write_whole(folder / "report.html", as_html(report, [] if no_pictures else _pictures(report)))
+    _print(report, to_stderr=as_json)
+    tell_people(f"results.json, results.csv and report.html are in {output}")
+    if as_json:
+        click.echo(json.dumps(report))
+    runs = [(case, run) for case in report["cases"] for run in case.get("runs", ())]
+    for case in report["cases"]:
+        if "error" in case:
+            click.echo(f"error: {case['key']}: {case['error']}", err=True)
+    for case, mode in runs:
+        if not mode["identical"]:
+            click.echo(f"error: {case['key']}: with lookahead {mode['lookahead']} the tokens differ", err=True)
+    if len(runs) == 0 or any("error" in case for case in report["cases"]) or not all(m["identical"] for _, m in runs):
+        raise click.exceptions.Exit(1)
+
+
+def _load(case: Case, plan: Plan) -> Any:
+    from ipex_lookahead.cli.loading import load
+
+    speculative = any(config is not None and config.strategy == "self_speculation" for _, config in case.modes)
+    placing: dict[str, Any] = {"engine": case.engine, "device": case.device, "kv_cache": plan.kv_cache}
+    if speculative:
+        placing["speculative"] = True
+    model, tokenizer = load(case.path, low_bit=case.low_bit, threads=case.threads, progress=False, **placing)
+    model.tokenizer = tokenizer
+    return model
+
+
+def _force_isa(plan: Plan) -> None:
+    """For the process, before the core is asked what there is."""
+    if plan.isa:
+        from ipex_lookahead.engines.native.core import ISA_VARIABLE, chosen_isa
+
+        os.environ[ISA_VARIABLE] = plan.isa
+        chosen_isa()
+
+
+def _text(plan: Plan) -> str:
+    from ipex_lookahead.bench.quality import PACKAGED_TEXT
+
+    file = Path(plan.prompts).expanduser() if plan.prompts else PACKAGED_TEXT
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InputError(f"prompts: {file} cannot be read: {why}", hint="a plain text file") from None
+
+
+def _pictures(report: dict[str, Any]) -> list[tuple[str, str]]:
+    from ipex_lookahead.bench.run_plots import run_pictures
+
+    return run_pictures(report)
+
+
+def _print(report: dict[str, Any], *, to_stderr: bool) -> None:
+    from ipex_lookahead.bench.report import rows_of
+
+    rows = [
+        (
+            row["model"],
+            row["low_bit"] or "as is",
+            row["input/output tokens"],
+            row["batch_size"],
+            row["lookahead"],
+            f"{row['1st token avg latency (ms)']:.1f}",
+            f"{row['2+ avg latency (ms/token)']:.2f}",
+            f"{row['speedup']:.2f}x",
+            f"{row['tokens/step']:.2f}",
+            "yes" if row["identical"] else "NO",
+        )
+        for row in rows_of(report)
+    ]
+    print_table(
+        ("model", "format", "in-out", "batch", "lookahead", "1st-ms", "2+-ms", "ratio", "tok/step", "identical"),
+        rows,
+        keys=5,
+        title=f"{counted(len(report['cases']), 'case')} · {report['machine'].get('processor', '')}",
+        to_stderr=to_stderr,
+    )

@@ -1,0 +1,215 @@
+"""``bench run``: what is timed is what was asked for, an interrupted run goes on, and the report tells it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from ipex_lookahead.bench.plan import Plan, read_plan
+from ipex_lookahead.bench.report import COLUMNS, OURS, as_csv, as_html
+from ipex_lookahead.bench.run import cut, run
+from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.errors import EngineError, InputError
+
+TEXT = "one two three four five six seven eight nine ten eleven twelve. " * 40
+
+
+class Words:
+    """A tokenizer of letters."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [*([1] if add_special_tokens else []), *(ord(letter) for letter in text)]
+
+
+class Model:
+    """Answers with 7s, slower for longer prompts; says what it was asked."""
+
+    def __init__(self, wrong_with: int | None = None) -> None:
+        self.tokenizer = Words()
+        self.engine = SimpleNamespace(
+            max_context=2048, describe=lambda: {"engine": "native", "isa": "scalar", "threads": 2, "low_bit": "q4_k"}
+        )
+        self.asked: list[tuple[Any, ...]] = []
+        self.forgotten = 0
+        self.wrong_with = wrong_with
+        self.stats = GenerationStats()
+
+    def forget(self) -> None:
+        self.forgotten += 1
+
+    def generate(self, inputs: Any, *, lookahead: Any, max_new_tokens: int, **settings: Any) -> Any:
+        drafts = lookahead.num_draft_tokens if lookahead else 0
+        self.asked.append((tuple(inputs.shape), drafts, max_new_tokens, settings))
+        rows = inputs.shape[0]
+        steps = (max_new_tokens - 1) // (2 if drafts else 1)
+        self.stats = GenerationStats(
+            tokens=max_new_tokens * rows, sequences=rows, sequence_steps=steps * rows,
+            first_token_seconds=0.001 * inputs.shape[1], decode_seconds=0.01 * steps,
+        )  # fmt: skip
+        new = torch.full((rows, max_new_tokens), 7)
+        if drafts and drafts == self.wrong_with:
+            new[0, -1] = 8
+        return torch.cat([inputs, new], 1)
+
+
+def plan_of(folder: Path, **values: Any) -> Plan:
+    file = folder / "plan.yaml"
+    file.write_text(yaml.safe_dump({"in_out_pairs": ["16-9", "64-9"], "lookahead": [0, 3]} | values), encoding="utf-8")
+    return read_plan(file)
+
+
+def test_all_modes_of_all_cases_are_timed_in_turn(tmp_path: Path) -> None:
+    model, loads, counted = Model(), [], []
+
+    def load(case: Any, plan: Plan) -> Model:
+        loads.append(case.key)
+        return model
+
+    report = run(plan_of(tmp_path), tmp_path / "out", load, TEXT, advance=counted.append)
+    assert len(loads) == 1
+    assert sum(counted) == 2 * 2 * (1 + 3) == len(model.asked) == model.forgotten
+    assert {asked[3]["eos_token_id"] for asked in model.asked} == {None}
+    assert [asked[:2] for asked in model.asked[:8]] == [
+        ((1, 16), n)
+        for n in (3, 0, 0, 3, 3, 0, 0, 3)  # the warm-up turned round, then in turn
+    ]
+    short, long = report["cases"]
+    assert (short["tokens_in"], long["tokens_in"]) == (16, 64)
+    plain, ahead = short["runs"]
+    assert (plain["lookahead"], ahead["lookahead"]) == ("0", "3")
+    assert plain["next_token_seconds"] == pytest.approx(0.01)
+    assert (plain["speedup"], ahead["speedup"]) == (pytest.approx(1.0), pytest.approx(2.0))
+    assert ahead["tokens_a_step"] == pytest.approx(2.0)
+    assert (plain["tok_s"], ahead["identical"]) == (pytest.approx(100.0), True)
+    assert long["runs"][0]["first_token_seconds"] == pytest.approx(0.064)
+    assert [len(one["samples"]) for one in short["runs"]] == [3, 3]
+    assert json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8")) == json.loads(json.dumps(report))
+
+
+def test_differing_tokens_are_seen(tmp_path: Path) -> None:
+    report = run(plan_of(tmp_path), tmp_path, lambda case, plan: Model(wrong_with=3), TEXT)
+    assert [one["identical"] for one in report["cases"][0]["runs"]] == [True, False]
+    assert '<td class="bad">NO</td>' in as_html(report, [])
+
+
+def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
+    plan, out = plan_of(tmp_path), tmp_path / "out"
+    calls = 0
+
+    class Stopped(Model):
+        def generate(self, inputs: Any, **settings: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 11:
+                raise KeyboardInterrupt
+            return super().generate(inputs, **settings)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, out, lambda case, plan: Stopped(), TEXT)
+    kept = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert [case["tokens_in"] for case in kept["cases"]] == [16]
+    model, counted = Model(), []
+    report = run(plan, out, lambda case, plan: model, TEXT, advance=counted.append)
+    assert {asked[0] for asked in model.asked} == {(1, 64)}
+    assert sum(counted) == plan.answers
+    assert report["cases"][0] == kept["cases"][0]
+    assert [case["tokens_in"] for case in report["cases"]] == [16, 64]
+
+
+def test_what_fails_is_told_and_tried_again(tmp_path: Path) -> None:
+    def refuse(case: Any, plan: Plan) -> Model:
+        raise EngineError("no such device")
+
+    plan, out = plan_of(tmp_path), tmp_path / "out"
+    report = run(plan, out, refuse, TEXT)
+    assert [case["error"] for case in report["cases"]] == ["no such device"] * 2
+    assert "no such device" in as_html(report, [])
+    assert as_csv(report).count("\n") == 1
+    report = run(plan, out, lambda case, plan: Model(), TEXT)
+    assert not any("error" in case for case in report["cases"])
+
+
+def test_a_prompt_that_does_not_fit_is_an_error_of_its_case(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, in_out_pairs=["2045-9", "16-9"])
+    report = run(plan, tmp_path / "out", lambda case, plan: Model(), TEXT)
+    assert "more than the model's 2048" in report["cases"][0]["error"]
+    assert "runs" in report["cases"][1]
+
+
+@pytest.mark.parametrize("changed", [{"num_trials": 5}, {"warm_up": 0}, {"task": "QA"}])
+def test_results_of_another_plan_are_not_mixed_in(tmp_path: Path, changed: dict[str, Any]) -> None:
+    out = tmp_path / "out"
+    run(plan_of(tmp_path), out, lambda case, plan: Model(), TEXT)
+    with pytest.raises(InputError, match=next(iter(changed))):
+        run(plan_of(tmp_path, **changed), out, lambda case, plan: Model(), TEXT)
+    more = plan_of(tmp_path, in_out_pairs=["16-9", "64-9", "32-9"])
+    model = Model()
+    run(more, out, lambda case, plan: model, TEXT)
+    assert {asked[0] for asked in model.asked} == {(1, 32)}  # more cases are no other plan
+
+
+def test_a_file_that_is_no_result_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(InputError, match="not what `bench run` writes"):
+        run(plan_of(tmp_path), tmp_path, lambda case, plan: Model(), TEXT)
+    assert (tmp_path / "results.json").read_text(encoding="utf-8") == "{}"
+
+
+def test_prompts_have_exactly_so_many_tokens() -> None:
+    rows, repeats = cut(Words(), "Do: ", "abcdefghij", 8, 2)
+    assert [len(row) for row in rows] == [8, 8]
+    assert rows[0][:5] == rows[1][:5] == [1, *map(ord, "Do: ")]
+    assert rows[0][5:] + rows[1][5:] == [*map(ord, "abcdef")]
+    assert not repeats
+    rows, repeats = cut(Words(), "", "abc", 9, 1)
+    assert rows == [[1, *map(ord, "abcabcab")]]
+    assert repeats
+    assert cut(Words(), "long task", "abc", 3, 1)[0] == [[1, *map(ord, "lo")]]
+    with pytest.raises(InputError, match="no token"):
+        cut(Words(), "", "", 9, 1)
+
+
+def test_the_table_has_the_columns_that_sheets_know(tmp_path: Path) -> None:
+    report = run(plan_of(tmp_path, batch_size=2), tmp_path / "out", lambda case, plan: Model(), TEXT)
+    rows = list(csv.DictReader(io.StringIO(as_csv(report))))
+    assert list(rows[0]) == [*COLUMNS, *OURS]
+    assert [row["lookahead"] for row in rows] == ["0", "3", "0", "3"]
+    assert rows[0]["1st token avg latency (ms)"] == "16.0"
+    assert rows[0]["2+ avg latency (ms/token)"] == "10.0"
+    assert rows[0]["input/output tokens"] == rows[0]["actual input/output tokens"] == "16-9"
+    assert (rows[0]["batch_size"], rows[0]["low_bit"], rows[0]["tok/s"]) == ("2", "q4_k", "200.0")
+
+
+def test_the_page_stands_alone_and_escapes_what_it_is_given(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, repo_id="<script>alert(1)</script>")
+    report = run(plan, tmp_path / "out", lambda case, plan: Model(), TEXT)
+    page = as_html(report, [("Speed & more", "<svg></svg>")])
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert "Speed &amp; more" in page
+    assert not re.search(r"(?:src|href)\s*=|url\(|@import", page)
+    assert "processor" in page
+
+
+def test_pictures_are_drawn_of_what_there_is(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib")
+    from ipex_lookahead.bench.run_plots import run_pictures
+
+    report = run(plan_of(tmp_path, low_bit=["q4_k", "sym_int4"]), tmp_path / "out", lambda case, plan: Model(), TEXT)
+    pictures = run_pictures(report)
+    assert [title.split()[0] for title, _ in pictures] == ["Speed", "Latency"]
+    for _, svg in pictures:
+        assert svg.startswith("<svg")
+        assert svg.rstrip().endswith("</svg>")
+    assert "16 in, 9 out" in pictures[0][1]
+    one = run(plan_of(tmp_path, lookahead=0, in_out_pairs="8-8"), tmp_path / "one", lambda case, plan: Model(), TEXT)
+    assert run_pictures(one) == []
