@@ -39,6 +39,7 @@ struct Rows {
   float* scales = nullptr;        // [count][blocks]: value = scale * code
   int32_t* bias4 = nullptr;       // [count][blocks]: -8 * sum of the block's codes
   int32_t* bias8 = nullptr;       // [count][blocks]: -128 * sum of the block's codes
+  int32_t* halves = nullptr;      // [count][blocks]: sums of the first and of the last 16 codes, 16 bits each, first low
   float* sums = nullptr;          // [count][blocks]: scale * sum of the block's codes
   int64_t stride = 0, blocks = 0;
   int64_t count = 0;

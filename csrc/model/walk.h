@@ -37,6 +37,7 @@ class RowsMemory {
     ensure(sums_, rows * blocks);
     ensure(bias4_, rows * blocks);
     ensure(bias8_, rows * blocks);
+    ensure(halves_, rows * blocks);
   }
   Rows view(int64_t rows, int64_t width) {
     Rows r;
@@ -45,6 +46,7 @@ class RowsMemory {
     r.scales = scales_.data();
     r.bias4 = bias4_.data();
     r.bias8 = bias8_.data();
+    r.halves = halves_.data();
     r.sums = sums_.data();
     r.blocks = (width + kGroup - 1) / kGroup;
     r.stride = r.blocks * kGroup;
@@ -55,7 +57,7 @@ class RowsMemory {
  private:
   Buffer<float> values_, scales_, sums_;
   Buffer<int8_t> codes_;
-  Buffer<int32_t> bias4_, bias8_;
+  Buffer<int32_t> bias4_, bias8_, halves_;
 };
 
 // `count` of the rows, from `first` on.
@@ -65,6 +67,7 @@ inline Rows rows_of(Rows r, int64_t first, int64_t count) {
   r.scales += first * r.blocks;
   r.bias4 += first * r.blocks;
   r.bias8 += first * r.blocks;
+  r.halves += first * r.blocks;
   r.sums += first * r.blocks;
   r.count = count;
   return r;
@@ -82,6 +85,7 @@ inline void gather(const Rows& from, const int32_t* rows, int64_t n, bool intege
     copy(from.scales, to.scales, from.blocks);
     copy(from.bias4, to.bias4, from.blocks);
     copy(from.bias8, to.bias8, from.blocks);
+    copy(from.halves, to.halves, from.blocks);
     copy(from.sums, to.sums, from.blocks);
   }
 }

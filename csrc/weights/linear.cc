@@ -47,12 +47,13 @@ void LinearPool::run(const Matrix& matrix, const float* x, int64_t rows, float* 
   if (integer) {
     codes_.resize(size_t(rows * r.stride));
     for (auto* v : {&scales_, &sums_}) v->resize(size_t(rows * r.blocks));
-    for (auto* v : {&bias4_, &bias8_}) v->resize(size_t(rows * r.blocks));
+    for (auto* v : {&bias4_, &bias8_, &halves_}) v->resize(size_t(rows * r.blocks));
     r.codes = codes_.data();
     r.scales = scales_.data();
     r.sums = sums_.data();
     r.bias4 = bias4_.data();
     r.bias8 = bias8_.data();
+    r.halves = halves_.data();
   }
   // Rows of whole blocks are read where they are: nothing writes to values.
   const bool in_place = r.stride == matrix.n_in;

@@ -38,7 +38,7 @@ class LinearPool {
   Phases phases_;
   Buffer<float> values_, scales_, sums_;
   Buffer<int8_t> codes_;
-  Buffer<int32_t> bias4_, bias8_;
+  Buffer<int32_t> bias4_, bias8_, halves_;
 };
 
 class LinearLayer {

@@ -37,6 +37,8 @@ PACKAGED_TEXT = Path(__file__).with_name("quality.txt")
 """The first chapters of Tolstoy's War and Peace in the Maudes' translation, which is in the public domain."""
 ROWS = 128
 """Rows whose logits are held at once; a window's all at once would be 100 MB."""
+PIECE = 16
+"""Rows that are compared at once: what is made of them on the way stays in the cache."""
 SPEED_CONTEXT, SPEED_STEPS = 128, 64
 """Positions before the first step that is timed, and steps."""
 
@@ -107,8 +109,10 @@ class Kept:
     def beside(self, at: int, logs: Floats) -> tuple[float, int]:
         """Sum of the KL divergences of such rows from those that are kept, and how many have the same likeliest id."""
         kept = self._logs[at : at + len(logs)].astype(np.float32)
-        expected = log_probabilities(kept)
-        divergences = (np.exp(expected) * (expected - logs)).sum(axis=1, dtype=np.float64)
+        weights = np.exp(kept)  # times 1 / total the probabilities
+        total = weights.sum(axis=1, dtype=np.float64)
+        weights *= kept - logs
+        divergences = weights.sum(axis=1, dtype=np.float64) / total - np.log(total)
         return float(divergences.sum()), int((logs.argmax(axis=1) == self._top[at : at + len(logs)]).sum())
 
 
@@ -160,7 +164,7 @@ def score(
         if len(part) < 2:
             break
         at = 0
-        for rows in logits(part):
+        for rows in _in_pieces(logits(part)):
             follow = part[at + 1 : at + 1 + len(rows)]
             at += len(rows)
             logs = log_probabilities(rows[: len(follow)])
@@ -176,6 +180,12 @@ def score(
         raise InputError(f"perplexity needs 2 tokens in a window or more, got {len(tokens)} tokens and window {window}")
     perplexity = float(np.exp(loss / done))
     return Score(perplexity) if beside is None else Score(perplexity, max(0.0, divergence / done), agree / done)
+
+
+def _in_pieces(chunks: Iterator[Floats]) -> Iterator[Floats]:
+    for rows in chunks:
+        for first in range(0, len(rows), PIECE):
+            yield rows[first : first + PIECE]
 
 
 def predicted(tokens: int, window: int) -> int:

@@ -93,7 +93,7 @@ def quality(
     candidates = [Candidate(model, name, kv_cache=kv_cache) for name in names]
     if not candidates and not beside:
         candidates = [Candidate(model, kv_cache=kv_cache)]
-    candidates += [Candidate(other, name=Path(other).name, kv_cache=kv_cache) for other in beside]
+    candidates += [Candidate(other, name=Path(other).name.removesuffix(".gguf"), kv_cache=kv_cache) for other in beside]
     try:
         written = (text or PACKAGED_TEXT).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

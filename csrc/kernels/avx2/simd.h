@@ -36,8 +36,7 @@ struct CodeTile {
   }
 };
 template <int Pairs, int Rows = 8>
-SIMD_INLINE __m256i dot_unsigned(const __m256i* w, const int8_t* a, int32_t start) {
-  __m256i sum = _mm256_set1_epi32(start);
+SIMD_INLINE __m256i dot_unsigned(const __m256i* w, const int8_t* a, __m256i sum) {
   for (int first = 0; first < Rows; first += Pairs) {
     __m256i pairs = _mm256_maddubs_epi16(w[first], broadcast4(a + 4 * first));
     for (int c = first + 1; c < first + Pairs; ++c)
@@ -61,15 +60,16 @@ template <int Most>
 SIMD_INLINE i32x16 dot(const CodeTile<Most>& t, const int8_t* a, int32_t start) {
   if (CodeTile<Most>::kSigned) return {dot_signed(t.w[0], a), dot_signed(t.w[1], a)};
   constexpr int pairs = CodeTile<Most>::kPairs;
-  return {dot_unsigned<pairs>(t.w[0], a, start), dot_unsigned<pairs>(t.w[1], a, start)};
+  const __m256i from = _mm256_set1_epi32(start);
+  return {dot_unsigned<pairs>(t.w[0], a, from), dot_unsigned<pairs>(t.w[1], a, from)};
 }
 
 // Sum of codes * a over the 16 inputs of one half, from start on.
 template <int Half, int Most>
-SIMD_INLINE i32x16 dot_half(const CodeTile<Most>& t, const int8_t* a, int32_t start) {
+SIMD_INLINE i32x16 dot_half(const CodeTile<Most>& t, const int8_t* a, i32x16 start) {
   static_assert(!CodeTile<Most>::kSigned, "no format has halves of wide codes");
   constexpr int pairs = CodeTile<Most>::kPairs < 4 ? CodeTile<Most>::kPairs : 4;
-  return {dot_unsigned<pairs, 4>(t.w[0] + 4 * Half, a, start), dot_unsigned<pairs, 4>(t.w[1] + 4 * Half, a, start)};
+  return {dot_unsigned<pairs, 4>(t.w[0] + 4 * Half, a, start.lo), dot_unsigned<pairs, 4>(t.w[1] + 4 * Half, a, start.hi)};
 }
 
 // Independent integer dot products for measuring the peak: 64 multiply-adds a call.

@@ -122,6 +122,16 @@ SIMD_INLINE i32x16 mask32(i32x16 x, int32_t mask) {
   const __m256i m = _mm256_set1_epi32(mask);
   return {_mm256_and_si256(x.lo, m), _mm256_and_si256(x.hi, m)};
 }
+// Bytes of each 32-bit lane: 0, 1, 2 and 3 times what the lane holds, below 64; and those that x counts, 0 ... 3 in its bytes.
+SIMD_INLINE __m256i multiples(__m256i x) {
+  return _mm256_mullo_epi16(_mm256_or_si256(x, _mm256_slli_epi32(x, 16)), _mm256_set1_epi32(0x03020100));
+}
+SIMD_INLINE u8x64 multiples(i32x16 x) { return {multiples(x.lo), multiples(x.hi)}; }
+SIMD_INLINE u8x64 lookup4(u8x64 lanes, u8x64 x) {
+  const __m256i starts = _mm256_broadcastsi128_si256(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c));
+  return {_mm256_shuffle_epi8(lanes.lo, _mm256_or_si256(x.lo, starts)),
+          _mm256_shuffle_epi8(lanes.hi, _mm256_or_si256(x.hi, starts))};
+}
 template <int Q>
 SIMD_INLINE i32x16 byte_of_lanes(u8x64 x) {  // byte Q of each 32-bit lane
   return mask32(shr<8 * Q>(i32x16{x.lo, x.hi}), 255);
@@ -149,10 +159,14 @@ SIMD_INLINE f32x16 load_half_powers(const uint8_t* p) {
   const i32x16 e = widen_u8(p);
   return {half_powers(e.lo), half_powers(e.hi)};
 }
-SIMD_INLINE int32_t sum16(const int8_t* a) {  // as unsigned bytes, each 128 more
-  const __m128i x = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a)), _mm_set1_epi8(-128));
-  const __m128i sums = _mm_sad_epu8(x, _mm_setzero_si128());
-  return _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums))) - 2048;
+// Two numbers of 16 bits, the first low, by those of each lane: the sum of both products.
+SIMD_INLINE i32x16 set_pairs(int16_t first, int16_t second) {
+  const __m256i pairs = _mm256_set1_epi32(int32_t(uint16_t(first) | uint32_t(uint16_t(second)) << 16));
+  return {pairs, pairs};
+}
+SIMD_INLINE i32x16 dot_pairs(i32x16 pairs, int32_t pair) {
+  const __m256i x = _mm256_set1_epi32(pair);
+  return {_mm256_madd_epi16(pairs.lo, x), _mm256_madd_epi16(pairs.hi, x)};
 }
 SIMD_INLINE __m256i broadcast4(const int8_t* a) {
   int32_t x;

@@ -87,11 +87,11 @@ SIMD_INLINE f32x16 load_half_powers(const uint8_t* p) {
   const __m512i tiny = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), e);
   return _mm512_castsi512_ps(_mm512_mask_mov_epi32(normal, _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2)), tiny));
 }
-SIMD_INLINE int32_t sum16(const int8_t* a) {  // as unsigned bytes, each 128 more
-  const __m128i x = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a)), _mm_set1_epi8(-128));
-  const __m128i sums = _mm_sad_epu8(x, _mm_setzero_si128());
-  return _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums))) - 2048;
+// Two numbers of 16 bits, the first low, by those of each lane: the sum of both products.
+SIMD_INLINE i32x16 set_pairs(int16_t first, int16_t second) {
+  return _mm512_set1_epi32(int32_t(uint16_t(first) | uint32_t(uint16_t(second)) << 16));
 }
+SIMD_INLINE i32x16 dot_pairs(i32x16 pairs, int32_t pair) { return _mm512_madd_epi16(pairs, _mm512_set1_epi32(pair)); }
 
 // A row of a tile: 64 bytes. (The same register as i32x16: shr and shl serve both.)
 using u8x64 = __m512i;
@@ -101,6 +101,15 @@ SIMD_INLINE u8x64 mask8(u8x64 x, uint8_t mask) { return _mm512_and_si512(x, _mm5
 SIMD_INLINE u8x64 bor(u8x64 a, u8x64 b) { return _mm512_or_si512(a, b); }
 SIMD_INLINE u8x64 lookup(const uint8_t* table, u8x64 x) {
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), x);
+}
+
+// Bytes of each 32-bit lane: 0, 1, 2 and 3 times what the lane holds, below 64; and those that x counts, 0 ... 3 in its bytes.
+SIMD_INLINE u8x64 multiples(i32x16 x) {
+  return _mm512_mullo_epi16(_mm512_or_si512(x, _mm512_slli_epi32(x, 16)), _mm512_set1_epi32(0x03020100));
+}
+SIMD_INLINE u8x64 lookup4(u8x64 lanes, u8x64 x) {
+  const __m512i starts = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c));
+  return _mm512_shuffle_epi8(lanes, _mm512_or_si512(x, starts));
 }
 
 template <int Q>
@@ -136,8 +145,8 @@ SIMD_INLINE i32x16 dot(const CodeTile<Most>& t, const int8_t* a, int32_t start) 
 
 // Sum of codes * a over the 16 inputs of one half, from start on.
 template <int Half, int Most>
-SIMD_INLINE i32x16 dot_half(const CodeTile<Most>& t, const int8_t* a, int32_t start) {
-  __m512i even = _mm512_set1_epi32(start), odd = _mm512_setzero_si512();
+SIMD_INLINE i32x16 dot_half(const CodeTile<Most>& t, const int8_t* a, i32x16 start) {
+  __m512i even = start, odd = _mm512_setzero_si512();
   for (int c = 0; c < 4; c += 2) {
     even = _mm512_dpbusd_epi32(even, t.w[4 * Half + c], broadcast4(a + 4 * c));
     odd = _mm512_dpbusd_epi32(odd, t.w[4 * Half + c + 1], broadcast4(a + 4 * c + 4));

@@ -32,8 +32,8 @@ struct CodeTile {
 };
 // The weights are the unsigned operand. Two chains a half, so that latency does not bind at one row.
 template <int Rows>
-SIMD_INLINE __m256i dot_rows(const __m256i* w, const int8_t* a, int32_t start) {
-  __m256i even = _mm256_set1_epi32(start), odd = _mm256_setzero_si256();
+SIMD_INLINE __m256i dot_rows(const __m256i* w, const int8_t* a, __m256i even) {
+  __m256i odd = _mm256_setzero_si256();
   for (int c = 0; c < Rows; c += 2) {
     even = _mm256_dpbusd_avx_epi32(even, w[c], broadcast4(a + 4 * c));
     odd = _mm256_dpbusd_avx_epi32(odd, w[c + 1], broadcast4(a + 4 * c + 4));
@@ -43,13 +43,14 @@ SIMD_INLINE __m256i dot_rows(const __m256i* w, const int8_t* a, int32_t start) {
 // start + sum of codes * a, over 32 inputs.
 template <int Most>
 SIMD_INLINE i32x16 dot(const CodeTile<Most>& t, const int8_t* a, int32_t start) {
-  return {dot_rows<8>(t.w[0], a, start), dot_rows<8>(t.w[1], a, start)};
+  const __m256i from = _mm256_set1_epi32(start);
+  return {dot_rows<8>(t.w[0], a, from), dot_rows<8>(t.w[1], a, from)};
 }
 
 // Sum of codes * a over the 16 inputs of one half, from start on.
 template <int Half, int Most>
-SIMD_INLINE i32x16 dot_half(const CodeTile<Most>& t, const int8_t* a, int32_t start) {
-  return {dot_rows<4>(t.w[0] + 4 * Half, a, start), dot_rows<4>(t.w[1] + 4 * Half, a, start)};
+SIMD_INLINE i32x16 dot_half(const CodeTile<Most>& t, const int8_t* a, i32x16 start) {
+  return {dot_rows<4>(t.w[0] + 4 * Half, a, start.lo), dot_rows<4>(t.w[1] + 4 * Half, a, start.hi)};
 }
 
 // Independent integer dot products for measuring the peak: 64 multiply-adds a call.

@@ -67,10 +67,3 @@ SIMD_INLINE void unpack_table(const uint8_t* p, u8x64 (&w)[8]) {
 }
 SIMD_INLINE void unpack(const uint8_t* p, u8x64 (&w)[8], E2m1) { unpack_table<E2m1>(p, w); }
 SIMD_INLINE void unpack(const uint8_t* p, u8x64 (&w)[8], Iq4) { unpack_table<Iq4>(p, w); }
-
-template <class Codes>
-SIMD_INLINE CodeTile<Codes::kMost> unpack(const uint8_t* p) {
-  u8x64 w[8];
-  unpack(p, w, Codes{});
-  return CodeTile<Codes::kMost>(w);
-}

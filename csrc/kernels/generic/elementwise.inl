@@ -65,7 +65,7 @@ SIMD_INLINE void quantize_group(const Rows& x, int64_t r, int64_t b, f32x16 low,
   if (any_nan(low, high) || largest > __FLT_MAX__) {
     __builtin_memset(codes, 0, kGroup);
     x.scales[r * x.blocks + b] = x.sums[r * x.blocks + b] = __builtin_nanf("");
-    x.bias4[r * x.blocks + b] = x.bias8[r * x.blocks + b] = 0;
+    x.bias4[r * x.blocks + b] = x.bias8[r * x.blocks + b] = x.halves[r * x.blocks + b] = 0;
     return;
   }
   const bool tiny = !(largest > 1e-30f);  // also keeps 127 / largest finite
@@ -74,10 +74,11 @@ SIMD_INLINE void quantize_group(const Rows& x, int64_t r, int64_t b, f32x16 low,
   const i32x16 a = round(mul(low, inverse)), c = round(mul(high, inverse));
   store_i8(codes, a);
   store_i8(codes + kLanes, c);
-  const int32_t sum = reduce_add(add(a, c));
+  const int32_t first = reduce_add(a), second = reduce_add(c), sum = first + second;
   x.scales[r * x.blocks + b] = scale;
   x.bias4[r * x.blocks + b] = -8 * sum;
   x.bias8[r * x.blocks + b] = -128 * sum;
+  x.halves[r * x.blocks + b] = int32_t((uint32_t(first) & 0xffff) | uint32_t(second) << 16);
   x.sums[r * x.blocks + b] = scale * float(sum);
 }
 

@@ -27,18 +27,22 @@ static void integer_tile(const Matrix& w, int64_t tile, const Rows& x, int64_t r
   const float* a_sum = x.sums + row * x.blocks;
   const int32_t* bias4 = x.bias4 + row * x.blocks;
   const int32_t* bias8 = x.bias8 + row * x.blocks;
+  const int32_t* halves = x.halves + row * x.blocks;
 
   f32x16 acc[M];
   for (int m = 0; m < M; ++m) acc[m] = zero();
   for (int64_t b = 0; b < blocks; ++b) {
     prefetch_ahead(codes + b * Codes::kBytes, kPrefetchBytes, Codes::kBytes);
     scales.prefetch(b);
-    const auto t = unpack<Codes>(codes + b * Codes::kBytes);
+    u8x64 unpacked[8];
+    unpack(codes + b * Codes::kBytes, unpacked, Codes{});
     const auto scaled = scales.at(b);
+    const auto t = scaled.tile(unpacked);
 #pragma GCC unroll 16  // else the compiler keeps 16 rows' accumulators in memory
     for (int m = 0; m < M; ++m) {
       const int64_t at = m * x.blocks + b;
-      acc[m] = scaled.add(acc[m], t, {a + m * x.stride + b * kGroup, a_scale[at], a_sum[at], bias4[at], bias8[at]});
+      const int8_t* codes_of_row = a + m * x.stride + b * kGroup;
+      acc[m] = scaled.add(acc[m], t, {codes_of_row, a_scale[at], a_sum[at], bias4[at], bias8[at], halves[at]});
     }
   }
   for (int m = 0; m < M; ++m) store(out + m * kLanes, acc[m]);

@@ -1,12 +1,14 @@
-// Scales of a tile. `Scaling` is made for one tile; `at` loads what block b needs for all rows, as one of two kinds of block,
-// whose `add` adds the block's product with one row to its accumulator: acc + sum of weights * activations. The dot
-// products are whole numbers, exact in any order; every float operation stands here, once, in its order.
+// Scales of a tile. `Scaling` is made for one tile; `at` loads what block b needs for all rows, as one of three kinds of
+// block: `tile` makes of its codes what is multiplied, and `add` adds the block's product with one row to its accumulator:
+// acc + sum of weights * activations. The dot products are whole numbers, exact in any order; every float operation stands
+// here, once, in its order.
 
 // One row of activations at one block.
 struct RowBlock {
   const int8_t* codes;
   float scale, sum;      // sum = scale * sum of the codes
   int32_t bias4, bias8;  // -8 and -128 times the sum of the codes
+  int32_t halves;        // the sums of its halves, as in Rows
 };
 
 template <class Format>
@@ -17,9 +19,11 @@ SIMD_INLINE int32_t start_of(const RowBlock& x) {  // undoes the codes' zero poi
 // One scale, and perhaps a minimum, for the 32 inputs.
 template <class Format>
 struct WholeBlock {
+  using Tile = CodeTile<Format::Codes::kMost>;
   f32x16 scale, minimum;
 
-  SIMD_METHOD f32x16 add(f32x16 acc, const CodeTile<Format::Codes::kMost>& t, const RowBlock& x) const {
+  SIMD_METHOD Tile tile(const u8x64 (&codes)[8]) const { return Tile(codes); }
+  SIMD_METHOD f32x16 add(f32x16 acc, const Tile& t, const RowBlock& x) const {
     const f32x16 sum = to_float(dot(t, x.codes, start_of<Format>(x)));
     if (Format::Scales::kMinimum) acc = fma(minimum, set1(x.sum), acc);
     return fma(sum, mul(scale, set1(x.scale)), acc);
@@ -32,21 +36,44 @@ struct WholeBlock {
 // q6_k), so that the only rounding is that of the fma at the end.
 template <class Format>
 struct HalvedBlock {
-  f32x16 scale, minimum;
-  f32x16 steps[2], minimum_steps[2];
+  using Tile = CodeTile<Format::Codes::kMost>;
+  f32x16 scale;
+  f32x16 steps[2];
 
-  SIMD_METHOD f32x16 add(f32x16 acc, const CodeTile<Format::Codes::kMost>& t, const RowBlock& x) const {
-    const int32_t first = sum16(x.codes), second = -(x.bias8 >> 7) - first;
-    const f32x16 a = to_float(dot_half<0>(t, x.codes, -Format::kZero * first));
-    const f32x16 b = to_float(dot_half<1>(t, x.codes + 16, -Format::kZero * second));
-    if (Format::Scales::kMinimum) {
-      const f32x16 sum = fma(set1(float(second)), minimum_steps[1], mul(set1(float(first)), minimum_steps[0]));
-      acc = fma(sum, mul(minimum, set1(x.scale)), acc);
-    }
+  SIMD_METHOD Tile tile(const u8x64 (&codes)[8]) const { return Tile(codes); }
+  SIMD_METHOD f32x16 add(f32x16 acc, const Tile& t, const RowBlock& x) const {
+    const i32x16 first = dot_pairs(set_pairs(-Format::kZero, 0), x.halves);
+    const i32x16 second = dot_pairs(set_pairs(0, -Format::kZero), x.halves);
+    const f32x16 a = to_float(dot_half<0>(t, x.codes, first));
+    const f32x16 b = to_float(dot_half<1>(t, x.codes + 16, second));
     return fma(fma(b, steps[1], mul(a, steps[0])), mul(scale, set1(x.scale)), acc);
   }
   SIMD_METHOD f32x16 scale_of(int half) const { return mul(scale, steps[half]); }
-  SIMD_METHOD f32x16 minimum_of(int half) const { return mul(minimum, minimum_steps[half]); }
+  SIMD_METHOD f32x16 minimum_of(int) const { return zero(); }
+};
+
+// A step below 16 for each 16 inputs and codes below 4: their products are bytes, made once for all rows.
+template <class Format>
+struct SteppedBlock {
+  static_assert(Format::kZero == 0 && Format::Codes::kMost == 3, "products are looked up by two bits");
+  using Tile = CodeTile<3 * 15>;
+  f32x16 scale, minimum;
+  i32x16 steps[2], minimum_steps[2];
+
+  SIMD_METHOD Tile tile(const u8x64 (&codes)[8]) const {
+    const u8x64 first = multiples(steps[0]), second = multiples(steps[1]);
+    u8x64 products[8];
+    for (int c = 0; c < 4; ++c) products[c] = lookup4(first, codes[c]);
+    for (int c = 4; c < 8; ++c) products[c] = lookup4(second, codes[c]);
+    return Tile(products);
+  }
+  SIMD_METHOD f32x16 add(f32x16 acc, const Tile& t, const RowBlock& x) const {
+    const f32x16 sum = to_float(dot_pairs(bor(minimum_steps[0], shl<16>(minimum_steps[1])), x.halves));
+    acc = fma(sum, mul(minimum, set1(x.scale)), acc);
+    return fma(to_float(dot(t, x.codes, 0)), mul(scale, set1(x.scale)), acc);
+  }
+  SIMD_METHOD f32x16 scale_of(int half) const { return mul(scale, to_float(steps[half])); }
+  SIMD_METHOD f32x16 minimum_of(int half) const { return mul(minimum, to_float(minimum_steps[half])); }
 };
 
 // `Bytes` a block of a stream beside the codes, fetched a cache line at a time.
@@ -119,7 +146,7 @@ struct Scaling<Format, HalfSteps> : ScaleStreams<Format> {
   using ScaleStreams<Format>::ScaleStreams;
   SIMD_METHOD HalvedBlock<Format> at(int64_t b) const {
     const int8_t* step = reinterpret_cast<const int8_t*>(this->step(b));
-    return {this->scale(b), zero(), {load_i8(step), load_i8(step + 16)}, {zero(), zero()}};
+    return {this->scale(b), {load_i8(step), load_i8(step + 16)}};
   }
 };
 
@@ -132,16 +159,15 @@ struct Scaling<Format, HalfSteps6> : ScaleStreams<Format> {
     const i32x16 high = b % 2 ? shr<4>(pair) : pair;
     const i32x16 first = add(mask32(low, 15), shl<4>(mask32(high, 3)));
     const i32x16 second = add(shr<4>(low), shl<2>(mask32(high, 12)));
-    return {this->scale(b), zero(), {less_32(first), less_32(second)}, {zero(), zero()}};
+    return {this->scale(b), {less_32(first), less_32(second)}};
   }
 };
 
 template <class Format>
 struct Scaling<Format, HalfStepsAndMinimums> : ScaleStreams<Format> {
   using ScaleStreams<Format>::ScaleStreams;
-  SIMD_METHOD HalvedBlock<Format> at(int64_t b) const {
+  SIMD_METHOD SteppedBlock<Format> at(int64_t b) const {
     const i32x16 first = widen_u8(this->step(b)), second = widen_u8(this->step(b) + 16);
-    return {this->scale(b), this->minimum(b), {to_float(mask32(first, 15)), to_float(mask32(second, 15))},
-            {to_float(shr<4>(first)), to_float(shr<4>(second))}};
+    return {this->scale(b), this->minimum(b), {mask32(first, 15), mask32(second, 15)}, {shr<4>(first), shr<4>(second)}};
   }
 };

@@ -161,10 +161,25 @@ SIMD_INLINE f32x16 load_half_powers(const uint8_t* p) {
   std::memcpy(r.v, bits, sizeof bits);
   return r;
 }
-SIMD_INLINE int32_t sum16(const int8_t* a) {
-  int32_t s = 0;
-  for (int i = 0; i < 16; ++i) s += a[i];
-  return s;
+// Two numbers of 16 bits, the first low, by those of each lane: the sum of both products.
+SIMD_INLINE i32x16 set_pairs(int16_t first, int16_t second) {
+  i32x16 r;
+  LANES(r, int32_t(uint16_t(first) | uint32_t(uint16_t(second)) << 16));
+  return r;
+}
+SIMD_INLINE i32x16 dot_pairs(i32x16 pairs, int32_t pair) {
+  for (auto& v : pairs.v) v = int16_t(v & 0xffff) * int16_t(pair & 0xffff) + (v >> 16) * (pair >> 16);
+  return pairs;
+}
+// Bytes of each 32-bit lane: 0, 1, 2 and 3 times what the lane holds, below 64; and those that x counts, 0 ... 3 in its bytes.
+SIMD_INLINE u8x64 multiples(const i32x16& x) {
+  u8x64 r;
+  for (int i = 0; i < 64; ++i) r.v[i] = uint8_t(i % 4 * x.v[i / 4]);
+  return r;
+}
+SIMD_INLINE u8x64 lookup4(const u8x64& lanes, u8x64 x) {
+  for (int i = 0; i < 64; ++i) x.v[i] = lanes.v[i / 4 * 4 + x.v[i]];
+  return x;
 }
 
 // 16 outputs x 32 inputs of unsigned codes: [input][output].
@@ -177,9 +192,7 @@ struct CodeTile {
   }
 };
 template <int Inputs>
-SIMD_INLINE i32x16 dot_inputs(const int16_t (*w)[16], const int8_t* a, int32_t start) {
-  i32x16 r;
-  LANES(r, start);
+SIMD_INLINE i32x16 dot_inputs(const int16_t (*w)[16], const int8_t* a, i32x16 r) {
   for (int k = 0; k < Inputs; ++k)
     for (int i = 0; i < 16; ++i) r.v[i] += int32_t(w[k][i]) * a[k];
   return r;
@@ -187,10 +200,12 @@ SIMD_INLINE i32x16 dot_inputs(const int16_t (*w)[16], const int8_t* a, int32_t s
 // start + sum of codes * a, over 32 inputs, and over the 16 of one half.
 template <int Most>
 SIMD_INLINE i32x16 dot(const CodeTile<Most>& t, const int8_t* a, int32_t start) {
-  return dot_inputs<32>(t.w, a, start);
+  i32x16 from;
+  LANES(from, start);
+  return dot_inputs<32>(t.w, a, from);
 }
 template <int Half, int Most>
-SIMD_INLINE i32x16 dot_half(const CodeTile<Most>& t, const int8_t* a, int32_t start) {
+SIMD_INLINE i32x16 dot_half(const CodeTile<Most>& t, const int8_t* a, const i32x16& start) {
   return dot_inputs<16>(t.w + 16 * Half, a, start);
 }
 

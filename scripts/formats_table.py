@@ -1,0 +1,118 @@
+"""Measure every format on the embedded model beside llama.cpp's files of the same weights, for docs/formats.md.
+
+python scripts/formats_table.py --llama-quantize PROGRAM   everything: table, picture, docs/results/formats.json
+python scripts/formats_table.py --llama-quantize PROGRAM --speed   the speeds alone, on a quiet machine
+python scripts/formats_table.py --render                   the table and the picture again, from that file
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ipex_lookahead.bench.plots import check_plot, plot_quality
+from ipex_lookahead.hub import resolve_model
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+RESULTS, PICTURE, PAGE = DOCS / "results" / "formats.json", DOCS / "formats.svg", DOCS / "formats.md"
+BEGIN, END = "<!-- table: scripts/formats_table.py -->\n", "<!-- end of table -->\n"
+KINDS = "Q2_K Q3_K_S Q3_K_M Q4_0 Q4_1 IQ4_NL IQ4_XS Q4_K_S Q4_K_M Q5_0 Q5_1 Q5_K_S Q5_K_M Q6_K Q8_0".split()
+"""What llama-quantize makes, without an importance matrix."""
+SPEED_TOKENS = 200
+"""Enough to load, where only speeds are asked for."""
+
+
+@click.command()
+@click.option("--llama-quantize", "program", type=click.Path(exists=True, dir_okay=False), help="llama.cpp's program.")
+@click.option("--work", type=click.Path(file_okay=False, path_type=Path), help="Keep the files that it makes here.")
+@click.option("--tokens", type=click.IntRange(2), default=20_000, help="Of the packaged text, which has fewer.")
+@click.option("--speed", is_flag=True, help="Measure the speeds alone, and put them into the results.")
+@click.option("--render", is_flag=True, help="Measure nothing.")
+def main(program: str | None, work: Path | None, tokens: int, speed: bool, render: bool) -> None:
+    """See the top of the file."""
+    check_plot(PICTURE)
+    if not render:
+        if program is None:
+            raise click.UsageError("--llama-quantize is needed to make llama.cpp's files; --render measures nothing")
+        with tempfile.TemporaryDirectory() as folder:
+            files = make_files(program, work or Path(folder))
+            report = measure(files, SPEED_TOKENS if speed else tokens, speed)
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(with_speeds(report) if speed else report, indent=1) + "\n", encoding="utf-8")
+    report = json.loads(RESULTS.read_text(encoding="utf-8"))
+    plot_quality(report, PICTURE)
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    PAGE.write_text(before + BEGIN + table(report) + END + rest.partition(END)[2], encoding="utf-8")
+
+
+def make_files(program: str, folder: Path) -> list[Path]:
+    """The embedded model as float32, and what llama-quantize makes of that."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source = folder / "f32.gguf"
+    if not source.exists():
+        run("quantize", str(resolve_model("default")), "--to", str(source), "--low-bit", "fp32")
+    for kind in KINDS:
+        if not (folder / f"{kind}.gguf").exists():
+            arguments = [program, str(source), str(folder / f"{kind}.gguf"), kind]
+            subprocess.run(arguments, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return [folder / f"{kind}.gguf" for kind in KINDS]
+
+
+def measure(files: list[Path], tokens: int, speed: bool) -> dict[str, Any]:
+    """``bench quality``'s report of all formats, of the file as it is, and of the others."""
+    beside = [argument for file in files for argument in ("--beside", str(file))]
+    said = run(
+        "bench", "quality", "--low-bit", "all", "--beside", "default", *beside, "--tokens", str(tokens),
+        "--speed" if speed else "--no-speed", "--json",
+    )  # fmt: skip
+    report: dict[str, Any] = json.loads(said.splitlines()[-1])
+    return report
+
+
+def with_speeds(measured: dict[str, Any]) -> dict[str, Any]:
+    """The results so far with these speeds in them."""
+    speeds = {row["name"]: row["decode_tok_s"] for row in measured["formats"]}
+    report: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
+    for row in report["formats"]:
+        row["decode_tok_s"] = speeds.get(row["name"])
+    return report
+
+
+def run(*arguments: str) -> str:
+    """The command's standard output; what it says to people is shown."""
+    command = [sys.executable, "-m", "ipex_lookahead.cli.main", *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def table(report: dict[str, Any]) -> str:
+    """In Markdown, by bits."""
+    lines = ["", "| | bits a weight | MB | perplexity | beside float32 | KL divergence | same top 1 | tok/s |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for row in sorted(report["formats"], key=lambda row: (row["bits"], row["kl"])):
+        name = f"llama.cpp's {row['name']}" if row["other_file"] else f"`{row['name']}`"
+        if row["name"] == "default":
+            name = "the file as it is"
+        speed = f"{row['decode_tok_s']:.0f}" if row["decode_tok_s"] else ""
+        lines.append(
+            f"| {name} | {row['bits']:.2f} | {row['bytes'] / 1e6:.0f} | {row['perplexity']:.2f} | {row['ratio']:.3f}"
+            f" | {row['kl']:.4f} | {100 * row['top1']:.1f} % | {speed} |"
+        )
+    reference = report["reference"]
+    lines += [
+        "",
+        f"{report['tokens']:,} tokens in windows of {report['window']}; the reference has perplexity"
+        f" {reference['perplexity']:.2f}. ipex-lookahead {report['version']}, {report['date']}.",
+        "",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
