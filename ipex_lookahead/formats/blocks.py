@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ipex_lookahead.formats.base import BadScale, GgufType, PackedWeight, Stream, check_streams
 from ipex_lookahead.formats.float_base import from_binary16
-from ipex_lookahead.formats.groups import check_matrix, quantize_rows, row_chunks
+from ipex_lookahead.formats.groups import LARGEST, check_matrix, quantize_rows, row_chunks
 from ipex_lookahead.formats.search import Floats, Parts
 
 Bytes = npt.NDArray[np.uint8]
