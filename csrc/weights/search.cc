@@ -18,7 +18,7 @@
 namespace ipex_lookahead {
 namespace {
 
-constexpr float kTiny = 1e-38f, kSingular = 4e-6f;
+constexpr float kTiny = 1e-38f, kSingular = 4e-6f, kClearly = 1 + 0x1p-22f;
 constexpr int kNear[] = {0, -1, 1};
 constexpr int kChunk = kMostParts;  // parts in hand: whole blocks
 
@@ -133,7 +133,7 @@ struct Searcher {
         square = i ? square + weighted * number : weighted * number;
       }
       const F scale = product / (square > all(kTiny) ? square : all(kTiny)), gain = scale * product;
-      const I better = gain > score;
+      const I better = gain > kClearly * score;
       best = better ? scale : best;
       score = better ? gain : score;
     }
@@ -257,7 +257,7 @@ struct Searcher {
       }
       F gain = tried * (2.0f * sum_qy - tried * sum_qq - 2.0f * start * sum_q);
       gain = gain + start * (2.0f * sum_y - start * weight);
-      const I better = regular & (tried > all(0)) & (gain > score);
+      const I better = regular & (tried > all(0)) & (gain > kClearly * score);
       score = better ? gain : score;
       scale = better ? tried : scale;
       offset = better ? start : offset;

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ipex_lookahead.formats.base import BadScale, GgufType, PackedWeight, Stream, check_streams
 from ipex_lookahead.formats.float_base import from_binary16
-from ipex_lookahead.formats.groups import check_matrix, quantize_rows, row_chunks
+from ipex_lookahead.formats.groups import LARGEST, check_matrix, quantize_rows, row_chunks
 from ipex_lookahead.formats.search import Floats, Parts
 
 Bytes = npt.NDArray[np.uint8]
@@ -114,7 +114,11 @@ class BlockFormat:
             )
             codes[rows] = self.pack(of_rows, weight.shape[1]).view(np.uint8).reshape(n_rows, -1)
 
-        quantize_rows(weight, self.name, self.inputs, self.quantizer, put, importance=importance, threads=threads)
+        largest = np.inf if self.record["scale"].itemsize == 1 else LARGEST  # a byte of exponent reaches all
+        quantize_rows(
+            weight, self.name, self.inputs, self.quantizer, put,
+            importance=importance, threads=threads, largest=largest,
+        )  # fmt: skip
         return PackedWeight(self.name, weight.shape, codes)
 
     def dequantize(self, weight: PackedWeight) -> npt.NDArray[np.float32]:

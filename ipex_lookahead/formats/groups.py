@@ -42,8 +42,8 @@ MOST_THREADS = 1024
 
 SEARCHED_AT_ONCE = 1 << 17
 """Values in hand while scales are searched for: what is made of them on the way stays in a core's cache."""
-LARGEST = np.float32(1e10)
-"""No scale of any format reaches values as large; below it nothing overflows on the way to one."""
+LARGEST = 1e10
+"""No scale in binary16 reaches values as large; below it nothing overflows on the way to one."""
 LEAST_IMPORTANT = np.float32(1e-6)
 """Of an input beside the most important one: what a text never reached is still to be near."""
 
@@ -185,6 +185,7 @@ def quantize_rows(
     *,
     importance: Floats | None,
     threads: int | None,
+    largest: float = LARGEST,
 ) -> None:
     """Blocks of ``inputs`` of all rows through a quantiser, some rows at a time on each thread.
 
@@ -198,6 +199,7 @@ def quantize_rows(
         put: is given the rows and their blocks [rows * blocks of a row, ...], from any thread.
         importance: float32 [n_in], see ``LowBitFormat.quantize``.
         threads: see ``LowBitFormat.quantize``.
+        largest: values beyond it are refused.
 
     Raises:
         LowBitFormatError: a NaN or infinite value, or a scale beyond binary16.
@@ -210,7 +212,7 @@ def quantize_rows(
     def quantize(rows: slice) -> None:
         check_rows(weight, rows)
         values = widen(weight.codes[rows], weight.format)
-        if (large := np.abs(values) > LARGEST).any():
+        if (large := np.abs(values) > largest).any():
             row, column = divmod(int(large.argmax()), n_in)
             raise _no_scale(name, rows.start + row, column // inputs, "scale", float(values[row, column]))
         if blocks * inputs > n_in:
@@ -248,7 +250,7 @@ def checked_importance(importance: Floats, n_in: int) -> Floats:
 
 def _no_scale(name: str, row: int, group: int, what: str, value: float) -> LowBitFormatError:
     return LowBitFormatError(
-        f"row {row}, group {group}: the {what} for values up to {value:g} would be beyond what {name} stores it in, "
+        f"row {row}, group {group}: the {what} would be too large with values up to {value:g}; {name} stores it in "
         "binary16, which ends at 65504",
         hint="keep this weight in bf16 or fp32 (modules_to_not_convert)",
     )

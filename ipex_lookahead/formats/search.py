@@ -30,6 +30,8 @@ _TINY = np.float32(1e-38)
 _SINGULAR = np.float32(4e-6)
 """Codes that vary less about their mean than this have no scale of their own: what is left of their variance is
 rounding."""
+_CLEARLY = np.float32(1 + 2.0**-22)
+"""What a gain must be more by: equals differ in their last bits, and of them the first is wanted."""
 _NEAR = (0, -1, 1)
 """Steps that are tried beside the rounded one; of equals the first."""
 
@@ -145,7 +147,7 @@ class ScaleSearch:
             product, square = total(weighted * x), total(weighted * number)
             scale = product / np.maximum(square, _TINY)
             gain = scale * product
-            better = gain > score
+            better = gain > score * _CLEARLY
             best, score = np.where(better, scale, best), np.where(better, gain, score)
         return best
 
@@ -248,7 +250,7 @@ class MinimumSearch:
                 tried = np.where(positive, (sum_qy + low * sum_q) / np.maximum(sum_qq, _TINY), tried)
             gain = tried * (np.float32(2) * sum_qy - tried * sum_qq - np.float32(2) * start * sum_q)
             gain = gain + start * (np.float32(2) * sum_y - start * weight)
-            better = (determinant > _SINGULAR * products) & (tried > 0) & (gain > score)
+            better = (determinant > _SINGULAR * products) & (tried > 0) & (gain > score * _CLEARLY)
             score = np.where(better, gain, score)
             scale, offset = np.where(better, tried, scale), np.where(better, start, offset)
         return scale, np.where(weight > 0, low + offset, np.float32(0))
@@ -352,8 +354,8 @@ def in_all(sums: Floats, like: Floats) -> Floats:
 
 
 def around(middle: float, width: float, steps: int) -> tuple[float, ...]:
-    """``2 * steps + 1`` tries, ``width`` apart."""
-    return tuple(middle + width * i for i in range(-steps, steps + 1))
+    """``2 * steps + 1`` tries, ``width`` apart, from the middle outwards."""
+    return tuple(sorted((middle + width * i for i in range(-steps, steps + 1)), key=lambda one: abs(one - middle)))
 
 
 def weights_of(x: Floats, importance: Floats) -> Floats:

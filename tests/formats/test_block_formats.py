@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipex_lookahead.errors import LowBitFormatError
-from ipex_lookahead.formats import FORMATS, PackedWeight, dequantize, quantize
+from ipex_lookahead.formats import FLOATS, FORMATS, PackedWeight, dequantize, quantize
 from ipex_lookahead.formats.blocks import MOST_EXPONENT, BlockFormat, half_powers, join, split
 from ipex_lookahead.formats.mxfp4 import from_blocks_and_scales
 
@@ -98,7 +98,10 @@ def test_signal_to_noise(name):
     assert ratio > LEAST_DB[name]
 
 
-@pytest.mark.parametrize(("name", "kind"), [("sym_int5", "Q5_0"), ("asym_int5", "Q5_1")])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("sym_int4", "Q4_0"), ("asym_int4", "Q4_1"), ("sym_int5", "Q5_0"), ("asym_int5", "Q5_1"), ("sym_int8", "Q8_0")],
+)
 def test_a_search_loses_less_than_the_largest_value_alone(name, kind):
     weight = gaussian(64, 512)
     theirs = quants.dequantize(
@@ -106,6 +109,49 @@ def test_a_search_loses_less_than_the_largest_value_alone(name, kind):
     )
     ours = dequantize(quantize(fp32(weight), name))
     assert np.square(ours - weight).mean() < np.square(theirs - weight).mean()
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in FLOATS])
+def test_importance_moves_the_error_to_where_it_counts_less(name):
+    """Inputs that count a thousand times more lose less than they do among equals, by weighted squared error too."""
+    weight = gaussian(64, 512)
+    importance = np.where(np.arange(512) % 8 == 0, 1000, 1).astype(np.float32)
+
+    def lost(packed: PackedWeight) -> np.ndarray:
+        return np.square(dequantize(packed) - weight).mean(axis=0)
+
+    alike, important = lost(quantize(fp32(weight), name)), lost(quantize(fp32(weight), name, importance=importance))
+    if name == "mxfp4":  # its exponent follows from the largest value: there is nothing to choose
+        assert np.array_equal(alike, important)
+        return
+    ratio = (important * importance).mean() / (alike * importance).mean()
+    assert ratio < (0.999 if name.startswith("fp") else 0.8), ratio
+
+
+@pytest.mark.parametrize("name", ["sym_int4", "q4_k"])
+def test_only_what_importance_says_relatively_matters(name):
+    weight, importance = fp32(gaussian(8, 512)), np.random.default_rng(1).random(512, np.float32)
+    some, much, none = (
+        quantize(weight, name, importance=one) for one in (importance, importance * 1e30, importance * 0)
+    )
+    assert np.array_equal(some.codes, much.codes)
+    assert np.array_equal(none.codes, quantize(weight, name).codes)
+
+
+@pytest.mark.parametrize(
+    ("importance", "what"),
+    [
+        (np.ones(511, np.float32), r"shape \[511\]; the weight's rows ask for \[512\]"),
+        (np.ones((1, 512), np.float32), "shape"),
+        (np.full(512, np.nan, np.float32), "finite"),
+        (np.full(512, np.inf, np.float32), "finite"),
+        (np.full(512, -1, np.float32), "not negative"),
+    ],
+)
+@pytest.mark.parametrize("name", ["sym_int4", "q4_k"])
+def test_importance_that_is_none_is_refused(name, importance, what):
+    with pytest.raises(LowBitFormatError, match=what):
+        quantize(fp32(gaussian(2, 512)), name, importance=importance)
 
 
 @pytest.mark.parametrize("name", BLOCKS)

@@ -69,22 +69,17 @@ def test_exactly_representable_weights_come_back_unchanged(name, n_in, group_siz
 @pytest.mark.parametrize("group_size", [32, 64])
 @pytest.mark.parametrize("n_in", RAGGED)
 @pytest.mark.parametrize("name", INTEGER)
-def test_errors_are_at_most_half_a_scale(name, n_in, group_size):
+def test_codes_are_those_of_the_nearest_values(name, n_in, group_size):
     weight = fp32(gaussian(64, n_in, seed=n_in))
     packed = quantize(weight, name, group_size)
     assert packed.shape == weight.shape
     assert packed.group_size == group_size
-    scale = np.abs(per_input(packed.scales, packed))
-    error = np.abs(dequantize(packed) - weight.codes)
-    coarse = np.abs(weight.codes) * 2.0**-11  # what rounding the scale to binary16 moves the end of the range by
-    if name == "sym_int4":
-        clamped = weight.codes / per_input(packed.scales, packed) > 7.5  # +8 does not exist: up to one scale of error
-        assert (error <= np.where(clamped, 1.0, 0.5) * scale * 1.001 + coarse).all()
-        assert clamped.any() or n_in < 31
-    else:
-        if name == "asym_int4":
-            coarse = coarse + np.abs(per_input(packed.minimums, packed)) * 2.0**-10 + scale * 15 * 2.0**-10
-        assert (error <= 0.5 * scale * 1.001 + coarse).all()
+    scale = per_input(packed.scales, packed)
+    minimum = 0.0 if packed.minimums is None else per_input(packed.minimums, packed)
+    low, high = {"sym_int4": (-8, 7), "asym_int4": (0, 15), "sym_int8": (-127, 127)}[name]
+    nearest = np.clip(np.rint((weight.codes - minimum) / np.where(scale == 0, 1, scale)), low, high)
+    least = np.abs(nearest * scale + minimum - weight.codes)
+    assert (np.abs(dequantize(packed) - weight.codes) <= least + 1e-4 * np.abs(scale)).all()
 
 
 @pytest.mark.parametrize(("name", "floor"), [("sym_int4", 18.0), ("asym_int4", 20.0), ("sym_int8", 42.0)])
@@ -123,25 +118,10 @@ def test_dequantize_equals_the_gguf_package(name, kind):
     assert np.array_equal(dequantize(packed).view(np.uint32), expected.view(np.uint32))
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("sym_int4", gguf.GGMLQuantizationType.Q4_0), ("asym_int4", gguf.GGMLQuantizationType.Q4_1)]
-)
-def test_quantize_picks_scales_as_the_gguf_package_does(name, kind):
-    """Same scales; codes may differ by one, since gguf divides by the scale before it is rounded to binary16."""
-    weight = fp32(gaussian(64, 320))
-    packed = quantize(weight, name)
-    blocks = quants.quantize(weight.codes, kind).reshape(64, 10, -1)
-    assert np.array_equal(blocks[..., :2].copy().view(np.uint16)[..., 0], packed.scales)
-    difference = np.abs(dequantize(packed) - quants.dequantize(blocks.reshape(64, -1), kind))
-    assert (difference <= np.abs(per_input(packed.scales, packed)) * 1.001).all()
-    assert (difference == 0).mean() > 0.99
-
-
 def test_the_first_of_two_extremes_decides_the_sign():
     for values, sign in (([1.0, -1.0], -1), ([-1.0, 1.0], 1)):
         packed = quantize(fp32([values]), "sym_int4")
         assert np.sign(from_binary16(packed.scales))[0, 0] == sign
-        assert dequantize(packed)[0, 0] == values[0]
 
 
 @pytest.mark.parametrize("n_in", [1, 33, 47])

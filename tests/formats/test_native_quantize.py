@@ -1,9 +1,12 @@
-"""The compiled quantisers against the numpy definition: every bit, for any shape, float kind, group and threads."""
+"""The compiled search against the numpy definition: every bit, for any shape, float kind, group, lanes and threads."""
 
 from __future__ import annotations
 
 import importlib
 import re
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,26 +14,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipex_lookahead.errors import LowBitFormatError
-from ipex_lookahead.formats import FORMATS, PackedWeight, quantize
+from ipex_lookahead.formats import FLOATS, FORMATS, PackedWeight, quantize, search
 from ipex_lookahead.formats.float_base import narrow
-from ipex_lookahead.formats.groups import numpy_quantize
 
 try:
     native = importlib.import_module("ipex_lookahead._native")
 except ImportError as error:
     pytest.skip(f"the compiled core cannot be imported: {error}", allow_module_level=True)
 
-INTEGER = ("sym_int4", "asym_int4", "sym_int8")
+SEARCHED = tuple(name for name in FORMATS if name not in (*FLOATS, "mxfp4"))
+LANES = [lanes for lanes in (4, 8, 16) if lanes <= native.most_search_lanes()]
 
 
-def defined(weight: PackedWeight, name: str, group_size: int) -> PackedWeight:
-    return numpy_quantize(weight, FORMATS[name], group_size)
+def with_lanes(lanes: int | None, *arguments: Any) -> PackedWeight:
+    """``quantize`` by the core with so many lanes, or by the definition."""
+    core = None if lanes is None else SimpleNamespace(search=lambda *given: native.search(*given, lanes=lanes))
+    with patch.object(search, "native_core", lambda: core):
+        return quantize(*arguments)
 
 
 @st.composite
 def weights(draw: st.DrawFn) -> PackedWeight:
     """Float matrices of all kinds: ordinary, tiny, huge, wide in range, with ties and zeros, and random bits."""
-    shape = (draw(st.integers(1, 9)), draw(st.sampled_from([1, 5, 31, 32, 33, 63, 64, 65, 100, 172, 352])))
+    shape = (draw(st.integers(1, 9)), draw(st.sampled_from([1, 5, 31, 32, 33, 63, 64, 65, 100, 172, 256, 352])))
     kind = draw(st.sampled_from(["fp32", "fp16", "bf16"]))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     spread = 10.0 ** draw(st.integers(-9, 4))
@@ -39,8 +45,9 @@ def weights(draw: st.DrawFn) -> PackedWeight:
         "wide": lambda: rng.standard_normal(shape) * 10.0 ** rng.uniform(-9, 4, shape),
         "ties": lambda: rng.integers(-9, 10, shape) * 2.0 ** int(rng.integers(-26, 4)),
         "zeros": lambda: np.where(rng.random(shape) < 0.5, 0.0, -0.0),
+        "alike": lambda: np.repeat(rng.standard_normal((shape[0], 1)), shape[1], axis=1) * spread,
         "bits": lambda: rng.integers(0, 2**32, shape, dtype=np.uint32).view(np.float32),
-    }[draw(st.sampled_from(["normal", "wide", "ties", "zeros", "bits"]))]()
+    }[draw(st.sampled_from(["normal", "wide", "ties", "zeros", "alike", "bits"]))]()
     with np.errstate(all="ignore"):
         return PackedWeight(kind, shape, narrow(values.astype(np.float32), kind))
 
@@ -48,32 +55,41 @@ def weights(draw: st.DrawFn) -> PackedWeight:
 @settings(max_examples=250, deadline=None)
 @given(
     weight=weights(),
-    name=st.sampled_from(INTEGER),
+    name=st.sampled_from(SEARCHED),
     group_size=st.sampled_from([32, 64]),
     threads=st.sampled_from([1, 2, 3]),
+    important=st.sampled_from(["alike", "some", "one"]),
 )
-def test_native_equals_numpy_bit_for_bit(weight, name, group_size, threads):
+def test_native_equals_numpy_bit_for_bit(weight, name, group_size, threads, important):
+    n_in = weight.shape[1]
+    importance = {
+        "alike": None,
+        "some": np.random.default_rng(n_in).random(n_in, np.float32) ** 8,
+        "one": np.eye(1, n_in, n_in // 2, dtype=np.float32)[0] * 1e30,
+    }[important]
+    arguments = (weight, name, group_size, threads, importance)
     try:
-        expected = defined(weight, name, group_size)
+        expected = with_lanes(None, *arguments)
     except LowBitFormatError as error:
-        refusal = str(error)
-        with pytest.raises(ValueError, match="row"):
-            native.quantize(name, weight.format, weight.codes, group_size, threads)
-        with pytest.raises(LowBitFormatError, match=re.escape(refusal)):
-            quantize(weight, name, group_size, threads)
+        for lanes in LANES:
+            with pytest.raises(LowBitFormatError, match=re.escape(str(error))):
+                with_lanes(lanes, *arguments)
         return
-    codes, scales, minimums = native.quantize(name, weight.format, weight.codes, group_size, threads)
-    assert np.array_equal(codes.view(expected.codes.dtype), expected.codes)
-    assert scales.dtype == np.uint16
-    assert np.array_equal(scales, expected.scales)
-    assert (minimums is None) == (expected.minimums is None)
-    assert minimums is None or np.array_equal(minimums, expected.minimums)
+    for lanes in LANES:
+        got = with_lanes(lanes, *arguments)
+        for (stream, array), (_, wanted) in zip(got.arrays(), expected.arrays(), strict=True):
+            assert array.dtype == wanted.dtype
+            assert np.array_equal(array, wanted), (stream, lanes)
 
 
 def test_the_package_uses_the_compiled_core():
     weight = PackedWeight("fp32", (3, 40), np.arange(120, dtype=np.float32).reshape(3, 40)[:, ::-1])  # not contiguous
-    packed = quantize(weight, "sym_int4", 32, threads=8)
-    expected = defined(weight, "sym_int4", 32)
+    calls = []
+    spy = SimpleNamespace(search=lambda *given: calls.append(len(given)) or native.search(*given))
+    with patch.object(search, "native_core", lambda: spy):
+        packed = quantize(weight, "sym_int4", 32, threads=8)
+    assert calls
+    expected = with_lanes(None, weight, "sym_int4", 32)
     assert np.array_equal(packed.codes, expected.codes)
     assert np.array_equal(packed.scales, expected.scales)
 
@@ -83,27 +99,36 @@ def test_threads_below_one_are_refused():
         quantize(PackedWeight("fp32", (1, 1), np.ones((1, 1), np.float32)), "sym_int4", threads=0)
 
 
-def test_a_disagreement_with_the_definition_is_not_hidden(monkeypatch):
-    """If the core refuses what numpy takes, the core's error comes out; nothing falls back in silence."""
-    from ipex_lookahead.formats import groups
-
-    class Broken:
-        @staticmethod
-        def quantize(*arguments):
-            raise ValueError("row 0 is not to my taste")
-
-    monkeypatch.setattr(groups, "_native_core", lambda: Broken)
-    with pytest.raises(ValueError, match="not to my taste"):
-        quantize(PackedWeight("fp32", (1, 1), np.ones((1, 1), np.float32)), "sym_int4")
+GOOD = {
+    "values": np.ones((4, 64), np.float32), "importance": np.ones((2, 64), np.float32), "size": 16,
+    "numbers": np.array([-8, 7], np.float32), "whole": True, "tries": np.array([-8], np.float32),
+    "step_limit": -32, "minimum": False, "lanes": 4,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", INTEGER)
-def test_numpy_serves_where_no_core_was_built(monkeypatch, name):
-    from ipex_lookahead.formats import groups
-
-    weight = PackedWeight("fp32", (5, 70), np.random.default_rng(0).standard_normal((5, 70)).astype(np.float32))
-    expected = quantize(weight, name)
-    monkeypatch.setattr(groups, "_native_core", lambda: None)
-    packed = quantize(weight, name)
-    assert np.array_equal(packed.codes, expected.codes)
-    assert np.array_equal(packed.scales, expected.scales)
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"size": 0}, "parts"),
+        ({"size": 128}, "parts"),
+        ({"size": 24}, "parts"),
+        ({"size": 2}, "parts"),
+        ({"importance": np.ones((3, 64), np.float32)}, "importance"),
+        ({"importance": np.ones((2, 32), np.float32)}, "importance"),
+        ({"importance": np.ones((0, 64), np.float32)}, "importance"),
+        ({"numbers": np.ones(0, np.float32)}, "numbers"),
+        ({"numbers": np.ones(257, np.float32)}, "numbers"),
+        ({"step_limit": 0}, "steps"),
+        ({"step_limit": 1}, "steps"),
+        ({"step_limit": -129}, "steps"),
+        ({"minimum": True}, "steps"),
+        ({"minimum": True, "step_limit": 63}, "begin with 0"),
+        ({"lanes": 5}, "lanes"),
+        ({"lanes": 32}, "lanes"),
+        ({"lanes": -1}, "lanes"),
+    ],
+)
+def test_the_core_refuses_what_is_no_search(change, what):
+    native.search(**GOOD)
+    with pytest.raises(ValueError, match=what):
+        native.search(**{**GOOD, **change})

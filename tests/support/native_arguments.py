@@ -222,7 +222,11 @@ GOOD: dict[str, Arguments] = {
     "known_isas": dict,
     "available_isas": dict,
     "chosen_isa": lambda: {"name": ""},
-    "quantize": named("format kind weight group_size threads", lambda: ("sym_int4", "fp32", floats(3, 40), 32, 2)),
+    "most_search_lanes": dict,
+    "search": named(
+        "values importance size numbers whole tries step_limit minimum lanes",
+        lambda: (floats(4, 64), floats(2, 64), 16, floats(2), True, floats(3), -32, False, 4),
+    ),
     "sample": named(
         "logits temperature top_k top_p min_p seed sequence position",
         lambda: (np.linspace(-1, 1, 200, dtype=np.float32), 0.8, 50, 0.9, 0.01, 7, 0, 3),
