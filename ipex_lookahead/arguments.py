@@ -17,6 +17,7 @@ from typing import Any
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.hub import HubOptions
+from ipex_lookahead.paths import given_path
 
 WITHOUT_EFFECT = {
     "trust_remote_code": "code from a checkpoint is never run",
@@ -166,7 +167,7 @@ def check_config(config: Any, path: Path) -> None:
         raise InputError(f"config does not go with {path}, which holds its own; leave it out")
     raw = dict(read_json(path / "config.json"))
     if isinstance(config, str | os.PathLike):
-        place = Path(config).expanduser()
+        place = given_path(config)
         wanted, has = dict(read_json(place if place.is_file() else place / "config.json")), raw
     elif isinstance(config, Mapping):
         wanted, has = dict(config), raw

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.architectures import model_types
@@ -22,6 +21,7 @@ from ipex_lookahead.engines.native.core import core_missing
 from ipex_lookahead.engines.weights import check_format, check_low_bit, not_converted
 from ipex_lookahead.errors import InputError, UnsupportedModelError
 from ipex_lookahead.hub import resolve_model
+from ipex_lookahead.paths import given_path
 from ipex_lookahead.terminal import bar, may_draw
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class AutoModelForCausalLM:
         cls, pretrained_model_name_or_path: str | PathLike[str], **kwargs: Any
     ) -> LookaheadModelForCausalLM:
         """A folder written by ``model.save_low_bit``: nothing is quantised again."""
-        folder = Path(pretrained_model_name_or_path).expanduser()
+        folder = given_path(pretrained_model_name_or_path)
         if not folder.is_dir():
             raise InputError(f"{folder}: there is no such folder", hint="write one with model.save_low_bit(folder)")
         return cls.from_pretrained(folder, **kwargs)

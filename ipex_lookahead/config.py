@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.paths import given_path
+from ipex_lookahead.safe_yaml import load_yaml
 
 MAX_DRAFT = 128
 """Most drafted rows a step: as many as Lookahead Decoding's window takes (W = G = 15, N = 5: 119); more never paid."""
@@ -88,10 +90,8 @@ class LookaheadConfig:
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> LookaheadConfig:
-        """Read a preset. An unknown key is an error that lists the known ones."""
-        import yaml
-
-        loaded: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        """Read a preset. Raises InputError for a file that is none; of an unknown key it lists the known ones."""
+        loaded: Any = load_yaml(given_path(path), error=InputError)
         if not isinstance(loaded, dict):
             raise InputError(f"{path}: a lookahead preset is a YAML mapping, got {type(loaded).__name__}")
         known = {f.name for f in fields(cls)}

@@ -30,6 +30,7 @@ from ipex_lookahead.engines.weights import WeightPlan, check_low_bit, not_conver
 from ipex_lookahead.errors import InputError, LowBitFormatError
 from ipex_lookahead.formats import FLOATS
 from ipex_lookahead.model import LookaheadModelForCausalLM
+from ipex_lookahead.paths import given_path
 
 __all__ = ["load_low_bit", "low_memory_init", "optimize_model", "save_low_bit"]
 
@@ -171,7 +172,7 @@ def load_low_bit(model: nn.Module, model_path: str | PathLike[str], *, threads: 
         InputError: no such folder, or a tensor that the model has not or has in another shape.
         ModelFormatError: the folder is none of ours, its bytes are bad, or a tensor of the model is not in it.
     """
-    folder = Path(model_path).expanduser()
+    folder = given_path(model_path)
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder", hint="write one with model.save_low_bit(folder)")
     first = next((p for p in model.parameters() if p.device.type != "meta"), None)

@@ -21,6 +21,7 @@ from ipex_lookahead.engines.weights import WeightPlan, check_low_bit, not_conver
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.formats import FLOATS
 from ipex_lookahead.hub import resolve_model
+from ipex_lookahead.paths import given_path
 
 __all__ = [
     "AutoModel",
@@ -101,7 +102,7 @@ class _TaskModel:
     @classmethod
     def load_low_bit(cls, pretrained_model_name_or_path: str | PathLike[str], **kwargs: Any) -> Any:
         """A folder written by ``model.save_low_bit``: nothing is quantised again."""
-        folder = Path(pretrained_model_name_or_path).expanduser()
+        folder = given_path(pretrained_model_name_or_path)
         if not folder.is_dir():
             raise InputError(f"{folder}: there is no such folder", hint="write one with model.save_low_bit(folder)")
         return cls.from_pretrained(folder, **kwargs)

@@ -19,11 +19,12 @@ $runner build/tsan/pool without-fork
 $runner build/tsan/cache 2000
 
 echo "== AddressSanitizer and UndefinedBehaviorSanitizer: the native tests"
-flags="-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined,float-divide-by-zero,float-cast-overflow"
+# -O1 for the kernels too (CORE_FLAGS come after the build's own -O3), and lines without variables: minutes of compiling less.
+flags="-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined,float-divide-by-zero,float-cast-overflow"
 flags="$flags -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS"
 $python -m cmake --version >/dev/null 2>&1 && cmake="$python -m cmake" || cmake=cmake
 $cmake -S . -B build/asan -DCMAKE_BUILD_TYPE=Debug -DPython_EXECUTABLE="$PWD/$python" -DCMAKE_CXX_FLAGS="$flags" \
-  -DCORE_FLAGS=-fsanitize=bounds-strict >/dev/null
+  "-DCORE_FLAGS=-O1;-fsanitize=bounds-strict" >/dev/null
 $cmake --build build/asan -j "$(nproc)"
 rm -rf build/asan/package
 mkdir -p build/asan/package

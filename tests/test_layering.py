@@ -17,7 +17,9 @@ LEVELS = {
     "compat": 1,
     "config": 1,
     "terminal": 0,
+    "paths": 1,
     "safe_json": 1,
+    "safe_yaml": 1,
     "temporary": 1,
     "hub": 1,
     "_native": 1,
@@ -49,6 +51,9 @@ LEVELS = {
 SAME_LEVEL = {
     ("checkpoints", "tokenization"),
     ("hub", "safe_json"),
+    ("config", "paths"),
+    ("config", "safe_yaml"),
+    ("safe_yaml", "safe_json"),
     ("modeling", "generation"),
     ("transformers", ""),
 }

@@ -18,6 +18,7 @@ from typing import Any
 from ipex_lookahead.config import MEMORY_STORE, LookaheadConfig, is_memory
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.paths import given_path
 
 PACKAGED_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 """Our own prompts, by category, for when none are given."""
@@ -73,7 +74,7 @@ def read_prompts(paths: Iterable[str | Path], limit: int | None = None) -> list[
         InputError: a path that is not there, a line that is no such object, or no prompt at all.
     """
     prompts: list[Prompt] = []
-    for path in map(Path, paths):
+    for path in map(given_path, paths):
         if not path.exists():
             raise InputError(f"no prompt file at {path}", hint=_LINE)
         files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]

@@ -19,6 +19,7 @@ from ipex_lookahead.checkpoints.low_bit import MARKER, LowBitCheckpoint
 from ipex_lookahead.checkpoints.low_bit_save import save
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
 from ipex_lookahead.errors import InputError, ModelFormatError, UnsupportedModelError
+from ipex_lookahead.paths import given_path
 
 __all__ = [
     "READERS",
@@ -60,20 +61,20 @@ def kind_of(path: str | PathLike[str]) -> tuple[str, Path]:
 
     Raises as :func:`open_checkpoint`.
     """
-    path = Path(path).expanduser()
+    path = given_path(path)
     return _kind_of_folder(path) if os.path.isdir(path) else ("gguf", _checked_file(path))
 
 
 def family_of(path: str | PathLike[str]) -> str | None:
     """The ``model_type`` of a folder's config; None for GGUF files, and for folders without a config that says."""
-    config = Path(path).expanduser() / "config.json"
+    config = given_path(path) / "config.json"
     found = read_json(config).get("model_type") if os.path.exists(config) else None
     return found if isinstance(found, str) else None
 
 
 def open_other_family(path: str | PathLike[str]) -> Checkpoint:
     """The tensors of a folder of a family that only transformers knows; ``config`` and the like stay empty."""
-    path = Path(path).expanduser()
+    path = given_path(path)
     if MARKER in read_json(path / "config.json"):
         return LowBitCheckpoint(path, other_family=True)
     return SafetensorsCheckpoint(path, other_family=True)

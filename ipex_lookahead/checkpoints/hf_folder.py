@@ -14,6 +14,7 @@ from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.formats import dequantize
+from ipex_lookahead.paths import given_path
 
 SHARD = 1 << 30
 """Bytes of tensors that are held before a file of them is written."""
@@ -33,7 +34,7 @@ def write_hf_folder(
     Raises:
         InputError: the folder is not empty, or another dtype.
     """
-    target = Path(folder).expanduser()
+    target = given_path(folder)
     if dtype not in ("float32", "float16"):
         raise InputError(f"dtype is {dtype!r}; it must be float32 or float16")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):

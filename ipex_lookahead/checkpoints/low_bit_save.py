@@ -26,6 +26,7 @@ from ipex_lookahead.checkpoints.low_bit import FLOATS, MARKER, VERSION, StoredSt
 from ipex_lookahead.checkpoints.safetensors import SINGLE
 from ipex_lookahead.errors import InputError, ModelFormatError, SaveError
 from ipex_lookahead.formats.base import PackedWeight
+from ipex_lookahead.paths import given_path
 from ipex_lookahead.temporary import put_in_place, temporary_folder
 
 Progress = Callable[[int, int], None]
@@ -64,7 +65,7 @@ def save(
         SaveError: the disk is full, or writing fails otherwise; what was there before is as it was.
     """
     check_target(folder, overwrite)
-    target = Path(os.path.realpath(Path(folder).expanduser()))
+    target = Path(os.path.realpath(given_path(folder)))
     layout = _Layout(infos)
     parents = [p for p in target.parents if not p.exists()]
     try:
@@ -202,7 +203,7 @@ def _sync(path: Path) -> None:
 
 def check_target(folder: str | PathLike[str], overwrite: bool) -> None:
     """Raise InputError for a folder that :func:`save` would refuse: it can be said before anything is loaded."""
-    target = Path(os.path.realpath(Path(folder).expanduser()))
+    target = Path(os.path.realpath(given_path(folder)))
     if not os.path.lexists(target):
         return
     if not target.is_dir():

@@ -34,6 +34,7 @@ import numpy.typing as npt
 from ipex_lookahead.config import is_memory
 from ipex_lookahead.drafting.partial_matching import LONGEST_CONTEXT, native_core
 from ipex_lookahead.errors import InputError, SaveError
+from ipex_lookahead.paths import given_path
 from ipex_lookahead.temporary import temporary_file
 
 log = logging.getLogger("ipex_lookahead")
@@ -131,7 +132,7 @@ class Store:
             InputError: the file cannot be read, is damaged or no store, or belongs to another vocabulary.
         """
         store = cls(vocab_size, digest, capacity=capacity)
-        file = Path(path).expanduser()
+        file = given_path(path)
         if file.exists() and not file.is_file():  # opening a pipe would wait for ever
             raise InputError(f"the store {file} is no file", hint="name a file with store=")
         try:
@@ -163,7 +164,7 @@ class Store:
         Raises:
             SaveError: the file cannot be written; what was there is as it was.
         """
-        file = Path(os.path.realpath(Path(path).expanduser()))
+        file = Path(os.path.realpath(given_path(path)))
         lengths = np.array([len(text) for text in self._texts], "<u4")
         head = _HEAD.pack(_MAGIC, _VERSION, self._vocab_size, self._digest, len(self._texts), self._tokens)
         content = b"".join([head, lengths.tobytes(), *(text.astype("<u4").tobytes() for text in self._texts)])
@@ -199,7 +200,7 @@ class Stores:
             return self._get(path)
 
     def _get(self, path: str) -> Store:
-        key = path if is_memory(path) else os.path.realpath(Path(path).expanduser())
+        key = path if is_memory(path) else os.path.realpath(given_path(path))
         if key not in self._open and is_memory(path):
             self._open[key] = Store(self._vocab_size, capacity=MEMORY_CAPACITY)
         elif key not in self._open:

@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from ipex_lookahead.formats.rules import (
     rules_of,
 )
 from ipex_lookahead.low_bits import is_rules_file
+from ipex_lookahead.paths import given_path
 
 log = logging.getLogger("ipex_lookahead")
 
@@ -161,7 +161,7 @@ def check_low_bit(name: object) -> str:
     """``name`` as the name of what weights can be loaded in: a format's own, a preset's, or a file's whole path."""
     rules_of(name)
     assert isinstance(name, str)  # rules_of takes nothing else
-    return str(Path(name).expanduser().absolute()) if is_rules_file(name) else label_of(name)
+    return str(given_path(name).absolute()) if is_rules_file(name) else label_of(name)
 
 
 def check_format(name: object) -> str:

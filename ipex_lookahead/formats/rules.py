@@ -26,10 +26,10 @@ from typing import Any
 
 from ipex_lookahead.errors import LowBitFormatError
 from ipex_lookahead.low_bits import ALIASES, LOW_BITS, NAMES, NOT_MADE, PRESETS, is_rules_file, why_not_made
+from ipex_lookahead.paths import given_path
+from ipex_lookahead.safe_yaml import load_yaml
 
 FOLDER = Path(__file__).parent / "presets"
-MOST_BYTES = 1 << 20
-"""Of a file of rules: a larger one is none."""
 HEAD, EMBEDDING = "head", "embedding"
 """What a rule may match beside patterns: the two matrices whose names differ from family to family."""
 
@@ -169,7 +169,7 @@ def rules_of(name: object) -> Rules:
     if not isinstance(name, str):
         raise _unknown(name)
     if is_rules_file(name):
-        return read_rules(Path(name).expanduser())
+        return read_rules(given_path(name))
     if name in PRESETS:
         return read_rules(FOLDER / f"{name}.yaml", name)
     return Rules((format_of(name),), source=name)
@@ -189,20 +189,8 @@ def label_of(name: str) -> str:
 
 def read_rules(path: Path, source: str = "") -> Rules:
     """Rules from a file. Raises LowBitFormatError that names the file, and the nearest known word."""
-    import yaml
-
     source = source or str(path)
-    try:
-        with path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1)
-        if len(text) > MOST_BYTES:
-            raise LowBitFormatError(f"{source}: has more than {MOST_BYTES} bytes; rules are a few lines of YAML")
-        loaded: Any = yaml.safe_load(text.decode("utf-8"))
-    except OSError as error:
-        raise LowBitFormatError(f"{source}: cannot be read: {error.strerror or error}") from None
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:
-        raise LowBitFormatError(f"{source}: is no YAML: {' '.join(str(error).split())[:200]}") from None
-    return _Reader(source).rules(loaded)
+    return _Reader(source).rules(load_yaml(path, source, error=LowBitFormatError))
 
 
 class _Reader:

@@ -51,7 +51,7 @@ def parse_name(name: str) -> Path | HubName | None:
     """
     if name == "default":
         return None
-    path = Path(name).expanduser() if not name.startswith("~") or "/" in name else Path(name)
+    path = Path(os.path.expanduser(name)) if not name.startswith("~") or "/" in name else Path(name)
     if name and _exists(path):
         return path
     if "://" in name or name.partition("/")[0].lower() in HOSTS:

@@ -41,8 +41,9 @@ def test_a_folder_with_gguf_files(tmp_path: Path) -> None:
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    for path in (tmp_path / "absent", tmp_path / ("x" * 5000), tmp_path / "nul\0byte"):
-        with pytest.raises(InputError, match="no such file or folder"):
+    said = {"absent": "no such file or folder", "x" * 5000: "File name too long", "nul\0byte": "is no path"}
+    for path, says in ((tmp_path / name, says) for name, says in said.items()):
+        with pytest.raises(InputError, match=says):
             open_checkpoint(path)
     with pytest.raises(ModelFormatError, match=r"config\.json: is missing from the folder") as caught:
         open_checkpoint(tmp_path)

@@ -20,6 +20,8 @@ IPEX_LLM = (
 ).split()
 MORE_BITS_OF_30 = [0, 1, 2, 5, 8, 11, 14, 17, 20, 23, 26, 27, 28, 29]
 """Layers whose attn_v and ffn_down are in Q6_K in the Q4_K_M that llama-quantize makes of 30 layers."""
+BOMB = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{f'*a{n - 1},' * 9}]}}\n" for n in range(1, 12))
+"""A key that is merged from nine of the key before, eleven times over."""
 GOOD = "default: q4_k\nrules:\n  - {match: '*.v_proj', format: q6_k}\n"
 
 
@@ -174,7 +176,11 @@ def test_a_pattern_that_matches_nothing_is_told_with_the_nearest_name(read):
         ("default: [", "is no YAML"),
         ("default: !!python/object/apply:os.system [true]", "is no YAML"),
         (b"default: \xff", "is no YAML"),
-        (b"#" * (1 << 20) + b"\n#", "more than 1048576 bytes"),
+        (b"#" * (1 << 16) + b"\n#", "has 65538 bytes; at most 65536 are allowed"),
+        ("default: !!int ''", "is no YAML"),
+        ("default: q4_k\ndefault: q6_k", "a key is there twice"),
+        ("default: &a q4_k\nrules: [{match: a, format: *a}]", r"\*a: aliases are not read"),
+        (BOMB, "aliases are not read"),
         ("[" * 5000, "is no YAML"),
     ],
 )  # fmt: skip
@@ -186,9 +192,9 @@ def test_what_is_refused(text, says, read):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(LowBitFormatError, match="absent.yaml: cannot be read: No such file"):
+    with pytest.raises(LowBitFormatError, match="absent.yaml: cannot be opened: .*No such file"):
         rules_of(str(tmp_path / "absent.yaml"))
-    with pytest.raises(LowBitFormatError, match="cannot be read"):
+    with pytest.raises(LowBitFormatError, match="is not a regular file"):
         read_rules(tmp_path)
 
 

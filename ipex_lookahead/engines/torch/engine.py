@@ -313,7 +313,7 @@ class TorchEngine:
             return StepOutput(np.zeros(0, np.int32), empty, np.zeros((0, batch.top), np.int32) if batch.top else None)
         logits = (answers[0] if len(answers) == 1 else torch.cat(answers)).float()
         best, argmax = logits.max(-1)  # the first of equals, as torch promises
-        if not bool(torch.isfinite(best).all()):
+        if not bool(torch.isfinite(best).all() and torch.isfinite(logits.amin(-1)).all()):  # NaN is both
             raise EngineError("the model's logits are not finite", hint="the checkpoint's weights are damaged")
         top = most_likely(logits, batch.top) if batch.top else None
         plain = logits.cpu().numpy().copy() if batch.logits else None

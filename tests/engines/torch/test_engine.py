@@ -280,13 +280,18 @@ def test_ties_go_to_the_lowest_id() -> None:
     assert most_likely(logits, 7).tolist() == [[1, 2, 4, 3, 0, -1, -1], [0, 1, 2, 3, 4, -1, -1]]
 
 
-def test_logits_that_are_not_finite_are_an_error() -> None:
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_one_logit_that_is_not_finite_is_an_error(value: float) -> None:
+    """Whichever it is, as in the native engine: the least likely says as much of the weights."""
     model = build("llama")
     engine = TorchEngine(model)
-    with torch.no_grad():
-        model.lm_head.weight[3] = float("nan")
+    bad = torch.zeros(model.config.vocab_size)
+    bad[3] = value
+    hook = model.lm_head.register_forward_hook(lambda _, __, logits: logits + bad)
     with pytest.raises(EngineError, match="not finite"):
-        forward(engine, [engine.new_cache()], [[1]], [[-1]])
+        forward(engine, [engine.new_cache()], [[1, 2]], [[-1, 0]])
+    hook.remove()
+    forward(engine, [engine.new_cache()], [[1, 2]], [[-1, 0]])
 
 
 def test_threads_are_put_back(one_thread: None) -> None:
