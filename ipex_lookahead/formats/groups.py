@@ -94,7 +94,7 @@ class GroupFormat:
     bits: float
     zero: int
     streams: tuple[Stream, ...]
-    gguf: GgufType
+    gguf: GgufType | None
     quantizer: GroupQuantizer
     group_sizes: tuple[int, ...] = GROUP_SIZES
 
