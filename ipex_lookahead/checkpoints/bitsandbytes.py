@@ -127,7 +127,7 @@ class BitsAndBytes:
             scales = layer.floats("SCB")[rows] / np.float32(127)
             return packed(_format("bnb_int8"), codes, np.repeat(scales[:, None], -(-n_in // INPUTS), axis=1))
         state = self._state(tensor, layer)
-        data = layer.read("weight").reshape(-1).view(np.uint8)
+        data = layer.data("weight")
         codes = np.stack((data >> 4, data & 15), axis=-1).reshape(-1)[: n_out * n_in].reshape(n_out, n_in)[rows]
         if not np.array_equal(layer.floats("quant_map"), np.array(state.format.table, np.float32)):
             raise layer.error("quant_map", f"is not the table of {state.format.name.removeprefix('bnb_')}")
@@ -149,7 +149,7 @@ class BitsAndBytes:
             raise layer.error(
                 part, f"is {stored.dtype} {list(stored.shape)}; it must be U8, of at most {_MAX_STATE} bytes"
             )
-        raw = parse(layer.read(part).tobytes(), file.path, stored.name, start=stored.offset, max_depth=2)
+        raw = parse(layer.data(part).tobytes(), file.path, stored.name, start=stored.offset, max_depth=2)
         if not isinstance(raw, JsonObject):
             raise layer.error(part, "is not a JSON object", 0)
         source = inside(Source(file.path), stored.name, raw)

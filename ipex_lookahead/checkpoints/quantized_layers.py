@@ -20,7 +20,7 @@ from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.placed import run_of
-from ipex_lookahead.checkpoints.safetensors_reader import SafetensorsFile, StoredTensor
+from ipex_lookahead.checkpoints.safetensors_reader import DTYPE_BITS, SafetensorsFile, StoredTensor
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.formats.base import PackedWeight
@@ -33,6 +33,8 @@ Found = tuple[SafetensorsFile, StoredTensor]
 Array = npt.NDArray[Any]
 
 FLOATS = {"F16": "fp16", "BF16": "bf16", "F32": "fp32"}
+LARGEST = float(np.finfo(np.float32).max) / 256
+"""The largest number beside codes: times any of them it is still one."""
 _DTYPES: dict[str, type[np.generic]] = {
     "I8": np.int8, "U8": np.uint8, "I32": np.int32, "I64": np.int64,
     "F16": np.uint16, "BF16": np.uint16, "F32": np.float32,
@@ -73,7 +75,7 @@ class Layer:
     def error(self, part: str, problem: str, index: int | None = None) -> ModelFormatError:
         """The error about a tensor, or about element ``index`` of it."""
         file, stored = self.tensors[part]
-        at = stored.entry if index is None else stored.offset + index * np.dtype(_DTYPES[stored.dtype]).itemsize
+        at = stored.entry if index is None else stored.offset + index * DTYPE_BITS[stored.dtype] // 8
         return ModelFormatError(file.path, stored.name, at, problem)
 
     def kind(self, part: str) -> str:
@@ -98,12 +100,26 @@ class Layer:
         file.file.read_into(stored.offset, values, stored.name)
         return values
 
+    def data(self, part: str) -> npt.NDArray[np.uint8]:
+        """The tensor's bytes, of whatever dtype. Raises ModelFormatError where the file has been cut."""
+        file, stored = self.tensors[part]
+        values: npt.NDArray[np.uint8] = np.empty(stored.nbytes, np.uint8)
+        file.file.read_into(stored.offset, values, stored.name)
+        return values
+
     def floats(self, part: str) -> npt.NDArray[np.float32]:
-        """A float tensor as float32 (exact). Raises ModelFormatError for NaN and infinity."""
+        """A float tensor as float32 (exact).
+
+        Raises ModelFormatError for NaN, infinity, and what a code of eight bits would make infinite.
+        """
         values, kind = self.read(part), FLOATS[self.kind(part)]
         if (bad := first_not_finite(values, kind)) is not None:
             raise self.error(part, f"value {bad} is NaN or infinite", bad)
-        return widen(values, kind)
+        wide = widen(values, kind)
+        if (far := np.abs(wide) > LARGEST).any():
+            at = int(far.argmax())
+            raise self.error(part, f"value {at} is {wide.reshape(-1)[at]:g}; it must be at most {LARGEST:g}", at)
+        return wide
 
 
 def is_half(values: npt.NDArray[np.float32]) -> bool:
