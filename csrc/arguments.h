@@ -78,7 +78,8 @@ inline PlainMatrix plain_of(const std::string& format, int64_t n_out, int64_t n_
     fail("codes of a " + format + " matrix [" + std::to_string(n_out) + ", " + std::to_string(n_in) +
          "] have the wrong shape");
   if (facts.scales) {
-    if (group != 32 && group != 64) fail("group size is " + std::to_string(group) + "; it must be 32 or 64");
+    if (group < kGroup || group > kMostGroup || (group & (group - 1)) != 0)
+      fail("group size is " + std::to_string(group) + "; it must be a power of two from 32 to " + std::to_string(kMostGroup));
     const int64_t groups = groups_of(f, n_in, group);
     const auto fits = [&](const std::optional<HalfMatrix>& s) {
       return s && int64_t(s->shape(0)) == n_out && int64_t(s->shape(1)) == groups;

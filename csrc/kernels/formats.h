@@ -6,12 +6,13 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 namespace ipex_lookahead {
 
 enum class WeightFormat : int32_t {
   fp32, fp16, bf16, sym_int8, sym_int4, asym_int4, mxfp4, q2_k, q3_k, q4_k, q5_k, q6_k, sym_int5, asym_int5, iq4_nl, iq4_xs,
-  sym_int3, sym_int2, fp4, nf4, nf3, fp6, fp8_e4m3, fp8_e5m2
+  sym_int3, sym_int2, fp4, nf4, nf3, fp6, fp8_e4m3, fp8_e5m2, zero_int4, zero_int8, bnb_nf4, bnb_fp4, bnb_int8
 };
 
 // Codes: 16 outputs x 32 inputs in kBytes. A tile unpacks into eight rows of 64 bytes, byte j of row c being output j / 4,
@@ -46,7 +47,8 @@ struct Iq4 : Nibbles {  // llama.cpp's non-linear four bits: -127, -104, -83, -6
 };
 
 // Scales. kBlocks: blocks of 32 inputs that share a binary16 scale of an output, 0 = the matrix's group_blocks. kSteps: bytes
-// an output and block beside it. kMinimum: whether something is added to what codes are multiplied to.
+// an output and block beside it. kMinimum: whether there is a second binary16 number, which is added to what codes are
+// multiplied to; or, where kZeroPoint, a whole number that is taken from the codes before.
 struct GroupScale {  // value = scale * code
   static constexpr int kBlocks = 0, kSteps = 0;
   static constexpr bool kMinimum = false;
@@ -54,6 +56,14 @@ struct GroupScale {  // value = scale * code
 struct GroupScaleAndMinimum {  // scale * code + minimum
   static constexpr int kBlocks = 0, kSteps = 0;
   static constexpr bool kMinimum = true;
+};
+struct GroupScaleAndZero {  // scale * (code - zero), zero a whole number
+  static constexpr int kBlocks = 0, kSteps = 0;
+  static constexpr bool kMinimum = true;
+};
+struct FloatScale {  // scale * code, scale a float32 for two blocks: its four bytes, lowest first, [4][16]
+  static constexpr int kBlocks = 2, kSteps = 2;
+  static constexpr bool kMinimum = false;
 };
 struct ExponentScale {  // 2^(step - 128) * code
   static constexpr int kBlocks = 0, kSteps = 1;
@@ -87,6 +97,14 @@ template <>
 constexpr int64_t step_bytes<HalfSteps6>(int64_t blocks) {
   return (blocks + 7) / 8 * 192;
 }
+template <>
+constexpr int64_t step_bytes<FloatScale>(int64_t blocks) {
+  return (blocks + 1) / 2 * 64;
+}
+template <class Scales>
+constexpr bool kZeroPoint = std::is_same_v<Scales, GroupScaleAndZero>;
+template <class Scales>
+constexpr bool kHalves = !std::is_same_v<Scales, ExponentScale> && !std::is_same_v<Scales, FloatScale>;  // binary16 scales
 
 // How a product is taken: of floats; of whole numbers, activations quantised to int8; of floats that codes stand for.
 enum class Arithmetic { floats, whole, codebook };
@@ -104,12 +122,12 @@ struct IntegerFormat {
   using Scales = ScalesOf;
 };
 // A weight is scale * what its code stands for, rounded once; no table of int8 would be exact to the definition.
-template <class CodesOf>
+template <class CodesOf, class ScalesOf = GroupScale>
 struct CodebookFormat {
   static constexpr Arithmetic kArithmetic = Arithmetic::codebook;
   static constexpr int kZero = 0;
   using Codes = CodesOf;
-  using Scales = GroupScale;
+  using Scales = ScalesOf;
 };
 // Floats of a sign, and of exponent and mantissa in Magnitude bits, which moved up by Shift are a float32's but for the
 // exponent's bias: 2^Power makes up for it, and makes subnormals what they are.
@@ -177,12 +195,15 @@ struct SymInt2 : IntegerFormat<Crumbs, 2, GroupScale> {
 struct Fp4 : IntegerFormat<E2m1, 16, GroupScale> {
   static constexpr const char* kName = "fp4";
 };
-struct Nf4 : CodebookFormat<Nibbles> {
-  static constexpr const char* kName = "nf4";
+template <class ScalesOf>
+struct Normal4 : CodebookFormat<Nibbles, ScalesOf> {  // QLoRA's table
   static constexpr float kTable[16] = {
       -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
       -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f,
       0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+};
+struct Nf4 : Normal4<GroupScale> {
+  static constexpr const char* kName = "nf4";
 };
 struct Nf3 : CodebookFormat<Crumbs3> {
   static constexpr const char* kName = "nf3";
@@ -197,6 +218,23 @@ struct Fp8E4m3 : MinifloatFormat<Bytes, 7, 20, 120> {
 };
 struct Fp8E5m2 : MinifloatFormat<Bytes, 7, 21, 112> {
   static constexpr const char* kName = "fp8_e5m2";
+};
+struct ZeroInt4 : IntegerFormat<Nibbles, 0, GroupScaleAndZero> {
+  static constexpr const char* kName = "zero_int4";
+};
+struct ZeroInt8 : IntegerFormat<Bytes, 128, GroupScaleAndZero> {
+  static constexpr const char* kName = "zero_int8";
+};
+struct BnbNf4 : Normal4<FloatScale> {
+  static constexpr const char* kName = "bnb_nf4";
+};
+struct BnbFp4 : CodebookFormat<Nibbles, FloatScale> {
+  static constexpr const char* kName = "bnb_fp4";
+  static constexpr float kTable[16] = {0.0f,  0.005208333333f,  0.66666667f,  1.0f,  0.33333333f,  0.5f,  0.16666667f,  0.25f,
+                                       -0.0f, -0.005208333333f, -0.66666667f, -1.0f, -0.33333333f, -0.5f, -0.16666667f, -0.25f};
+};
+struct BnbInt8 : IntegerFormat<Bytes, 128, FloatScale> {
+  static constexpr const char* kName = "bnb_int8";
 };
 
 template <class... Each>
@@ -214,7 +252,8 @@ struct Formats {
   }
 };
 using FormatList = Formats<Fp32, Fp16, Bf16, SymInt8, SymInt4, AsymInt4, Mxfp4, Q2K, Q3K, Q4K, Q5K, Q6K, SymInt5, AsymInt5,
-                           Iq4Nl, Iq4Xs, SymInt3, SymInt2, Fp4, Nf4, Nf3, Fp6, Fp8E4m3, Fp8E5m2>;  // in WeightFormat's order
+                           Iq4Nl, Iq4Xs, SymInt3, SymInt2, Fp4, Nf4, Nf3, Fp6, Fp8E4m3, Fp8E5m2, ZeroInt4, ZeroInt8, BnbNf4,
+                           BnbFp4, BnbInt8>;  // in WeightFormat's order
 
 constexpr int kFormats = FormatList::kCount;
 inline bool is_float(WeightFormat f) { return FormatList::kFloat[int(f)]; }  // whether its activations stay floats

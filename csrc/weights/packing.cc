@@ -39,8 +39,7 @@ struct Layout {
   using Record = RecordOf<Format>;
   using Tile = TilePlanes<Codes>;
   using Scales = typename Format::Scales;
-  static constexpr bool kHalves = !std::is_same_v<Scales, ExponentScale>;  // whether there are binary16 scales at all
-  static constexpr bool kApartScales = kHalves && Record::kScale == kApart;
+  static constexpr bool kApartScales = kHalves<Scales> && Record::kScale == kApart;
   static constexpr bool kMinimums = Scales::kMinimum;
 
   static constexpr StreamFacts facts() {
@@ -52,7 +51,7 @@ struct Layout {
     const int64_t groups = (m.blocks + m.group_blocks - 1) / m.group_blocks;
     const size_t scales = size_t(m.tiles() * kLanes * groups) * sizeof(uint16_t);
     m.codes = static_cast<uint8_t*>(arena.take(size_t(m.tiles() * m.blocks * Codes::kBytes)));
-    if (kHalves) m.scales = static_cast<uint16_t*>(arena.take(scales));
+    if (kHalves<Scales>) m.scales = static_cast<uint16_t*>(arena.take(scales));
     if (kMinimums) m.minimums = static_cast<uint16_t*>(arena.take(scales));
     if (Scales::kSteps) m.steps = static_cast<uint8_t*>(arena.take(size_t(m.tiles() * step_bytes<Scales>(m.blocks))));
   }
@@ -66,7 +65,7 @@ struct Layout {
       const int j = int(b % in_record);
       for (int64_t lane = 0; lane < plain.lanes; ++lane) {
         uint8_t* record = plain.codes + lane * plain.row_bytes + b / in_record * Record::kBytes;
-        uint8_t steps[2];
+        uint8_t steps[4];
         if (kToTile) {
           for (int c = 0; c < kGroup / 4; ++c) Tile::put(at + 4 * lane, 0, c, Record::get(record, j, c) ^ Record::kFlip);
           Record::get_steps(record, j, steps);
@@ -84,7 +83,7 @@ struct Layout {
     if (kApartScales) {
       transpose<kToTile>(scales, plain.scales, groups, plain.lanes);
       if (kMinimums) transpose<kToTile>(minimums, plain.minimums, groups, plain.lanes);
-    } else if (kHalves) {
+    } else if (kHalves<Scales>) {
       for (int64_t g = 0; g < groups; ++g)
         for (int64_t lane = 0; lane < plain.lanes; ++lane) {
           uint8_t* record = plain.codes + lane * plain.row_bytes + g * Record::kBytes;

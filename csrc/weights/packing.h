@@ -11,11 +11,13 @@
 
 namespace ipex_lookahead {
 
+constexpr int kMostGroup = 1024;
+
 // A weight in plain order: rows of code_bytes(), and of binary16 scales and minimums where the format keeps them apart.
 struct PlainMatrix {
   WeightFormat format;
   int64_t n_out, n_in;
-  int group;  // 32 or 64; ignored where there are no scales
+  int group;  // a power of two from 32 to kMostGroup; ignored where there are no scales
   const void* codes;
   const uint16_t* scales;
   const uint16_t* minimums;

@@ -75,6 +75,12 @@ struct SubNibblePlace {
   static int at(int j, int c) { return Base + 16 * j + 4 * (c % 4); }
   static int shift(int, int c) { return 4 * (c / 4); }
 };
+// A byte a code, from byte Base on, in sub-blocks of 32.
+template <int Base>
+struct SubBytePlace {
+  static int at(int j, int c) { return Base + 32 * j + 4 * c; }
+  static int shift(int, int) { return 0; }
+};
 // In a tile: bit c of 64 bytes belongs to row c; two bits of 64 bytes to each of four rows.
 template <int Base>
 struct TileBitPlace {
@@ -156,6 +162,10 @@ template <>
 struct RecordOf<SymInt4> : Record<32, 16>, Planes<Plane<4, 0, NibblePlace<4>>> {};
 template <>
 struct RecordOf<AsymInt4> : Record<32, 16>, Planes<Plane<4, 0, NibblePlace<4>>> {};
+template <>
+struct RecordOf<ZeroInt4> : RecordOf<AsymInt4> {};
+template <>
+struct RecordOf<ZeroInt8> : Record<32, 32>, Planes<Plane<8, 0, BytePlace<4>>> {};
 
 // The rest are GGUF's own blocks.
 template <>
@@ -181,6 +191,24 @@ template <>
 struct RecordOf<Fp8E4m3> : Record<32, 34, 0>, Planes<Plane<8, 0, FromByte<2>>> {};
 template <>
 struct RecordOf<Fp8E5m2> : RecordOf<Fp8E4m3> {};
+// Both blocks of a record have its float32 scale.
+struct FloatInFront {
+  static void get_steps(const uint8_t* p, int, uint8_t* steps) { std::memcpy(steps, p, 4); }
+  static void put_steps(uint8_t* p, int, const uint8_t* steps) { std::memcpy(p, steps, 4); }
+};
+template <>
+struct RecordOf<BnbNf4> : Record<64, 36>, Planes<Plane<4, 0, SubNibblePlace<4>>> {
+  static void get_steps(const uint8_t* p, int j, uint8_t* steps) { FloatInFront::get_steps(p, j, steps); }
+  static void put_steps(uint8_t* p, int j, const uint8_t* steps) { FloatInFront::put_steps(p, j, steps); }
+};
+template <>
+struct RecordOf<BnbFp4> : RecordOf<BnbNf4> {};
+template <>
+struct RecordOf<BnbInt8> : Record<64, 68>, Planes<Plane<8, 0, SubBytePlace<4>>> {
+  static constexpr uint32_t kFlip = 0x80808080u;
+  static void get_steps(const uint8_t* p, int j, uint8_t* steps) { FloatInFront::get_steps(p, j, steps); }
+  static void put_steps(uint8_t* p, int j, const uint8_t* steps) { FloatInFront::put_steps(p, j, steps); }
+};
 template <>
 struct RecordOf<Mxfp4> : Record<32, 17>, Planes<Plane<4, 0, SubNibblePlace<1>>> {
   static void get_steps(const uint8_t* p, int, uint8_t* steps) { steps[0] = p[0]; }
@@ -281,6 +309,15 @@ struct TileSteps<HalfSteps6> {
   static void put(uint8_t* p, int64_t b, const uint8_t* steps) {
     p[b / 8 * 192 + b % 8 * kLanes] = uint8_t((steps[0] & 15) | (steps[1] & 15) << 4);
     p[b / 8 * 192 + 128 + b % 8 / 2 * kLanes] |= uint8_t((steps[0] >> 4 | steps[1] >> 4 << 2) << 4 * (b % 2));
+  }
+};
+template <>
+struct TileSteps<FloatScale> {
+  static void get(const uint8_t* p, int64_t b, uint8_t* steps) {
+    for (int i = 0; i < 4; ++i) steps[i] = p[b / 2 * 64 + i * kLanes];
+  }
+  static void put(uint8_t* p, int64_t b, const uint8_t* steps) {
+    for (int i = 0; i < 4; ++i) p[b / 2 * 64 + i * kLanes] = steps[i];
   }
 };
 

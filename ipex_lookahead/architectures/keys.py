@@ -132,7 +132,7 @@ class ConfigKeys:
     def refuse(self, raw: Mapping[str, Any], source: Source) -> None:
         """Raise UnsupportedModelError for the first key of ``raw`` that asks for what is not there here."""
         for key, (harmless, meaning) in self.all_refused().items():
-            if key in raw and not any(_same(raw[key], value) for value in harmless):
+            if key in raw and not any(same(raw[key], value) for value in harmless):
                 allowed = " or ".join("null" if value is None else str(value).lower() for value in harmless)
                 raise UnsupportedModelError(
                     f"{source.file}: {key} is {shown(raw[key])}, which {meaning}; it must be {allowed}, or not there",
@@ -302,6 +302,6 @@ def renamed(family: ModuleType | Family, name: str) -> str | None:
     return name if rename is None else rename(name)
 
 
-def _same(value: Any, other: Any) -> bool:
+def same(value: Any, other: Any) -> bool:
     """Whether two JSON values are equal; Python holds true and 1 equal, JSON does not."""
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)

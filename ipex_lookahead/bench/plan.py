@@ -23,9 +23,9 @@ from typing import Any
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.formats.rules import MOST_BYTES
 from ipex_lookahead.generation.lookahead import resolve_lookahead, strategy_config
 from ipex_lookahead.low_bits import NAMES, is_rules_file
+from ipex_lookahead.safe_yaml import load_yaml
 
 MOST_VALUES = 256
 """In one key's list."""
@@ -148,17 +148,7 @@ def read_plan(file: Path, changes: Mapping[str, Any] | None = None) -> Plan:
     Raises:
         InputError: no such file, no YAML, a key that is not known (with the nearest), a value that cannot be.
     """
-    import yaml
-
-    try:
-        if file.stat().st_size > MOST_BYTES:
-            raise InputError(f"{file} has {file.stat().st_size:,} bytes; a plan has at most {MOST_BYTES:,}")
-        loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise InputError(f"{file} cannot be read: {why}") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise InputError(f"{file}: {str(error).splitlines()[0]}") from None
+    loaded = load_yaml(file, error=InputError)
     if not isinstance(loaded, dict):
         raise InputError(f"{file}: a plan is a YAML mapping, got {type(loaded).__name__}")
     given = {str(key): value for key, value in loaded.items()} | dict(changes or {})

@@ -1,11 +1,15 @@
-"""Hugging Face folders: ``config.json`` and float safetensors, one file or shards with an index."""
+"""Hugging Face folders: ``config.json`` and safetensors, one file or shards with an index.
+
+Tensors are floats, or quantised by one of the schemes in ``quantized.py``.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,7 @@ from ipex_lookahead.architectures.hparams import shown
 from ipex_lookahead.architectures.keys import renamed
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
-from ipex_lookahead.checkpoints.config_json import read_config, read_generation_config, read_json
+from ipex_lookahead.checkpoints.config_json import checked_config, read_generation_config, read_json
 from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.mxfp4_blocks import check_blocks, read_blocks, scales_name
 from ipex_lookahead.checkpoints.placed import (
@@ -29,6 +33,8 @@ from ipex_lookahead.checkpoints.placed import (
     transposed_part,
     with_offset,
 )
+from ipex_lookahead.checkpoints.quantized import KEY, scheme_of, without_scheme
+from ipex_lookahead.checkpoints.quantized_layers import Layer, Scheme
 from ipex_lookahead.checkpoints.safetensors_reader import MAX_NAME, SafetensorsFile, StoredTensor
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats.base import PackedWeight
@@ -50,9 +56,14 @@ _log = logging.getLogger(__name__)
 
 
 class SafetensorsCheckpoint:
-    """A folder with float weights. See :class:`ipex_lookahead.checkpoints.base.Checkpoint`."""
+    """A folder with float weights, or quantised ones. See :class:`ipex_lookahead.checkpoints.base.Checkpoint`.
+
+    Attributes:
+        scheme: how its matrices are quantised; None: they are floats, or the family has a way of its own.
+    """
 
     spec: ModelSpec
+    scheme: Scheme | None = None
 
     def __init__(self, path: str | PathLike[str], *, other_family: bool = False) -> None:
         """Open and validate the config, the index and every header.
@@ -64,12 +75,14 @@ class SafetensorsCheckpoint:
         self.config: dict[str, Any] = {}
         self.generation_config: dict[str, Any] = {}
         if not other_family:
-            self.config = read_config(self.path / "config.json")
+            self.config = self._read_config(self.path / "config.json")
             settings = self.path / "generation_config.json"
             self.generation_config = read_generation_config(settings, self.config["vocab_size"])
         self._files: list[SafetensorsFile] = []
         self._tensors: dict[str, tuple[SafetensorsFile, StoredTensor]] = {}
         self._weights: dict[str, Tensor] = {}
+        self._layers: dict[str, Layer] = {}
+        self._infos: dict[str, TensorInfo] = {}
         try:
             self._open()
             if not other_family:
@@ -77,6 +90,14 @@ class SafetensorsCheckpoint:
         except BaseException:
             self.close()
             raise
+
+    def _read_config(self, path: Path) -> dict[str, Any]:
+        raw = read_json(path)
+        model_type = raw.get("model_type")
+        if isinstance(model_type, str) and KEY in family(model_type, file=str(path)).KEYS.used:
+            return checked_config(raw, path)
+        self.scheme = scheme_of(raw, path)
+        return checked_config(without_scheme(raw), path)
 
     def _open(self) -> None:
         if os.path.exists(self.path / SINGLE):
@@ -101,6 +122,8 @@ class SafetensorsCheckpoint:
         wanted = {tensor.hf.name: len(tensor.hf.shape) for tensor in self._weights.values()}
         bytes_of = {tensor.hf.name: tensor for tensor in self._weights.values() if tensor.hf.layout == "mxfp4"}
         bytes_of |= {scales_name(tensor): tensor for tensor in bytes_of.values()}
+        parts_of = self._parts(wanted, names)
+        parts = {name for parts in parts_of.values() for name in parts.values()}
         found: dict[str, tuple[SafetensorsFile, StoredTensor]] = {}
         unused: list[str] = []
         for in_file, (file, tensor) in self._tensors.items():
@@ -108,12 +131,19 @@ class SafetensorsCheckpoint:
                 continue
             if name in found:
                 raise ModelFormatError(file.path, in_file, tensor.entry, f"is there under another name of {name} too")
-            if name not in bytes_of:
+            if name not in bytes_of and name not in parts:
                 check_kind(file, in_file, tensor, most_dimensions=max(2, wanted.get(name, 2)))
             found[name] = (file, tensor)
-            if name not in wanted and name not in bytes_of and not name.endswith(_UNUSED) and name != "lm_head.weight":
+            known_here = name in wanted or name in bytes_of or name in parts
+            if not known_here and not name.endswith(_UNUSED) and name != "lm_head.weight":
                 unused.append(in_file)
         self._tensors = found
+        self._layers = {
+            name: Layer({part: found[full] for part, full in parts.items()}) for name, parts in parts_of.items()
+        }
+        if self.scheme is not None:
+            self._open_layers(self.scheme)
+        unused = [name for name in unused if not self._is_zero_bias(name)]
         self._unused = unused
         if unused:
             _log.warning(
@@ -121,6 +151,39 @@ class SafetensorsCheckpoint:
                 "computes, the text will be wrong", self.path, self.spec.model_type, ", ".join(unused[:8]),
                 f" and {len(unused) - 8} more" if unused[8:] else "",
             )  # fmt: skip
+
+    def _parts(self, wanted: Mapping[str, int], names: Collection[str]) -> dict[str, dict[str, str]]:
+        """The tensors of each quantised matrix, by the name that a float one would have."""
+        if self.scheme is None:
+            return {}
+        found = {name: self.scheme.parts(name, names) for name, dimensions in wanted.items() if dimensions > 1}
+        return {name: parts for name, parts in found.items() if parts}
+
+    def _open_layers(self, scheme: Scheme) -> None:
+        """Check the tensors of quantised matrices against each other, and find the formats that hold their values."""
+        for name, tensor in self._weights.items():
+            if (layer := self._layers.get(tensor.hf.name)) is not None:
+                self._infos[name] = scheme.info(tensor, layer)
+        for (source, low_bit), count in Counter(
+            (info.decoded_from, info.format) for info in self._infos.values() if info.decoded_from
+        ).items():
+            _log.warning(
+                "%s: %d matrices of %s (%s) are decoded and kept in %s", self.path, count, scheme.name, source, low_bit
+            )
+
+    def _is_zero_bias(self, name: str) -> bool:
+        """Whether it is a bias of zeros that a quantiser has given a layer which has none in this model.
+
+        Raises UnsupportedModelError for such a bias that is not zero.
+        """
+        if not name.endswith(".bias") or f"{name.removesuffix('.bias')}.weight" not in self._layers:
+            return False
+        file, stored = self._tensors[name]
+        if read_float(file, name, stored).codes.any():
+            raise UnsupportedModelError(
+                f"{file.path}: tensor {name} is not zero, but a {self.spec.model_type} model has no bias there"
+            )
+        return True
 
     def _add(self, path: Path) -> SafetensorsFile:
         file = SafetensorsFile(path)
@@ -183,10 +246,13 @@ class SafetensorsCheckpoint:
         """
         if not self._weights:
             return list(self._tensors)
-        return [*(name for name, tensor in self._weights.items() if tensor.hf.name in self._tensors), *self._unused]
+        held = {*self._tensors, *self._layers}
+        return [*(name for name, tensor in self._weights.items() if tensor.hf.name in held), *self._unused]
 
     def info(self, name: str) -> TensorInfo:
         """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""
+        if name in self._infos:
+            return self._infos[name]
         file, stored = self._find(name)
         form = _FORMATS.get(stored.dtype, stored.dtype.lower())
         if name not in self._weights:
@@ -207,8 +273,12 @@ class SafetensorsCheckpoint:
     def read(self, name: str) -> PackedWeight:
         """The tensor as it is in the file; takes the tensor's own memory and no more, or an expert's twice.
 
-        Raises ModelFormatError for NaN and infinity, and if the file has been cut meanwhile.
+        A quantised matrix takes a few times its memory. Raises ModelFormatError for NaN and infinity, and if the file
+        has been cut meanwhile.
         """
+        if name in self._infos and self.scheme is not None:
+            quantised = self._weights[name]
+            return self.scheme.read(quantised, self._layers[quantised.hf.name], self._infos[name])
         file, stored = self._find(name)
         tensor = self._weights.get(name)
         if tensor is None or tensor.hf.shape == tensor.shape:

@@ -134,9 +134,12 @@ def _folder(folder: Path, kind: str, problem: UnsupportedModelError | None = Non
     checkpoint, why = _opened(opened)
     formats: Formats = {}
     parameters: int | None = 0
+    decoded: set[str] = set()
     if checkpoint is not None:
         for name in checkpoint.names():
             info = checkpoint.info(name)
+            if info.decoded_from:
+                decoded.add(f"{info.decoded_from} as {info.format}")
             _count(formats, info.format, packed_bytes(info))
             parameters = (parameters or 0) + prod(info.shape)
     else:
@@ -152,8 +155,9 @@ def _folder(folder: Path, kind: str, problem: UnsupportedModelError | None = Non
         "config": None if checkpoint is None else checkpoint.config or _plain_sizes(family, found),
         "architecture": family,
         "engine": None if checkpoint is None else "native" if native else "torch",
-        "parameters": parameters if quantised is None else None,
+        "parameters": parameters if quantised is None or checkpoint is not None else None,
         **_weights(formats),
+        **({"decoded": sorted(decoded)} if decoded else {}),
         **{word: size if type(size) is int else None for word, size in found.items()},
         **({"quantised_by": _quantiser(quantised)} if quantised is not None else {}),
         **({"requantized_from": said} if (said := _rounded_from(checkpoint)) else {}),

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import click
@@ -21,8 +20,9 @@ import click
 from ipex_lookahead.cli.options import Option
 from ipex_lookahead.cli.types import Refused, nearest
 from ipex_lookahead.config import LookaheadConfig
+from ipex_lookahead.errors import InputError
+from ipex_lookahead.safe_yaml import load_yaml
 
-MOST_BYTES = 1 << 20
 ALIASES = {"num-draft-tokens": "lookahead"}
 """A field of ``LookaheadConfig`` -> the option that sets it, where it has another name."""
 NEVER = ("config", "help", "debug", "version")
@@ -103,19 +103,13 @@ def _apply(ctx: click.Context, param: click.Parameter, file: str | None) -> None
 
 
 def _read(file: str, path: str, options: Mapping[str, Option], ctx: click.Context) -> Settings:
-    import yaml
-
     def refused(problem: str, hint: str = "") -> Refused:
         return Refused(f"--config: {file} {problem}", hint=hint or "docs/commands.md says what it may hold", ctx=ctx)
 
     try:
-        if Path(file).stat().st_size > MOST_BYTES:
-            raise refused(f"is larger than {MOST_BYTES >> 20} MiB")
-        loaded = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise refused(f"cannot be read: {error.strerror}", "name a YAML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise refused(f"is no YAML: {str(error).splitlines()[0]}") from None
+        loaded = load_yaml(file, error=InputError)
+    except InputError as error:
+        raise Refused(f"--config: {error}", hint="docs/commands.md says what it may hold", ctx=ctx) from None
     if not isinstance(loaded, dict):
         raise refused(f"holds {type(loaded).__name__}; it must be a mapping of options")
     entries: list[Setting] = []

@@ -50,6 +50,7 @@ class Stream:
 
 SCALES = Stream("scales", np.uint16, 1, 0, "F16", "binary16 bits: what a group's codes are multiplied by")
 MINIMUMS = Stream("minimums", np.uint16, 1, 0, "F16", "binary16 bits: what is added to a group's products")
+ZEROS = Stream("minimums", np.uint16, 1, 0, "F16", "binary16 bits of a whole number: the code that stands for 0")
 NIBBLES = Stream("codes", np.uint8, 16, 32, "U8", "byte i: code i in its low, code i + 16 in its high nibble")
 
 
@@ -79,7 +80,7 @@ class PackedWeight:
         shape: logical shape: ``(n,)`` or ``(n_out, n_in)``; only float formats may be one-dimensional.
         codes, scales, minimums: the streams that the format declares (``LowBitFormat.streams`` says dtype, shape and
             meaning); None for those that it has not. What a ragged last block holds beyond ``n_in`` stands for 0.
-        group_size: inputs that share a scale, 32 or 64; 0 where the format leaves no choice.
+        group_size: inputs that share a scale, one of the format's ``group_sizes``; 0 where it leaves no choice.
     """
 
     format: str

@@ -169,8 +169,7 @@ class BlockFormat:
     def values(self, parts: Parts) -> Floats:
         """What blocks stand for, float32 [..., inputs]."""
         whole = self.whole(parts.codes)
-        scale = from_binary16(parts.scale) if parts.scale.dtype == np.uint16 else half_powers(parts.scale)
-        values: Floats = whole * self._of_inputs(scale, parts.steps)
+        values: Floats = whole * self._of_inputs(_SCALES[parts.scale.dtype.itemsize](parts.scale), parts.steps)
         if parts.minimum is not None:
             minimum = self._of_inputs(from_binary16(parts.minimum), parts.minimum_steps)
             values = values - minimum if parts.minimum_steps is not None else values + minimum
@@ -200,6 +199,9 @@ class BlockFormat:
         if records["scale"].dtype == np.uint8:
             records["scale"] = some["scale"] = 128
             records["scale"] += np.int8(round(np.log2(size / self.values(self.unpack(some)).std()))).view(np.uint8)
+        elif records["scale"].dtype == np.float32:
+            some["scale"] = 1
+            records["scale"] = size / self.values(self.unpack(some)).std()
         else:
             one = np.float16(1).view(np.uint16)
             some["scale"] = one
@@ -221,7 +223,10 @@ class BlockFormat:
         for what in ("scale", "minimum"):
             if what in (self.record.names or ()):
                 field = records[what]
-                bad = field > MOST_EXPONENT if field.dtype == np.uint8 else (field & 0x7C00) == 0x7C00
+                if field.dtype == np.float32:
+                    bad = ~np.isfinite(field)
+                else:
+                    bad = field > MOST_EXPONENT if field.dtype == np.uint8 else (field & 0x7C00) == 0x7C00
                 if bad.any():
                     at = int(bad.argmax()) * self.record.itemsize + int(fields[what][1])
                     problem = (
@@ -241,6 +246,10 @@ def half_powers(exponents: npt.NDArray[np.uint8]) -> Floats:
     bits = np.where(wide < 2, np.uint32(0x00200000) << np.minimum(wide, 1), (np.maximum(wide, 1) - 1) << np.uint32(23))
     powers: Floats = bits.astype(np.uint32).view(np.float32)
     return powers
+
+
+_SCALES: dict[int, Callable[[npt.NDArray[Any]], Floats]] = {1: half_powers, 2: from_binary16, 4: lambda scale: scale}
+"""Bytes of a record's scale -> what reads it."""
 
 
 def split(packed: npt.NDArray[Any], bits: int, run: int) -> Bytes:

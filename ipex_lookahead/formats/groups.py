@@ -33,7 +33,7 @@ from ipex_lookahead.formats.float_base import (
     value_at,
     widen,
 )
-from ipex_lookahead.formats.search import Floats, MinimumSearch, Parts, ScaleSearch
+from ipex_lookahead.formats.search import Floats, MinimumSearch, Parts, ScaleSearch, ZeroSearch
 
 GROUP_SIZES = (32, 64)
 
@@ -58,10 +58,10 @@ def groups_of(n_in: int, group_size: int) -> int:
     return -(-n_in // group_size)
 
 
-def check_quantizable(weight: PackedWeight, name: str, group_size: int) -> None:
+def check_quantizable(weight: PackedWeight, name: str, group_size: int, sizes: tuple[int, ...] = GROUP_SIZES) -> None:
     """Raise LowBitFormatError unless a float matrix can be given in integer format ``name`` with this group size."""
-    if group_size not in GROUP_SIZES:
-        raise LowBitFormatError(f"group_size is {group_size!r}; {name} knows {', '.join(map(str, GROUP_SIZES))}")
+    if group_size not in sizes:
+        raise LowBitFormatError(f"group_size is {group_size!r}; {name} knows {', '.join(map(str, sizes))}")
     check_matrix(weight, name)
 
 
@@ -95,8 +95,8 @@ class GroupFormat:
     bits: float
     zero: int
     streams: tuple[Stream, ...]
-    gguf: GgufType
-    search: ScaleSearch | MinimumSearch
+    gguf: GgufType | None
+    search: ScaleSearch | MinimumSearch | ZeroSearch
     group_sizes: tuple[int, ...] = GROUP_SIZES
 
     def quantize(
@@ -110,18 +110,15 @@ class GroupFormat:
 
         See ``LowBitFormat.quantize``.
         """
-        check_quantizable(weight, self.name, group_size)
+        check_quantizable(weight, self.name, group_size, self.group_sizes)
         n_in, kinds = weight.shape[1], {stream.name: stream for stream in self.streams}
         stored = {name: np.empty(kind.shape(weight.shape, group_size), kind.dtype) for name, kind in kinds.items()}
         padded = groups_of(n_in, group_size) * group_size
 
         def put(rows: slice, parts: Parts) -> None:
             codes = parts.codes.reshape(-1, padded)
-            codes[:, n_in:] = self.zero if self.streams[0] == NIBBLES else 127
-            codes = codes[:, : blocks_of(n_in) * GROUP]
-            stored["codes"][rows] = (
-                pack_nibbles(codes) if self.streams[0] == NIBBLES else (codes - np.uint8(127)).view(np.int8)
-            )
+            codes[:, n_in:] = self.padding(parts, padded // group_size)
+            stored["codes"][rows] = self.packed(codes[:, : blocks_of(n_in) * GROUP])
             for name, bits in (("scales", parts.scale), ("minimums", parts.minimum)):
                 if name in stored and bits is not None:
                     stored[name][rows] = bits.reshape(len(codes), -1)
@@ -129,6 +126,14 @@ class GroupFormat:
         search = replace(self.search, size=group_size)
         quantize_rows(weight, self.name, group_size, search, put, importance=importance, threads=threads)
         return PackedWeight(self.name, weight.shape, group_size=group_size, **stored)
+
+    def padding(self, parts: Parts, groups: int) -> Any:
+        """The code, or codes [rows, 1], of what the last of a row's ``groups`` holds beyond the row's end: of zero."""
+        return np.uint8(self.zero if self.streams[0] == NIBBLES else 127)
+
+    def packed(self, codes: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+        """Codes [rows, blocks * 32] as a search counts them, as the stream has them."""
+        return pack_nibbles(codes) if self.streams[0] == NIBBLES else (codes - np.uint8(127)).view(np.int8)
 
     def dequantize(self, weight: PackedWeight) -> npt.NDArray[np.float32]:
         """``scale * (code - zero) + minimum``, float32 [n_out, n_in], each operation rounded by itself."""

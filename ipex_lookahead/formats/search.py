@@ -41,7 +41,7 @@ class Parts(NamedTuple):
 
     Attributes:
         codes: uint8 [..., inputs], unsigned as stored; a search counts its numbers from the least.
-        scale: binary16 bits [...]; for ``mxfp4`` the bytes of the exponent.
+        scale: binary16 bits [...]; or the bytes of exponents; or float32.
         minimum: binary16 bits [...], or None.
         steps, minimum_steps: int16 [..., parts of a block], or None.
     """
@@ -295,6 +295,29 @@ class MinimumSearch:
         minimum = np.where(both, (ab * ax - aa * bx) / safe, np.float32(0))
         good = (both | (bb == 0)) & (scale > 0) & (minimum >= 0)
         return np.where(good, half(scale)[0], found.scale), np.where(good, half(minimum)[0], found.minimum)
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroSearch:
+    """value = scale * (number - zero), numbers and zero 0 ... ``most``: least and largest value, and 0, are in reach.
+
+    Attributes:
+        most: the largest number.
+        size: inputs that share a scale and a zero point, which ``Parts.minimum`` holds as binary16.
+    """
+
+    most: int
+    size: int
+
+    def __call__(self, values: Floats, importance: Floats) -> Parts:
+        """Blocks [blocks, inputs] taken apart; all inputs matter alike."""
+        most = np.float32(self.most)
+        x = columns(values, self.size)
+        low = np.minimum(x.min(axis=0), np.float32(0))
+        bits, scale = half((np.maximum(x.max(axis=0), np.float32(0)) - low) / most)
+        zero = np.clip(np.rint(-low * inverse_of(scale)), np.float32(0), most)
+        codes = np.clip(np.rint(x * inverse_of(scale)) + zero, np.float32(0), most)
+        return Parts(in_blocks(codes.astype(np.uint8), values), bits, half(zero)[0])
 
 
 class _Stepped(NamedTuple):

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 import ipex_lookahead
 from ipex_lookahead.cli.main import run
 from tests.support.gguf_bytes import STRING, build, llama_parts, tensor, write
+from tests.support.quantized_folders import awq, bnb4, gptq, write_quantized
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
 
 ROOT = Path(ipex_lookahead.__file__).parent.parent
@@ -95,10 +96,10 @@ def test_a_damaged_file_is_still_an_error(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "gptq, 4 bits, groups of 128"),
-        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, "awq, 4 bits, groups of 64"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
-        ([], "another program"),
+        ({"quant_method": "hqq", "bits": 4, "group_size": 128}, "hqq, 4 bits, groups of 128"),
+        ({"quant_method": "quip", "w_bit": 4, "q_group_size": 64}, "quip, 4 bits, groups of 64"),
+        ({"quant_method": "quanto"}, "quanto"),
+        ({}, "another program"),
     ],
 )
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
@@ -209,3 +210,22 @@ def test_nothing_heavy_is_imported(arguments, tmp_path):
     environment = {**os.environ, "IPEX_LOOKAHEAD_CACHE": str(tmp_path / "cache")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.stdout.splitlines()[-1] == "[] 0", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "says", "main"),
+    [
+        (gptq(4, 128, False), "gptq, 4 bits, groups of 128", "zero_int4"),
+        (gptq(4, 16, True, format="fp32"), "gptq, 4 bits, groups of 16", "fp32"),
+        (awq(64, old_names=True), "awq, 4 bits, groups of 64", "zero_int4"),
+        (bnb4("nf4"), "bitsandbytes", "bnb_nf4"),
+    ],
+)
+def test_folders_of_gptq_and_its_kin_say_what_they_are_and_what_they_become(kind, says, main, tmp_path, capsys):
+    values = write_quantized(tmp_path, kind)
+    facts = facts_of(tmp_path, capsys)
+    assert (facts["quantised_by"], facts["engine"]) == (says, "native")
+    assert facts["parameters"] == sum(value.size for value in values.values())
+    assert max(facts["formats"], key=lambda name: facts["formats"][name]["tensors"]) in (main, "fp16")
+    assert facts["formats"][main]["tensors"] == 14
+    assert facts.get("decoded") == (["int4, groups of 16 as fp32"] if main == "fp32" else None)

@@ -99,12 +99,12 @@ def test_what_a_file_cannot_say(tmp_path, capsys, text, says, hint):
 
 def test_a_file_that_is_not_there(tmp_path, capsys):
     assert run(["generate", "hi", "--config", str(tmp_path / "none.yaml")]) == 2
-    assert "cannot be read" in capsys.readouterr().err
+    assert "none.yaml" in capsys.readouterr().err
 
 
 def test_a_huge_file_is_not_read(tmp_path, capsys):
     assert run(["generate", "hi", "--config", write(tmp_path, "#" * (1 << 20) + "#")]) == 2
-    assert "larger than 1 MiB" in capsys.readouterr().err
+    assert "at most" in capsys.readouterr().err
 
 
 def test_info_shows_what_holds_and_where_it_comes_from(monkeypatch, tmp_path, capsys):

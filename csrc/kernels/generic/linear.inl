@@ -149,8 +149,13 @@ struct Linear {  // of whole numbers
       }
       const int count = int(w.n_in - b * kGroup < kGroup ? w.n_in - b * kGroup : kGroup);
       for (int i = 0; i < count; ++i) {
-        const float value = scale[i / 16][lane] * float(int(codes[i / 4][4 * lane + i % 4]) - Format::kZero);
-        out[b * kGroup + i] = Format::Scales::kMinimum ? value + minimum[i / 16][lane] : value;
+        const float code = float(int(codes[i / 4][4 * lane + i % 4]) - Format::kZero);
+        float& value = out[b * kGroup + i];
+        if (kZeroPoint<typename Format::Scales>)
+          value = scale[i / 16][lane] * (code - minimum[i / 16][lane]);
+        else
+          value = scale[i / 16][lane] * code;
+        if (Format::Scales::kMinimum && !kZeroPoint<typename Format::Scales>) value += minimum[i / 16][lane];
       }
     }
   }

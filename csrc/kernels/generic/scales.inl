@@ -24,8 +24,11 @@ struct WholeBlock {
 
   SIMD_METHOD Tile tile(const u8x64 (&codes)[8]) const { return Tile(codes); }
   SIMD_METHOD f32x16 add(f32x16 acc, const Tile& t, const RowBlock& x) const {
-    const f32x16 sum = to_float(dot(t, x.codes, start_of<Format>(x)));
-    if (Format::Scales::kMinimum) acc = fma(minimum, set1(x.sum), acc);
+    f32x16 sum = to_float(dot(t, x.codes, start_of<Format>(x)));
+    if (kZeroPoint<typename Format::Scales>)
+      sum = fma(minimum, set1(float(x.bias8 >> 7)), sum);  // whole numbers below 2^22: exact
+    else if (Format::Scales::kMinimum)
+      acc = fma(minimum, set1(x.sum), acc);
     return fma(sum, mul(scale, set1(x.scale)), acc);
   }
   SIMD_METHOD f32x16 scale_of(int) const { return scale; }
@@ -96,12 +99,12 @@ struct ScaleStreams {
     scales = w.scales + first;
     minimums = Scales::kMinimum ? w.minimums + first : nullptr;
     steps = Scales::kSteps ? w.steps + tile * step_bytes<Scales>(w.blocks) : nullptr;
-    shift = Scales::kBlocks == 8 ? 3 : w.group_blocks == 2 ? 1 : 0;
+    shift = Scales::kBlocks == 8 ? 3 : __builtin_ctz(uint32_t(w.group_blocks));
   }
   SIMD_METHOD int64_t scale_at(int64_t b) const { return (b >> shift) * kLanes; }
   SIMD_METHOD void prefetch(int64_t b) const {
     constexpr int bytes = Scales::kBlocks == 8 ? 4 : 32;  // as if no scale were shared: a line too often does no harm
-    if (!std::is_same_v<Scales, ExponentScale>) prefetch_beside<Format, bytes>(scales + scale_at(b), b);
+    if (kHalves<Scales>) prefetch_beside<Format, bytes>(scales + scale_at(b), b);
     if (Scales::kMinimum) prefetch_beside<Format, bytes>(minimums + scale_at(b), b);
     if (Scales::kSteps) prefetch_beside<Format, 16 * (Scales::kSteps ? Scales::kSteps : 1)>(steps + step_bytes<Scales>(b), b);
   }
@@ -111,15 +114,30 @@ struct ScaleStreams {
 };
 
 template <class Format, class Scales = typename Format::Scales>
-struct Scaling : ScaleStreams<Format> {  // GroupScale, GroupScaleAndMinimum
+struct Scaling : ScaleStreams<Format> {  // GroupScale, GroupScaleAndMinimum, GroupScaleAndZero
   using ScaleStreams<Format>::ScaleStreams;
-  SIMD_METHOD WholeBlock<Format> at(int64_t b) const { return {this->scale(b), this->minimum(b)}; }
+  SIMD_METHOD WholeBlock<Format> at(int64_t b) const {
+    f32x16 minimum = this->minimum(b);
+    if (kZeroPoint<Scales> && Format::kZero != 0) minimum = sub(minimum, set1(float(Format::kZero)));  // as the codes are
+    return {this->scale(b), minimum};
+  }
 };
 
 template <class Format>
 struct Scaling<Format, ExponentScale> : ScaleStreams<Format> {
   using ScaleStreams<Format>::ScaleStreams;
   SIMD_METHOD WholeBlock<Format> at(int64_t b) const { return {load_half_powers(this->step(b)), zero()}; }
+};
+
+template <class Format>
+struct Scaling<Format, FloatScale> : ScaleStreams<Format> {
+  using ScaleStreams<Format>::ScaleStreams;
+  SIMD_METHOD WholeBlock<Format> at(int64_t b) const {
+    const uint8_t* bytes = this->steps + b / 2 * 64;
+    const i32x16 low = bor(widen_u8(bytes), shl<8>(widen_u8(bytes + 16)));
+    const i32x16 high = bor(shl<16>(widen_u8(bytes + 32)), shl<24>(widen_u8(bytes + 48)));
+    return {as_float(bor(low, high)), zero()};
+  }
 };
 
 SIMD_INLINE f32x16 less_32(i32x16 step) { return sub(to_float(step), set1(32.0f)); }

@@ -16,7 +16,7 @@ from torch.nn import functional
 from ipex_lookahead.engines.native.linear import LinearLayer, LinearPool
 from ipex_lookahead.errors import EngineError, InputError
 from ipex_lookahead.formats import FORMATS, dequantize
-from ipex_lookahead.formats.base import GROUP, NIBBLES, STREAMS, PackedWeight
+from ipex_lookahead.formats.base import GROUP, NIBBLES, STREAMS, ZEROS, PackedWeight
 
 FLOAT_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """Float formats and the torch dtypes of their values."""
@@ -60,6 +60,7 @@ class GenericKernel(nn.Module):
         self.group_size = weight.group_size
         self.zero = getattr(FORMATS[weight.format], "zero", 0)
         self.nibbles = FORMATS[weight.format].streams[0] == NIBBLES
+        self.zero_points = ZEROS in FORMATS[weight.format].streams
         self.codes: torch.Tensor
         self.scales: torch.Tensor | None
         self.minimums: torch.Tensor | None
@@ -106,9 +107,13 @@ class GenericKernel(nn.Module):
         if self.zero:
             values -= self.zero
         values = functional.pad(values, (0, self.scales.shape[1] * size - values.shape[1])).view(end - start, -1, size)
-        values *= self.scales[start:end].view(torch.float16).float()[:, :, None]
-        if self.minimums is not None:
-            values += self.minimums[start:end].view(torch.float16).float()[:, :, None]
+        scales = self.scales[start:end].view(torch.float16).float()[:, :, None]
+        if self.minimums is None:
+            values *= scales
+        elif self.zero_points:
+            values = (values - self.minimums[start:end].view(torch.float16).float()[:, :, None]) * scales
+        else:
+            values = values * scales + self.minimums[start:end].view(torch.float16).float()[:, :, None]
         return values.view(end - start, -1)[:, :n_in]
 
     def weight(self) -> PackedWeight:

@@ -1,0 +1,229 @@
+"""Checkpoints of the compressed-tensors library (llm-compressor): int4 and int8, packed or as bytes.
+
+A layer ``NAME`` is, with b bits, 32 / b codes a word, lowest bits first, codes counted from -2^(b-1):
+  NAME.weight_packed      int32 [n_out, ceil(n_in * b / 32)]; in the formats of bytes NAME.weight, int8 [n_out, n_in]
+  NAME.weight_scale       [n_out, groups]; [n_out, 1] for one a row, [1] for one in all
+  NAME.weight_zero_point  int32 [ceil(n_out * b / 32), groups], words along the outputs, or int8 [n_out, groups];
+                          missing where symmetric
+  NAME.weight_shape       [2], n_out and n_in
+  NAME.weight_g_idx       int32 [n_in], the group of each input; missing: neighbours
+
+w[o, i] = scale[o, g] * (code - zero[o, g]).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ipex_lookahead.architectures.hparams import Source, boolean, shown
+from ipex_lookahead.architectures.spec import Tensor
+from ipex_lookahead.checkpoints.base import TensorInfo
+from ipex_lookahead.checkpoints.quantized_layers import (
+    FLOATS,
+    Array,
+    Grouped,
+    Layer,
+    Settings,
+    check_plain,
+    choice,
+    codes_of,
+    group_size,
+    inside,
+    is_half,
+    rows_of,
+    unsupported,
+)
+from ipex_lookahead.formats.base import PackedWeight
+from ipex_lookahead.safe_json import JsonObject
+
+_PACKED, _BYTES = ("pack-quantized",), ("int-quantized", "naive-quantized")
+_SETTINGS = Settings(
+    used={"format": choice(*_PACKED, *_BYTES), "config_groups": lambda source, key, value: value},
+    neutral={"global_compression_ratio", "ignore", "version"},
+    refused={
+        "quant_method": ("compressed-tensors",),
+        "quantization_status": (None, "compressed"),
+        "kv_cache_scheme": (None,),
+        "sparsity_config": (None, {}),
+        "transform_config": (None, {}),
+    },
+)
+_GROUP = Settings(
+    used={"weights": lambda source, key, value: value, "input_activations": lambda source, key, value: value},
+    neutral={"targets", "format"},
+    refused={"output_activations": (None,)},
+)
+_WEIGHTS = Settings(
+    used={
+        "num_bits": choice(4, 8),
+        "type": choice("int"),
+        "symmetric": boolean,
+        "strategy": choice("group", "channel", "tensor"),
+        "group_size": group_size,
+    },
+    neutral={"actorder", "observer", "observer_kwargs", "scale_dtype", "zp_dtype"},
+    refused={"dynamic": (None, False), "block_structure": (None,)},
+)
+_ACTIVATIONS = Settings(
+    used={"num_bits": choice(8), "type": choice("int"), "dynamic": choice(True)},
+    neutral={"actorder", "observer", "observer_kwargs", "scale_dtype", "strategy", "symmetric", "zp_dtype"},
+    refused={"group_size": (None,), "block_structure": (None,)},
+)
+"""Activations quantised as they come: the core quantises its own so, to eight bits in groups of 32, which is finer."""
+_PARTS = ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedTensors:
+    """The scheme; see ``quantized_layers.Scheme``.
+
+    Attributes:
+        grouped: how values follow from codes.
+        strategy: "group", "channel" or "tensor".
+        codes: "weight_packed" or "weight", the tensor that holds them.
+    """
+
+    grouped: Grouped
+    strategy: str
+    codes: str
+    name: str = "compressed-tensors"
+
+    def parts(self, name: str, names: Collection[str]) -> dict[str, str]:
+        """See ``Scheme.parts``."""
+        module = name.removesuffix(".weight")
+        if f"{module}.weight_scale" not in names and f"{module}.weight_packed" not in names:
+            return {}
+        return {part: f"{module}.{part}" for part in (self.codes, *_PARTS) if f"{module}.{part}" in names}
+
+    def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
+        """See ``Scheme.info``. Reads the order of inputs, and scales that are not binary16."""
+        self._check(tensor, layer)
+        if self.grouped.order(tensor, layer, "weight_g_idx") is not None:
+            return self.grouped.info(tensor, decoded="act order")
+        if layer.kind("weight_scale") != "F16" and not is_half(layer.floats("weight_scale")):
+            return self.grouped.info(tensor, decoded="scales that are no binary16 numbers")
+        return self.grouped.info(tensor)
+
+    def read(self, tensor: Tensor, layer: Layer, info: TensorInfo) -> PackedWeight:
+        """See ``Scheme.read``."""
+        rows, bits = rows_of(tensor), self.grouped.bits
+        n_out, n_in = tensor.hf.shape
+        stored = layer.read(self.codes)
+        codes = self._whole(layer, self.codes, stored) if self.codes == "weight" else codes_of(stored, bits)[:, :n_in]
+        scales = self._of_rows(layer.floats("weight_scale"), n_out)[rows]
+        zeros = self._zeros(layer, n_out)
+        order = self.grouped.order(tensor, layer, "weight_g_idx")
+        return self.grouped.weight(info, codes[rows], scales, None if zeros is None else zeros[rows], order)
+
+    def _of_rows(self, numbers: Array, n_out: int) -> Array:
+        """Numbers as the file has them, one for each scale, to [n_out, groups]."""
+        numbers = numbers if self.strategy == "group" else numbers.reshape(-1, 1)
+        return np.broadcast_to(numbers, (n_out, numbers.shape[1]))
+
+    def _whole(self, layer: Layer, part: str, values: Array) -> Array:
+        """int8 numbers counted from -2^(bits-1) on, as bytes. Raises ModelFormatError for one outside of the bits."""
+        middle = 1 << (self.grouped.bits - 1)
+        wide = values.astype(np.int16)
+        if (bad := (wide < -middle) | (wide >= middle)).any():
+            at = int(bad.argmax())
+            raise layer.error(
+                part, f"value {at} is {values.reshape(-1)[at]}, which {self.grouped.bits} bits do not hold", at
+            )
+        return (wide + middle).astype(np.uint8)
+
+    def _shapes(self, n_out: int, groups: int) -> Sequence[tuple[int, ...]]:
+        """What a tensor with one number for each scale may look like."""
+        if self.strategy == "group":
+            return [(n_out, groups)]
+        return [(n_out, 1), (n_out,)] if self.strategy == "channel" else [(1,), (), (1, 1)]
+
+    def _check(self, tensor: Tensor, layer: Layer) -> None:
+        first = next(iter(layer.tensors))
+        check_plain(tensor, layer, first)
+        (n_out, n_in), bits = tensor.hf.shape, self.grouped.bits
+        groups = self.grouped.groups(n_in)
+        for part in (self.codes, "weight_scale"):
+            if part not in layer:
+                raise layer.error(first, f"is there without {part}")
+        if self.codes == "weight":
+            layer.check(self.codes, (n_out, n_in), "I8")
+        else:
+            layer.check(self.codes, (n_out, -(-n_in * bits // 32)), "I32")
+        layer.check("weight_scale", self._shapes(n_out, groups), *FLOATS)
+        if "weight_shape" in layer:
+            layer.check("weight_shape", (2,), "I64", "I32")
+            if (said := layer.read("weight_shape").tolist()) != [n_out, n_in]:
+                raise layer.error("weight_shape", f"is {said}, but the config implies {[n_out, n_in]}", 0)
+        if "weight_zero_point" in layer:
+            if layer.kind("weight_zero_point") == "I32":
+                layer.check("weight_zero_point", (-(-n_out * bits // 32), groups), "I32")
+            else:
+                layer.check("weight_zero_point", self._shapes(n_out, groups), "I8")
+        elif not self.grouped.symmetric:
+            raise layer.error("weight_scale", "is there without weight_zero_point, but symmetric is false")
+
+    def _zeros(self, layer: Layer, n_out: int) -> Array | None:
+        """Zero points [n_out, groups], counted as codes are; None where all are the middle."""
+        if "weight_zero_point" not in layer:
+            return None
+        bits, stored = self.grouped.bits, layer.read("weight_zero_point")
+        if stored.dtype == np.int8:
+            zeros = self._of_rows(self._whole(layer, "weight_zero_point", stored), n_out)
+        else:
+            zeros = codes_of(stored.T, bits)[:, :n_out].T
+        if not self.grouped.symmetric:
+            return zeros
+        if (bad := zeros != 1 << (bits - 1)).any():
+            row, group = np.unravel_index(int(bad.argmax()), bad.shape)
+            raise layer.error("weight_zero_point", f"is not 0 in row {row}, group {group}, but symmetric is true")
+        return None
+
+
+def compressed_tensors(raw: JsonObject, source: Source) -> CompressedTensors:
+    """The scheme that a ``quantization_config`` describes. Raises UnsupportedModelError or ModelFormatError."""
+    settings = _SETTINGS.read(raw, source, "compressed-tensors")
+    groups = settings.get("config_groups")
+    if "format" not in settings:
+        raise source.error("format", "is missing")
+    if not isinstance(groups, JsonObject) or not groups:
+        raise source.error("config_groups", f"is {shown(groups)}; it must be an object of groups of layers")
+    found = {name: _group(name, group, source, settings["format"]) for name, group in groups.items()}
+    kinds = set(found.values())
+    if len(kinds) > 1:
+        raise unsupported(source, "config_groups", ", ".join(found), "one kind of weights for all groups")
+    return kinds.pop()
+
+
+def _group(name: str, raw: Any, source: Source, form: str) -> CompressedTensors:
+    spelled = f"{source.places.get('config_groups', ('config_groups', None))[0]}.{name}"
+    group = inside(source, spelled, _object(raw, source, "config_groups", f"{name} is"))
+    settings = _GROUP.read(raw, group, "compressed-tensors")
+    if raw.get("format") not in (None, form):
+        raise unsupported(group, "format", raw["format"], form)
+    weights = _object(settings.get("weights"), group, "weights", "is")
+    at = inside(source, f"{spelled}.weights", weights)
+    said = _WEIGHTS.read(weights, at, "compressed-tensors")
+    activations = settings.get("input_activations")
+    if activations is not None:
+        found = _object(activations, group, "input_activations", "is")
+        if found.get("dynamic") is not True:
+            raise unsupported(group, "input_activations", found, None, "dynamic ones of 8 bits")
+        _ACTIVATIONS.read(found, inside(source, f"{spelled}.input_activations", found), "compressed-tensors")
+    for key in ("num_bits", "strategy"):
+        if key not in said:
+            raise at.error(key, "is missing")
+    if said["strategy"] == "group" and said.get("group_size", -1) == -1:
+        raise at.error("group_size", "is missing or -1, but strategy is 'group'")
+    size = said["group_size"] if said["strategy"] == "group" else -1
+    grouped = Grouped(said["num_bits"], size, said.get("symmetric", True))
+    return CompressedTensors(grouped, said["strategy"], "weight_packed" if form in _PACKED else "weight")
+
+
+def _object(value: Any, source: Source, key: str, words: str) -> JsonObject:
+    if not isinstance(value, JsonObject):
+        raise source.error(key, f"{words} {shown(value)}; it must be an object")
+    return value

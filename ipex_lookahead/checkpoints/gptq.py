@@ -1,0 +1,146 @@
+"""GPTQ's checkpoints (arXiv 2210.17323), as AutoGPTQ and GPTQModel write them.
+
+A layer ``NAME`` is, with b bits, 32 / b codes a word, lowest bits first:
+  NAME.qweight  int32 [n_in * b / 32, n_out], words along the inputs
+  NAME.qzeros   int32 [groups, n_out * b / 32], words along the outputs
+  NAME.scales   [groups, n_out]
+  NAME.g_idx    int32 [n_in], the group of each input; missing: neighbours
+
+w[o, i] = scales[g, o] * (code - zero[g, o]). The first version ("gptq", or none given) stores each word of zero points
+less 1 in every code, "gptq_v2" as they are. 1 is added to whole words here, with carries from code to code, as
+GPTQModel does: that undoes a subtraction with borrows exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipex_lookahead.architectures.hparams import Source, boolean
+from ipex_lookahead.architectures.spec import Tensor
+from ipex_lookahead.checkpoints.base import TensorInfo
+from ipex_lookahead.checkpoints.quantized_layers import (
+    FLOATS,
+    Array,
+    Grouped,
+    Layer,
+    Settings,
+    check_plain,
+    choice,
+    codes_of,
+    group_size,
+    is_half,
+    rows_of,
+)
+from ipex_lookahead.formats.base import PackedWeight
+from ipex_lookahead.safe_json import JsonObject
+
+_SETTINGS = Settings(
+    used={
+        "bits": choice(4, 8),
+        "group_size": group_size,
+        "sym": boolean,
+        "desc_act": boolean,
+        "checkpoint_format": choice("gptq", "gptq_v2"),
+        "format": choice("gptq", "gptq_v2"),
+    },
+    neutral={
+        "act_group_aware", "backend", "batch_size", "block_name_to_quantize", "cache_block_outputs",
+        "damp_auto_increment", "damp_percent", "dataset", "disable_exllama", "exllama_config", "lm_head",
+        "max_input_length", "meta",
+        "model_file_base_name", "model_name_or_path", "model_seqlen", "module_name_preceding_first_block",
+        "modules_in_block_to_quantize", "modules_to_not_convert", "mse", "pad_token_id", "quantizer", "static_groups",
+        "tokenizer", "true_sequential", "use_cuda_fp16", "use_exllama",
+    },
+    refused={
+        "quant_method": ("gptq",),
+        "method": ("gptq",),
+        "adapter": (None,),
+        "dynamic": (None, {}),
+        "is_marlin_format": (None, False),
+        "pack_dtype": (None, "int32"),
+        "rotation": (None,),
+    },
+)  # fmt: skip
+_REQUIRED = ("bits", "group_size")
+_PARTS = ("qweight", "qzeros", "scales", "g_idx")
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """The scheme; see ``quantized_layers.Scheme``. ``first_version``: zero points are stored less 1."""
+
+    grouped: Grouped
+    first_version: bool
+    name: str = "gptq"
+
+    def parts(self, name: str, names: Collection[str]) -> dict[str, str]:
+        """See ``Scheme.parts``."""
+        module = name.removesuffix(".weight")
+        if f"{module}.qweight" not in names:
+            return {}
+        return {part: f"{module}.{part}" for part in _PARTS if f"{module}.{part}" in names}
+
+    def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
+        """See ``Scheme.info``. Reads g_idx, and scales that are not binary16."""
+        self._check(tensor, layer)
+        if self.grouped.order(tensor, layer, "g_idx") is not None:
+            return self.grouped.info(tensor, decoded="act order")
+        if layer.kind("scales") != "F16" and not is_half(layer.floats("scales")):
+            return self.grouped.info(tensor, decoded="scales that are no binary16 numbers")
+        return self.grouped.info(tensor)
+
+    def read(self, tensor: Tensor, layer: Layer, info: TensorInfo) -> PackedWeight:
+        """See ``Scheme.read``."""
+        rows, bits = rows_of(tensor), self.grouped.bits
+        codes = codes_of(layer.read("qweight")[:, rows].T, bits)
+        scales = layer.floats("scales")[:, rows].T
+        order = self.grouped.order(tensor, layer, "g_idx")
+        return self.grouped.weight(info, codes, scales, self._zeros(layer, rows), order)
+
+    def _check(self, tensor: Tensor, layer: Layer) -> None:
+        check_plain(tensor, layer, "qweight")
+        (n_out, n_in), bits = tensor.hf.shape, self.grouped.bits
+        groups, a_word = self.grouped.groups(n_in), 32 // bits
+        for part in ("qzeros", "scales"):
+            if part not in layer:
+                raise layer.error("qweight", f"is there without {part}")
+        for size, what in ((n_in, "inputs"), (n_out, "outputs")):
+            if size % a_word:
+                raise layer.error("qweight", f"belongs to {size} {what}, which are no whole words of {a_word} codes")
+        layer.check("qweight", (n_in // a_word, n_out), "I32")
+        layer.check("qzeros", (groups, n_out // a_word), "I32")
+        layer.check("scales", (groups, n_out), *FLOATS)
+
+    def _zeros(self, layer: Layer, rows: slice) -> Array | None:
+        words, bits = layer.read("qzeros").view(np.uint32), self.grouped.bits
+        if self.first_version:
+            words = words + np.uint32(0x11111111 if bits == 4 else 0x01010101)
+        zeros: Array = codes_of(words.view(np.int32), bits)
+        middle = 1 << (bits - 1)
+        if not self.grouped.symmetric:
+            kept: Array = zeros[:, rows].T
+            return kept
+        if (bad := zeros != middle).any():
+            at = int(bad.argmax())
+            raise layer.error(
+                "qzeros",
+                f"zero point {at} is {zeros.reshape(-1)[at]}, but sym is true: all are {middle}",
+                at * bits // 32,
+            )
+        return None
+
+
+def gptq(raw: JsonObject, source: Source) -> Gptq:
+    """The scheme that a ``quantization_config`` describes. Raises UnsupportedModelError or ModelFormatError."""
+    settings = _SETTINGS.read(raw, source, "gptq")
+    for key in _REQUIRED:
+        if key not in settings:
+            raise source.error(key, "is missing")
+    version = settings.get("checkpoint_format", settings.get("format", "gptq"))
+    if settings.get("format", version) != version:
+        raise source.error("format", f"is {settings['format']!r}, but checkpoint_format is {version!r}")
+    grouped = Grouped(settings["bits"], settings["group_size"], settings.get("sym", True))
+    return Gptq(grouped, version == "gptq")

@@ -1,0 +1,49 @@
+"""Which scheme a folder's matrices are quantised in, by the ``quantization_config`` of its config."""
+
+from __future__ import annotations
+
+from os import PathLike
+
+from ipex_lookahead.architectures.hparams import Places, Source, shown
+from ipex_lookahead.checkpoints.awq import awq
+from ipex_lookahead.checkpoints.bitsandbytes import bitsandbytes
+from ipex_lookahead.checkpoints.compressed_tensors import compressed_tensors
+from ipex_lookahead.checkpoints.gptq import gptq
+from ipex_lookahead.checkpoints.quantized_layers import Reader, Scheme, inside
+from ipex_lookahead.errors import UnsupportedModelError
+from ipex_lookahead.safe_json import JsonObject
+
+KEY = "quantization_config"
+SCHEMES: dict[str, Reader] = {
+    "gptq": gptq,
+    "awq": awq,
+    "compressed-tensors": compressed_tensors,
+    "bitsandbytes": bitsandbytes,
+}
+"""``quant_method`` -> what reads such a folder. A scheme is one file here and one line."""
+
+
+def scheme_of(raw: JsonObject, path: str | PathLike[str]) -> Scheme | None:
+    """The scheme that a config names; None where it names none.
+
+    Raises UnsupportedModelError for a method, a key or a value that is not read, ModelFormatError for what cannot be.
+    """
+    settings = raw.get(KEY)
+    if settings is None:
+        return None
+    source = Source(path, Places(lambda: {KEY: (KEY, raw.at.get(KEY))}))
+    if not isinstance(settings, JsonObject):
+        raise source.error(KEY, f"is {shown(settings)}; it must be an object")
+    method = settings.get("quant_method")
+    if not isinstance(method, str) or method not in SCHEMES:
+        raise UnsupportedModelError(
+            f"{path}: the checkpoint is quantised already: {KEY} has quant_method {shown(method)}; what is read is "
+            f"{', '.join(SCHEMES)}",
+            hint="use the original float checkpoint and load_in_low_bit, or a GGUF file",
+        )
+    return SCHEMES[method](settings, inside(source, KEY, settings))
+
+
+def without_scheme(raw: JsonObject) -> JsonObject:
+    """The config without its ``quantization_config``."""
+    return JsonObject({key: value for key, value in raw.items() if key != KEY}, raw._text, raw._number)

@@ -1,0 +1,309 @@
+"""What the schemes of quantised folders have in common: a layer's tensors, settings, and scale * (code - zero).
+
+A layer that GPTQ, AWQ, compressed-tensors or bitsandbytes has quantised lies in several tensors: codes, scales, perhaps
+zero points and an order of inputs. A scheme's file knows their names, shapes and meaning; the values that these define
+are kept exactly: in an integer format where one holds them, else as float32, which ``TensorInfo.decoded_from`` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.architectures.hparams import Check, Places, Source, shown
+from ipex_lookahead.architectures.keys import same
+from ipex_lookahead.architectures.spec import Tensor
+from ipex_lookahead.checkpoints.base import TensorInfo
+from ipex_lookahead.checkpoints.finite import first_not_finite
+from ipex_lookahead.checkpoints.placed import run_of
+from ipex_lookahead.checkpoints.safetensors_reader import DTYPE_BITS, SafetensorsFile, StoredTensor
+from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from ipex_lookahead.formats import FORMATS
+from ipex_lookahead.formats.base import PackedWeight
+from ipex_lookahead.formats.float_base import from_binary16, to_binary16, widen
+from ipex_lookahead.formats.groups import GROUP_SIZES
+from ipex_lookahead.formats.zero_points import SIZES, pack_codes
+from ipex_lookahead.safe_json import JsonObject
+
+Found = tuple[SafetensorsFile, StoredTensor]
+Array = npt.NDArray[Any]
+
+FLOATS = {"F16": "fp16", "BF16": "bf16", "F32": "fp32"}
+LARGEST = float(np.finfo(np.float32).max) / 256
+"""The largest number beside codes: times any of them it is still one."""
+_DTYPES: dict[str, type[np.generic]] = {
+    "I8": np.int8, "U8": np.uint8, "I32": np.int32, "I64": np.int64,
+    "F16": np.uint16, "BF16": np.uint16, "F32": np.float32,
+}  # fmt: skip
+
+
+class Scheme(Protocol):
+    """A way in which a folder's matrices are quantised."""
+
+    @property
+    def name(self) -> str:
+        """Its ``quant_method``."""
+        ...
+
+    def parts(self, name: str, names: Collection[str]) -> dict[str, str]:
+        """The tensors of the matrix ``name``: what each is -> its name; {} for a matrix that is not quantised."""
+        ...
+
+    def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
+        """What the matrix will be. Raises ModelFormatError where its tensors are not what the settings say."""
+        ...
+
+    def read(self, tensor: Tensor, layer: Layer, info: TensorInfo) -> PackedWeight:
+        """The matrix, ``info`` being what :meth:`info` gives. Raises ModelFormatError for values that cannot be."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The tensors of one quantised matrix, by what they are."""
+
+    tensors: Mapping[str, Found]
+
+    def __contains__(self, part: str) -> bool:
+        """Whether there is such a tensor."""
+        return part in self.tensors
+
+    def error(self, part: str, problem: str, index: int | None = None) -> ModelFormatError:
+        """The error about a tensor, or about element ``index`` of it."""
+        file, stored = self.tensors[part]
+        at = stored.entry if index is None else stored.offset + index * DTYPE_BITS[stored.dtype] // 8
+        return ModelFormatError(file.path, stored.name, at, problem)
+
+    def kind(self, part: str) -> str:
+        """The tensor's dtype as the file has it."""
+        return self.tensors[part][1].dtype
+
+    def check(self, part: str, shapes: tuple[int, ...] | Sequence[tuple[int, ...]], *dtypes: str) -> None:
+        """Raise ModelFormatError unless the tensor has one of the dtypes and (one of) the shapes."""
+        stored = self.tensors[part][1]
+        allowed: Any = shapes if isinstance(shapes, list) else [shapes]
+        if stored.dtype not in dtypes or stored.shape not in allowed:
+            wanted = " or ".join(str(list(shape)) for shape in allowed)
+            raise self.error(
+                part,
+                f"is {stored.dtype} {list(stored.shape)}; config and settings imply {' or '.join(dtypes)} {wanted}",
+            )
+
+    def read(self, part: str) -> Array:
+        """The tensor's elements; of half floats the bits. Raises ModelFormatError where the file has been cut."""
+        file, stored = self.tensors[part]
+        values: Array = np.empty(stored.shape, _DTYPES[stored.dtype])
+        file.file.read_into(stored.offset, values, stored.name)
+        return values
+
+    def data(self, part: str) -> npt.NDArray[np.uint8]:
+        """The tensor's bytes, of whatever dtype. Raises ModelFormatError where the file has been cut."""
+        file, stored = self.tensors[part]
+        values: npt.NDArray[np.uint8] = np.empty(stored.nbytes, np.uint8)
+        file.file.read_into(stored.offset, values, stored.name)
+        return values
+
+    def floats(self, part: str) -> npt.NDArray[np.float32]:
+        """A float tensor as float32 (exact).
+
+        Raises ModelFormatError for NaN, infinity, and what a code of eight bits would make infinite.
+        """
+        values, kind = self.read(part), FLOATS[self.kind(part)]
+        if (bad := first_not_finite(values, kind)) is not None:
+            raise self.error(part, f"value {bad} is NaN or infinite", bad)
+        wide = widen(values, kind)
+        if (far := np.abs(wide) > LARGEST).any():
+            at = int(far.argmax())
+            raise self.error(part, f"value {at} is {wide.reshape(-1)[at]:g}; it must be at most {LARGEST:g}", at)
+        return wide
+
+
+def is_half(values: npt.NDArray[np.float32]) -> bool:
+    """Whether binary16 holds all of the values."""
+    return bool((from_binary16(to_binary16(values)) == values).all())
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """How values follow from codes: scale * (code - zero), scale and zero shared by groups of a row's inputs.
+
+    Attributes:
+        bits: 4 or 8.
+        group: inputs of a group; -1: all.
+        symmetric: zero is the middle code, ``2 ** (bits - 1)``, everywhere.
+    """
+
+    bits: int
+    group: int
+    symmetric: bool
+
+    def size(self, n_in: int) -> int:
+        """Inputs in a group of a row of ``n_in``."""
+        return n_in if self.group == -1 else self.group
+
+    def groups(self, n_in: int) -> int:
+        """Groups in a row."""
+        return -(-n_in // self.size(n_in))
+
+    def info(self, tensor: Tensor, *, decoded: str = "") -> TensorInfo:
+        """What holds such a matrix exactly; float32 where ``decoded`` says why, or 32 divides no group."""
+        n_in = tensor.shape[1]
+        size = self.size(n_in)
+        fitting = [n for n in (GROUP_SIZES if self.symmetric else SIZES) if size % n == 0 or size >= n_in]
+        if not fitting and not decoded:
+            decoded = f"groups of {size}"
+        if decoded:
+            return TensorInfo(tensor.shape, "fp32", decoded_from=f"int{self.bits}, {decoded}")
+        return TensorInfo(tensor.shape, f"{'sym' if self.symmetric else 'zero'}_int{self.bits}", max(fitting))
+
+    def order(self, tensor: Tensor, layer: Layer, part: str) -> Array | None:
+        """The group of each input as the tensor ``part`` says; None where neighbours are together as they lie.
+
+        Raises ModelFormatError for a group that there is not.
+        """
+        if part not in layer:
+            return None
+        n_in = tensor.hf.shape[1]
+        layer.check(part, (n_in,), "I32")
+        found, groups = layer.read(part), self.groups(n_in)
+        if (bad := (found < 0) | (found >= groups)).any():
+            at = int(bad.argmax())
+            raise layer.error(part, f"value {at} is {found[at]}; groups are from 0 to {groups - 1}", at)
+        return None if np.array_equal(found, np.arange(n_in) // self.size(n_in)) else found
+
+    def weight(
+        self,
+        info: TensorInfo,
+        codes: npt.NDArray[np.uint8],
+        scales: npt.NDArray[np.float32],
+        zeros: Array | None,
+        group_of: Array | None = None,
+    ) -> PackedWeight:
+        """The matrix as ``info`` says.
+
+        Args:
+            info: from :meth:`info`.
+            codes: uint8 [n_out, n_in].
+            scales: float32 [n_out, groups].
+            zeros: whole numbers [n_out, groups]; None where ``symmetric``.
+            group_of: the group of each input [n_in]; None: ``group`` neighbours are one.
+        """
+        n_in, size = codes.shape[1], self.size(codes.shape[1])
+        middle = 1 << (self.bits - 1)
+        if info.format == "fp32":
+            index = np.arange(n_in) // size if group_of is None else group_of
+            values = codes.astype(np.float32)
+            values -= np.float32(middle) if zeros is None else zeros.astype(np.float32)[:, index]
+            values *= scales[:, index]
+            return PackedWeight("fp32", info.shape, values)
+        index = np.arange(0, n_in, info.group_size) // size
+        halves = to_binary16(np.ascontiguousarray(scales[:, index]))
+        stream = FORMATS[info.format].streams[0]
+        if zeros is None:
+            whole = pack_codes(codes, stream, np.uint8(middle))
+            packed = whole if self.bits == 4 else (whole ^ np.uint8(128)).view(np.int8)
+            return PackedWeight(info.format, info.shape, packed, info.group_size, halves)
+        packed = pack_codes(codes, stream, zeros[:, -1:])
+        kept = np.ascontiguousarray(zeros[:, index]).astype(np.float16).view(np.uint16)
+        return PackedWeight(info.format, info.shape, packed, info.group_size, halves, kept)
+
+
+def rows_of(tensor: Tensor) -> slice:
+    """Which of the file's rows are this weight: a fused tensor holds several weights' rows."""
+    run = run_of(tensor, tensor.hf)
+    return slice(run.first, run.first + run.span, run.step)
+
+
+def check_plain(tensor: Tensor, layer: Layer, part: str) -> None:
+    """Raise for a matrix whose place in a folder is no plain one: experts in one tensor, inputs before outputs."""
+    if tensor.hf.layout != "plain" or tensor.hf.expert is not None:
+        raise layer.error(part, "is a quantised tensor of all experts; they are read where each is a layer of its own")
+
+
+def nibbles(packed: Array) -> npt.NDArray[np.uint8]:
+    """Rows of bytes [..., n] to codes of four bits [..., 2 n], the low one first."""
+    data = np.ascontiguousarray(packed).view(np.uint8)
+    return np.stack((data & 15, data >> 4), axis=-1).reshape(*data.shape[:-1], -1)
+
+
+def codes_of(words: Array, bits: int) -> npt.NDArray[np.uint8]:
+    """Rows of int32 words [..., n] to the codes of 4 or 8 bits in them [..., n * 32 / bits], the lowest bits first."""
+    bytes_of = np.ascontiguousarray(words).astype("<i4", copy=False).view(np.uint8)
+    return nibbles(bytes_of) if bits == 4 else bytes_of
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The keys of a ``quantization_config`` that one scheme knows; any other is refused, with its value.
+
+    Attributes:
+        used: key -> check.
+        neutral: keys that say how the weights were found or which kernel is to run, not what they are.
+        refused: key -> the values that change nothing here.
+    """
+
+    used: Mapping[str, Check] = field(default_factory=dict)
+    neutral: Collection[str] = ()
+    refused: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def read(self, raw: JsonObject, source: Source, scheme: str) -> dict[str, Any]:
+        """The used keys, checked. Raises UnsupportedModelError or ModelFormatError."""
+        found: dict[str, Any] = {}
+        for key, value in raw.items():
+            if key in self.used:
+                if value is not None:
+                    found[key] = self.used[key](source, key, value)
+            elif key in self.refused:
+                if not any(same(value, harmless) for harmless in self.refused[key]):
+                    raise unsupported(source, key, value, *self.refused[key])
+            elif key not in self.neutral:
+                raise UnsupportedModelError(
+                    f"{source.file}: {_spelled(source, key)} is {shown(value)}; this key of {scheme} is not known here,"
+                    " and it may change what weights mean",
+                    hint="use the original float checkpoint and load_in_low_bit, or a GGUF file",
+                )
+        return found
+
+
+def unsupported(source: Source, key: str, value: Any, *allowed: Any) -> UnsupportedModelError:
+    """The error for a setting that is well formed and not read."""
+    words = " or ".join(shown(one) for one in allowed)
+    return UnsupportedModelError(
+        f"{source.file}: {_spelled(source, key)} is {shown(value)}; what is read is {words}",
+        hint="use the original float checkpoint and load_in_low_bit, or a GGUF file",
+    )
+
+
+def choice(*words: Any) -> Check:
+    """A check that refuses, as what is not read, all but a few values."""
+
+    def check(source: Source, key: str, value: Any) -> Any:
+        if not any(same(value, word) for word in words):
+            raise unsupported(source, key, value, *words)
+        return value
+
+    return check
+
+
+def inside(source: Source, prefix: str, raw: JsonObject) -> Source:
+    """Where the keys of an object are that lies in the file under ``prefix``."""
+    return Source(source.file, Places(lambda: {key: (f"{prefix}.{key}", at) for key, at in raw.at.items()}))
+
+
+def _spelled(source: Source, key: str) -> str:
+    return source.places.get(key, (key, None))[0]
+
+
+def group_size(source: Source, key: str, value: Any) -> int:
+    """A check for inputs in a group: 1 to 65,536, or -1 for all."""
+    if type(value) is not int or not (value == -1 or 1 <= value <= 1 << 16):
+        raise source.error(key, f"is {shown(value)}; it must be a whole number from 1 to 65536, or -1")
+    return value
+
+
+Reader = Callable[[JsonObject, Source], Scheme]
+"""From a ``quantization_config`` to what reads the weights."""
