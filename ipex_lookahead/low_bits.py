@@ -25,6 +25,8 @@ LOW_BITS = {
     "fp6": "6-bit floats",
     "fp8_e4m3": "8-bit floats, of which 3 are mantissa",
     "fp8_e5m2": "8-bit floats, of which 2 are mantissa",
+    "sym_int8_fp32": "8 bits with a float32 scale for 64 of them (ipex-llm's sym_int8)",
+    "fp8_e4m3_fp32": "8-bit floats, likewise (ipex-llm's fp8_e4m3)",
     "sym_int3": "3 bits, codes around zero",
     "sym_int2": "2 bits, codes around zero",
     "fp16": "16 bits, of which 10 are mantissa",

@@ -11,7 +11,7 @@ namespace ipex_lookahead {
 
 enum class WeightFormat : int32_t {
   fp32, fp16, bf16, sym_int8, sym_int4, asym_int4, mxfp4, q2_k, q3_k, q4_k, q5_k, q6_k, sym_int5, asym_int5, iq4_nl, iq4_xs,
-  sym_int3, sym_int2, fp4, nf4, nf3, fp6, fp8_e4m3, fp8_e5m2
+  sym_int3, sym_int2, fp4, nf4, nf3, fp6, fp8_e4m3, fp8_e5m2, sym_int8_fp32, fp8_e4m3_fp32
 };
 
 // Codes: 16 outputs x 32 inputs in kBytes. A tile unpacks into eight rows of 64 bytes, byte j of row c being output j / 4,
@@ -55,6 +55,11 @@ struct GroupScaleAndMinimum {  // scale * code + minimum
   static constexpr int kBlocks = 0, kSteps = 0;
   static constexpr bool kMinimum = true;
 };
+struct HalvedGroupScale : GroupScale {};  // scale / 2 * code
+struct FloatScale {  // scale * code, the steps being the bytes of a binary32 scale
+  static constexpr int kBlocks = 0, kSteps = 4;
+  static constexpr bool kMinimum = false;
+};
 struct ExponentScale {  // 2^(step - 128) * code
   static constexpr int kBlocks = 0, kSteps = 1;
   static constexpr bool kMinimum = false;
@@ -80,6 +85,12 @@ struct HalfStepsAndMinimums {  // scale * (step & 15) * code + minimum * (step >
   static constexpr bool kMinimum = true;
 };
 template <class Scales>
+constexpr bool kHasHalves = true;  // whether there are binary16 scales at all
+template <>
+constexpr bool kHasHalves<ExponentScale> = false;
+template <>
+constexpr bool kHasHalves<FloatScale> = false;
+template <class Scales>
 constexpr int64_t step_bytes(int64_t blocks) {  // of one tile
   return 16 * Scales::kSteps * blocks;
 }
@@ -104,17 +115,17 @@ struct IntegerFormat {
   using Scales = ScalesOf;
 };
 // A weight is scale * what its code stands for, rounded once; no table of int8 would be exact to the definition.
-template <class CodesOf>
+template <class CodesOf, class ScalesOf = GroupScale>
 struct CodebookFormat {
   static constexpr Arithmetic kArithmetic = Arithmetic::codebook;
   static constexpr int kZero = 0;
   using Codes = CodesOf;
-  using Scales = GroupScale;
+  using Scales = ScalesOf;
 };
 // Floats of a sign, and of exponent and mantissa in Magnitude bits, which moved up by Shift are a float32's but for the
 // exponent's bias: 2^Power makes up for it, and makes subnormals what they are.
-template <class CodesOf, int Magnitude, int Shift, int Power>
-struct MinifloatFormat : CodebookFormat<CodesOf> {
+template <class CodesOf, int Magnitude, int Shift, int Power, class ScalesOf = GroupScale>
+struct MinifloatFormat : CodebookFormat<CodesOf, ScalesOf> {
   static constexpr int kMagnitude = Magnitude, kShift = Shift;
   static constexpr uint32_t kPowerBits = uint32_t(Power + 127) << 23;
 };
@@ -174,7 +185,7 @@ struct SymInt3 : IntegerFormat<Crumbs3, 4, GroupScale> {
 struct SymInt2 : IntegerFormat<Crumbs, 2, GroupScale> {
   static constexpr const char* kName = "sym_int2";
 };
-struct Fp4 : IntegerFormat<E2m1, 16, GroupScale> {
+struct Fp4 : IntegerFormat<E2m1, 16, HalvedGroupScale> {
   static constexpr const char* kName = "fp4";
 };
 struct Nf4 : CodebookFormat<Nibbles> {
@@ -189,7 +200,7 @@ struct Nf3 : CodebookFormat<Crumbs3> {
   static constexpr float kTable[16] = {-1.0f, -0.5350227355957031f, -0.2469314038753510f, 0.0f, 0.1833375245332718f,
                                        0.3819939494132996f, 0.6229856610298157f, 1.0f};
 };
-struct Fp6 : MinifloatFormat<Nibbles6, 5, 21, 124> {  // three bits of exponent, two of mantissa
+struct Fp6 : MinifloatFormat<Nibbles6, 5, 21, 112> {  // three bits of exponent, two of mantissa; binary16's bias
   static constexpr const char* kName = "fp6";
 };
 struct Fp8E4m3 : MinifloatFormat<Bytes, 7, 20, 120> {
@@ -197,6 +208,12 @@ struct Fp8E4m3 : MinifloatFormat<Bytes, 7, 20, 120> {
 };
 struct Fp8E5m2 : MinifloatFormat<Bytes, 7, 21, 112> {
   static constexpr const char* kName = "fp8_e5m2";
+};
+struct SymInt8Fp32 : IntegerFormat<Bytes, 128, FloatScale> {
+  static constexpr const char* kName = "sym_int8_fp32";
+};
+struct Fp8E4m3Fp32 : MinifloatFormat<Bytes, 7, 20, 112, FloatScale> {  // binary16's bias
+  static constexpr const char* kName = "fp8_e4m3_fp32";
 };
 
 template <class... Each>
@@ -214,7 +231,8 @@ struct Formats {
   }
 };
 using FormatList = Formats<Fp32, Fp16, Bf16, SymInt8, SymInt4, AsymInt4, Mxfp4, Q2K, Q3K, Q4K, Q5K, Q6K, SymInt5, AsymInt5,
-                           Iq4Nl, Iq4Xs, SymInt3, SymInt2, Fp4, Nf4, Nf3, Fp6, Fp8E4m3, Fp8E5m2>;  // in WeightFormat's order
+                           Iq4Nl, Iq4Xs, SymInt3, SymInt2, Fp4, Nf4, Nf3, Fp6, Fp8E4m3, Fp8E5m2, SymInt8Fp32,
+                           Fp8E4m3Fp32>;  // in WeightFormat's order
 
 constexpr int kFormats = FormatList::kCount;
 inline bool is_float(WeightFormat f) { return FormatList::kFloat[int(f)]; }  // whether its activations stay floats

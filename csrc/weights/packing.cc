@@ -39,7 +39,7 @@ struct Layout {
   using Record = RecordOf<Format>;
   using Tile = TilePlanes<Codes>;
   using Scales = typename Format::Scales;
-  static constexpr bool kHalves = !std::is_same_v<Scales, ExponentScale>;  // whether there are binary16 scales at all
+  static constexpr bool kHalves = kHasHalves<Scales>;
   static constexpr bool kApartScales = kHalves && Record::kScale == kApart;
   static constexpr bool kMinimums = Scales::kMinimum;
 
@@ -66,7 +66,7 @@ struct Layout {
       const int j = int(b % in_record);
       for (int64_t lane = 0; lane < plain.lanes; ++lane) {
         uint8_t* record = plain.codes + lane * plain.row_bytes + b / in_record * Record::kBytes;
-        uint8_t steps[2];
+        uint8_t steps[4];
         if (kToTile) {
           for (int c = 0; c < kGroup / 4; ++c) Tile::put(at + 4 * lane, 0, c, Record::get(record, j, c) ^ Record::kFlip);
           Record::get_steps(record, j, steps);

@@ -95,7 +95,7 @@ struct OwnCrumbPlace {
 };
 template <int Base>
 struct FromByte {
-  static int at(int, int c) { return Base + 4 * c; }
+  static int at(int j, int c) { return Base + 32 * j + 4 * c; }
   static int shift(int, int) { return 0; }
 };
 
@@ -181,6 +181,16 @@ template <>
 struct RecordOf<Fp8E4m3> : Record<32, 34, 0>, Planes<Plane<8, 0, FromByte<2>>> {};
 template <>
 struct RecordOf<Fp8E5m2> : RecordOf<Fp8E4m3> {};
+// ipex-llm's: a binary32 scale for 64 bytes.
+template <>
+struct RecordOf<Fp8E4m3Fp32> : Record<64, 68>, Planes<Plane<8, 0, FromByte<4>>> {
+  static void get_steps(const uint8_t* p, int, uint8_t* steps) { std::memcpy(steps, p, 4); }
+  static void put_steps(uint8_t* p, int, const uint8_t* steps) { std::memcpy(p, steps, 4); }
+};
+template <>
+struct RecordOf<SymInt8Fp32> : RecordOf<Fp8E4m3Fp32> {
+  static constexpr uint32_t kFlip = 0x80808080u;
+};
 template <>
 struct RecordOf<Mxfp4> : Record<32, 17>, Planes<Plane<4, 0, SubNibblePlace<1>>> {
   static void get_steps(const uint8_t* p, int, uint8_t* steps) { steps[0] = p[0]; }

@@ -185,13 +185,13 @@ class SafetensorsCheckpoint:
 
     def info(self, name: str) -> TensorInfo:
         """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""
-        file, stored = self._find(name)
+        file, stored = self.stored(name)
         form = _FORMATS.get(stored.dtype, stored.dtype.lower())
         if name not in self._weights:
             return TensorInfo(stored.shape, form)
         tensor = self._weights[name]
         if tensor.hf.layout == "mxfp4":
-            check_blocks(tensor, (file, stored), self._find(scales_name(tensor)))
+            check_blocks(tensor, (file, stored), self.stored(scales_name(tensor)))
             return TensorInfo(tensor.shape, "mxfp4")
         if stored.shape == tensor.hf.shape:
             return TensorInfo(tensor.shape, form)
@@ -207,17 +207,18 @@ class SafetensorsCheckpoint:
 
         Raises ModelFormatError for NaN and infinity, and if the file has been cut meanwhile.
         """
-        file, stored = self._find(name)
+        file, stored = self.stored(name)
         tensor = self._weights.get(name)
         if tensor is None or tensor.hf.shape == tensor.shape:
             weight = read_float(file, name, stored)
             return weight if tensor is None else with_offset(weight, tensor.hf.offset)
         self.info(name)
         if tensor.hf.layout == "mxfp4":
-            return read_blocks(tensor, (file, stored), self._find(scales_name(tensor)))
+            return read_blocks(tensor, (file, stored), self.stored(scales_name(tensor)))
         return with_offset(read_part(file, tensor, stored), tensor.hf.offset)
 
-    def _find(self, name: str) -> tuple[SafetensorsFile, StoredTensor]:
+    def stored(self, name: str) -> tuple[SafetensorsFile, StoredTensor]:
+        """A tensor's file and entry. Raises ModelFormatError if there is none of that name."""
         in_file = self._weights[name].hf.name if name in self._weights else name
         if in_file not in self._tensors:
             raise ModelFormatError(self.path, in_file, None, "there is no tensor of this name")

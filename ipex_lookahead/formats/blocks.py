@@ -54,7 +54,7 @@ class Parts(NamedTuple):
 
     Attributes:
         codes: uint8 [..., inputs], unsigned as stored.
-        scale: binary16 bits [...]; for ``Exponents`` the bytes of the exponent.
+        scale: binary16 bits [...]; or float32; or uint8, the exponents of mxfp4.
         minimum: binary16 bits [...], or None.
         steps, minimum_steps: int16 [..., parts of a block], or None.
     """
@@ -203,7 +203,7 @@ class BlockFormat:
     def values(self, parts: Parts) -> Floats:
         """What blocks stand for, float32 [..., inputs]."""
         whole = self.whole(parts.codes)
-        scale = from_binary16(parts.scale) if parts.scale.dtype == np.uint16 else half_powers(parts.scale)
+        scale = parts.scale if parts.scale.dtype == np.float32 else _scale_of(parts.scale)
         values: Floats = whole * self._of_inputs(scale, parts.steps)
         if parts.minimum is not None:
             minimum = self._of_inputs(from_binary16(parts.minimum), parts.minimum_steps)
@@ -235,7 +235,7 @@ class BlockFormat:
             records["scale"] = some["scale"] = 128
             records["scale"] += np.int8(round(np.log2(size / self.values(self.unpack(some)).std()))).view(np.uint8)
         else:
-            one = np.float16(1).view(np.uint16)
+            one = self._stored(1)
             some["scale"] = one
             if "minimum" in (self.record.names or ()):
                 some["minimum"] = 0
@@ -244,9 +244,12 @@ class BlockFormat:
                 ratio = -float(scaled.mean()) / float(self.values(self.unpack(some)).mean())
                 some["scale"], some["minimum"] = one, np.float16(ratio).view(np.uint16)
                 records["minimum"] = np.float16(ratio * size / self.values(self.unpack(some)).std()).view(np.uint16)
-            records["scale"] = np.float16(size / self.values(self.unpack(some)).std()).view(np.uint16)
+            records["scale"] = self._stored(size / self.values(self.unpack(some)).std())
         codes = self.pack(self.unpack(records), n_in).view(np.uint8).reshape(n_out, -1)
         return PackedWeight(self.name, shape, codes)
+
+    def _stored(self, scale: Any) -> Any:
+        return np.float16(scale).view(np.uint16) if self.record["scale"] == np.uint16 else np.float32(scale)
 
     def bad_scale(self, name: str, array: npt.NDArray[Any]) -> BadScale | None:
         """See ``LowBitFormat.bad_scale``."""
@@ -255,18 +258,34 @@ class BlockFormat:
         for what in ("scale", "minimum"):
             if what in (self.record.names or ()):
                 field = records[what]
-                bad = field > MOST_EXPONENT if field.dtype == np.uint8 else (field & 0x7C00) == 0x7C00
+                bad = ~_good(field)
                 if bad.any():
                     at = int(bad.argmax()) * self.record.itemsize + int(fields[what][1])
-                    problem = (
-                        "is NaN or infinite, or makes a value so" if field.dtype == np.uint8 else "is NaN or infinite"
-                    )
-                    return BadScale(at, what, problem)
+                    also = "" if field.dtype == np.uint16 else ", or makes a value so"
+                    return BadScale(at, what, f"is NaN or infinite{also}")
         return None
+
+
+def _good(scales: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    good: npt.NDArray[np.bool_]
+    if scales.dtype == np.uint8:
+        good = scales <= MOST_EXPONENT
+    elif scales.dtype == np.float32:
+        good = np.abs(scales) <= MOST_SCALE
+    else:
+        good = (scales & 0x7C00) != 0x7C00
+    return good
+
+
+def _scale_of(stored: npt.NDArray[Any]) -> Floats:
+    return from_binary16(stored) if stored.dtype == np.uint16 else half_powers(stored)
 
 
 MOST_EXPONENT = 252
 """Of mxfp4: 6 * 2^(252 - 127) is the largest value that float32 holds; 255 is NaN."""
+
+MOST_SCALE = np.float32(2.0**120)
+"""Of those in float32: times 128 it is a number still."""
 
 
 def half_powers(exponents: npt.NDArray[np.uint8]) -> Floats:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ipex_lookahead.formats.blocks import Parts, Plane
-from ipex_lookahead.formats.search import Floats, best_scale, half, in_table, inverse_of
+from ipex_lookahead.formats.search import Floats, best_scale, half, in_table, inverse_of, single_scale
 
 SCALE = ("scale", "<u2")
 NIBBLES, CRUMBS = ("nibbles", "u1", 16), ("crumbs", "u1", 8)
@@ -18,7 +18,7 @@ NIBBLE_PLANE, CRUMB_PLANE = Plane("nibbles", 4, 16), Plane("crumbs", 2, 8)
 
 
 def quantizer_of(
-    table: Sequence[float], extreme: float, *, width: float = 0.0, tries: int = 0
+    table: Sequence[float], extreme: float, *, width: float = 0.0, tries: int = 0, single: bool = False
 ) -> Callable[[Floats, Floats], Parts]:
     """The quantiser to a table: its scale is searched for (``best_scale``), then codes are those of what is nearest.
 
@@ -27,6 +27,7 @@ def quantizer_of(
         extreme: the number that the value of largest magnitude is tried at.
         width: see ``best_scale``.
         tries: its ``steps``.
+        single: the scale is stored in float32, not in binary16.
     """
     numbers, codes = np.unique(np.array(table, np.float32), return_index=True)
     used = np.isfinite(numbers) & (np.abs(numbers) <= abs(extreme))
@@ -35,20 +36,24 @@ def quantizer_of(
 
     def quantize(values: Floats, inputs: Floats) -> Parts:
         weights = inputs * values * values
-        bits, scale = half(best_scale(values, weights, nearest, extreme, width, tries))
+        found = best_scale(values, weights, nearest, extreme, width, tries)
+        bits, scale = single_scale(found) if single else half(found)
         return Parts(used_codes[np.searchsorted(numbers, nearest(values * inverse_of(scale)[..., None]))], bits)
 
     return quantize
 
 
-def minifloats(exponent: int, mantissa: int) -> tuple[float, ...]:
+def minifloats(exponent: int, mantissa: int, bias: int | None = None) -> tuple[float, ...]:
     """What the codes of a float with a sign and so many bits of exponent and mantissa stand for.
+
+    The exponent's bias is IEEE 754's if not given.
 
     Subnormals as in IEEE 754, but no code is an infinity or NaN: those with the largest exponent are numbers too.
     """
+    bias = 2 ** (exponent - 1) - 1 if bias is None else bias
     found = []
     for code in range(1 << (1 + exponent + mantissa)):
         power, part = divmod(code & ((1 << (exponent + mantissa)) - 1), 1 << mantissa)
-        number = (part + (power > 0) * 2**mantissa) * 2.0 ** (max(power, 1) - 2 ** (exponent - 1) + 1 - mantissa)
+        number = (part + (power > 0) * 2**mantissa) * 2.0 ** (max(power, 1) - bias - mantissa)
         found.append(-number if code >> (exponent + mantissa) else number)
     return tuple(found)

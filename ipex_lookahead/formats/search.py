@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ipex_lookahead.formats.float_base import from_binary16, to_binary16
 
 Floats = npt.NDArray[np.float32]
+LEAST_SCALE = np.float32(1e-30)
 Nearest = Callable[[Floats], Floats]
 """Numbers in units of the scale -> the whole numbers (as floats) that codes can stand for."""
 
@@ -122,6 +123,12 @@ def half(values: Floats) -> tuple[npt.NDArray[np.uint16], Floats]:
     """Binary16 bits, and the numbers they are."""
     bits = to_binary16(values.astype(np.float32))
     return bits, from_binary16(bits)
+
+
+def single_scale(values: Floats) -> tuple[Floats, Floats]:
+    """A scale stored in float32, and the number that it is: 0 for one whose inverse is no float32."""
+    scale = np.where(np.abs(values) < LEAST_SCALE, np.float32(0), values.astype(np.float32))
+    return scale, scale
 
 
 def inverse_of(scale: Floats) -> Floats:

@@ -74,7 +74,7 @@ struct ScaleStreams {
   SIMD_METHOD int64_t scale_at(int64_t b) const { return (b >> shift) * kLanes; }
   SIMD_METHOD void prefetch(int64_t b) const {
     constexpr int bytes = Scales::kBlocks == 8 ? 4 : 32;  // as if no scale were shared: a line too often does no harm
-    if (!std::is_same_v<Scales, ExponentScale>) prefetch_beside<Format, bytes>(scales + scale_at(b), b);
+    if (kHasHalves<Scales>) prefetch_beside<Format, bytes>(scales + scale_at(b), b);
     if (Scales::kMinimum) prefetch_beside<Format, bytes>(minimums + scale_at(b), b);
     if (Scales::kSteps) prefetch_beside<Format, 16 * (Scales::kSteps ? Scales::kSteps : 1)>(steps + step_bytes<Scales>(b), b);
   }
@@ -87,6 +87,23 @@ template <class Format, class Scales = typename Format::Scales>
 struct Scaling : ScaleStreams<Format> {  // GroupScale, GroupScaleAndMinimum
   using ScaleStreams<Format>::ScaleStreams;
   SIMD_METHOD WholeBlock<Format> at(int64_t b) const { return {this->scale(b), this->minimum(b)}; }
+};
+
+template <class Format>
+struct Scaling<Format, HalvedGroupScale> : ScaleStreams<Format> {
+  using ScaleStreams<Format>::ScaleStreams;
+  SIMD_METHOD WholeBlock<Format> at(int64_t b) const { return {mul(this->scale(b), set1(0.5f)), zero()}; }
+};
+
+template <class Format>
+struct Scaling<Format, FloatScale> : ScaleStreams<Format> {
+  using ScaleStreams<Format>::ScaleStreams;
+  SIMD_METHOD WholeBlock<Format> at(int64_t b) const {
+    const uint8_t* p = this->step(b);
+    const i32x16 low = bor(widen_u8(p), shl<8>(widen_u8(p + 16)));
+    const i32x16 high = bor(shl<16>(widen_u8(p + 32)), shl<24>(widen_u8(p + 48)));
+    return {as_float(bor(low, high)), zero()};
+  }
 };
 
 template <class Format>
