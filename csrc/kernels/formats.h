@@ -12,7 +12,8 @@ namespace ipex_lookahead {
 
 enum class WeightFormat : int32_t {
   fp32, fp16, bf16, sym_int8, sym_int4, asym_int4, mxfp4, q2_k, q3_k, q4_k, q5_k, q6_k, sym_int5, asym_int5, iq4_nl, iq4_xs,
-  sym_int3, sym_int2, fp4, nf4, nf3, fp6, fp8_e4m3, fp8_e5m2, zero_int4, zero_int8, bnb_nf4, bnb_fp4, bnb_int8
+  sym_int3, sym_int2, fp4, nf4, nf3, fp6, fp8_e4m3, fp8_e5m2, zero_int4, zero_int8, bnb_nf4, bnb_fp4, sym_int8_fp32,
+  fp8_e4m3_fp32
 };
 
 // Codes: 16 outputs x 32 inputs in kBytes. A tile unpacks into eight rows of 64 bytes, byte j of row c being output j / 4,
@@ -57,6 +58,7 @@ struct GroupScaleAndMinimum {  // scale * code + minimum
   static constexpr int kBlocks = 0, kSteps = 0;
   static constexpr bool kMinimum = true;
 };
+struct HalvedGroupScale : GroupScale {};  // scale / 2 * code
 struct GroupScaleAndZero {  // scale * (code - zero), zero a whole number
   static constexpr int kBlocks = 0, kSteps = 0;
   static constexpr bool kMinimum = true;
@@ -131,8 +133,8 @@ struct CodebookFormat {
 };
 // Floats of a sign, and of exponent and mantissa in Magnitude bits, which moved up by Shift are a float32's but for the
 // exponent's bias: 2^Power makes up for it, and makes subnormals what they are.
-template <class CodesOf, int Magnitude, int Shift, int Power>
-struct MinifloatFormat : CodebookFormat<CodesOf> {
+template <class CodesOf, int Magnitude, int Shift, int Power, class ScalesOf = GroupScale>
+struct MinifloatFormat : CodebookFormat<CodesOf, ScalesOf> {
   static constexpr int kMagnitude = Magnitude, kShift = Shift;
   static constexpr uint32_t kPowerBits = uint32_t(Power + 127) << 23;
 };
@@ -192,7 +194,7 @@ struct SymInt3 : IntegerFormat<Crumbs3, 4, GroupScale> {
 struct SymInt2 : IntegerFormat<Crumbs, 2, GroupScale> {
   static constexpr const char* kName = "sym_int2";
 };
-struct Fp4 : IntegerFormat<E2m1, 16, GroupScale> {
+struct Fp4 : IntegerFormat<E2m1, 16, HalvedGroupScale> {
   static constexpr const char* kName = "fp4";
 };
 template <class ScalesOf>
@@ -210,7 +212,7 @@ struct Nf3 : CodebookFormat<Crumbs3> {
   static constexpr float kTable[16] = {-1.0f, -0.5350227355957031f, -0.2469314038753510f, 0.0f, 0.1833375245332718f,
                                        0.3819939494132996f, 0.6229856610298157f, 1.0f};
 };
-struct Fp6 : MinifloatFormat<Nibbles6, 5, 21, 124> {  // three bits of exponent, two of mantissa
+struct Fp6 : MinifloatFormat<Nibbles6, 5, 21, 112> {  // three bits of exponent, two of mantissa; binary16's bias
   static constexpr const char* kName = "fp6";
 };
 struct Fp8E4m3 : MinifloatFormat<Bytes, 7, 20, 120> {
@@ -233,8 +235,11 @@ struct BnbFp4 : CodebookFormat<Nibbles, FloatScale> {
   static constexpr float kTable[16] = {0.0f,  0.005208333333f,  0.66666667f,  1.0f,  0.33333333f,  0.5f,  0.16666667f,  0.25f,
                                        -0.0f, -0.005208333333f, -0.66666667f, -1.0f, -0.33333333f, -0.5f, -0.16666667f, -0.25f};
 };
-struct BnbInt8 : IntegerFormat<Bytes, 128, FloatScale> {
-  static constexpr const char* kName = "bnb_int8";
+struct SymInt8Fp32 : IntegerFormat<Bytes, 128, FloatScale> {
+  static constexpr const char* kName = "sym_int8_fp32";
+};
+struct Fp8E4m3Fp32 : MinifloatFormat<Bytes, 7, 20, 112, FloatScale> {  // binary16's bias
+  static constexpr const char* kName = "fp8_e4m3_fp32";
 };
 
 template <class... Each>
@@ -253,7 +258,7 @@ struct Formats {
 };
 using FormatList = Formats<Fp32, Fp16, Bf16, SymInt8, SymInt4, AsymInt4, Mxfp4, Q2K, Q3K, Q4K, Q5K, Q6K, SymInt5, AsymInt5,
                            Iq4Nl, Iq4Xs, SymInt3, SymInt2, Fp4, Nf4, Nf3, Fp6, Fp8E4m3, Fp8E5m2, ZeroInt4, ZeroInt8, BnbNf4,
-                           BnbFp4, BnbInt8>;  // in WeightFormat's order
+                           BnbFp4, SymInt8Fp32, Fp8E4m3Fp32>;  // in WeightFormat's order
 
 constexpr int kFormats = FormatList::kCount;
 inline bool is_float(WeightFormat f) { return FormatList::kFloat[int(f)]; }  // whether its activations stay floats

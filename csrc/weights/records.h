@@ -75,12 +75,6 @@ struct SubNibblePlace {
   static int at(int j, int c) { return Base + 16 * j + 4 * (c % 4); }
   static int shift(int, int c) { return 4 * (c / 4); }
 };
-// A byte a code, from byte Base on, in sub-blocks of 32.
-template <int Base>
-struct SubBytePlace {
-  static int at(int j, int c) { return Base + 32 * j + 4 * c; }
-  static int shift(int, int) { return 0; }
-};
 // In a tile: bit c of 64 bytes belongs to row c; two bits of 64 bytes to each of four rows.
 template <int Base>
 struct TileBitPlace {
@@ -101,7 +95,7 @@ struct OwnCrumbPlace {
 };
 template <int Base>
 struct FromByte {
-  static int at(int, int c) { return Base + 4 * c; }
+  static int at(int j, int c) { return Base + 32 * j + 4 * c; }
   static int shift(int, int) { return 0; }
 };
 
@@ -204,10 +198,13 @@ struct RecordOf<BnbNf4> : Record<64, 36>, Planes<Plane<4, 0, SubNibblePlace<4>>>
 template <>
 struct RecordOf<BnbFp4> : RecordOf<BnbNf4> {};
 template <>
-struct RecordOf<BnbInt8> : Record<64, 68>, Planes<Plane<8, 0, SubBytePlace<4>>> {
-  static constexpr uint32_t kFlip = 0x80808080u;
+struct RecordOf<Fp8E4m3Fp32> : Record<64, 68>, Planes<Plane<8, 0, FromByte<4>>> {
   static void get_steps(const uint8_t* p, int j, uint8_t* steps) { FloatInFront::get_steps(p, j, steps); }
   static void put_steps(uint8_t* p, int j, const uint8_t* steps) { FloatInFront::put_steps(p, j, steps); }
+};
+template <>
+struct RecordOf<SymInt8Fp32> : RecordOf<Fp8E4m3Fp32> {
+  static constexpr uint32_t kFlip = 0x80808080u;
 };
 template <>
 struct RecordOf<Mxfp4> : Record<32, 17>, Planes<Plane<4, 0, SubNibblePlace<1>>> {

@@ -15,6 +15,7 @@ from ipex_lookahead.checkpoints.base import Checkpoint, TensorInfo
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.gguf import GgufCheckpoint
 from ipex_lookahead.checkpoints.gguf_parts import first_part
+from ipex_lookahead.checkpoints.ipex_llm import IpexLlmCheckpoint, is_ipex_llm
 from ipex_lookahead.checkpoints.low_bit import MARKER, LowBitCheckpoint
 from ipex_lookahead.checkpoints.low_bit_save import save
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
@@ -25,6 +26,7 @@ __all__ = [
     "READERS",
     "Checkpoint",
     "GgufCheckpoint",
+    "IpexLlmCheckpoint",
     "LowBitCheckpoint",
     "SafetensorsCheckpoint",
     "TensorInfo",
@@ -37,17 +39,15 @@ __all__ = [
 
 READERS: dict[str, Callable[[Path], Checkpoint]] = {
     "gguf": GgufCheckpoint,
+    "ipex_llm": IpexLlmCheckpoint,
     "low_bit": LowBitCheckpoint,
     "safetensors": SafetensorsCheckpoint,
 }
 """Kind of checkpoint to what opens it."""
 
-_IPEX_LLM_MARKER = "bigdl_transformers_low_bit"
-_IPEX_LLM_FILE = "bigdl_config.json"
-
 
 def open_checkpoint(path: str | PathLike[str]) -> Checkpoint:
-    """Open whatever checkpoint lies at ``path``: a GGUF file, a Hugging Face folder, or a folder of ours.
+    """Open whatever checkpoint lies at ``path``: a GGUF file, a Hugging Face folder, one of ipex-llm's, or ours.
 
     What it is follows from what is there, never from its name. Raises InputError if there is nothing to open,
     ModelFormatError or UnsupportedModelError if it cannot be used.
@@ -75,8 +75,15 @@ def family_of(path: str | PathLike[str]) -> str | None:
 def open_other_family(path: str | PathLike[str]) -> Checkpoint:
     """The tensors of a folder of a family that only transformers knows; ``config`` and the like stay empty."""
     path = given_path(path)
-    if MARKER in read_json(path / "config.json"):
+    raw = read_json(path / "config.json")
+    if MARKER in raw:
         return LowBitCheckpoint(path, other_family=True)
+    if is_ipex_llm(path, raw):
+        raise UnsupportedModelError(
+            f"{path}: was saved by ipex-llm, and is of a family that only transformers knows: the shapes of its packed"
+            " matrices are not known here",
+            hint="load the original checkpoint with load_in_low_bit and save it again with save_low_bit",
+        )
     return SafetensorsCheckpoint(path, other_family=True)
 
 
@@ -84,11 +91,8 @@ def _kind_of_folder(folder: Path) -> tuple[str, Path]:
     config = folder / "config.json"
     if os.path.exists(config):
         raw = read_json(config)
-        if _IPEX_LLM_MARKER in raw or os.path.exists(folder / _IPEX_LLM_FILE):
-            raise UnsupportedModelError(
-                f"{folder}: was saved by ipex-llm, whose packed weights are not read",
-                hint="load the original checkpoint with load_in_low_bit and save it again with save_low_bit",
-            )
+        if is_ipex_llm(folder, raw):
+            return "ipex_llm", folder
         return "low_bit" if MARKER in raw else "safetensors", folder
     # The parts of a split model are one: each stands for its first, which the reader misses where it is not there.
     files = sorted({first_part(name).name for name in _listed(folder) if name.endswith(".gguf")})

@@ -111,7 +111,7 @@ class BitsAndBytes:
                 layer.check("weight_format", (), "U8")
                 if found := int(layer.read("weight_format")):
                     raise layer.error("weight_format", f"is {found}; rows in their order, 0, are read", 0)
-            return TensorInfo(tensor.shape, "bnb_int8")
+            return TensorInfo(tensor.shape, "sym_int8_fp32")
         state = self._state(tensor, layer)
         if tensor.hf.shape[1] % INPUTS or state.blocksize % INPUTS:
             decoded = f"{state.format.name}, blocks of {state.blocksize} in rows of {tensor.hf.shape[1]}"
@@ -125,7 +125,7 @@ class BitsAndBytes:
         if self.bits == 8:
             codes = layer.read("weight")[rows].view(np.uint8)
             scales = layer.floats("SCB")[rows] / np.float32(127)
-            return packed(_format("bnb_int8"), codes, np.repeat(scales[:, None], -(-n_in // INPUTS), axis=1))
+            return packed(_format("sym_int8_fp32"), codes, np.repeat(scales[:, None], -(-n_in // INPUTS), axis=1))
         state = self._state(tensor, layer)
         data = layer.data("weight")
         codes = np.stack((data >> 4, data & 15), axis=-1).reshape(-1)[: n_out * n_in].reshape(n_out, n_in)[rows]

@@ -253,13 +253,13 @@ class SafetensorsCheckpoint:
         """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""
         if name in self._infos:
             return self._infos[name]
-        file, stored = self._find(name)
+        file, stored = self.stored(name)
         form = _FORMATS.get(stored.dtype, stored.dtype.lower())
         if name not in self._weights:
             return TensorInfo(stored.shape, form)
         tensor = self._weights[name]
         if tensor.hf.layout == "mxfp4":
-            check_blocks(tensor, (file, stored), self._find(scales_name(tensor)))
+            check_blocks(tensor, (file, stored), self.stored(scales_name(tensor)))
             return TensorInfo(tensor.shape, "mxfp4")
         if stored.shape == tensor.hf.shape:
             return TensorInfo(tensor.shape, form)
@@ -279,17 +279,18 @@ class SafetensorsCheckpoint:
         if name in self._infos and self.scheme is not None:
             quantised = self._weights[name]
             return self.scheme.read(quantised, self._layers[quantised.hf.name], self._infos[name])
-        file, stored = self._find(name)
+        file, stored = self.stored(name)
         tensor = self._weights.get(name)
         if tensor is None or tensor.hf.shape == tensor.shape:
             weight = read_float(file, name, stored)
             return weight if tensor is None else with_offset(weight, tensor.hf.offset)
         self.info(name)
         if tensor.hf.layout == "mxfp4":
-            return read_blocks(tensor, (file, stored), self._find(scales_name(tensor)))
+            return read_blocks(tensor, (file, stored), self.stored(scales_name(tensor)))
         return with_offset(read_part(file, tensor, stored), tensor.hf.offset)
 
-    def _find(self, name: str) -> tuple[SafetensorsFile, StoredTensor]:
+    def stored(self, name: str) -> tuple[SafetensorsFile, StoredTensor]:
+        """A tensor's file and entry. Raises ModelFormatError if there is none of that name."""
         in_file = self._weights[name].hf.name if name in self._weights else name
         if in_file not in self._tensors:
             raise ModelFormatError(self.path, in_file, None, "there is no tensor of this name")

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from ipex_lookahead.architectures import model_types
-from ipex_lookahead.checkpoints import Checkpoint, family_of, kind_of, open_checkpoint, open_other_family
+from ipex_lookahead.checkpoints import (
+    Checkpoint,
+    IpexLlmCheckpoint,
+    family_of,
+    kind_of,
+    open_checkpoint,
+    open_other_family,
+)
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.gguf_parts import GgufParts
 from ipex_lookahead.checkpoints.low_bit import FLOATS
@@ -56,10 +63,7 @@ def describe(path: Path) -> dict[str, Any]:
     Raises:
         InputError, ModelFormatError: nothing there, or bytes that contradict their format.
     """
-    try:
-        kind, where = kind_of(path)
-    except UnsupportedModelError as error:  # ipex-llm's folder
-        return _folder(path, "ipex_llm", error)
+    kind, where = kind_of(path)
     return _gguf(where) if kind == "gguf" else _folder(where, kind)
 
 
@@ -116,14 +120,12 @@ def _gguf(path: Path) -> dict[str, Any]:
 # --- folders ------------------------------------------------------------------------------------------------------
 
 
-def _folder(folder: Path, kind: str, problem: UnsupportedModelError | None = None) -> dict[str, Any]:
+def _folder(folder: Path, kind: str) -> dict[str, Any]:
     config = read_json(folder / "config.json")
     family = family_of(folder)
     native = family in model_types()
 
     def opened() -> Checkpoint:
-        if problem is not None:
-            raise problem
         if config.get("quantization_config") is not None and not native:
             raise UnsupportedModelError(
                 f"{folder}: the checkpoint is quantised already (quantization_config), in a format that is not read",
@@ -159,7 +161,7 @@ def _folder(folder: Path, kind: str, problem: UnsupportedModelError | None = Non
         **_weights(formats),
         **({"decoded": sorted(decoded)} if decoded else {}),
         **{word: size if type(size) is int else None for word, size in found.items()},
-        **({"quantised_by": _quantiser(quantised)} if quantised is not None else {}),
+        **({"quantised_by": by} if (by := _quantiser(quantised, checkpoint)) else {}),
         **({"requantized_from": said} if (said := _rounded_from(checkpoint)) else {}),
         "tokenizer": _tokenizer(folder),
         "chat_template": _has_chat_template(folder),
@@ -190,8 +192,10 @@ def _survey(folder: Path, formats: Formats) -> int | None:
     return None if "pickle" in formats else parameters
 
 
-def _quantiser(settings: object) -> str:
-    """``gptq, 4 bits, groups of 128``, as far as a quantization_config tells."""
+def _quantiser(settings: object, checkpoint: Checkpoint | None) -> str:
+    """``gptq, 4 bits, groups of 128``, as far as a quantization_config tells; ipex-llm and its name; or nothing."""
+    if settings is None:
+        return f"ipex-llm, {checkpoint.saved_as}" if isinstance(checkpoint, IpexLlmCheckpoint) else ""
     if not isinstance(settings, dict):
         return "another program"
     bits, group = settings.get("bits", settings.get("w_bit")), settings.get("group_size", settings.get("q_group_size"))

@@ -199,11 +199,8 @@ class BlockFormat:
         if records["scale"].dtype == np.uint8:
             records["scale"] = some["scale"] = 128
             records["scale"] += np.int8(round(np.log2(size / self.values(self.unpack(some)).std()))).view(np.uint8)
-        elif records["scale"].dtype == np.float32:
-            some["scale"] = 1
-            records["scale"] = size / self.values(self.unpack(some)).std()
         else:
-            one = np.float16(1).view(np.uint16)
+            one = self._stored(1)
             some["scale"] = one
             if "minimum" in (self.record.names or ()):
                 some["minimum"] = 0
@@ -212,9 +209,12 @@ class BlockFormat:
                 ratio = -float(scaled.mean()) / float(self.values(self.unpack(some)).mean())
                 some["scale"], some["minimum"] = one, np.float16(ratio).view(np.uint16)
                 records["minimum"] = np.float16(ratio * size / self.values(self.unpack(some)).std()).view(np.uint16)
-            records["scale"] = np.float16(size / self.values(self.unpack(some)).std()).view(np.uint16)
+            records["scale"] = self._stored(size / self.values(self.unpack(some)).std())
         codes = self.pack(self.unpack(records), n_in).view(np.uint8).reshape(n_out, -1)
         return PackedWeight(self.name, shape, codes)
+
+    def _stored(self, scale: Any) -> Any:
+        return np.float16(scale).view(np.uint16) if self.record["scale"] == np.uint16 else np.float32(scale)
 
     def bad_scale(self, name: str, array: npt.NDArray[Any]) -> BadScale | None:
         """See ``LowBitFormat.bad_scale``."""
@@ -223,21 +223,30 @@ class BlockFormat:
         for what in ("scale", "minimum"):
             if what in (self.record.names or ()):
                 field = records[what]
-                if field.dtype == np.float32:
-                    bad = ~np.isfinite(field)
-                else:
-                    bad = field > MOST_EXPONENT if field.dtype == np.uint8 else (field & 0x7C00) == 0x7C00
+                bad = ~_good(field)
                 if bad.any():
                     at = int(bad.argmax()) * self.record.itemsize + int(fields[what][1])
-                    problem = (
-                        "is NaN or infinite, or makes a value so" if field.dtype == np.uint8 else "is NaN or infinite"
-                    )
-                    return BadScale(at, what, problem)
+                    also = "" if field.dtype == np.uint16 else ", or makes a value so"
+                    return BadScale(at, what, f"is NaN or infinite{also}")
         return None
+
+
+def _good(scales: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    good: npt.NDArray[np.bool_]
+    if scales.dtype == np.uint8:
+        good = scales <= MOST_EXPONENT
+    elif scales.dtype == np.float32:
+        good = np.abs(scales) <= MOST_SCALE
+    else:
+        good = (scales & 0x7C00) != 0x7C00
+    return good
 
 
 MOST_EXPONENT = 252
 """Of mxfp4: 6 * 2^(252 - 127) is the largest value that float32 holds; 255 is NaN."""
+
+MOST_SCALE = np.float32(2.0**120)
+"""Of those in float32: times 128 it is a number still."""
 
 
 def half_powers(exponents: npt.NDArray[np.uint8]) -> Floats:

@@ -41,14 +41,17 @@ def quantizer_of(
     return quantize
 
 
-def minifloats(exponent: int, mantissa: int) -> tuple[float, ...]:
+def minifloats(exponent: int, mantissa: int, bias: int | None = None) -> tuple[float, ...]:
     """What the codes of a float with a sign and so many bits of exponent and mantissa stand for.
+
+    The exponent's bias is IEEE 754's if not given.
 
     Subnormals as in IEEE 754, but no code is an infinity or NaN: those with the largest exponent are numbers too.
     """
+    bias = 2 ** (exponent - 1) - 1 if bias is None else bias
     found = []
     for code in range(1 << (1 + exponent + mantissa)):
         power, part = divmod(code & ((1 << (exponent + mantissa)) - 1), 1 << mantissa)
-        number = (part + (power > 0) * 2**mantissa) * 2.0 ** (max(power, 1) - 2 ** (exponent - 1) + 1 - mantissa)
+        number = (part + (power > 0) * 2**mantissa) * 2.0 ** (max(power, 1) - bias - mantissa)
         found.append(-number if code >> (exponent + mantissa) else number)
     return tuple(found)

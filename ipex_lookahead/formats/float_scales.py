@@ -1,7 +1,8 @@
-"""What bitsandbytes' formats share: w = scale * table[code], rounded once, with a float32 scale for 64 inputs.
+"""What formats of bitsandbytes and ipex-llm share: w = scale * table[code], with a float32 scale for 64 inputs.
 
-A scale is the largest magnitude of its inputs (``absmax``), which files give as float32, or as eight bits and a float32
-for many of them; either is a float32 that binary16 would round. Blocks of more than 64 have their scale repeated.
+bitsandbytes' scale is the largest magnitude of its inputs (``absmax``), which files give as float32, or as eight bits
+and a float32 for many of them; either is a float32 that binary16 would round. Blocks of more than 64 have their scale
+repeated.
 """
 
 from __future__ import annotations
@@ -13,14 +14,37 @@ import numpy.typing as npt
 
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.blocks import BlockFormat, Plane
-from ipex_lookahead.formats.search import Floats, Parts, count_below
+from ipex_lookahead.formats.search import (
+    Floats,
+    Numbers,
+    Parts,
+    ScaleSearch,
+    around,
+    columns,
+    in_blocks,
+    inverse_of,
+    weights_of,
+)
 
 INPUTS = 64
 """Inputs that share a scale."""
+LEAST_SCALE = np.float32(1e-30)
+"""A scale below this is 0: its inverse may be no float32."""
 
 
-def float_scale_format(name: str, bits: int, table: tuple[float, ...], extreme: float = 1.0) -> BlockFormat:
-    """The format whose codes count ``table``; the largest magnitude of a block becomes ``extreme``."""
+def float_scale_format(
+    name: str, bits: int, table: tuple[float, ...], extreme: float = 1.0, *, width: float = 0.0, tries: int = 0
+) -> BlockFormat:
+    """The format whose codes count ``table``.
+
+    Args:
+        name: the format's.
+        bits: of a code, 4 or 8.
+        table: what codes stand for.
+        extreme: the number that the value of largest magnitude is tried at,
+        width: and others so far from each other,
+        tries: so many on either side of it.
+    """
     field, run = ("nibbles", 16) if bits == 4 else ("bytes", 32)
     return BlockFormat(
         name,
@@ -28,7 +52,7 @@ def float_scale_format(name: str, bits: int, table: tuple[float, ...], extreme: 
         inputs=INPUTS,
         record=np.dtype([("scale", "<f4"), (field, "u1", INPUTS * bits // 8)]),
         planes=(Plane(field, bits, run),),
-        quantizer=_quantizer(table, extreme),
+        quantizer=_quantizer(table, extreme, width, tries),
         table=table,
     )
 
@@ -41,14 +65,17 @@ def packed(target: BlockFormat, codes: npt.NDArray[np.uint8], scales: Floats) ->
     return PackedWeight(target.name, (n_out, n_in), records.view(np.uint8).reshape(n_out, -1))
 
 
-def _quantizer(table: tuple[float, ...], extreme: float) -> Callable[[Floats, Floats], Parts]:
+def _quantizer(table: tuple[float, ...], extreme: float, width: float, tries: int) -> Callable[[Floats, Floats], Parts]:
     numbers, codes = np.unique(np.array(table, np.float32), return_index=True)
-    middles = (numbers[1:] + numbers[:-1]) / 2
+    used = np.abs(numbers) <= abs(extreme)
+    used_codes = codes[used].astype(np.uint8)
+    search = ScaleSearch(Numbers(numbers[used].tolist()), INPUTS, around(extreme, width, tries))
 
-    def quantize(values: Floats, inputs: Floats) -> Parts:
-        """The definition; see ``BlockFormat.quantizer``: scale = max|x| / extreme, and the nearest of the table."""
-        scale = np.abs(values).max(axis=-1) / np.float32(extreme)
-        parts = np.divide(values, scale[..., None], out=np.zeros_like(values), where=scale[..., None] > 0)
-        return Parts(codes.astype(np.uint8)[count_below(parts, middles)], scale)
+    def quantize(values: Floats, importance: Floats) -> Parts:
+        """See ``BlockFormat.quantizer``: as formats with a scale in binary16 are quantised, but for its rounding."""
+        x = columns(values, INPUTS)
+        scale = search.fitted(x, weights_of(x, importance))
+        scale = np.where(np.abs(scale) < LEAST_SCALE, np.float32(0), scale)
+        return Parts(used_codes[in_blocks(search.numbers.codes(x * inverse_of(scale)), values)], scale)
 
     return quantize

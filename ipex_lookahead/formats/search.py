@@ -123,7 +123,7 @@ class ScaleSearch:
         """The definition."""
         x = columns(values, self.size)
         w = weights_of(x, importance)
-        scale = self._fitted(x, w)
+        scale = self.fitted(x, w)
         if not self.least_step:
             bits, scale = half(scale)
             return Parts(in_blocks(self.numbers.codes(x * inverse_of(scale)), values), bits)
@@ -135,8 +135,8 @@ class ScaleSearch:
         codes = self.numbers.codes(x * inverse_of(found.stored()))
         return Parts(in_blocks(codes, values), found.scale, steps=found.steps.astype(np.int16))
 
-    def _fitted(self, x: Floats, w: Floats) -> Floats:
-        """The best scale [parts] of all that are tried."""
+    def fitted(self, x: Floats, w: Floats) -> Floats:
+        """The best scale [parts] of all that are tried, before it is rounded to be stored."""
         first = np.abs(x).argmax(axis=0)[None]
         inverse = inverse_of(np.take_along_axis(x, first, axis=0)[0])
         best = np.zeros(x.shape[1], np.float32)
@@ -299,25 +299,42 @@ class MinimumSearch:
 
 @dataclass(frozen=True, slots=True)
 class ZeroSearch:
-    """value = scale * (number - zero), numbers and zero 0 ... ``most``: least and largest value, and 0, are in reach.
+    """value = scale * (number - zero), numbers and zero 0 ... ``most``.
 
     Attributes:
         most: the largest number.
         size: inputs that share a scale and a zero point, which ``Parts.minimum`` holds as binary16.
+        tries: which parts of the range of values, 0 always in it, the numbers are to reach over.
     """
 
     most: int
     size: int
+    tries: tuple[float, ...]
 
     def __call__(self, values: Floats, importance: Floats) -> Parts:
-        """Blocks [blocks, inputs] taken apart; all inputs matter alike."""
-        most = np.float32(self.most)
+        """Blocks [blocks, inputs] taken apart; ``importance`` as in :func:`weights_of`."""
         x = columns(values, self.size)
-        low = np.minimum(x.min(axis=0), np.float32(0))
-        bits, scale = half((np.maximum(x.max(axis=0), np.float32(0)) - low) / most)
-        zero = np.clip(np.rint(-low * inverse_of(scale)), np.float32(0), most)
-        codes = np.clip(np.rint(x * inverse_of(scale)) + zero, np.float32(0), most)
-        return Parts(in_blocks(codes.astype(np.uint8), values), bits, half(zero)[0])
+        w = weights_of(x, importance)
+        low, high = np.minimum(x.min(axis=0), np.float32(0)), np.maximum(x.max(axis=0), np.float32(0))
+        best = np.zeros(x.shape[1], np.uint16), np.zeros(x.shape[1], np.float32), np.zeros(x.shape, np.uint8)
+        least = np.full(x.shape[1], np.inf, np.float32)
+        for part in self.tries:
+            scale = (high - low) * np.float32(part / self.most)
+            zero = self._limited(np.rint(-low * np.float32(part) * inverse_of(scale)))
+            steps = self._limited(np.rint(x * inverse_of(scale)) + zero) - zero
+            square = total(w * steps * steps)
+            bits, scale = half(np.where(square > 0, total(w * x * steps) / np.maximum(square, _TINY), scale))
+            codes = self._limited(np.rint(x * inverse_of(scale)) + zero)
+            rest = x - scale * (codes - zero)
+            error = total(w * rest * rest)
+            better = error < least
+            least = np.where(better, error, least)
+            found = bits, zero, codes.astype(np.uint8)
+            best = tuple(np.where(better, mine, other) for mine, other in zip(found, best, strict=True))  # type: ignore[assignment]
+        return Parts(in_blocks(best[2], values), best[0], half(best[1])[0])
+
+    def _limited(self, numbers: Floats) -> Floats:
+        return np.clip(numbers, np.float32(0), np.float32(self.most))
 
 
 class _Stepped(NamedTuple):

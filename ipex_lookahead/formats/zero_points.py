@@ -19,6 +19,7 @@ from ipex_lookahead.formats.float_base import from_binary16
 from ipex_lookahead.formats.groups import GroupFormat, first_bad_half, groups_of, pack_nibbles, row_chunks
 from ipex_lookahead.formats.search import Parts, ZeroSearch
 
+_TRIES = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8)
 SIZES = (32, 64, 128, 1024)
 """Inputs that may share a scale. A file's other groups are repeated in the largest of these that divides them."""
 
@@ -80,7 +81,7 @@ def format_with_zeros(name: str, bits: int, codes: Stream) -> ZeroPointFormat:
         zero=0,
         streams=(codes, SCALES, ZEROS),
         gguf=None,
-        search=ZeroSearch((1 << bits) - 1, GROUP),
+        search=ZeroSearch((1 << bits) - 1, GROUP, _TRIES),
         group_sizes=SIZES,
     )
 

@@ -21,10 +21,12 @@ import pytest
 
 from ipex_lookahead.checkpoints import open_checkpoint, save
 from ipex_lookahead.checkpoints.base import TensorInfo
+from ipex_lookahead.checkpoints.ipex_llm_convert import convert_ipex_llm
 from ipex_lookahead.checkpoints.low_bit import streams
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats.base import PackedWeight
 from tests.support.gguf_bytes import llama_bytes
+from tests.support.ipex_llm_folder import write_ipex_llm
 from tests.support.tiny import TinyLlama
 
 BYTES = (0x00, 0x01, 0x7F, 0x80, 0xFF)
@@ -208,6 +210,24 @@ def low_bit_file(tmp: Path) -> tuple[Path, Path]:
 @seed
 def low_bit_config(tmp: Path) -> tuple[Path, Path]:
     folder = write_low_bit(tmp / "m")
+    return folder / "config.json", folder
+
+
+def write_converted(folder: Path) -> Path:
+    sizes: dict[str, Any] = {"vocab": 4, "hidden": 64, "intermediate": 2, "heads": 1, "kv_heads": 1, "head_dim": 2}
+    write_ipex_llm(folder.with_name("pickled"), "asym_int5", layers=1, **sizes)
+    return convert_ipex_llm(folder.with_name("pickled"), folder)
+
+
+@seed
+def ipex_llm_file(tmp: Path) -> tuple[Path, Path]:
+    folder = write_converted(tmp / "m")
+    return folder / "model.safetensors", folder
+
+
+@seed
+def ipex_llm_config(tmp: Path) -> tuple[Path, Path]:
+    folder = write_converted(tmp / "m")
     return folder / "config.json", folder
 
 

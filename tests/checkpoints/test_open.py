@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -11,15 +10,19 @@ import pytest
 from ipex_lookahead.checkpoints import (
     READERS,
     GgufCheckpoint,
+    IpexLlmCheckpoint,
     SafetensorsCheckpoint,
+    kind_of,
     open_checkpoint,
 )
-from ipex_lookahead.errors import InputError, ModelFormatError, UnsupportedModelError
+from ipex_lookahead.checkpoints.ipex_llm_convert import convert_ipex_llm
+from ipex_lookahead.errors import InputError, ModelFormatError
+from tests.support.ipex_llm_folder import write_ipex_llm
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
 
 
 def test_kinds(tmp_path: Path) -> None:
-    assert sorted(READERS) == ["gguf", "low_bit", "safetensors"]
+    assert sorted(READERS) == ["gguf", "ipex_llm", "low_bit", "safetensors"]
     folder = write_tiny_llama(tmp_path / "m")
     assert isinstance(open_checkpoint(str(folder)), SafetensorsCheckpoint)
     file = write_tiny_gguf(tmp_path / "m.gguf")
@@ -61,16 +64,8 @@ def test_other_files(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "x.bin")
 
 
-def test_ipex_llms_folders(tmp_path: Path) -> None:
-    folder = write_tiny_llama(tmp_path / "m")
-    (folder / "bigdl_config.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(UnsupportedModelError, match="saved by ipex-llm"):
-        open_checkpoint(folder)
-    (folder / "bigdl_config.json").unlink()
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    (folder / "config.json").write_text(
-        json.dumps(config | {"bigdl_transformers_low_bit": "sym_int4"}), encoding="utf-8"
-    )
-    with pytest.raises(UnsupportedModelError, match="saved by ipex-llm") as caught:
-        open_checkpoint(folder)
-    assert "original checkpoint" in caught.value.hint
+@pytest.mark.parametrize("settings", [True, False])
+def test_ipex_llms_folders(tmp_path: Path, settings: bool) -> None:
+    write_ipex_llm(tmp_path / "m", "sym_int4", settings=settings)
+    assert kind_of(tmp_path / "m")[0] == "ipex_llm"
+    assert isinstance(open_checkpoint(convert_ipex_llm(tmp_path / "m", tmp_path / "n")), IpexLlmCheckpoint)

@@ -41,7 +41,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_commands_and_options():
-    assert values("c") == ["chat", "compare-engines", "completion"]
+    assert values("c") == ["chat", "convert-ipex-llm", "compare-engines", "completion"]
     assert values("bench", "k") == ["kernels"]
     assert values("generate", "--dr") == ["--draft-model"]
 

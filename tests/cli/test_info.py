@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 import ipex_lookahead
 from ipex_lookahead.cli.main import run
 from tests.support.gguf_bytes import STRING, build, llama_parts, tensor, write
+from tests.support.ipex_llm_folder import write_ipex_llm
 from tests.support.quantized_folders import awq, bnb4, gptq, write_quantized
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
 
@@ -129,12 +130,16 @@ def test_pickles_are_weighed_and_never_opened(tmp_path, capsys):
 
 
 def test_a_folder_of_ipex_llms(tmp_path, capsys):
-    folder = write_config(tmp_path / "theirs", bigdl_transformers_low_bit="sym_int4")
-    facts = facts_of(folder, capsys)
+    write_ipex_llm(tmp_path / "theirs", "sym_int8", intermediate=64, layers=1)
+    facts = facts_of(tmp_path / "theirs", capsys)
     assert (facts["kind"], facts["engine"]) == ("ipex_llm", None)
-    assert "load_in_low_bit" in facts["hint"]
-    words = words_of(folder, capsys)
-    assert "load the original checkpoint with --low-bit and save it again with ipex-lookahead quantize" in words
+    words = words_of(tmp_path / "theirs", capsys)
+    assert f"ipex-lookahead convert-ipex-llm {tmp_path / 'theirs'} NEW-FOLDER" in words
+    assert run(["convert-ipex-llm", str(tmp_path / "theirs"), str(tmp_path / "new")]) == 0
+    assert "it has no tokenizer" in capsys.readouterr().out
+    facts = facts_of(tmp_path / "new", capsys)
+    assert (facts["kind"], facts["engine"], facts["quantised_by"]) == ("ipex_llm", "native", "ipex-llm, sym_int8")
+    assert {name: entry["tensors"] for name, entry in facts["formats"].items()} == {"fp16": 4, "sym_int8_fp32": 8}
 
 
 def test_a_switch_that_is_not_run_is_a_problem_and_not_a_crash(tmp_path, capsys):

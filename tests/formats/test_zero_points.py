@@ -106,7 +106,7 @@ def test_a_zero_point_that_is_none_is_found(name: str) -> None:
     assert bad.index == 1
 
 
-@pytest.mark.parametrize("name", ["bnb_nf4", "bnb_fp4", "bnb_int8"])
+@pytest.mark.parametrize("name", ["bnb_nf4", "bnb_fp4", "sym_int8_fp32"])
 def test_a_float32_scale_is_kept_to_the_last_bit(name: str) -> None:
     rng = np.random.default_rng(4)
     low_bit: Any = FORMATS[name]

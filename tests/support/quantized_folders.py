@@ -270,7 +270,7 @@ def bnb8() -> Kind:
         "bnb-int8",
         pack,
         {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": True, "llm_int8_threshold": 6.0},
-        "bnb_int8",
+        "sym_int8_fp32",
     )
 
 

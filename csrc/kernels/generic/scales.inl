@@ -124,6 +124,15 @@ struct Scaling : ScaleStreams<Format> {  // GroupScale, GroupScaleAndMinimum, Gr
 };
 
 template <class Format>
+struct Scaling<Format, HalvedGroupScale> : ScaleStreams<Format> {
+  using ScaleStreams<Format>::ScaleStreams;
+  SIMD_METHOD WholeBlock<Format> at(int64_t b) const { return {mul(this->scale(b), set1(0.5f)), zero()}; }
+};
+
+ }
+};
+
+template <class Format>
 struct Scaling<Format, ExponentScale> : ScaleStreams<Format> {
   using ScaleStreams<Format>::ScaleStreams;
   SIMD_METHOD WholeBlock<Format> at(int64_t b) const { return {load_half_powers(this->step(b)), zero()}; }

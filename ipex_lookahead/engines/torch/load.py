@@ -21,6 +21,7 @@ from ipex_lookahead.architectures import ModelSpec, model_types
 from ipex_lookahead.architectures.spec import Experts, Tensor
 from ipex_lookahead.checkpoints import Checkpoint, LowBitCheckpoint, family_of, open_checkpoint
 from ipex_lookahead.checkpoints.config_json import read_json
+from ipex_lookahead.checkpoints.ipex_llm import is_ipex_llm
 from ipex_lookahead.checkpoints.low_bit import MARKER
 from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
@@ -187,8 +188,9 @@ def _joined(parts: list[PackedWeight]) -> PackedWeight:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a folder was written by ``save_low_bit`` with the weights that a spec names."""
-    return MARKER in read_json(path / "config.json")
+    """Whether a folder was written by ``save_low_bit``, ours or ipex-llm's, with the weights that a spec names."""
+    config = read_json(path / "config.json")
+    return MARKER in config or is_ipex_llm(path, config)
 
 
 def _set_rope(model: Any, spec: ModelSpec, config: dict[str, Any]) -> None:

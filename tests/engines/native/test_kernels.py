@@ -18,7 +18,7 @@ native = pytest.importorskip("ipex_lookahead._native", reason="the native core i
 
 ISAS = native.available_isas()
 FORMATS = list(ALL)
-FLOAT_ACTIVATIONS = (*FLOATS, "bnb_nf4", "bnb_fp4", "nf4", "nf3", "fp6", "fp8_e4m3", "fp8_e5m2")
+FLOAT_ACTIVATIONS = (*FLOATS, "bnb_nf4", "bnb_fp4", "nf4", "nf3", "fp6", "fp8_e4m3", "fp8_e5m2", "fp8_e4m3_fp32")
 WITH_GROUPS = [(name, group) for name, low_bit in ALL.items() for group in low_bit.group_sizes]
 SHAPES = [(16, 32), (1, 1), (17, 33), (105, 128), (48, 172), (64, 352), (33, 576), (31, 95)]
 

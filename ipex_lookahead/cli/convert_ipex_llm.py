@@ -1,0 +1,32 @@
+"""``ipex-lookahead convert-ipex-llm``: the pickles of a folder that ipex-llm saved, as safetensors."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import click
+
+from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.progress import byte_bar
+
+
+@command("convert-ipex-llm")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("new", type=click.Path(path_type=Path))
+def convert_ipex_llm(folder: Path, new: Path) -> None:
+    """Write FOLDER, saved by ipex-llm's save_low_bit, as the folder NEW, which every command here takes as a MODEL.
+
+    The weights stay what they are, byte for byte; only their container, a pickle, becomes safetensors. Nothing that
+    stands in the pickle is run: one that holds more than tensors is refused.
+    """
+    from ipex_lookahead.checkpoints.ipex_llm_convert import convert_ipex_llm as convert
+
+    with byte_bar("converting") as progress:
+        made = convert(folder, new, progress=progress)
+    size = sum(file.stat().st_size for file in made.iterdir())
+    click.echo(f"saved {new}: {size / 1e6:.1f} MB")
+    if not any((made / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
+        click.echo(f"it has no tokenizer, since ipex-llm saves none: copy the original model's into {new}")
+    elif shutil.which("ipex-lookahead"):
+        click.echo(f"try it: ipex-lookahead generate --model {new} 'Once upon a time'")
