@@ -16,7 +16,7 @@ from ipex_lookahead.arguments import check_config, own_arguments, shared_argumen
 from ipex_lookahead.checkpoints import family_of
 from ipex_lookahead.drafting.self_speculation import check_gains
 from ipex_lookahead.engines import ENGINES
-from ipex_lookahead.engines.loading import LoadedModel, LoadRequest
+from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, cycles_left_alone
 from ipex_lookahead.engines.native.core import core_missing
 from ipex_lookahead.engines.weights import check_format, check_low_bit, not_converted
 from ipex_lookahead.errors import InputError, UnsupportedModelError
@@ -224,7 +224,8 @@ def _load(request: LoadRequest, asked: str, name: str, reason: str) -> LoadedMod
     """Load onto the engine of that name. ``asked``: the engine as the caller gave it."""
     if asked == "auto":  # what is slower than people may expect is said without being asked for
         log.log(logging.INFO if name == "native" else logging.WARNING, "engine: %s, since %s", name, reason)
-    loaded: LoadedModel = import_module(ENGINES[name]).load(request)
+    with cycles_left_alone():
+        loaded: LoadedModel = import_module(ENGINES[name]).load(request)
     loaded.engine.facts["chosen"] = f"{name}: {reason}"
     if loaded.no_tokenizer:
         loaded.engine.facts["no_tokenizer"] = loaded.no_tokenizer
@@ -245,7 +246,7 @@ def _loaded(request: LoadRequest, asked: str, name: str, reason: str, speculativ
         loaded.engine,
         generation_config=GenerationConfig(**loaded.generation_config),
         low_bit=loaded.low_bit,
-        tokenizer=None if loaded.tokenizer is None else loaded.tokenizer.for_transformers(),
+        tokenizer=loaded.tokenizer,
         checkpoint_config=loaded.checkpoint_config,
         speculative=speculative,
         source=request.path,

@@ -32,6 +32,7 @@ from ipex_lookahead.modeling.refused import REFUSED, refuse
 from ipex_lookahead.modeling.statistics import IpexLlmStatistics
 from ipex_lookahead.modeling.weights import Weights
 from ipex_lookahead.terminal import tell_people
+from ipex_lookahead.tokenization.text import TextTokenizer
 
 
 class LookaheadLlamaConfig(LlamaConfig):  # type: ignore[misc]
@@ -53,7 +54,8 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         engine: where it runs.
         generation_config: the checkpoint's defaults for ``generate``.
         low_bit: name of the low-bit format, for ``info`` and ``save_low_bit``.
-        tokenizer: used for ``stop_strings``, and saved by ``save_low_bit``; may be None.
+        tokenizer: used for ``stop_strings``, and saved by ``save_low_bit``; may be None. One of our own becomes a
+            transformers tokenizer when it is first asked for, which takes as long as reading it did.
         source: where the checkpoint came from; transformers' ``name_or_path``.
         checkpoint_config: the config that ``save_low_bit`` writes, by default ``config``'s.
         speculative: draft with a four-bit copy of the engine's weights wherever ``generate`` gets no ``lookahead``.
@@ -89,7 +91,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         self.engine = engine
         self.generation_config = generation_config or GenerationConfig()
         self.low_bit = low_bit
-        self.tokenizer = tokenizer
+        self._tokenizer = tokenizer
         self.source = None if source is None else Path(source)
         self._last = threading.local()
         self._making_copy = threading.Lock()
@@ -173,6 +175,17 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
             draft_engine=draft_engine,
             **kwargs,
         )
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer, as transformers has them; None where it has none."""
+        if isinstance(self._tokenizer, TextTokenizer):
+            self._tokenizer = self._tokenizer.for_transformers()
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
 
     @property
     def stats(self) -> GenerationStats | None:

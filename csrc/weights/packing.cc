@@ -18,10 +18,42 @@ struct PlainRows {
   int64_t row_bytes, lanes;  // of a row of codes; outputs that there are
 };
 
+// As many vectors as each has elements, columns for rows: every round deals them out like two halves of a pack of cards.
+template <typename T>
+void transpose(__m128i* vectors) {
+  constexpr int kCount = 16 / sizeof(T);
+  for (int round = 1; round < kCount; round *= 2) {
+    __m128i dealt[kCount];
+    for (int i = 0; i < kCount / 2; ++i) {
+      const __m128i a = vectors[i], b = vectors[i + kCount / 2];
+      if constexpr (sizeof(T) == 4) {
+        dealt[2 * i] = _mm_unpacklo_epi32(a, b);
+        dealt[2 * i + 1] = _mm_unpackhi_epi32(a, b);
+      } else if constexpr (sizeof(T) == 2) {
+        dealt[2 * i] = _mm_unpacklo_epi16(a, b);
+        dealt[2 * i + 1] = _mm_unpackhi_epi16(a, b);
+      } else {
+        dealt[2 * i] = _mm_unpacklo_epi8(a, b);
+        dealt[2 * i + 1] = _mm_unpackhi_epi8(a, b);
+      }
+    }
+    std::memcpy(vectors, dealt, sizeof dealt);
+  }
+}
+
 // Copies between [lane][i] and tile order [i][lane] for elements of T.
 template <bool kToTile, typename T>
 void transpose(T* tile, T* plain, int64_t count, int64_t lanes) {
-  for (int64_t k = 0; k < count; ++k)
+  constexpr int kSquare = 16 / sizeof(T);
+  int64_t first = 0;
+  for (; kToTile && lanes == kLanes && first + kSquare <= count; first += kSquare)
+    for (int lane = 0; lane < kLanes; lane += kSquare) {
+      __m128i square[kSquare];
+      for (int i = 0; i < kSquare; ++i) square[i] = load(plain + (lane + i) * count + first);
+      transpose<T>(square);
+      for (int i = 0; i < kSquare; ++i) store(tile + (first + i) * kLanes + lane, square[i]);
+    }
+  for (int64_t k = first; k < count; ++k)
     for (int64_t lane = 0; lane < lanes; ++lane) {
       T& a = tile[k * kLanes + lane];
       T& b = plain[lane * count + k];
@@ -41,6 +73,8 @@ struct Layout {
   using Scales = typename Format::Scales;
   static constexpr bool kApartScales = kHalves<Scales> && Record::kScale == kApart;
   static constexpr bool kMinimums = Scales::kMinimum;
+  static constexpr int kInRecord = Record::kInputs / kGroup;
+  static constexpr bool kAllSteps = Scales::kSteps == 2 && kInRecord == 8;
 
   static constexpr StreamFacts facts() {
     return {Format::kName, Record::kInputs, Record::kBytes, kApartScales, kApartScales && kMinimums};
@@ -58,22 +92,25 @@ struct Layout {
 
   template <bool kToTile>
   static void convert(const Matrix& m, int64_t tile, const PlainRows& plain) {
-    constexpr int in_record = Record::kInputs / kGroup;
     uint8_t* tile_steps = const_cast<uint8_t*>(m.steps) + (Scales::kSteps ? tile * step_bytes<Scales>(m.blocks) : 0);
     for (int64_t b = 0; b < m.blocks; ++b) {
       uint8_t* at = const_cast<uint8_t*>(m.codes) + (tile * m.blocks + b) * Codes::kBytes;
-      const int j = int(b % in_record);
+      const int j = int(b % kInRecord);
+      const int64_t record_at = b / kInRecord * Record::kBytes;
+      if (kToTile) {
+        put_codes(at, plain, record_at, j);
+        if (kAllSteps && j == 0) put_all_steps(tile_steps, plain, record_at, b, int(std::min<int64_t>(8, m.blocks - b)));
+      }
       for (int64_t lane = 0; lane < plain.lanes; ++lane) {
-        uint8_t* record = plain.codes + lane * plain.row_bytes + b / in_record * Record::kBytes;
+        uint8_t* record = plain.codes + lane * plain.row_bytes + record_at;
         uint8_t steps[4];
-        if (kToTile) {
-          for (int c = 0; c < kGroup / 4; ++c) Tile::put(at + 4 * lane, 0, c, Record::get(record, j, c) ^ Record::kFlip);
-          Record::get_steps(record, j, steps);
-          TileSteps<Scales>::put(tile_steps + lane, b, steps);
-        } else {
+        if (!kToTile) {
           for (int c = 0; c < kGroup / 4; ++c) Record::put(record, j, c, Tile::get(at + 4 * lane, 0, c) ^ Record::kFlip);
           TileSteps<Scales>::get(tile_steps + lane, b, steps);
           Record::put_steps(record, j, steps);
+        } else if (Scales::kSteps && !kAllSteps) {
+          Record::get_steps(record, j, steps);
+          TileSteps<Scales>::put(tile_steps + lane, b, steps);
         }
       }
     }
@@ -90,6 +127,33 @@ struct Layout {
           move<kToTile>(record + Record::kScale, scales + g * kLanes + lane, 0);
           if (kMinimums) move<kToTile>(record + Record::kMinimum, minimums + g * kLanes + lane, Record::kSubtracted ? 0x8000 : 0);
         }
+    }
+  }
+
+  // The codes of block j in the records at byte `at` of each row.
+  static void put_codes(uint8_t* tile, const PlainRows& plain, int64_t at, int j) {
+    for (int64_t lane = 0; lane < plain.lanes; lane += 4) {
+      __m128i words[8];
+      for (int h = 0; h < 2; ++h) {
+        for (int64_t i = 0; i < 4; ++i)
+          words[4 * h + i] = lane + i < plain.lanes
+                                 ? _mm_xor_si128(Record::get4(plain.codes + (lane + i) * plain.row_bytes + at, j, h),
+                                                 _mm_set1_epi32(int(Record::kFlip)))
+                                 : _mm_setzero_si128();
+        transpose<uint32_t>(words + 4 * h);
+      }
+      Tile::put_block(tile + 4 * lane, words);
+    }
+  }
+
+  // The steps of the records at byte `at`: those of `blocks` blocks from b on.
+  static void put_all_steps(uint8_t* tile, const PlainRows& plain, int64_t at, int64_t b, int blocks) {
+    if constexpr (kAllSteps) {
+      __m128i rows[kLanes] = {};
+      for (int64_t lane = 0; lane < plain.lanes; ++lane)
+        rows[lane] = Record::all_steps(plain.codes + lane * plain.row_bytes + at);
+      transpose<uint8_t>(rows);
+      TileSteps<Scales>::put_rows(tile, b, blocks, rows);
     }
   }
 

@@ -2,7 +2,12 @@
 //
 // Both are made of planes. A plane holds some bits of every code; the 32 codes of a block come from it as eight words of
 // four, one code a byte. Converting a block moves each word's bits from the planes of one side to those of the other.
+//
+// get and put say where a word is. get4 and put_block do the same for four words and more at a time, with what every x86-64 has: loading
+// is bound by memory then, and wider registers would gain little.
 #pragma once
+
+#include <emmintrin.h>
 
 #include <cstdint>
 #include <cstring>
@@ -10,6 +15,31 @@
 #include "kernels/kernels.h"
 
 namespace ipex_lookahead {
+
+// Whether words 4 h ... 4 h + 3 of a block lie one after the other, and equally far up in their bytes.
+template <class Place>
+constexpr bool in_runs() {
+  for (int j = 0; j < 8; ++j)
+    for (int c = 0; c < 8; ++c)
+      if (Place::at(j, c) != Place::at(j, c / 4 * 4) + 4 * (c % 4) || Place::shift(j, c) != Place::shift(j, c / 4 * 4))
+        return false;
+  return true;
+}
+
+// Whether words 4 h ... 4 h + 3 are two words that lie one after the other, and the same two further up in their bytes.
+template <class Place>
+constexpr bool in_pairs() {
+  for (int j = 0; j < 8; ++j)
+    for (int c = 0; c < 8; ++c)
+      if (Place::at(j, c) != Place::at(j, c / 4 * 4) + 4 * (c % 2) || Place::shift(j, c) != Place::shift(j, c / 2 * 2))
+        return false;
+  return true;
+}
+
+inline __m128i load(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+inline void store(void* p, __m128i v) { _mm_storeu_si128(static_cast<__m128i*>(p), v); }
+inline __m128i right(__m128i words, int bits) { return _mm_srl_epi32(words, _mm_cvtsi32_si128(bits)); }
+inline __m128i left(__m128i words, int bits) { return _mm_sll_epi32(words, _mm_cvtsi32_si128(bits)); }
 
 // `Bits` bits of every code, which are the code's bits from `Up` on. The word of codes 4 c ... 4 c + 3 of a record's
 // block j lies at byte Place::at(j, c), Place::shift(j, c) bits up in each byte.
@@ -27,76 +57,109 @@ struct Plane {
     word |= (codes >> Up & kMask) << Place::shift(j, c);
     std::memcpy(p + Place::at(j, c), &word, 4);
   }
+  // Words 4 h ... 4 h + 3 of block j.
+  static __m128i get4(const uint8_t* p, int j, int h) {
+    static_assert(in_runs<Place>() || in_pairs<Place>());
+    __m128i words;
+    if constexpr (in_runs<Place>()) {
+      words = right(load(p + Place::at(j, 4 * h)), Place::shift(j, 4 * h));
+    } else {
+      const __m128i two = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + Place::at(j, 4 * h)));
+      words = _mm_unpacklo_epi64(right(two, Place::shift(j, 4 * h)), right(two, Place::shift(j, 4 * h + 2)));
+    }
+    return left(_mm_and_si128(words, _mm_set1_epi32(int(kMask))), Up);
+  }
+  // A block of four outputs of a tile: words 0 ... 7.
+  static void put_block(uint8_t* p, const __m128i* words) {
+#pragma GCC unroll 8
+    for (int c = 0; c < 8; ++c) {
+      __m128i row = _mm_setzero_si128();
+      bool is_first = true;
+#pragma GCC unroll 8
+      for (int d = 0; d < 8; ++d) {
+        if (Place::at(0, d) != Place::at(0, c)) continue;
+        is_first = is_first && d >= c;
+        row = _mm_or_si128(row, left(_mm_and_si128(right(words[d], Up), _mm_set1_epi32(int(kMask))), Place::shift(0, d)));
+      }
+      if (is_first) store(p + Place::at(0, c), row);
+    }
+  }
 };
 
 template <class... Each>
 struct Planes {
   static uint32_t get(const uint8_t* p, int j, int c) { return (Each::get(p, j, c) | ...); }
   static void put(uint8_t* p, int j, int c, uint32_t codes) { (Each::put(p, j, c, codes), ...); }
+  static __m128i get4(const uint8_t* p, int j, int h) {
+    __m128i words = _mm_setzero_si128();
+    ((words = _mm_or_si128(words, Each::get4(p, j, h))), ...);
+    return words;
+  }
+  static void put_block(uint8_t* p, const __m128i* words) { (Each::put_block(p, words), ...); }
 };
 
 // Codes 4 c ... of one byte each, and of a nibble: code i low and code i + 16 high. `Stride` is what a step of c moves by:
 // 4 in a plain row, 64 in a tile, where 16 outputs lie between.
 template <int Stride>
 struct BytePlace {
-  static int at(int, int c) { return Stride * c; }
-  static int shift(int, int) { return 0; }
+  static constexpr int at(int, int c) { return Stride * c; }
+  static constexpr int shift(int, int) { return 0; }
 };
 template <int Stride>
 struct NibblePlace {
-  static int at(int, int c) { return Stride * (c % 4); }
-  static int shift(int, int c) { return 4 * (c / 4); }
+  static constexpr int at(int, int c) { return Stride * (c % 4); }
+  static constexpr int shift(int, int c) { return 4 * (c / 4); }
 };
 
 // Codes that stand bit by bit, eight of an input's sub-blocks a byte; or two by two, four a byte, for 128 inputs.
 template <int Base>
 struct BitPlace {
-  static int at(int, int c) { return Base + 4 * c; }
-  static int shift(int j, int) { return j; }
+  static constexpr int at(int, int c) { return Base + 4 * c; }
+  static constexpr int shift(int j, int) { return j; }
 };
 template <int Base>
 struct CrumbPlace {
-  static int at(int j, int c) { return Base + 32 * (j / 4) + 4 * c; }
-  static int shift(int j, int) { return 2 * (j % 4); }
+  static constexpr int at(int j, int c) { return Base + 32 * (j / 4) + 4 * c; }
+  static constexpr int shift(int j, int) { return 2 * (j % 4); }
 };
 // 32 bytes of nibbles hold two consecutive sub-blocks, the first low (q4_k, q5_k); 64 hold four, two low (q6_k).
 template <int Base>
 struct PairPlace {
-  static int at(int j, int c) { return Base + 32 * (j / 2) + 4 * c; }
-  static int shift(int j, int) { return 4 * (j % 2); }
+  static constexpr int at(int j, int c) { return Base + 32 * (j / 2) + 4 * c; }
+  static constexpr int shift(int j, int) { return 4 * (j % 2); }
 };
 struct QuadPlace {
-  static int at(int j, int c) { return 64 * (j / 4) + 32 * (j % 2) + 4 * c; }
-  static int shift(int j, int) { return 4 * (j % 4 / 2); }
+  static constexpr int at(int j, int c) { return 64 * (j / 4) + 32 * (j % 2) + 4 * c; }
+  static constexpr int shift(int j, int) { return 4 * (j % 4 / 2); }
 };
 // Nibbles as in NibblePlace, from byte Base on, in sub-blocks of 16 bytes.
 template <int Base>
 struct SubNibblePlace {
-  static int at(int j, int c) { return Base + 16 * j + 4 * (c % 4); }
-  static int shift(int, int c) { return 4 * (c / 4); }
+  static constexpr int at(int j, int c) { return Base + 16 * j + 4 * (c % 4); }
+  static constexpr int shift(int, int c) { return 4 * (c / 4); }
 };
 // In a tile: bit c of 64 bytes belongs to row c; two bits of 64 bytes to each of four rows.
 template <int Base>
 struct TileBitPlace {
-  static int at(int, int) { return Base; }
-  static int shift(int, int c) { return c; }
+  static constexpr int at(int, int) { return Base; }
+  static constexpr int shift(int, int c) { return c; }
 };
 template <int Base>
 struct TileCrumbPlace {
-  static int at(int, int c) { return Base + 64 * (c / 4); }
-  static int shift(int, int c) { return 2 * (c % 4); }
+  static constexpr int at(int, int c) { return Base + 64 * (c / 4); }
+  static constexpr int shift(int, int c) { return 2 * (c % 4); }
 };
 
 // In 32 codes of our own blocks: two bits of code i, i + 8, i + 16 and i + 24 share byte i; a byte a code.
 template <int Base>
 struct OwnCrumbPlace {
-  static int at(int, int c) { return Base + 4 * (c % 2); }
-  static int shift(int, int c) { return 2 * (c / 2); }
+  static constexpr int at(int, int c) { return Base + 4 * (c % 2); }
+  static constexpr int shift(int, int c) { return 2 * (c / 2); }
 };
 template <int Base>
 struct FromByte {
-  static int at(int j, int c) { return Base + 32 * j + 4 * c; }
-  static int shift(int, int) { return 0; }
+  static constexpr int at(int j, int c) { return Base + 32 * j + 4 * c; }
+  static constexpr int shift(int, int) { return 0; }
 };
 
 // One more bit a code, as q5_0 and q5_1 have the fifth: bit i of a word is code i's.
@@ -109,6 +172,12 @@ struct OneBit {
   static void put(uint8_t* p, int, int c, uint32_t codes) {
     const uint32_t bits = codes >> Up & 0x01010101u;
     p[Base + c / 2] |= uint8_t(((bits | bits >> 7 | bits >> 14 | bits >> 21) & 15) << 4 * (c % 2));
+  }
+  static __m128i get4(const uint8_t* p, int, int h) {
+    const __m128i which = _mm_set1_epi64x(int64_t(0x8040201008040201));
+    const __m128i first = _mm_set1_epi8(char(p[Base + 2 * h])), second = _mm_set1_epi8(char(p[Base + 2 * h + 1]));
+    const __m128i is_set = _mm_cmpeq_epi8(_mm_and_si128(_mm_unpacklo_epi64(first, second), which), which);
+    return _mm_and_si128(is_set, _mm_set1_epi8(1 << Up));
   }
 };
 
@@ -134,7 +203,8 @@ struct TilePlanes<Iq4> : TilePlanes<Nibbles> {};
 
 // What a record is: kInputs of a row in kBytes; kFlip is what a tile's codes differ by from the record's, which may be signed;
 // kScale and kMinimum are the bytes where its binary16 numbers lie, or kApart: in streams of their own. kSubtracted: the
-// minimum is subtracted, and lies negated in a tile. A record with steps has get_steps and put_steps for its block j.
+// minimum is subtracted, and lies negated in a tile. A record with steps has get_steps and put_steps for its block j; one with
+// two for each of eight blocks also has all_steps: of block 0 both, and so on.
 constexpr int kApart = -1;
 template <int Inputs, int Bytes, int Scale = kApart, int Minimum = kApart, bool Subtracted = false>
 struct Record {
@@ -225,6 +295,16 @@ struct RecordOf<Iq4Xs> : Record<256, 136, 0>, Planes<Plane<4, 0, SubNibblePlace<
 // Six-bit steps of scale and minimum in twelve bytes from byte 4 on: of the first four sub-blocks in the low bits of bytes
 // 0 ... 3 and 4 ... 7, of the others in the nibbles of bytes 8 ... 11 and the top bits of the earlier bytes.
 struct SixBitPairs {
+  static __m128i all_steps(const uint8_t* p) {
+    uint32_t a, b, c;
+    std::memcpy(&a, p + 4, 4);
+    std::memcpy(&b, p + 8, 4);
+    std::memcpy(&c, p + 12, 4);
+    constexpr uint32_t six = 0x3f3f3f3f, low = 0x0f0f0f0f, high = 0x30303030;
+    const __m128i scales = _mm_setr_epi32(int(a & six), int((c & low) | (a >> 2 & high)), 0, 0);
+    const __m128i minimums = _mm_setr_epi32(int(b & six), int((c >> 4 & low) | (b >> 2 & high)), 0, 0);
+    return _mm_unpacklo_epi8(scales, minimums);
+  }
   static void get_steps(const uint8_t* p, int j, uint8_t* steps) {
     p += 4;
     if (j < 4) {
@@ -249,22 +329,33 @@ struct SixBitPairs {
 };
 template <>
 struct RecordOf<Q4K> : Record<256, 144, 0, 2, true>, Planes<Plane<4, 0, PairPlace<16>>> {
+  static __m128i all_steps(const uint8_t* p) { return SixBitPairs::all_steps(p); }
   static void get_steps(const uint8_t* p, int j, uint8_t* steps) { SixBitPairs::get_steps(p, j, steps); }
   static void put_steps(uint8_t* p, int j, const uint8_t* steps) { SixBitPairs::put_steps(p, j, steps); }
 };
 template <>
 struct RecordOf<Q5K> : Record<256, 176, 0, 2, true>, Planes<Plane<4, 0, PairPlace<48>>, Plane<1, 4, BitPlace<16>>> {
+  static __m128i all_steps(const uint8_t* p) { return SixBitPairs::all_steps(p); }
   static void get_steps(const uint8_t* p, int j, uint8_t* steps) { SixBitPairs::get_steps(p, j, steps); }
   static void put_steps(uint8_t* p, int j, const uint8_t* steps) { SixBitPairs::put_steps(p, j, steps); }
 };
 template <>
 struct RecordOf<Q6K> : Record<256, 210, 208>, Planes<Plane<4, 0, QuadPlace>, Plane<2, 4, CrumbPlace<128>>> {
+  static __m128i all_steps(const uint8_t* p) { return load(p + 192); }
   static void get_steps(const uint8_t* p, int j, uint8_t* steps) { std::memcpy(steps, p + 192 + 2 * j, 2); }
   static void put_steps(uint8_t* p, int j, const uint8_t* steps) { std::memcpy(p + 192 + 2 * j, steps, 2); }
 };
 template <>
 struct RecordOf<Q3K> : Record<256, 110, 108>, Planes<Plane<2, 0, CrumbPlace<32>>, Plane<1, 2, BitPlace<0>>> {
   // From byte 96 on: eight bytes of low nibbles, of steps i and i + 8; four of two high bits, of i, i + 4, i + 8, i + 12.
+  static __m128i all_steps(const uint8_t* p) {
+    uint32_t twos;
+    std::memcpy(&twos, p + 104, 4);
+    const __m128i nibbles = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 96));
+    const __m128i low = _mm_and_si128(_mm_unpacklo_epi64(nibbles, right(nibbles, 4)), _mm_set1_epi8(15));
+    const __m128i high = _mm_setr_epi32(int(twos), int(twos >> 2), int(twos >> 4), int(twos >> 6));
+    return _mm_or_si128(low, left(_mm_and_si128(high, _mm_set1_epi8(3)), 4));
+  }
   static void get_steps(const uint8_t* p, int j, uint8_t* steps) {
     for (int half = 0; half < 2; ++half) {
       const int i = 2 * j + half;
@@ -281,6 +372,7 @@ struct RecordOf<Q3K> : Record<256, 110, 108>, Planes<Plane<2, 0, CrumbPlace<32>>
 };
 template <>
 struct RecordOf<Q2K> : Record<256, 84, 80, 82, true>, Planes<Plane<2, 0, CrumbPlace<16>>> {
+  static __m128i all_steps(const uint8_t* p) { return load(p); }
   static void get_steps(const uint8_t* p, int j, uint8_t* steps) { std::memcpy(steps, p + 2 * j, 2); }
   static void put_steps(uint8_t* p, int j, const uint8_t* steps) { std::memcpy(p + 2 * j, steps, 2); }
 };
@@ -294,6 +386,10 @@ struct TileSteps {
   static void put(uint8_t* p, int64_t b, const uint8_t* steps) {
     for (int i = 0; i < Scales::kSteps; ++i) p[(b * Scales::kSteps + i) * kLanes] = steps[i];
   }
+  // Of 16 outputs and up to eight blocks from b, a multiple of eight, on: a row for each step.
+  static void put_rows(uint8_t* p, int64_t b, int blocks, const __m128i* rows) {
+    for (int i = 0; i < 2 * blocks; ++i) store(p + (b * 2 + i) * kLanes, rows[i]);
+  }
 };
 template <>
 struct TileSteps<HalfSteps6> {
@@ -306,6 +402,18 @@ struct TileSteps<HalfSteps6> {
   static void put(uint8_t* p, int64_t b, const uint8_t* steps) {
     p[b / 8 * 192 + b % 8 * kLanes] = uint8_t((steps[0] & 15) | (steps[1] & 15) << 4);
     p[b / 8 * 192 + 128 + b % 8 / 2 * kLanes] |= uint8_t((steps[0] >> 4 | steps[1] >> 4 << 2) << 4 * (b % 2));
+  }
+  static void put_rows(uint8_t* p, int64_t b, int blocks, const __m128i* rows) {
+    const __m128i low = _mm_set1_epi8(15), high = _mm_set1_epi8(3);
+    p += b / 8 * 192;
+    __m128i twos[4] = {};
+    for (int i = 0; i < blocks; ++i) {
+      const __m128i *const s = rows + 2 * i;
+      store(p + i * kLanes, _mm_or_si128(_mm_and_si128(s[0], low), left(_mm_and_si128(s[1], low), 4)));
+      const __m128i both = _mm_or_si128(_mm_and_si128(right(s[0], 4), high), left(_mm_and_si128(right(s[1], 4), high), 2));
+      twos[i / 2] = _mm_or_si128(twos[i / 2], left(both, 4 * (i % 2)));
+    }
+    for (int i = 0; i < 4; ++i) store(p + 128 + i * kLanes, twos[i]);
   }
 };
 template <>

@@ -163,7 +163,7 @@ class GgufCheckpoint:
             buffer: Any = arrays["codes"][place].view(record) if whole else np.empty((stop - start, blocks), record)
             source.file.read_into(source.offset + first * row_bytes, buffer, source.name)
             for stream in target.streams:
-                part = np.ascontiguousarray(buffer[stream.name]).reshape(stop - start, -1)
+                part = _field(buffer, stream.name).reshape(stop - start, -1)
                 if (bad := target.bad_scale(stream.name, part)) is not None:
                     block, element = divmod(bad.index, part.size // buffer.size)
                     field = int(fields[stream.name][1]) + element * stream.itemsize
@@ -217,6 +217,22 @@ class GgufCheckpoint:
     def close(self) -> None:
         """Release the file. Tensors already read stay valid."""
         self._file.close()
+
+
+def _field(records: npt.NDArray[np.void], name: str) -> npt.NDArray[Any]:
+    """A field of records [rows, blocks], contiguous.
+
+    numpy copies elements of 16 bytes several times as fast as 16 elements of one.
+    """
+    fields: Any = records.dtype.fields
+    kind, start = fields[name][:2]
+    if kind.itemsize % 16:
+        return np.ascontiguousarray(records[name])
+    found: npt.NDArray[Any] = np.empty((*records.shape, kind.itemsize // 16), "V16")
+    for piece in range(found.shape[-1]):
+        part: Any = {"names": ["x"], "formats": ["V16"], "offsets": [start + 16 * piece], "itemsize": records.itemsize}
+        found[..., piece] = records.view(np.dtype(part))["x"]
+    return found.view(kind.base)
 
 
 def refuse_unread_types(file: GgufParts) -> None:

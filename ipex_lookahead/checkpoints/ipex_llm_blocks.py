@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.formats.base import PackedWeight
-from ipex_lookahead.formats.blocks import BlockFormat, Parts
+from ipex_lookahead.formats.blocks import BlockFormat
 from ipex_lookahead.formats.float_base import to_binary16
+from ipex_lookahead.formats.search import Parts
 
 Bytes = npt.NDArray[np.uint8]
 Arrays = Mapping[str, npt.NDArray[Any]]

@@ -2,13 +2,18 @@
 
 ``config.json`` has the key ``ipex_lookahead``: version, low-bit format, files written. A float tensor is stored under
 its name; a low-bit one as ``NAME.codes`` and its format's further streams (``NAME.scales``, ``NAME.minimums``), and the
-file's ``__metadata__`` says for NAME its format, group size and logical shape, as in ``"sym_int4 32 576x1536"``.
+file's ``__metadata__`` says for NAME its format, group size and logical shape, as in ``"sym_int4 32 576x1536"``. From
+version 2 on it ends with a checksum, and float tensors have one too: ``"sha256:..."``, see :func:`checksum`.
+
+Nothing is mapped: the kernels read weights in an order of their own, so a mapping would be one more copy of the file
+that another program may cut or change under a running model.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from os import PathLike
@@ -34,11 +39,15 @@ from ipex_lookahead.formats.base import PackedWeight, Stream
 from ipex_lookahead.safe_json import JsonObject
 
 MARKER = "ipex_lookahead"
-VERSION = 1
+VERSION = 2
+OLD_VERSION = 1
+"""Without checksums; still read."""
 FLOATS = {name: FORMATS[name].streams[0].stored for name in FLOAT_FORMATS}
 """Float formats and their safetensors dtypes."""
 
 _STORED_AS = re.compile(r"([a-z0-9_]{1,32}) ([0-9]{1,4}) ([0-9]{1,13})x([0-9]{1,13})", re.ASCII)
+_CHECKSUM = re.compile(r"(?:(.*) )?sha256:([0-9a-f]{64})", re.ASCII | re.DOTALL)
+_CHECKED_AT_ONCE = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +75,26 @@ def streams(info: TensorInfo) -> list[StoredStream] | None:
 
 
 def stored_as(info: TensorInfo) -> str:
-    """The line of ``__metadata__`` for a low-bit weight."""
-    return f"{info.format} {info.group_size} {info.shape[0]}x{info.shape[1]}"
+    """What a weight's arrays are: for a low-bit one the line of ``__metadata__``, before the checksum."""
+    return f"{info.format} {info.group_size} {'x'.join(map(str, info.shape))}"
+
+
+def checksum(name: str, info: TensorInfo, data: Iterable[npt.NDArray[np.generic]]) -> str:
+    """SHA-256, in hexadecimal digits, of a weight's stored name, what its arrays are, and their bytes."""
+    total = hashlib.sha256(f"{name}\0{stored_as(info)}\0".encode())
+    for part in data:
+        total.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)  # it lets go of the GIL
+    return total.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """A weight as it is stored: under which name, as what, in which arrays, and their checksum ("": there is none)."""
+
+    name: str
+    info: TensorInfo
+    parts: list[StoredTensor]
+    checksum: str
 
 
 class LowBitCheckpoint:
@@ -90,7 +117,9 @@ class LowBitCheckpoint:
         self.path = Path(path)
         config_path = self.path / "config.json"
         raw = read_json(config_path)
-        self.low_bit = _read_marker(raw, config_path)
+        self.low_bit, version = _read_marker(raw, config_path)
+        self._has_checksums = version > OLD_VERSION
+        self._intact: set[str] = set()
         self.config: dict[str, Any] = {}
         self.generation_config: dict[str, Any] = {}
         self._most_dimensions = 4 if other_family else 2
@@ -113,13 +142,19 @@ class LowBitCheckpoint:
             self._file.close()
             raise
 
-    def _find_tensors(self) -> dict[str, tuple[TensorInfo, list[StoredTensor]]]:
+    def _find_tensors(self) -> dict[str, _Weight]:
         stored = dict(self._file.tensors)
-        found: dict[str, tuple[TensorInfo, list[StoredTensor]]] = {}
+        found: dict[str, _Weight] = {}
+        checksums: dict[str, str] = {}
         for name, line in self._file.metadata.items():
             if name == "format" or (ours := self._renamed(name)) is None:
                 continue
-            match = _STORED_AS.fullmatch(line)
+            described = self._described(name, line, checksums)
+            if described is None:  # a float tensor, of which there is no more to say
+                if name not in stored:
+                    raise self._error(name, self._file.metadata.at[name], "is missing from the file")
+                continue
+            match = _STORED_AS.fullmatch(described)
             shape = (int(match[3]), int(match[4])) if match else (0, 0)
             info = TensorInfo(shape, match[1] if match else "", int(match[2]) if match else 0)
             parts = streams(info) if all(0 < size <= MAX_DIM for size in shape) and info.format not in FLOATS else None
@@ -131,17 +166,34 @@ class LowBitCheckpoint:
                 )  # fmt: skip
             if ours in found:
                 raise self._error(name, self._file.metadata.at[name], f"is there under another name of {ours} too")
-            found[ours] = (info, [self._take(stored, name, part) for part in parts])
+            arrays = [self._take(stored, name, part) for part in parts]
+            found[ours] = _Weight(name, info, arrays, checksums.get(name, ""))
         for name, tensor in stored.items():
             if (ours := self._renamed(name)) is None:
                 continue
             check_kind(self._file, name, tensor, most_dimensions=self._most_dimensions)
             if ours in found:
                 raise self._error(name, tensor.entry, "is stored both as a float and as a low-bit tensor, or twice")
-            found[ours] = (TensorInfo(tensor.shape, _FLOAT_FORMATS[tensor.dtype]), [tensor])
+            if self._has_checksums and name not in checksums:
+                raise self._error(name, tensor.entry, "has no checksum (sha256:...) in __metadata__")
+            info = TensorInfo(tensor.shape, _FLOAT_FORMATS[tensor.dtype])
+            found[ours] = _Weight(name, info, [tensor], checksums.get(name, ""))
         if not found:
             raise self._error("tensors", None, "the checkpoint holds no tensor")
         return found
+
+    def _described(self, name: str, line: str, checksums: dict[str, str]) -> str | None:
+        """What a line of ``__metadata__`` says of a low-bit weight, None of a float one; its checksum is noted."""
+        if not self._has_checksums:
+            return line
+        match = _CHECKSUM.fullmatch(line)
+        if match is None:
+            raise self._error(
+                name, self._file.metadata.at[name],
+                f"is stored as {shown(line)}; it must end with sha256: and 64 hexadecimal digits",
+            )  # fmt: skip
+        checksums[name] = match[2]
+        return match[1]
 
     def _renamed(self, name: str) -> str | None:
         """A stored tensor's name as the spec has it; None for one of another part of a larger model."""
@@ -168,7 +220,7 @@ class LowBitCheckpoint:
 
     def info(self, name: str) -> TensorInfo:
         """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""
-        stored = self._find(name)[0]
+        stored = self._find(name).info
         if name in self._tensors:
             return stored
         tensor = self._weights[name]
@@ -184,23 +236,47 @@ class LowBitCheckpoint:
 
         Raises ModelFormatError for NaN and infinity, and if the file has been cut meanwhile.
         """
-        info, stored = self._find(name)
-        whole, tensor = name in self._tensors, self._weights.get(name)
+        stored = self._find(name)
+        info, whole, tensor = stored.info, name in self._tensors, self._weights.get(name)
+        if not whole and stored.name not in self._intact:  # of a part alone there is no checksum
+            self._check(stored, (piece for part in stored.parts for piece in self._pieces(part)))
         if info.format in FLOATS:
-            if tensor is None:
-                return read_float(self._file, name, stored[0])
-            weight = read_float(self._file, name, stored[0]) if whole else read_part(self._file, tensor, stored[0])
-            return with_offset(weight, tensor.hf.offset)
+            read = (
+                read_float(self._file, name, stored.parts[0])
+                if whole or tensor is None
+                else read_part(self._file, tensor, stored.parts[0])
+            )
+            if whole:
+                self._check(stored, [read.codes])
+            return read if tensor is None else with_offset(read, tensor.hf.offset)
         target = FORMATS[info.format]
         arrays: dict[str, npt.NDArray[Any]] = {}
-        for stream, part in zip(target.streams, stored, strict=True):
+        for stream, part in zip(target.streams, stored.parts, strict=True):
             run = None if whole else run_of(self._weights[name], self._weights[name].hf)
             array = self._array(part, stream, run)
             if (bad := target.bad_scale(stream.name, array)) is not None:
                 at = part.offset + bad.index * stream.itemsize
                 raise self._error(name, at, f"{bad.what} {bad.index // stream.elements} {bad.problem}")
             arrays[stream.name] = array
+        if whole:
+            self._check(stored, arrays.values())
         return PackedWeight(info.format, self.info(name).shape, group_size=info.group_size, **arrays)
+
+    def _check(self, stored: _Weight, data: Iterable[npt.NDArray[np.generic]]) -> None:
+        """Raise ModelFormatError unless ``data``, all of a weight's arrays or the pieces of them, is what was saved."""
+        if stored.checksum and checksum(stored.name, stored.info, data) != stored.checksum:
+            raise ModelFormatError(
+                self._file.path, stored.name, stored.parts[0].offset,
+                "is not what was saved: its checksum is another one",
+                hint="the file is damaged: copy the folder again, or save the model again",
+            )  # fmt: skip
+        self._intact.add(stored.name)
+
+    def _pieces(self, part: StoredTensor) -> Iterator[npt.NDArray[np.uint8]]:
+        for at in range(0, part.nbytes, _CHECKED_AT_ONCE):
+            piece = np.empty(min(_CHECKED_AT_ONCE, part.nbytes - at), np.uint8)
+            self._file.file.read_into(part.offset + at, piece, part.name)
+            yield piece
 
     def _array(self, stored: StoredTensor, stream: Stream, run: Run | None) -> npt.NDArray[Any]:
         """A stream, or the rows of one that are a weight of their own."""
@@ -223,7 +299,7 @@ class LowBitCheckpoint:
         part = self._weights[name].hf.name if name in self._weights else name
         return part if part in self._tensors else None
 
-    def _find(self, name: str) -> tuple[TensorInfo, list[StoredTensor]]:
+    def _find(self, name: str) -> _Weight:
         place = self._place_of(name)
         if place is None:
             raise self._error(name, None, "there is no tensor of this name")
@@ -246,22 +322,24 @@ class LowBitCheckpoint:
 _FLOAT_FORMATS = {dtype: name for name, dtype in FLOATS.items()}
 
 
-def _read_marker(raw: JsonObject, path: Path) -> dict[str, Any]:
+def _read_marker(raw: JsonObject, path: Path) -> tuple[dict[str, Any], int]:
+    """What the folder says of its format, and its version."""
     source = Source(path, Places(lambda: {MARKER: (MARKER, raw.at.get(MARKER))}))
     marker = raw.get(MARKER)
     if not isinstance(marker, JsonObject):
         raise source.error(MARKER, f"is {shown(marker)}; a folder written by save_low_bit has an object here")
     source = Source(path, Places(lambda: {key: (f"{MARKER}.{key}", at) for key, at in marker.at.items()}))
     version = whole(1, 2**31 - 1)(source, "version", marker.get("version"))
-    if version != VERSION:
+    if version > VERSION:
         raise UnsupportedModelError(
-            f"{path}: was written in version {version} of the format; this release reads version {VERSION}",
+            f"{path}: was written in version {version} of the format; this release reads versions up to {VERSION}",
             hint="upgrade ipex-lookahead, or save the model again with this release",
         )
     rounded_from = marker.get("requantized_from")
-    return {
+    said = {
         **({} if rounded_from is None else {"requantized_from": text(source, "requantized_from", rounded_from)}),
         "low_bit": text(source, "low_bit", marker.get("low_bit")),
         "group_size": whole(0, 4096)(source, "group_size", marker.get("group_size")),
         "mixed_precision": boolean(source, "mixed_precision", marker.get("mixed_precision")),
     }
+    return said, version

@@ -22,7 +22,7 @@ import numpy as np
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.licence import copy_licence
-from ipex_lookahead.checkpoints.low_bit import FLOATS, MARKER, VERSION, StoredStream, stored_as, streams
+from ipex_lookahead.checkpoints.low_bit import FLOATS, MARKER, VERSION, StoredStream, checksum, stored_as, streams
 from ipex_lookahead.checkpoints.safetensors import SINGLE
 from ipex_lookahead.errors import InputError, ModelFormatError, SaveError
 from ipex_lookahead.formats.base import PackedWeight
@@ -103,43 +103,47 @@ class _Layout:
             raise InputError("there are no weights to save")
         self.infos = infos
         self.places: dict[str, list[tuple[StoredStream, int]]] = {}
-        metadata = {"format": "pt"}
-        entries: dict[str, Any] = {}
+        self._entries: dict[str, Any] = {}
         end = 0
         for name, info in infos.items():
             parts = streams(info)
             if parts is None:
                 raise InputError(f"weight {name} has format {info.format!r}, group size {info.group_size}: unknown")
-            if info.format not in FLOATS:
-                metadata[name] = stored_as(info)
             self.places[name] = []
             for part in parts:
-                if name + part.suffix in entries or name in ("format", "__metadata__"):
+                if name + part.suffix in self._entries or name in ("format", "__metadata__"):
                     raise InputError(f"weight {name} would be stored under a name that is taken")
                 begin, end = end, end + part.nbytes
-                entries[name + part.suffix] = {
+                self._entries[name + part.suffix] = {
                     "dtype": part.stream.stored,
                     "shape": list(part.shape),
                     "data_offsets": [begin, end],
                 }
                 self.places[name].append((part, begin))
-        header = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
-        header += b" " * (-len(header) % 8)
-        self.header = struct.pack("<Q", len(header)) + header
         self.data_bytes = end
+
+    def header(self, checksums: Mapping[str, str]) -> bytes:
+        """The file up to its data, as long with the checksums of all weights as with none yet."""
+        metadata = {"format": "pt"}
+        for name, info in self.infos.items():
+            described = "" if info.format in FLOATS else f"{stored_as(info)} "
+            metadata[name] = f"{described}sha256:{checksums.get(name, '0' * 64)}"
+        header = json.dumps({"__metadata__": metadata, **self._entries}, separators=(",", ":")).encode()
+        header += b" " * (-len(header) % 8)
+        return struct.pack("<Q", len(header)) + header
 
 
 def _write_tensors(
     path: Path, layout: _Layout, weights: Iterable[tuple[str, PackedWeight]], progress: Progress | None
 ) -> None:
-    start = len(layout.header)
+    start = len(layout.header({}))
     missing = dict(layout.places)
+    checksums: dict[str, str] = {}
     done = 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         # A disk that is too small is found out now, not after an hour of quantising.
         _reserve(descriptor, start + layout.data_bytes)
-        _write(descriptor, 0, memoryview(layout.header))
         for name, weight in weights:
             if name not in missing:
                 raise InputError(f"weight {name} was {'given twice' if name in layout.places else 'not announced'}")
@@ -149,17 +153,20 @@ def _write_tensors(
                     f"weight {name} is {weight.format} {list(weight.shape)} with group size {weight.group_size}, "
                     f"announced as {info.format} {list(info.shape)} with {info.group_size}"
                 )
+            written = []
             for part, begin in missing.pop(name):
                 array = getattr(weight, part.stream.name)
                 if array is None or array.shape != part.shape or array.dtype != part.stream.dtype:
                     raise InputError(f"weight {name}{part.suffix} is not {part.stream.stored} {list(part.shape)}")
-                flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-                _write(descriptor, start + begin, flat.data)
-                done += flat.size
+                written.append(np.ascontiguousarray(array))
+                _write(descriptor, start + begin, written[-1].reshape(-1).view(np.uint8).data)
+                done += part.nbytes
+            checksums[name] = checksum(name, info, written)
             if progress is not None:
                 progress(done, layout.data_bytes)
         if missing:
             raise InputError(f"weight {next(iter(missing))} was announced and not given ({len(missing)} in all)")
+        _write(descriptor, 0, memoryview(layout.header(checksums)))
     finally:
         os.close(descriptor)
 

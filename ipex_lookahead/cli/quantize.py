@@ -75,25 +75,39 @@ def quantize(
         _export(path, to, low_bit, mixed_precision, threads)
         return
 
-    from ipex_lookahead.auto import load_model_and_tokenizer
-
-    loaded, _ = load_model_and_tokenizer(
-        str(path),
-        low_bit=low_bit,
-        group_size=int(group_size),
-        mixed_precision=mixed_precision,
-        threads=threads,
-        progress=True,
-    )
-    with byte_bar("saving") as progress:
-        loaded.save_low_bit(out, overwrite=overwrite, progress=progress)
+    label = _save(path, out, low_bit, int(group_size), mixed_precision, overwrite, threads)
     saved = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     as_found = "" if low_bit else ", as in the file"
-    click.echo(f"saved {out}: {saved / 1e6:.1f} MB in {loaded.low_bit}{as_found} {_groups(out)}".rstrip())
+    click.echo(f"saved {out}: {saved / 1e6:.1f} MB in {label}{as_found} {_groups(out)}".rstrip())
     if licence := DEFAULT.licence if model == "default" else licence_of(path, describe(path)):
         click.echo(f"licence of {model}: {licence}")
     if shutil.which("ipex-lookahead"):
         click.echo(f"try it: ipex-lookahead generate --model {out} 'Once upon a time'")
+
+
+def _save(
+    path: Path, out: Path, low_bit: str | None, group_size: int, mixed: bool, overwrite: bool, threads: int | None
+) -> str:
+    """Write the folder; the name of its format."""
+    from ipex_lookahead.architectures import model_types
+    from ipex_lookahead.checkpoints import family_of
+    from ipex_lookahead.engines.convert import convert
+    from ipex_lookahead.engines.loading import LoadRequest
+
+    family = family_of(path)
+    if family is None or family in model_types():
+        request = LoadRequest(path, low_bit, group_size, mixed, threads=threads)
+        with byte_bar("saving") as progress:
+            return convert(request, out, overwrite=overwrite, progress=progress)
+
+    from ipex_lookahead.auto import load_model_and_tokenizer
+
+    loaded, _ = load_model_and_tokenizer(
+        str(path), low_bit=low_bit, group_size=group_size, mixed_precision=mixed, threads=threads, progress=True
+    )
+    with byte_bar("saving") as progress:
+        loaded.save_low_bit(out, overwrite=overwrite, progress=progress)
+    return str(loaded.low_bit)
 
 
 def _check_file(to: Path | None, plan: Any, overwrite: bool) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,22 @@ class LoadedModel:
     tokenizer: TextTokenizer | None = None
     config: Any = None
     no_tokenizer: str = ""
+
+
+@contextmanager
+def cycles_left_alone() -> Iterator[None]:
+    """No search for garbage in cycles meanwhile.
+
+    A tokenizer is some hundred thousand strings and pairs, no cycle among them; Python's collector would go through all
+    objects of torch and transformers several times while they are made, which takes as long as all the rest.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def refuse_options(engine: str, why: str, **given: Any) -> None:

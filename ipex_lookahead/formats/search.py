@@ -329,8 +329,11 @@ class ZeroSearch:
             error = total(w * rest * rest)
             better = error < least
             least = np.where(better, error, least)
-            found = bits, zero, codes.astype(np.uint8)
-            best = tuple(np.where(better, mine, other) for mine, other in zip(found, best, strict=True))  # type: ignore[assignment]
+            best = (
+                np.where(better, bits, best[0]),
+                np.where(better, zero, best[1]),
+                np.where(better, codes.astype(np.uint8), best[2]),
+            )
         return Parts(in_blocks(best[2], values), best[0], half(best[1])[0])
 
     def _limited(self, numbers: Floats) -> Floats:

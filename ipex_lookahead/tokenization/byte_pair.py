@@ -15,19 +15,26 @@ def check_merges(
     merges: Sequence[Any], vocabulary: Mapping[str, int], fail: Callable[[str], Exception]
 ) -> list[tuple[str, str]]:
     """Merges as pairs; each must be two known tokens whose concatenation is a known token, and be there once."""
-    pairs: list[tuple[str, str]] = []
-    for rank, merge in enumerate(merges):
-        parts = merge.split(" ") if isinstance(merge, str) else merge
-        if len(parts) != 2 or not isinstance(parts[0], str) or not isinstance(parts[1], str) or "" in parts:
-            raise fail(f"merge {rank}, {str(merge)[:80]!r}, is not two tokens with one space between them")
-        left, right = parts
-        if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
-            missing = next(token for token in (left, right, left + right) if token not in vocabulary)
-            raise fail(f"merge {rank}, {str(merge)[:80]!r}, needs {missing[:80]!r}, which is not in the vocabulary")
-        pairs.append((left, right))
+    pairs: list[Any] = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in merges]
+    try:  # all at once: there are a hundred thousand of them
+        known = all(left in vocabulary and right in vocabulary and left + right in vocabulary for left, right in pairs)
+    except (TypeError, ValueError):  # something else than two strings
+        known = False
+    if not known or "" in vocabulary:
+        for rank, (merge, pair) in enumerate(zip(merges, pairs, strict=True)):
+            if problem := _fault(pair, vocabulary):
+                raise fail(f"merge {rank}, {str(merge)[:80]!r}, {problem}")
     if len(set(pairs)) != len(pairs):
         raise fail("the same pair is there twice")
     return pairs
+
+
+def _fault(pair: tuple[Any, ...], vocabulary: Mapping[str, int]) -> str:
+    """What is wrong with a merge, if anything."""
+    if len(pair) != 2 or not isinstance(pair[0], str) or not isinstance(pair[1], str) or "" in pair:
+        return "is not two tokens with one space between them"
+    missing = next((token for token in (*pair, "".join(pair)) if token not in vocabulary), None)
+    return "" if missing is None else f"needs {missing[:80]!r}, which is not in the vocabulary"
 
 
 def byte_level_bpe(vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], splitting: Splitting) -> Tokenizer:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer, models
 
 from ipex_lookahead.errors import LookaheadError, ModelFormatError, UnsupportedModelError
 from ipex_lookahead.safe_json import File, kind
@@ -110,6 +111,7 @@ class Pipeline:
         file: its name, for messages.
         description: what the library gets, without truncation or padding.
         vocab: the model's tokens and their ids, without added tokens.
+        merges: of byte-pair encoding, as pairs; empty for other models.
         apart: the first part that needs a process of its own, such as "pre_tokenizer.Split.pattern"; None: it may run
             in this one.
     """
@@ -117,14 +119,13 @@ class Pipeline:
     file: File
     description: dict[str, Any]
     vocab: dict[str, int]
+    merges: list[tuple[str, str]]
     apart: str | None
 
     def core(self) -> Tokenizer:
         """The ``tokenizers`` object, in this process. Raises ModelFormatError."""
         try:
-            core = Tokenizer.from_str(json.dumps(self.description))
-            self._check_spaces(core)
-            return core
+            return self._core()
         except LookaheadError:
             raise
         except BaseException as error:  # a panic in the library is no Exception
@@ -133,6 +134,20 @@ class Pipeline:
             raise ModelFormatError(
                 self.file, "file", None, f"the tokenizers library does not take it: {error}"
             ) from None
+
+    def _core(self) -> Tokenizer:
+        """Vocabulary and merges go to the library as they are: as JSON they would be most of the time."""
+        model = self.description["model"]
+        others = {"model": {**model, "vocab": {}, "merges": [], "unk_token": None}, "added_tokens": []}
+        core = Tokenizer.from_str(json.dumps(self.description | others))
+        settings = ("unk_token", "fuse_unk", "byte_fallback", "ignore_merges")
+        options = {name: model[name] for name in settings if model[name]}  # older releases have not all of them
+        core.model = models.BPE(self.vocab, self.merges, **options)
+        for special, tokens in groupby(self.description["added_tokens"], lambda token: token["special"]):
+            made = [AddedToken(**{k: v for k, v in token.items() if k != "id"}) for token in tokens]
+            (core.add_special_tokens if special else core.add_tokens)(made)
+        self._check_spaces(core)
+        return core
 
     def _check_spaces(self, core: Tokenizer) -> None:
         """Refuse white space that takes the space beside it.
@@ -168,6 +183,7 @@ class _Reader:
         self.file = file
         self.limit = MAX_PIECES if vocab_size is None else vocab_size
         self.apart: str | None = None
+        self.merges: list[tuple[str, str]] = []
 
     def fail(self, field: str, problem: str) -> ModelFormatError:
         return ModelFormatError(self.file, field, None, problem)
@@ -190,7 +206,7 @@ class _Reader:
             part = description.get(stage)
             clean[stage] = None if part is None else self.part(self.object(part, stage), stage)
         self.growth(clean)
-        return Pipeline(self.file, clean, vocab, self.apart)
+        return Pipeline(self.file, clean, vocab, self.merges, self.apart)
 
     def growth(self, clean: Mapping[str, Any]) -> None:
         """Bound how much longer the way in, the way out, and what goes round a text may make it."""
@@ -241,12 +257,12 @@ class _Reader:
         if affix := next((key for key in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(key)), None):
             self.apart = self.apart or f"model.{affix}"
             return model
-        pairs = check_merges(merges, vocab, lambda problem: self.fail("model.merges", problem))
+        self.merges = check_merges(merges, vocab, lambda problem: self.fail("model.merges", problem))
         unknown = model.get("unk_token")
         if unknown is not None and (type(unknown) is not str or unknown not in vocab):
             raise self.fail("model.unk_token", f"is {str(unknown)[:80]!r}, which is not in the vocabulary")
         clean: dict[str, Any] = {"type": "BPE", "vocab": vocab, "unk_token": unknown}
-        clean["merges"] = merges_for_json(pairs)
+        clean["merges"] = merges_for_json(self.merges)
         for name in ("fuse_unk", "byte_fallback", "ignore_merges"):
             clean[name] = self.setting(model.get(name, False), _FLAG, f"model.{name}")
         return clean

@@ -24,10 +24,12 @@ def folder(tmp_path_factory):
 def refused(monkeypatch, capsys):
     """What is said where nothing may be loaded, with exit status 2."""
     from ipex_lookahead import auto
+    from ipex_lookahead.engines import convert
 
     def said(*arguments):
         with monkeypatch.context() as patch:
             patch.setattr(auto, "load_model_and_tokenizer", lambda *a, **o: pytest.fail("the model was loaded"))
+            patch.setattr(convert, "convert", lambda *a, **o: pytest.fail("weights were read"))
             assert run(["quantize", *map(str, arguments)]) == 2
         return capsys.readouterr().err
 

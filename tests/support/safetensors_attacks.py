@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import struct
+from pathlib import Path
 from typing import Any
 
 from tests.support import json_attacks
@@ -98,6 +100,51 @@ def _change(chance: random.Random, header: dict[str, Any], data: bytes) -> bytes
     return data
 
 
+def without_checksums(folder: Path) -> Path:
+    """A saved folder made one of version 1, which had none."""
+    path, config_path = folder / "model.safetensors", folder / "config.json"
+    header, data = split(path.read_bytes())
+    lines = {name: line.rpartition("sha256:")[0].strip() for name, line in header["__metadata__"].items()}
+    header["__metadata__"] = {"format": "pt", **{name: line for name, line in lines.items() if line}}
+    path.write_bytes(join(json.dumps(header, separators=(",", ":")).encode(), data))
+    config = json.loads(config_path.read_text(encoding="utf-8"))
+    config["ipex_lookahead"]["version"] = 1
+    config_path.write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+FLOATS = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+
+
+def resealed(file: bytes) -> bytes:
+    """A file of a saved folder, changed, with the checksums that it would have had if it had been saved so.
+
+    Where the header is no longer one, or a weight has no arrays, there is nothing to be done.
+    """
+    try:
+        header, data = split(file)
+        metadata = header["__metadata__"]
+        for name, line in metadata.items():
+            if name == "format":
+                continue
+            described = line.rpartition("sha256:")[0].strip()
+            if not described:
+                entry = header[name]
+                described = f"{FLOATS[entry['dtype']]} 0 {'x'.join(map(str, entry['shape']))}"
+            parts = [
+                header[name + suffix] for suffix in ("", ".codes", ".scales", ".minimums") if name + suffix in header
+            ]
+            total = hashlib.sha256(f"{name}\0{described}\0".encode())
+            for part in parts:
+                begin, end = part["data_offsets"]
+                total.update(data[begin:end])
+            before = f"{described} " if described.split()[0] not in FLOATS.values() else ""
+            metadata[name] = f"{before}sha256:{total.hexdigest()}"
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, struct.error):
+        return file
+    return join(json.dumps(header).encode(), data)
+
+
 def _change_metadata(chance: random.Random, header: dict[str, Any]) -> None:
     """The lines of a saved folder: format, group size, rows and columns."""
     metadata = header.get("__metadata__")
@@ -106,19 +153,22 @@ def _change_metadata(chance: random.Random, header: dict[str, Any]) -> None:
         header["__metadata__"] = chance.choice(({"format": "pt"}, {"x": "y"}, {"x": 1}, [], None, "x"))
         return
     name = chance.choice(packed)
-    way, line = chance.random(), str(metadata[name])
+    way, (line, mark, digest) = chance.random(), str(metadata[name]).partition(" sha256:")
+    if mark and chance.random() < 0.1:
+        metadata[name] = chance.choice((line, line + mark, line + mark + digest[1:], line + mark + digest.upper()))
+        return
     kind, _, rest = line.partition(" ")
     group, _, shape = rest.partition(" ")
     if way < 0.2:
         del metadata[name]
     elif way < 0.3:
-        metadata[name + "2"] = line
+        metadata[name + "2"] = line + mark + digest
     else:
         kind = chance.choice((kind, kind, "sym_int4", "asym_int4", "sym_int8", "fp16", "nf4", ""))
         group = chance.choice((group, group, "32", "64", "0", "4096", "-32", "9999"))
         rows, _, columns = shape.partition("x")
         sizes = (f"{columns}x{rows}", f"{rows}x{columns}1", f"0x{columns}", f"{2**40}x{2**40}", f"{10**12}x{columns}")
-        metadata[name] = f"{kind} {group} {chance.choice((shape, shape, *sizes, 'x'))}"
+        metadata[name] = f"{kind} {group} {chance.choice((shape, shape, *sizes, 'x'))}{mark}{digest}"
 
 
 def attacked_index(chance: random.Random, files: dict[str, bytes]) -> dict[str, bytes | None]:

@@ -16,6 +16,7 @@ from ipex_lookahead.tokenization import folder as folder_module
 from ipex_lookahead.tokenization.folder import text_from_folder, tokenizer_from_folder
 from ipex_lookahead.tokenization.gguf import text_from_gguf
 from ipex_lookahead.tokenization.splitting import GPT2, LLAMA3, QWEN2, TEKKEN
+from ipex_lookahead.tokenization.tokenizer_json import read_pipeline
 from tests.support import vocabularies
 
 from .conftest import CHATML, TEXTS
@@ -422,3 +423,24 @@ def test_what_is_saved_loads_again(request, tmp_path, kind):
         assert again.encode(text) == tokenizer.encode(text)
     for name in ("bos_token", "eos_token", "pad_token", "chat_template", "padding_side"):
         assert getattr(again, name) == getattr(tokenizer, name)
+
+
+def test_a_pipeline_is_what_the_library_makes_of_its_description(tmp_path, description):
+    """Vocabulary, merges and added tokens go to the library by themselves; which ids those get must not differ."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": False}
+    first = max(description["model"]["vocab"].values()) + 1
+    after = max([first - 1, *(token["id"] for token in description["added_tokens"])]) + 1
+    named = {token["content"] for token in description["added_tokens"]}
+    ordinary = next(token for token in description["model"]["vocab"] if len(token) > 2 and token not in named)
+    description["added_tokens"] += [
+        {"id": after, "content": "<think>", **flags},
+        {"id": after + 1, "content": "<|x|>", **flags, "special": True, "normalized": False, "rstrip": True},
+        {"id": after + 2, "content": "</think>", **flags, "lstrip": True, "single_word": True},
+        {"id": description["model"]["vocab"][ordinary], "content": ordinary, **flags},
+    ]
+    description["model"] |= {"unk_token": "a", "fuse_unk": True, "byte_fallback": True}
+    pipeline = read_pipeline(description, tmp_path / "tokenizer.json", None)
+    assert pipeline.apart is None
+    whole = Tokenizer.from_str(json.dumps(pipeline.description))
+    assert json.loads(pipeline.core().to_str()) == json.loads(whole.to_str())
+    assert pipeline.core().get_vocab() == whole.get_vocab()
