@@ -18,6 +18,7 @@ COMMANDS = {
     "generate": "continue a prompt, or answer it",
     "chat": "talk with a model in the terminal",
     "quantize": "save a model in a low-bit format",
+    "imatrix": "measure which inputs of a model's matrices matter, for quantize",
     "info": "this machine, or a model",
     "pull": "fetch a model from the hub",
     "list": "models that are kept on this machine",
