@@ -47,7 +47,6 @@ ONLY_DEFAULT: dict[str, tuple[tuple[Any, ...], str]] = {
         " and give the folder",
     ),
     "quantization_config": ((None,), "weights are packed as load_in_low_bit says; pass load_in_low_bit='sym_int4'"),
-    "imatrix": ((None,), "no format here weighs its inputs; leave it out"),
     "disk_embedding": ((False, None), "the embedding is mapped from the file where it can be; leave it out"),
     "pipeline_parallel_stages": ((1, None), "a model runs on one device; leave it out"),
     "torchscript": ((False, None), "models are not traced; leave it out"),

@@ -46,6 +46,7 @@ class AutoModelForCausalLM:
         mixed_precision: bool = False,
         embedding_qtype: str | None = None,
         modules_to_not_convert: list[str] | None = None,
+        imatrix: str | PathLike[str] | None = None,
         threads: int | None = None,
         engine: str = "auto",
         device: Any = None,
@@ -70,6 +71,8 @@ class AutoModelForCausalLM:
             mixed_precision: the lm_head in sym_int8.
             embedding_qtype: format of an embedding that is no lm_head, which else stays as it is in the file.
             modules_to_not_convert: parts of module names whose weights stay as they are in the file.
+            imatrix: an importance matrix's file, of either of llama.cpp's kinds: where weights are quantised, errors of
+                what matters more weigh more. ``ipex-lookahead imatrix`` makes one.
             threads: threads to compute with; None = the physical cores this process may use.
             engine: "native", "torch", "ipex-llm", or "auto": native for the families that it has, on the CPU; else
                 torch. The choice and its reason are logged, and in ``model.engine.describe()["chosen"]``.
@@ -123,6 +126,7 @@ class AutoModelForCausalLM:
                 kv_cache=kv_cache,
                 max_context=max_context,
                 check_label=check_gains if speculative else None,
+                imatrix=_checked_imatrix(imatrix, low_bit),
                 others=shared.others,
                 ipex=ipex,
                 progress=report,
@@ -257,6 +261,17 @@ def _loaded(request: LoadRequest, asked: str, name: str, reason: str, speculativ
 def _checked_format(low_bit: str | None, engine: str) -> str | None:
     """The format asked for; ipex-llm has formats of its own, and says itself which."""
     return low_bit if low_bit is None or engine == "ipex-llm" else check_low_bit(low_bit)
+
+
+def _checked_imatrix(imatrix: str | PathLike[str] | None, low_bit: str | None) -> Path | None:
+    """The file's path. Raises InputError where nothing is asked to be quantised."""
+    if imatrix is None:
+        return None
+    if low_bit is None:
+        raise InputError(
+            "imatrix is of use only where weights are quantised; pass load_in_low_bit too, or leave it out"
+        )
+    return Path(imatrix).expanduser().absolute()
 
 
 def _placed(device: Any, device_map: Any) -> Any:

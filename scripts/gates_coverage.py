@@ -11,12 +11,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "build" / "coverage"
 LEAST = 90
-GATES = ["model_files", "open_files", "text_files", "templates", "torch_numbers"]
+GATES = ["imatrix_files", "model_files", "open_files", "text_files", "templates", "torch_numbers"]
 READERS = [
     *(
         f"checkpoints/{name}.py"
         for name in (
             *("__init__", "base", "config_json", "files", "finite", "gguf", "gguf_config", "gguf_reader"),
+            "imatrix",
             *("licence", "low_bit", "placed", "safetensors", "safetensors_reader", "sizes"),
         )
     ),

@@ -19,6 +19,7 @@ COMMANDS = {
     "chat": "talk with a model in the terminal",
     "quantize": "save a model in a low-bit format",
     "convert-ipex-llm": "a folder that ipex-llm saved, its pickles as safetensors",
+    "imatrix": "measure which inputs of a model's matrices matter, for quantize",
     "info": "this machine, or a model",
     "pull": "fetch a model from the hub",
     "list": "models that are kept on this machine",

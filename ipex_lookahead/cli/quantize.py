@@ -29,6 +29,12 @@ from ipex_lookahead.cli.types import LowBit, Model, Refused
 )
 @option("--group-size", type=click.Choice(["32", "64"]), default="32", help="Weights that share a scale.")
 @option("--mixed-precision", is_flag=True, help="Keep the output layer in 8 bits.")
+@option(
+    "--imatrix",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="An importance matrix (llama.cpp's, .gguf or .dat): errors of what matters more weigh more.",
+)
 @option("--allow-requantize", is_flag=True, help="Round weights again that the file holds in another low-bit format.")
 @option("--overwrite", is_flag=True, help="Replace an earlier save in OUT, once the new one is complete.")
 @option("--threads", type=click.IntRange(1), help="Worker threads; all physical cores if not given.")
@@ -39,6 +45,7 @@ def quantize(
     low_bit: str | None,
     group_size: str,
     mixed_precision: bool,
+    imatrix: Path | None,
     allow_requantize: bool,
     overwrite: bool,
     threads: int | None,
@@ -70,12 +77,15 @@ def quantize(
     if to is not None:
         _check_source(path)
     low_bit = _checked_format(path, low_bit, int(group_size), mixed_precision, allow_requantize)
+    if imatrix is not None and low_bit is None:
+        raise Refused("--imatrix has no effect where nothing is quantised: the formats of the file stay",
+                      hint="--low-bit q4_k, say, quantises; or leave --imatrix out")  # fmt: skip
     if out is None:
         assert to is not None
-        _export(path, to, low_bit, mixed_precision, threads)
+        _export(path, to, low_bit, mixed_precision, imatrix, threads)
         return
 
-    label = _save(path, out, low_bit, int(group_size), mixed_precision, overwrite, threads)
+    label = _save(path, out, low_bit, int(group_size), mixed_precision, imatrix, overwrite, threads)
     saved = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     as_found = "" if low_bit else ", as in the file"
     click.echo(f"saved {out}: {saved / 1e6:.1f} MB in {label}{as_found} {_groups(out)}".rstrip())
@@ -86,7 +96,14 @@ def quantize(
 
 
 def _save(
-    path: Path, out: Path, low_bit: str | None, group_size: int, mixed: bool, overwrite: bool, threads: int | None
+    path: Path,
+    out: Path,
+    low_bit: str | None,
+    group_size: int,
+    mixed: bool,
+    imatrix: Path | None,
+    overwrite: bool,
+    threads: int | None,
 ) -> str:
     """Write the folder; the name of its format."""
     from ipex_lookahead.architectures import model_types
@@ -96,14 +113,20 @@ def _save(
 
     family = family_of(path)
     if family is None or family in model_types():
-        request = LoadRequest(path, low_bit, group_size, mixed, threads=threads)
+        request = LoadRequest(path, low_bit, group_size, mixed, threads=threads, imatrix=imatrix)
         with byte_bar("saving") as progress:
             return convert(request, out, overwrite=overwrite, progress=progress)
 
     from ipex_lookahead.auto import load_model_and_tokenizer
 
     loaded, _ = load_model_and_tokenizer(
-        str(path), low_bit=low_bit, group_size=group_size, mixed_precision=mixed, threads=threads, progress=True
+        str(path),
+        low_bit=low_bit,
+        group_size=group_size,
+        mixed_precision=mixed,
+        imatrix=imatrix,
+        threads=threads,
+        progress=True,
     )
     with byte_bar("saving") as progress:
         loaded.save_low_bit(out, overwrite=overwrite, progress=progress)
@@ -133,14 +156,18 @@ def _check_source(path: Path) -> None:
         )
 
 
-def _export(path: Path, to: Path, low_bit: str | None, mixed_precision: bool, threads: int | None) -> None:
+def _export(
+    path: Path, to: Path, low_bit: str | None, mixed_precision: bool, imatrix: Path | None, threads: int | None
+) -> None:
     from ipex_lookahead.checkpoints import GgufCheckpoint, kind_of
+    from ipex_lookahead.checkpoints.imatrix import read_imatrix
     from ipex_lookahead.engines.gguf_export import export_gguf
     from ipex_lookahead.engines.weights import WeightPlan
 
     checkpoint = GgufCheckpoint(kind_of(path)[1])
     try:
-        plan = WeightPlan(low_bit, 32, mixed_precision).of_spec(checkpoint.spec)
+        read = None if imatrix is None else read_imatrix(imatrix)
+        plan = WeightPlan(low_bit, 32, mixed_precision, imatrix=read).of_spec(checkpoint.spec)
         with byte_bar("saving") as progress:
             export_gguf(checkpoint, to, plan, threads=threads, progress=progress)
     finally:

@@ -15,6 +15,7 @@ ARGUMENTS = {
     "group_size": "--group-size",
     "mixed_precision": "--mixed-precision",
     "kv_cache": "--kv-cache",
+    "imatrix": "--imatrix",
     "draft_model": "--draft-model",
     "threads": "--threads",
     "engine": "--engine",

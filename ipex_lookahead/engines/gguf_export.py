@@ -54,7 +54,7 @@ def export_gguf(
     for choice, count in narrow.items():
         _log.warning("%s: %d matrices have rows that are no whole blocks; they are in %s", target, count, choice)
 
-    plans = {choice: WeightPlan(choice, 32, head="") for choice in {*formats.values()}}
+    plans = {choice: WeightPlan(choice, 32, head="", imatrix=plan.imatrix) for choice in {*formats.values()}}
     save_gguf(
         target,
         checkpoint,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ipex_lookahead.checkpoints.imatrix import read_imatrix
 from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import InputError, LookaheadError
 from ipex_lookahead.formats.rules import label_of
@@ -36,6 +37,7 @@ class LoadRequest:
         kv_cache: "fp16" or "int8", for the native engine.
         max_context: positions that a sequence may have, for the native engine; None: see ``architectures.spec_for``.
         check_label: raises where the model's format is not what is wanted, before weights are read.
+        imatrix: an importance matrix's file, whose weights quantised errors have.
         others: further arguments of ipex-llm's: ``optimize_model``, ``cpu_embedding``.
         ipex: apply intel-extension-for-pytorch's ``ipex.llm.optimize``.
         progress: see :data:`Progress`.
@@ -55,6 +57,7 @@ class LoadRequest:
     kv_cache: str = "fp16"
     max_context: int | None = None
     check_label: Callable[[str], None] | None = None
+    imatrix: Path | None = None
     others: Mapping[str, Any] = field(default_factory=dict)
     ipex: bool = False
     progress: Progress | None = None
@@ -75,6 +78,7 @@ class LoadRequest:
             head,
             label,
             embedding_qtype=self.embedding_qtype,
+            imatrix=None if self.imatrix is None else read_imatrix(self.imatrix),
         )
 
     def tokenizer(self, read: Callable[[], TextTokenizer | None]) -> tuple[TextTokenizer | None, str]:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ipex_lookahead.architectures.spec import ModelSpec, Tensor
 from ipex_lookahead.checkpoints.base import Checkpoint
+from ipex_lookahead.checkpoints.imatrix import Imatrix
 from ipex_lookahead.errors import InputError, LowBitFormatError, ModelFormatError
 from ipex_lookahead.formats import FLOATS, dequantize, get_format, quantize
 from ipex_lookahead.formats.base import PackedWeight
@@ -53,6 +54,7 @@ class WeightPlan:
         embedding: name of an embedding that is no lm_head, which rules may give a format.
         embedding_qtype: a rule before all others: that embedding's format.
         model: what rules ask of the model; see :meth:`over`.
+        imatrix: what the errors of each input's weights count; None: all alike.
         rules: the rules of ``low_bit``, with those of the other arguments before them.
     """
 
@@ -65,6 +67,7 @@ class WeightPlan:
     embedding: str = ""
     embedding_qtype: str | None = None
     model: ModelFacts = field(default_factory=ModelFacts)
+    imatrix: Imatrix | None = None
     rules: Rules = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,7 +90,12 @@ class WeightPlan:
         return None if self.low_bit is None else label_of(self.low_bit)
 
     def of_spec(self, spec: ModelSpec) -> WeightPlan:
-        """The plan for a model. See :meth:`over`; raises InputError for an ``embedding_qtype`` of a tied embedding."""
+        """The plan for a model. See :meth:`over`; says which matrices have no importance, where others have.
+
+        Raises:
+            InputError: an ``embedding_qtype`` of a tied embedding.
+            ModelFormatError: an importance matrix of another model.
+        """
         if self.embedding_qtype is not None and spec.tied:
             raise InputError(
                 f"embedding_qtype={self.embedding_qtype!r}: this model's embedding is its output layer too, and has one"
@@ -95,7 +103,19 @@ class WeightPlan:
                 hint="leave embedding_qtype out; load_in_low_bit, or a rule for 'head', says that format",
             )
         embedding = "" if spec.tied else spec.embedding.name
-        return replace(self, head=spec.head_weight.name, embedding=embedding).over(matrices(spec))
+        plan = replace(self, head=spec.head_weight.name, embedding=embedding).over(matrices(spec))
+        if self.imatrix is not None:
+            shapes = matrices(spec)
+            asked = [one for one in spec.tensors() if one.name in shapes and plan._quantises(one.name, one.shape)]
+            if missing := self.imatrix.missing(asked, spec):
+                log.warning(
+                    "%s says nothing of %d of %d matrices, whose inputs count alike: %s", self.imatrix.path,
+                    len(missing), len(asked), ", ".join(_alike(missing)),
+                )  # fmt: skip
+        return plan
+
+    def _quantises(self, name: str, shape: Shape) -> bool:
+        return any(target not in FLOATS for target in self.target(name, shape))
 
     def over(self, shapes: Mapping[str, Shape]) -> WeightPlan:
         """The plan for a model that has matrices of those names and shapes.
@@ -119,7 +139,7 @@ class WeightPlan:
         for name, shape in shapes.items():
             for wanted in self._wanted(name):
                 if (got := self._fitting(wanted, shape)) != wanted:
-                    found[re.sub(r"\.\d+\.", ".*.", name.removesuffix(".weight")), wanted, got, shape[-1]] += 1
+                    found[_of_all_layers(name), wanted, got, shape[-1]] += 1
         return [
             f"{name} ({count}): {n_in} inputs are no whole blocks of {wanted}; {got} instead"
             for (name, wanted, got, n_in), count in found.items()
@@ -134,6 +154,15 @@ class WeightPlan:
         while name in self.rules.fallbacks and shape[-1] % (get_format(name).streams[0].inputs or self.group_size):
             name = self.rules.fallbacks[name]
         return name
+
+
+def _of_all_layers(name: str) -> str:
+    return re.sub(r"\.\d+\.", ".*.", name.removesuffix(".weight"))
+
+
+def _alike(names: list[str]) -> list[str]:
+    """Names of all layers' tensors together, with how many there are: ``model.layers.*.mlp.down_proj (30)``."""
+    return [f"{name} ({count})" for name, count in Counter(map(_of_all_layers, names)).items()]
 
 
 def matrices(spec: ModelSpec) -> dict[str, Shape]:
@@ -202,26 +231,38 @@ def read_matrix(
     if weight.format not in FLOATS:
         weight = PackedWeight("fp32", weight.shape, dequantize(weight))
     try:
-        return quantize_best(weight, targets, plan.group_size, threads)
+        importance = None if plan.imatrix is None else plan.imatrix.of(tensor)
+        return quantize_best(weight, targets, plan.group_size, threads, importance)
     except LowBitFormatError as error:
         raise ModelFormatError(checkpoint.path, tensor.name, None, str(error)) from None
 
 
-def quantize_best(weight: PackedWeight, names: Formats, group_size: int, threads: int | None = None) -> PackedWeight:
-    """A float matrix in that of several formats whose values have the least squared error; the first among equals."""
+def quantize_best(
+    weight: PackedWeight,
+    names: Formats,
+    group_size: int,
+    threads: int | None = None,
+    importance: npt.NDArray[np.float32] | None = None,
+) -> PackedWeight:
+    """A float matrix in that of several formats whose values have the least squared error; the first among equals.
+
+    ``importance`` as in ``LowBitFormat.quantize``.
+    """
     if len(names) == 1:
-        return quantize(weight, names[0], group_size, threads)
-    made = [quantize(weight, name, group_size, threads) for name in names]
-    errors = [_squared_error(weight, one) for one in made]
+        return quantize(weight, names[0], group_size, threads, importance)
+    made = [quantize(weight, name, group_size, threads, importance) for name in names]
+    errors = [_squared_error(weight, one, np.float32(1) if importance is None else importance) for one in made]
     return made[errors.index(min(errors))]
 
 
-def _squared_error(weight: PackedWeight, packed: PackedWeight) -> float:
+def _squared_error(
+    weight: PackedWeight, packed: PackedWeight, importance: npt.NDArray[np.float32] | np.float32
+) -> float:
     step = max(1, ROWS_OF // weight.shape[1])
     pieces = (slice(row, row + step) for row in range(0, weight.shape[0], step))
     return sum(
-        float(np.square(dequantize(_rows(weight, p)) - dequantize(_rows(packed, p)), dtype=np.float64).sum())
-        for p in pieces
+        float((np.square(lost, dtype=np.float64) * importance).sum())
+        for lost in (dequantize(_rows(weight, p)) - dequantize(_rows(packed, p)) for p in pieces)
     )
 
 

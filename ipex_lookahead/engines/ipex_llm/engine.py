@@ -126,6 +126,7 @@ def load(request: LoadRequest) -> LoadedModel:
         "ipex-llm",
         "ipex-llm has none such on the CPU",
         embedding_qtype=request.embedding_qtype,
+        imatrix=request.imatrix,
         kv_cache=request.kv_cache if request.kv_cache != "fp16" else None,
         max_context=request.max_context,
         group_size=request.group_size if request.group_size != 32 else None,

@@ -308,6 +308,9 @@ def _float_model(
     request: LoadRequest, config: Any, extent: Extent, label: str, dtype: torch.dtype, backends: LinearBackends
 ) -> tuple[Any, Replacement]:
     """Weights through transformers, which knows what each family's tensors are called; then packed layer by layer."""
+    refuse_options(
+        "torch", "matrices of this family have no names that an importance matrix knows", imatrix=request.imatrix
+    )
     _skeleton(config, request.path, extent)
     if request.progress is not None:
         request.progress(0, 0, "reading the weights")

@@ -1,0 +1,146 @@
+"""``imatrix`` and ``quantize --imatrix``: what is measured is what transformers' layers get; it changes the codes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from ipex_lookahead import AutoModelForCausalLM
+from ipex_lookahead.checkpoints import open_checkpoint
+from ipex_lookahead.checkpoints.imatrix import read_imatrix
+from ipex_lookahead.cli.main import run
+from ipex_lookahead.errors import InputError, ModelFormatError
+from tests.support.chat_tokenizer import SIZE, chat_tokenizer
+from tests.support.gguf_families import write_gguf
+from tests.support.tiny import write_tiny_gguf, write_tiny_llama
+from tests.support.tiny_families import build, variants, write_folder
+
+PROGRAM = os.environ.get("IPEX_LOOKAHEAD_LLAMA_QUANTIZE") or shutil.which("llama-quantize")
+TEXT = "the cat sat on the mat and the dog sat on the cat. " * 20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", vocab=SIZE)
+    chat_tokenizer().save_pretrained(made)
+    return made
+
+
+@pytest.fixture
+def text(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text(TEXT)
+    return file
+
+
+def test_sums_are_those_of_transformers_in_float64(folder, text, tmp_path, capsys):
+    import torch
+    from transformers import AutoModelForCausalLM as Theirs
+
+    out = tmp_path / "m.gguf"
+    assert run(["imatrix", "-m", str(folder), "--text", str(text), "--to", str(out), "--tokens", "70",
+                "--window", "32", "--threads", "1"]) == 0  # fmt: skip
+    assert "15 matrices, 70 tokens of text.txt" in capsys.readouterr().out
+    found = read_imatrix(out)
+    assert found.datasets == ("text.txt",)
+
+    model = Theirs.from_pretrained(folder, dtype=torch.float64).eval()
+    ids = chat_tokenizer()(TEXT, add_special_tokens=False)["input_ids"][:70]
+    inputs: dict[str, list[torch.Tensor]] = {}
+    modules = {
+        "token_embd": "lm_head", "blk.1.attn_q": "model.layers.1.self_attn.q_proj",
+        "blk.0.attn_output": "model.layers.0.self_attn.o_proj", "blk.1.ffn_down": "model.layers.1.mlp.down_proj",
+    }  # fmt: skip
+    for name, module in modules.items():
+        model.get_submodule(module).register_forward_pre_hook(
+            lambda _, given, name=name: inputs.setdefault(name, []).append(given[0][0])
+        )
+    with torch.no_grad():
+        for start in (0, 32, 64):
+            model(torch.tensor([ids[start : start + 32]]))
+    for name, rows in inputs.items():
+        expected = torch.cat(rows).square().mean(dim=0).numpy()
+        np.testing.assert_allclose(found.means[f"{name}.weight"], expected, rtol=2e-5)
+
+
+def codes(path, **how):
+    model = AutoModelForCausalLM.from_pretrained(path, progress=False, threads=1, **how)
+    return {name: weight.codes for name, weight in model.engine.weights() if weight.format != "fp32"}
+
+
+def test_quantising_with_it_changes_codes_alike_everywhere(text, tmp_path, capsys):
+    file = write_tiny_gguf(tmp_path / "m.gguf", quant="F16", vocab=SIZE, tie=True)
+    matrix = tmp_path / "i.gguf"
+    from ipex_lookahead.checkpoints.imatrix import write_imatrix
+
+    checkpoint = open_checkpoint(file)
+    sizes = {t.gguf.name: t.shape[1] for t in checkpoint.spec.tensors() if t.is_matrix}
+    checkpoint.close()
+    rng = np.random.default_rng(0)
+    sums = {name: rng.random(n) ** 6 for name, n in sizes.items()}
+    write_imatrix(matrix, sums, dict.fromkeys(sums, 1), dataset="x", chunks=1, chunk=1)
+
+    plain, weighted = codes(file, load_in_low_bit="sym_int4"), codes(file, load_in_low_bit="sym_int4", imatrix=matrix)
+    assert any((plain[name] != weighted[name]).any() for name in plain)
+    out, other = tmp_path / "out", tmp_path / "out.gguf"
+    assert run(["quantize", str(file), str(out), "--low-bit", "sym_int4", "--imatrix", str(matrix)]) == 0
+    assert run(["quantize", str(file), "--to", str(other), "--low-bit", "sym_int4", "--imatrix", str(matrix)]) == 0
+    for saved in (codes(out), codes(other)):
+        assert saved.keys() == weighted.keys()
+        assert all((saved[name] == weighted[name]).all() for name in saved)
+
+
+def test_what_has_no_effect_or_cannot_be_is_refused(folder, text, tmp_path, capsys):
+    file = write_tiny_gguf(tmp_path / "m.gguf", quant="Q4_1")
+    assert run(["quantize", str(file), str(tmp_path / "out"), "--imatrix", "x.dat"]) == 2
+    assert "--imatrix has no effect where nothing is quantised" in capsys.readouterr().err
+    with pytest.raises(InputError, match="imatrix is of use only where weights are quantised"):
+        AutoModelForCausalLM.from_pretrained(folder, imatrix="x.dat", progress=False)
+    with pytest.raises(ModelFormatError, match=r"x\.dat.*cannot be opened"):
+        AutoModelForCausalLM.from_pretrained(folder, imatrix=tmp_path / "x.dat", load_in_low_bit="q4_k", progress=False)
+    out = tmp_path / "o.gguf"
+    for arguments, what in (
+        (["--text", str(text), "--to", str(tmp_path / "no" / "o.gguf")], "there is no such folder"),
+        (["--text", str(text), "--to", str(file)], "is there already"),
+    ):
+        assert run(["imatrix", "-m", str(folder), *arguments]) == 1
+        assert what in capsys.readouterr().err
+    text.write_bytes(b"\xff\xfe")
+    assert run(["imatrix", "-m", str(folder), "--text", str(text), "--to", str(out)]) == 1
+    assert "cannot be read as UTF-8" in capsys.readouterr().err
+    text.write_text("")
+    assert run(["imatrix", "-m", str(folder), "--text", str(text), "--to", str(out)]) == 1
+    assert "holds no token" in capsys.readouterr().err
+    assert not out.exists()
+    assert not list(tmp_path.glob(".*saving*"))
+
+
+def test_a_mixture_is_refused_with_what_to_do(text, tmp_path, capsys):
+    made = write_folder(tmp_path / "moe", build("mixtral", variants("mixtral")[0]))
+    assert run(["imatrix", "-m", str(made), "--text", str(text), "--to", str(tmp_path / "o.gguf")]) == 1
+    said = capsys.readouterr().err
+    assert "a mixture of experts has no layers" in said
+    assert "llama-imatrix" in said
+
+
+@pytest.mark.skipif(
+    not PROGRAM, reason="llama.cpp's llama-quantize is not on the path, nor named by IPEX_LOOKAHEAD_LLAMA_QUANTIZE"
+)
+def test_llama_quantize_reads_it(text, tmp_path):
+    model = build("qwen2", variants("qwen2")[0])
+    file = write_gguf(tmp_path / "m.gguf", model, quant="F16")
+    from ipex_lookahead.checkpoints.imatrix import write_imatrix
+
+    checkpoint = open_checkpoint(file)
+    sums = {t.gguf.name: np.ones(t.shape[1]) for t in checkpoint.spec.tensors() if t.is_matrix}
+    checkpoint.close()
+    write_imatrix(tmp_path / "i.gguf", sums, dict.fromkeys(sums, 1), dataset="x.txt", chunks=1, chunk=1)
+    done = subprocess.run(
+        [str(PROGRAM), "--imatrix", str(tmp_path / "i.gguf"), str(file), str(tmp_path / "o.gguf"), "Q4_0", "1"],
+        check=True, capture_output=True, timeout=120, text=True,
+    )  # fmt: skip
+    assert f"loaded {len(sums)} importance matrix entries" in done.stdout + done.stderr
