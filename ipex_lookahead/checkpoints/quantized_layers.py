@@ -238,7 +238,7 @@ def codes_of(words: Array, bits: int) -> npt.NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The keys of a ``quantization_config`` that one scheme knows; any other is refused, with its value.
+    """The keys of a ``quantization_config`` that one scheme knows; any other that is not null is refused, with its value.
 
     Attributes:
         used: key -> check.
@@ -260,7 +260,7 @@ class Settings:
             elif key in self.refused:
                 if not any(same(value, harmless) for harmless in self.refused[key]):
                     raise unsupported(source, key, value, *self.refused[key])
-            elif key not in self.neutral:
+            elif key not in self.neutral and value is not None:
                 raise UnsupportedModelError(
                     f"{source.file}: {_spelled(source, key)} is {shown(value)}; this key of {scheme} is not known here,"
                     " and it may change what weights mean",
