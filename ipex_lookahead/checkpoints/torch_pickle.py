@@ -16,14 +16,17 @@ from dataclasses import dataclass
 from math import prod
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from ipex_lookahead.architectures.hparams import shown
 from ipex_lookahead.checkpoints.files import BinaryFile
 from ipex_lookahead.checkpoints.safetensors_reader import DTYPE_BITS, MAX_DIM, MAX_DIMS, MAX_NAME, MAX_TENSORS
 from ipex_lookahead.errors import ModelFormatError
 
-MAX_PICKLE = 32 << 20
+MAX_PICKLE = 16 << 20
 """Bytes of the largest pickle that is read: a tensor takes some hundred."""
+MAX_WORDS = 40 * MAX_TENSORS
+"""Most words in it: a tensor takes some thirty, and a word of one byte may take sixty in memory."""
 MAX_ENTRIES = 2 * MAX_TENSORS
 
 DTYPES = {
@@ -50,16 +53,26 @@ class PickledTensor:
         dtype: safetensors' name of it.
         shape: as it says.
         offset: where its bytes begin in the file.
+        crc: the archive's checksum of them; None where they are a part of an entry.
     """
 
     dtype: str
     shape: tuple[int, ...]
     offset: int
+    crc: int | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of its values."""
         return prod(self.shape) * DTYPE_BITS[self.dtype] // 8
+
+
+class _Entry(NamedTuple):
+    """Where an entry's bytes begin, how many they are, and their checksum."""
+
+    offset: int
+    size: int
+    crc: int
 
 
 class TorchFile:
@@ -84,9 +97,9 @@ class TorchFile:
         """Release the file."""
         self.file.close()
 
-    def _archive(self) -> dict[str, tuple[int, int]]:
-        """Where each entry's bytes are: its name without the archive's own -> (offset, size)."""
-        found: dict[str, tuple[int, int]] = {}
+    def _archive(self) -> dict[str, _Entry]:
+        """Each entry, by its name without the archive's own."""
+        found: dict[str, _Entry] = {}
         try:
             with zipfile.ZipFile(self.path) as archive:
                 entries = archive.infolist()
@@ -95,37 +108,33 @@ class TorchFile:
         if len(entries) > MAX_ENTRIES:
             raise self._error("archive", None, f"has {len(entries)} entries; at most {MAX_ENTRIES} are read")
         for entry in entries:
-            if (
-                entry.compress_type != zipfile.ZIP_STORED
-                or entry.compress_size != entry.file_size
-                or entry.flag_bits & 1
-            ):
-                raise self._error(
-                    entry.filename[:200], entry.header_offset, "is compressed or encrypted; torch does neither"
-                )
-            signature, name, extra = _LOCAL.unpack(self.file.read(entry.header_offset, _LOCAL.size, "archive"))
+            at, what = entry.header_offset, f"the entry {shown(entry.filename)}"
+            stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
+            if not stored or entry.flag_bits & 1:
+                raise self._error("archive", at, f"{what} is compressed or encrypted; torch does neither")
+            signature, name, extra = _LOCAL.unpack(self.file.read(at, _LOCAL.size, "archive"))
             if signature != b"PK\x03\x04":
-                raise self._error(entry.filename[:200], entry.header_offset, "begins with no entry's header")
-            start = entry.header_offset + _LOCAL.size + name + extra
+                raise self._error("archive", at, f"{what} does not begin there")
+            start = at + _LOCAL.size + name + extra
             if start + entry.file_size > self.file.size:
-                raise self._error(entry.filename[:200], start, f"has {entry.file_size} bytes; the file ends before")
+                raise self._error("archive", start, f"{what} has {entry.file_size} bytes; the file ends before")
             inside = entry.filename.partition("/")[2]
             if inside in found:
-                raise self._error(entry.filename[:200], entry.header_offset, "is there twice")
-            found[inside] = (start, entry.file_size)
+                raise self._error("archive", at, f"{what} is there twice")
+            found[inside] = _Entry(start, entry.file_size, entry.CRC)
         return found
 
-    def _entry(self, name: str) -> tuple[int, int]:
+    def _entry(self, name: str) -> _Entry:
         if name not in self._entries:
             raise self._error(name, None, "is missing from the archive")
         return self._entries[name]
 
     def _tensors(self) -> dict[str, PickledTensor]:
         if "byteorder" in self._entries:
-            at, size = self._entries["byteorder"]
+            at, size, _ = self._entries["byteorder"]
             if size > 16 or (order := self.file.read(at, size, "byteorder")) != b"little":
                 raise self._error("byteorder", at, f"is {order!r}; only little-endian files are read")
-        start, size = self._entry("data.pkl")
+        start, size, _ = self._entry("data.pkl")
         if size > MAX_PICKLE:
             raise self._error("data.pkl", start, f"has {size} bytes; at most {MAX_PICKLE} are read")
         values = _Words(self, start).run(self.file.read(start, size, "data.pkl"))
@@ -152,12 +161,13 @@ class TorchFile:
                 )
             dense *= n
         width = DTYPE_BITS[storage.dtype] // 8
-        start, size = self._entry(f"data/{storage.key}")
+        start, size, crc = self._entry(f"data/{storage.key}")
         if size != storage.elements * width:
             raise ValueError(f"a storage of {storage.elements} elements in {size} bytes")
         if offset + prod(shape) > storage.elements:
             raise ValueError(f"a tensor of {prod(shape)} elements from {offset} on in a storage of {storage.elements}")
-        return PickledTensor(storage.dtype, tuple(shape), start + offset * width)
+        whole = prod(shape) == storage.elements
+        return PickledTensor(storage.dtype, tuple(shape), start + offset * width, crc if whole else None)
 
     def _error(self, field: str, offset: int | None, problem: str) -> ModelFormatError:
         return ModelFormatError(self.path, field, offset, problem)
@@ -177,23 +187,23 @@ class _Storage:
     elements: int
 
 
-_MARK = object()
-
-
 class _Words:
     """Carries the words of a pickle out, on inert values."""
 
     def __init__(self, file: TorchFile, start: int) -> None:
         self.file, self.start = file, start
         self.stack: list[Any] = []
+        self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
 
     def run(self, pickle: bytes) -> Any:
         """What the pickle leaves. Raises ModelFormatError for a word or name that a state dict does not need."""
         at = 0
         try:
-            for word, argument, place in pickletools.genops(pickle):
+            for count, (word, argument, place) in enumerate(pickletools.genops(pickle)):
                 at = place or 0
+                if count > MAX_WORDS:
+                    raise ValueError(f"more than {MAX_WORDS} words")
                 if word.name == "STOP":
                     break
                 self.carry_out(word.name, argument)
@@ -217,7 +227,7 @@ class _Words:
         elif word in ("BINGET", "LONG_BINGET"):
             stack.append(self.memo[argument])
         elif word == "MARK":
-            stack.append(_MARK)
+            self.marks.append(len(stack))
         elif word == "TUPLE":
             stack.append(tuple(self.to_mark()))
         elif word in ("TUPLE1", "TUPLE2", "TUPLE3"):
@@ -242,8 +252,8 @@ class _Words:
 
     def to_mark(self) -> list[Any]:
         """What lies above the last mark, taken off with it."""
-        at = len(self.stack) - 1 - self.stack[::-1].index(_MARK)
-        found = self.stack[at + 1 :]
+        at = self.marks.pop()
+        found = self.stack[at:]
         del self.stack[at:]
         return found
 
@@ -323,6 +333,16 @@ def _spoken(value: Any) -> str:
 
 
 def chunks(file: TorchFile, tensor: PickledTensor, name: str, size: int = 16 << 20) -> Iterator[bytes]:
-    """A tensor's bytes, ``size`` at a time. Raises ModelFormatError if the file has been cut meanwhile."""
+    """A tensor's bytes, ``size`` at a time.
+
+    Raises ModelFormatError if the file has been cut meanwhile, and after the last for bytes of another checksum.
+    """
+    crc = 0
     for start in range(0, tensor.nbytes, size):
-        yield file.file.read(tensor.offset + start, min(size, tensor.nbytes - start), name)
+        data = file.file.read(tensor.offset + start, min(size, tensor.nbytes - start), name)
+        crc = zlib.crc32(data, crc)
+        yield data
+    if tensor.crc is not None and crc != tensor.crc:
+        raise ModelFormatError(
+            file.path, name, tensor.offset, "has not the checksum that the archive says", hint="the file is damaged"
+        )

@@ -222,8 +222,8 @@ def low_bit_config(tmp: Path) -> tuple[Path, Path]:
 
 
 def write_converted(folder: Path) -> Path:
-    sizes: dict[str, Any] = {"vocab": 4, "hidden": 64, "intermediate": 2, "heads": 1, "kv_heads": 1, "head_dim": 2}
-    write_ipex_llm(folder.with_name("pickled"), "asym_int5", layers=1, **sizes)
+    sizes: dict[str, Any] = {"vocab": 3, "hidden": 64, "intermediate": 2, "heads": 1, "kv_heads": 1, "head_dim": 8}
+    write_ipex_llm(folder.with_name("pickled"), "nf3", layers=1, **sizes)
     return convert_ipex_llm(folder.with_name("pickled"), folder)
 
 
