@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.architectures import model_types
@@ -271,7 +272,7 @@ def _checked_imatrix(imatrix: str | PathLike[str] | None, low_bit: str | None) -
         raise InputError(
             "imatrix is of use only where weights are quantised; pass load_in_low_bit too, or leave it out"
         )
-    return Path(imatrix).expanduser().absolute()
+    return given_path(imatrix).absolute()
 
 
 def _placed(device: Any, device_map: Any) -> Any:
