@@ -72,8 +72,8 @@ nb::tuple search(const FloatMatrix& values, const FloatMatrix& importance, int s
   const int64_t blocks = int64_t(values.shape(0)), inputs = int64_t(values.shape(1));
   const int64_t repeated = int64_t(importance.shape(0));
   const int64_t parts = size > 0 ? inputs / size : 0;
-  if (size < 1 || size > kMostGroup || inputs != parts * size || parts < 1 || parts > kMostParts || (parts & (parts - 1)))
-    fail("a block has 1, 2, 4, 8 or 16 parts of 1 to " + std::to_string(kMostGroup) + " inputs");
+  if (size < 1 || size > kMostSearched || inputs != parts * size || parts < 1 || parts > kMostParts || (parts & (parts - 1)))
+    fail("a block has 1, 2, 4, 8 or 16 parts of 1 to " + std::to_string(kMostSearched) + " inputs");
   if (blocks > kMostOutputs || int64_t(importance.shape(1)) != inputs || repeated < 1 || blocks % repeated != 0)
     fail("importance must have the blocks of one or more whole rows");
   if (numbers.size() < 1 || numbers.size() > size_t(kMostNumbers) || tries.size() > size_t(kMostNumbers))

@@ -53,7 +53,7 @@ struct Searcher {
 
   const Search& search;
   float middles[kMostNumbers];
-  alignas(64) F x[kVectors][kMostGroup], w[kVectors][kMostGroup];
+  alignas(64) F x[kVectors][kMostSearched], w[kVectors][kMostSearched];
 
   ALWAYS_INLINE explicit Searcher(const Search& s) : search(s) {
     for (size_t i = 0; i + 1 < s.numbers.size(); ++i) middles[i] = (s.numbers[i + 1] + s.numbers[i]) / 2;
@@ -95,7 +95,7 @@ struct Searcher {
   ALWAYS_INLINE void load(const float* values, const float* importance, int64_t first, int64_t parts, int64_t repeated) {
     const int size = search.size;
     for (int v = 0; v < kVectors; ++v) {
-      alignas(64) float columns[kMostGroup * L] = {}, of_inputs[kMostGroup * L] = {};
+      alignas(64) float columns[kMostSearched * L] = {}, of_inputs[kMostSearched * L] = {};
       for (int lane = 0; lane < L; ++lane) {
         const int64_t part = first + v * L + lane;
         if (part >= parts) break;

@@ -6,7 +6,7 @@
 
 namespace ipex_lookahead {
 
-constexpr int kMostGroup = 64;   // inputs that may share a scale
+constexpr int kMostSearched = 64;   // inputs that may share a scale
 constexpr int kMostParts = 16;   // parts that a block may have
 constexpr int kMostNumbers = 256;
 

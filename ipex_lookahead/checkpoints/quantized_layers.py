@@ -238,7 +238,7 @@ def codes_of(words: Array, bits: int) -> npt.NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The keys of a ``quantization_config`` that one scheme knows; any other that is not null is refused, with its value.
+    """The keys of a ``quantization_config`` that one scheme knows; any other that is not null is refused, with value.
 
     Attributes:
         used: key -> check.

@@ -327,7 +327,7 @@ class ZeroSearch:
             codes = self._limited(np.rint(x * inverse_of(scale)) + zero)
             rest = x - scale * (codes - zero)
             error = total(w * rest * rest)
-            better = error < least
+            better = (error < least) | (part == self.tries[0])  # which stays where a scale is beyond binary16
             least = np.where(better, error, least)
             best = (
                 np.where(better, bits, best[0]),

@@ -130,7 +130,7 @@ def test_importance_moves_the_error_to_where_it_counts_less(name):
         assert np.array_equal(alike, important)
         return
     ratio = (important * importance).mean() / (alike * importance).mean()
-    assert ratio < (0.999 if name.startswith("fp") else 0.8), ratio
+    assert ratio < (0.999 if name.startswith("fp") else 0.82), ratio
 
 
 @pytest.mark.parametrize("name", ["sym_int4", "q4_k"])

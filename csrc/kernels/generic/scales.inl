@@ -129,9 +129,6 @@ struct Scaling<Format, HalvedGroupScale> : ScaleStreams<Format> {
   SIMD_METHOD WholeBlock<Format> at(int64_t b) const { return {mul(this->scale(b), set1(0.5f)), zero()}; }
 };
 
- }
-};
-
 template <class Format>
 struct Scaling<Format, ExponentScale> : ScaleStreams<Format> {
   using ScaleStreams<Format>::ScaleStreams;
