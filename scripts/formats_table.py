@@ -1,8 +1,8 @@
 """Measure every format on the embedded model beside llama.cpp's files of the same weights, for docs/formats.md.
 
-python scripts/formats_table.py --llama-quantize PROGRAM   everything: table, picture, docs/results/formats.json
-python scripts/formats_table.py --llama-quantize PROGRAM --speed   the speeds alone, on a quiet machine
-python scripts/formats_table.py --render                   the table and the picture again, from that file
+python scripts/formats_table.py --llama-quantize PROGRAM   everything, on a machine with nothing else to do
+python scripts/formats_table.py --llama-quantize PROGRAM --speed   the speeds alone
+python scripts/formats_table.py --render                   table and picture again, from docs/results/formats.json
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main(program: str | None, work: Path | None, tokens: int, speed: bool, rende
             raise click.UsageError("--llama-quantize is needed to make llama.cpp's files; --render measures nothing")
         with tempfile.TemporaryDirectory() as folder:
             files = make_files(program, work or Path(folder))
-            report = measure(files, SPEED_TOKENS if speed else tokens, speed)
+            report = measure(files, SPEED_TOKENS if speed else tokens)
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(with_speeds(report) if speed else report, indent=1) + "\n", encoding="utf-8")
     report = json.loads(RESULTS.read_text(encoding="utf-8"))
@@ -58,18 +58,21 @@ def make_files(program: str, folder: Path) -> list[Path]:
     if not source.exists():
         run("quantize", str(resolve_model("default")), "--to", str(source), "--low-bit", "fp32")
     for kind in KINDS:
-        if not (folder / f"{kind}.gguf").exists():
-            arguments = [program, str(source), str(folder / f"{kind}.gguf"), kind]
-            subprocess.run(arguments, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if not (made := folder / f"{kind}.gguf").exists():
+            begun = made.with_suffix(".part")
+            said = subprocess.run([program, str(source), str(begun), kind], capture_output=True, text=True)
+            if said.returncode:
+                raise click.ClickException(f"{program} made no {kind}: {said.stderr[-2000:]}")
+            begun.rename(made)
     return [folder / f"{kind}.gguf" for kind in KINDS]
 
 
-def measure(files: list[Path], tokens: int, speed: bool) -> dict[str, Any]:
+def measure(files: list[Path], tokens: int) -> dict[str, Any]:
     """``bench quality``'s report of all formats, of the file as it is, and of the others."""
     beside = [argument for file in files for argument in ("--beside", str(file))]
     said = run(
         "bench", "quality", "--low-bit", "all", "--beside", "default", *beside, "--tokens", str(tokens),
-        "--speed" if speed else "--no-speed", "--json",
+        "--json",
     )  # fmt: skip
     report: dict[str, Any] = json.loads(said.splitlines()[-1])
     return report
@@ -91,9 +94,10 @@ def run(*arguments: str) -> str:
 
 
 def table(report: dict[str, Any]) -> str:
-    """In Markdown, by bits."""
-    lines = ["", "| | bits a weight | MB | perplexity | beside float32 | KL divergence | same top 1 | tok/s |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
+    """Picture and table in Markdown, by bits."""
+    lines = [f"![KL divergence over bits a weight]({PICTURE.name})", ""]
+    lines += ["| | bits a weight | MB | perplexity | beside float32 | KL divergence | same top 1 | tok/s |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
     for row in sorted(report["formats"], key=lambda row: (row["bits"], row["kl"])):
         name = f"llama.cpp's {row['name']}" if row["other_file"] else f"`{row['name']}`"
         if row["name"] == "default":
@@ -107,11 +111,11 @@ def table(report: dict[str, Any]) -> str:
     lines += [
         "",
         f"{report['tokens']:,} tokens in windows of {report['window']}; the reference has perplexity"
-        f" {reference['perplexity']:.2f}. ipex-lookahead {report['version']}, {report['date']}.",
-        "",
+        f" {reference['perplexity']:.2f}. Speeds with {report['threads']} threads on {report['isa']}."
+        f" ipex-lookahead {report['version']}, {report['date']}.",
         "",
     ]
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

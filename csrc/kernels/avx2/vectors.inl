@@ -122,16 +122,6 @@ SIMD_INLINE i32x16 mask32(i32x16 x, int32_t mask) {
   const __m256i m = _mm256_set1_epi32(mask);
   return {_mm256_and_si256(x.lo, m), _mm256_and_si256(x.hi, m)};
 }
-// Bytes of each 32-bit lane: 0, 1, 2 and 3 times what the lane holds, below 64; and those that x counts, 0 ... 3 in its bytes.
-SIMD_INLINE __m256i multiples(__m256i x) {
-  return _mm256_mullo_epi16(_mm256_or_si256(x, _mm256_slli_epi32(x, 16)), _mm256_set1_epi32(0x03020100));
-}
-SIMD_INLINE u8x64 multiples(i32x16 x) { return {multiples(x.lo), multiples(x.hi)}; }
-SIMD_INLINE u8x64 lookup4(u8x64 lanes, u8x64 x) {
-  const __m256i starts = _mm256_broadcastsi128_si256(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c));
-  return {_mm256_shuffle_epi8(lanes.lo, _mm256_or_si256(x.lo, starts)),
-          _mm256_shuffle_epi8(lanes.hi, _mm256_or_si256(x.hi, starts))};
-}
 template <int Q>
 SIMD_INLINE i32x16 byte_of_lanes(u8x64 x) {  // byte Q of each 32-bit lane
   return mask32(shr<8 * Q>(i32x16{x.lo, x.hi}), 255);

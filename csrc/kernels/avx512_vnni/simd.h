@@ -8,6 +8,7 @@
 
 #define SIMD_INLINE static inline __attribute__((always_inline))
 #define SIMD_METHOD inline __attribute__((always_inline))
+#define SIMD_WEIGHED_CODES  // see generic/scales.inl
 
 namespace ipex_lookahead {
 namespace avx512_vnni {
@@ -103,10 +104,11 @@ SIMD_INLINE u8x64 lookup(const uint8_t* table, u8x64 x) {
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), x);
 }
 
-// Bytes of each 32-bit lane: 0, 1, 2 and 3 times what the lane holds, below 64; and those that x counts, 0 ... 3 in its bytes.
+// The bytes of each 32-bit lane: 0, 1, 2 and 3 times what the lane holds, which is below 64.
 SIMD_INLINE u8x64 multiples(i32x16 x) {
   return _mm512_mullo_epi16(_mm512_or_si512(x, _mm512_slli_epi32(x, 16)), _mm512_set1_epi32(0x03020100));
 }
+// Each byte of x, from 0 to 3, as that byte of its lane.
 SIMD_INLINE u8x64 lookup4(u8x64 lanes, u8x64 x) {
   const __m512i starts = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c));
   return _mm512_shuffle_epi8(lanes, _mm512_or_si512(x, starts));

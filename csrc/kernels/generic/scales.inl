@@ -55,14 +55,16 @@ struct HalvedBlock {
   SIMD_METHOD f32x16 minimum_of(int) const { return zero(); }
 };
 
-// A step below 16 for each 16 inputs and codes below 4: their products are bytes, made once for all rows.
+// A step below 16 for each 16 inputs, and minimums. Where SIMD_WEIGHED_CODES, codes below 4 times steps are looked up once for
+// all rows; where a tile fills the registers, that costs one row more than it saves many.
 template <class Format>
 struct SteppedBlock {
-  static_assert(Format::kZero == 0 && Format::Codes::kMost == 3, "products are looked up by two bits");
-  using Tile = CodeTile<3 * 15>;
   f32x16 scale, minimum;
   i32x16 steps[2], minimum_steps[2];
 
+#ifdef SIMD_WEIGHED_CODES
+  static_assert(Format::kZero == 0 && Format::Codes::kMost == 3, "products are looked up by two bits");
+  using Tile = CodeTile<3 * 15>;
   SIMD_METHOD Tile tile(const u8x64 (&codes)[8]) const {
     const u8x64 first = multiples(steps[0]), second = multiples(steps[1]);
     u8x64 products[8];
@@ -70,10 +72,20 @@ struct SteppedBlock {
     for (int c = 4; c < 8; ++c) products[c] = lookup4(second, codes[c]);
     return Tile(products);
   }
+  SIMD_METHOD f32x16 product(const Tile& t, const RowBlock& x) const { return to_float(dot(t, x.codes, 0)); }
+#else
+  using Tile = CodeTile<Format::Codes::kMost>;
+  SIMD_METHOD Tile tile(const u8x64 (&codes)[8]) const { return Tile(codes); }
+  SIMD_METHOD f32x16 product(const Tile& t, const RowBlock& x) const {
+    const i32x16 none = set_pairs(0, 0);
+    const f32x16 a = to_float(dot_half<0>(t, x.codes, none)), b = to_float(dot_half<1>(t, x.codes + 16, none));
+    return fma(b, to_float(steps[1]), mul(a, to_float(steps[0])));
+  }
+#endif
   SIMD_METHOD f32x16 add(f32x16 acc, const Tile& t, const RowBlock& x) const {
     const f32x16 sum = to_float(dot_pairs(bor(minimum_steps[0], shl<16>(minimum_steps[1])), x.halves));
     acc = fma(sum, mul(minimum, set1(x.scale)), acc);
-    return fma(to_float(dot(t, x.codes, 0)), mul(scale, set1(x.scale)), acc);
+    return fma(product(t, x), mul(scale, set1(x.scale)), acc);
   }
   SIMD_METHOD f32x16 scale_of(int half) const { return mul(scale, to_float(steps[half])); }
   SIMD_METHOD f32x16 minimum_of(int half) const { return mul(minimum, to_float(minimum_steps[half])); }

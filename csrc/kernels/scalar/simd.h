@@ -171,16 +171,6 @@ SIMD_INLINE i32x16 dot_pairs(i32x16 pairs, int32_t pair) {
   for (auto& v : pairs.v) v = int16_t(v & 0xffff) * int16_t(pair & 0xffff) + (v >> 16) * (pair >> 16);
   return pairs;
 }
-// Bytes of each 32-bit lane: 0, 1, 2 and 3 times what the lane holds, below 64; and those that x counts, 0 ... 3 in its bytes.
-SIMD_INLINE u8x64 multiples(const i32x16& x) {
-  u8x64 r;
-  for (int i = 0; i < 64; ++i) r.v[i] = uint8_t(i % 4 * x.v[i / 4]);
-  return r;
-}
-SIMD_INLINE u8x64 lookup4(const u8x64& lanes, u8x64 x) {
-  for (int i = 0; i < 64; ++i) x.v[i] = lanes.v[i / 4 * 4 + x.v[i]];
-  return x;
-}
 
 // 16 outputs x 32 inputs of unsigned codes: [input][output].
 template <int Most>

@@ -115,6 +115,24 @@ def test_every_isa_thread_count_and_number_of_rows_gives_the_same_bytes(
                 assert probe(x[:rows]).tobytes() == oracle[:rows].tobytes(), (isa, threads, rows)
 
 
+@pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0xFF])
+@pytest.mark.parametrize("name", [name for name, low_bit in ALL.items() if hasattr(low_bit, "record")])
+def test_the_largest_codes_and_steps_are_the_same_on_every_isa(name: str, byte: int) -> None:
+    """Whole numbers at their bounds: whatever adds them in 16 bits, or in a float's 24, must hold them."""
+    weight = make_weight(name, 19, 512, seed=1)
+    records = weight.codes.copy().view(ALL[name].record)
+    for field in set(records.dtype.names) - {"scale", "minimum"}:
+        records[field].view(np.uint8)[...] = byte
+    weight = PackedWeight(name, weight.shape, records.view(np.uint8).reshape(weight.codes.shape))
+    signs = [np.ones(512), np.tile([1] * 16 + [-1] * 16, 16), np.tile([1, -1], 256), np.tile([-1] * 8 + [1] * 24, 16)]
+    x = np.array([sign * way for sign in signs for way in (1, -1)], np.float32)
+    oracle = linear(weight, x, isa="scalar")
+    exact = x.astype(np.float64) @ dequantize(weight).astype(np.float64).T
+    assert np.abs(oracle - exact).max() <= 1e-5 * np.abs(dequantize(weight)).sum(axis=1, dtype=np.float64).max()
+    for isa in ISAS:
+        assert linear(weight, x, isa=isa).tobytes() == oracle.tobytes()
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_row_does_not_depend_on_its_neighbours(name: str, isa: str) -> None:
