@@ -1,6 +1,7 @@
 """GGUF types that no format of ours stands for: decoded by the ``gguf`` package, kept in one that holds their values.
 
-Ternary values are a block's scale times -1, 0 or 1: ``sym_int2`` holds them all, in 2.5 bits. NVFP4's have six bits of
+Ternary values are a block's scale times -1, 0 or 1, and TQ2_0 has a fourth code, which no file should hold and which
+stands for 2: ``sym_int2`` holds them all, in 2.5 bits. NVFP4's have six bits of
 mantissa in binary16's range: ``fp16`` holds them all too. The values of IQ1, IQ2 and IQ3 have up to 22 bits: of fp16,
 bf16 and sym_int8 the first is nearest, with 2e-4 of their root mean square (bf16 1.7e-3, sym_int8 1.6e-3 to 5e-3).
 """
@@ -60,9 +61,18 @@ def read_decoded(
 
 
 def _ternary(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """Rows whose blocks have values of one size, or 0, as rows of sym_int2: exactly, without its search for a scale."""
+    """Rows whose blocks have values of one size, or 0, as rows of sym_int2: exactly, without its search for a scale.
+
+    The codes of sym_int2 are -2 to 1: where there are values of twice the size, which have one sign, it is they that
+    stand for -2, and the scale has the other sign.
+    """
     target = sym_int2.FORMAT
     blocks = values.reshape(len(values), -1, target.inputs)
-    codes = (np.sign(blocks) + target.zero).astype(np.uint8)
-    records = target.pack(Parts(codes, to_binary16(np.abs(blocks).max(axis=-1))), values.shape[1])
+    sizes = np.abs(blocks)
+    largest = sizes.max(axis=-1, keepdims=True)
+    twice = ((sizes > 0) & (sizes < largest)).any(axis=-1, keepdims=True)
+    sign = np.where((blocks == largest).any(axis=-1, keepdims=True), np.float32(-1), np.float32(1))
+    scales = np.where(twice, largest / 2 * sign, largest)
+    counts = np.sign(blocks) * np.sign(scales) * np.where(twice & (sizes == largest), 2, 1)
+    records = target.pack(Parts((counts + target.zero).astype(np.uint8), to_binary16(scales[..., 0])), values.shape[1])
     return np.ascontiguousarray(records).view(np.uint8).reshape(len(values), -1)

@@ -135,6 +135,27 @@ def test_decoded_types_are_kept_where_the_error_is_least_and_said(
     assert found.source == quant
 
 
+@pytest.mark.parametrize("scale", [0.25, -0.25])
+def test_the_fourth_code_of_tq2_0_is_what_the_gguf_package_reads(tmp_path: Path, scale: float) -> None:
+    """Nobody writes it; a reader that took it for the third would load other weights without a word."""
+    import gguf
+    from gguf import quants
+
+    file = write_tiny_gguf(tmp_path / "m.gguf", quant="TQ2_0", hidden=256)
+    source = next(t for t in gguf.GGUFReader(file).tensors if t.name == "blk.1.ffn_up.weight")
+    blocks = random_blocks((source.n_elements // 256, 256), source.tensor_type, seed=3)
+    blocks[:, -2:] = np.array([scale], np.float16).view(np.uint8)
+    blocks[0, :32] = 0xFF  # nothing but fours in some blocks, fours and zeros in others
+    blocks[1, :32] = 0xDD
+    data = bytearray(file.read_bytes())
+    data[int(source.data_offset) : int(source.data_offset) + blocks.size] = blocks.tobytes()
+    file.write_bytes(data)
+    expected = quants.dequantize(blocks, source.tensor_type)
+    assert expected.max() - expected.min() == 0.75
+    found = GgufCheckpoint(file).read("model.layers.1.mlp.up_proj.weight")
+    np.testing.assert_array_equal(values_of(found).reshape(expected.shape), expected)
+
+
 @pytest.mark.parametrize("quant", ["TQ1_0", "IQ1_S", "NVFP4"])
 def test_a_block_that_decodes_to_no_number_is_found(tmp_path: Path, quant: str) -> None:
     import gguf

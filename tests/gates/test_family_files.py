@@ -24,6 +24,7 @@ from tests.support import gguf_attacks, json_attacks, safetensors_attacks
 from tests.support.forked import in_children
 from tests.support.gguf_bytes import ARRAY, Entry, Tensor, build
 from tests.support.gguf_families import write_gguf
+from tests.support.mxfp4 import rounded, write_mxfp4_folder
 from tests.support.tiny_families import build as build_model
 from tests.support.tiny_families import variants, write_folder
 
@@ -82,6 +83,24 @@ def test_any_folder_is_an_error_of_ours_or_a_model_that_speaks(tmp_path: Path, m
 
         for name, attack in (("config", config), ("tensors", tensors)):
             print(model_type, name, dict(in_bounds(folder, folder, f"{model_type} {name}", attack)))
+
+
+def test_any_folder_in_mxfp4_is_an_error_of_ours_or_a_model_that_speaks(tmp_path: Path) -> None:
+    """gpt-oss as it is published: experts in blocks and scales, a ``quantization_config`` beside them."""
+    write_mxfp4_folder(tmp_path / "base", rounded(build_model("gpt_oss", variants("gpt_oss")[0])))
+    with fast_folder(tmp_path) as fast:
+        folder = Path(shutil.copytree(tmp_path / "base", fast / "case"))
+
+        def attack(chance: random.Random, files: dict[str, bytes]) -> dict[str, bytes]:
+            if chance.random() < 0.8:
+                return {"model.safetensors": safetensors_attacks.attacked(chance, files["model.safetensors"])}
+            made = json.loads(files["config.json"])
+            part = made["quantization_config"] if chance.random() < 0.7 else made
+            key = chance.choice(sorted(part))
+            part[key] = json_attacks.near(chance, part[key])
+            return {"config.json": json_attacks.text(chance, made)}
+
+        print("mxfp4", dict(in_bounds(folder, folder, "mxfp4", attack)))
 
 
 @pytest.mark.parametrize("model_type", GGUF)

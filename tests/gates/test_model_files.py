@@ -7,6 +7,7 @@ A case follows from the gate's seed, its kind and its number alone.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -24,18 +25,20 @@ import pytest
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 from ipex_lookahead import AutoModelForCausalLM
-from ipex_lookahead.checkpoints import GgufCheckpoint, SafetensorsCheckpoint
+from ipex_lookahead.checkpoints import GgufCheckpoint, SafetensorsCheckpoint, open_checkpoint
 from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.native.load import load
 from ipex_lookahead.errors import EngineError, InputError, ModelFormatError, UnsupportedModelError
+from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.formats.base import PackedWeight
 from tests.gates import cases, seed
 from tests.support import folder_attacks, gguf_attacks, json_attacks, safetensors_attacks
 from tests.support.forked import in_children
+from tests.support.gguf_bytes import build
 from tests.support.independent import check_tensors
-from tests.support.tiny import write_tiny_llama
+from tests.support.tiny import TinyLlama, write_tiny_llama
 
 TOKENS = 8
 Files = Mapping[str, bytes | Callable[[Path], object] | None]
@@ -45,6 +48,14 @@ Attack = Callable[[random.Random, dict[str, bytes]], Files]
 
 def gguf(chance: random.Random, files: dict[str, bytes]) -> Files:
     return {"m.gguf": gguf_attacks.attacked(chance)}
+
+
+def decoded(chance: random.Random, files: dict[str, bytes]) -> Files:
+    return {"m.gguf": gguf_attacks.attacked(chance, DECODED)}
+
+
+def parts(chance: random.Random, files: dict[str, bytes]) -> Files:
+    return gguf_attacks.attacked_parts(chance)
 
 
 def config(chance: random.Random, files: dict[str, bytes]) -> Files:
@@ -79,14 +90,18 @@ def saved(chance: random.Random, files: dict[str, bytes]) -> Files:
     return {"config.json": json_attacks.text(chance, made)}
 
 
+DECODED = gguf_attacks.decoded_parts()
 TINY = {"vocab": 96, "hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 40, "context": 64}
 KINDS: dict[str, tuple[Attack, int]] = {
     "gguf": (gguf, cases(6000, 45_000)),
+    "decoded": (decoded, cases(400, 4_000)),
+    "parts": (parts, cases(1200, 9_000)),
     "config": (config, cases(4000, 30_000)),
     "generation": (generation, cases(1200, 9_000)),
     "tensors": (tensors, cases(2400, 18_000)),
     "shards": (shards, cases(1200, 9_000)),
     "saved": (saved, cases(2400, 18_000)),
+    "every format": (saved, cases(600, 9_000)),
     "misplaced": (folder_attacks.misplaced, cases(500, 4_500)),
     "immense": (folder_attacks.immense, cases(24, 600)),
 }
@@ -95,9 +110,13 @@ KINDS: dict[str, tuple[Attack, int]] = {
 def write_base(folder: Path, kind: str) -> Path:
     """The sound folder that a kind's attacks begin with."""
     folder.mkdir()
-    if kind == "gguf":
-        (folder / "m.gguf").write_bytes(gguf_attacks.sound())
+    if kind in ("gguf", "decoded", "parts"):
+        files = {"m.gguf": gguf_attacks.sound() if kind == "gguf" else bytes(build(*DECODED).data)}
+        for name, data in (gguf_attacks.sound_parts() if kind == "parts" else files).items():
+            (folder / name).write_bytes(data)
         return folder
+    if kind == "every format":
+        return save_every_format(folder)
     if kind != "saved":
         dtype = "float16" if kind == "tensors" else "float32"
         return write_tiny_llama(folder, dtype=dtype, shards=3 if kind == "shards" else 1, **TINY)
@@ -105,6 +124,30 @@ def write_base(folder: Path, kind: str) -> Path:
     model = AutoModelForCausalLM.from_pretrained(plain, load_in_low_bit="asym_int4", threads=1, progress=False)
     model.save_low_bit(folder / "saved")
     return folder / "saved"
+
+
+def save_every_format(folder: Path) -> Path:
+    """A saved folder that has a matrix of every format, and blocks that are not whole."""
+    sizes = TINY | {"layers": -(-len(FORMATS) // 7)}
+    plain = write_tiny_llama(folder / "plain", **sizes)
+    matrices = [name for name in TinyLlama(**sizes).shapes() if name.endswith("_proj.weight")]
+    lines = [
+        f"  - {{match: {name.removesuffix('.weight')}, format: {form}}}\n"
+        for name, form in zip(matrices, itertools.cycle(FORMATS), strict=False)
+    ]
+    rules = folder / "rules.yaml"
+    rules.write_text("rules:\n" + "".join(lines), encoding="utf-8")
+    model = AutoModelForCausalLM.from_pretrained(plain, load_in_low_bit=str(rules), threads=1, progress=False)
+    return Path(model.save_low_bit(folder / "saved"))
+
+
+def test_saved_folders_of_every_format_are_what_the_safetensors_package_reads(tmp_path: Path) -> None:
+    saved = write_base(tmp_path / "base", "every format")
+    checkpoint = open_checkpoint(saved)
+    found = {checkpoint.info(name).format for name in checkpoint.names()}
+    checkpoint.close()
+    assert found == set(FORMATS)
+    check_tensors(saved)
 
 
 @pytest.mark.parametrize(("kind", "reader"), [("gguf", GgufCheckpoint), ("shards", SafetensorsCheckpoint)])
@@ -196,7 +239,7 @@ def attacked(kind: str, base: Path, target: Path) -> None:
     attack, count = KINDS[kind]
     files = {path.name: path.read_bytes() for path in base.iterdir() if path.is_file()}
     shutil.copytree(base, target)
-    opened = target / "m.gguf" if kind == "gguf" else target
+    opened = target / "m.gguf" if kind in ("gguf", "decoded") else target
     assert speak(opened, through_generate=True) == "spoke"
 
     def case(number: int) -> str:

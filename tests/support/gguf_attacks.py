@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import struct
 from typing import Any
 
 import numpy as np
+from gguf import GGMLQuantizationType
 
 from ipex_lookahead.architectures import family, model_types
 from ipex_lookahead.architectures.keys import GGUF_GIVEN
+from ipex_lookahead.checkpoints.gguf_reader import DECODED_TYPES
 from tests.support import json_attacks
 from tests.support.gguf_bytes import (
     _BYTES,
@@ -20,6 +23,7 @@ from tests.support.gguf_bytes import (
     F64,
     I32,
     STRING,
+    U16,
     U32,
     U64,
     Entry,
@@ -29,6 +33,7 @@ from tests.support.gguf_bytes import (
     llama_parts,
     tensor,
 )
+from tests.support.tiny import random_blocks
 
 COUNTS = (
     0,
@@ -95,6 +100,88 @@ def parts(*, quantised: bool) -> tuple[list[Entry], list[Tensor]]:
     entries, tensors = llama_parts(quantised=quantised)
     types = "tokenizer.ggml.token_type"  # with an unknown token
     return [(types, ARRAY, (I32, [2, 1, 1, 3])) if entry[0] == types else entry for entry in entries], tensors
+
+
+def decoded_parts() -> tuple[list[Entry], list[Tensor]]:
+    """Entries and tensors of a file without a fault that has every type whose values are decoded."""
+    entries, _ = parts(quantised=False)
+    sizes = {"llama.embedding_length": 256, "llama.block_count": 2}
+    entries = [(key, kind, sizes.get(key, value)) for key, kind, value in entries]
+    kinds = itertools.cycle(GGMLQuantizationType[known.name] for known in DECODED_TYPES.values())
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (256, 4), "output_norm": (256,), "output": (256, 4)}
+    for at in ("blk.0.", "blk.1."):
+        shapes |= {f"{at}{name}": (256, 8) for name in ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")}
+        shapes |= {f"{at}{name}": (8, 256) for name in ("attn_output", "ffn_down")}
+        shapes |= {f"{at}{name}": (256,) for name in ("attn_norm", "ffn_norm")}
+    made: list[Tensor] = []
+    for name, dims in shapes.items():
+        if len(dims) == 1 or dims[0] == 8:
+            made.append(tensor(f"{name}.weight", dims, 0))
+        else:
+            kind = next(kinds)
+            made.append((f"{name}.weight", dims, int(kind), random_blocks(dims[::-1], kind).tobytes()))
+    return entries, made
+
+
+SPLIT = ("split.no", "split.count", "split.tensors.count")
+
+
+def split_parts() -> list[tuple[list[Entry], list[Tensor]]]:
+    """A file without a fault as three parts, the first of which has no tensor."""
+    entries, tensors = parts(quantised=True)
+    tables = ([], tensors[:4], tensors[4:])
+    return [
+        (
+            [*(entries if number == 0 else []), *zip(SPLIT, (U16, U16, I32), (number, 3, len(tensors)), strict=True)],
+            table,
+        )
+        for number, table in enumerate(tables)
+    ]
+
+
+def part_name(number: int) -> str:
+    """What the part of that number, from 0, is called."""
+    return f"m-{number + 1:05}-of-00003.gguf"
+
+
+def sound_parts() -> dict[str, bytes]:
+    """The files of a model in three parts."""
+    return {part_name(number): bytes(build(*part).data) for number, part in enumerate(split_parts())}
+
+
+def attacked_parts(chance: random.Random) -> dict[str, bytes | None]:
+    """Files of a model in three parts: what they say of each other, or one of them changed. None: no such file."""
+    made = split_parts()
+    at, other, way = chance.randrange(3), chance.randrange(3), chance.random()
+    entries, tensors = made[at]
+    if way < 0.05:
+        return {part_name(at): None}
+    if way < 0.1:
+        return {part_name(at): bytes(build(*made[other]).data)}
+    if way < 0.15:
+        return {chance.choice(("m.gguf", "m-00004-of-00003.gguf", "n-00001-of-00002.gguf")): sound()}
+    if way < 0.4:
+        key = chance.choice(SPLIT)
+        kind = chance.choice((U16, U16, U32, I32, U64, F32))
+        old = next(value for name, _, value in entries if name == key)
+        _put(entries, key, kind, _fitting(kind, json_attacks.near(chance, old)))
+    elif way < 0.55:  # what the first part says, said again: as it is, or otherwise
+        key, kind, value = chance.choice(made[0][0])
+        if kind not in (STRING, ARRAY) and chance.random() < 0.5:
+            value = _fitting(kind, json_attacks.near(chance, value))
+        _put(entries, key, kind, value)
+    elif way < 0.7 and made[2][1]:  # tensors elsewhere, or in two parts
+        moved = chance.choice(made[2][1])
+        made[other][1].append(moved)
+        if chance.random() < 0.7:
+            made[2][1].remove(moved)
+        return {part_name(number): bytes(build(*part).data) for number, part in enumerate(made)}
+    elif way < 0.85 and tensors:
+        _change_tensors(chance, tensors)
+    else:
+        _change_entries(chance, entries)
+    file = build(entries, tensors, version=chance.choice((3, 3, 3, 2)))
+    return {part_name(at): _change_bytes(chance, file) if chance.random() < 0.2 else bytes(file.data)}
 
 
 def keys_of(architecture: str) -> list[str]:

@@ -12,12 +12,12 @@ import safetensors
 from gguf.quants import dequantize as dequantize_blocks
 
 from ipex_lookahead.checkpoints import Checkpoint, kind_of, open_checkpoint
+from ipex_lookahead.checkpoints.gguf_parts import PART_NAME
 from ipex_lookahead.checkpoints.sizes import packed_bytes
-from ipex_lookahead.formats import dequantize
+from ipex_lookahead.formats import FLOATS, FORMATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
 from tests.support.tiny import gguf_name
 
-_KINDS = {"fp32": "F32", "fp16": "F16", "bf16": "BF16", "sym_int8": "I8", "sym_int4": "U8", "asym_int4": "U8"}
 _LLAMA = [gguf.TENSOR_NAMES[kind] for kind in gguf.MODEL_TENSORS[gguf.MODEL_ARCH.LLAMA]]
 
 
@@ -49,15 +49,12 @@ def _streams(checkpoint: Checkpoint) -> dict[str, tuple[str, list[int], bytes]]:
     found = {}
     for name in checkpoint.names():
         weight = _read(checkpoint, name)
-        kind = _KINDS[weight.format]
-        if weight.scales is None:
-            found[name] = kind, list(weight.shape), weight.codes.tobytes()
+        if weight.format in FLOATS:
             assert weight.codes.shape == weight.shape
-        else:
-            for suffix, array in (("codes", weight.codes), ("scales", weight.scales), ("minimums", weight.minimums)):
-                if array is not None:
-                    dtype = kind if suffix == "codes" else "F16"
-                    found[f"{name}.{suffix}"] = dtype, list(array.shape), array.tobytes()
+        for stream in FORMATS[weight.format].streams:
+            array = getattr(weight, stream.name)
+            place = name if weight.format in FLOATS else f"{name}.{stream.name}"
+            found[place] = stream.stored, list(array.shape), array.tobytes()
     return found
 
 
@@ -74,7 +71,10 @@ def _safetensors(folder: Path) -> dict[str, tuple[str, list[int], bytes]]:
 
 def _check_gguf(checkpoint: Checkpoint, file: Path) -> None:
     reader = gguf.GGUFReader(file)
-    theirs = {tensor.name: tensor for tensor in reader.tensors}
+    parts = [file]
+    if (named := PART_NAME.fullmatch(file.name)) is not None:
+        parts = sorted(file.parent.glob(f"{named['model']}-*-of-{named['parts']}.gguf"))
+    theirs = {tensor.name: tensor for part in parts for tensor in gguf.GGUFReader(part).tensors}
     names = {name: gguf_name(name) for name in checkpoint.names()}
     passed_over = set(theirs) - set(names.values())
     if (divisors := theirs.get("rope_freqs.weight")) is not None:  # part of the config
@@ -87,10 +87,14 @@ def _check_gguf(checkpoint: Checkpoint, file: Path) -> None:
     heads = _whole(reader, "llama.attention.head_count", 0)
     of_slot = {".q_proj.": heads, ".k_proj.": _whole(reader, "llama.attention.head_count_kv", heads)}
     for name, in_reader in names.items():
-        ours, tensor = _read(checkpoint, name), theirs[in_reader]
+        ours, info, tensor = _read(checkpoint, name), checkpoint.info(name), theirs[in_reader]
         assert list(ours.shape) == tensor.shape.tolist()[::-1], name
-        expected = dequantize_blocks(tensor.data, tensor.tensor_type)
+        expected = np.asarray(dequantize_blocks(tensor.data, tensor.tensor_type), np.float32)
+        if info.decoded_from and info.format == "fp16":  # values of up to 22 bits, rounded once
+            expected = expected.astype(np.float16).astype(np.float32)
         in_file = _rows_as_in_file(dequantize(ours), next((n for slot, n in of_slot.items() if slot in name), 0))
+        if info.decoded_from:  # a code of 0 has either sign there, by that of its scale
+            in_file, expected = in_file + np.float32(0), expected + np.float32(0)
         assert in_file.dtype == expected.dtype
         assert in_file.tobytes() == np.ascontiguousarray(expected).tobytes(), name
 

@@ -9,6 +9,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from ipex_lookahead.formats import FORMATS
 from tests.support import json_attacks
 from tests.support.gguf_attacks import COUNTS, extreme
 
@@ -164,7 +165,7 @@ def _change_metadata(chance: random.Random, header: dict[str, Any]) -> None:
     elif way < 0.3:
         metadata[name + "2"] = line + mark + digest
     else:
-        kind = chance.choice((kind, kind, "sym_int4", "asym_int4", "sym_int8", "fp16", "nf4", ""))
+        kind = chance.choice((kind, kind, kind, *FORMATS, ""))
         group = chance.choice((group, group, "32", "64", "0", "4096", "-32", "9999"))
         rows, _, columns = shape.partition("x")
         sizes = (f"{columns}x{rows}", f"{rows}x{columns}1", f"0x{columns}", f"{2**40}x{2**40}", f"{10**12}x{columns}")
