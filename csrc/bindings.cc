@@ -82,7 +82,7 @@ nb::tuple search(const FloatMatrix& values, const FloatMatrix& importance, int s
     fail("parts have steps from -128 on, or with minimums up to 255; and a block of several parts has steps");
   if (minimum && (!whole || numbers.data()[0] != 0)) fail("with minimums, numbers are whole and begin with 0");
   const int most = most_search_lanes();
-  if (lanes == 0) lanes = most;
+  if (lanes == 0) lanes = minimum ? std::min(most, 8) : most;  // what is the fastest
   if ((lanes != 4 && lanes != 8 && lanes != 16) || lanes > most)
     fail("lanes is " + std::to_string(lanes) + "; it must be 4, 8 or 16, and here at most " + std::to_string(most));
   const Search wanted{int(inputs), size, minimum, {numbers.data(), numbers.data() + numbers.size()}, whole,

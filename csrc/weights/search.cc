@@ -26,12 +26,14 @@ template <int L>
 struct Lanes {
   typedef float F __attribute__((vector_size(4 * L)));
   typedef int32_t I __attribute__((vector_size(4 * L)));
+  typedef uint8_t Bytes __attribute__((vector_size(L)));
 };
 
 template <int L>
 struct Searcher {
   using F = typename Lanes<L>::F;
   using I = typename Lanes<L>::I;
+  using Bytes = typename Lanes<L>::Bytes;
   static constexpr int kVectors = kChunk / L;
 
   // One number for each part in hand.
@@ -52,31 +54,41 @@ struct Searcher {
   };
 
   const Search& search;
+  const int least_number, most_number;
   float middles[kMostNumbers];
   alignas(64) F x[kVectors][kMostSearched], w[kVectors][kMostSearched];
 
-  ALWAYS_INLINE explicit Searcher(const Search& s) : search(s) {
+  ALWAYS_INLINE explicit Searcher(const Search& s)
+      : search(s), least_number(int(s.numbers.front())), most_number(int(s.numbers.back())) {
     for (size_t i = 0; i + 1 < s.numbers.size(); ++i) middles[i] = (s.numbers[i + 1] + s.numbers[i]) / 2;
   }
 
   static ALWAYS_INLINE F all(float value) { return F{} + value; }
-  static ALWAYS_INLINE F bits(I value) { return (F)value; }
-  static ALWAYS_INLINE F magnitude(F value) { return bits((I)value & 0x7fffffff); }
+  static ALWAYS_INLINE F nothing() { return all(-0.0f); }  // what a sum begins with: adding to it changes no bit
+  static ALWAYS_INLINE F magnitude(F value) { return (F)((I)value & 0x7fffffff); }
   static ALWAYS_INLINE F inverse_of(F scale) {
     const F inverse = 1.0f / scale;
     const I finite = ((I)inverse & 0x7f800000) != 0x7f800000;
     return ((scale != all(0)) & finite) ? inverse : all(0);
   }
-  // Adding 1.5 * 2^23 rounds half to even; numbers are far below 2^22.
-  static ALWAYS_INLINE F rounded(F value) { return (value + 12582912.0f) - 12582912.0f; }
   static ALWAYS_INLINE F clamped(F value, float low, float high) {
     value = value < all(low) ? all(low) : value;
     return value > all(high) ? all(high) : value;
   }
 
+  // The nearest whole number from low to high: the sum's bits are in order as integers are, however large the value, and
+  // integers are limited in one instruction where floats, which might be NaN, take two.
+  static ALWAYS_INLINE F whole(F value, int low, int high) {
+    I sum = (I)(value + 12582912.0f);
+    const I least = I{} + (0x4b400000 + low), most = I{} + (0x4b400000 + high);
+    sum = sum < least ? least : sum;
+    sum = sum > most ? most : sum;
+    return (F)sum - 12582912.0f;
+  }
+
   template <bool Whole>
   ALWAYS_INLINE F nearest(F value) const {
-    if (Whole) return rounded(clamped(value, search.numbers.front(), search.numbers.back()));
+    if (Whole) return whole(value, least_number, most_number);
     F found = all(search.numbers[0]);
     for (size_t i = 0; i + 1 < search.numbers.size(); ++i)
       found = value > all(middles[i]) ? all(search.numbers[i + 1]) : found;
@@ -85,7 +97,7 @@ struct Searcher {
 
   template <bool Whole>
   ALWAYS_INLINE I code(F value) const {
-    if (Whole) return __builtin_convertvector(nearest<true>(value) - search.numbers.front(), I);
+    if (Whole) return __builtin_convertvector(nearest<true>(value), I) - least_number;
     I count{};
     for (size_t i = 0; i + 1 < search.numbers.size(); ++i) count -= (I)(value > all(middles[i]));
     return count;
@@ -126,11 +138,11 @@ struct Searcher {
     F best = all(0), score = all(0);
     for (const float extreme : search.tries) {
       const F to_number = inverse * extreme;
-      F product{}, square{};
+      F product = nothing(), square = nothing();
       for (int i = 0; i < search.size; ++i) {
         const F number = nearest<Whole>(x[v][i] * to_number), weighted = w[v][i] * number;
-        product = i ? product + weighted * x[v][i] : weighted * x[v][i];
-        square = i ? square + weighted * number : weighted * number;
+        product = product + weighted * x[v][i];
+        square = square + weighted * number;
       }
       const F scale = product / (square > all(kTiny) ? square : all(kTiny)), gain = scale * product;
       const I better = gain > kClearly * score;
@@ -147,10 +159,10 @@ struct Searcher {
       F steps_found = around.get(v), least = all(std::numeric_limits<float>::infinity());
       for (const int near : kNear) {
         const F steps = limited(around.get(v) + float(near)), stored = scale * steps, inverse = inverse_of(stored);
-        F error{};
+        F error = nothing();
         for (int i = 0; i < search.size; ++i) {
           const F rest = x[v][i] - stored * nearest<Whole>(x[v][i] * inverse);
-          error = i ? error + w[v][i] * rest * rest : w[v][i] * rest * rest;
+          error = error + w[v][i] * rest * rest;
         }
         const I better = error < least;
         steps_found = better ? steps : steps_found;
@@ -167,11 +179,11 @@ struct Searcher {
     PerPart product, square;
     for (int v = 0; v < kVectors; ++v) {
       const F steps = found.steps.get(v), inverse = inverse_of(of_blocks(found.scale, v) * steps);
-      F products{}, squares{};
+      F products = nothing(), squares = nothing();
       for (int i = 0; i < search.size; ++i) {
         const F multiplied = steps * nearest<Whole>(x[v][i] * inverse), weighted = w[v][i] * multiplied;
-        products = i ? products + weighted * x[v][i] : weighted * x[v][i];
-        squares = i ? squares + weighted * multiplied : weighted * multiplied;
+        products = products + weighted * x[v][i];
+        squares = squares + weighted * multiplied;
       }
       product.set(v, products);
       square.set(v, squares);
@@ -197,7 +209,7 @@ struct Searcher {
     }
     if (search.step_limit) {
       for (int v = 0; v < kVectors; ++v)
-        around.set(v, limited(rounded_any(scale.get(v) * inverse_of(of_blocks(found.scale, v)))));
+        around.set(v, whole(scale.get(v) * inverse_of(of_blocks(found.scale, v)), search.step_limit, -search.step_limit - 1));
       try_scales<Whole>(found, around);
       Stepped again;
       refit_scales<Whole>(found, again.scale);
@@ -208,15 +220,16 @@ struct Searcher {
       F stored = of_blocks(found.scale, v);
       if (search.step_limit) stored = stored * found.steps.get(v);
       const F inverse = inverse_of(stored);
-      for (int i = 0; i < search.size; ++i) put_codes(code<Whole>(x[v][i] * inverse), v, i, first, parts, out);
+      Bytes codes[kMostGroup];
+      for (int i = 0; i < search.size; ++i) codes[i] = __builtin_convertvector(code<Whole>(x[v][i] * inverse), Bytes);
+      put_codes(codes, v, first, parts, out);
     }
     put_blocks(found, first, parts, out);
   }
 
   // ---- MinimumSearch ---------------------------------------------------------------------------------------------
 
-  ALWAYS_INLINE float most() const { return search.numbers.back(); }
-  ALWAYS_INLINE F number_of(F value) const { return rounded(clamped(value, 0, most())); }
+  ALWAYS_INLINE F number_of(F value) const { return whole(value, 0, most_number); }
 
   ALWAYS_INLINE void fitted_minimum(int v, F& scale, F& minimum) const {
     F low = x[v][0], high = low;
@@ -234,17 +247,17 @@ struct Searcher {
       sum_y = sum_y + w[v][i] * (x[v][i] - low);
     }
     const I weighs = weight > all(0);
-    scale = weighs ? spread / most() : all(0);
+    scale = weighs ? spread / float(most_number) : all(0);
     F offset = all(0), score = all(-std::numeric_limits<float>::infinity());
     const F inverse = inverse_of(spread);
     for (const float steps : search.tries) {
       const F to_number = inverse * steps;
-      F sum_q{}, sum_qq{}, sum_qy{};
+      F sum_q = nothing(), sum_qq = nothing(), sum_qy = nothing();
       for (int i = 0; i < search.size; ++i) {
         const F above = x[v][i] - low, number = number_of(above * to_number), weighted = w[v][i] * number;
-        sum_q = i ? sum_q + weighted : weighted;
-        sum_qq = i ? sum_qq + weighted * number : weighted * number;
-        sum_qy = i ? sum_qy + weighted * above : weighted * above;
+        sum_q = sum_q + weighted;
+        sum_qq = sum_qq + weighted * number;
+        sum_qy = sum_qy + weighted * above;
       }
       const F products = weight * sum_qq, determinant = products - sum_q * sum_q;
       const I regular = determinant > kSingular * products;
@@ -277,10 +290,10 @@ struct Searcher {
         for (const int near_minimum : kNear) {
           const F minimum_steps = clamped(around_minimum.get(v) + float(near_minimum), 0, limit);
           const F taken = minimum * minimum_steps;
-          F error{};
+          F error = nothing();
           for (int i = 0; i < search.size; ++i) {
             const F rest = x[v][i] - (stored * number_of((x[v][i] + taken) * inverse) - taken);
-            error = i ? error + w[v][i] * rest * rest : w[v][i] * rest * rest;
+            error = error + w[v][i] * rest * rest;
           }
           const I better = error < least;
           found = better ? steps : found;
@@ -300,14 +313,14 @@ struct Searcher {
     for (int v = 0; v < kVectors; ++v) {
       const F steps = found.steps.get(v), b = found.minimum_steps.get(v);
       const F taken = of_blocks(found.minimum, v) * b, inverse = inverse_of(of_blocks(found.scale, v) * steps);
-      F weight{}, wx{}, aa{}, wa_sum{}, ax{};
+      F weight = nothing(), wx = nothing(), aa = nothing(), wa_sum = nothing(), ax = nothing();
       for (int i = 0; i < search.size; ++i) {
         const F a = steps * number_of((x[v][i] + taken) * inverse), wa = w[v][i] * a;
-        weight = i ? weight + w[v][i] : w[v][i];
-        wx = i ? wx + w[v][i] * x[v][i] : w[v][i] * x[v][i];
-        aa = i ? aa + wa * a : wa * a;
-        wa_sum = i ? wa_sum + wa : wa;
-        ax = i ? ax + wa * x[v][i] : wa * x[v][i];
+        weight = weight + w[v][i];
+        wx = wx + w[v][i] * x[v][i];
+        aa = aa + wa * a;
+        wa_sum = wa_sum + wa;
+        ax = ax + wa * x[v][i];
       }
       const F parts[] = {aa, wa_sum * b, weight * b * b, ax, wx * b};
       for (int s = 0; s < 5; ++s) sums[s].set(v, parts[s]);
@@ -331,10 +344,8 @@ struct Searcher {
     const int count = parts_of_block();
     for (int p = 0; p < kChunk; p += count)
       of_block[p] = float_to_half(*std::max_element(of_parts.of + p, of_parts.of + p + count) / float(search.step_limit));
-    for (int v = 0; v < kVectors; ++v) {
-      const F value = rounded_any(of_parts.get(v) * inverse_of(of_blocks(of_block, v)));
-      steps.set(v, clamped(value, 0, float(search.step_limit)));
-    }
+    for (int v = 0; v < kVectors; ++v)
+      steps.set(v, whole(of_parts.get(v) * inverse_of(of_blocks(of_block, v)), 0, search.step_limit));
   }
 
   ALWAYS_INLINE void minimums(int64_t first, int64_t parts, const FoundParts& out) {
@@ -368,8 +379,12 @@ struct Searcher {
         start = -(start * found.minimum_steps.get(v));
       }
       const F inverse = inverse_of(stored);
-      for (int i = 0; i < search.size; ++i)
-        put_codes(__builtin_convertvector(number_of((x[v][i] - start) * inverse), I), v, i, first, parts, out);
+      Bytes codes[kMostGroup];
+      for (int i = 0; i < search.size; ++i) {
+        const I numbers = __builtin_convertvector(number_of((x[v][i] - start) * inverse), I);
+        codes[i] = __builtin_convertvector(numbers, Bytes);
+      }
+      put_codes(codes, v, first, parts, out);
     }
     put_blocks(found, first, parts, out);
   }
@@ -408,13 +423,13 @@ struct Searcher {
     return clamped(steps, float(search.step_limit), float(-search.step_limit - 1));
   }
 
-  // Of numbers that may be too large for rounded(): those are limited next, and stay large until then.
-  static ALWAYS_INLINE F rounded_any(F value) { return rounded(clamped(value, -4096, 4096)); }
-
-  ALWAYS_INLINE void put_codes(I codes, int v, int i, int64_t first, int64_t parts, const FoundParts& out) const {
+  // A vector's codes, code i of each lane in row i.
+  ALWAYS_INLINE void put_codes(const Bytes* codes, int v, int64_t first, int64_t parts, const FoundParts& out) const {
     const int64_t from = first + v * L;
-    const int there = int(std::min<int64_t>(L, parts - from));
-    for (int lane = 0; lane < there; ++lane) out.codes[(from + lane) * search.size + i] = uint8_t(codes[lane]);
+    const int there = int(std::max<int64_t>(0, std::min<int64_t>(L, parts - from)));
+    const auto* rows = reinterpret_cast<const uint8_t*>(codes);
+    for (int lane = 0; lane < there; ++lane)
+      for (int i = 0; i < search.size; ++i) out.codes[(from + lane) * search.size + i] = rows[i * L + lane];
   }
 
   ALWAYS_INLINE void put_blocks(const Stepped& found, int64_t first, int64_t parts, const FoundParts& out) const {

@@ -215,10 +215,10 @@ def quantize_rows(
     of_inputs.reshape(-1)[:n_in] = 1 if importance is None else checked_importance(importance, n_in)
 
     def quantize(rows: slice) -> None:
-        check_rows(weight, rows)
         values = widen(weight.codes[rows], weight.format)
-        if (large := np.abs(values) > largest).any():
-            row, column = divmod(int(large.argmax()), n_in)
+        if not np.abs(values).max() <= min(largest, np.finfo(np.float32).max):  # so that NaN is found too
+            check_rows(weight, rows)
+            row, column = divmod(int((np.abs(values) > largest).argmax()), n_in)
             raise _no_scale(name, rows.start + row, column // inputs, "scale", float(values[row, column]))
         if blocks * inputs > n_in:
             values = np.pad(values, ((0, 0), (0, blocks * inputs - n_in)), mode="edge")
