@@ -237,7 +237,7 @@ def _field(records: npt.NDArray[np.void], name: str) -> npt.NDArray[Any]:
     """
     fields: Any = records.dtype.fields
     kind, start = fields[name][:2]
-    if kind.itemsize % 16:
+    if kind.itemsize % 16 or kind.itemsize == records.itemsize:  # all of it is contiguous as it is
         return np.ascontiguousarray(records[name])
     found: npt.NDArray[Any] = np.empty((*records.shape, kind.itemsize // 16), "V16")
     for piece in range(found.shape[-1]):
