@@ -14,7 +14,7 @@ LEAST = 90
 GATES = ["imatrix_files", "model_files", "open_files", "text_files", "templates", "torch_numbers"]
 GATES = [
     *("model_files", "family_files", "open_files", "text_files", "templates", "torch_numbers"),
-    *("imatrix_files", "quantized_files", "written_files", "yaml_files"),
+    *("imatrix_files", "quantized_folders", "written_files", "yaml_files"),
 ]
 READERS = [
     *(

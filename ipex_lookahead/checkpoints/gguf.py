@@ -17,7 +17,7 @@ from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.gguf_config import gguf_config
-from ipex_lookahead.checkpoints.gguf_decoded import read_decoded
+from ipex_lookahead.checkpoints.gguf_decoded import kept_in, read_decoded
 from ipex_lookahead.checkpoints.gguf_parts import GgufParts
 from ipex_lookahead.checkpoints.gguf_reader import GgufTensor, names_of_read_types
 from ipex_lookahead.checkpoints.placed import Run, row_order, run_of, split_experts, tensors_by_name, with_offset
@@ -49,6 +49,7 @@ class GgufCheckpoint:
         self._file = GgufParts(path)
         self.path = self._file.path
         self.metadata = self._file.metadata
+        self._kept: dict[str, str] = {}
         try:
             model_type = self._model_type()
             self._file.read_tensor_table()
@@ -129,9 +130,19 @@ class GgufCheckpoint:
     def info(self, name: str) -> TensorInfo:
         """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""
         tensor, source = self._find(name)
-        low_bit = source.type.format
+        low_bit = self._kept_in(source)
         decoded = source.type.name if source.type.decoded else ""
         return TensorInfo(tensor.shape, low_bit, FORMATS[low_bit].group_sizes[0], decoded)
+
+    def _kept_in(self, source: GgufTensor) -> str:
+        if not source.type.decoded:
+            return source.type.format
+        if source.name not in self._kept:
+            form = self._kept[source.name] = kept_in(source)
+            if form != source.type.format:
+                _log.warning("%s: %s (%s) is kept in %s, since %s has no room for scales as small as its", self.path,
+                             source.name, source.type.name, form, source.type.format)  # fmt: skip
+        return self._kept[source.name]
 
     def read(self, name: str) -> PackedWeight:
         """The tensor, codes and scales as in the file, rows in Hugging Face's order; some types are decoded (``info``).
@@ -142,7 +153,7 @@ class GgufCheckpoint:
         tensor, source = self._find(name)
         run, order = run_of(tensor, tensor.gguf), row_order(tensor, tensor.gguf)
         if source.type.decoded:
-            return read_decoded(source, tensor.shape, run, order)
+            return read_decoded(source, tensor.shape, run, order, self._kept_in(source))
         if source.type.format in FLOATS:
             return with_offset(self._read_floats(tensor, source, run, order), tensor.gguf.offset)
         target = FORMATS[source.type.format]
@@ -226,7 +237,7 @@ def _field(records: npt.NDArray[np.void], name: str) -> npt.NDArray[Any]:
     """
     fields: Any = records.dtype.fields
     kind, start = fields[name][:2]
-    if kind.itemsize % 16:
+    if kind.itemsize % 16 or kind.itemsize == records.itemsize:  # all of it is contiguous as it is
         return np.ascontiguousarray(records[name])
     found: npt.NDArray[Any] = np.empty((*records.shape, kind.itemsize // 16), "V16")
     for piece in range(found.shape[-1]):

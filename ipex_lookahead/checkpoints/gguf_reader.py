@@ -83,9 +83,9 @@ TENSOR_TYPES = {
 DECODED_TYPES = {
     number: TensorType(*known, decoded=True)
     for number, known in {
-        16: ("IQ2_XXS", 256, 66, "fp16"), 17: ("IQ2_XS", 256, 74, "fp16"), 18: ("IQ3_XXS", 256, 98, "fp16"),
-        19: ("IQ1_S", 256, 50, "fp16"), 21: ("IQ3_S", 256, 110, "fp16"), 22: ("IQ2_S", 256, 82, "fp16"),
-        29: ("IQ1_M", 256, 56, "fp16"), 34: ("TQ1_0", 256, 54, "sym_int2"), 35: ("TQ2_0", 256, 66, "sym_int2"),
+        16: ("IQ2_XXS", 256, 66, "fp16"), 17: ("IQ2_XS", 256, 74, "fp16"), 18: ("IQ3_XXS", 256, 98, "q6_k"),
+        19: ("IQ1_S", 256, 50, "q6_k"), 21: ("IQ3_S", 256, 110, "q6_k"), 22: ("IQ2_S", 256, 82, "fp16"),
+        29: ("IQ1_M", 256, 56, "q6_k"), 34: ("TQ1_0", 256, 54, "sym_int2"), 35: ("TQ2_0", 256, 66, "sym_int2"),
         40: ("NVFP4", 64, 36, "fp16"),
     }.items()
 }  # fmt: skip

@@ -202,13 +202,13 @@ def write_tiny_gguf(
 
 
 def random_blocks(shape: tuple[int, ...], kind: Any, seed: int = 0) -> npt.NDArray[np.uint8]:
-    """Rows of blocks, uint8 [rows, bytes], of a type that nobody here quantises to: random codes, scales to 0.01."""
+    """Rows of blocks, uint8 [rows, bytes], of a type nobody here quantises to: random codes, scales 0.001 to 0.01."""
     import gguf
 
     rng = np.random.default_rng(seed)
     inputs, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (shape[0], shape[1] // inputs, size), dtype=np.uint8)
-    scales = (rng.random(blocks.shape[:2], np.float32) * 0.01).astype(np.float16)
+    scales = (0.001 + rng.random(blocks.shape[:2], np.float32) * 0.009).astype(np.float16)
     if kind.name == "IQ1_M":  # a quarter of the scale above each of the last four words
         words = blocks[..., -8:].view(np.uint16)
         for part in range(4):
