@@ -140,5 +140,6 @@ const KernelTable* scalar_kernels();
 const KernelTable* avx2_kernels();
 const KernelTable* avx_vnni_kernels();
 const KernelTable* avx512_vnni_kernels();
+const KernelTable* amx_int8_kernels();  // many rows by tile registers, the rest as avx512_vnni
 
 }  // namespace ipex_lookahead
