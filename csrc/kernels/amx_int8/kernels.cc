@@ -3,6 +3,7 @@
 // EMULATED_TILES builds the same on plain C++ throughout, for tests on any machine (emulated.h).
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "kernels/kernels.h"
 #ifdef EMULATED_TILES

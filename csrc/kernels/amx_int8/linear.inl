@@ -5,9 +5,14 @@
 
 // Fewer rows take the other kernels, whose cost a row is what a band's few rows cost as well.
 constexpr int kFewestRows = 5;
-constexpr int kPanel = 16;  // blocks unpacked at a time: their codes stay in the first-level cache for all bands
-constexpr int kBands = 4;   // bands computed before the panel is left
 constexpr int kMostRows = 16;
+// What is worked on at a time stays in the first-level cache: so many blocks of so many tiles, unpacked once for so many
+// bands.
+constexpr int kPanel = 8, kTiles = 2, kBands = 4;
+constexpr int kAhead = 3;  // blocks whose dot products are under way while those before them are scaled
+constexpr int kTileValues = kBands * kMostRows * kLanes;
+
+SIMD_INLINE int64_t at_most(int64_t count, int64_t most) { return count < most ? count : most; }
 
 // The rows of a call as bands of the same number of rows, 8 to 16 of them where there are 16. The last band may begin
 // before the one before it ends: the rows between are computed twice, to the same bits.
@@ -85,28 +90,28 @@ struct Dots {
   static constexpr int kDots = Panel<Format>::kDots;
   alignas(64) int32_t of[kDots][M][kLanes];
 
-  SIMD_METHOD void take(const Panel<Format>& p, int64_t b, const int8_t* a, int64_t stride) {
+  SIMD_METHOD void take(const Panel<Format>& p, int64_t b, const int8_t* a) {
     if constexpr (kIsHalved<Format>) {
       _tile_zero(0);
-      _tile_loadd(3, a, stride);
+      _tile_loadd(3, a, kGroup);
       _tile_loadd(4, p.codes[b][0], 64);
       _tile_dpbssd(0, 3, 4);
       _tile_stored(0, of[0], 64);
       _tile_zero(0);
-      _tile_loadd(3, a + kGroup / 2, stride);
+      _tile_loadd(3, a + kGroup / 2, kGroup);
       _tile_loadd(4, p.codes[b][4], 64);
       _tile_dpbssd(0, 3, 4);
       _tile_stored(0, of[1], 64);
     } else {
       _tile_zero(0);
-      _tile_loadd(1, a, stride);
+      _tile_loadd(1, a, kGroup);
       _tile_loadd(2, p.codes[b][0], 64);
       _tile_dpbssd(0, 1, 2);
       _tile_stored(0, of[0], 64);
     }
     if constexpr (kDots == 3) {
       _tile_zero(0);
-      _tile_loadd(1, a, stride);
+      _tile_loadd(1, a, kGroup);
       _tile_loadd(2, p.minimum_steps[b][0], 64);
       _tile_dpbssd(0, 1, 2);
       _tile_stored(0, of[2], 64);
@@ -114,58 +119,97 @@ struct Dots {
   }
   SIMD_METHOD f32x16 add(const BlockOf<Format>& scaled, f32x16 acc, int m, float x_scale, float x_sum) const {
     if constexpr (!kIsHalved<Format>) {
-      return scaled.add_dot(acc, load_i32(of[0][m]), x_scale, x_sum);
+      return scaled.add_dot(acc, to_float(load_i32(of[0][m])), x_scale, x_sum);
     } else {
       const f32x16 minimum_sum = kDots == 3 ? to_float(load_i32(of[kDots - 1][m])) : zero();
-      return scaled.add_dots(acc, load_i32(of[0][m]), load_i32(of[1][m]), minimum_sum, x_scale);
+      return scaled.add_dots(acc, to_float(load_i32(of[0][m])), to_float(load_i32(of[1][m])), minimum_sum, x_scale);
     }
   }
 };
 
-// acc[m] += the panel's product with row `row + m`. The dot products of a block are begun before those of the block before
-// it are scaled: the two take turns on different parts of the core.
+// Blocks of a band's activations, row after row of each: as they come, rows that lie a power of two apart would drive each
+// other out of the cache.
+struct BandPanel {
+  alignas(64) int8_t codes[kPanel][kMostRows][kGroup];
+  float scales[kPanel][kMostRows], sums[kPanel][kMostRows];
+
+  void take(const Rows& x, int64_t row, int64_t rows, int64_t first, int64_t count) {
+    for (int64_t m = 0; m < rows; ++m)
+      for (int64_t b = 0; b < count; ++b) {
+        const int64_t at = (row + m) * x.blocks + first + b;
+        __builtin_memcpy(codes[b][m], x.codes + (row + m) * x.stride + (first + b) * kGroup, kGroup);
+        scales[b][m] = x.scales[at];
+        sums[b][m] = x.sums[at];
+      }
+  }
+};
+
+// Up to kBands bands of a call, put in order once for all its tiles: [panel][band].
+class BandPanels {
+ public:
+  const int64_t bands;
+
+  BandPanels(const Rows& x, const Bands& all, int64_t from)
+      : bands(at_most(all.number - from, kBands)), panels_(room((x.blocks + kPanel - 1) / kPanel * bands)) {
+    for (int64_t b = 0; b < x.blocks; b += kPanel)
+      for (int64_t i = 0; i < bands; ++i)
+        panels_[b / kPanel * bands + i].take(x, all.begin(from + i), all.rows, b, at_most(x.blocks - b, kPanel));
+    Tiles::written();
+  }
+  const BandPanel& at(int64_t panel, int64_t band) const { return panels_[panel * bands + band]; }
+
+ private:
+  // A thread's own, kept from call to call.
+  static BandPanel* room(int64_t count) {
+    static thread_local std::vector<BandPanel> panels;
+    if (int64_t(panels.size()) < count) panels.resize(size_t(count));
+    return panels.data();
+  }
+  BandPanel* const panels_;
+};
+
+// acc[m] += a panel's product with row m of the band.
 template <class Format, int M>
-SIMD_INLINE void add_panel(const Panel<Format>& p, int64_t first, int64_t count, const Rows& x, int64_t row, float* acc) {
-  const int8_t* a = x.codes + row * x.stride + first * kGroup;
-  const float* a_scale = x.scales + row * x.blocks + first;
-  const float* a_sum = x.sums + row * x.blocks + first;
-  Dots<Format, M> dots[2];
+SIMD_INLINE void add_panel(const Panel<Format>& p, const BandPanel& a, int64_t count, float* acc) {
+  Dots<Format, M> dots[kAhead + 1];
   f32x16 sum[M];
   for (int m = 0; m < M; ++m) sum[m] = load(acc + m * kLanes);
-  dots[0].take(p, 0, a, x.stride);
-  for (int64_t b = 0; b < count; ++b) {
-    if (b + 1 < count) dots[(b + 1) % 2].take(p, b + 1, a + (b + 1) * kGroup, x.stride);
-    const BlockOf<Format> scaled = p.scaled[b];
+  for (int64_t b = 0; b < count + kAhead; ++b) {
+    if (b < count) dots[b % (kAhead + 1)].take(p, b, a.codes[b][0]);
+    const int64_t now = b - kAhead;
+    if (now < 0) continue;
+    const BlockOf<Format> scaled = p.scaled[now];
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m)
-      sum[m] = dots[b % 2].add(scaled, sum[m], m, a_scale[m * x.blocks + b], a_sum[m * x.blocks + b]);
+      sum[m] = dots[now % (kAhead + 1)].add(scaled, sum[m], m, a.scales[now][m], a.sums[now][m]);
   }
   for (int m = 0; m < M; ++m) store(acc + m * kLanes, sum[m]);
 }
 
-// acc[band - from][m] = the 16 outputs of one tile for the rows of the bands [from, to).
+// acc[t][band][m] = the 16 outputs of tile `tile + t`, t < tiles, for row m of each band.
 template <class Format, int M>
-static void bands_of_tile(const Matrix& w, int64_t tile, const Rows& x, const Bands& bands, int64_t from, int64_t to,
-                          float* acc) {
-  Panel<Format> panel;
-  for (int64_t i = 0; i < (to - from) * M; ++i) store(acc + i * kLanes, zero());
+static void multiply(const Matrix& w, int64_t tile, int64_t tiles, const BandPanels& a, float (*acc)[kTileValues]) {
+  Panel<Format> panels[kTiles];
+  for (int64_t t = 0; t < tiles; ++t)
+    for (int64_t i = 0; i < a.bands * M; ++i) store(acc[t] + i * kLanes, zero());
   for (int64_t b = 0; b < w.blocks; b += kPanel) {
-    const int64_t count = w.blocks - b < kPanel ? w.blocks - b : kPanel;
-    panel.unpack_from(w, tile, b, count);
-    for (int64_t band = from; band < to; ++band)
-      add_panel<Format, M>(panel, b, count, x, bands.begin(band), acc + (band - from) * M * kLanes);
+    const int64_t count = at_most(w.blocks - b, kPanel);
+    for (int64_t t = 0; t < tiles; ++t) panels[t].unpack_from(w, tile + t, b, count);
+    for (int64_t band = 0; band < a.bands; ++band)
+      for (int64_t t = 0; t < tiles; ++t)
+        add_panel<Format, M>(panels[t], a.at(b / kPanel, band), count, acc[t] + band * M * kLanes);
   }
 }
 
-using BandsOfTile = void (*)(const Matrix&, int64_t, const Rows&, const Bands&, int64_t, int64_t, float*);
+using Multiply = void (*)(const Matrix&, int64_t, int64_t, const BandPanels&, float (*)[kTileValues]);
 struct BandFunctions {
-  BandsOfTile of_rows[kMostRows + 1];
+  Multiply of_rows[kMostRows + 1];
 };
 template <class Format, int M>
 struct FillBands {
   static void fill(BandFunctions& f) {
     FillBands<Format, M - 1>::fill(f);
-    f.of_rows[M] = bands_of_tile<Format, M>;
+    f.of_rows[M] = multiply<Format, M>;
   }
 };
 template <class Format>
@@ -180,19 +224,17 @@ struct BandFunctionsOf {
     return f;
   }
 };
-static BandsOfTile bands_function(WeightFormat format, int64_t rows) {
+static Multiply multiply_function(WeightFormat format, int64_t rows) {
   static const auto all = FormatList::table<BandFunctionsOf>();
   return all.of[int(format)].of_rows[rows];
 }
 
-constexpr int kMostValues = kBands * kMostRows * kLanes;
-
-// f(row, its 16 outputs in `values`) for each row of the bands [from, to), once.
+// f(row, where its 16 outputs are in a tile's values) for each row of the bands from `from` on that are in `a`, once.
 template <class F>
-SIMD_INLINE void for_each_row(const Bands& bands, int64_t from, int64_t to, const F& f) {
-  for (int64_t band = from; band < to; ++band)
-    for (int64_t m = bands.repeated(band); m < bands.rows; ++m)
-      f(bands.begin(band) + m, ((band - from) * bands.rows + m) * kLanes);
+SIMD_INLINE void for_each_row(const Bands& bands, int64_t from, const BandPanels& a, const F& f) {
+  for (int64_t i = 0; i < a.bands; ++i)
+    for (int64_t m = bands.repeated(from + i); m < bands.rows; ++m)
+      f(bands.begin(from + i) + m, (i * bands.rows + m) * kLanes);
 }
 
 SIMD_INLINE f32x16 biased(const Matrix& w, int64_t tile, const float* values) {
@@ -203,48 +245,46 @@ static void linear(const Matrix& w, const Rows& x, int64_t begin, int64_t end, f
                    bool add_to) {
   if (is_float(w.format) || x.count < kFewestRows) return few_rows()->linear(w, x, begin, end, out, out_stride, add_to);
   const Bands bands(x.count);
-  const BandsOfTile run = bands_function(w.format, bands.rows);
-  const Tiles tiles(bands.rows);
-  alignas(64) float acc[kMostValues];
-  for (int64_t tile = begin; tile < end; ++tile) {
-    for (int64_t from = 0; from < bands.number; from += kBands) {
-      const int64_t to = from + kBands < bands.number ? from + kBands : bands.number;
-      run(w, tile, x, bands, from, to, acc);
-      for_each_row(bands, from, to, [&](int64_t row, int64_t at) {
-        store(acc + at, biased(w, tile, acc + at));
-        store_outputs(out + row * out_stride + tile * kLanes, acc + at, w.n_out - tile * kLanes, add_to);
-      });
+  const Multiply multiply = multiply_function(w.format, bands.rows);
+  const Tiles registers(bands.rows);
+  alignas(64) float values[kTiles][kTileValues];
+  for (int64_t from = 0; from < bands.number; from += kBands) {
+    const BandPanels a(x, bands, from);
+    for (int64_t first = begin; first < end; first += kTiles) {
+      const int64_t tiles = at_most(end - first, kTiles);
+      multiply(w, first, tiles, a, values);
+      for (int64_t t = 0; t < tiles; ++t)
+        for_each_row(bands, from, a, [&](int64_t row, int64_t at) {
+          const int64_t tile = first + t;
+          store(values[t] + at, biased(w, tile, values[t] + at));
+          store_outputs(out + row * out_stride + tile * kLanes, values[t] + at, w.n_out - tile * kLanes, add_to);
+        });
     }
   }
 }
 
 static void gate_up(const Matrix& gate, const Matrix& up, const Activation& activation, const Rows& x, int64_t begin,
                     int64_t end, const Rows& out, bool quantize) {
+  static_assert(kTiles == 2, "two tiles are a group of 32");
   if (is_float(gate.format) || is_float(up.format) || x.count < kFewestRows)
     return few_rows()->gate_up(gate, up, activation, x, begin, end, out, quantize);
   const Bands bands(x.count);
-  const BandsOfTile run_gate = bands_function(gate.format, bands.rows), run_up = bands_function(up.format, bands.rows);
-  const Tiles tiles(bands.rows);
-  alignas(64) float values[2][kMostValues];  // two tiles are a group of 32
-  alignas(64) float u[kMostValues];
-  for (int64_t group = begin; group < end; ++group)
-    for (int64_t from = 0; from < bands.number; from += kBands) {
-      const int64_t to = from + kBands < bands.number ? from + kBands : bands.number;
-      for (int64_t half = 0; half < 2; ++half) {
-        const int64_t tile = 2 * group + half;
-        float* g = values[half];
-        if (tile >= gate.tiles()) {
-          for (int i = 0; i < kMostValues; i += kLanes) store(g + i, zero());
-          continue;
-        }
-        run_gate(gate, tile, x, bands, from, to, g);
-        run_up(up, tile, x, bands, from, to, u);
-        for_each_row(bands, from, to, [&](int64_t, int64_t at) {
-          store(g + at, activated(activation, biased(gate, tile, g + at), biased(up, tile, u + at)));
-        });
-      }
-      for_each_row(bands, from, to, [&](int64_t row, int64_t at) {
-        store_group(out, row, group, load(values[0] + at), load(values[1] + at), quantize);
+  const Multiply multiply_gate = multiply_function(gate.format, bands.rows);
+  const Multiply multiply_up = multiply_function(up.format, bands.rows);
+  const Tiles registers(bands.rows);
+  alignas(64) float g[kTiles][kTileValues], u[kTiles][kTileValues];
+  for (int64_t from = 0; from < bands.number; from += kBands) {
+    const BandPanels a(x, bands, from);
+    for (int64_t group = begin; group < end; ++group) {
+      const int64_t first = 2 * group, tiles = at_most(gate.tiles() - first, kTiles);
+      multiply_gate(gate, first, tiles, a, g);
+      multiply_up(up, first, tiles, a, u);
+      for_each_row(bands, from, a, [&](int64_t row, int64_t at) {
+        f32x16 half[2] = {zero(), zero()};
+        for (int64_t t = 0; t < tiles; ++t)
+          half[t] = activated(activation, biased(gate, first + t, g[t] + at), biased(up, first + t, u[t] + at));
+        store_group(out, row, group, half[0], half[1], quantize);
       });
     }
+  }
 }

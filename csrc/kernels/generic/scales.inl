@@ -20,10 +20,9 @@ struct WholeBlock {
   f32x16 scale, minimum;
 
   SIMD_METHOD f32x16 add(f32x16 acc, const CodeTile<Format::Codes::kMost>& t, const RowBlock& x) const {
-    return add_dot(acc, dot(t, x.codes, start_of<Format>(x)), x.scale, x.sum);
+    return add_dot(acc, to_float(dot(t, x.codes, start_of<Format>(x))), x.scale, x.sum);
   }
-  SIMD_METHOD f32x16 add_dot(f32x16 acc, i32x16 whole, float x_scale, float x_sum) const {
-    const f32x16 sum = to_float(whole);
+  SIMD_METHOD f32x16 add_dot(f32x16 acc, f32x16 sum, float x_scale, float x_sum) const {
     if (Format::Scales::kMinimum) acc = fma(minimum, set1(x_sum), acc);
     return fma(sum, mul(scale, set1(x_scale)), acc);
   }
@@ -40,16 +39,15 @@ struct HalvedBlock {
 
   SIMD_METHOD f32x16 add(f32x16 acc, const CodeTile<Format::Codes::kMost>& t, const RowBlock& x) const {
     const int32_t first = sum16(x.codes), second = -(x.bias8 >> 7) - first;
-    const i32x16 a = dot_half<0>(t, x.codes, -Format::kZero * first);
-    const i32x16 b = dot_half<1>(t, x.codes + 16, -Format::kZero * second);
+    const f32x16 a = to_float(dot_half<0>(t, x.codes, -Format::kZero * first));
+    const f32x16 b = to_float(dot_half<1>(t, x.codes + 16, -Format::kZero * second));
     f32x16 sum = zero();
     if (Format::Scales::kMinimum)
       sum = fma(set1(float(second)), minimum_steps[1], mul(set1(float(first)), minimum_steps[0]));
     return add_dots(acc, a, b, sum, x.scale);
   }
   // The halves' dot products, and the minimums' steps times the sums of the halves' codes.
-  SIMD_METHOD f32x16 add_dots(f32x16 acc, i32x16 first, i32x16 second, f32x16 minimum_sum, float x_scale) const {
-    const f32x16 a = to_float(first), b = to_float(second);
+  SIMD_METHOD f32x16 add_dots(f32x16 acc, f32x16 a, f32x16 b, f32x16 minimum_sum, float x_scale) const {
     if (Format::Scales::kMinimum) acc = fma(minimum_sum, mul(minimum, set1(x_scale)), acc);
     return fma(fma(b, steps[1], mul(a, steps[0])), mul(scale, set1(x_scale)), acc);
   }
