@@ -172,6 +172,7 @@ NB_MODULE(_native, m) {
   m.doc() = "Native core of ipex_lookahead: decoder, KV cache, quantisers, sampler.";
   m.def("known_isas", &known_isas);
   m.def("available_isas", &available_isas);
+  m.def("amx_state", &amx_state);
   m.def("chosen_isa", [](const std::string& name) { return std::string(kernels_for(name)->name); }, "name"_a = "");
   m.def("quantize", &quantize, "format"_a, "kind"_a, "weight"_a, "group_size"_a, "threads"_a);
   m.def("sample", &sample_one, "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "sequence"_a,

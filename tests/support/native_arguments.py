@@ -221,6 +221,7 @@ STREAMS = "format n_out n_in group codes scales minimums"
 GOOD: dict[str, Arguments] = {
     "known_isas": dict,
     "available_isas": dict,
+    "amx_state": dict,
     "chosen_isa": lambda: {"name": ""},
     "quantize": named("format kind weight group_size threads", lambda: ("sym_int4", "fp32", floats(3, 40), 32, 2)),
     "sample": named(

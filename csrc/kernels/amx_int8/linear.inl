@@ -3,9 +3,7 @@
 // generic/scales.inl, so the bits are those of every other instruction set. No dot product goes beyond a block: a scale
 // lies between.
 
-// Fewer rows take the other kernels, whose cost a row is what a band's few rows cost as well.
-constexpr int kFewestRows = 5;
-constexpr int kMostRows = 16;
+constexpr int kFewestRows = 9, kMostRows = 16;  // of a band; calls of fewer rows take the other kernels
 // What is worked on at a time stays in the first-level cache: so many blocks of so many tiles, unpacked once for so many
 // bands.
 constexpr int kPanel = 8, kTiles = 2, kBands = 4;
@@ -150,7 +148,7 @@ class BandPanels {
   const int64_t bands;
 
   BandPanels(const Rows& x, const Bands& all, int64_t from)
-      : bands(at_most(all.number - from, kBands)), panels_(room((x.blocks + kPanel - 1) / kPanel * bands)) {
+      : bands(at_most(all.number - from, kBands)), panels_(room(x, all)) {
     for (int64_t b = 0; b < x.blocks; b += kPanel)
       for (int64_t i = 0; i < bands; ++i)
         panels_[b / kPanel * bands + i].take(x, all.begin(from + i), all.rows, b, at_most(x.blocks - b, kPanel));
@@ -158,13 +156,19 @@ class BandPanels {
   }
   const BandPanel& at(int64_t panel, int64_t band) const { return panels_[panel * bands + band]; }
 
- private:
-  // A thread's own, kept from call to call.
-  static BandPanel* room(int64_t count) {
-    static thread_local std::vector<BandPanel> panels;
-    if (int64_t(panels.size()) < count) panels.resize(size_t(count));
-    return panels.data();
+  // A thread's own, kept from call to call; null where there is no memory for it.
+  static BandPanel* room(const Rows& x, const Bands& all) {
+    static thread_local std::unique_ptr<BandPanel[]> panels;
+    static thread_local int64_t size = 0;
+    const int64_t count = (x.blocks + kPanel - 1) / kPanel * at_most(all.number, kBands);
+    if (size < count) {
+      panels.reset(new (std::nothrow) BandPanel[size_t(count)]);
+      size = panels != nullptr ? count : 0;
+    }
+    return panels.get();
   }
+
+ private:
   BandPanel* const panels_;
 };
 
@@ -241,9 +245,15 @@ SIMD_INLINE f32x16 biased(const Matrix& w, int64_t tile, const float* values) {
   return w.bias != nullptr ? add(load(values), load(w.bias + tile * kLanes)) : load(values);
 }
 
+// Putting the rows in order must pay: not for a few rows, nor for few tiles.
+static bool pays(const Matrix& w, const Rows& x, int64_t tiles) {
+  const int64_t fewest = tiles < 8 ? kMostRows : kFewestRows;
+  return !is_float(w.format) && x.count >= fewest && BandPanels::room(x, Bands(x.count)) != nullptr;
+}
+
 static void linear(const Matrix& w, const Rows& x, int64_t begin, int64_t end, float* out, int64_t out_stride,
                    bool add_to) {
-  if (is_float(w.format) || x.count < kFewestRows) return few_rows()->linear(w, x, begin, end, out, out_stride, add_to);
+  if (!pays(w, x, end - begin)) return few_rows()->linear(w, x, begin, end, out, out_stride, add_to);
   const Bands bands(x.count);
   const Multiply multiply = multiply_function(w.format, bands.rows);
   const Tiles registers(bands.rows);
@@ -266,7 +276,7 @@ static void linear(const Matrix& w, const Rows& x, int64_t begin, int64_t end, f
 static void gate_up(const Matrix& gate, const Matrix& up, const Activation& activation, const Rows& x, int64_t begin,
                     int64_t end, const Rows& out, bool quantize) {
   static_assert(kTiles == 2, "two tiles are a group of 32");
-  if (is_float(gate.format) || is_float(up.format) || x.count < kFewestRows)
+  if (!pays(gate, x, 4 * (end - begin)) || is_float(up.format))
     return few_rows()->gate_up(gate, up, activation, x, begin, end, out, quantize);
   const Bands bands(x.count);
   const Multiply multiply_gate = multiply_function(gate.format, bands.rows);
