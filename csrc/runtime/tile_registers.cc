@@ -19,10 +19,10 @@ namespace {
 
 constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
 
-// A product of the kernels themselves: 17 rows, 24 outputs, 8 blocks, of a format with one scale a block and of one with
+// A product of the kernels themselves: 49 rows, 24 outputs, 8 blocks, of a format with one scale a block and of one with
 // two steps and minimums.
 bool equals_scalar(WeightFormat format) {
-  constexpr int64_t kCount = 17, kOutputs = 24, kBlocks = 8, kStride = kBlocks * kGroup, kTiles = 2;
+  constexpr int64_t kCount = 49, kOutputs = 24, kBlocks = 8, kStride = kBlocks * kGroup, kTiles = 2;
   std::vector<uint8_t> codes(kTiles * kBlocks * 256), steps(kTiles * kBlocks * 32);
   std::vector<uint16_t> halves(kTiles * kBlocks * kLanes);
   for (size_t i = 0; i < codes.size(); ++i) codes[i] = uint8_t(i * 167 >> 3);

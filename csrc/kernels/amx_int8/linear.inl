@@ -3,7 +3,7 @@
 // generic/scales.inl, so the bits are those of every other instruction set. No dot product goes beyond a block: a scale
 // lies between.
 
-constexpr int kFewestRows = 9, kMostRows = 16;  // of a band; calls of fewer rows take the other kernels
+constexpr int kFewestRows = 9, kMostRows = 16;  // of a band
 // What is worked on at a time stays in the first-level cache: so many blocks of so many tiles, unpacked once for so many
 // bands.
 constexpr int kPanel = 8, kTiles = 2, kBands = 4;
@@ -73,11 +73,11 @@ struct Panel {
   }
 
   // Each output's two steps, in the upper four bits, for the 16 inputs of their halves.
-  static void spread_minimum_steps(const uint8_t* steps, uint8_t (*rows)[64]) {
+  SIMD_METHOD static void spread_minimum_steps(const uint8_t* steps, uint8_t (*rows)[64]) {
     for (int half = 0; half < 2; ++half) {
-      alignas(64) uint8_t row[64];
-      for (int i = 0; i < 64; ++i) row[i] = steps[16 * half + i / 4] >> 4;
-      for (int c = 0; c < 4; ++c) store64(rows[4 * half + c], load64(row));
+      const i32x16 step = shr<4>(widen_u8(steps + 16 * half)), two = bor(step, shl<8>(step));
+      const u8x64 four = as_bytes(bor(two, shl<16>(two)));
+      for (int c = 0; c < 4; ++c) store64(rows[4 * half + c], four);
     }
   }
 };
@@ -207,6 +207,7 @@ static void multiply(const Matrix& w, int64_t tile, int64_t tiles, const BandPan
 
 using Multiply = void (*)(const Matrix&, int64_t, int64_t, const BandPanels&, float (*)[kTileValues]);
 struct BandFunctions {
+  int64_t fewest;  // rows of a call for which tiles pay
   Multiply of_rows[kMostRows + 1];
 };
 template <class Format, int M>
@@ -224,13 +225,17 @@ template <class Format>
 struct BandFunctionsOf {
   static BandFunctions value() {
     BandFunctions f{};
-    if constexpr (Format::kArithmetic == Arithmetic::whole) FillBands<Format, kMostRows>::fill(f);
+    f.fewest = INT64_MAX;
+    if constexpr (Format::kArithmetic == Arithmetic::whole) {
+      f.fewest = Panel<Format>::kDots == 3 ? 3 * kMostRows : kFewestRows + 1;
+      FillBands<Format, kMostRows>::fill(f);
+    }
     return f;
   }
 };
-static Multiply multiply_function(WeightFormat format, int64_t rows) {
+static const BandFunctions& functions(WeightFormat format) {
   static const auto all = FormatList::table<BandFunctionsOf>();
-  return all.of[int(format)].of_rows[rows];
+  return all.of[int(format)];
 }
 
 // f(row, where its 16 outputs are in a tile's values) for each row of the bands from `from` on that are in `a`, once.
@@ -245,17 +250,17 @@ SIMD_INLINE f32x16 biased(const Matrix& w, int64_t tile, const float* values) {
   return w.bias != nullptr ? add(load(values), load(w.bias + tile * kLanes)) : load(values);
 }
 
-// Putting the rows in order must pay: not for a few rows, nor for few tiles.
+// Few rows are quicker without tiles, and putting the rows in order must pay, which it does not for few tiles of outputs.
 static bool pays(const Matrix& w, const Rows& x, int64_t tiles) {
-  const int64_t fewest = tiles < 8 ? kMostRows : kFewestRows;
-  return !is_float(w.format) && x.count >= fewest && BandPanels::room(x, Bands(x.count)) != nullptr;
+  const int64_t fewest = functions(w.format).fewest;
+  return x.count >= (tiles < 8 && fewest < kMostRows ? kMostRows : fewest) && BandPanels::room(x, Bands(x.count)) != nullptr;
 }
 
 static void linear(const Matrix& w, const Rows& x, int64_t begin, int64_t end, float* out, int64_t out_stride,
                    bool add_to) {
   if (!pays(w, x, end - begin)) return few_rows()->linear(w, x, begin, end, out, out_stride, add_to);
   const Bands bands(x.count);
-  const Multiply multiply = multiply_function(w.format, bands.rows);
+  const Multiply multiply = functions(w.format).of_rows[bands.rows];
   const Tiles registers(bands.rows);
   alignas(64) float values[kTiles][kTileValues];
   for (int64_t from = 0; from < bands.number; from += kBands) {
@@ -276,11 +281,11 @@ static void linear(const Matrix& w, const Rows& x, int64_t begin, int64_t end, f
 static void gate_up(const Matrix& gate, const Matrix& up, const Activation& activation, const Rows& x, int64_t begin,
                     int64_t end, const Rows& out, bool quantize) {
   static_assert(kTiles == 2, "two tiles are a group of 32");
-  if (!pays(gate, x, 4 * (end - begin)) || is_float(up.format))
+  if (!pays(gate, x, 4 * (end - begin)) || !pays(up, x, 4 * (end - begin)))
     return few_rows()->gate_up(gate, up, activation, x, begin, end, out, quantize);
   const Bands bands(x.count);
-  const Multiply multiply_gate = multiply_function(gate.format, bands.rows);
-  const Multiply multiply_up = multiply_function(up.format, bands.rows);
+  const Multiply multiply_gate = functions(gate.format).of_rows[bands.rows];
+  const Multiply multiply_up = functions(up.format).of_rows[bands.rows];
   const Tiles registers(bands.rows);
   alignas(64) float g[kTiles][kTileValues], u[kTiles][kTileValues];
   for (int64_t from = 0; from < bands.number; from += kBands) {

@@ -109,6 +109,7 @@ template <int Q>
 SIMD_INLINE i32x16 byte_of_lanes(u8x64 x) {  // byte Q of each 32-bit lane
   return mask32(shr<8 * Q>(x), 255);
 }
+SIMD_INLINE u8x64 as_bytes(i32x16 x) { return x; }
 SIMD_INLINE f32x16 as_float(i32x16 bits) { return _mm512_castsi512_ps(bits); }
 SIMD_INLINE f32x16 lookup(const float* table, i32x16 x) { return _mm512_permutexvar_ps(x, _mm512_loadu_ps(table)); }
 

@@ -150,6 +150,11 @@ SIMD_INLINE i32x16 bor(i32x16 a, const i32x16& b) {
 }
 template <int Q>
 SIMD_INLINE i32x16 byte_of_lanes(const u8x64& x) { i32x16 r; LANES(r, x.v[4 * i + Q]); return r; }
+SIMD_INLINE u8x64 as_bytes(const i32x16& x) {
+  u8x64 r;
+  std::memcpy(r.v, x.v, sizeof r.v);
+  return r;
+}
 SIMD_INLINE f32x16 as_float(const i32x16& bits) {
   f32x16 r;
   std::memcpy(r.v, bits.v, sizeof r.v);
