@@ -34,6 +34,7 @@ static KernelTable table() {
   kernels.name = "amx_int8";
   kernels.linear = linear;
   kernels.gate_up = gate_up;
+  kernels.integer_peak = integer_peak;
   return kernels;
 }
 

@@ -22,16 +22,16 @@ struct Bands {
   int64_t repeated(int64_t band) const { return band * rows - begin(band); }  // rows that the band before has as well
 };
 
-// Tile registers: 0 the sums, 1 a band's codes, 2 a block of weights; 3 and 4 the same for half a block.
+// Tile registers: 0 the sums, 1 a band's codes, 2 a block of weights; 3 and 4 the same for half a block; 5 to 7 more sums.
 class Tiles {
  public:
   explicit Tiles(int64_t rows) {
     struct alignas(64) Config {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t row_bytes[16] = {64, kGroup, 64, kGroup / 2, 64};
+      uint16_t row_bytes[16] = {64, kGroup, 64, kGroup / 2, 64, 64, 64, 64};
       uint8_t rows[16] = {0, 0, kGroup / 4, 0, kGroup / 8};
     } config;
-    config.rows[0] = config.rows[1] = config.rows[3] = uint8_t(rows);
+    for (int t : {0, 1, 3, 5, 6, 7}) config.rows[t] = uint8_t(rows);
     written();
     _tile_loadconfig(&config);
   }
@@ -129,16 +129,23 @@ struct Dots {
 // other out of the cache.
 struct BandPanel {
   alignas(64) int8_t codes[kPanel][kMostRows][kGroup];
-  float scales[kPanel][kMostRows], sums[kPanel][kMostRows];
+  float scales[kMostRows][kPanel], sums[kMostRows][kPanel];
 
   void take(const Rows& x, int64_t row, int64_t rows, int64_t first, int64_t count) {
-    for (int64_t m = 0; m < rows; ++m)
-      for (int64_t b = 0; b < count; ++b) {
-        const int64_t at = (row + m) * x.blocks + first + b;
-        __builtin_memcpy(codes[b][m], x.codes + (row + m) * x.stride + (first + b) * kGroup, kGroup);
-        scales[b][m] = x.scales[at];
-        sums[b][m] = x.sums[at];
-      }
+    count == kPanel ? take_blocks<kPanel>(x, row, rows, first, kPanel) : take_blocks<0>(x, row, rows, first, count);
+  }
+
+ private:
+  template <int Whole>  // the count where it is known: copies of a fixed size are a few instructions
+  void take_blocks(const Rows& x, int64_t row, int64_t rows, int64_t first, int64_t some) {
+    const int64_t count = Whole != 0 ? Whole : some;
+    for (int64_t m = 0; m < rows; ++m) {
+      const int8_t* from = x.codes + (row + m) * x.stride + first * kGroup;
+      for (int64_t b = 0; b < count; ++b) __builtin_memcpy(codes[b][m], from + b * kGroup, kGroup);
+      const int64_t at = (row + m) * x.blocks + first;
+      __builtin_memcpy(scales[m], x.scales + at, size_t(count) * sizeof(float));
+      __builtin_memcpy(sums[m], x.sums + at, size_t(count) * sizeof(float));
+    }
   }
 };
 
@@ -185,7 +192,7 @@ SIMD_INLINE void add_panel(const Panel<Format>& p, const BandPanel& a, int64_t c
     const BlockOf<Format> scaled = p.scaled[now];
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m)
-      sum[m] = dots[now % (kAhead + 1)].add(scaled, sum[m], m, a.scales[now][m], a.sums[now][m]);
+      sum[m] = dots[now % (kAhead + 1)].add(scaled, sum[m], m, a.scales[m][now], a.sums[m][now]);
   }
   for (int m = 0; m < M; ++m) store(acc + m * kLanes, sum[m]);
 }
@@ -302,4 +309,29 @@ static void gate_up(const Matrix& gate, const Matrix& up, const Activation& acti
       });
     }
   }
+}
+
+// Of blocks of 32 inputs, which is half of what tiles of 64 would do: no kernel here may have those.
+static int32_t integer_peak(int64_t repeats) {
+  constexpr int64_t kOthers = 4 * kMostRows * kLanes * kGroup / (8 * 64);  // repeats of KernelTable's in one of these
+  alignas(64) int8_t a[kMostRows][kGroup], b[8][64];
+  alignas(64) int32_t sums[kMostRows][kLanes];
+  __builtin_memset(a, 1, sizeof a);
+  __builtin_memset(b, 3, sizeof b);
+  const Tiles registers(kMostRows);
+  Tiles::written();
+  _tile_loadd(1, a, kGroup);
+  _tile_loadd(2, b, 64);
+  _tile_zero(0);
+  _tile_zero(5);
+  _tile_zero(6);
+  _tile_zero(7);
+  for (int64_t i = 0; i < repeats; i += kOthers) {
+    _tile_dpbssd(0, 1, 2);
+    _tile_dpbssd(5, 1, 2);
+    _tile_dpbssd(6, 1, 2);
+    _tile_dpbssd(7, 1, 2);
+  }
+  _tile_stored(0, sums, 64);
+  return sums[0][0];
 }
