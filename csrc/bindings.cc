@@ -183,6 +183,7 @@ NB_MODULE(_native, m) {
   m.doc() = "Native core of ipex_lookahead: decoder, KV cache, quantisers, sampler.";
   m.def("known_isas", &known_isas);
   m.def("available_isas", &available_isas);
+  m.def("amx_state", &amx_state);
   m.def("chosen_isa", [](const std::string& name) { return std::string(kernels_for(name)->name); }, "name"_a = "");
   m.def("most_search_lanes", &most_search_lanes);
   m.def("search", &search, "values"_a, "importance"_a, "size"_a, "numbers"_a, "whole"_a, "tries"_a, "step_limit"_a,

@@ -141,5 +141,10 @@ const KernelTable* scalar_kernels();
 const KernelTable* avx2_kernels();
 const KernelTable* avx_vnni_kernels();
 const KernelTable* avx512_vnni_kernels();
+const KernelTable* amx_int8_kernels();  // many rows by tile registers, the rest as avx512_vnni
+
+// Whether two tile operations give the right whole numbers, if they run at all: needs no memory, so that it can be called
+// in a child process (runtime/tile_registers.h).
+bool amx_tiles_multiply();
 
 }  // namespace ipex_lookahead

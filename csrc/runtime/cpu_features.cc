@@ -25,6 +25,8 @@ CpuFeatures detect() {
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return f;
   f.avx2 = ymm && avx && fma && f16c && bit(b, 5);
   f.avx512_vnni = f.avx2 && zmm && bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31) && bit(c, 11);
+  f.amx_int8 = f.avx512_vnni && bit(d, 24) && bit(d, 25);
+  f.tiles_saved = (registers & 0x60000) == 0x60000;
   uint32_t a1, b1, c1, d1;
   f.avx_vnni = f.avx2 && a >= 1 && __get_cpuid_count(7, 1, &a1, &b1, &c1, &d1) && bit(a1, 4);
   return f;

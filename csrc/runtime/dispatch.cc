@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "runtime/cpu_features.h"
+#include "runtime/tile_registers.h"
 
 namespace ipex_lookahead {
 namespace {
@@ -11,16 +12,21 @@ struct Entry {
   const char* name;
   const KernelTable* (*table)();
   bool available;
+  std::string problem;  // where the processor may have it and it is not available all the same
 };
 
 const std::vector<Entry>& entries() {
   static const std::vector<Entry> all = {
-      {"avx512_vnni", avx512_vnni_kernels, cpu_features().avx512_vnni},
-#ifdef HAS_AVX_VNNI  // compilers before gcc 11 cannot build it; avx2 serves then
-      {"avx_vnni", avx_vnni_kernels, cpu_features().avx_vnni},
+#ifdef HAS_AMX_INT8  // compilers before gcc 11 cannot build it; avx512_vnni serves then
+      {"amx_int8", amx_int8_kernels, tile_registers_problem().empty(),
+       cpu_features().amx_int8 ? tile_registers_problem() : ""},
 #endif
-      {"avx2", avx2_kernels, cpu_features().avx2},
-      {"scalar", scalar_kernels, true},
+      {"avx512_vnni", avx512_vnni_kernels, cpu_features().avx512_vnni, ""},
+#ifdef HAS_AVX_VNNI  // nor this; avx2 serves then
+      {"avx_vnni", avx_vnni_kernels, cpu_features().avx_vnni, ""},
+#endif
+      {"avx2", avx2_kernels, cpu_features().avx2, ""},
+      {"scalar", scalar_kernels, true, ""},
   };
   return all;
 }
@@ -46,12 +52,21 @@ std::vector<std::string> available_isas() {
   return names;
 }
 
+std::string amx_state() {
+#ifdef HAS_AMX_INT8
+  return tile_registers_problem().empty() ? "its self-test passed" : tile_registers_problem();
+#else
+  return "the compiler of this build does not have it";
+#endif
+}
+
 const KernelTable* kernels_for(const std::string& name) {
   for (const auto& e : entries()) {
     if (name.empty() ? e.available : name == e.name) {
       if (!e.available)
-        throw std::invalid_argument("instruction set '" + name + "' is not available on this processor; available: " +
-                                    joined(available_isas()));
+        throw std::invalid_argument("instruction set '" + name + "' is not available on this processor" +
+                                    (e.problem.empty() ? "" : " (" + e.problem + ")") +
+                                    "; available: " + joined(available_isas()));
       return e.table();
     }
   }

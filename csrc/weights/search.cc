@@ -220,7 +220,7 @@ struct Searcher {
       F stored = of_blocks(found.scale, v);
       if (search.step_limit) stored = stored * found.steps.get(v);
       const F inverse = inverse_of(stored);
-      Bytes codes[kMostGroup];
+      Bytes codes[kMostSearched];
       for (int i = 0; i < search.size; ++i) codes[i] = __builtin_convertvector(code<Whole>(x[v][i] * inverse), Bytes);
       put_codes(codes, v, first, parts, out);
     }
@@ -379,7 +379,7 @@ struct Searcher {
         start = -(start * found.minimum_steps.get(v));
       }
       const F inverse = inverse_of(stored);
-      Bytes codes[kMostGroup];
+      Bytes codes[kMostSearched];
       for (int i = 0; i < search.size; ++i) {
         const I numbers = __builtin_convertvector(number_of((x[v][i] - start) * inverse), I);
         codes[i] = __builtin_convertvector(numbers, Bytes);

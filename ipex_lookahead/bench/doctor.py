@@ -120,7 +120,7 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
     try:
-        facts |= {"isa": core.chosen_isa(), "threads": default_threads()}
+        facts |= {"isa": core.chosen_isa(), "amx": core.amx_state(), "threads": default_threads()}
     except EngineError as error:
         facts["native_core"] = without_paths(str(error))
     return facts

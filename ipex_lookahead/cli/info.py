@@ -91,6 +91,7 @@ def _engine() -> dict[str, Any]:
         from ipex_lookahead.engines.native import core
 
         facts["isa_available"] = list(core.available_isas())
+        facts["amx"] = core.amx_state()
         facts["threads"] = default_threads()
         facts["isa_chosen"] = isa = core.chosen_isa()
         facts["read_gb_s"] = round(core.read_bandwidth(READ_BYTES, facts["threads"], isa) / 1e9, 1)
@@ -162,6 +163,7 @@ LABELS = {
     "machine memory_bytes": "memory",
     "engine threads": "threads",
     "engine isa_available": "instruction sets",
+    "engine amx": "AMX",
     "engine isa_chosen": "instruction set chosen",
     "engine read_gb_s": "memory is read at, GB/s",
     "engine integer_gops": "integer operations, GOPS",

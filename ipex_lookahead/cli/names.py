@@ -7,6 +7,7 @@ Their rooms need numpy, which ``--help`` should not import; a test holds these l
 from __future__ import annotations
 
 ISAS = {
+    "amx_int8": "Sapphire Rapids and later Xeons",
     "avx512_vnni": "Ice Lake, Zen 4 and later",
     "avx_vnni": "Alder Lake and later",
     "avx2": "Haswell, Zen and later",

@@ -48,6 +48,7 @@ def test_info_with_a_forced_isa_that_is_absent(capsys, monkeypatch):
     engine = output_json(capsys)["engine"]
     assert "neon" in engine["problem"]
     assert "scalar" in engine["isa_available"]
+    assert (engine["amx"] == "its self-test passed") == ("amx_int8" in engine["isa_available"])
 
 
 def test_info_without_a_native_core_says_why(capsys, monkeypatch):

@@ -48,3 +48,13 @@ def test_a_step_takes_no_memory_from_the_heap(tmp_path: Path) -> None:
 
 def test_a_cache_in_use_is_refused_or_right(tmp_path: Path) -> None:
     assert run(tmp_path, "cache_in_use_test", DECODER) == "cache_in_use_test: ok\n"
+
+
+def test_amx_kernels_on_tile_operations_in_plain_c(tmp_path: Path) -> None:
+    """Every format, one row to 65 and more, odd shapes, threads: the scalar kernels' bytes, on any machine."""
+    sources = ["kernels/scalar/kernels.cc", "kernels/amx_int8/kernels.cc"]
+    assert run(tmp_path, "amx_tiles_test", sources, "-DEMULATED_TILES") == "amx_tiles_test: ok\n"
+
+
+def test_a_processor_that_faults_on_tiles_is_found_out(tmp_path: Path) -> None:
+    assert run(tmp_path, "tile_registers_test", ["runtime/tile_registers.cc"]) == "tile_registers_test: ok\n"

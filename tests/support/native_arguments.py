@@ -221,6 +221,7 @@ STREAMS = "format n_out n_in group codes scales minimums"
 GOOD: dict[str, Arguments] = {
     "known_isas": dict,
     "available_isas": dict,
+    "amx_state": dict,
     "chosen_isa": lambda: {"name": ""},
     "most_search_lanes": dict,
     "search": named(

@@ -68,6 +68,7 @@ SIMD_INLINE float reduce_max(f32x16 a) { return _mm512_reduce_max_ps(a); }
 SIMD_INLINE i32x16 add(i32x16 a, i32x16 b) { return _mm512_add_epi32(a, b); }
 SIMD_INLINE int32_t reduce_add(i32x16 a) { return _mm512_reduce_add_epi32(a); }
 
+SIMD_INLINE i32x16 load_i32(const int32_t* p) { return _mm512_loadu_si512(p); }
 SIMD_INLINE i32x16 widen_u8(const uint8_t* p) {
   return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
@@ -99,6 +100,7 @@ using u8x64 = __m512i;
 SIMD_INLINE u8x64 load64(const uint8_t* p) { return _mm512_loadu_si512(p); }
 SIMD_INLINE void store64(uint8_t* p, u8x64 v) { _mm512_storeu_si512(p, v); }
 SIMD_INLINE u8x64 mask8(u8x64 x, uint8_t mask) { return _mm512_and_si512(x, _mm512_set1_epi8(char(mask))); }
+SIMD_INLINE u8x64 sub8(u8x64 x, uint8_t y) { return _mm512_sub_epi8(x, _mm512_set1_epi8(char(y))); }
 SIMD_INLINE u8x64 bor(u8x64 a, u8x64 b) { return _mm512_or_si512(a, b); }
 SIMD_INLINE u8x64 lookup(const uint8_t* table, u8x64 x) {
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), x);
@@ -118,6 +120,7 @@ template <int Q>
 SIMD_INLINE i32x16 byte_of_lanes(u8x64 x) {  // byte Q of each 32-bit lane
   return mask32(shr<8 * Q>(x), 255);
 }
+SIMD_INLINE u8x64 as_bytes(i32x16 x) { return x; }
 SIMD_INLINE f32x16 as_float(i32x16 bits) { return _mm512_castsi512_ps(bits); }
 SIMD_INLINE f32x16 lookup(const float* table, i32x16 x) { return _mm512_permutexvar_ps(x, _mm512_loadu_ps(table)); }
 

@@ -1,44 +1,6 @@
 // Norm, rope, activations, quantisation and argmax of one row, in fixed orders.
 
-// What is not a finite number stays so on its way to the logits, where it is an error: no function here makes a number of
-// a NaN, and those that would make one of an infinity make a NaN of it.
-
-// e^x, clamped to [-87, 88]: 2^n times a degree-6 Taylor polynomial on |r| <= ln(2) / 2 (relative error below 2e-7); NaN
-// for NaN. Explicit fma everywhere, so the bits are the same on every instruction set.
-SIMD_INLINE f32x16 exponential(f32x16 x) {
-  x = min(set1(88.0f), max(set1(-87.0f), x));  // in this order: the second operand is the result where one is NaN
-  const i32x16 n = round(mul(x, set1(1.44269504f)));
-  const f32x16 nf = to_float(n);
-  f32x16 r = fma(nf, set1(-0.693359375f), x);  // ln 2 in two parts, the first exact in products with n
-  r = fma(nf, set1(2.12194440e-4f), r);
-  f32x16 p = set1(1.0f / 720);
-  p = fma(p, r, set1(1.0f / 120));
-  p = fma(p, r, set1(1.0f / 24));
-  p = fma(p, r, set1(1.0f / 6));
-  p = fma(p, r, set1(0.5f));
-  p = fma(p, r, set1(1.0f));
-  p = fma(p, r, set1(1.0f));
-  return scale_by_power(p, n);
-}
-
-// x / (1 + e^-y): silu and its kin.
-SIMD_INLINE f32x16 gated(f32x16 x, f32x16 y) { return div(x, add(set1(1.0f), exponential(sub(zero(), y)))); }
-
-SIMD_INLINE f32x16 activated(const Activation& a, f32x16 gate, f32x16 up) {
-  switch (a.kind) {
-    case ActivationKind::gelu_tanh: {
-      const f32x16 cube = mul(mul(gate, gate), gate);
-      return mul(gated(gate, mul(fma(cube, set1(0.044715f), gate), set1(1.5957691216f))), up);
-    }
-    case ActivationKind::clamped: {
-      // The operand that is NaN comes second, so that NaN stays NaN.
-      const f32x16 g = min(set1(a.limit), gate), u = max(set1(-a.limit), min(set1(a.limit), up));
-      return mul(gated(g, mul(g, set1(a.alpha))), add(u, set1(1.0f)));
-    }
-    default:
-      return mul(gated(gate, gate), up);
-  }
-}
+#include "activation.inl"
 
 SIMD_INLINE float exponential(float x) {
   alignas(64) float lanes[kLanes];
@@ -56,30 +18,6 @@ static void rms_norm(const float* x, const float* weight, int64_t n, float eps, 
   const float inverse_of_infinite = 0.0f * mean;  // NaN where the squares overflow, which would else give zeros
   const f32x16 inverse = add(div(set1(1.0f), set1(__builtin_sqrtf(mean + eps))), set1(inverse_of_infinite));
   for (int64_t k = 0; k < n; k += kLanes) store(out + k, mul(mul(load(x + k), inverse), load(weight + k)));
-}
-
-// Codes, scale and sums of one group of 32 values. The scale of a group that holds NaN or an infinity is NaN.
-SIMD_INLINE void quantize_group(const Rows& x, int64_t r, int64_t b, f32x16 low, f32x16 high) {
-  int8_t* codes = x.codes + r * x.stride + b * kGroup;
-  const float largest = reduce_max(max(abs(low), abs(high)));
-  if (any_nan(low, high) || largest > __FLT_MAX__) {
-    __builtin_memset(codes, 0, kGroup);
-    x.scales[r * x.blocks + b] = x.sums[r * x.blocks + b] = __builtin_nanf("");
-    x.bias4[r * x.blocks + b] = x.bias8[r * x.blocks + b] = x.halves[r * x.blocks + b] = 0;
-    return;
-  }
-  const bool tiny = !(largest > 1e-30f);  // also keeps 127 / largest finite
-  const float scale = tiny ? 0.0f : largest / 127.0f;
-  const f32x16 inverse = set1(tiny ? 0.0f : 127.0f / largest);
-  const i32x16 a = round(mul(low, inverse)), c = round(mul(high, inverse));
-  store_i8(codes, a);
-  store_i8(codes + kLanes, c);
-  const int32_t first = reduce_add(a), second = reduce_add(c), sum = first + second;
-  x.scales[r * x.blocks + b] = scale;
-  x.bias4[r * x.blocks + b] = -8 * sum;
-  x.bias8[r * x.blocks + b] = -128 * sum;
-  x.halves[r * x.blocks + b] = int32_t((uint32_t(first) & 0xffff) | uint32_t(second) << 16);
-  x.sums[r * x.blocks + b] = scale * float(sum);
 }
 
 static void quantize_row(const Rows& x, int64_t r) {

@@ -4,16 +4,9 @@
 // in ascending order, one float accumulator per output. Float weights: four accumulators per output, input k in number
 // k % 4, joined as (0 + 1) + (2 + 3). Neither depends on the number of rows.
 
-// Weights are fetched this far ahead into the second-level cache: further than the hardware does, and not into the first
-// level, whose few outstanding misses are what then bounds the stream (4 rows out of DRAM: 18 -> 12 ns a block).
-constexpr int64_t kPrefetchBytes = 8192;
-
-SIMD_INLINE void prefetch_ahead(const uint8_t* p, int64_t ahead, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + ahead + i, 0, 2);
-}
-
 #include "codes.inl"
 #include "scales.inl"
+#include "outputs.inl"
 
 // acc[m] = the 16 outputs of one tile for row `row + m`, m = 0 .. M-1.
 template <class Format, int M>
@@ -37,7 +30,8 @@ static void integer_tile(const Matrix& w, int64_t tile, const Rows& x, int64_t r
     u8x64 unpacked[8];
     unpack(codes + b * Codes::kBytes, unpacked, Codes{});
     const auto scaled = scales.at(b);
-    const auto t = scaled.tile(unpacked);
+    scaled.weigh(unpacked);
+    const typename std::remove_const_t<decltype(scaled)>::Tile t(unpacked);
 #pragma GCC unroll 16  // else the compiler keeps 16 rows' accumulators in memory
     for (int m = 0; m < M; ++m) {
       const int64_t at = m * x.blocks + b;
@@ -245,15 +239,6 @@ SIMD_INLINE void biased_tile(const Matrix& w, const LinearFunctions& f, int64_t 
   }
 }
 
-SIMD_INLINE void store_outputs(float* out, const float* values, int64_t count, bool add_to) {
-  if (count >= kLanes) {
-    const f32x16 v = load(values);
-    store(out, add_to ? add(load(out), v) : v);
-  } else {
-    for (int64_t i = 0; i < count; ++i) out[i] = add_to ? out[i] + values[i] : values[i];
-  }
-}
-
 static void linear(const Matrix& w, const Rows& x, int64_t begin, int64_t end, float* out, int64_t out_stride,
                    bool add_to) {
   const LinearFunctions& f = functions(w.format);
@@ -291,13 +276,7 @@ static void gate_up(const Matrix& gate, const Matrix& up, const Activation& acti
       }
       for (int m = 0; m < rows; ++m) {
         const f32x16 low = load(values[0] + m * kLanes), high = load(values[1] + m * kLanes);
-        if (quantize) {
-          quantize_group(out, row + m, group, low, high);
-        } else {
-          float* at = out.values + (row + m) * out.stride + group * kGroup;
-          store(at, low);
-          store(at + kLanes, high);
-        }
+        store_group(out, row + m, group, low, high, quantize);
       }
     }
 }

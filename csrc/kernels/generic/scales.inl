@@ -1,6 +1,7 @@
 // Scales of a tile. `Scaling` is made for one tile; `at` loads what block b needs for all rows, as one of three kinds of
-// block: `tile` makes of its codes what is multiplied, and `add` adds the block's product with one row to its accumulator:
-// acc + sum of weights * activations. The dot products are whole numbers, exact in any order; every float operation stands
+// block: `weigh` makes of its codes what is multiplied, and `add` adds the block's product with one row to its accumulator:
+// acc + sum of weights * activations; `add_dots` does so where its dot products, of codes less kZero, are known: kDots of them,
+// of the whole block or of its halves. The dot products are whole numbers, exact in any order; every float operation stands
 // here, once, in its order.
 
 // One row of activations at one block.
@@ -19,12 +20,17 @@ SIMD_INLINE int32_t start_of(const RowBlock& x) {  // undoes the codes' zero poi
 // One scale, and perhaps a minimum, for the 32 inputs.
 template <class Format>
 struct WholeBlock {
+  static constexpr int kDots = 1;
   using Tile = CodeTile<Format::Codes::kMost>;
   f32x16 scale, minimum;
 
-  SIMD_METHOD Tile tile(const u8x64 (&codes)[8]) const { return Tile(codes); }
+  SIMD_METHOD void weigh(u8x64 (&)[8]) const {}
   SIMD_METHOD f32x16 add(f32x16 acc, const Tile& t, const RowBlock& x) const {
-    f32x16 sum = to_float(dot(t, x.codes, start_of<Format>(x)));
+    const f32x16 sum[1] = {to_float(dot(t, x.codes, start_of<Format>(x)))};
+    return add_dots(acc, sum, x);
+  }
+  SIMD_METHOD f32x16 add_dots(f32x16 acc, const f32x16 (&dots)[1], const RowBlock& x) const {
+    f32x16 sum = dots[0];
     if (kZeroPoint<typename Format::Scales>)
       sum = fma(minimum, set1(float(x.bias8 >> 7)), sum);  // whole numbers below 2^22: exact
     else if (Format::Scales::kMinimum)
@@ -39,17 +45,20 @@ struct WholeBlock {
 // q6_k), so that the only rounding is that of the fma at the end.
 template <class Format>
 struct HalvedBlock {
+  static constexpr int kDots = 2;
   using Tile = CodeTile<Format::Codes::kMost>;
   f32x16 scale;
   f32x16 steps[2];
 
-  SIMD_METHOD Tile tile(const u8x64 (&codes)[8]) const { return Tile(codes); }
+  SIMD_METHOD void weigh(u8x64 (&)[8]) const {}
   SIMD_METHOD f32x16 add(f32x16 acc, const Tile& t, const RowBlock& x) const {
     const i32x16 first = dot_pairs(set_pairs(-Format::kZero, 0), x.halves);
     const i32x16 second = dot_pairs(set_pairs(0, -Format::kZero), x.halves);
-    const f32x16 a = to_float(dot_half<0>(t, x.codes, first));
-    const f32x16 b = to_float(dot_half<1>(t, x.codes + 16, second));
-    return fma(fma(b, steps[1], mul(a, steps[0])), mul(scale, set1(x.scale)), acc);
+    const f32x16 sums[2] = {to_float(dot_half<0>(t, x.codes, first)), to_float(dot_half<1>(t, x.codes + 16, second))};
+    return add_dots(acc, sums, x);
+  }
+  SIMD_METHOD f32x16 add_dots(f32x16 acc, const f32x16 (&dots)[2], const RowBlock& x) const {
+    return fma(fma(dots[1], steps[1], mul(dots[0], steps[0])), mul(scale, set1(x.scale)), acc);
   }
   SIMD_METHOD f32x16 scale_of(int half) const { return mul(scale, steps[half]); }
   SIMD_METHOD f32x16 minimum_of(int) const { return zero(); }
@@ -64,28 +73,35 @@ struct SteppedBlock {
 
 #ifdef SIMD_WEIGHED_CODES
   static_assert(Format::kZero == 0 && Format::Codes::kMost == 3, "products are looked up by two bits");
+  static constexpr int kDots = 1;
   using Tile = CodeTile<3 * 15>;
-  SIMD_METHOD Tile tile(const u8x64 (&codes)[8]) const {
+  SIMD_METHOD void weigh(u8x64 (&codes)[8]) const {
     const u8x64 first = multiples(steps[0]), second = multiples(steps[1]);
-    u8x64 products[8];
-    for (int c = 0; c < 4; ++c) products[c] = lookup4(first, codes[c]);
-    for (int c = 4; c < 8; ++c) products[c] = lookup4(second, codes[c]);
-    return Tile(products);
+    for (int c = 0; c < 4; ++c) codes[c] = lookup4(first, codes[c]);
+    for (int c = 4; c < 8; ++c) codes[c] = lookup4(second, codes[c]);
   }
-  SIMD_METHOD f32x16 product(const Tile& t, const RowBlock& x) const { return to_float(dot(t, x.codes, 0)); }
+  SIMD_METHOD f32x16 add(f32x16 acc, const Tile& t, const RowBlock& x) const {
+    const f32x16 product[1] = {to_float(dot(t, x.codes, 0))};
+    return add_dots(acc, product, x);
+  }
+  SIMD_METHOD f32x16 product(const f32x16 (&dots)[1]) const { return dots[0]; }
 #else
+  static constexpr int kDots = 2;
   using Tile = CodeTile<Format::Codes::kMost>;
-  SIMD_METHOD Tile tile(const u8x64 (&codes)[8]) const { return Tile(codes); }
-  SIMD_METHOD f32x16 product(const Tile& t, const RowBlock& x) const {
+  SIMD_METHOD void weigh(u8x64 (&)[8]) const {}
+  SIMD_METHOD f32x16 add(f32x16 acc, const Tile& t, const RowBlock& x) const {
     const i32x16 none = set_pairs(0, 0);
-    const f32x16 a = to_float(dot_half<0>(t, x.codes, none)), b = to_float(dot_half<1>(t, x.codes + 16, none));
-    return fma(b, to_float(steps[1]), mul(a, to_float(steps[0])));
+    const f32x16 sums[2] = {to_float(dot_half<0>(t, x.codes, none)), to_float(dot_half<1>(t, x.codes + 16, none))};
+    return add_dots(acc, sums, x);
+  }
+  SIMD_METHOD f32x16 product(const f32x16 (&dots)[2]) const {
+    return fma(dots[1], to_float(steps[1]), mul(dots[0], to_float(steps[0])));
   }
 #endif
-  SIMD_METHOD f32x16 add(f32x16 acc, const Tile& t, const RowBlock& x) const {
+  SIMD_METHOD f32x16 add_dots(f32x16 acc, const f32x16 (&dots)[kDots], const RowBlock& x) const {
     const f32x16 sum = to_float(dot_pairs(bor(minimum_steps[0], shl<16>(minimum_steps[1])), x.halves));
     acc = fma(sum, mul(minimum, set1(x.scale)), acc);
-    return fma(product(t, x), mul(scale, set1(x.scale)), acc);
+    return fma(product(dots), mul(scale, set1(x.scale)), acc);
   }
   SIMD_METHOD f32x16 scale_of(int half) const { return mul(scale, to_float(steps[half])); }
   SIMD_METHOD f32x16 minimum_of(int half) const { return mul(minimum, to_float(minimum_steps[half])); }

@@ -113,6 +113,10 @@ SIMD_INLINE u8x64 mask8(u8x64 x, uint8_t mask) {
   for (auto& v : x.v) v &= mask;
   return x;
 }
+SIMD_INLINE u8x64 sub8(u8x64 x, uint8_t y) {
+  for (auto& v : x.v) v = uint8_t(v - y);
+  return x;
+}
 SIMD_INLINE u8x64 bor(u8x64 a, const u8x64& b) {
   for (int i = 0; i < 64; ++i) a.v[i] |= b.v[i];
   return a;
@@ -146,12 +150,18 @@ SIMD_INLINE i32x16 bor(i32x16 a, const i32x16& b) {
 }
 template <int Q>
 SIMD_INLINE i32x16 byte_of_lanes(const u8x64& x) { i32x16 r; LANES(r, x.v[4 * i + Q]); return r; }
+SIMD_INLINE u8x64 as_bytes(const i32x16& x) {
+  u8x64 r;
+  std::memcpy(r.v, x.v, sizeof r.v);
+  return r;
+}
 SIMD_INLINE f32x16 as_float(const i32x16& bits) {
   f32x16 r;
   std::memcpy(r.v, bits.v, sizeof r.v);
   return r;
 }
 SIMD_INLINE f32x16 lookup(const float* table, const i32x16& x) { f32x16 r; LANES(r, table[x.v[i]]); return r; }
+SIMD_INLINE i32x16 load_i32(const int32_t* p) { i32x16 r; LANES(r, p[i]); return r; }
 SIMD_INLINE i32x16 widen_u8(const uint8_t* p) { i32x16 r; LANES(r, p[i]); return r; }
 // 2^(e - 128): what a byte of a shared exponent multiplies doubled values by; 0 and 1 give subnormals.
 SIMD_INLINE f32x16 load_half_powers(const uint8_t* p) {

@@ -38,6 +38,11 @@ def available_isas() -> list[str]:
     return list(native_core().available_isas())
 
 
+def amx_state() -> str:
+    """What became of AMX here: whether its self-test passed, or what is in its way."""
+    return str(native_core().amx_state())
+
+
 def chosen_isa() -> str:
     """The instruction set in use: ``IPEX_LOOKAHEAD_ISA`` if set, else the best. Raises EngineError if it is absent."""
     wanted = os.environ.get(ISA_VARIABLE, "")

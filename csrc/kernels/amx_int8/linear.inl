@@ -1,0 +1,321 @@
+// Linear layers of whole numbers for many rows: the dot products of a band of up to 16 rows with the 16 outputs of a tile
+// are one instruction a block of 32 inputs. It gives whole numbers, exact in any order, and what is made of them stands in
+// generic/scales.inl, so the bits are those of every other instruction set. No dot product goes beyond a block: a scale
+// lies between.
+
+constexpr int kFewestRows = 9, kMostRows = 16;  // of a band
+// What is worked on at a time stays in the first-level cache: so many blocks of so many tiles, unpacked once for so many
+// bands.
+constexpr int kPanel = 8, kTiles = 2, kBands = 4;
+constexpr int kAhead = 3;  // blocks whose dot products are under way while those before them are scaled
+constexpr int kTileValues = kBands * kMostRows * kLanes;
+
+SIMD_INLINE int64_t at_most(int64_t count, int64_t most) { return count < most ? count : most; }
+
+// The rows of a call as bands of the same number of rows, 8 to 16 of them where there are 16. The last band may begin
+// before the one before it ends: the rows between are computed twice, to the same bits.
+struct Bands {
+  int64_t count, number, rows;
+  explicit Bands(int64_t row_count)
+      : count(row_count), number((count + kMostRows - 1) / kMostRows), rows((count + number - 1) / number) {}
+  int64_t begin(int64_t band) const { return band * rows < count - rows ? band * rows : count - rows; }
+  int64_t repeated(int64_t band) const { return band * rows - begin(band); }  // rows that the band before has as well
+};
+
+// Tile registers: 0 the sums, 1 a band's codes, 2 a block of weights; 3 and 4 the same for half a block; 5 to 7 more sums.
+class Tiles {
+ public:
+  explicit Tiles(int64_t rows) {
+    struct alignas(64) Config {
+      uint8_t palette = 1, start_row = 0, reserved[14] = {};
+      uint16_t row_bytes[16] = {64, kGroup, 64, kGroup / 2, 64, 64, 64, 64};
+      uint8_t rows[16] = {0, 0, kGroup / 4, 0, kGroup / 8};
+    } config;
+    for (int t : {0, 1, 3, 5, 6, 7}) config.rows[t] = uint8_t(rows);
+    written();
+    _tile_loadconfig(&config);
+  }
+  ~Tiles() { _tile_release(); }  // else every switch of threads would save them
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+
+  // The compiler does not know that tiles are read from memory: what is written stands there from here on.
+  static void written() { __asm__ volatile("" ::: "memory"); }
+};
+
+template <class Format>
+using BlockOf = decltype(std::declval<Scaling<Format>>().at(0));
+
+// Blocks of a tile as the tile registers read them: 8 rows of 64 bytes, each the value of a code.
+template <class Format>
+struct Panel {
+  alignas(64) uint8_t codes[kPanel][8][64];
+  BlockOf<Format> scaled[kPanel];
+
+  void unpack_from(const Matrix& w, int64_t tile, int64_t first, int64_t count) {
+    using Codes = typename Format::Codes;
+    const uint8_t* from = w.codes + (tile * w.blocks + first) * Codes::kBytes;
+    const Scaling<Format> scales(w, tile);
+    for (int64_t b = 0; b < count; ++b) {
+      prefetch_ahead(from + b * Codes::kBytes, kPrefetchBytes, Codes::kBytes);
+      scales.prefetch(first + b);
+      u8x64 rows[8];
+      unpack(from + b * Codes::kBytes, rows, Codes{});
+      scaled[b] = scales.at(first + b);
+      scaled[b].weigh(rows);
+      for (int c = 0; c < 8; ++c) store64(codes[b][c], sub8(rows[c], Format::kZero));
+    }
+    Tiles::written();
+  }
+};
+
+// Whole numbers [dots][row][output] of one block.
+template <class Format, int M>
+struct Dots {
+  static constexpr int kDots = BlockOf<Format>::kDots;
+  alignas(64) int32_t of[kDots][M][kLanes];
+
+  SIMD_METHOD void take(const Panel<Format>& p, int64_t b, const int8_t* a) {
+    if constexpr (kDots == 2) {
+      _tile_zero(0);
+      _tile_loadd(3, a, kGroup);
+      _tile_loadd(4, p.codes[b][0], 64);
+      _tile_dpbssd(0, 3, 4);
+      _tile_stored(0, of[0], 64);
+      _tile_zero(0);
+      _tile_loadd(3, a + kGroup / 2, kGroup);
+      _tile_loadd(4, p.codes[b][4], 64);
+      _tile_dpbssd(0, 3, 4);
+      _tile_stored(0, of[1], 64);
+    } else {
+      _tile_zero(0);
+      _tile_loadd(1, a, kGroup);
+      _tile_loadd(2, p.codes[b][0], 64);
+      _tile_dpbssd(0, 1, 2);
+      _tile_stored(0, of[0], 64);
+    }
+  }
+  SIMD_METHOD f32x16 add(const BlockOf<Format>& scaled, f32x16 acc, int m, const RowBlock& x) const {
+    f32x16 sums[kDots];
+    for (int i = 0; i < kDots; ++i) sums[i] = to_float(load_i32(of[i][m]));
+    return scaled.add_dots(acc, sums, x);
+  }
+};
+
+// Blocks of a band's activations, row after row of each: as they come, rows that lie a power of two apart would drive each
+// other out of the cache.
+struct BandPanel {
+  alignas(64) int8_t codes[kPanel][kMostRows][kGroup];
+  float scales[kMostRows][kPanel], sums[kMostRows][kPanel];
+  int32_t halves[kMostRows][kPanel];
+
+  SIMD_METHOD RowBlock at(int m, int64_t b) const {
+    const int32_t two = halves[m][b], sum = int16_t(two) + (two >> 16);
+    return {nullptr, scales[m][b], sums[m][b], -8 * sum, -128 * sum, two};
+  }
+
+  void take(const Rows& x, int64_t row, int64_t rows, int64_t first, int64_t count) {
+    count == kPanel ? take_blocks<kPanel>(x, row, rows, first, kPanel) : take_blocks<0>(x, row, rows, first, count);
+  }
+
+ private:
+  template <int Whole>  // the count where it is known: copies of a fixed size are a few instructions
+  void take_blocks(const Rows& x, int64_t row, int64_t rows, int64_t first, int64_t some) {
+    const int64_t count = Whole != 0 ? Whole : some;
+    for (int64_t m = 0; m < rows; ++m) {
+      const int8_t* from = x.codes + (row + m) * x.stride + first * kGroup;
+      for (int64_t b = 0; b < count; ++b) __builtin_memcpy(codes[b][m], from + b * kGroup, kGroup);
+      const int64_t at = (row + m) * x.blocks + first;
+      __builtin_memcpy(scales[m], x.scales + at, size_t(count) * sizeof(float));
+      __builtin_memcpy(sums[m], x.sums + at, size_t(count) * sizeof(float));
+      __builtin_memcpy(halves[m], x.halves + at, size_t(count) * sizeof(int32_t));
+    }
+  }
+};
+
+// Up to kBands bands of a call, put in order once for all its tiles: [panel][band].
+class BandPanels {
+ public:
+  const int64_t bands;
+
+  BandPanels(const Rows& x, const Bands& all, int64_t from)
+      : bands(at_most(all.number - from, kBands)), panels_(room(x, all)) {
+    for (int64_t b = 0; b < x.blocks; b += kPanel)
+      for (int64_t i = 0; i < bands; ++i)
+        panels_[b / kPanel * bands + i].take(x, all.begin(from + i), all.rows, b, at_most(x.blocks - b, kPanel));
+    Tiles::written();
+  }
+  const BandPanel& at(int64_t panel, int64_t band) const { return panels_[panel * bands + band]; }
+
+  // A thread's own, kept from call to call; null where there is no memory for it.
+  static BandPanel* room(const Rows& x, const Bands& all) {
+    static thread_local std::unique_ptr<BandPanel[]> panels;
+    static thread_local int64_t size = 0;
+    const int64_t count = (x.blocks + kPanel - 1) / kPanel * at_most(all.number, kBands);
+    if (size < count) {
+      panels.reset(new (std::nothrow) BandPanel[size_t(count)]);
+      size = panels != nullptr ? count : 0;
+    }
+    return panels.get();
+  }
+
+ private:
+  BandPanel* const panels_;
+};
+
+// acc[m] += a panel's product with row m of the band.
+template <class Format, int M>
+SIMD_INLINE void add_panel(const Panel<Format>& p, const BandPanel& a, int64_t count, float* acc) {
+  Dots<Format, M> dots[kAhead + 1];
+  f32x16 sum[M];
+  for (int m = 0; m < M; ++m) sum[m] = load(acc + m * kLanes);
+  for (int64_t b = 0; b < count + kAhead; ++b) {
+    if (b < count) dots[b % (kAhead + 1)].take(p, b, a.codes[b][0]);
+    const int64_t now = b - kAhead;
+    if (now < 0) continue;
+    const BlockOf<Format> scaled = p.scaled[now];
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m)
+      sum[m] = dots[now % (kAhead + 1)].add(scaled, sum[m], m, a.at(m, now));
+  }
+  for (int m = 0; m < M; ++m) store(acc + m * kLanes, sum[m]);
+}
+
+// acc[t][band][m] = the 16 outputs of tile `tile + t`, t < tiles, for row m of each band.
+template <class Format, int M>
+static void multiply(const Matrix& w, int64_t tile, int64_t tiles, const BandPanels& a, float (*acc)[kTileValues]) {
+  Panel<Format> panels[kTiles];
+  for (int64_t t = 0; t < tiles; ++t)
+    for (int64_t i = 0; i < a.bands * M; ++i) store(acc[t] + i * kLanes, zero());
+  for (int64_t b = 0; b < w.blocks; b += kPanel) {
+    const int64_t count = at_most(w.blocks - b, kPanel);
+    for (int64_t t = 0; t < tiles; ++t) panels[t].unpack_from(w, tile + t, b, count);
+    for (int64_t band = 0; band < a.bands; ++band)
+      for (int64_t t = 0; t < tiles; ++t)
+        add_panel<Format, M>(panels[t], a.at(b / kPanel, band), count, acc[t] + band * M * kLanes);
+  }
+}
+
+using Multiply = void (*)(const Matrix&, int64_t, int64_t, const BandPanels&, float (*)[kTileValues]);
+struct BandFunctions {
+  int64_t fewest;  // rows of a call for which tiles pay
+  Multiply of_rows[kMostRows + 1];
+};
+template <class Format, int M>
+struct FillBands {
+  static void fill(BandFunctions& f) {
+    FillBands<Format, M - 1>::fill(f);
+    f.of_rows[M] = multiply<Format, M>;
+  }
+};
+template <class Format>
+struct FillBands<Format, kFewestRows - 1> {
+  static void fill(BandFunctions&) {}
+};
+template <class Format>
+struct BandFunctionsOf {
+  static BandFunctions value() {
+    BandFunctions f{};
+    f.fewest = INT64_MAX;
+    if constexpr (Format::kArithmetic == Arithmetic::whole) {
+      f.fewest = kFewestRows + 1;
+      FillBands<Format, kMostRows>::fill(f);
+    }
+    return f;
+  }
+};
+static const BandFunctions& functions(WeightFormat format) {
+  static const auto all = FormatList::table<BandFunctionsOf>();
+  return all.of[int(format)];
+}
+
+// f(row, where its 16 outputs are in a tile's values) for each row of the bands from `from` on that are in `a`, once.
+template <class F>
+SIMD_INLINE void for_each_row(const Bands& bands, int64_t from, const BandPanels& a, const F& f) {
+  for (int64_t i = 0; i < a.bands; ++i)
+    for (int64_t m = bands.repeated(from + i); m < bands.rows; ++m)
+      f(bands.begin(from + i) + m, (i * bands.rows + m) * kLanes);
+}
+
+SIMD_INLINE f32x16 biased(const Matrix& w, int64_t tile, const float* values) {
+  return w.bias != nullptr ? add(load(values), load(w.bias + tile * kLanes)) : load(values);
+}
+
+// Few rows are quicker without tiles, and putting the rows in order must pay, which it does not for few tiles of outputs.
+static bool pays(const Matrix& w, const Rows& x, int64_t tiles) {
+  const int64_t fewest = functions(w.format).fewest;
+  return x.count >= (tiles < 8 && fewest < kMostRows ? kMostRows : fewest) && BandPanels::room(x, Bands(x.count)) != nullptr;
+}
+
+static void linear(const Matrix& w, const Rows& x, int64_t begin, int64_t end, float* out, int64_t out_stride,
+                   bool add_to) {
+  if (!pays(w, x, end - begin)) return few_rows()->linear(w, x, begin, end, out, out_stride, add_to);
+  const Bands bands(x.count);
+  const Multiply multiply = functions(w.format).of_rows[bands.rows];
+  const Tiles registers(bands.rows);
+  alignas(64) float values[kTiles][kTileValues];
+  for (int64_t from = 0; from < bands.number; from += kBands) {
+    const BandPanels a(x, bands, from);
+    for (int64_t first = begin; first < end; first += kTiles) {
+      const int64_t tiles = at_most(end - first, kTiles);
+      multiply(w, first, tiles, a, values);
+      for (int64_t t = 0; t < tiles; ++t)
+        for_each_row(bands, from, a, [&](int64_t row, int64_t at) {
+          const int64_t tile = first + t;
+          store(values[t] + at, biased(w, tile, values[t] + at));
+          store_outputs(out + row * out_stride + tile * kLanes, values[t] + at, w.n_out - tile * kLanes, add_to);
+        });
+    }
+  }
+}
+
+static void gate_up(const Matrix& gate, const Matrix& up, const Activation& activation, const Rows& x, int64_t begin,
+                    int64_t end, const Rows& out, bool quantize) {
+  static_assert(kTiles == 2, "two tiles are a group of 32");
+  if (!pays(gate, x, 4 * (end - begin)) || !pays(up, x, 4 * (end - begin)))
+    return few_rows()->gate_up(gate, up, activation, x, begin, end, out, quantize);
+  const Bands bands(x.count);
+  const Multiply multiply_gate = functions(gate.format).of_rows[bands.rows];
+  const Multiply multiply_up = functions(up.format).of_rows[bands.rows];
+  const Tiles registers(bands.rows);
+  alignas(64) float g[kTiles][kTileValues], u[kTiles][kTileValues];
+  for (int64_t from = 0; from < bands.number; from += kBands) {
+    const BandPanels a(x, bands, from);
+    for (int64_t group = begin; group < end; ++group) {
+      const int64_t first = 2 * group, tiles = at_most(gate.tiles() - first, kTiles);
+      multiply_gate(gate, first, tiles, a, g);
+      multiply_up(up, first, tiles, a, u);
+      for_each_row(bands, from, a, [&](int64_t row, int64_t at) {
+        f32x16 half[2] = {zero(), zero()};
+        for (int64_t t = 0; t < tiles; ++t)
+          half[t] = activated(activation, biased(gate, first + t, g[t] + at), biased(up, first + t, u[t] + at));
+        store_group(out, row, group, half[0], half[1], quantize);
+      });
+    }
+  }
+}
+
+// Of blocks of 32 inputs, which is half of what tiles of 64 would do: no kernel here may have those.
+static int32_t integer_peak(int64_t repeats) {
+  constexpr int64_t kOthers = 4 * kMostRows * kLanes * kGroup / (8 * 64);  // repeats of KernelTable's in one of these
+  alignas(64) int8_t a[kMostRows][kGroup], b[8][64];
+  alignas(64) int32_t sums[kMostRows][kLanes];
+  __builtin_memset(a, 1, sizeof a);
+  __builtin_memset(b, 3, sizeof b);
+  const Tiles registers(kMostRows);
+  Tiles::written();
+  _tile_loadd(1, a, kGroup);
+  _tile_loadd(2, b, 64);
+  _tile_zero(0);
+  _tile_zero(5);
+  _tile_zero(6);
+  _tile_zero(7);
+  for (int64_t i = 0; i < repeats; i += kOthers) {
+    _tile_dpbssd(0, 1, 2);
+    _tile_dpbssd(5, 1, 2);
+    _tile_dpbssd(6, 1, 2);
+    _tile_dpbssd(7, 1, 2);
+  }
+  _tile_stored(0, sums, 64);
+  return sums[0][0];
+}

@@ -1,0 +1,21 @@
+// Where the outputs of linear layers go.
+
+SIMD_INLINE void store_outputs(float* out, const float* values, int64_t count, bool add_to) {
+  if (count >= kLanes) {
+    const f32x16 v = load(values);
+    store(out, add_to ? add(load(out), v) : v);
+  } else {
+    for (int64_t i = 0; i < count; ++i) out[i] = add_to ? out[i] + values[i] : values[i];
+  }
+}
+
+// 32 values of row r, as the next layer takes them.
+SIMD_INLINE void store_group(const Rows& out, int64_t r, int64_t group, f32x16 low, f32x16 high, bool quantize) {
+  if (quantize) {
+    quantize_group(out, r, group, low, high);
+  } else {
+    float* at = out.values + r * out.stride + group * kGroup;
+    store(at, low);
+    store(at + kLanes, high);
+  }
+}
