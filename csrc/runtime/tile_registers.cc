@@ -19,11 +19,11 @@ namespace {
 
 constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
 
-// A product of the kernels themselves: 49 rows, 24 outputs, 8 blocks, of a format with one scale a block and of one with
-// two steps and minimums.
+// A product of the kernels themselves: 49 rows, 24 outputs, 8 blocks, of formats with one scale a block, with two steps, and with
+// steps and minimums.
 bool equals_scalar(WeightFormat format) {
   constexpr int64_t kCount = 49, kOutputs = 24, kBlocks = 8, kStride = kBlocks * kGroup, kTiles = 2;
-  std::vector<uint8_t> codes(kTiles * kBlocks * 256), steps(kTiles * kBlocks * 32);
+  std::vector<uint8_t> codes(kTiles * kBlocks * 512), steps(kTiles * kBlocks * 32);
   std::vector<uint16_t> halves(kTiles * kBlocks * kLanes);
   for (size_t i = 0; i < codes.size(); ++i) codes[i] = uint8_t(i * 167 >> 3);
   for (size_t i = 0; i < steps.size(); ++i) steps[i] = uint8_t(i * 151 >> 2);
@@ -40,7 +40,7 @@ bool equals_scalar(WeightFormat format) {
 
   std::vector<float> values(kCount * kStride), scales(kCount * kBlocks), sums(kCount * kBlocks);
   std::vector<int8_t> quantised(kCount * kStride);
-  std::vector<int32_t> bias4(kCount * kBlocks), bias8(kCount * kBlocks);
+  std::vector<int32_t> bias4(kCount * kBlocks), bias8(kCount * kBlocks), half_sums(kCount * kBlocks);
   for (size_t i = 0; i < values.size(); ++i) values[i] = float(int(i * 7919 % 2003) - 1001) / 1001.0f;
   Rows x;
   x.values = values.data();
@@ -48,6 +48,7 @@ bool equals_scalar(WeightFormat format) {
   x.scales = scales.data();
   x.bias4 = bias4.data();
   x.bias8 = bias8.data();
+  x.halves = half_sums.data();
   x.sums = sums.data();
   x.stride = kStride;
   x.blocks = kBlocks;
@@ -66,7 +67,7 @@ std::string find_problem() {
   if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) != 0)
     return std::string("the system does not permit its tile registers (") + std::strerror(errno) + ")";
   if (std::string problem = problem_in_child(amx_tiles_multiply); !problem.empty()) return problem;
-  for (WeightFormat format : {WeightFormat::sym_int4, WeightFormat::q2_k})
+  for (WeightFormat format : {WeightFormat::sym_int4, WeightFormat::q6_k, WeightFormat::q2_k})
     if (!equals_scalar(format)) return "its self-test gave other bytes than the scalar kernels";
   return "";
 }

@@ -58,7 +58,7 @@ struct Weight {
 struct Activations {
   std::vector<float> values, scales, sums;
   std::vector<int8_t> codes;
-  std::vector<int32_t> bias4, bias8;
+  std::vector<int32_t> bias4, bias8, halves;
   Rows rows;
 
   Activations(int64_t count, int64_t n_in) {
@@ -68,7 +68,7 @@ struct Activations {
     values.assign(size_t(count * rows.stride), 0.0f);
     codes.assign(size_t(count * rows.stride), 0);
     for (auto* v : {&scales, &sums}) v->assign(size_t(count * rows.blocks), 0.0f);
-    for (auto* v : {&bias4, &bias8}) v->assign(size_t(count * rows.blocks), 0);
+    for (auto* v : {&bias4, &bias8, &halves}) v->assign(size_t(count * rows.blocks), 0);
     for (int64_t r = 0; r < count; ++r)
       for (int64_t i = 0; i < n_in; ++i) values[size_t(r * rows.stride + i)] = half_to_float(random_half(3.0f));
     rows.values = values.data();
@@ -77,6 +77,7 @@ struct Activations {
     rows.sums = sums.data();
     rows.bias4 = bias4.data();
     rows.bias8 = bias8.data();
+    rows.halves = halves.data();
     for (int64_t r = 0; r < count; ++r) oracle->quantize_row(rows, r);
   }
   Rows part(int64_t first, int64_t count) const {
@@ -87,6 +88,7 @@ struct Activations {
     p.sums += first * p.blocks;
     p.bias4 += first * p.blocks;
     p.bias8 += first * p.blocks;
+    p.halves += first * p.blocks;
     p.count = count;
     return p;
   }
@@ -149,7 +151,8 @@ void check(WeightFormat format, int64_t n_out, int64_t n_in, int group_blocks, c
     expect(std::memcmp(a.values, b.values, size_t(count * a.stride) * 4) == 0 &&
                std::memcmp(a.codes, b.codes, size_t(count * a.stride)) == 0 &&
                std::memcmp(a.scales, b.scales, blocks * 4) == 0 && std::memcmp(a.sums, b.sums, blocks * 4) == 0 &&
-               std::memcmp(a.bias4, b.bias4, blocks * 4) == 0 && std::memcmp(a.bias8, b.bias8, blocks * 4) == 0,
+               std::memcmp(a.bias4, b.bias4, blocks * 4) == 0 && std::memcmp(a.bias8, b.bias8, blocks * 4) == 0 &&
+               std::memcmp(a.halves, b.halves, blocks * 4) == 0,
            "gate_up", Format::kName, n_out, n_in, count);
   }
 }
