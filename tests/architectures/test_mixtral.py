@@ -15,9 +15,13 @@ from ipex_lookahead.architectures.experts import MAX_EXPERTS, MAX_IN_ALL
 from ipex_lookahead.architectures.spec import Experts
 from ipex_lookahead.checkpoints import GgufCheckpoint, open_checkpoint
 from ipex_lookahead.checkpoints.config_json import read_config
+from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import ModelFormatError
+from tests.gates.test_family_files import parts_of
+from tests.support.gguf_bytes import Tensor
+from tests.support.gguf_bytes import build as gguf_bytes
 from tests.support.gguf_families import add_keys, gguf_tensors, write_gguf
 from tests.support.tiny_families import build, variants, write_folder
 
@@ -41,6 +45,32 @@ def test_a_layer_is_a_router_and_its_experts(tmp_path: Path) -> None:
         assert up.name == up.hf.name == f"model.layers.{layer}.block_sparse_moe.experts.4.w3.weight"
         assert (up.gguf.name, up.gguf.shape, up.gguf.expert) == (f"blk.{layer}.ffn_up_exps.weight", (6, 96, 64), 4)
     assert spec.kept()[1:] == tuple(f"model.layers.{layer}.block_sparse_moe.gate.weight" for layer in range(2))
+
+
+def test_a_router_in_low_bits_is_run_with_its_values(tmp_path: Path) -> None:
+    """Nobody writes one; its values are the file's all the same, for the core has routers in floats alone."""
+    entries, tensors = parts_of(write_gguf(tmp_path / "m.gguf", build("mixtral", PLAIN), quant="Q8_0"))
+    found = []
+    for kind in (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.F32):
+        changed: list[Tensor] = []
+        for name, dims, old, data in tensors:
+            if name.endswith("ffn_gate_inp.weight"):
+                values = np.frombuffer(data, np.float32).reshape(dims[::-1])
+                packed = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
+                rounded = gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q8_0)
+                changed.append((name, dims, int(kind), (packed if kind.name == "Q8_0" else rounded).tobytes()))
+            else:
+                changed.append((name, dims, old, data))
+        (tmp_path / kind.name).write_bytes(gguf_bytes(entries, changed).data)
+        checkpoint = GgufCheckpoint(tmp_path / kind.name)
+        engine = NativeEngine.load(checkpoint, checkpoint.spec, WeightPlan(), threads=1)
+        cache = engine.new_cache()
+        batch = Batch([cache], [5], np.arange(5, dtype=np.int32), np.arange(-1, 4, dtype=np.int32), None, True)
+        logits = engine.forward(batch).logits
+        assert logits is not None
+        found.append(logits.tobytes())
+        checkpoint.close()
+    assert found[0] == found[1]
 
 
 def test_the_count_of_experts_has_two_names(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from ipex_lookahead.engines.native.core import chosen_isa, native_core
 from ipex_lookahead.engines.native.linear import plain, streams
 from ipex_lookahead.engines.weights import WeightPlan, check_shape, random_matrix, read_matrix, read_vector
 from ipex_lookahead.errors import ContextLengthError, EngineError, ForgottenKeysError, InputError, UnsupportedModelError
+from ipex_lookahead.formats import FLOATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
 
 Floats = npt.NDArray[np.float32]
@@ -112,14 +113,17 @@ class NativeEngine:
         threads = default_threads() if threads is None else check_threads(threads)
         total, done = sum(tensor.is_matrix for tensor in spec.tensors()), 0
         # In no low-bit format unless the file's are: routers, and an embedding that the plan does not know.
-        kept = {*spec.kept()} - {plan.embedding}
+        kept, routers = {*spec.kept()} - {plan.embedding}, _routers(spec)
 
         def matrix(tensor: Tensor) -> PackedWeight:
             nonlocal done
             if progress is not None:
                 progress(done, total, tensor.name)
             done += 1
-            return read_matrix(checkpoint, tensor, plan, keep=tensor.name in kept, threads=threads)
+            weight = read_matrix(checkpoint, tensor, plan, keep=tensor.name in kept, threads=threads)
+            if tensor.name in routers and weight.format not in FLOATS:  # the core has routers in floats alone
+                return PackedWeight("fp32", weight.shape, dequantize(weight))
+            return weight
 
         def vector(tensor: Tensor) -> Floats:
             return read_vector(checkpoint, tensor)
@@ -146,7 +150,7 @@ class NativeEngine:
         Layers repeat the same random matrices, each in memory of its own. ``head_low_bit`` is the lm_head's format.
         """
         rng = np.random.default_rng(seed)
-        routers = {block.mlp.router.weight.name for block in spec.layers if isinstance(block.mlp, Experts)}
+        routers = _routers(spec)
         norms = {norm.weight.name for norm in _norms(spec)}
         matrices: dict[tuple[tuple[int, ...], str], PackedWeight] = {}
         vectors: dict[tuple[int, ...], Floats] = {}
@@ -383,6 +387,10 @@ def _decoder(spec: ModelSpec, threads: int | None, kv_cache: str) -> Any:
         )
     except (ValueError, TypeError) as error:
         raise UnsupportedModelError(f"the native engine cannot hold a model of this shape: {error}") from None
+
+
+def _routers(spec: ModelSpec) -> set[str]:
+    return {block.mlp.router.weight.name for block in spec.layers if isinstance(block.mlp, Experts)}
 
 
 def _norms(spec: ModelSpec) -> Iterator[Norm]:
