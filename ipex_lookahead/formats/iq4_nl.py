@@ -21,6 +21,6 @@ FORMAT = BlockFormat(
     inputs=32,
     record=np.dtype([("scale", "<u2"), ("nibbles", "u1", 16)]),
     planes=(Plane("nibbles", 4, 16),),
-    quantizer=ScaleSearch(Numbers(TABLE), 32, around(TABLE[0], 2, 4)),
+    quantizer=ScaleSearch(Numbers(TABLE), 32, around(TABLE[0], 4, 4) + around(120, 5, 2)),
     table=TABLE,
 )

@@ -35,7 +35,7 @@ FORMAT = BlockFormat(
     inputs=256,
     record=np.dtype([("scale", "<u2"), ("steps", "u1", 6), ("nibbles", "u1", 128)]),
     planes=(Plane("nibbles", 4, 16),),
-    quantizer=ScaleSearch(Numbers(TABLE), 32, around(TABLE[0], 2, 4), -32),
+    quantizer=ScaleSearch(Numbers(TABLE), 32, around(TABLE[0], 4, 4) + around(120, 5, 2), -32),
     table=TABLE,
     steps=Steps(unpack_steps, pack_steps, least=-32),
 )

@@ -32,7 +32,7 @@ FORMAT = BlockFormat(
     inputs=256,
     record=np.dtype([("third", "u1", 32), ("crumbs", "u1", 64), ("steps", "u1", 12), ("scale", "<u2")]),
     planes=(Plane("crumbs", 2, 32), Plane("third", 1, 32, up=2)),
-    quantizer=ScaleSearch(Numbers(range(-4, 4)), 16, around(-4, 0.1, 9), -32),
+    quantizer=ScaleSearch(Numbers(range(-4, 4)), 16, around(-4, 0.25, 4) + around(3.6, 0.25, 3), -32),
     zero=4,
     steps=Steps(unpack_steps, pack_steps, least=-32),
 )

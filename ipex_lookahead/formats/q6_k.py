@@ -30,7 +30,7 @@ FORMAT = BlockFormat(
     inputs=256,
     record=np.dtype([("nibbles", "u1", 128), ("upper", "u1", 64), ("steps", "i1", 16), ("scale", "<u2")]),
     planes=(Plane("nibbles", 4, 64), Plane("upper", 2, 32, up=4)),
-    quantizer=ScaleSearch(Numbers(range(-32, 32)), 16, around(-32, 0.25, 4), -128),
+    quantizer=ScaleSearch(Numbers(range(-32, 32)), 16, around(-32, 1, 4), -128),
     zero=32,
     steps=Steps(unpack_steps, pack_steps),
 )

@@ -18,6 +18,6 @@ FORMAT = BlockFormat(
     inputs=32,
     record=np.dtype([("scale", "<u2"), ("fifth", "u1", 4), ("nibbles", "u1", 16)]),
     planes=(Plane("nibbles", 4, 16), Plane("fifth", 1, 1, up=4)),
-    quantizer=ScaleSearch(Numbers(range(-16, 16)), 32, around(-16, 0.25, 4)),
+    quantizer=ScaleSearch(Numbers(range(-16, 16)), 32, around(-16, 0.5, 4)),
     zero=16,
 )

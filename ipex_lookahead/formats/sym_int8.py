@@ -17,5 +17,5 @@ FORMAT = GroupFormat(
     zero=0,
     streams=(Stream("codes", np.int8, 32, 32, "I8", "code i of a block in byte i"), SCALES),
     gguf=GgufType(8, "Q8_0", 32, np.dtype([("scales", "<u2"), ("codes", "i1", 32)])),
-    search=ScaleSearch(Numbers(range(-127, 128)), 32, around(127, 0.25, 4)),
+    search=ScaleSearch(Numbers(range(-127, 128)), 32, around(127, 1, 4)),
 )
