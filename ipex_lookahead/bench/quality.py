@@ -307,7 +307,9 @@ def measure(
         engine = model.engine
         low_bit = engine.describe()["low_bit"]
         name = candidate.name or low_bit
-        if engine.vocab_size != vocab or model.tokenizer.encode(text, add_special_tokens=False)[:tokens] != ids:
+        other_file = candidate.model != reference.model
+        alike = not other_file or model.tokenizer.encode(text, add_special_tokens=False)[:tokens] == ids
+        if engine.vocab_size != vocab or not alike:
             raise InputError(f"{name} has another vocabulary than {reference.model}; their tokens cannot be compared")
         with progress(windows, f"{name} ({number} of {len(candidates)})") as advance:
             got = score(engine_logits(engine), ids, window, beside=kept, advance=advance)
@@ -315,7 +317,7 @@ def measure(
         row: dict[str, Any] = {
             "name": name,
             "low_bit": low_bit,
-            "other_file": candidate.model != reference.model,
+            "other_file": other_file,
             "requantized_from": engine.describe().get("requantized_from"),
             "bits": bits,
             "bytes": size,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,11 +99,14 @@ def quality(
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{text} cannot be read as UTF-8 text: {error}") from error
 
+    compared_with = Candidate(model, check_low_bit(reference))
+
     def load(candidate: Candidate) -> Any:
         from ipex_lookahead.auto import load_text_model
 
         settings: dict[str, Any] = {"low_bit": candidate.low_bit, "kv_cache": candidate.kv_cache, "threads": threads}
-        with _no_warnings():  # the table says which weights are rounded twice
+        # What weights are rounded twice the table says; what is to be said of the model itself is said once.
+        with nullcontext() if candidate is compared_with else _no_warnings():
             return load_text_model(candidate.model, progress=True, **settings)
 
     def told(row: dict[str, Any]) -> None:
@@ -113,7 +116,7 @@ def quality(
         candidates,
         load,
         written,
-        reference=Candidate(model, check_low_bit(reference)),
+        reference=compared_with,
         tokens=tokens,
         window=window,
         speed=speed,

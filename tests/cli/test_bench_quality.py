@@ -24,7 +24,7 @@ def tiny(tmp_path, monkeypatch):
 
     def load_text_model(name, *, low_bit, kv_cache, threads, progress):
         asked.append((low_bit, kv_cache))
-        logging.getLogger("ipex_lookahead").warning("rounded twice")
+        logging.getLogger("ipex_lookahead").warning("of %s", low_bit)
         model = load(name, load_in_low_bit=low_bit, kv_cache=kv_cache, threads=1, progress=False)
         letters = SimpleNamespace(encode=lambda text, add_special_tokens: [ord(letter) % 96 for letter in text])
         return SimpleNamespace(engine=model.engine, tokenizer=letters, config=model.config.to_dict())
@@ -47,7 +47,8 @@ def test_a_list_of_formats(tiny, capsys, tmp_path):
     assert asked[0][0] == "fp32"
     assert {"model", "text", "tokens", "window", "isa", "threads", "version", "date"} <= set(report)
     assert report["text"] == "quality.txt"
-    assert "rounded twice" not in err
+    assert err.count("of fp32") == 1
+    assert "of sym_int8" not in err, "the table says what is rounded twice"
     assert all(f"{name}: perplexity" in err for name in rows)
     assert "top 1" in err
 
