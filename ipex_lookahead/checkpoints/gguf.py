@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.gguf_config import gguf_config
 from ipex_lookahead.checkpoints.gguf_decoded import kept_in, read_decoded
+from ipex_lookahead.checkpoints.gguf_metadata import ROPE_TENSORS
 from ipex_lookahead.checkpoints.gguf_parts import GgufParts
 from ipex_lookahead.checkpoints.gguf_reader import GgufTensor, names_of_read_types
 from ipex_lookahead.checkpoints.placed import Run, row_order, run_of, split_experts, tensors_by_name, with_offset
@@ -27,8 +29,6 @@ from ipex_lookahead.formats.base import PackedWeight
 
 _log = logging.getLogger(__name__)
 
-ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""Tensors that are part of the config: ``gguf_config.py`` reads them."""
 _READ_AT_ONCE = 4 << 20
 
 
@@ -210,6 +210,17 @@ class GgufCheckpoint:
             parts.setdefault(tensor.gguf.name, []).append(tensor)
         for name, stored in self._file.tensors.items():
             yield stored, parts.get(name, [])
+
+    @property
+    def metadata_file(self) -> Path:
+        """Where the metadata are: the file, or its first part."""
+        return self.path
+
+    def copied(self, stored: GgufTensor, parts: list[Tensor]) -> npt.NDArray[np.uint8]:
+        """The bytes of a tensor of the file."""
+        data = np.empty(stored.nbytes, np.uint8)
+        stored.file.read_into(stored.offset, data, stored.name)
+        return data
 
     def text_tokenizer(self) -> Any | None:
         """The tokenizer built from the file's metadata, or None where it carries no tokens."""

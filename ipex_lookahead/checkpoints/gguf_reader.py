@@ -38,6 +38,7 @@ MAX_ARRAY_STRINGS = 2 << 20
 """Most strings in all arrays together: a Python string takes several times the bytes a short one has in the file."""
 MAX_DIM = 1 << 40
 
+_METADATA_AT = 4 + 4 + 8 + 8
 _SMALLEST_ENTRY = 8 + 1 + 4 + 1
 _SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8
 
@@ -158,6 +159,7 @@ class GgufFile:
             self._read_header()
             for index in range(self._entry_count):
                 self._read_entry(f"metadata entry {index}")
+            self._metadata_end = self._cursor.at
             self._alignment = self._read_alignment()
         except BaseException:
             self.file.close()
@@ -173,6 +175,11 @@ class GgufFile:
         if isinstance(value, list | np.ndarray):
             raise self.error(key, self.offsets[key], "is an array; it must be a single value")
         return value
+
+    def raw_metadata(self) -> tuple[int, int, bytes]:
+        """The file's version, how many entries its metadata has, and those as they are there."""
+        (version,) = _U32.unpack(self.file.read(len(MAGIC), 4, "version"))
+        return version, self._entry_count, self.file.read(_METADATA_AT, self._metadata_end - _METADATA_AT, "metadata")
 
     def _read_header(self) -> None:
         cursor = self._cursor

@@ -1,4 +1,4 @@
-"""Writing a GGUF file from another one: its metadata and vectors as they are, its matrices in other formats.
+"""Writing a GGUF file from another one, or a folder made of one: metadata as they are, matrices in any format.
 
 What a block of a format is in the file, the format declares (``GgufType.record``); where a weight lies, the family's
 spec does (``Tensor.gguf``): rows of rotary pairs, parts of fused tensors and experts go back to where they came from.
@@ -7,9 +7,9 @@ spec does (``Tensor.gguf``): rows of rotary pairs, parts of fused tensors and ex
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +28,38 @@ GGUF_FORMATS = tuple(name for name, low_bit in FORMATS.items() if low_bit.gguf i
 """The formats that are types of GGUF's."""
 _OURS = ("GGUF.", "split.", "general.alignment", "general.file_type", "general.quantization_version")
 """Keys that are of the file, not of the model: the new one has its own."""
-_COPIED_AT_ONCE = 16 << 20
+
+
+class Source(Protocol):
+    """What is written as GGUF.
+
+    Attributes:
+        path: of the file or folder, for messages.
+        config: what the model is, as checkpoints have it.
+        metadata: keys and values; ``metadata_file`` is the GGUF file that has them.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    metadata: dict[str, Any]
+
+    @property
+    def metadata_file(self) -> Path:
+        """See above."""
+        ...
+
+    def stored(self) -> Iterator[tuple[GgufTensor, list[Tensor]]]:
+        """Every tensor of the new file, with the weights of the model that are it or parts of it."""
+        ...
+
+    def copied(self, stored: GgufTensor, parts: list[Tensor]) -> npt.NDArray[np.uint8]:
+        """The bytes of a tensor that gets no new format."""
+        ...
 
 
 def save_gguf(
     target: Path,
-    source: GgufCheckpoint,
+    source: Source,
     formats: Mapping[str, str],
     weight: Callable[[Tensor], PackedWeight],
     *,
@@ -43,7 +69,7 @@ def save_gguf(
 
     Args:
         target: the file.
-        source: the opened file that metadata, vectors and all other tensors are copied from.
+        source: the opened file, or folder, that metadata, vectors and all other tensors are copied from.
         formats: weight's name -> key of ``GGUF_FORMATS`` that it is to have; of other weights the blocks are copied.
         weight: gives a weight of ``formats`` in its format; one tensor of the file is held at a time.
         progress: see ``low_bit_save.Progress``.
@@ -58,7 +84,7 @@ def save_gguf(
     layout = [(stored, parts, _format(stored, parts, formats)) for stored, parts in source.stored()]
     sizes = [_bytes(stored, form) for stored, _, form in layout]
     writer = gguf.GGUFWriter(None, str(source.metadata["general.architecture"]))
-    _copy_metadata(writer, source.path)
+    _copy_metadata(writer, source.metadata_file)
     kinds = [
         gguf.GGMLQuantizationType[stored.type.name if form is None else _type(form).name] for stored, _, form in layout
     ]
@@ -74,7 +100,7 @@ def save_gguf(
                 writer.write_kv_data_to_file()
                 writer.write_ti_data_to_file()
                 for (stored, parts, form), size in zip(layout, sizes, strict=True):
-                    data = _copied(stored) if form is None else _joined(stored, parts, form, weight)
+                    data = source.copied(stored, parts) if form is None else _joined(stored, parts, form, weight)
                     writer.write_tensor_data(data)
                     done += size
                     if progress is not None:
@@ -84,6 +110,7 @@ def save_gguf(
                     os.fsync(file.fileno())
             finally:
                 writer.close()
+            _check(temporary, source)
             os.replace(temporary, target)
     except OSError as error:
         raise SaveError(
@@ -119,11 +146,21 @@ def _bytes(stored: GgufTensor, form: str | None) -> int:
     return int(np.prod(stored.shape, dtype=np.int64) // kind.inputs * kind.record.itemsize)
 
 
-def _copied(stored: GgufTensor) -> npt.NDArray[np.uint8]:
-    data = np.empty(stored.nbytes, np.uint8)
-    for start in range(0, stored.nbytes, _COPIED_AT_ONCE):
-        stored.file.read_into(stored.offset + start, data[start : start + _COPIED_AT_ONCE], stored.name)
-    return data
+def _check(written: Path, source: Source) -> None:
+    """Raise InputError where what was written is no longer the model: a folder's config.json may have been edited."""
+    if source.metadata_file == source.path:  # a GGUF file, whose words have been copied
+        return
+    checkpoint = GgufCheckpoint(written)
+    checkpoint.close()
+    differ = sorted(
+        key for key in {*checkpoint.config, *source.config} if checkpoint.config.get(key) != source.config.get(key)
+    )
+    if differ:
+        raise InputError(
+            f"{source.path}: config.json does not say what the GGUF file said that the folder was made of"
+            f" ({', '.join(differ[:8])}), and a new one would have the old words",
+            hint="make the folder again from the GGUF file",
+        )
 
 
 def _joined(

@@ -21,6 +21,7 @@ import numpy as np
 
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import read_json
+from ipex_lookahead.checkpoints.gguf_metadata import keep_metadata
 from ipex_lookahead.checkpoints.licence import copy_licence
 from ipex_lookahead.checkpoints.low_bit import FLOATS, MARKER, VERSION, StoredStream, checksum, stored_as, streams
 from ipex_lookahead.checkpoints.safetensors import SINGLE
@@ -56,7 +57,8 @@ def save(
         weights: every name of ``infos`` once, in any order; one weight is held at a time.
         low_bit: ``low_bit`` (name), ``group_size``, ``mixed_precision``; ``requantized_from`` where that is so.
         tokenizer: has ``save_pretrained(folder)``.
-        source: the checkpoint that the model came from, whose licence goes along; None = unknown.
+        source: the checkpoint that the model came from; its licence goes along, and what a GGUF file says beside the
+            weights. None = unknown.
         progress: see :data:`Progress`.
         overwrite: replace an earlier save. The old one is removed once the new one is in its place.
 
@@ -78,6 +80,7 @@ def save(
                     tokenizer.save_pretrained(str(temporary))
                 if source is not None:
                     copy_licence(source, temporary)
+                    keep_metadata(source, temporary)
                 files = sorted(path.name for path in temporary.iterdir())
                 marker = {"version": VERSION, **low_bit, "files": [*files, "config.json"]}
                 _write_json(temporary / "config.json", {**config, MARKER: marker})

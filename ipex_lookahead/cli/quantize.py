@@ -22,7 +22,7 @@ from ipex_lookahead.cli.types import LowBit, Model, Refused
     "--to",
     metavar="FILE.gguf",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write a GGUF file, which llama.cpp runs too, instead of OUT; MODEL must be a GGUF file itself.",
+    help="Write a GGUF file, which llama.cpp runs too, instead of OUT; MODEL is a GGUF file, or a folder made of one.",
 )
 @option(
     "--low-bit", type=LowBit(), help=f"{WEIGHTS}; if not given, sym_int4 for a float model, else as the file has it."
@@ -147,11 +147,12 @@ def _check_file(to: Path | None, plan: Any, overwrite: bool) -> None:
 
 def _check_source(path: Path) -> None:
     from ipex_lookahead.checkpoints import kind_of
+    from ipex_lookahead.checkpoints.gguf_metadata import has_metadata
 
-    if kind_of(path)[0] != "gguf":
+    if kind_of(path)[0] != "gguf" and not has_metadata(path):
         raise Refused(
-            f"{path}: --to writes GGUF from a GGUF file alone: what GGUF says of a tokenizer is not to be had from a "
-            "folder",
+            f"{path}: --to writes GGUF from a GGUF file, or from a folder that quantize made of one: what GGUF says "
+            "of a tokenizer is not to be had from another folder",
             hint="make a float GGUF file of it with llama.cpp's convert_hf_to_gguf.py, and give that; or save a folder",
         )
 
@@ -159,12 +160,13 @@ def _check_source(path: Path) -> None:
 def _export(
     path: Path, to: Path, low_bit: str | None, mixed_precision: bool, imatrix: Path | None, threads: int | None
 ) -> None:
-    from ipex_lookahead.checkpoints import GgufCheckpoint, kind_of
+    from ipex_lookahead.checkpoints import GgufCheckpoint, LowBitCheckpoint, kind_of
     from ipex_lookahead.checkpoints.imatrix import read_imatrix
     from ipex_lookahead.engines.gguf_export import export_gguf
     from ipex_lookahead.engines.weights import WeightPlan
 
-    checkpoint = GgufCheckpoint(kind_of(path)[1])
+    kind, path = kind_of(path)
+    checkpoint = GgufCheckpoint(path) if kind == "gguf" else LowBitCheckpoint(path)
     try:
         read = None if imatrix is None else read_imatrix(imatrix)
         plan = WeightPlan(low_bit, 32, mixed_precision, imatrix=read).of_spec(checkpoint.spec)

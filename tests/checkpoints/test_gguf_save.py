@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ import numpy as np
 import pytest
 
 from ipex_lookahead.architectures.spec import Tensor
-from ipex_lookahead.checkpoints import GgufCheckpoint
+from ipex_lookahead.checkpoints import GgufCheckpoint, LowBitCheckpoint
 from ipex_lookahead.checkpoints.gguf_save import GGUF_FORMATS, save_gguf
 from ipex_lookahead.cli.main import run
+from ipex_lookahead.engines.convert import convert
 from ipex_lookahead.engines.gguf_export import export_gguf
+from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.weights import WeightPlan, read_matrix
-from ipex_lookahead.errors import InputError, SaveError
+from ipex_lookahead.errors import InputError, ModelFormatError, SaveError
 from ipex_lookahead.formats import dequantize
 from ipex_lookahead.formats.base import PackedWeight
 from tests.support.gguf_families import write_gguf
@@ -79,6 +82,64 @@ def test_every_familys_places_are_the_files(tmp_path: Path, model_type: str, var
     assert "sym_int8" in {written.info(name).format for name in written.names()}
     for name in source.names():
         same_bits(written.read(name), expected(source, written, name, "sym_int8"))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "variant"),
+    [(model_type, variant) for model_type in FAMILIES for variant in variants(model_type) if variant.gguf],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_a_folder_made_of_a_file_becomes_one_again(tmp_path: Path, model_type: str, variant: Any) -> None:
+    file = GgufCheckpoint(write_gguf(tmp_path / "m.gguf", build(model_type, variant)))
+    ragged = any(tensor.shape[-1] % 32 for tensor in file.spec.tensors() if tensor.is_matrix)
+    convert(LoadRequest(file.path, "bf16" if ragged else "sym_int8"), tmp_path / "folder")
+    folder = LowBitCheckpoint(tmp_path / "folder")
+    export_gguf(folder, tmp_path / "out.gguf", WeightPlan(None))
+    written = GgufCheckpoint(tmp_path / "out.gguf")
+    assert (written.config, written.names()) == (file.config, file.names())
+    assert {*written.metadata} - {*OWN} == {*file.metadata} - {*OWN}
+    assert all(np.array_equal(written.metadata[key], value) for key, value in file.metadata.items() if key not in OWN)
+    for name in file.names():
+        same_bits(written.read(name), folder.read(name))
+    assert {one.name: one.shape for one, _ in written.stored()} == {one.name: one.shape for one, _ in file.stored()}
+
+
+def test_what_a_folder_cannot_become(tmp_path: Path) -> None:
+    file = write_tiny_gguf(tmp_path / "m.gguf", **SIZES)
+    convert(LoadRequest(file, "nf4"), tmp_path / "nf4")
+    with pytest.raises(InputError, match=r"is in nf4, in rows of 256, which GGUF has no blocks for"):
+        export_gguf(LowBitCheckpoint(tmp_path / "nf4"), tmp_path / "out.gguf", WeightPlan(None))
+    convert(LoadRequest(file, "sym_int4", 64), tmp_path / "wide")
+    with pytest.raises(InputError, match=r"is in sym_int4 with group size 64"):
+        export_gguf(LowBitCheckpoint(tmp_path / "wide"), tmp_path / "out.gguf", WeightPlan(None))
+    convert(LoadRequest(file, "sym_int4"), tmp_path / "edited")
+    config = json.loads((tmp_path / "edited" / "config.json").read_text())
+    (tmp_path / "edited" / "config.json").write_text(json.dumps({**config, "rope_theta": 12345.0}))
+    with pytest.raises(InputError, match=r"config.json does not say what the GGUF file said .*\(rope_theta\)"):
+        export_gguf(LowBitCheckpoint(tmp_path / "edited"), tmp_path / "out.gguf", WeightPlan(None))
+    (tmp_path / "edited" / "metadata.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelFormatError, match="metadata.gguf"):
+        export_gguf(LowBitCheckpoint(tmp_path / "edited"), tmp_path / "out.gguf", WeightPlan(None))
+    (tmp_path / "edited" / "metadata.gguf").unlink()
+    with pytest.raises(InputError, match="was not made of a GGUF file"):
+        export_gguf(LowBitCheckpoint(tmp_path / "edited"), tmp_path / "out.gguf", WeightPlan(None))
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_a_folder_of_a_folder_keeps_the_metadata(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_tiny_gguf(
+        tmp_path / "m.gguf", split=3, intermediate=512, metadata={"other.numbers": list(range(5000))}, **SIZES
+    )
+    for source, out in ((file, tmp_path / "one"), (tmp_path / "one", tmp_path / "two")):
+        assert run(["quantize", str(source), str(out), "--low-bit", "q6_k"]) == 0
+    assert run(["quantize", str(tmp_path / "two"), "--to", str(tmp_path / "out.gguf")]) == 0
+    assert "in the formats of the file" in capsys.readouterr().out
+    written = GgufCheckpoint(tmp_path / "out.gguf")
+    assert written.info("model.layers.0.mlp.up_proj.weight").format == "q6_k"
+    assert written.metadata["other.numbers"].dtype == GgufCheckpoint(file).metadata["other.numbers"].dtype
+    assert not any(key.startswith("split.") for key in written.metadata)
+    assert run(["quantize", str(tmp_path / "two"), "--to", str(tmp_path / "x.gguf"), "--low-bit", "q4_k"]) == 2
+    assert "in q6_k already" in capsys.readouterr().err
 
 
 def test_what_is_not_asked_for_is_copied_and_parts_become_one_file(tmp_path: Path) -> None:
