@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ipex_lookahead.checkpoints import LowBitCheckpoint, save
+from ipex_lookahead.checkpoints import Checkpoint, IpexLlmCheckpoint, LowBitCheckpoint, kind_of, save
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.engines.hf_config import config_to_save
 from ipex_lookahead.engines.torch.linear_backends import LinearBackends
@@ -160,6 +160,8 @@ def save_low_bit(model: nn.Module, folder: str | PathLike[str], *, tokenizer: An
 def load_low_bit(model: nn.Module, model_path: str | PathLike[str], *, threads: int | None = None) -> nn.Module:
     """Fill a model of the same architecture, with or without weights, from a folder of ``save_low_bit``.
 
+    ipex-llm's too, where it has been converted and is of a family that this package knows.
+
     Args:
         model: changed in place; made within :func:`low_memory_init` it takes no memory before.
         model_path: the folder.
@@ -177,13 +179,15 @@ def load_low_bit(model: nn.Module, model_path: str | PathLike[str], *, threads: 
         raise InputError(f"{folder}: there is no such folder", hint="write one with model.save_low_bit(folder)")
     first = next((p for p in model.parameters() if p.device.type != "meta"), None)
     device = torch.device("cpu") if first is None else first.device
-    fill_from(model, LowBitCheckpoint(folder, other_family=True), device, _floats_of(model), threads)
+    theirs = kind_of(folder)[0] == "ipex_llm"
+    checkpoint: Checkpoint = IpexLlmCheckpoint(folder) if theirs else LowBitCheckpoint(folder, other_family=True)
+    fill_from(model, checkpoint, device, _floats_of(model), threads)
     with_save_low_bit(model)
     return model
 
 
 def fill_from(
-    model: nn.Module, checkpoint: LowBitCheckpoint, device: torch.device, dtype: torch.dtype, threads: int | None
+    model: nn.Module, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, threads: int | None
 ) -> None:
     """Put a saved folder's tensors into a model; the checkpoint is closed."""
     try:
@@ -197,7 +201,7 @@ def fill_from(
     for_inference(model)
 
 
-def _check_complete(model: nn.Module, checkpoint: LowBitCheckpoint) -> None:
+def _check_complete(model: nn.Module, checkpoint: Checkpoint) -> None:
     known = set(checkpoint.names())
     for name, _ in model.named_parameters():
         if name not in known:

@@ -14,10 +14,12 @@ from safetensors import safe_open
 from torch import nn
 
 from ipex_lookahead import AutoModelForCausalLM, wrap
+from ipex_lookahead.checkpoints.ipex_llm_convert import convert_ipex_llm
 from ipex_lookahead.engines.torch.low_bit_linear import LowBitLinear
-from ipex_lookahead.errors import InputError, LowBitFormatError, ModelFormatError
+from ipex_lookahead.errors import InputError, LowBitFormatError, ModelFormatError, UnsupportedModelError
 from ipex_lookahead.optimize import load_low_bit, low_memory_init, optimize_model, save_low_bit
 from tests.support.families import build
+from tests.support.ipex_llm_folder import write_ipex_llm
 from tests.support.tiny import write_tiny_llama
 
 IDS = torch.tensor([[5, 9, 33, 2, 17, 60]])
@@ -186,6 +188,25 @@ def test_models_of_this_package_are_packed_already(tmp_path):
     with pytest.raises(InputError, match="packed when it was loaded .sym_int4.") as caught:
         optimize_model(model)
     assert "load_in_low_bit" in caught.value.hint
+
+
+def test_a_folder_of_ipex_llms_fills_a_model(tmp_path):
+    """Its ``optimize_model``'s, converted: the output layer is packed, the embedding beside it is not."""
+    sizes = {"hidden": 64, "intermediate": 64, "layers": 1, "vocab": 96}
+    values = write_ipex_llm(tmp_path / "theirs", "sym_int5", settings=True, **sizes)
+    folder = convert_ipex_llm(tmp_path / "theirs", tmp_path / "converted")
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config.tie_word_embeddings = False
+    plain = transformers.AutoModelForCausalLM.from_config(config, torch_dtype=torch.float32).eval()
+    plain.load_state_dict({name: torch.from_numpy(value) for name, value in values.items()})
+    with low_memory_init():
+        model = transformers.AutoModelForCausalLM.from_config(config, torch_dtype=torch.float32)
+    load_low_bit(model, folder)
+    assert len(packed(model)) == 8
+    assert set(packed(model).values()) == {"sym_int5"}
+    assert torch.allclose(logits(model), logits(plain), rtol=0.02, atol=0.02 * logits(plain).abs().max().item())
+    with pytest.raises(UnsupportedModelError, match="convert|pickle"):
+        load_low_bit(model, tmp_path / "theirs")
 
 
 def test_transformers_own_loading_within_low_memory_init(tmp_path):

@@ -209,8 +209,8 @@ struct Nf4 : Normal4<GroupScale> {
 };
 struct Nf3 : CodebookFormat<Crumbs3> {
   static constexpr const char* kName = "nf3";
-  static constexpr float kTable[16] = {-1.0f, -0.5350227355957031f, -0.2469314038753510f, 0.0f, 0.1833375245332718f,
-                                       0.3819939494132996f, 0.6229856610298157f, 1.0f};
+  static constexpr float kTable[16] = {-1.0f, -0.4786292016506195f, -0.2171417921781540f, 0.0f, 0.16093020141124725f,
+                                       0.33791524171829224f, 0.5626170039176941f, 1.0f};
 };
 struct Fp6 : MinifloatFormat<Nibbles6, 5, 21, 112> {  // three bits of exponent, two of mantissa; binary16's bias
   static constexpr const char* kName = "fp6";
