@@ -132,7 +132,7 @@ class TorchFile:
     def _tensors(self) -> dict[str, PickledTensor]:
         if "byteorder" in self._entries:
             at, size, _ = self._entries["byteorder"]
-            if size > 16 or (order := self.file.read(at, size, "byteorder")) != b"little":
+            if (order := self.file.read(at, min(size, 16), "byteorder")) != b"little":
                 raise self._error("byteorder", at, f"is {order!r}; only little-endian files are read")
         start, size, _ = self._entry("data.pkl")
         if size > MAX_PICKLE:

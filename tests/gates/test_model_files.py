@@ -7,6 +7,7 @@ A case follows from the gate's seed, its kind and its number alone.
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import logging
@@ -14,6 +15,7 @@ import os
 import random
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +28,9 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 
 from ipex_lookahead import AutoModelForCausalLM
 from ipex_lookahead.checkpoints import GgufCheckpoint, SafetensorsCheckpoint, open_checkpoint
+from ipex_lookahead.checkpoints.ipex_llm import KINDS as IPEX_LLM
+from ipex_lookahead.checkpoints.ipex_llm import NOT_READ as IPEX_LLM_NOT_READ
+from ipex_lookahead.checkpoints.ipex_llm_convert import convert_ipex_llm
 from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
@@ -38,6 +43,7 @@ from tests.support import folder_attacks, gguf_attacks, json_attacks, safetensor
 from tests.support.forked import in_children
 from tests.support.gguf_bytes import build
 from tests.support.independent import check_tensors
+from tests.support.ipex_llm_folder import write_ipex_llm
 from tests.support.tiny import TinyLlama, write_tiny_llama
 
 TOKENS = 8
@@ -91,6 +97,52 @@ def saved(chance: random.Random, files: dict[str, bytes]) -> Files:
 
 
 DECODED = gguf_attacks.decoded_parts()
+
+
+def theirs(chance: random.Random, files: dict[str, bytes]) -> Files:
+    """Of a converted folder of ipex-llm's: a matrix has no shape but the config's, no format but the marker's."""
+    if chance.random() < 0.7:
+        return tensors(chance, files)
+    made = json.loads(files["config.json"])
+    if chance.random() < 0.5:
+        return {"config.json": json_attacks.text(chance, json_attacks.config(chance, made))}
+    made["bigdl_transformers_low_bit"] = chance.choice((*IPEX_LLM, *IPEX_LLM_NOT_READ, "x", 4, None, []))
+    return {"config.json": json.dumps(made).encode()}
+
+
+def pickled(chance: random.Random, files: dict[str, bytes]) -> Files:
+    """The archive damaged, or another with right checksums: of a changed pickle, storages, or names of them."""
+    data = files["pytorch_model.bin"]
+    if chance.random() < 0.2:
+        return {"pytorch_model.bin": gguf_attacks.extreme(chance, data)}
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    name, other, way = chance.choice(sorted(entries)), chance.choice(sorted(entries)), chance.random()
+    pickle = next(one for one in entries if one.endswith("data.pkl"))
+    if way < 0.4:
+        entries[pickle] = other_bytes(chance, entries[pickle])
+    elif way < 0.8:
+        entries[name] = gguf_attacks.extreme(chance, entries[name])
+    elif way < 0.9:
+        entries[name], entries[other] = entries[other], entries[name]
+    else:
+        entries[chance.choice((other, name + "x", "x", "archive/../x"))] = entries.pop(name)
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for one, content in entries.items():
+            archive.writestr(one, content)
+    return {"pytorch_model.bin": made.getvalue()}
+
+
+def other_bytes(chance: random.Random, data: bytes) -> bytes:
+    """One to three bytes replaced, taken out or doubled."""
+    made = bytearray(data)
+    for _ in range(chance.randint(1, 3)):
+        at = chance.randrange(len(made))
+        made[at : at + chance.choice((1, 1, 0, 2))] = bytes([chance.choice((0, 1, 0x7F, 0xFF, chance.randrange(256)))])
+    return bytes(made)
+
+
 TINY = {"vocab": 96, "hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 40, "context": 64}
 KINDS: dict[str, tuple[Attack, int]] = {
     "gguf": (gguf, cases(6000, 45_000)),
@@ -104,12 +156,17 @@ KINDS: dict[str, tuple[Attack, int]] = {
     "every format": (saved, cases(600, 9_000)),
     "misplaced": (folder_attacks.misplaced, cases(500, 4_500)),
     "immense": (folder_attacks.immense, cases(24, 600)),
+    "ipex_llm": (theirs, cases(2400, 18_000)),
+    "ipex_llm_pickle": (pickled, cases(2000, 15_000)),
 }
 
 
 def write_base(folder: Path, kind: str) -> Path:
     """The sound folder that a kind's attacks begin with."""
     folder.mkdir()
+    if kind.startswith("ipex_llm"):
+        write_ipex_llm(folder / "theirs", "asym_int5", **TINY | {"hidden": 64})
+        return folder / "theirs" if kind.endswith("pickle") else convert_ipex_llm(folder / "theirs", folder / "new")
     if kind in ("gguf", "decoded", "parts"):
         files = {"m.gguf": gguf_attacks.sound() if kind == "gguf" else bytes(build(*DECODED).data)}
         for name, data in (gguf_attacks.sound_parts() if kind == "parts" else files).items():
@@ -219,6 +276,18 @@ def greedy(engine: NativeEngine) -> None:
         cache.keep([0])
 
 
+def converted(folder: Path, *, through_generate: bool, compared: bool) -> str:
+    """What comes of a folder with a pickle, by way of the command that converts it."""
+    new = folder.with_name("converted")
+    shutil.rmtree(new, ignore_errors=True)
+    try:
+        convert_ipex_llm(folder, new)
+    except ModelFormatError as error:
+        assert not new.exists()
+        return "refused" if error.field and str(folder) in error.file else f"an error that names nothing: {error}"
+    return speak(new, through_generate=through_generate, compared=compared)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_file_is_an_error_of_ours_or_a_model_that_speaks(tmp_path: Path, kind: str) -> None:
     with fast_folder(tmp_path) as folder:
@@ -240,7 +309,9 @@ def attacked(kind: str, base: Path, target: Path) -> None:
     files = {path.name: path.read_bytes() for path in base.iterdir() if path.is_file()}
     shutil.copytree(base, target)
     opened = target / "m.gguf" if kind in ("gguf", "decoded") else target
-    assert speak(opened, through_generate=True) == "spoke"
+    compared = kind != "immense" and not kind.startswith("ipex_llm")  # no other reader of these is here
+    say = converted if kind == "ipex_llm_pickle" else speak
+    assert say(opened, through_generate=True, compared=compared) == "spoke"
 
     def case(number: int) -> str:
         logging.disable()  # what is dropped or passed over is said each time
@@ -250,7 +321,7 @@ def attacked(kind: str, base: Path, target: Path) -> None:
             put(target / name, data)
         try:
             generates = kind == "generation" or number % 4 == 0
-            return speak(opened, through_generate=generates, compared=kind != "immense")
+            return say(opened, through_generate=generates, compared=compared)
         finally:
             for name in changed:
                 put(target / name, files.get(name))
