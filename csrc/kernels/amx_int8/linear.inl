@@ -3,7 +3,9 @@
 // generic/scales.inl, so the bits are those of every other instruction set. No dot product goes beyond a block: a scale
 // lies between.
 
-constexpr int kFewestRows = 9, kMostRows = 16;  // of a band
+// Calls of fewer rows are quicker, or as quick, without tiles (measured in whole steps: docs/LOG.md).
+constexpr int64_t kFewestOfCall = 24;
+constexpr int kFewestRows = 11, kMostRows = 16;  // of a band
 // What is worked on at a time stays in the first-level cache: so many blocks of so many tiles, unpacked once for so many
 // bands.
 constexpr int kPanel = 8, kTiles = 2, kBands = 4;
@@ -12,8 +14,8 @@ constexpr int kTileValues = kBands * kMostRows * kLanes;
 
 SIMD_INLINE int64_t at_most(int64_t count, int64_t most) { return count < most ? count : most; }
 
-// The rows of a call as bands of the same number of rows, 8 to 16 of them where there are 16. The last band may begin
-// before the one before it ends: the rows between are computed twice, to the same bits.
+// The rows of a call as bands of the same number of rows: 24 are 2 of 12, 33 are 3 of 11. The last band may begin before
+// the one before it ends: the rows between are computed twice, to the same bits.
 struct Bands {
   int64_t count, number, rows;
   explicit Bands(int64_t row_count)
@@ -57,7 +59,10 @@ struct Panel {
     const uint8_t* from = w.codes + (tile * w.blocks + first) * Codes::kBytes;
     const Scaling<Format> scales(w, tile);
     for (int64_t b = 0; b < count; ++b) {
-      prefetch_ahead(from + b * Codes::kBytes, kPrefetchBytes, Codes::kBytes);
+      // What comes next is this tile's, and behind its end not the next tile's, which is being read as well.
+      const int64_t tiles_on = ((first + b) * Codes::kBytes + kPrefetchBytes) / (w.blocks * Codes::kBytes);
+      const int64_t ahead = kPrefetchBytes + tiles_on * (kTiles - 1) * w.blocks * Codes::kBytes;
+      prefetch_ahead(from + b * Codes::kBytes, ahead, Codes::kBytes);
       scales.prefetch(first + b);
       u8x64 rows[8];
       unpack(from + b * Codes::kBytes, rows, Codes{});
@@ -218,7 +223,7 @@ struct BandFunctionsOf {
     BandFunctions f{};
     f.fewest = INT64_MAX;
     if constexpr (Format::kArithmetic == Arithmetic::whole) {
-      f.fewest = kFewestRows + 1;
+      f.fewest = kFewestOfCall;
       FillBands<Format, kMostRows>::fill(f);
     }
     return f;
@@ -241,15 +246,13 @@ SIMD_INLINE f32x16 biased(const Matrix& w, int64_t tile, const float* values) {
   return w.bias != nullptr ? add(load(values), load(w.bias + tile * kLanes)) : load(values);
 }
 
-// Few rows are quicker without tiles, and putting the rows in order must pay, which it does not for few tiles of outputs.
-static bool pays(const Matrix& w, const Rows& x, int64_t tiles) {
-  const int64_t fewest = functions(w.format).fewest;
-  return x.count >= (tiles < 8 && fewest < kMostRows ? kMostRows : fewest) && BandPanels::room(x, Bands(x.count)) != nullptr;
+static bool pays(const Matrix& w, const Rows& x) {
+  return x.count >= functions(w.format).fewest && BandPanels::room(x, Bands(x.count)) != nullptr;
 }
 
 static void linear(const Matrix& w, const Rows& x, int64_t begin, int64_t end, float* out, int64_t out_stride,
                    bool add_to) {
-  if (!pays(w, x, end - begin)) return few_rows()->linear(w, x, begin, end, out, out_stride, add_to);
+  if (!pays(w, x)) return few_rows()->linear(w, x, begin, end, out, out_stride, add_to);
   const Bands bands(x.count);
   const Multiply multiply = functions(w.format).of_rows[bands.rows];
   const Tiles registers(bands.rows);
@@ -272,7 +275,7 @@ static void linear(const Matrix& w, const Rows& x, int64_t begin, int64_t end, f
 static void gate_up(const Matrix& gate, const Matrix& up, const Activation& activation, const Rows& x, int64_t begin,
                     int64_t end, const Rows& out, bool quantize) {
   static_assert(kTiles == 2, "two tiles are a group of 32");
-  if (!pays(gate, x, 4 * (end - begin)) || !pays(up, x, 4 * (end - begin)))
+  if (!pays(gate, x) || !pays(up, x))
     return few_rows()->gate_up(gate, up, activation, x, begin, end, out, quantize);
   const Bands bands(x.count);
   const Multiply multiply_gate = functions(gate.format).of_rows[bands.rows];
