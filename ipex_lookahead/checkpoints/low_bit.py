@@ -2,7 +2,8 @@
 
 ``config.json`` has the key ``ipex_lookahead``: version, low-bit format, files written. A float tensor is stored under
 its name; a low-bit one as ``NAME.codes`` and its format's further streams (``NAME.scales``, ``NAME.minimums``), and the
-file's ``__metadata__`` says for NAME its format, group size and logical shape, as in ``"sym_int4 32 576x1536"``.
+file's ``__metadata__`` says for NAME its format, group size and logical shape, as in ``"sym_int4 32 576x1536"``; with
+``" ordered"`` behind it there is ``NAME.order``, int32 (``PackedWeight.order``).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ipex_lookahead.checkpoints.safetensors_reader import MAX_DIM, SafetensorsFi
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats import FLOATS as FLOAT_FORMATS
 from ipex_lookahead.formats import FORMATS
-from ipex_lookahead.formats.base import PackedWeight, Stream
+from ipex_lookahead.formats.base import ORDER, PackedWeight, Stream
 from ipex_lookahead.safe_json import JsonObject
 
 MARKER = "ipex_lookahead"
@@ -38,7 +39,7 @@ VERSION = 1
 FLOATS = {name: FORMATS[name].streams[0].stored for name in FLOAT_FORMATS}
 """Float formats and their safetensors dtypes."""
 
-_STORED_AS = re.compile(r"([a-z0-9_]{1,32}) ([0-9]{1,4}) ([0-9]{1,13})x([0-9]{1,13})", re.ASCII)
+_STORED_AS = re.compile(r"([a-z0-9_]{1,32}) ([0-9]{1,4}) ([0-9]{1,13})x([0-9]{1,13})( ordered)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +63,13 @@ def streams(info: TensorInfo) -> list[StoredStream] | None:
     target = FORMATS.get(info.format)
     if target is None or info.group_size not in target.group_sizes or len(info.shape) != 2:
         return None
-    return [StoredStream(f".{s.name}", s, s.shape(info.shape, info.group_size)) for s in target.streams]
+    found = [StoredStream(f".{s.name}", s, s.shape(info.shape, info.group_size)) for s in target.streams]
+    return [*found, StoredStream(".order", ORDER, info.shape[1:])] if info.ordered else found
 
 
 def stored_as(info: TensorInfo) -> str:
     """The line of ``__metadata__`` for a low-bit weight."""
-    return f"{info.format} {info.group_size} {info.shape[0]}x{info.shape[1]}"
+    return f"{info.format} {info.group_size} {info.shape[0]}x{info.shape[1]}{' ordered' * info.ordered}"
 
 
 class LowBitCheckpoint:
@@ -121,7 +123,8 @@ class LowBitCheckpoint:
                 continue
             match = _STORED_AS.fullmatch(line)
             shape = (int(match[3]), int(match[4])) if match else (0, 0)
-            info = TensorInfo(shape, match[1] if match else "", int(match[2]) if match else 0)
+            ordered = match is not None and match[5] is not None
+            info = TensorInfo(shape, match[1] if match else "", int(match[2]) if match else 0, ordered=ordered)
             parts = streams(info) if all(0 < size <= MAX_DIM for size in shape) and info.format not in FLOATS else None
             if parts is None:
                 raise self._error(
@@ -177,7 +180,7 @@ class LowBitCheckpoint:
                 tensor.hf.name, None,
                 f"has shape {list(stored.shape)}, but the config implies {list(tensor.hf.shape)}",
             )  # fmt: skip
-        return TensorInfo(tensor.shape, stored.format, stored.group_size)
+        return TensorInfo(tensor.shape, stored.format, stored.group_size, ordered=stored.ordered)
 
     def read(self, name: str) -> PackedWeight:
         """The weight exactly as it was saved; takes the weight's own memory and no more.
@@ -193,14 +196,22 @@ class LowBitCheckpoint:
             return with_offset(weight, tensor.hf.offset)
         target = FORMATS[info.format]
         arrays: dict[str, npt.NDArray[Any]] = {}
-        for stream, part in zip(target.streams, stored, strict=True):
+        for stream, part in zip(target.streams, stored, strict=False):
             run = None if whole else run_of(self._weights[name], self._weights[name].hf)
             array = self._array(part, stream, run)
             if (bad := target.bad_scale(stream.name, array)) is not None:
                 at = part.offset + bad.index * stream.itemsize
                 raise self._error(name, at, f"{bad.what} {bad.index // stream.elements} {bad.problem}")
             arrays[stream.name] = array
-        return PackedWeight(info.format, self.info(name).shape, group_size=info.group_size, **arrays)
+        order = self._order(stored[-1]) if info.ordered else None
+        return PackedWeight(info.format, self.info(name).shape, group_size=info.group_size, order=order, **arrays)
+
+    def _order(self, stored: StoredTensor) -> npt.NDArray[np.int32]:
+        """An order of inputs. Raises ModelFormatError for what is no permutation."""
+        order: npt.NDArray[np.int32] = self._array(stored, ORDER, None)
+        if not np.array_equal(np.sort(order), np.arange(order.size)):
+            raise self._error(stored.name, stored.offset, "is no permutation of the inputs")
+        return order
 
     def _array(self, stored: StoredTensor, stream: Stream, run: Run | None) -> npt.NDArray[Any]:
         """A stream, or the rows of one that are a weight of their own."""
