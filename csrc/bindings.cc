@@ -427,6 +427,13 @@ NB_MODULE(_native, m) {
              d.set_vector(layer, vector, vector_of(values, d.length_of(layer, vector), "the vector"));
            },
            "layer"_a, "vector"_a, "values"_a)
+      .def(
+          "set_order",
+          [](Decoder& d, int layer, Slot slot, IntVector order) {
+            check_aligned(order, sizeof(int32_t));
+            d.set_order(layer, slot, order.data(), int64_t(order.shape(0)));
+          },
+          "layer"_a, "slot"_a, "order"_a.noconvert())
       .def("set_final_norm",
            [](Decoder& d, FloatVector values) { d.set_final_norm(vector_of(values, d.shape().hidden, "the norm")); },
            "values"_a)
@@ -447,6 +454,16 @@ NB_MODULE(_native, m) {
              return n == 0 ? nb::none() : export_vector(d.vector(layer, vector), n);
            },
            "layer"_a, "vector"_a)
+      .def("export_order",
+           [](Decoder& d, int layer, Slot slot) -> nb::object {
+             int64_t n;
+             const int32_t* order = d.order(layer, slot, &n);
+             if (order == nullptr) return nb::none();
+             Owned<int32_t> copy{size_t(n)};
+             std::copy(order, order + n, copy.data.get());
+             return copy.array(n);
+           },
+           "layer"_a, "slot"_a)
       .def("export_lm_head", [](Decoder& d) { return export_matrix(d, d.lm_head()); })
       .def("export_lm_head_bias", [](Decoder& d) { return export_bias(d.lm_head()); })
       .def("export_embedding", [](Decoder& d) { return export_matrix(d, d.embedding()); })

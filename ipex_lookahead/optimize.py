@@ -133,7 +133,7 @@ def save_low_bit(model: nn.Module, folder: str | PathLike[str], *, tokenizer: An
     Raises:
         InputError, SaveError: as that function; also for a dtype that no format has.
     """
-    infos = {name: TensorInfo(w.shape, w.format, w.group_size) for name, w in module_weights(model)}
+    infos = {name: TensorInfo.of(w) for name, w in module_weights(model)}
     label = format_of(model) or Counter(info.format for info in infos.values()).most_common(1)[0][0]
     config = getattr(model, "config", None)
     plain = json.loads(config.to_json_string(use_diff=False)) if config is not None else {}

@@ -69,7 +69,7 @@ void Decoder::attention(Walk& walk, const Block& block) {
   const bool whole_norm = l.q_norm == HeadNorm::whole || l.k_norm == HeadNorm::whole;
   // Where heads consist of whole tiles, who computes a head of q, k or v also norms, rotates and stores it.
   const bool fused = whole_heads() && !whole_norm;
-  auto x = walk.inputs(rows_, shape_.hidden, integer,
+  auto x = walk.inputs(rows_, shape_.hidden, integer, block.order(Slot::q),
                        [&](int64_t row, float* out) { norm(hidden(row), block.at(Vector::attention_norm), out); });
   walk.split(whole_heads() ? heads : block.q.tiles() + block.k.tiles() + block.v.tiles(), 1,
              [&](int64_t begin, int64_t end) {
@@ -80,7 +80,7 @@ void Decoder::attention(Walk& walk, const Block& block) {
   if (!fused) walk.split(heads, kLeastHeads, [&](int64_t begin, int64_t end) { finish_heads(block, begin, end); });
   const AttentionPlan& plan = attention_plans_[block.group];
   walk.each(int64_t(plan.items.size()), [&](int64_t i) { attend(walk, block, plan.items[size_t(i)]); });
-  auto merged = walk.inputs(rows_, l.q_width(), !is_float(block.o.format),
+  auto merged = walk.inputs(rows_, l.q_width(), !is_float(block.o.format), block.order(Slot::o),
                             [&](int64_t row, float* out) { merge_heads(walk, block, row, out); });
   add_to_hidden(walk, block, Vector::attention_after, [&](int64_t begin, int64_t end, float* out, bool add) {
     kernels_->linear(block.o, merged.get(), begin, end, out, hidden_stride_, add);

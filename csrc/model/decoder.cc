@@ -161,6 +161,36 @@ void Decoder::set_vector(int layer, Vector vector, const float* values) {
   blocks_[size_t(layer)].vectors[int(vector)] = copy_vector(values, n);
 }
 
+void Decoder::set_order(int layer, Slot slot, const int32_t* order, int64_t n) {
+  int64_t width;
+  this->order(layer, slot, &width);
+  const std::string name = of_layer(std::string("the order of the inputs of ") + kSlotNames[int(slot)], layer);
+  if (n != width)
+    throw std::invalid_argument(name + " has " + std::to_string(n) + " entries, not " + std::to_string(width));
+  std::vector<bool> seen(size_t(n), false);
+  for (int64_t i = 0; i < n; ++i) {
+    if (order[i] < 0 || order[i] >= n || seen[size_t(order[i])])
+      throw std::invalid_argument(name + " is no permutation: " + std::to_string(order[i]) + " at " + std::to_string(i));
+    seen[size_t(order[i])] = true;
+  }
+  Crew crew(threads_);
+  int32_t* copy = static_cast<int32_t*>(arena_.take(size_t(n) * sizeof(int32_t)));
+  std::memcpy(copy, order, size_t(n) * sizeof(int32_t));
+  for (ThreadMemory& own : own_) ensure(own.unordered, padded(n, kGroup));
+  blocks_[size_t(layer)].orders[int(slot)] = copy;
+  widest_ = std::max(widest_, n);
+}
+
+const int32_t* Decoder::order(int layer, Slot slot, int64_t* n) const {
+  const Block& block = block_at(layer);
+  if (slot != Slot::q && slot != Slot::o && slot != Slot::gate && slot != Slot::down)
+    throw std::invalid_argument("inputs have an order of their own at q, o, gate and down");
+  if (block.shape.experts > 0 && (slot == Slot::gate || slot == Slot::down))
+    throw std::invalid_argument(of_layer("experts' inputs have no order", layer));
+  *n = slot == Slot::o ? block.shape.q_width() : slot == Slot::down ? block.shape.intermediate : shape_.hidden;
+  return block.order(slot);
+}
+
 void Decoder::set_final_norm(const float* weight) {
   Crew crew(threads_);
   final_norm_ = copy_vector(weight, shape_.hidden);

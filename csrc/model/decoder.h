@@ -51,6 +51,9 @@ class Decoder {
   // std::invalid_argument for a weight that the layer does not have, or of another shape.
   void set_matrix(int layer, Slot slot, const PlainMatrix& plain, const float* bias, int expert = -1);
   void set_vector(int layer, Vector vector, const float* values);
+  // Inputs of q, k and v together (Slot::q), of o, of gate and up (Slot::gate), or of down: input i of these matrices is value
+  // order[i] of what they are given. Throws std::invalid_argument for what is no permutation, and in a layer with experts.
+  void set_order(int layer, Slot slot, const int32_t* order, int64_t n);
   void set_final_norm(const float* weight);
   void set_lm_head(const PlainMatrix& plain, const float* bias);
   void set_embedding(const PlainMatrix& plain);
@@ -70,6 +73,7 @@ class Decoder {
   // std::runtime_error for a weight that was not set.
   Matrix matrix(int layer, Slot slot, int expert = -1) const;
   const float* vector(int layer, Vector vector) const;
+  const int32_t* order(int layer, Slot slot, int64_t* n) const;  // null where none was set
   Matrix lm_head() const;
   Matrix embedding() const;
   const float* final_norm() const;
@@ -92,6 +96,8 @@ class Decoder {
     Matrix q, k, v, o, router;
     std::vector<Mlp> mlps;  // one, or the experts
     const float* vectors[kVectors] = {};
+    const int32_t* orders[kSlots] = {};
+    const int32_t* order(Slot slot) const { return orders[int(slot)]; }
     size_t group = 0;       // of layers with its window: their attention is shared out alike, their pages are one
     int number = 0;         // among these
     const float* at(Vector v) const { return vectors[int(v)]; }

@@ -66,7 +66,7 @@ void Decoder::norm(const float* x, const float* weight, float* out) const {
 }
 
 void Decoder::head(Walk& walk, int64_t wanted, int top, int32_t* ids, float* logits) {
-  auto x = walk.inputs(wanted, shape_.hidden, !is_float(lm_head_.format),
+  auto x = walk.inputs(wanted, shape_.hidden, !is_float(lm_head_.format), nullptr,
                        [this](int64_t row, float* out) { norm(hidden(want_[row]), final_norm_, out); });
   walk.each(head_items_, [&](int64_t item) { head_and_top(walk, x.get(), item, wanted, top, logits); });
   if (walk.thread() == 0) merge_tops(wanted, top, ids);

@@ -81,7 +81,7 @@ void Decoder::experts(Walk& walk, const Block& block) {
   const bool integer = std::any_of(block.mlps.begin(), block.mlps.end(), [](const Mlp& mlp) {
     return !is_float(mlp.gate.format) || !is_float(mlp.up.format);
   });
-  auto x = walk.inputs(rows_, shape_.hidden, integer,
+  auto x = walk.inputs(rows_, shape_.hidden, integer, nullptr,
                        [&](int64_t row, float* out) { norm(hidden(row), block.at(Vector::mlp_norm), out); });
   walk.split(block.router.tiles(), 1, [&](int64_t begin, int64_t end) {
     kernels_->linear(block.router, x.get(), begin, end, router_logits_.data(), stride, false);

@@ -112,6 +112,7 @@ struct ExpertPlan {
 struct ThreadMemory {
   Buffer<float> scratch;
   RowsMemory rows, gathered;
+  Buffer<float> unordered;  // a row before its values are put into a matrix's order
   ExpertChoice choice;
   ExpertPlan plan;
 };
@@ -139,17 +140,19 @@ class Walk {
     });
   }
 
-  // Rows of `width` that linear layers read, each made by make(row, out), and quantised for `integer` weights. Many are
+  // Rows of `width` that linear layers read, each made by make(row, out), and quantised for `integer` weights. With an
+  // `order` [width] the layers' input i is the row's value order[i]. Many are
   // made in a phase of their own. Few are made by every thread that gets something to do with them, when it first asks:
   // until what it does is done nobody goes on and changes what rows are made of.
   template <typename Make>
   class Inputs {
    public:
-    Inputs(Walk& walk, int64_t rows, int64_t width, bool integer, const Make& make)
+    Inputs(Walk& walk, int64_t rows, int64_t width, bool integer, const int32_t* order, const Make& make)
         : walk_(walk),
           rows_((rows <= kPreparedByAll ? walk.own_.rows : walk.shared_).view(rows, width)),
           width_(width),
           integer_(integer),
+          order_(order),
           make_(make) {
       if (rows <= kPreparedByAll) return;
       walk.each(rows, [&](int64_t r) { make_row(r); });
@@ -166,7 +169,13 @@ class Walk {
       float* out = rows_.values + r * rows_.stride;
       const int64_t whole = width_ / kLanes * kLanes;
       std::memset(out + whole, 0, size_t(rows_.stride - whole) * sizeof(float));
-      make_(r, out);
+      if (order_ == nullptr) {
+        make_(r, out);
+      } else {
+        float* const row = walk_.own_.unordered.data();
+        make_(r, row);
+        for (int64_t i = 0; i < width_; ++i) out[i] = row[order_[i]];
+      }
       if (integer_) walk_.kernels_->quantize_row(rows_, r);
     }
 
@@ -174,12 +183,13 @@ class Walk {
     const Rows rows_;
     const int64_t width_;
     const bool integer_;
+    const int32_t* const order_;
     const Make make_;
     bool made_ = false;
   };
   template <typename Make>
-  Inputs<Make> inputs(int64_t rows, int64_t width, bool integer, const Make& make) {
-    return Inputs<Make>(*this, rows, width, integer, make);
+  Inputs<Make> inputs(int64_t rows, int64_t width, bool integer, const int32_t* order, const Make& make) {
+    return Inputs<Make>(*this, rows, width, integer, order, make);
   }
 
  private:

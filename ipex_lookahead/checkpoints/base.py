@@ -16,12 +16,19 @@ class TensorInfo:
     """What is known of a tensor before it is read: shape, and the format its bits are in (``FORMATS``).
 
     ``decoded_from`` names the file's own type where that is none of ours, and the values are decoded into ``format``.
+    ``ordered``: the weight has an order of inputs (``PackedWeight.order``).
     """
 
     shape: tuple[int, ...]
     format: str
     group_size: int = 0
     decoded_from: str = ""
+    ordered: bool = False
+
+    @classmethod
+    def of(cls, weight: PackedWeight) -> TensorInfo:
+        """What is known of a weight that is there."""
+        return cls(weight.shape, weight.format, weight.group_size, ordered=weight.order is not None)
 
 
 class Checkpoint(Protocol):

@@ -102,11 +102,10 @@ class CompressedTensors:
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
         """See ``Scheme.info``. Reads the order of inputs, and scales that are not binary16."""
         self._check(tensor, layer)
-        if self.grouped.order(tensor, layer, "weight_g_idx") is not None:
-            return self.grouped.info(tensor, decoded="act order")
+        order = self.grouped.order(tensor, layer, "weight_g_idx")
         if layer.kind("weight_scale") != "F16" and not is_half(layer.floats("weight_scale")):
-            return self.grouped.info(tensor, decoded="scales that are no binary16 numbers")
-        return self.grouped.info(tensor)
+            return self.grouped.info(tensor, order, decoded="scales that are no binary16 numbers")
+        return self.grouped.info(tensor, order)
 
     def read(self, tensor: Tensor, layer: Layer, info: TensorInfo) -> PackedWeight:
         """See ``Scheme.read``."""

@@ -184,6 +184,8 @@ def _joined(
 def _blocks(weight: PackedWeight, form: str) -> npt.NDArray[np.uint8]:
     """A weight as rows of its format's blocks, uint8 [n_out, bytes]."""
     assert weight.format == form, weight.format
+    if weight.order is not None:
+        raise InputError("GGUF has no place for the order of a weight's inputs (act order)")
     record, rows = _type(form).record, weight.shape[0]
     blocks = np.empty((rows, weight.shape[1] // _type(form).inputs), record)
     for stream in get_format(form).streams:

@@ -86,11 +86,10 @@ class Gptq:
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
         """See ``Scheme.info``. Reads g_idx, and scales that are not binary16."""
         self._check(tensor, layer)
-        if self.grouped.order(tensor, layer, "g_idx") is not None:
-            return self.grouped.info(tensor, decoded="act order")
+        order = self.grouped.order(tensor, layer, "g_idx")
         if layer.kind("scales") != "F16" and not is_half(layer.floats("scales")):
-            return self.grouped.info(tensor, decoded="scales that are no binary16 numbers")
-        return self.grouped.info(tensor)
+            return self.grouped.info(tensor, order, decoded="scales that are no binary16 numbers")
+        return self.grouped.info(tensor, order)
 
     def read(self, tensor: Tensor, layer: Layer, info: TensorInfo) -> PackedWeight:
         """See ``Scheme.read``."""

@@ -2,8 +2,9 @@
 
 ``config.json`` has the key ``ipex_lookahead``: version, low-bit format, files written. A float tensor is stored under
 its name; a low-bit one as ``NAME.codes`` and its format's further streams (``NAME.scales``, ``NAME.minimums``), and the
-file's ``__metadata__`` says for NAME its format, group size and logical shape, as in ``"sym_int4 32 576x1536"``. From
-version 2 on it ends with a checksum, and float tensors have one too: ``"sha256:..."``, see :func:`checksum`.
+file's ``__metadata__`` says for NAME its format, group size and logical shape, as in ``"sym_int4 32 576x1536"``; with
+``" ordered"`` behind it there is ``NAME.order``, int32 (``PackedWeight.order``). From version 2 on it ends with a
+checksum, and float tensors have one too: ``"sha256:..."``, see :func:`checksum`.
 
 Nothing is mapped: the kernels read weights in an order of their own, so a mapping would be one more copy of the file
 that another program may cut or change under a running model.
@@ -35,7 +36,7 @@ from ipex_lookahead.checkpoints.safetensors_reader import MAX_DIM, SafetensorsFi
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats import FLOATS as FLOAT_FORMATS
 from ipex_lookahead.formats import FORMATS
-from ipex_lookahead.formats.base import PackedWeight, Stream
+from ipex_lookahead.formats.base import ORDER, PackedWeight, Stream
 from ipex_lookahead.safe_json import JsonObject
 
 MARKER = "ipex_lookahead"
@@ -45,7 +46,7 @@ OLD_VERSION = 1
 FLOATS = {name: FORMATS[name].streams[0].stored for name in FLOAT_FORMATS}
 """Float formats and their safetensors dtypes."""
 
-_STORED_AS = re.compile(r"([a-z0-9_]{1,32}) ([0-9]{1,4}) ([0-9]{1,13})x([0-9]{1,13})", re.ASCII)
+_STORED_AS = re.compile(r"([a-z0-9_]{1,32}) ([0-9]{1,4}) ([0-9]{1,13})x([0-9]{1,13})( ordered)?", re.ASCII)
 _CHECKSUM = re.compile(r"(?:(.*) )?sha256:([0-9a-f]{64})", re.ASCII | re.DOTALL)
 _CHECKED_AT_ONCE = 4 << 20
 
@@ -71,12 +72,13 @@ def streams(info: TensorInfo) -> list[StoredStream] | None:
     target = FORMATS.get(info.format)
     if target is None or info.group_size not in target.group_sizes or len(info.shape) != 2:
         return None
-    return [StoredStream(f".{s.name}", s, s.shape(info.shape, info.group_size)) for s in target.streams]
+    found = [StoredStream(f".{s.name}", s, s.shape(info.shape, info.group_size)) for s in target.streams]
+    return [*found, StoredStream(".order", ORDER, info.shape[1:])] if info.ordered else found
 
 
 def stored_as(info: TensorInfo) -> str:
     """What a weight's arrays are: for a low-bit one the line of ``__metadata__``, before the checksum."""
-    return f"{info.format} {info.group_size} {'x'.join(map(str, info.shape))}"
+    return f"{info.format} {info.group_size} {'x'.join(map(str, info.shape))}{' ordered' * info.ordered}"
 
 
 def checksum(name: str, info: TensorInfo, data: Iterable[npt.NDArray[np.generic]]) -> str:
@@ -156,7 +158,8 @@ class LowBitCheckpoint:
                 continue
             match = _STORED_AS.fullmatch(described)
             shape = (int(match[3]), int(match[4])) if match else (0, 0)
-            info = TensorInfo(shape, match[1] if match else "", int(match[2]) if match else 0)
+            ordered = match is not None and match[5] is not None
+            info = TensorInfo(shape, match[1] if match else "", int(match[2]) if match else 0, ordered=ordered)
             parts = streams(info) if all(0 < size <= MAX_DIM for size in shape) and info.format not in FLOATS else None
             if parts is None:
                 raise self._error(
@@ -229,7 +232,7 @@ class LowBitCheckpoint:
                 tensor.hf.name, None,
                 f"has shape {list(stored.shape)}, but the config implies {list(tensor.hf.shape)}",
             )  # fmt: skip
-        return TensorInfo(tensor.shape, stored.format, stored.group_size)
+        return TensorInfo(tensor.shape, stored.format, stored.group_size, ordered=stored.ordered)
 
     def read(self, name: str) -> PackedWeight:
         """The weight exactly as it was saved; takes the weight's own memory and no more.
@@ -251,16 +254,24 @@ class LowBitCheckpoint:
             return read if tensor is None else with_offset(read, tensor.hf.offset)
         target = FORMATS[info.format]
         arrays: dict[str, npt.NDArray[Any]] = {}
-        for stream, part in zip(target.streams, stored.parts, strict=True):
+        for stream, part in zip(target.streams, stored.parts, strict=False):
             run = None if whole else run_of(self._weights[name], self._weights[name].hf)
             array = self._array(part, stream, run)
             if (bad := target.bad_scale(stream.name, array)) is not None:
                 at = part.offset + bad.index * stream.itemsize
                 raise self._error(name, at, f"{bad.what} {bad.index // stream.elements} {bad.problem}")
             arrays[stream.name] = array
+        order = self._order(stored.parts[-1]) if info.ordered else None
         if whole:
-            self._check(stored, arrays.values())
-        return PackedWeight(info.format, self.info(name).shape, group_size=info.group_size, **arrays)
+            self._check(stored, [*arrays.values(), *([] if order is None else [order])])
+        return PackedWeight(info.format, self.info(name).shape, group_size=info.group_size, order=order, **arrays)
+
+    def _order(self, stored: StoredTensor) -> npt.NDArray[np.int32]:
+        """An order of inputs. Raises ModelFormatError for what is no permutation."""
+        order: npt.NDArray[np.int32] = self._array(stored, ORDER, None)
+        if not np.array_equal(np.sort(order), np.arange(order.size)):
+            raise self._error(stored.name, stored.offset, "is no permutation of the inputs")
+        return order
 
     def _check(self, stored: _Weight, data: Iterable[npt.NDArray[np.generic]]) -> None:
         """Raise ModelFormatError unless ``data``, all of a weight's arrays or the pieces of them, is what was saved."""

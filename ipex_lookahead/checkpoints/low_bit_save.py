@@ -151,7 +151,7 @@ def _write_tensors(
             if name not in missing:
                 raise InputError(f"weight {name} was {'given twice' if name in layout.places else 'not announced'}")
             info = layout.infos[name]
-            if (weight.format, weight.shape, weight.group_size) != (info.format, info.shape, info.group_size):
+            if TensorInfo.of(weight) != info:
                 raise InputError(
                     f"weight {name} is {weight.format} {list(weight.shape)} with group size {weight.group_size}, "
                     f"announced as {info.format} {list(info.shape)} with {info.group_size}"

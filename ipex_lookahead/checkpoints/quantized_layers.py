@@ -149,16 +149,22 @@ class Grouped:
         """Groups in a row."""
         return -(-n_in // self.size(n_in))
 
-    def info(self, tensor: Tensor, *, decoded: str = "") -> TensorInfo:
-        """What holds such a matrix exactly; float32 where ``decoded`` says why, or 32 divides no group."""
+    def info(self, tensor: Tensor, group_of: Array | None = None, *, decoded: str = "") -> TensorInfo:
+        """What holds such a matrix exactly; float32 where ``decoded`` says why, or 32 divides no group.
+
+        ``group_of`` is what :meth:`order` gives: inputs sorted by it must be in whole groups.
+        """
         n_in = tensor.shape[1]
+        if group_of is not None and not np.array_equal(np.sort(group_of), np.arange(n_in) // self.size(n_in)):
+            decoded = decoded or "groups of many sizes"
         size = self.size(n_in)
         fitting = [n for n in (GROUP_SIZES if self.symmetric else SIZES) if size % n == 0 or size >= n_in]
         if not fitting and not decoded:
             decoded = f"groups of {size}"
         if decoded:
             return TensorInfo(tensor.shape, "fp32", decoded_from=f"int{self.bits}, {decoded}")
-        return TensorInfo(tensor.shape, f"{'sym' if self.symmetric else 'zero'}_int{self.bits}", max(fitting))
+        kept = f"{'sym' if self.symmetric else 'zero'}_int{self.bits}"
+        return TensorInfo(tensor.shape, kept, max(fitting), ordered=group_of is not None)
 
     def order(self, tensor: Tensor, layer: Layer, part: str) -> Array | None:
         """The group of each input as the tensor ``part`` says; None where neighbours are together as they lie.
@@ -200,16 +206,19 @@ class Grouped:
             values -= np.float32(middle) if zeros is None else zeros.astype(np.float32)[:, index]
             values *= scales[:, index]
             return PackedWeight("fp32", info.shape, values)
+        order = None if group_of is None else np.argsort(group_of, kind="stable").astype(np.int32)
+        if order is not None:
+            codes = codes[:, order]
         index = np.arange(0, n_in, info.group_size) // size
         halves = to_binary16(np.ascontiguousarray(scales[:, index]))
         stream = FORMATS[info.format].streams[0]
         if zeros is None:
             whole = pack_codes(codes, stream, np.uint8(middle))
             packed = whole if self.bits == 4 else (whole ^ np.uint8(128)).view(np.int8)
-            return PackedWeight(info.format, info.shape, packed, info.group_size, halves)
+            return PackedWeight(info.format, info.shape, packed, info.group_size, halves, order=order)
         packed = pack_codes(codes, stream, zeros[:, -1:])
         kept = np.ascontiguousarray(zeros[:, index]).astype(np.float16).view(np.uint16)
-        return PackedWeight(info.format, info.shape, packed, info.group_size, halves, kept)
+        return PackedWeight(info.format, info.shape, packed, info.group_size, halves, kept, order)
 
 
 def rows_of(tensor: Tensor) -> slice:
@@ -238,7 +247,7 @@ def codes_of(words: Array, bits: int) -> npt.NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The keys of a ``quantization_config`` that one scheme knows; any other that is not null is refused, with value.
+    """The keys of a ``quantization_config`` that a scheme knows; any other that is not null is refused, with its value.
 
     Attributes:
         used: key -> check.
@@ -282,7 +291,7 @@ def choice(*words: Any) -> Check:
     """A check that refuses, as what is not read, all but a few values."""
 
     def check(source: Source, key: str, value: Any) -> Any:
-        if not any(same(value, word) for word in words):
+        if not any(value == word and type(value) is type(word) for word in words):
             raise unsupported(source, key, value, *words)
         return value
 

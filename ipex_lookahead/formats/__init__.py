@@ -57,5 +57,10 @@ def quantize(
 
 
 def dequantize(weight: PackedWeight) -> npt.NDArray[np.float32]:
-    """The values that a weight's codes stand for, float32 [*shape], whatever its format."""
-    return get_format(weight.format).dequantize(weight)
+    """The values that a weight's codes stand for, float32 [*shape], whatever its format and the order of its inputs."""
+    values = get_format(weight.format).dequantize(weight)
+    if weight.order is None:
+        return values
+    in_order = np.empty_like(values)
+    in_order[:, weight.order] = values
+    return in_order

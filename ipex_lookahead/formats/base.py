@@ -81,6 +81,8 @@ class PackedWeight:
         codes, scales, minimums: the streams that the format declares (``LowBitFormat.streams`` says dtype, shape and
             meaning); None for those that it has not. What a ragged last block holds beyond ``n_in`` stands for 0.
         group_size: inputs that share a scale, one of the format's ``group_sizes``; 0 where it leaves no choice.
+        order: int32 [n_in], of a low-bit weight whose groups are not neighbours: its input i is the layer's input
+            ``order[i]``. None: they are the same.
     """
 
     format: str
@@ -89,6 +91,7 @@ class PackedWeight:
     group_size: int = 0
     scales: npt.NDArray[np.uint16] | None = None
     minimums: npt.NDArray[np.uint16] | None = None
+    order: npt.NDArray[np.int32] | None = None
 
     def arrays(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         """(name, array) of each stream that there is."""
@@ -99,9 +102,12 @@ class PackedWeight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by all streams together."""
-        return sum(array.nbytes for _, array in self.arrays())
+        """Bytes held by all streams together, and by the order of the inputs."""
+        return sum(array.nbytes for _, array in self.arrays()) + (0 if self.order is None else self.order.nbytes)
 
+
+ORDER = Stream("order", np.int32, 1, 1, "I32", "the layer's input that each input of the weight is")
+"""Not of a format: any low-bit weight may have one."""
 
 STREAMS = ("codes", "scales", "minimums")
 """The attributes of ``PackedWeight`` that may be streams, in the order in which they are saved and handed on."""

@@ -106,7 +106,7 @@ class Weights:
         """
         from ipex_lookahead.checkpoints.low_bit_save import save
 
-        packed = {name: (TensorInfo(w.shape, w.format, w.group_size)) for name, w in self._weights()}
+        packed = {name: TensorInfo.of(w) for name, w in self._weights()}
         groups = {info.group_size for info in packed.values() if info.group_size}
         head = packed.get(HEAD, packed.get(EMBEDDING))
         mixed = head is not None and head.format == "sym_int8" != self.low_bit and self.low_bit in FORMATS

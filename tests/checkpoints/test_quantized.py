@@ -116,6 +116,7 @@ IN_GROUP = "config_groups__group_0__"
         (GPTQ, {"quant_method": "aqlm"}, "quant_method is aqlm|quant_method 'aqlm'"),
         (GPTQ, {"quant_method": ...}, "quant_method"),
         (GPTQ, {"bits": 3}, "bits is 3; what is read is 4 or 8"),
+        (GPTQ, {"bits": 4.0}, "bits is 4.0"),
         (GPTQ, {"bits": True}, "bits is True|bits is true"),
         (GPTQ, {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
         (GPTQ, {"dynamic": {"-:x": {}}}, "dynamic is"),
@@ -203,7 +204,7 @@ def dropped(part: str) -> Callable[[dict[str, Any]], Any]:
     return lambda tensors: tensors.pop(f"{LAYER}.{part}")
 
 
-ORDER, INT8 = folders.gptq(4, 32, True, ordered=True), folders.compressed(8, "channel", -1, True, packed=False)
+ORDER, INT8 = folders.gptq(4, 32, True, ordered="shared"), folders.compressed(8, "channel", -1, True, packed=False)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ from tests.support.quantized_folders import Kind, awq, bnb4, bnb8, compressed, g
 
 TINY = {"vocab": 96, "hidden": 64, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 64, "context": 64}
 KINDS = [
-    gptq(4, 32, True), gptq(8, 32, False, ordered=True), awq(32), compressed(4, "group", 32, False, ordered=True),
+    gptq(4, 32, True), gptq(8, 32, False, ordered="shared"), gptq(4, 32, True, ordered="apart"), awq(32),
+    compressed(4, "group", 32, False, ordered="shared"),
     compressed(8, "channel", -1, False, packed=False), bnb4("nf4", nested=True), bnb4("fp4"), bnb8(),
 ]  # fmt: skip
 Files = dict[str, bytes]

@@ -89,15 +89,18 @@ def widened(bits: Array) -> Array:
 
 
 def grouped(
-    values: Array, rng: np.random.Generator, *, bits: int, group: int, symmetric: bool, ordered: bool = False,
+    values: Array, rng: np.random.Generator, *, bits: int, group: int, symmetric: bool, ordered: str = "",
     scale_dtype: Any = np.float16, one_scale: bool = False,
 ) -> Groups:  # fmt: skip
-    """Rounded to the nearest; ``ordered``: inputs are put into groups at random, as act order does."""
+    """Rounded to the nearest; ``ordered``: inputs are put into groups at random, as act order does.
+
+    "shared": matrices with as many inputs alike, as those that are given the same inputs are; "apart": each anew.
+    """
     n_in = values.shape[1]
     size = n_in if group == -1 else group
     group_of = np.arange(n_in) // size
     if ordered:
-        group_of = rng.permutation(group_of)
+        group_of = (np.random.default_rng(n_in) if ordered == "shared" else rng).permutation(group_of)
     middle, most = 1 << (bits - 1), (1 << bits) - 1
     count = int(group_of.max()) + 1
     low = np.stack([np.minimum(values[:, group_of == g].min(axis=1), 0) for g in range(count)], axis=1)
@@ -118,7 +121,7 @@ def grouped(
 
 
 def gptq(
-    bits: int, group: int, symmetric: bool, *, ordered: bool = False, version: int = 1, index: bool = True,
+    bits: int, group: int, symmetric: bool, *, ordered: str = "", version: int = 1, index: bool = True,
     scale_dtype: Any = np.float16, format: str = "",
 ) -> Kind:  # fmt: skip
     def pack(values: Array, rng: np.random.Generator) -> Packed:
@@ -138,12 +141,12 @@ def gptq(
         return Packed(tensors, made.values())
 
     settings = {
-        "quant_method": "gptq", "bits": bits, "group_size": group, "sym": symmetric, "desc_act": ordered,
+        "quant_method": "gptq", "bits": bits, "group_size": group, "sym": symmetric, "desc_act": bool(ordered),
         "damp_percent": 0.01, "true_sequential": True, "static_groups": False, "model_name_or_path": None,
         **({"checkpoint_format": "gptq_v2"} if version == 2 else {}),
     }  # fmt: skip
     kind = "sym" if symmetric else "zero"
-    name = f"gptq-{bits}-{group}-{kind}-v{version}{'-ordered' * ordered}{'' if index else '-no-index'}"
+    name = f"gptq-{bits}-{group}-{kind}-v{version}{f'-{ordered}' if ordered else ''}{'' if index else '-no-index'}"
     name += "" if scale_dtype is np.float16 else "-bf16"
     return Kind(name, pack, settings, format or f"{kind}_int{bits}")
 
@@ -169,7 +172,7 @@ def awq(group: int, format: str = "zero_int4", *, old_names: bool = False) -> Ki
 
 def compressed(
     bits: int, strategy: str, group: int, symmetric: bool, *, packed: bool = True, packed_zeros: bool = True,
-    ordered: bool = False, dynamic: bool = False, scale_dtype: Any = BF16, format: str = "",
+    ordered: str = "", dynamic: bool = False, scale_dtype: Any = BF16, format: str = "",
 ) -> Kind:  # fmt: skip
     middle = 1 << (bits - 1)
 
@@ -213,7 +216,7 @@ def compressed(
         "transform_config": {}, "version": "0.13.0",
     }  # fmt: skip
     kind = "sym" if symmetric else "zero"
-    name = f"ct-{form}-{bits}-{strategy}-{group}-{kind}{'-ordered' * ordered}{'-dynamic' * dynamic}"
+    name = f"ct-{form}-{bits}-{strategy}-{group}-{kind}{f'-{ordered}' if ordered else ''}{'-dynamic' * dynamic}"
     name += f"{'' if packed_zeros else '-zeros8'}{'' if scale_dtype is BF16 else '-' + np.dtype(scale_dtype).name}"
     return Kind(name, pack, settings, format or f"{kind}_int{bits}")
 
@@ -299,14 +302,15 @@ KINDS = [
     bnb8(),
 ]
 ORDERED = [
-    gptq(4, 32, True, ordered=True, format="fp32"),
-    gptq(4, 64, False, ordered=True, format="fp32"),
-    gptq(8, 32, False, ordered=True, format="fp32", version=2),
-    compressed(4, "group", 32, True, ordered=True, format="fp32"),
-    compressed(8, "group", 64, False, ordered=True, format="fp32"),
+    gptq(4, 32, True, ordered="shared"),
+    gptq(4, 64, False, ordered="shared"),
+    gptq(8, 32, False, ordered="shared", version=2),
+    compressed(4, "group", 32, True, ordered="shared"),
+    compressed(8, "group", 64, False, ordered="shared"),
+    gptq(4, 32, False, ordered="apart"),
 ]
 SIZES = {"hidden": 128, "intermediate": 192, "heads": 4, "kv_heads": 2, "layers": 2, "tie": False, "vocab": 96}
-_QUANTISED = re.compile(r"model\.layers\.\d+\..*_proj\.weight")
+_QUANTISED = re.compile(r"model\.layers\.\d+\..*(_proj|\.w[123])\.weight")
 
 
 def write_quantized(folder: Path, kind: Kind, **sizes: Any) -> dict[str, npt.NDArray[np.float32]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,8 @@ from ipex_lookahead.engines.weights import WeightPlan, check_shape, random_matri
 from ipex_lookahead.errors import ContextLengthError, EngineError, ForgottenKeysError, InputError, UnsupportedModelError
 from ipex_lookahead.formats import FLOATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
+
+log = logging.getLogger("ipex_lookahead")
 
 Floats = npt.NDArray[np.float32]
 Progress = Callable[[int, int, str], None]
@@ -200,15 +205,26 @@ class NativeEngine:
         def bias(linear: Linear) -> Floats | None:
             return None if linear.bias is None else vector(linear.bias)
 
+        decoded: Counter[str] = Counter()
+
+        def placed(weight: PackedWeight, layer: int = 0, name: str = "", expert: int = -1) -> PackedWeight:
+            """The weight as its inputs come to it; the first of those that share them decides about their order."""
+            if weight.order is not None and expert < 0 and _SHARED.get(name) == name:
+                decoder.set_order(layer, getattr(native.Slot, name), np.require(weight.order, requirements=("C", "A")))
+            made = _reordered(weight, _order_at(decoder, layer, name, expert))
+            if made.format != weight.format:
+                decoded[weight.format] += 1
+            return made
+
         idle = expert_bytes = 0
         if not spec.tied:
-            table = matrix(spec.embedding)
+            table = placed(matrix(spec.embedding))
             decoder.set_embedding(*streams(table))
             idle += table.nbytes
         for layer, block in enumerate(spec.layers):
             for name, expert, part in _parts(block):
                 if isinstance(part, Linear):
-                    weight = matrix(part.weight)
+                    weight = placed(matrix(part.weight), layer, name, expert)
                     decoder.set_matrix(layer, getattr(native.Slot, name), *streams(weight), bias(part), expert)
                     if isinstance(block.mlp, Experts) and expert >= block.mlp.used:  # all are of one size
                         idle += weight.nbytes
@@ -219,9 +235,14 @@ class NativeEngine:
                     decoder.set_vector(layer, getattr(native.Vector, name), vector(tensor))
         decoder.set_final_norm(vector(spec.final_norm.weight))
         head = Linear(spec.embedding) if spec.head is None else spec.head
-        decoder.set_lm_head(*streams(matrix(head.weight)), bias(head))
+        decoder.set_lm_head(*streams(placed(matrix(head.weight))), bias(head))
         if spec.tied:
             decoder.tie_embedding()
+        for low, count in decoded.items():
+            log.warning(
+                "%d matrices in %s are kept in float32: their inputs have another order than those of what else is "
+                "given the same", count, low,
+            )  # fmt: skip
         engine = cls(decoder, spec, low_bit, kv_cache)
         engine._idle_bytes, engine._expert_bytes = idle, expert_bytes
         return engine
@@ -303,7 +324,8 @@ class NativeEngine:
             for name, expert, part in _parts(block):
                 if isinstance(part, Linear):
                     slot = getattr(native.Slot, name)
-                    yield part.weight.name, plain(core.export_matrix(layer, slot, expert))
+                    weight = plain(core.export_matrix(layer, slot, expert))
+                    yield part.weight.name, _with_order(weight, _order_at(core, layer, name, expert))
                     if part.bias is not None:
                         yield part.bias.name, _vector(core.export_bias(layer, slot, expert))
                 else:
@@ -316,6 +338,37 @@ class NativeEngine:
             yield spec.head.weight.name, plain(core.export_lm_head())
             if spec.head.bias is not None:
                 yield spec.head.bias.name, _vector(core.export_lm_head_bias())
+
+
+_SHARED = {"q": "q", "k": "q", "v": "q", "o": "o", "gate": "gate", "up": "gate", "down": "down"}
+"""A matrix -> the first of those that are given the same inputs: all have one order of these."""
+
+
+def _order_at(decoder: Any, layer: int, name: str, expert: int) -> npt.NDArray[np.int32] | None:
+    """The order of a matrix's inputs, None where they are as they come; experts and routers have none."""
+    if expert >= 0 or name not in _SHARED:
+        return None
+    found: npt.NDArray[np.int32] | None = decoder.export_order(layer, getattr(native_core().Slot, _SHARED[name]))
+    return found
+
+
+def _reordered(weight: PackedWeight, order: npt.NDArray[np.int32] | None) -> PackedWeight:
+    """The weight for inputs in that order, exactly: one that has another comes out in float32."""
+    own = weight.order
+    if own is order or (own is not None and order is not None and np.array_equal(own, order)):
+        return replace(weight, order=None)
+    if weight.format not in FLOATS:
+        weight = PackedWeight("fp32", weight.shape, dequantize(weight))
+    return weight if order is None else replace(weight, codes=np.ascontiguousarray(weight.codes[:, order]))
+
+
+def _with_order(weight: PackedWeight, order: npt.NDArray[np.int32] | None) -> PackedWeight:
+    """A weight for inputs in that order as it is saved: floats in the model's own."""
+    if order is None or weight.format not in FLOATS:
+        return replace(weight, order=order)
+    codes = np.empty_like(weight.codes)
+    codes[:, order] = weight.codes
+    return replace(weight, codes=codes)
 
 
 def _parts(block: Block) -> Iterator[tuple[str, int, Linear | Norm | Tensor]]:

@@ -82,7 +82,12 @@ class LinearLayer:
 
 
 def streams(weight: PackedWeight) -> tuple[Any, ...]:
-    """A weight as the core takes it: format, outputs, inputs, group size, codes, scales, minimums."""
+    """A weight as the core takes it: format, outputs, inputs, group size, codes, scales, minimums.
+
+    Raises InputError for a weight with an order of inputs: whoever has one gives its inputs in that order.
+    """
+    if weight.order is not None:
+        raise InputError("the weight's inputs have an order of their own; this layer takes them as they are")
     arrays = (getattr(weight, name) for name in STREAMS)
     return (weight.format, *weight.shape, weight.group_size, *(None if a is None else _in_order(a) for a in arrays))
 

@@ -179,12 +179,13 @@ def _joined(parts: list[PackedWeight]) -> PackedWeight:
     """Weights of one format, one above the other: what transformers has as one tensor."""
     if len(parts) == 1:
         return parts[0]
-    if len({(part.format, part.group_size) for part in parts}) > 1:
+    orders = {None if part.order is None else part.order.tobytes() for part in parts}
+    if len({(part.format, part.group_size) for part in parts}) > 1 or len(orders) > 1:
         parts = [PackedWeight("fp32", part.shape, dequantize(part)) for part in parts]
     shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
     streams = FORMATS[parts[0].format].streams
     arrays = {stream.name: np.concatenate([getattr(part, stream.name) for part in parts]) for stream in streams}
-    return PackedWeight(parts[0].format, shape, group_size=parts[0].group_size, **arrays)
+    return PackedWeight(parts[0].format, shape, group_size=parts[0].group_size, order=parts[0].order, **arrays)
 
 
 def _is_ours(path: Path) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -71,7 +71,10 @@ class LowBitLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.low_bit = weight.format
         self.group_size = weight.group_size
-        self.kernel: Any = (backends or LinearBackends()).kernel(weight)
+        self.kernel: Any = (backends or LinearBackends()).kernel(replace(weight, order=None))
+        order = None if weight.order is None else torch.from_numpy(weight.order.astype(np.int64)).to(self.kernel.device)
+        self.order: torch.Tensor | None
+        self.register_buffer("order", order, persistent=False)
         self._run = self.kernel.run  # looking up a submodule takes longer than a small layer's product
         # Empty: model code looks at weight.dtype and weight.device, and transformers ties whatever is called weight.
         self.weight = nn.Parameter(torch.empty(0, dtype=dtype, device=self.kernel.device), requires_grad=False)
@@ -100,7 +103,8 @@ class LowBitLinear(nn.Module):
         """
         if x.shape[-1] != self.in_features:
             raise InputError(f"the layer takes [..., {self.in_features}], got {list(x.shape)}")
-        y: torch.Tensor = self._run(x)
+        order = self._buffers["order"]
+        y: torch.Tensor = self._run(x if order is None else x[..., order])
         bias = self._parameters["bias"]
         if bias is not None:
             y += bias
@@ -109,7 +113,9 @@ class LowBitLinear(nn.Module):
     def packed(self) -> PackedWeight:
         """The weight in plain order, bit for bit as it came."""
         weight: PackedWeight = self.kernel.weight()
-        return weight
+        if self.order is None:
+            return weight
+        return replace(weight, order=self.order.cpu().numpy().astype(np.int32))
 
     def _save_to_state_dict(self, *_: Any, **__: Any) -> None:
         raise InputError(
@@ -397,7 +403,8 @@ def packed_from_torch(values: torch.Tensor) -> PackedWeight:
 def packed_bytes(layer: LowBitLinear) -> int:
     """Bytes of a layer's weight as it would be saved."""
     shape = (layer.out_features, layer.in_features)
-    return sum(prod(s.shape(shape, layer.group_size)) * s.itemsize for s in FORMATS[layer.low_bit].streams)
+    streams = sum(prod(s.shape(shape, layer.group_size)) * s.itemsize for s in FORMATS[layer.low_bit].streams)
+    return streams + (0 if layer.order is None else 4 * layer.in_features)
 
 
 def _modules(model: nn.Module) -> list[tuple[list[str], nn.Module]]:

@@ -1,0 +1,146 @@
+"""Weights whose inputs have an order of their own (act order): where they go, that they stay small, and bad orders."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
+
+from ipex_lookahead import AutoModelForCausalLM, _native
+from ipex_lookahead.engines.native.core import available_isas
+from ipex_lookahead.engines.native.linear import LinearPool
+from ipex_lookahead.errors import InputError, ModelFormatError
+from ipex_lookahead.formats import FORMATS, dequantize
+from tests.support.family_engines import on
+from tests.support.native import ids_of, load, one_by_one, run
+from tests.support.native_arguments import whole_decoder
+from tests.support.quantized_folders import ORDERED, Kind, gptq, write_quantized, write_tensors
+from tests.support.tiny_families import build, variants
+
+SHARED = [kind for kind in ORDERED if "apart" not in kind.name]
+APART = next(kind for kind in ORDERED if "apart" in kind.name)
+
+
+@pytest.mark.parametrize("kind", SHARED, ids=[kind.name for kind in SHARED])
+def test_weights_stay_in_their_low_bit_format(tmp_path: Path, kind: Kind) -> None:
+    values = write_quantized(tmp_path, kind)
+    for name, weight in load(tmp_path).weights():
+        assert np.array_equal(dequantize(weight), values[name]), name
+        if "_proj" in name:
+            assert weight.format == kind.format
+            assert weight.order is not None
+
+
+def test_where_neighbours_have_other_orders_they_are_floats_with_the_same_values(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    values = write_quantized(tmp_path, APART)
+    with caplog.at_level(logging.WARNING):
+        engine = load(tmp_path)
+    assert "6 matrices in zero_int4 are kept in float32" in caplog.text  # k, v and up of two layers
+    for name, weight in engine.weights():
+        assert np.array_equal(dequantize(weight), values[name]), name
+        if "_proj" in name:
+            assert weight.format == ("fp32" if name.split(".")[-2] in ("k_proj", "v_proj", "up_proj") else "zero_int4")
+
+
+def test_experts_have_no_order_and_become_floats(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kind = gptq(4, 32, True, ordered="shared")
+    model = build("mixtral", variants("mixtral")[0])
+    weights = {name: value.float().numpy() for name, value in model.state_dict().items()}
+    named: dict[str, Any] = {}
+    for name, value in weights.items():
+        if name.endswith("experts.gate_up_proj"):
+            for expert, both in enumerate(value):
+                gate, up = np.split(both, 2)
+                named[name.replace("gate_up_proj", f"{expert}.gate_proj.weight")] = gate
+                named[name.replace("gate_up_proj", f"{expert}.up_proj.weight")] = up
+        elif name.endswith("experts.down_proj"):
+            named |= {name.replace("down_proj", f"{i}.down_proj.weight"): rows for i, rows in enumerate(value)}
+        else:
+            named[name] = value
+    model_names = {
+        ".mlp.experts.": ".block_sparse_moe.experts.", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2",
+        ".mlp.gate.": ".block_sparse_moe.gate.",
+    }  # fmt: skip
+
+    def as_in_files(name: str) -> str:
+        for ours, theirs in model_names.items() if "experts" in name or ".mlp.gate." in name else ():
+            name = name.replace(ours, theirs)
+        return name
+
+    renamed = {as_in_files(name): value for name, value in named.items()}
+    values = write_tensors(tmp_path, kind, model.config.to_dict(), renamed)
+    with caplog.at_level(logging.WARNING):
+        engine = load(tmp_path)
+    assert "are kept in float32" in caplog.text
+    places = {tensor.name: tensor.hf.name for tensor in engine.spec.tensors()}
+    for name, weight in engine.weights():
+        assert np.array_equal(dequantize(weight), values[places[name]]), name
+
+
+@pytest.mark.parametrize("kind", [*SHARED, APART], ids=[kind.name for kind in ORDERED])
+def test_every_isa_gives_the_same_bytes(tmp_path: Path, kind: Kind) -> None:
+    write_quantized(tmp_path, kind)
+    expected = None
+    for isa in available_isas():
+        with on(isa):
+            for threads in (1, 3):
+                engine = load(tmp_path, threads=threads)
+                ids = ids_of(engine, 50)
+                got = run(engine, engine.new_cache(), ids).tobytes()
+                assert expected in (None, got), isa
+                expected = got
+                assert one_by_one(engine, ids[:20]).tobytes() == got[: len(got) // 50 * 20]
+
+
+@pytest.mark.parametrize(
+    ("slot", "order", "says"),
+    [
+        ("q", range(31), "has 31 entries, not 32"),
+        ("down", range(32), "has 32 entries, not 64"),
+        ("gate", [*range(31), 32], "no permutation: 32 at 31"),
+        ("o", [*range(31), -1], "no permutation: -1 at 31"),
+        ("q", [*range(31), 5], "no permutation: 5 at 31"),
+        ("k", range(32), "at q, o, gate and down"),
+    ],
+)
+def test_orders_that_are_none_are_refused(slot: str, order: Any, says: str) -> None:
+    decoder = whole_decoder()
+    with pytest.raises(ValueError, match=says):
+        decoder.set_order(0, getattr(_native.Slot, slot), np.array(order, np.int32))
+    with pytest.raises(IndexError):
+        decoder.set_order(2, _native.Slot.q, np.arange(32, dtype=np.int32))
+
+
+def test_a_layer_by_itself_refuses_what_it_would_pass_over() -> None:
+    weight = FORMATS["sym_int4"].random((16, 64), 32, np.random.default_rng(0))
+    ordered = replace(weight, order=np.arange(64, dtype=np.int32)[::-1])
+    with pytest.raises(InputError, match="an order of their own"):
+        LinearPool(1).layer(ordered)
+    assert np.array_equal(dequantize(ordered), dequantize(weight)[:, ::-1])
+
+
+def test_a_saved_order_that_is_no_permutation_is_an_error(tmp_path: Path) -> None:
+    from safetensors import safe_open
+    from safetensors.numpy import load_file, save_file
+
+    write_quantized(tmp_path / "theirs", SHARED[0])
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", threads=1, progress=False)
+    model.save_low_bit(tmp_path / "ours")
+    file = tmp_path / "ours" / "model.safetensors"
+    with safe_open(file, "np") as opened:
+        metadata = opened.metadata()
+    tensors = load_file(file)
+    name = "model.layers.1.mlp.up_proj.weight"
+    assert metadata[name] == "sym_int4 32 192x128 ordered"
+    tensors[f"{name}.order"][7] = 8
+    save_file(tensors, file, metadata)
+    with pytest.raises(ModelFormatError, match=rf"{name}\.order at byte \d+: is no permutation"):
+        AutoModelForCausalLM.load_low_bit(tmp_path / "ours", threads=1, progress=False)
