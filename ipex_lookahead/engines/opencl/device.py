@@ -1,0 +1,251 @@
+"""OpenCL devices: which there are, whether one computes as is promised, and the programs built for it.
+
+A device is chosen by its number over all platforms, "opencl:0". Before it is used it must give the bits that kernels
+rest on (``kernels/self_test.cl``): with subgroups and integer dot products where it has them, plainly where those do
+not pass, and not at all where that does not either.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.engines.opencl.self_test import check
+from ipex_lookahead.errors import EngineError, InputError
+from ipex_lookahead.hub.folders import cache_folder
+
+KERNELS = Path(__file__).parent / "kernels"
+LANES = 16
+NUMERICS = ("-cl-std=CL3.0", "-cl-fp32-correctly-rounded-divide-sqrt")
+SUB_GROUP_SIZES_INTEL = 0x4108
+FROM_DRIVER = "install the GPU's OpenCL driver (Debian and Ubuntu: intel-opencl-icd); clinfo lists what it finds"
+
+
+def opencl() -> Any:
+    """The module ``pyopencl``. Raises EngineError where it is not installed, or finds no OpenCL loader."""
+    try:
+        return importlib.import_module("pyopencl")
+    except ImportError as error:
+        raise EngineError(
+            f"engine='opencl' needs pyopencl, which cannot be imported: {error}", hint="pip install ipex-lookahead[xpu]"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A device as ``info`` lists it: its number, what it is and what drives it."""
+
+    number: int
+    name: str
+    platform: str
+    driver: str
+    kind: str
+    memory_bytes: int
+    compute_units: int
+
+
+def listed() -> list[Listed]:
+    """Every OpenCL device of every platform, in the order of their numbers. Raises EngineError as ``opencl`` does."""
+    return [
+        Listed(
+            number,
+            str(raw.name).strip(),
+            str(raw.platform.name).strip(),
+            str(raw.driver_version),
+            "GPU" if raw.type & opencl().device_type.GPU else "CPU" if raw.type & opencl().device_type.CPU else "other",
+            int(raw.global_mem_size),
+            int(raw.max_compute_units),
+        )
+        for number, raw in enumerate(_devices())
+    ]
+
+
+def _devices() -> list[Any]:
+    cl = opencl()
+    try:
+        platforms = cl.get_platforms()
+    except cl.Error:  # the loader's way of saying that there is none
+        platforms = []
+    found = []
+    for platform in platforms:
+        with _no_devices_is_an_empty_list():
+            found += platform.get_devices()
+    return found
+
+
+@contextmanager
+def _no_devices_is_an_empty_list() -> Iterator[None]:
+    cl = opencl()
+    try:
+        yield
+    except cl.RuntimeError as error:
+        if error.code != cl.status_code.DEVICE_NOT_FOUND:
+            raise
+
+
+def _chosen(name: str | None) -> tuple[int, Any]:
+    """The device of that name, "opencl:1"; for None and "opencl" the first GPU, or else the first device."""
+    found = _devices()
+    if not found:
+        raise EngineError("there is no OpenCL device on this machine", hint=FROM_DRIVER)
+    if name is None or name in ("opencl", "xpu"):
+        gpu = opencl().device_type.GPU
+        return next(((i, raw) for i, raw in enumerate(found) if raw.type & gpu), (0, found[0]))
+    match = re.fullmatch(r"(?:opencl|xpu):(\d{1,4})", name)
+    if match is None or int(match[1]) >= len(found):
+        known = ", ".join(f"opencl:{i} ({str(raw.name).strip()})" for i, raw in enumerate(found))
+        raise InputError(f"device is {name!r}; the OpenCL devices here are {known}")
+    return int(match[1]), found[int(match[1])]
+
+
+class Device:
+    """One device with a queue of its own, whose kernels run in the order in which they are enqueued.
+
+    Args:
+        name: "opencl:1"; None, "opencl" and "xpu": the first GPU, or the first device where there is no GPU.
+        plain: without subgroups and integer dot products, even where the device has them.
+
+    Raises:
+        InputError: there is no device of that name.
+        EngineError: no pyopencl, no device, or one that does not compute as is promised.
+    """
+
+    def __init__(self, name: str | None = None, *, plain: bool = False) -> None:
+        self.cl = opencl()
+        self.number, self.raw = _chosen(name)
+        self.name = str(self.raw.name).strip()
+        with self.errors("opened"):
+            self.context = self.cl.Context([self.raw])
+            self.queue = self.cl.CommandQueue(self.context)
+        self._programs: dict[tuple[str, ...], Any] = {}
+        self.spelling = self._spelling(plain)
+
+    def _spelling(self, plain: bool) -> tuple[str, ...]:
+        """The first of the spellings that the device has, best first, whose self-test passes."""
+        extensions = set(str(self.raw.extensions).split())
+        subgroups = extensions >= {"cl_intel_subgroups", "cl_intel_required_subgroup_size"} and LANES in self._widths()
+        fast = (
+            *(["HAS_SUBGROUPS"] if subgroups else []),
+            *(["HAS_DOT"] if "cl_khr_integer_dot_product" in extensions else []),
+        )
+        wrong = ""
+        for spelling in dict.fromkeys([() if plain else fast, ()]):
+            self.spelling = spelling
+            self._programs.clear()
+            wrong = check(self)
+            if not wrong:
+                return spelling
+        raise EngineError(
+            f"the device {self.name} does not compute as IEEE 754 says ({wrong}), so a text on it would not be exact",
+            hint="update its driver, or use engine='native'",
+        )
+
+    def _widths(self) -> Sequence[int]:
+        try:
+            return list(self.raw.get_info(SUB_GROUP_SIZES_INTEL))
+        except (
+            self.cl.Error,
+            ValueError,
+            TypeError,
+        ):  # pyopencl gives the bytes of what it does not know in one way or another
+            return [LANES]
+
+    @contextmanager
+    def errors(self, deed: str) -> Iterator[None]:
+        """What OpenCL says when something fails, as errors of this package."""
+        try:
+            yield
+        except self.cl.MemoryError as error:
+            raise EngineError(
+                f"the device {self.name} has no memory left to be {deed} with ({error})",
+                hint="use a shorter context, kv_cache='int8' or a format of fewer bits",
+            ) from None
+        except self.cl.Error as error:
+            raise EngineError(
+                f"the device {self.name} could not be {deed}: {error}",
+                hint="a device that was lost comes back with a new process; see also the driver's log (dmesg)",
+            ) from None
+
+    def program(self, *files: str, options: Sequence[str] = ()) -> Any:
+        """``device.cl`` and those files as one program; built once, and kept on disk for this device and driver."""
+        key = (*files, *options)
+        if key not in self._programs:
+            source = "\n".join((KERNELS / f"{name}.cl").read_text("utf-8") for name in ("device", *files))
+            defines = [f"-D{name}" for name in self.spelling]
+            with self.errors("programmed"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # remarks of the compiler
+                made = self.cl.Program(self.context, source)
+                self._programs[key] = made.build(
+                    [*NUMERICS, *defines, *options], cache_dir=str(cache_folder() / "opencl")
+                )
+        return self._programs[key]
+
+    def kernel(self, program: Any, name: str, *arguments: Any) -> Any:
+        """A kernel of its own, with arguments: buffers, None for no buffer, numpy scalars."""
+        made = self.cl.Kernel(program, name)
+        made.set_args(*arguments)
+        return made
+
+    @property
+    def width(self) -> int:
+        """Work-items of a work-group of lane groups."""
+        return 4 * LANES if "HAS_SUBGROUPS" in self.spelling else LANES
+
+    def lane_groups(self, count: int) -> int:
+        """Work-items, whole work-groups of them, for so many lane groups."""
+        return -(-count * LANES // self.width) * self.width
+
+    def enqueue(self, kernel: Any, lane_groups: int, rows: int = 1) -> None:
+        """Run a kernel of lane groups, for so many of them in each of ``rows``."""
+        size = (self.lane_groups(lane_groups), rows)
+        self.cl.enqueue_nd_range_kernel(self.queue, kernel, size, (self.width, 1))
+
+    def empty(self, nbytes: int) -> Any:
+        """A buffer that kernels read and write; not zeroed. At least of 4 bytes, since there are none of 0."""
+        with self.errors("given memory"):
+            return self.cl.Buffer(self.context, self.cl.mem_flags.READ_WRITE, max(int(nbytes), 4))
+
+    def upload(self, array: npt.NDArray[Any] | None) -> Any:
+        """A buffer with a copy of the array; None for None."""
+        if array is None:
+            return None
+        flags = self.cl.mem_flags.READ_ONLY | self.cl.mem_flags.COPY_HOST_PTR
+        with self.errors("given memory"):
+            return self.cl.Buffer(self.context, flags, hostbuf=np.ascontiguousarray(array))
+
+    def write(self, buffer: Any, array: npt.NDArray[Any]) -> None:
+        """Copy an array into a buffer; it may be changed when this returns."""
+        self.cl.enqueue_copy(self.queue, buffer, array, is_blocking=True)
+
+    def read(self, buffer: Any, shape: tuple[int, ...], dtype: type[np.generic], offset: int = 0) -> npt.NDArray[Any]:
+        """What a buffer holds from byte ``offset`` on, when everything enqueued before is done."""
+        array = np.empty(shape, dtype)
+        with self.errors("read"):
+            self.cl.enqueue_copy(self.queue, array, buffer, src_offset=offset, is_blocking=True)
+        return array
+
+    def facts(self) -> dict[str, Any]:
+        """For ``describe`` and reports."""
+        return {
+            "device": f"opencl:{self.number}",
+            "device_name": self.name,
+            "driver": str(self.raw.driver_version),
+            "compute_units": int(self.raw.max_compute_units),
+            "spelling": " ".join(self.spelling) or "plain",
+        }
+
+
+@cache
+def device_of(name: str | None, plain: bool = False) -> Device:
+    """The device of that name, opened once a process: its programs are shared by models."""
+    return Device(name, plain=plain)
