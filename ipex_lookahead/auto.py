@@ -71,9 +71,11 @@ class AutoModelForCausalLM:
             embedding_qtype: format of an embedding that is no lm_head, which else stays as it is in the file.
             modules_to_not_convert: parts of module names whose weights stay as they are in the file.
             threads: threads to compute with; None = the physical cores this process may use.
-            engine: "native", "torch", "ipex-llm", or "auto": native for the families that it has, on the CPU; else
-                torch. The choice and its reason are logged, and in ``model.engine.describe()["chosen"]``.
-            device: "cpu", "xpu" (Intel GPUs) or "cuda"; None = the engine's own, the CPU.
+            engine: "native", "torch", "ipex-llm", "opencl", or "auto": native for the families that it has, on the CPU;
+                opencl where ``device`` names an OpenCL device; else torch. The choice and its reason are logged, and in
+                ``model.engine.describe()["chosen"]``.
+            device: "cpu", "xpu" (Intel GPUs), "cuda" or "opencl:0"; None = the engine's own: the CPU, or for
+                engine="opencl" the first GPU.
             deterministic: for engine="torch": forwards of one shape, so that lookahead gives the very text of plain
                 decoding; slower on a CPU. None = on Intel GPUs only. The native engine is that at full speed.
             ipex: for engine="torch" and float weights: apply intel-extension-for-pytorch
@@ -277,15 +279,17 @@ def _placed(device: Any, device_map: Any) -> Any:
 def _choose(engine: str, request: LoadRequest) -> tuple[str, str]:
     """The engine's name, and why that one. ``auto``: the native engine wherever it can run the model."""
     family = family_of(request.path)
-    if engine == "native" and family is not None and family not in model_types():
+    if engine in ("native", "opencl") and family is not None and family not in model_types():
         raise UnsupportedModelError(
-            f"{request.path}: model type {family!r} is none that the native engine has ({', '.join(model_types())})",
+            f"{request.path}: model type {family!r} is none that the {engine} engine has ({', '.join(model_types())})",
             hint="engine='torch' runs whatever transformers runs, and engine='auto' chooses it here",
         )
     if engine != "auto":
         return engine, "asked for"
     if family is not None and family not in model_types():
         return "torch", f"the native engine has no {family} (it has {', '.join(model_types())})"
+    if str(request.device).startswith("opencl"):
+        return "opencl", f"the device is {request.device}"
     if request.device is not None and str(request.device) != "cpu":
         return "torch", f"the native engine runs on the CPU, and the device is {request.device}"
     if request.ipex:

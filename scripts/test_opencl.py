@@ -22,7 +22,7 @@ from test_ipex_llm import cache_folder, pip, works
 PINS = ["pyopencl==2026.1.4", "intel-opencl-rt==2026.2.0", "intel-cmplr-lib-rt==2026.2.0"]
 NEEDED = 2 << 30
 """Bytes that making the environment takes, with what is unpacked on the way."""
-TESTS = ["tests/engines/opencl"]
+TESTS = ["tests/engines/opencl", "tests/engines/test_every_engine.py"]
 
 
 def main(arguments):

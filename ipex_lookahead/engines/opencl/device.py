@@ -27,7 +27,9 @@ from ipex_lookahead.hub.folders import cache_folder
 KERNELS = Path(__file__).parent / "kernels"
 LANES = 16
 NUMERICS = ("-cl-std=CL3.0", "-cl-fp32-correctly-rounded-divide-sqrt")
-SUB_GROUP_SIZES_INTEL = 0x4108
+SUBGROUPS, DOT = "HAS_SUBGROUPS", "HAS_DOT"
+Spelling = tuple[str, ...]
+"""What of ``SUBGROUPS`` and ``DOT`` kernels use (``kernels/device.cl``)."""
 FROM_DRIVER = "install the GPU's OpenCL driver (Debian and Ubuntu: intel-opencl-icd); clinfo lists what it finds"
 
 
@@ -113,14 +115,14 @@ class Device:
 
     Args:
         name: "opencl:1"; None, "opencl" and "xpu": the first GPU, or the first device where there is no GPU.
-        plain: without subgroups and integer dot products, even where the device has them.
+        spelling: of kernels; None: the best one that the device has and whose self-test passes.
 
     Raises:
         InputError: there is no device of that name.
         EngineError: no pyopencl, no device, or one that does not compute as is promised.
     """
 
-    def __init__(self, name: str | None = None, *, plain: bool = False) -> None:
+    def __init__(self, name: str | None = None, spelling: Spelling | None = None) -> None:
         self.cl = opencl()
         self.number, self.raw = _chosen(name)
         self.name = str(self.raw.name).strip()
@@ -128,37 +130,31 @@ class Device:
             self.context = self.cl.Context([self.raw])
             self.queue = self.cl.CommandQueue(self.context)
         self._programs: dict[tuple[str, ...], Any] = {}
-        self.spelling = self._spelling(plain)
+        self.spelling: Spelling = ()
+        self._first_that_passes(self._spellings() if spelling is None else [spelling])
 
-    def _spelling(self, plain: bool) -> tuple[str, ...]:
-        """The first of the spellings that the device has, best first, whose self-test passes."""
+    def _spellings(self) -> list[Spelling]:
+        """Those that the device says it has, best first."""
         extensions = set(str(self.raw.extensions).split())
-        subgroups = extensions >= {"cl_intel_subgroups", "cl_intel_required_subgroup_size"} and LANES in self._widths()
-        fast = (
-            *(["HAS_SUBGROUPS"] if subgroups else []),
-            *(["HAS_DOT"] if "cl_khr_integer_dot_product" in extensions else []),
-        )
+        best: Spelling = ()
+        if extensions >= {"cl_intel_subgroups", "cl_intel_required_subgroup_size"}:
+            best += (SUBGROUPS,)
+        # Intel's runtime for CPUs has the function and takes it apart: two to five times slower than the plain one.
+        if "cl_khr_integer_dot_product" in extensions and self.raw.type & self.cl.device_type.GPU:
+            best += (DOT,)
+        return list(dict.fromkeys([best, ()]))
+
+    def _first_that_passes(self, spellings: Sequence[Spelling]) -> Spelling:
         wrong = ""
-        for spelling in dict.fromkeys([() if plain else fast, ()]):
-            self.spelling = spelling
+        for self.spelling in spellings:
             self._programs.clear()
             wrong = check(self)
             if not wrong:
-                return spelling
+                return self.spelling
         raise EngineError(
             f"the device {self.name} does not compute as IEEE 754 says ({wrong}), so a text on it would not be exact",
             hint="update its driver, or use engine='native'",
         )
-
-    def _widths(self) -> Sequence[int]:
-        try:
-            return list(self.raw.get_info(SUB_GROUP_SIZES_INTEL))
-        except (
-            self.cl.Error,
-            ValueError,
-            TypeError,
-        ):  # pyopencl gives the bytes of what it does not know in one way or another
-            return [LANES]
 
     @contextmanager
     def errors(self, deed: str) -> Iterator[None]:
@@ -199,7 +195,7 @@ class Device:
     @property
     def width(self) -> int:
         """Work-items of a work-group of lane groups."""
-        return 4 * LANES if "HAS_SUBGROUPS" in self.spelling else LANES
+        return 4 * LANES if SUBGROUPS in self.spelling else LANES
 
     def lane_groups(self, count: int) -> int:
         """Work-items, whole work-groups of them, for so many lane groups."""
@@ -209,6 +205,10 @@ class Device:
         """Run a kernel of lane groups, for so many of them in each of ``rows``."""
         size = (self.lane_groups(lane_groups), rows)
         self.cl.enqueue_nd_range_kernel(self.queue, kernel, size, (self.width, 1))
+
+    def enqueue_plain(self, kernel: Any, size: tuple[int, ...], local: tuple[int, ...] | None = None) -> None:
+        """Run a kernel of single work-items, or of work-groups of its own size."""
+        self.cl.enqueue_nd_range_kernel(self.queue, kernel, size, local)
 
     def empty(self, nbytes: int) -> Any:
         """A buffer that kernels read and write; not zeroed. At least of 4 bytes, since there are none of 0."""
@@ -226,6 +226,13 @@ class Device:
     def write(self, buffer: Any, array: npt.NDArray[Any]) -> None:
         """Copy an array into a buffer; it may be changed when this returns."""
         self.cl.enqueue_copy(self.queue, buffer, array, is_blocking=True)
+
+    def copy(self, source: Any, target: Any, nbytes: int, source_at: int = 0, target_at: int = 0) -> None:
+        """Copy bytes of a buffer to another, or elsewhere in it, in the order of the queue."""
+        with self.errors("written to"):
+            self.cl.enqueue_copy(
+                self.queue, target, source, byte_count=nbytes, src_offset=source_at, dst_offset=target_at
+            )
 
     def read(self, buffer: Any, shape: tuple[int, ...], dtype: type[np.generic], offset: int = 0) -> npt.NDArray[Any]:
         """What a buffer holds from byte ``offset`` on, when everything enqueued before is done."""
@@ -246,6 +253,6 @@ class Device:
 
 
 @cache
-def device_of(name: str | None, plain: bool = False) -> Device:
+def device_of(name: str | None, spelling: Spelling | None = None) -> Device:
     """The device of that name, opened once a process: its programs are shared by models."""
-    return Device(name, plain=plain)
+    return Device(name, spelling)

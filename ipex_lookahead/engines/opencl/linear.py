@@ -59,10 +59,14 @@ class Matrix:
 
     @classmethod
     def upload(
-        cls, device: Device, weights: Sequence[PackedWeight], biases: Sequence[npt.NDArray[np.float32] | None]
+        cls,
+        device: Device,
+        weights: Sequence[PackedWeight],
+        biases: Sequence[npt.NDArray[np.float32] | None],
+        threads: int | None = None,
     ) -> Matrix:
         """Prepack matrices of one format and width, and copy them to the device."""
-        packed = [prepacked(weight) for weight in weights]
+        packed = [prepacked(weight, threads) for weight in weights]
         streams = [None if parts[0] is None else np.concatenate(parts) for parts in zip(*packed, strict=True)]
         parts = [weight.shape[0] for weight in weights]
         padded = [*(-(-n // LANES) * LANES for n in parts[:-1]), parts[-1]]

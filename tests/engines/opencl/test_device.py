@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ipex_lookahead.engines.opencl import device as module
-from ipex_lookahead.engines.opencl.device import Device, listed
+from ipex_lookahead.engines.opencl.device import DOT, SUBGROUPS, Device, listed
 from ipex_lookahead.errors import EngineError, InputError
 
 
@@ -87,11 +87,14 @@ def test_a_spelling_that_fails_its_test_is_not_used(monkeypatch: pytest.MonkeyPa
 
     def check(device: Device) -> str:
         tried.append(device.spelling)
-        return "integer dot products" if device.spelling else ""
+        return "sums over lanes" if SUBGROUPS in device.spelling else ""
 
     monkeypatch.setattr(module, "check", check)
+    monkeypatch.setattr(Device, "_spellings", lambda device: [(SUBGROUPS, DOT), ()])
     assert Device().spelling == ()
-    assert tried[-1] == ()
+    assert tried == [(SUBGROUPS, DOT), ()]
+    with pytest.raises(EngineError, match="sums over lanes"):
+        Device(spelling=(SUBGROUPS,))
 
 
 def test_what_opencl_says_becomes_an_error_of_ours(device: Device) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-opencl runs these tests)")
 
-from ipex_lookahead.engines.opencl.device import Device
+from ipex_lookahead.engines.opencl.device import DOT, SUBGROUPS, Device, device_of
 from ipex_lookahead.engines.opencl.formats import KERNEL_FORMATS
 from ipex_lookahead.engines.opencl.linear import LANES, ROWS, STEP_ROWS, Matrix, Rows, rows_at_once
 from ipex_lookahead.formats import FORMATS, dequantize
@@ -94,6 +94,15 @@ def test_any_number_of_rows_gives_the_same_bytes(device: Device, name: str) -> N
     matrix = Matrix.upload(device, [weight], [None])
     for rows in (*range(1, 19), 31, 32, 33, 65):
         assert on_device(device, matrix, x[:rows]).tobytes() == oracle[:rows].tobytes(), rows
+
+
+@pytest.mark.parametrize("spelling", [(SUBGROUPS, DOT), (DOT,), (SUBGROUPS,)], ids=" ".join)
+def test_spellings_that_are_not_the_best_here(spelling: tuple[str, ...]) -> None:
+    device, x = device_of(None, spelling), activations(17, 352)
+    for name, low_bit in FORMATS.items():
+        weight = make_weight(name, 33, 352, group=low_bit.group_sizes[0] or 32, seed=1)
+        oracle = linear(weight, x, isa="scalar").tobytes()
+        assert on_device(device, Matrix.upload(device, [weight], [None]), x).tobytes() == oracle, name
 
 
 @pytest.mark.parametrize("name", ["sym_int4", "q6_k", "bf16", "nf4"])

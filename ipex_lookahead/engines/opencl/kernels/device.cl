@@ -6,6 +6,9 @@
 
 #pragma OPENCL FP_CONTRACT OFF
 
+// A sum that goes on over a loop: as `x + y` Intel's compiler for CPUs adds several parts of it apart and joins them.
+#define ADD(x, y) fma(y, 1.0f, x)
+
 #define LANES 16
 #define GROUP 32       // inputs in a block of codes
 #define PAGE 64        // positions in a page of keys and values
