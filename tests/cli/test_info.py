@@ -209,3 +209,24 @@ def test_nothing_heavy_is_imported(arguments, tmp_path):
     environment = {**os.environ, "IPEX_LOOKAHEAD_CACHE": str(tmp_path / "cache")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.stdout.splitlines()[-1] == "[] 0", done.stderr
+
+
+def test_opencl_devices_are_listed_by_the_names_that_device_takes(monkeypatch, capsys):
+    from ipex_lookahead.engines.opencl import device
+    from ipex_lookahead.errors import EngineError
+
+    two = [
+        device.Listed(0, "a card", "a platform", "1.2", "GPU", 2**34, 512),
+        device.Listed(1, "x", "y", "3", "CPU", 1, 1),
+    ]
+    monkeypatch.setattr(device, "listed", lambda: two)
+    assert run(["info"]) == 0
+    assert "opencl:0 a card, GPU, driver 1.2, opencl:1 x, CPU, driver 3" in " ".join(capsys.readouterr().out.split())
+
+    def none():
+        raise EngineError("pyopencl is absent", hint="install it")
+
+    monkeypatch.setattr(device, "listed", none)
+    assert run(["info", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert facts["opencl"] == {"devices": [], "problem": "pyopencl is absent; install it"}

@@ -28,6 +28,7 @@ KERNELS = Path(__file__).parent / "kernels"
 LANES = 16
 NUMERICS = ("-cl-std=CL3.0", "-cl-fp32-correctly-rounded-divide-sqrt")
 SUBGROUPS, DOT = "HAS_SUBGROUPS", "HAS_DOT"
+SPELT = {SUBGROUPS: "subgroups", DOT: "integer dot products"}
 Spelling = tuple[str, ...]
 """What of ``SUBGROUPS`` and ``DOT`` kernels use (``kernels/device.cl``)."""
 FROM_DRIVER = "install the GPU's OpenCL driver (Debian and Ubuntu: intel-opencl-icd); clinfo lists what it finds"
@@ -248,7 +249,7 @@ class Device:
             "device_name": self.name,
             "driver": str(self.raw.driver_version),
             "compute_units": int(self.raw.max_compute_units),
-            "spelling": " ".join(self.spelling) or "plain",
+            "spelling": ", ".join(SPELT[name] for name in self.spelling) or "plain",
         }
 
 

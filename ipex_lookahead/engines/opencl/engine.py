@@ -126,7 +126,7 @@ class OpenClEngine:
         facts = decoder.device.facts()
         return {
             "engine": self.name,
-            "isa": f"opencl, {facts['spelling']}",
+            "isa": f"opencl ({facts['spelling']})",
             "threads": facts["compute_units"],
             "low_bit": self.low_bit,
             "weight_bytes": decoder.weight_bytes,
