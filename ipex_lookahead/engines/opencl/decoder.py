@@ -32,17 +32,18 @@ PIECE = 4096
 """Work-items of a work-group of ``top``, and logits that one looks through."""
 NORM_BLOCKS = 16
 """Blocks of a row that one lane group of a norm makes; each takes the row's mean for itself."""
-MOST_HEAD = 1024
+MOST_HEAD, MOST_USED = 1024, 64
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clamped": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One block's weights: ``qkv`` and ``mlp`` are one matrix where formats allow, else several."""
+    """One block's weights: ``qkv`` is one matrix where formats allow, else three; experts lie one below the other."""
 
     block: Block
     qkv: list[Matrix]
     o: Matrix
+    router: Matrix | None
     gate: Matrix
     up: Matrix
     down: Matrix
@@ -51,14 +52,24 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel to enqueue: for every ``rows`` rows of the step, or of those wanted, ``size`` work-items."""
+    """A kernel to enqueue.
+
+    ``size`` work-items for every ``rows`` rows of the step, or of those wanted, and for each of a row's ``pairs`` with
+    an expert; ``by_blocks``: and for each block of positions that is computed apart.
+    """
 
     kernel: Any
     size: int
     local: int
     rows: int = 1
+    pairs: int = 1
     wanted: bool = False
     by_blocks: bool = False
+
+
+def mlps_of(block: Block) -> tuple[GatedMlp, ...]:
+    """A block's experts, or its only MLP."""
+    return block.mlp.experts if isinstance(block.mlp, Experts) else (block.mlp,)
 
 
 def check_spec(spec: ModelSpec) -> None:
@@ -67,10 +78,14 @@ def check_spec(spec: ModelSpec) -> None:
     for block in spec.layers:
         attention = block.attention
         if isinstance(block.mlp, Experts):
-            raise UnsupportedModelError(
-                f"the OpenCL engine runs no mixtures of experts, and this {spec.model_type} is one",
-                hint="use engine='native'",
-            )
+            if block.mlp.used > MOST_USED:
+                raise UnsupportedModelError(
+                    f"a row goes to {block.mlp.used} experts; the OpenCL engine has {MOST_USED}"
+                )
+            if len({expert.activation for expert in block.mlp.experts}) > 1:
+                raise UnsupportedModelError(
+                    "the experts of a layer have several activations; the OpenCL engine has one"
+                )
         if (attention.heads, attention.kv_heads, attention.head_dim) != (first.heads, first.kv_heads, first.head_dim):
             raise UnsupportedModelError("heads, kv_heads and head_dim must be the same in all layers")
     if first.head_dim > MOST_HEAD or first.head_dim % 8 or first.heads % first.kv_heads:
@@ -110,14 +125,20 @@ class Scratch:
 
     def __init__(self, device: Device, spec: ModelSpec, rows: int, wanted: int, partials: int, top: int) -> None:
         attention = spec.layers[0].attention
-        inner = max(block.mlp.gate.weight.shape[0] for block in spec.layers if isinstance(block.mlp, GatedMlp))
+        used = max((block.mlp.used for block in spec.layers if isinstance(block.mlp, Experts)), default=0)
+        of = max((len(block.mlp.experts) for block in spec.layers if isinstance(block.mlp, Experts)), default=0)
+        inner = max(mlp.gate.weight.shape[0] for block in spec.layers for mlp in mlps_of(block))
         q, kv = (-(-n * attention.head_dim // 16) * 16 for n in (attention.heads, attention.kv_heads))
         self.sizes = (rows, wanted, partials, top)
         self.qkv_stride, self.k_column, self.v_column = q + 2 * kv, q, q + kv
         self.hidden, self.branch = (device.empty(4 * rows * spec.hidden) for _ in range(2))
         self.qkv = device.empty(4 * rows * self.qkv_stride)
         self.partials = device.empty(4 * partials * attention.heads * (2 + attention.head_dim))
-        self.x, self.gated = Rows.empty(device, rows, spec.hidden), Rows.empty(device, rows, inner)
+        self.x, self.gated = Rows.empty(device, rows, spec.hidden), Rows.empty(device, rows * max(used, 1), inner)
+        self.router, self.made = device.empty(4 * rows * of), device.empty(4 * rows * used * spec.hidden)
+        self.pairs = rows * used  # of a layer
+        self.experts = device.empty(4 * len(spec.layers) * self.pairs)
+        self.weights = device.empty(4 * rows * used)
         self.attended = Rows.empty(device, rows, attention.heads * attention.head_dim)
         self.gate, self.up = (device.empty(4 * rows * inner) for _ in range(2))
         self.head_x = Rows.empty(device, wanted, spec.hidden)
@@ -196,16 +217,27 @@ class Decoder:
             (self.embedding,) = linears(Linear(spec.embedding))
         self.layers = []
         for block in spec.layers:
-            own, mlp = block.attention, block.mlp
-            assert isinstance(mlp, GatedMlp)  # checked above
+            own, mlps = block.attention, mlps_of(block)
             vectors = {"attention_norm": norm(block.attention_norm)}
             qkv = linears(own.q, own.k, own.v)
             vectors |= {"q_norm": norm(own.q_norm), "k_norm": norm(own.k_norm), "sinks": of(own.sinks)}
             (o,) = linears(own.o)
             vectors |= {"attention_after": norm(block.attention_after), "mlp_norm": norm(block.mlp_norm)}
-            (gate,), (up,), (down,) = linears(mlp.gate), linears(mlp.up), linears(mlp.down)
+            router = linears(block.mlp.router)[0] if isinstance(block.mlp, Experts) else None
+            parts = [linears(*(getattr(mlp, name) for mlp in mlps)) for name in ("gate", "up", "down")]
+            if any(len(part) > 1 for part in parts):
+                raise UnsupportedModelError(
+                    "the experts of a layer are in several formats; the OpenCL engine takes them in one",
+                    hint="load it in one format, or use engine='native'",
+                )
+            (gate,), (up,), (down,) = parts
+            if router is not None and (gate.format, gate.group_size) != (up.format, up.group_size):
+                raise UnsupportedModelError(
+                    "gate and up of a layer's experts are in two formats; the OpenCL engine takes them in one",
+                    hint="load it in one format, or use engine='native'",
+                )
             vectors["mlp_after"] = norm(block.mlp_after)
-            self.layers.append(Layer(block, qkv, o, gate, up, down, vectors))
+            self.layers.append(Layer(block, qkv, o, router, gate, up, down, vectors))
         self.final_norm = norm(spec.final_norm)
         (self.head,) = linears(head)
         if spec.tied:
@@ -229,8 +261,32 @@ class Decoder:
 
     @property
     def idle_bytes(self) -> int:
-        """Bytes of weights that a step of one row does not read: an embedding that is no lm_head."""
-        return 0 if self.spec.tied else self.embedding.nbytes
+        """Bytes of weights that a step of one row does not read: an embedding that is no lm_head, and idle experts."""
+        idle = 0 if self.spec.tied else self.embedding.nbytes
+        for layer in self.layers:
+            if isinstance(mixture := layer.block.mlp, Experts):
+                count = len(mixture.experts)
+                idle += sum(one.nbytes for one in (layer.gate, layer.up, layer.down)) * (count - mixture.used) // count
+        return idle
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of an expert's weights; 0 without experts."""
+        for layer in self.layers:
+            if isinstance(mixture := layer.block.mlp, Experts):
+                return sum(one.nbytes for one in (layer.gate, layer.up, layer.down)) // len(mixture.experts)
+        return 0
+
+    def experts_touched(self, rows: int) -> int:
+        """How many experts the last step, of so many rows, read in all layers."""
+        if self._scratch is None or self._scratch.pairs == 0:
+            return 0
+        chosen = self.device.read(self._scratch.experts, (len(self.layers), self._scratch.pairs), i32)
+        return sum(
+            len(np.unique(own[: rows * layer.block.mlp.used]))
+            for own, layer in zip(chosen, self.layers, strict=True)
+            if isinstance(layer.block.mlp, Experts)
+        )
 
     def matrix(self, tensor: Tensor) -> PackedWeight:
         """A weight in plain order, bit for bit as it came."""
@@ -263,7 +319,7 @@ class Decoder:
             device.write(self._step, encoded)
             enqueue, queue = device.cl.enqueue_nd_range_kernel, device.queue
             for launch in launches:
-                rows = -(-(wanted if launch.wanted else plan.rows) // launch.rows)
+                rows = -(-(wanted if launch.wanted else plan.rows) // launch.rows) * launch.pairs
                 if rows == 0:
                     continue
                 if launch.by_blocks:
@@ -294,7 +350,7 @@ class Decoder:
         return self._scratch
 
     def _lanes(self, kernel: Any, count: int, rows: int = 1, wanted: bool = False) -> Launch:
-        return Launch(kernel, self.device.lane_groups(count), self.device.width, rows, wanted)
+        return Launch(kernel, self.device.lane_groups(count), self.device.width, rows, wanted=wanted)
 
     def _kernel(self, name: str, *arguments: Any) -> Any:
         return self.device.kernel(self._rows, name, *arguments)
@@ -320,14 +376,17 @@ class Decoder:
             arguments = (*w.arguments(), *x.arguments(), step, counted, out, i32(stride), i32(column), i32(add))
             return self._lanes(device.kernel(w.program(at_once), "linear", *arguments), w.tiles, at_once, wanted)
 
+        def add_branch(block: Block, after: Any, one: Norm | None) -> Launch:
+            factors = (f32(one.epsilon if one else 0), f32(block.residual_multiplier))
+            kernel = self._kernel("add_branch", s.branch, hidden, hidden, after, *factors, s.hidden, step, i32(groups))
+            return self._lanes(kernel, groups)
+
         def add_to_hidden(w: Matrix, x: Rows, block: Block, after: Any, one: Norm | None) -> Iterator[Launch]:
             if after is None and block.residual_multiplier == 1:
                 yield linear(w, x, s.hidden, spec.hidden, add=True)
                 return
             yield linear(w, x, s.branch, spec.hidden)
-            factors = (f32(one.epsilon if one else 0), f32(block.residual_multiplier))
-            kernel = self._kernel("add_branch", s.branch, hidden, hidden, after, *factors, s.hidden, step, i32(groups))
-            yield self._lanes(kernel, groups)
+            yield add_branch(block, after, one)
 
         embed = self.embedding
         arguments = (*embed.arguments(), step, s.hidden, hidden, f32(spec.embedding_multiplier))
@@ -341,30 +400,28 @@ class Decoder:
             yield from self._attention(s, layer, self.pages.buffers[number])
             yield from add_to_hidden(layer.o, s.attended, block, v["attention_after"], block.attention_after)
             yield norm(v["mlp_norm"], block.mlp_norm, s.x)
-            assert isinstance(block.mlp, GatedMlp)
-            activation = block.mlp.activation
+            activation = mlps_of(block)[0].activation
             kind = (i32(ACTIVATIONS[activation.kind]), f32(activation.alpha), f32(activation.limit))
             gate, up = layer.gate, layer.up
+            if isinstance(block.mlp, Experts):
+                router = layer.router
+                assert router is not None  # a mixture has one
+                yield linear(router, s.x, s.router, router.n_out)
+                yield from self._experts(s, layer, block.mlp, i32(number * s.pairs), kind)
+                if v["mlp_after"] is not None or block.residual_multiplier != 1:
+                    yield add_branch(block, v["mlp_after"], block.mlp_after)
+                continue
             made = Rows(gate.n_out, s.gated.buffers)
             if (gate.format, gate.group_size) == (up.format, up.group_size):
-                arguments = (
-                    *gate.arguments(),
-                    *up.arguments(),
-                    *s.x.arguments(),
-                    *made.arguments(),
-                    step,
-                    i32(STEP_ROWS),
-                    *kind,
-                )
+                both = (*gate.arguments(), *up.arguments())
+                arguments = (*both, *s.x.arguments(), *made.arguments(), step, i32(STEP_ROWS), *kind)
                 kernel = device.kernel(gate.program(at_once), "gate_up", *arguments)
                 yield self._lanes(kernel, made.blocks, at_once)
             else:
                 yield linear(gate, s.x, s.gate, gate.n_out)
                 yield linear(up, s.x, s.up, up.n_out)
-                width = i32(gate.n_out)
-                kernel = self._kernel(
-                    "activate", s.gate, s.up, width, width, *made.arguments(), step, i32(STEP_ROWS), *kind
-                )
+                both = (s.gate, s.up, i32(gate.n_out), i32(gate.n_out))
+                kernel = self._kernel("activate", *both, *made.arguments(), step, i32(STEP_ROWS), *kind)
                 yield self._lanes(kernel, made.blocks)
             yield from add_to_hidden(layer.down, made, block, v["mlp_after"], block.mlp_after)
         yield norm(self.final_norm, spec.final_norm, s.head_x, wanted=True)
@@ -416,3 +473,28 @@ class Decoder:
             "merge_heads", s.partials, i32(heads), i32(d), window, v["sinks"], *s.attended.arguments(), step
         )
         yield self._lanes(kernel, s.attended.blocks)
+
+    def _experts(
+        self, s: Scratch, layer: Layer, mixture: Experts, first: np.int32, kind: tuple[Any, ...]
+    ) -> Iterator[Launch]:
+        """Each row with each of its experts, one by one: a weight is read again for every row that goes to it."""
+        device, step, used, width = self.device, self._step, i32(mixture.used), self.device.width
+        softmax = (i32(mixture.softmax == "all"), i32(mixture.renormalise))
+        kernel = self._kernel(
+            "choose", s.router, i32(len(mixture.experts)), used, *softmax, s.experts, first, s.weights, step
+        )
+        yield self._lanes(kernel, 1)
+        gate, up, down = layer.gate, layer.up, layer.down
+        made = Rows(gate.parts[0], s.gated.buffers)
+        sizes = (step, s.experts, first, used)
+        both = (*gate.arguments(), *up.arguments(), *s.x.arguments(), *made.arguments())
+        kernel = device.kernel(gate.program(1), "expert_gate_up", *both, *sizes, i32(-(-gate.parts[0] // 16)), *kind)
+        yield Launch(kernel, device.lane_groups(made.blocks), width, pairs=mixture.used)
+        tiles, hidden = -(-down.parts[0] // 16), i32(self.spec.hidden)
+        arguments = (*down.arguments(), *made.arguments(), *sizes, i32(tiles), s.made, hidden)
+        kernel = device.kernel(down.program(1), "expert_linear", *arguments)
+        yield Launch(kernel, device.lane_groups(tiles), width, pairs=mixture.used)
+        add = layer.vectors["mlp_after"] is None and layer.block.residual_multiplier == 1
+        out = s.hidden if add else s.branch
+        kernel = self._kernel("add_experts", s.made, s.weights, used, hidden, out, i32(add), step)
+        yield Launch(kernel, -(-self.spec.hidden // 64) * 64, 64)

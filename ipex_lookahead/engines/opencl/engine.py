@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ipex_lookahead.architectures.spec import ModelSpec, Tensor
+from ipex_lookahead.architectures.spec import Experts, ModelSpec, Tensor
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.engines.base import Batch, StepOutput
@@ -115,15 +115,17 @@ class OpenClEngine:
             ids, logits = self._decoder.run(checked, max(int(top), 1), bool(batch.logits))
             if (ids < -1).any() or (ids[:, :1] < 0).any():
                 raise EngineError("the model's logits are not finite", hint="the checkpoint's weights are damaged")
+            experts = self._decoder.experts_touched(checked.rows)
             for sequence in checked.sequences:
                 sequence.cache.set_step(sequence.parents)
-        return StepOutput(ids[:, 0], logits, ids if top else None)
+        return StepOutput(ids[:, 0], logits, ids if top else None, experts)
 
     def describe(self) -> dict[str, Any]:
         """Facts for ``info`` and for reports."""
         decoder = self._decoder
         pages = decoder.pages
         facts = decoder.device.facts()
+        experts = sum(len(b.mlp.experts) for b in self.spec.layers if isinstance(b.mlp, Experts))
         return {
             "engine": self.name,
             "isa": f"opencl ({facts['spelling']})",
@@ -131,10 +133,12 @@ class OpenClEngine:
             "low_bit": self.low_bit,
             "weight_bytes": decoder.weight_bytes,
             "step_bytes": decoder.weight_bytes - decoder.idle_bytes,
+            "expert_bytes": decoder.expert_bytes,
             "kv_cache": self.kv_cache,
             "kv_bytes_per_token": len(pages.buffers) * pages.bytes // 64,
             "max_context": self.max_context,
             "row_invariant": self.row_invariant,
+            **({"experts": experts} if experts else {}),
             **facts,
             **self.facts,
         }

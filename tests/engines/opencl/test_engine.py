@@ -16,6 +16,7 @@ pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-ope
 from ipex_lookahead.architectures.spec import ModelSpec, Tensor
 from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.engines.native.engine import NativeEngine
+from ipex_lookahead.engines.opencl.decoder import check_spec
 from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.engine import OpenClEngine
 from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, UnsupportedModelError
@@ -24,8 +25,6 @@ from ipex_lookahead.formats.base import PackedWeight
 from tests.support.cache_walk import Plain, walk
 from tests.support.native import chain, ids_of, one_by_one, run
 from tests.support.specs import NAMED, make_spec, native_engine, random_switches, random_weights
-
-DENSE = [name for name, switches in NAMED.items() if "experts" not in switches]
 
 
 def both(
@@ -36,7 +35,10 @@ def both(
     format_of = low_bit if callable(low_bit) else lambda tensor: low_bit
 
     def matrix(tensor: Tensor) -> PackedWeight:
-        return quantize(PackedWeight("fp32", tensor.shape, weights[tensor.name]), format_of(tensor))
+        return quantize(
+            PackedWeight("fp32", tensor.shape, weights[tensor.name]),
+            "fp32" if "router" in tensor.name else format_of(tensor),
+        )
 
     def vector(tensor: Tensor) -> Any:
         return weights[tensor.name]
@@ -58,7 +60,7 @@ def in_pieces(engine: Any, tokens: np.ndarray, sizes: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", NAMED)
 def test_families_logits_are_the_native_engines(device: Device, name: str, kv_cache: str) -> None:
     native, engine = both(
         make_spec(**NAMED[name]), device, "sym_int4" if "hidden" not in NAMED[name] else "fp16", kv_cache
@@ -72,7 +74,7 @@ def test_families_logits_are_the_native_engines(device: Device, name: str, kv_ca
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(chance=st.randoms(use_true_random=False), seed=st.integers(0, 1000), rows=st.integers(1, 90))
 def test_any_switches_together(device: Device, chance: random.Random, seed: int, rows: int) -> None:
-    spec = make_spec(**random_switches(chance, mixtures=False))
+    spec = make_spec(**random_switches(chance))
     native, engine = both(spec, device, kv_cache=chance.choice(("fp16", "int8")), seed=seed)
     tokens = ids_of(native, rows, seed)
     sizes = [chance.randint(1, 40) for _ in range(5)]
@@ -224,10 +226,33 @@ def test_logits_that_are_not_finite_are_an_error(device: Device) -> None:
         engine.forward(Batch([engine.new_cache()], [1], ids_of(engine, 1), chain(1)))
 
 
-def test_mixtures_are_refused_by_name(device: Device) -> None:
-    spec = replace(make_spec(**NAMED["mixtral"]), model_type="mixtral")
-    with pytest.raises(UnsupportedModelError, match="no mixtures of experts, and this mixtral is one"):
-        OpenClEngine.build(spec, "fp32", lambda t: None, lambda t: None, device)
+@pytest.mark.parametrize("name", [name for name in NAMED if "experts" in NAMED[name]])
+def test_experts_are_counted(device: Device, name: str) -> None:
+    native, engine = both(make_spec(**NAMED[name]), device)
+    for rows in (1, 2, 20, 3):
+        tokens = ids_of(native, rows, rows)
+        one, other = (e.forward(Batch([e.new_cache()], [rows], tokens, chain(rows))) for e in (native, engine))
+        assert one.experts == other.experts > 0
+    facts, theirs = engine.describe(), native.describe()
+    assert facts["experts"] == theirs["experts"]
+    assert 0 < facts["expert_bytes"] < facts["step_bytes"] < facts["weight_bytes"]
+
+
+def test_what_kernels_do_not_run_is_refused_by_name(device: Device) -> None:
+    with pytest.raises(UnsupportedModelError, match="a row goes to 65 experts; the OpenCL engine has 64"):
+        both(make_spec(experts=70, used=65), device)
+    with pytest.raises(UnsupportedModelError, match="experts of a layer are in several formats"):
+        both(
+            make_spec(experts=3, used=1),
+            device,
+            lambda tensor: "sym_int8" if "experts.1" in tensor.name else "sym_int4",
+        )
+    with pytest.raises(UnsupportedModelError, match="gate and up of a layer's experts are in two formats"):
+        both(make_spec(experts=3, used=1), device, lambda tensor: "sym_int8" if ".up" in tensor.name else "sym_int4")
+    spec = make_spec()
+    attention = replace(spec.layers[0].attention, head_dim=1032)
+    with pytest.raises(UnsupportedModelError, match="heads have 1032 values"):
+        check_spec(replace(spec, layers=(replace(spec.layers[0], attention=attention),)))
 
 
 def test_bad_steps_are_refused_and_nothing_is_lost(device: Device) -> None:

@@ -95,11 +95,16 @@ LANE_GROUPS kernel void finish_heads(global float* qkv, int stride, int k_column
 #else
 #define STORE(v, kept, to) vstore_half_rte(finite ? v : NAN, to, kept)
 #endif
-  for (int i = lane; i < rotated; i += LANES) {
-    KEEP(i)
-    KEEP(i + rotated)
+  // Rounds of all lanes alike: pocl 3.1 stores bytes for lanes whose own loop is over.
+  for (int first = 0; first < rotated; first += LANES) {
+    const int i = first + lane;
+    if (i < rotated) {
+      KEEP(i)
+      KEEP(i + rotated)
+    }
   }
-  for (int i = 2 * rotated + lane; i < head_dim; i += LANES) KEEP(i)
+  for (int first = 2 * rotated; first < head_dim; first += LANES)
+    if (first + lane < head_dim) KEEP(first + lane)
 }
 
 // A partial softmax over positions: {max, sum, weighted values [head_dim]}, for each (row, head, block or all blocks).

@@ -48,6 +48,10 @@ static inline int sum_lanes_int(int x EXCHANGE_ARGUMENT) {
   for (int away = LANES / 2; away > 0; away /= 2) x = x + SWAP_LANES(x, away);
   return x;
 }
+static inline int max_lanes_int(int x EXCHANGE_ARGUMENT) {
+  for (int away = LANES / 2; away > 0; away /= 2) x = max(x, SWAP_LANES(x, away));
+  return x;
+}
 static inline float max_lanes(float x EXCHANGE_ARGUMENT) {  // not for NaN
   for (int away = LANES / 2; away > 0; away /= 2) {
     const float other = as_float(SWAP_LANES(as_int(x), away));

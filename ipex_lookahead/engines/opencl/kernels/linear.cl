@@ -292,6 +292,47 @@ LANE_GROUPS kernel void gate_up(MATRIX_ARGUMENTS(gate), MATRIX_ARGUMENTS(up), RO
   }
 }
 
+#if ROWS == 1
+// The same for a mixture: rows and their experts in pairs, `used` a row, from `chosen` on; an expert's `tiles` lie after
+// those of the one before.
+LANE_GROUPS kernel void expert_gate_up(MATRIX_ARGUMENTS(gate), MATRIX_ARGUMENTS(up), ROWS_ARGUMENTS(x),
+                                       ROWS_ARGUMENTS(made), global const int* step, global const int* experts, int chosen,
+                                       int used, int tiles, int kind, float alpha, float limit) {
+  EXCHANGE(lanes)
+  experts += chosen;
+  const Matrix gate = MATRIX(gate), up = MATRIX(up);
+  const Rows x = ROWS_OF(x), made = ROWS_OF(made);
+  const int group = lane_group_of(), pair = get_global_id(1), rows = step[STEP_ROWS], row = pair / used;
+  if (group >= made.blocks || row >= rows) return;
+  float values[2];
+  for (int part = 0; part < 2; ++part) {
+    const int tile = experts[pair] * tiles + 2 * group + part, output = tile * LANES + lane_of();
+    values[part] = 0.0f;
+    if (2 * group + part >= tiles) continue;
+    float g, u;
+    tile_times_rows(gate, tile, x, row, rows, &g);
+    tile_times_rows(up, tile, x, row, rows, &u);
+    values[part] = activated(kind, alpha, limit, biased(gate, output, g), biased(up, output, u));
+  }
+  store_block(made, pair, group, values[0], values[1] EXCHANGED);
+}
+
+// out[pair] = bias + x[pair] W^T of the pair's expert, n of its outputs.
+LANE_GROUPS kernel void expert_linear(MATRIX_ARGUMENTS(w), ROWS_ARGUMENTS(x), global const int* step,
+                                      global const int* experts, int chosen, int used, int tiles, global float* out,
+                                      int n) {
+  experts += chosen;
+  const Matrix w = MATRIX(w);
+  const Rows x = ROWS_OF(x);
+  const int pair = get_global_id(1), pairs = step[STEP_ROWS] * used, column = lane_group_of() * LANES + lane_of();
+  if (lane_group_of() >= tiles || pair >= pairs) return;
+  const int tile = experts[pair] * tiles + lane_group_of();
+  float acc;
+  tile_times_rows(w, tile, x, pair, pairs, &acc);
+  if (column < n) out[(size_t)pair * n + column] = biased(w, tile * LANES + lane_of(), acc);
+}
+#endif
+
 // The embeddings of a step's tokens, times `factor`: a lane group does 16 blocks of 32 inputs, a lane one.
 LANE_GROUPS kernel void embed(MATRIX_ARGUMENTS(w), global const int* step, global float* out,
                               int out_stride, float factor) {

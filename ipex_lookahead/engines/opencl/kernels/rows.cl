@@ -68,6 +68,60 @@ LANE_GROUPS kernel void add_branch(global const float* branch, int stride, int n
   }
 }
 
+// Which experts a row goes to, best first, the lowest first among equals, and their weights: a lane group a row. `logits`
+// [rows][of]; softmax over all of them, or over those of the chosen. The layer's choices begin at `first`.
+#define MOST_USED 64
+LANE_GROUPS kernel void choose(global const float* logits, int of, int used, int over_all, int renormalise,
+                               global int* experts, int first, global float* weights, global const int* step) {
+  EXCHANGE(lanes)
+  const int row = get_global_id(1), lane = lane_of();
+  if (lane_group_of() > 0 || row >= step[STEP_ROWS]) return;
+  experts += first;
+  logits += (size_t)row * of;
+  int chosen[MOST_USED];
+  float last = INFINITY;
+  int last_id = -1;
+  for (int k = 0; k < used; ++k) {
+    float best = -INFINITY;
+    int best_id = of;
+    for (int e = lane; e < of; e += LANES) {
+      const float v = logits[e];
+      const bool left = v < last || (v == last && e > last_id);
+      if (left && (v > best || best_id == of)) {
+        best = v;
+        best_id = e;
+      }
+    }
+    const float top = max_lanes(best EXCHANGED);
+    last_id = max_lanes_int(best == top && best_id < of ? of - best_id : 0 EXCHANGED);
+    last_id = last_id > 0 ? of - last_id : k;  // where nothing is a number, any will do: it shows in the weights
+    last = top;
+    chosen[k] = last_id;
+  }
+  const float most = logits[chosen[0]];
+  float sum = 0.0f, all = 0.0f;
+  for (int i = lane; i < (over_all ? of : used); i += LANES)
+    sum = ADD(sum, exponential(logits[over_all ? i : chosen[i]] - most));
+  sum = sum_lanes(sum EXCHANGED);
+  for (int k = 0; k < used; ++k) all = ADD(all, exponential(logits[chosen[k]] - most) / sum);
+  for (int k = lane; k < used; k += LANES) {
+    const float logit = logits[chosen[k]], weight = exponential(logit - most) / sum;
+    experts[row * used + k] = chosen[k];
+    weights[row * used + k] = !isfinite(logit) ? NAN : renormalise ? weight / all : weight;
+  }
+}
+
+// The sum of a row's experts in their order, times their weights: added to `out`, or put there.
+kernel void add_experts(global const float* made, global const float* weights, int used, int n, global float* out, int add,
+                        global const int* step) {
+  const int k = get_global_id(0), row = get_global_id(1);
+  if (k >= n || row >= step[STEP_ROWS]) return;
+  float sum = 0.0f;
+  for (int i = row * used; i < (row + 1) * used; ++i) sum = fma(made[(size_t)i * n + k], weights[i], sum);
+  global float* to = out + (size_t)row * n + k;
+  *to = add ? *to + sum : sum;
+}
+
 // A norm over the whole of q or of k, in place: one lane group a row.
 LANE_GROUPS kernel void norm_whole(global float* x, int stride, int first, int n, global const float* weight,
                                    float epsilon, global const int* step) {
