@@ -19,6 +19,7 @@ from ipex_lookahead.drafting.self_speculation import check_gains
 from ipex_lookahead.engines import ENGINES
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest
 from ipex_lookahead.engines.native.core import core_missing
+from ipex_lookahead.engines.opencl.device import installed as pyopencl_installed
 from ipex_lookahead.engines.weights import check_format, check_low_bit, not_converted
 from ipex_lookahead.errors import InputError, UnsupportedModelError
 from ipex_lookahead.hub import resolve_model
@@ -72,10 +73,10 @@ class AutoModelForCausalLM:
             modules_to_not_convert: parts of module names whose weights stay as they are in the file.
             threads: threads to compute with; None = the physical cores this process may use.
             engine: "native", "torch", "ipex-llm", "opencl", or "auto": native for the families that it has, on the CPU;
-                opencl where ``device`` names an OpenCL device; else torch. The choice and its reason are logged, and in
-                ``model.engine.describe()["chosen"]``.
-            device: "cpu", "xpu" (Intel GPUs), "cuda" or "opencl:0"; None = the engine's own: the CPU, or for
-                engine="opencl" the first GPU.
+                opencl where ``device`` is an OpenCL device, or "xpu" and pyopencl is installed; else torch. The choice
+                and its reason are logged, and in ``model.engine.describe()["chosen"]``.
+            device: "cpu", "xpu" (Intel GPUs; "xpu:1" the second), "cuda" or "opencl:0" (of all OpenCL devices); None =
+                the engine's own: the CPU, or for engine="opencl" the first GPU.
             deterministic: for engine="torch": forwards of one shape, so that lookahead gives the very text of plain
                 decoding; slower on a CPU. None = on Intel GPUs only. The native engine is that at full speed.
             ipex: for engine="torch" and float weights: apply intel-extension-for-pytorch
@@ -288,7 +289,9 @@ def _choose(engine: str, request: LoadRequest) -> tuple[str, str]:
         return engine, "asked for"
     if family is not None and family not in model_types():
         return "torch", f"the native engine has no {family} (it has {', '.join(model_types())})"
-    if str(request.device).startswith("opencl"):
+    if str(request.device).startswith("opencl") or (
+        str(request.device).startswith("xpu") and not request.ipex and pyopencl_installed()
+    ):
         return "opencl", f"the device is {request.device}"
     if request.device is not None and str(request.device) != "cpu":
         return "torch", f"the native engine runs on the CPU, and the device is {request.device}"

@@ -8,6 +8,7 @@ not pass, and not at all where that does not either.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -96,26 +97,36 @@ def _no_devices_is_an_empty_list() -> Iterator[None]:
             raise
 
 
+def installed() -> bool:
+    """Whether there is a pyopencl to ask for devices."""
+    return importlib.util.find_spec("pyopencl") is not None
+
+
 def _chosen(name: str | None) -> tuple[int, Any]:
-    """The device of that name, "opencl:1"; for None and "opencl" the first GPU, or else the first device."""
+    """The device of that name: "opencl:1" of all, "xpu:1" of the GPUs; for None the first GPU, or the first device."""
     found = _devices()
     if not found:
         raise EngineError("there is no OpenCL device on this machine", hint=FROM_DRIVER)
-    if name is None or name in ("opencl", "xpu"):
-        gpu = opencl().device_type.GPU
-        return next(((i, raw) for i, raw in enumerate(found) if raw.type & gpu), (0, found[0]))
-    match = re.fullmatch(r"(?:opencl|xpu):(\d{1,4})", name)
-    if match is None or int(match[1]) >= len(found):
-        known = ", ".join(f"opencl:{i} ({str(raw.name).strip()})" for i, raw in enumerate(found))
+    gpus = [i for i, raw in enumerate(found) if raw.type & opencl().device_type.GPU]
+    match = re.fullmatch(r"(opencl|xpu)(?::(\d{1,4}))?", name or "opencl")
+    known = ", ".join(f"opencl:{i} ({str(raw.name).strip()})" for i, raw in enumerate(found))
+    if match is None or (match[1] == "opencl" and int(match[2] or 0) >= len(found)):
         raise InputError(f"device is {name!r}; the OpenCL devices here are {known}")
-    return int(match[1]), found[int(match[1])]
+    if match[1] == "xpu" and int(match[2] or 0) >= len(gpus):
+        raise EngineError(
+            f"device is {name!r}, and {len(gpus)} of the OpenCL devices here ({known}) are GPUs", hint=FROM_DRIVER
+        )
+    numbers = gpus if match[1] == "xpu" else range(len(found)) if match[2] else gpus or [0]
+    number = numbers[int(match[2] or 0)]
+    return number, found[number]
 
 
 class Device:
     """One device with a queue of its own, whose kernels run in the order in which they are enqueued.
 
     Args:
-        name: "opencl:1"; None, "opencl" and "xpu": the first GPU, or the first device where there is no GPU.
+        name: "opencl:1" of all devices, "xpu:1" of the GPUs, "xpu" the first of them; None and "opencl": the first GPU,
+            or the first device where there is none.
         spelling: of kernels; None: the best one that the device has and whose self-test passes.
 
     Raises:

@@ -56,11 +56,25 @@ def test_a_gpu_is_chosen_before_what_else_there_is(monkeypatch: pytest.MonkeyPat
     devices = [SimpleNamespace(name=name, type=kind) for name, kind in (("cpu", 2), ("arc", 4), ("iris", 4))]
     monkeypatch.setattr(module, "_devices", lambda: devices)
     monkeypatch.setattr(module, "opencl", lambda: fake_opencl(list))
-    for name, number in ((None, 1), ("opencl", 1), ("xpu", 1), ("opencl:0", 0), ("xpu:2", 2)):
+    for name, number in (
+        (None, 1),
+        ("opencl", 1),
+        ("xpu", 1),
+        ("opencl:0", 0),
+        ("opencl:2", 2),
+        ("xpu:0", 1),
+        ("xpu:1", 2),
+    ):
         assert module._chosen(name) == (number, devices[number])
-    for name in ("opencl:3", "opencl:-1", "cuda", "opencl:", ""):
+    for name in ("opencl:3", "opencl:-1", "cuda", "opencl:", "cpu"):
         with pytest.raises(InputError, match=r"opencl:0 \(cpu\), opencl:1 \(arc\), opencl:2 \(iris\)"):
             module._chosen(name)
+    with pytest.raises(EngineError, match="'xpu:2', and 2 of the OpenCL devices"):
+        module._chosen("xpu:2")
+    del devices[1:]
+    assert module._chosen(None) == (0, devices[0])
+    with pytest.raises(EngineError, match="'xpu', and 0 of the OpenCL devices"):
+        module._chosen("xpu")
 
 
 pyopencl = pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-opencl runs these tests)")

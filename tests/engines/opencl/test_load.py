@@ -14,8 +14,9 @@ from ipex_lookahead import AutoModelForCausalLM, InputError, LookaheadConfig
 from ipex_lookahead.bench.decode import PACKAGED_PROMPTS, read_prompts
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.load import load as load_native
+from ipex_lookahead.engines.opencl.device import listed
 from ipex_lookahead.engines.opencl.load import load as load_opencl
-from ipex_lookahead.errors import LookaheadError
+from ipex_lookahead.errors import EngineError, LookaheadError
 from ipex_lookahead.tokenization.prompts import build_prompt
 from tests.support.family_engines import each, some
 from tests.support.native import run
@@ -52,6 +53,15 @@ def test_a_device_is_asked_for_by_its_number(folder: Path) -> None:
     for device, message in (("cpu", "the OpenCL devices here are"), ("opencl:99", "opencl:0")):
         with pytest.raises(InputError, match=message):
             AutoModelForCausalLM.from_pretrained(folder, engine="opencl", device=device, progress=False)
+
+
+def test_xpu_means_gpus(folder: Path) -> None:
+    """On a machine without one it is said, and nothing else is taken instead."""
+    if any(one.kind == "GPU" for one in listed()):
+        assert AutoModelForCausalLM.from_pretrained(folder, device="xpu", progress=False).engine.name == "opencl"
+        return
+    with pytest.raises(EngineError, match="device is 'xpu', and 0 of the OpenCL devices here"):
+        AutoModelForCausalLM.from_pretrained(folder, device="xpu", progress=False)
 
 
 def test_options_of_other_engines_are_refused(folder: Path) -> None:
