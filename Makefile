@@ -1,6 +1,7 @@
 # make demo   text from a real model, twice, with and without lookahead     make test   set-up, lint, types, tests
 # make bench  decoding speed on the packaged prompts                        make clean  remove what was built
 # make test-ipex-llm  our loop on the real ipex-llm, in an environment of its own (5 GB, kept in the cache folder)
+# make test-opencl  the OpenCL engine on Intel's OpenCL runtime for CPUs, beside .venv (0.8 GB, kept in the cache folder)
 # make gates  the attacks of make test at full length: combinations, mutated files, kills, forks (half an hour)
 # make gates-coverage  how much of each reader of files those attacks run
 # make sanitize  the core under Address-, UndefinedBehavior- and ThreadSanitizer
@@ -9,7 +10,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo test test-ipex-llm bench gates gates-coverage sanitize lint types setup clean
+.PHONY: demo test test-ipex-llm test-opencl bench gates gates-coverage sanitize lint types setup clean
 .DEFAULT_GOAL := demo
 
 define setup
@@ -34,6 +35,10 @@ test:
 test-ipex-llm:
 	@command -v $(PYTHON) >/dev/null || { echo "error: no '$(PYTHON)' was found" >&2; exit 1; }
 	@$(PYTHON) scripts/test_ipex_llm.py $(PYTEST)
+
+test-opencl:
+	$(call setup,--with test)
+	@$(PYTHON) scripts/test_opencl.py $(PYTEST)
 
 bench:
 	$(call setup,)

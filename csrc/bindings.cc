@@ -48,6 +48,58 @@ nb::object export_matrix(Decoder& d, const Matrix m) {
   });
 }
 
+// A matrix's prepacked tiles as other devices' kernels read them: codes, scales, minimums, steps; None for what it has not.
+nb::tuple prepack_tiles(const std::string& format, int64_t n_out, int64_t n_in, int group, const AnyMatrix& codes,
+                        const std::optional<HalfMatrix>& scales, const std::optional<HalfMatrix>& minimums, int threads) {
+  const PlainMatrix plain = plain_of(format, n_out, n_in, group, codes, scales, minimums);
+  checked_threads(threads);
+  Matrix m = unset_matrix(plain.format, n_out, n_in, group);
+  const TileBytes bytes = tile_bytes(m);
+  Owned<uint8_t> tiles(size_t(bytes.codes)), steps(size_t(bytes.steps));
+  Owned<uint16_t> tile_scales(size_t(bytes.scales / 2)), tile_minimums(size_t(bytes.minimums / 2));
+  m.codes = tiles.data.get();
+  m.scales = tile_scales.data.get();
+  m.minimums = tile_minimums.data.get();
+  m.steps = steps.data.get();
+  {
+    nb::gil_scoped_release release;
+    Crew crew(threads);
+    prepack(plain, m, crew);
+  }
+  const auto or_none = [](auto& stream, int64_t n) { return n == 0 ? nb::object(nb::none()) : stream.array(n); };
+  return nb::make_tuple(tiles.array(bytes.codes), or_none(tile_scales, bytes.scales / 2),
+                        or_none(tile_minimums, bytes.minimums / 2), or_none(steps, bytes.steps));
+}
+
+// The way back: the matrix in plain order, as the arguments that make it.
+nb::object unpack_tiles(const std::string& format, int64_t n_out, int64_t n_in, int group, const ByteVector& codes,
+                        const std::optional<HalfVector>& scales, const std::optional<HalfVector>& minimums,
+                        const std::optional<ByteVector>& steps, int threads) {
+  const WeightFormat f = format_of(format);
+  check_size(n_out, n_in);
+  checked_threads(threads);
+  if (stream_facts(f).scales && (group < kGroup || group > kMostGroup || (group & (group - 1)) != 0))
+    throw std::invalid_argument("group size must be a power of two from 32 to " + std::to_string(kMostGroup));
+  Matrix m = unset_matrix(f, n_out, n_in, group);
+  const TileBytes bytes = tile_bytes(m);
+  check_aligned(codes, stream_facts(f).inputs == 1 ? size_t(stream_facts(f).bytes) : 1);
+  if (scales) check_aligned(*scales, 2);
+  if (minimums) check_aligned(*minimums, 2);
+  const auto length = [](const auto& stream) { return stream ? int64_t(stream->size() * stream->itemsize()) : 0; };
+  if (int64_t(codes.size()) != bytes.codes || length(scales) != bytes.scales || length(minimums) != bytes.minimums ||
+      length(steps) != bytes.steps)
+    throw std::invalid_argument("the tiles of a " + format + " matrix [" + std::to_string(n_out) + ", " +
+                                std::to_string(n_in) + "] have the wrong length");
+  m.codes = codes.data();
+  m.scales = scales ? scales->data() : nullptr;
+  m.minimums = minimums ? minimums->data() : nullptr;
+  m.steps = steps ? steps->data() : nullptr;
+  return export_matrix(m, [&](auto... streams) {
+    Crew crew(threads);
+    unpack(m, streams..., crew);
+  });
+}
+
 void check_linear(const LinearLayer& l, const FloatMatrix& x) {
   check_aligned(x, sizeof(float));
   if (int64_t(x.shape(1)) != l.matrix().n_in) throw std::invalid_argument("x must have shape [rows, n_in]");
@@ -188,6 +240,10 @@ NB_MODULE(_native, m) {
   m.def("most_search_lanes", &most_search_lanes);
   m.def("search", &search, "values"_a, "importance"_a, "size"_a, "numbers"_a, "whole"_a, "tries"_a, "step_limit"_a,
         "minimum"_a, "lanes"_a = 0);
+  m.def("prepack", &prepack_tiles, "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none().noconvert(),
+        "minimums"_a.none().noconvert(), "threads"_a);
+  m.def("unpack", &unpack_tiles, "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a.noconvert(),
+        "scales"_a.none().noconvert(), "minimums"_a.none().noconvert(), "steps"_a.none().noconvert(), "threads"_a);
   m.def("sample", &sample_one, "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "sequence"_a,
         "position"_a);
   m.def(

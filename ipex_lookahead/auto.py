@@ -19,6 +19,7 @@ from ipex_lookahead.drafting.self_speculation import check_gains
 from ipex_lookahead.engines import ENGINES
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, cycles_left_alone
 from ipex_lookahead.engines.native.core import core_missing
+from ipex_lookahead.engines.opencl.device import installed as pyopencl_installed
 from ipex_lookahead.engines.weights import check_format, check_low_bit, not_converted
 from ipex_lookahead.errors import InputError, UnsupportedModelError
 from ipex_lookahead.hub import resolve_model
@@ -75,9 +76,11 @@ class AutoModelForCausalLM:
             imatrix: an importance matrix's file, of either of llama.cpp's kinds: where weights are quantised, errors of
                 what matters more weigh more. ``ipex-lookahead imatrix`` makes one.
             threads: threads to compute with; None = the physical cores this process may use.
-            engine: "native", "torch", "ipex-llm", or "auto": native for the families that it has, on the CPU; else
-                torch. The choice and its reason are logged, and in ``model.engine.describe()["chosen"]``.
-            device: "cpu", "xpu" (Intel GPUs) or "cuda"; None = the engine's own, the CPU.
+            engine: "native", "torch", "ipex-llm", "opencl", or "auto": native for the families that it has, on the CPU;
+                opencl where ``device`` is an OpenCL device, or "xpu" and pyopencl is installed; else torch. The choice
+                and its reason are logged, and in ``model.engine.describe()["chosen"]``.
+            device: "cpu", "xpu" (Intel GPUs; "xpu:1" the second), "cuda" or "opencl:0" (of all OpenCL devices); None =
+                the engine's own: the CPU, or for engine="opencl" the first GPU.
             deterministic: for engine="torch": forwards of one shape, so that lookahead gives the very text of plain
                 decoding; slower on a CPU. None = on Intel GPUs only. The native engine is that at full speed.
             ipex: for engine="torch" and float weights: apply intel-extension-for-pytorch
@@ -294,15 +297,19 @@ def _placed(device: Any, device_map: Any) -> Any:
 def _choose(engine: str, request: LoadRequest) -> tuple[str, str]:
     """The engine's name, and why that one. ``auto``: the native engine wherever it can run the model."""
     family = family_of(request.path)
-    if engine == "native" and family is not None and family not in model_types():
+    if engine in ("native", "opencl") and family is not None and family not in model_types():
         raise UnsupportedModelError(
-            f"{request.path}: model type {family!r} is none that the native engine has ({', '.join(model_types())})",
+            f"{request.path}: model type {family!r} is none that the {engine} engine has ({', '.join(model_types())})",
             hint="engine='torch' runs whatever transformers runs, and engine='auto' chooses it here",
         )
     if engine != "auto":
         return engine, "asked for"
     if family is not None and family not in model_types():
         return "torch", f"the native engine has no {family} (it has {', '.join(model_types())})"
+    if str(request.device).startswith("opencl") or (
+        str(request.device).startswith("xpu") and not request.ipex and pyopencl_installed()
+    ):
+        return "opencl", f"the device is {request.device}"
     if request.device is not None and str(request.device) != "cpu":
         return "torch", f"the native engine runs on the CPU, and the device is {request.device}"
     if request.ipex:

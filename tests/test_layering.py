@@ -62,6 +62,7 @@ SAME_LEVEL = {
 ONLY_IN = {
     "ipex_lookahead._native": ("engines/native/", "formats/", "decoding/sampling.py", "drafting/partial_matching.py"),
     "ipex_llm": ("engines/ipex_llm/",),
+    "pyopencl": ("engines/opencl/",),
     "click": ("cli/",),
 }
 """Package -> the files or folders of ours that may import it."""

@@ -80,14 +80,13 @@ struct Layout {
     return {Format::kName, Record::kInputs, Record::kBytes, kApartScales, kApartScales && kMinimums};
   }
 
-  static void take(Matrix& m, int group, Arena& arena) {
-    m.group_blocks = kApartScales ? group / kGroup : Record::kInputs / kGroup;
+  static int group_blocks(int group) { return kApartScales ? group / kGroup : Record::kInputs / kGroup; }
+
+  static TileBytes bytes(const Matrix& m) {
     const int64_t groups = (m.blocks + m.group_blocks - 1) / m.group_blocks;
-    const size_t scales = size_t(m.tiles() * kLanes * groups) * sizeof(uint16_t);
-    m.codes = static_cast<uint8_t*>(arena.take(size_t(m.tiles() * m.blocks * Codes::kBytes)));
-    if (kHalves<Scales>) m.scales = static_cast<uint16_t*>(arena.take(scales));
-    if (kMinimums) m.minimums = static_cast<uint16_t*>(arena.take(scales));
-    if (Scales::kSteps) m.steps = static_cast<uint8_t*>(arena.take(size_t(m.tiles() * step_bytes<Scales>(m.blocks))));
+    const int64_t scales = m.tiles() * kLanes * groups * int64_t(sizeof(uint16_t));
+    return {m.tiles() * m.blocks * Codes::kBytes, kHalves<Scales> ? scales : 0, kMinimums ? scales : 0,
+            Scales::kSteps ? m.tiles() * step_bytes<Scales>(m.blocks) : 0};
   }
 
   template <bool kToTile>
@@ -175,9 +174,9 @@ struct Layout<Format, true> {
 
   static constexpr StreamFacts facts() { return {Format::kName, 1, Format::kSize, false, false}; }
 
-  static void take(Matrix& m, int, Arena& arena) {
-    m.codes = static_cast<uint8_t*>(arena.take(size_t(m.tiles() * kLanes * m.n_in * Format::kSize)));
-  }
+  static int group_blocks(int) { return 1; }
+
+  static TileBytes bytes(const Matrix& m) { return {m.tiles() * kLanes * m.n_in * Format::kSize, 0, 0, 0}; }
 
   template <bool kToTile>
   static void convert(const Matrix& m, int64_t tile, const PlainRows& plain) {
@@ -188,7 +187,8 @@ struct Layout<Format, true> {
 
 struct Functions {
   StreamFacts facts;
-  void (*take)(Matrix&, int group, Arena&);
+  int (*group_blocks)(int group);
+  TileBytes (*bytes)(const Matrix&);
   void (*to_tile)(const Matrix&, int64_t tile, const PlainRows&);
   void (*to_plain)(const Matrix&, int64_t tile, const PlainRows&);
 };
@@ -196,7 +196,7 @@ template <class Format>
 struct FunctionsOf {
   static Functions value() {
     using L = Layout<Format>;
-    return {L::facts(), L::take, L::template convert<true>, L::template convert<false>};
+    return {L::facts(), L::group_blocks, L::bytes, L::template convert<true>, L::template convert<false>};
   }
 };
 const Functions& functions(WeightFormat format) {
@@ -233,17 +233,34 @@ int64_t groups_of(WeightFormat format, int64_t n_in, int group) {
   return stream_facts(format).scales ? (n_in + group - 1) / group : 0;
 }
 
-Matrix prepack(const PlainMatrix& plain, Arena& arena, Crew& crew) {
+Matrix unset_matrix(WeightFormat format, int64_t n_out, int64_t n_in, int group) {
   Matrix m;
-  m.format = plain.format;
-  m.n_out = plain.n_out;
-  m.n_in = plain.n_in;
-  m.blocks = int32_t((plain.n_in + kGroup - 1) / kGroup);
-  functions(m.format).take(m, plain.group, arena);
+  m.format = format;
+  m.n_out = n_out;
+  m.n_in = n_in;
+  m.blocks = int32_t((n_in + kGroup - 1) / kGroup);
+  m.group_blocks = functions(format).group_blocks(group);
+  return m;
+}
+
+TileBytes tile_bytes(const Matrix& m) { return functions(m.format).bytes(m); }
+
+void prepack(const PlainMatrix& plain, const Matrix& m, Crew& crew) {
   crew.for_each(m.tiles(), [&](int64_t tile) {
     convert_tile(m, tile, static_cast<uint8_t*>(const_cast<void*>(plain.codes)), const_cast<uint16_t*>(plain.scales),
                  const_cast<uint16_t*>(plain.minimums), true);
   });
+}
+
+Matrix prepack(const PlainMatrix& plain, Arena& arena, Crew& crew) {
+  Matrix m = unset_matrix(plain.format, plain.n_out, plain.n_in, plain.group);
+  const TileBytes bytes = tile_bytes(m);
+  const auto take = [&](int64_t n) { return n == 0 ? nullptr : arena.take(size_t(n)); };
+  m.codes = static_cast<uint8_t*>(take(bytes.codes));
+  m.scales = static_cast<uint16_t*>(take(bytes.scales));
+  m.minimums = static_cast<uint16_t*>(take(bytes.minimums));
+  m.steps = static_cast<uint8_t*>(take(bytes.steps));
+  prepack(plain, m, crew);
   return m;
 }
 

@@ -35,6 +35,15 @@ WeightFormat format_of(const std::string& name);  // std::invalid_argument for a
 int64_t code_bytes(WeightFormat format, int64_t n_in);  // of one plain row
 int64_t groups_of(WeightFormat format, int64_t n_in, int group);  // scales of one row; 0 where they are no stream
 
+// A matrix whose streams are not there yet, and how long they are to be; 0: the format has none.
+Matrix unset_matrix(WeightFormat format, int64_t n_out, int64_t n_in, int group);
+struct TileBytes {
+  int64_t codes, scales, minimums, steps;
+};
+TileBytes tile_bytes(const Matrix& matrix);
+
+// Fills the streams (zeros before) of a matrix of the plain one's format and shape; or makes it, in the arena.
+void prepack(const PlainMatrix& plain, const Matrix& matrix, Crew& crew);
 Matrix prepack(const PlainMatrix& plain, Arena& arena, Crew& crew);
 
 // Fills the plain streams (sizes as above, zeros before) from a prepacked matrix.

@@ -15,7 +15,14 @@ from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import LowBit, Tokens, Words
 from ipex_lookahead.terminal import counted
 
-ENGINE = Words(**{"native": "our kernels", "torch": "PyTorch", "ipex-llm": "ipex-llm's model in our loop"})
+ENGINE = Words(
+    **{
+        "native": "our kernels",
+        "torch": "PyTorch",
+        "ipex-llm": "ipex-llm's model in our loop",
+        "opencl": "our kernels on GPUs",
+    }
+)
 
 
 @command("compare-engines")

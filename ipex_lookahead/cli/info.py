@@ -77,6 +77,7 @@ def machine_facts() -> dict[str, Any]:
             "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         },
         "engine": _engine(),
+        "opencl": _opencl(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         "cache_folder": str(cache_folder()),
         "step_costs": known_costs(cost_folder())[:MOST_COSTS],
@@ -99,6 +100,17 @@ def _engine() -> dict[str, Any]:
     except (ImportError, EngineError) as error:
         facts["problem"] = str(error)
     return facts
+
+
+def _opencl() -> dict[str, Any]:
+    """The OpenCL devices by the names that ``--device`` takes, or why there is none to be seen."""
+    from ipex_lookahead.engines.opencl.device import listed
+
+    try:
+        found = listed()
+    except EngineError as error:
+        return {"devices": [], "problem": f"{error}; {error.hint}"}
+    return {"devices": [f"opencl:{one.number} {one.name}, {one.kind}, driver {one.driver}" for one in found]}
 
 
 def model_facts(name: str, *, progress: bool) -> dict[str, Any]:
@@ -168,6 +180,8 @@ LABELS = {
     "engine read_gb_s": "memory is read at, GB/s",
     "engine integer_gops": "integer operations, GOPS",
     "engine problem": "native core",
+    "opencl devices": "OpenCL devices",
+    "opencl problem": "OpenCL",
 }
 """What people read for a fact whose name is not a word of theirs."""
 SILENT = ("requantized_from", "quantised_by", "problem", "hint", "unknown_keys", "step_costs")

@@ -20,6 +20,7 @@ FORMATS = f"{', '.join([*LOW_BITS][:-1])} or {[*LOW_BITS][-1]}"
 WEIGHTS = f"{', '.join(LOW_BITS)}; a mixture ({', '.join(PRESETS)}) or a .yaml file of rules"
 """What weights may be loaded in, in a sentence."""
 DEVICES = Words(cpu="processors", xpu="Intel GPUs", cuda="GPUs of PyTorch's CUDA and ROCm builds")
+PLACES = Words(**{**DEVICES.words, "opencl": "the first GPU, opencl:1 the second device of all"})
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -89,12 +90,12 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
             default=None,
             help="On torch: the very text of plain decoding with lookahead too, at some cost.",
         ),
-        option("--device", type=DEVICES, help="cpu, xpu (Intel GPUs) or cuda; the engine's own if not given."),
+        option("--device", type=PLACES, help="cpu, xpu (Intel GPUs), cuda or opencl; the engine's own if not given."),
         option(
             "--engine",
-            type=click.Choice(["auto", "native", "torch", "ipex-llm"]),
+            type=click.Choice(["auto", "native", "torch", "ipex-llm", "opencl"]),
             default="auto",
-            help="What runs the model; auto: native where it can, else torch.",
+            help="What runs the model; auto: native where it can, opencl where --device says so, else torch.",
         ),
     ):
         command = decorate(command)

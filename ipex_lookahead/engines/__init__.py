@@ -11,5 +11,6 @@ ENGINES = {
     "native": "ipex_lookahead.engines.native.load",
     "torch": "ipex_lookahead.engines.torch.load",
     "ipex-llm": "ipex_lookahead.engines.ipex_llm.engine",
+    "opencl": "ipex_lookahead.engines.opencl.load",
 }
 """Name to the module whose ``load(LoadRequest) -> LoadedModel`` loads onto it; imported when it is asked for."""

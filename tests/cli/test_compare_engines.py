@@ -50,7 +50,7 @@ def test_table_texts_and_what_is_missing(engines, capsys):
     assert "[native plain, native lookahead 3]\nnative says so" in out
     assert "[torch plain, torch lookahead 3]\ntorch says so" in out
     assert "ipex-llm does not run here: ipex-llm is not installed; pip install ipex-llm" in err
-    assert [name for name, _ in engines.loads] == ["native", "torch", "ipex-llm"]
+    assert [name for name, _ in engines.loads] == ["native", "torch", "ipex-llm", "opencl"]
     assert engines.loads[0][1] == {"load_in_low_bit": "sym_int8", "threads": 2, "progress": False}
 
 

@@ -234,3 +234,24 @@ def test_folders_of_gptq_and_its_kin_say_what_they_are_and_what_they_become(kind
     assert max(facts["formats"], key=lambda name: facts["formats"][name]["tensors"]) in (main, "fp16")
     assert facts["formats"][main]["tensors"] == 14
     assert facts.get("decoded") == (["int4, groups of 16 as fp32"] if main == "fp32" else None)
+
+
+def test_opencl_devices_are_listed_by_the_names_that_device_takes(monkeypatch, capsys):
+    from ipex_lookahead.engines.opencl import device
+    from ipex_lookahead.errors import EngineError
+
+    two = [
+        device.Listed(0, "a card", "a platform", "1.2", "GPU", 2**34, 512),
+        device.Listed(1, "x", "y", "3", "CPU", 1, 1),
+    ]
+    monkeypatch.setattr(device, "listed", lambda: two)
+    assert run(["info"]) == 0
+    assert "opencl:0 a card, GPU, driver 1.2, opencl:1 x, CPU, driver 3" in " ".join(capsys.readouterr().out.split())
+
+    def none():
+        raise EngineError("pyopencl is absent", hint="install it")
+
+    monkeypatch.setattr(device, "listed", none)
+    assert run(["info", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert facts["opencl"] == {"devices": [], "problem": "pyopencl is absent; install it"}

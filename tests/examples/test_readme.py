@@ -77,6 +77,6 @@ def test_formats_named_in_the_readme_are_those_there_are():
         assert f"`{name}`" in README
 
 
-def test_ci_runs_the_two_test_commands_and_nothing_else():
+def test_ci_runs_the_three_test_commands_and_nothing_else():
     lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
-    assert lines == ["#!/bin/sh", "set -e", "make test", "make test-ipex-llm"]
+    assert lines == ["#!/bin/sh", "set -e", "make test", "make test-ipex-llm", "make test-opencl"]

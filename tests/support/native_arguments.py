@@ -232,6 +232,10 @@ GOOD: dict[str, Arguments] = {
         "logits temperature top_k top_p min_p seed sequence position",
         lambda: (np.linspace(-1, 1, 200, dtype=np.float32), 0.8, 50, 0.9, 0.01, 7, 0, 3),
     ),
+    "prepack": named(f"{STREAMS} threads", lambda: (*asym_int4(48, 64), 2)),
+    "unpack": named(
+        f"{STREAMS} steps threads", lambda: ("asym_int4", 48, 64, 32, *_native.prepack(*asym_int4(48, 64), 2), 2)
+    ),
     "read_bandwidth": lambda: {"bytes": 4096, "threads": 1, "isa": ""},
     "integer_peak": lambda: {"threads": 1, "isa": ""},
     "LinearPool.__init__": lambda: {"threads": 2, "isa": ""},

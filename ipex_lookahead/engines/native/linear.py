@@ -101,3 +101,29 @@ def plain(exported: tuple[Any, ...]) -> PackedWeight:
     """A weight as the core gives it back."""
     name, n_out, n_in, group, codes, scales, minimums = exported
     return PackedWeight(name, (n_out, n_in), codes.view(FORMATS[name].streams[0].dtype), group, scales, minimums)
+
+
+Tiles = tuple[Any, Any | None, Any | None, Any | None]
+"""A matrix as kernels read it (csrc/kernels/kernels.h): codes uint8, scales and minimums uint16, steps uint8, each of
+one dimension; None for a stream that the format has not."""
+
+
+def prepacked(weight: PackedWeight, threads: int | None = None) -> Tiles:
+    """A matrix in tiles, for kernels elsewhere.
+
+    Raises EngineError where there is no core, InputError where the streams are not those of the format.
+    """
+    count = default_threads() if threads is None else check_threads(threads)
+    try:
+        tiles: Tiles = native_core().prepack(*streams(weight), count)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"this is no {weight.format} weight of shape {list(weight.shape)}: {error}") from None
+    return tiles
+
+
+def unpacked(
+    name: str, shape: tuple[int, int], group_size: int, tiles: Tiles, threads: int | None = None
+) -> PackedWeight:
+    """The way back from :func:`prepacked`, bit for bit."""
+    count = default_threads() if threads is None else check_threads(threads)
+    return plain(native_core().unpack(name, *shape, group_size, *tiles, count))

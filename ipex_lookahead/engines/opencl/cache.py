@@ -1,0 +1,197 @@
+"""Keys and values of sequences on a device, in pages of 64 positions that sequences may share (csrc/model/kv_cache.h).
+
+A layer's pages are one buffer, in which a page has the same number in all layers. Slot s of a sequence is position s
+once committed; the rows of a step are written to the slots after ``length``, and what lies beyond is overwritten by the
+next. Unlike the native core's, layers with a window keep every page: a sequence may be cropped to any length.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from ipex_lookahead.engines.opencl.device import Device
+from ipex_lookahead.errors import EngineError, InputError
+
+PAGE = 64
+
+
+class Pages:
+    """The pages of one model: as many as were ever needed at once, and who holds them.
+
+    Attributes:
+        buffers: one a layer; others after ``generation`` has changed.
+        generation: counts how often they have grown.
+    """
+
+    def __init__(self, device: Device, layers: int, kv_heads: int, head_dim: int, kv_cache: str) -> None:
+        self.device = device
+        self.kv_heads, self.head_dim = kv_heads, head_dim
+        head = 4 * PAGE * head_dim if kv_cache == "fp16" else 2 * PAGE * head_dim + 8 * PAGE
+        self.bytes = kv_heads * head
+        self.options = () if kv_cache == "fp16" else ("-DKV_INT8",)
+        self.buffers = [device.empty(0) for _ in range(layers)]
+        self.generation = 0
+        self._holders: list[int] = []
+        self._free: list[int] = []
+        self._lock = threading.RLock()  # a cache may be collected, and give its pages back, anywhere
+
+    def take(self, count: int) -> list[int]:
+        """Numbers of pages that nobody holds. Raises EngineError where there is no memory; then nothing is taken."""
+        with self._lock:
+            if count > len(self._free):
+                self._grow(max(len(self._holders) + count - len(self._free), 2 * len(self._holders)))
+            taken = [self._free.pop() for _ in range(count)]
+            self.hold(taken)
+            return taken
+
+    def _grow(self, count: int) -> None:
+        made = [self.device.empty(count * self.bytes) for _ in self.buffers]
+        if self._holders:
+            for old, new in zip(self.buffers, made, strict=True):
+                self.device.copy(old, new, len(self._holders) * self.bytes)
+        self.buffers = made
+        self.generation += 1
+        self._free += range(count - 1, len(self._holders) - 1, -1)
+        self._holders += [0] * (count - len(self._holders))
+
+    def hold(self, numbers: Sequence[int]) -> None:
+        """Count one more holder of each."""
+        with self._lock:
+            for number in numbers:
+                self._holders[number] += 1
+
+    def release(self, numbers: Sequence[int]) -> None:
+        """Count one holder less of each; what nobody holds is free."""
+        with self._lock:
+            for number in numbers:
+                self._holders[number] -= 1
+                if self._holders[number] == 0:
+                    self._free.append(number)
+
+    def held(self) -> int:
+        """Pages that somebody holds."""
+        return len(self._holders) - len(self._free)
+
+    def is_shared(self, number: int) -> bool:
+        """Whether more than one holds it."""
+        return self._holders[number] > 1
+
+    def copied(self, number: int) -> int:
+        """A page of its own with what that one holds."""
+        (fresh,) = self.take(1)
+        for buffer in self.buffers:
+            self.device.copy(buffer, buffer, self.bytes, number * self.bytes, fresh * self.bytes)
+        return fresh
+
+    def move(self, moves: Sequence[tuple[int, int, int, int]]) -> None:
+        """Copy slots, (page, slot in it, to page, slot in it) each, in that order."""
+        device = self.device
+        listed = device.upload(np.array(moves, np.int32))
+        program = device.program("rows", "attention", options=self.options)
+        sizes = (np.int32(self.kv_heads), np.int32(self.head_dim), listed, np.int32(len(moves)))
+        for buffer in self.buffers:
+            kernel = device.kernel(program, "move_slots", buffer, *sizes)
+            device.enqueue_plain(kernel, (self.head_dim, self.kv_heads))
+
+
+class OpenClCache:
+    """Keys and values of one sequence. See ``engines.base.Cache``."""
+
+    def __init__(self, pages: Pages) -> None:
+        self.pages = pages
+        self.length = 0
+        self.held: list[int] = []
+        self._parents: list[int] = []
+        self._busy = threading.Lock()
+        weakref.finalize(self, pages.release, self.held).atexit = False
+
+    @contextmanager
+    def claim(self, deed: str) -> Iterator[None]:
+        """Alone at it meanwhile. Raises EngineError where another thread is."""
+        if not self._busy.acquire(blocking=False):
+            raise EngineError(
+                f"{deed}: the cache is in use by another thread",
+                hint="give each thread caches of its own (new_cache, fork)",
+            )
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def prepare(self, rows: int) -> None:
+        """Make the slots from ``length`` on writable: pages exist and are not shared."""
+        first, needed = self.length // PAGE, -(-(self.length + rows) // PAGE)
+        for i in range(first, min(needed, len(self.held))):
+            if self.pages.is_shared(self.held[i]):
+                shared, self.held[i] = self.held[i], self.pages.copied(self.held[i])
+                self.pages.release([shared])
+        if needed > len(self.held):
+            self.held += self.pages.take(needed - len(self.held))
+
+    def set_step(self, parents: list[int]) -> None:
+        """The parents of the step's rows, which ``keep`` checks paths against."""
+        self._parents = parents
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Commit a path of the last step's rows. Raises InputError if it is none, EngineError as all that follow do."""
+        try:
+            path = [operator.index(row) for row in rows]
+        except TypeError as error:
+            raise InputError(f"keep takes a list of rows: {error}") from None
+        with self.claim("keep"):
+            parent = -1
+            for row in path:
+                if not 0 <= row < len(self._parents):
+                    raise InputError(f"keep: row {row} is not one of the last step's {len(self._parents)} rows")
+                if self._parents[row] != parent:
+                    raise InputError(
+                        f"keep: rows must be a path of the last step, root first; row {row} does not follow {parent}"
+                    )
+                parent = row
+            # Rows of a path ascend strictly, so none is overwritten before it is moved.
+            moves = [
+                (*self._place(self.length + row), *self._place(self.length + i))
+                for i, row in enumerate(path)
+                if row != i
+            ]
+            if moves:
+                self.pages.move(moves)
+            self.length += len(path)
+            self._parents = []
+
+    def _place(self, slot: int) -> tuple[int, int]:
+        return self.held[slot // PAGE], slot % PAGE
+
+    def crop(self, length: int) -> None:
+        """Keep the first ``length`` positions. Raises InputError if there are fewer."""
+        try:
+            length = operator.index(length)
+        except TypeError as error:
+            raise InputError(f"crop takes a length: {error}") from None
+        with self.claim("crop"):
+            if not 0 <= length <= self.length:
+                raise InputError(f"crop: length {length} is not between 0 and the present {self.length}")
+            self.length = length
+            self._parents = []
+            needed = -(-length // PAGE)
+            self.pages.release(self.held[needed:])
+            del self.held[needed:]
+
+    def fork(self) -> OpenClCache:
+        """A second sequence with the same committed prefix."""
+        with self.claim("fork"):
+            other = OpenClCache(self.pages)
+            shared = self.held[: -(-self.length // PAGE)]
+            self.pages.hold(shared)
+            other.held += shared
+            other.length = self.length
+            if self._parents and self.length % PAGE:  # keep may still move slots in the last page
+                other.held[-1] = self.pages.copied(shared[-1])
+                self.pages.release([shared[-1]])
+            return other

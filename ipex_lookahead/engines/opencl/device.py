@@ -1,0 +1,270 @@
+"""OpenCL devices: which there are, whether one computes as is promised, and the programs built for it.
+
+A device is chosen by its number over all platforms, "opencl:0". Before it is used it must give the bits that kernels
+rest on (``kernels/self_test.cl``): with subgroups and integer dot products where it has them, plainly where those do
+not pass, and not at all where that does not either.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.engines.opencl.self_test import check
+from ipex_lookahead.errors import EngineError, InputError
+from ipex_lookahead.hub.folders import cache_folder
+
+KERNELS = Path(__file__).parent / "kernels"
+LANES = 16
+NUMERICS = ("-cl-std=CL3.0", "-cl-fp32-correctly-rounded-divide-sqrt")
+SUBGROUPS, DOT = "HAS_SUBGROUPS", "HAS_DOT"
+SPELT = {SUBGROUPS: "subgroups", DOT: "integer dot products"}
+Spelling = tuple[str, ...]
+"""What of ``SUBGROUPS`` and ``DOT`` kernels use (``kernels/device.cl``)."""
+FROM_DRIVER = "install the GPU's OpenCL driver (Debian and Ubuntu: intel-opencl-icd); clinfo lists what it finds"
+
+
+def opencl() -> Any:
+    """The module ``pyopencl``. Raises EngineError where it is not installed, or finds no OpenCL loader."""
+    try:
+        return importlib.import_module("pyopencl")
+    except ImportError as error:
+        raise EngineError(
+            f"engine='opencl' needs pyopencl, which cannot be imported: {error}", hint="pip install ipex-lookahead[xpu]"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A device as ``info`` lists it: its number, what it is and what drives it."""
+
+    number: int
+    name: str
+    platform: str
+    driver: str
+    kind: str
+    memory_bytes: int
+    compute_units: int
+
+
+def listed() -> list[Listed]:
+    """Every OpenCL device of every platform, in the order of their numbers. Raises EngineError as ``opencl`` does."""
+    return [
+        Listed(
+            number,
+            str(raw.name).strip(),
+            str(raw.platform.name).strip(),
+            str(raw.driver_version),
+            "GPU" if raw.type & opencl().device_type.GPU else "CPU" if raw.type & opencl().device_type.CPU else "other",
+            int(raw.global_mem_size),
+            int(raw.max_compute_units),
+        )
+        for number, raw in enumerate(_devices())
+    ]
+
+
+def _devices() -> list[Any]:
+    cl = opencl()
+    try:
+        platforms = cl.get_platforms()
+    except cl.Error:  # the loader's way of saying that there is none
+        platforms = []
+    found = []
+    for platform in platforms:
+        with _no_devices_is_an_empty_list():
+            found += platform.get_devices()
+    return found
+
+
+@contextmanager
+def _no_devices_is_an_empty_list() -> Iterator[None]:
+    cl = opencl()
+    try:
+        yield
+    except cl.RuntimeError as error:
+        if error.code != cl.status_code.DEVICE_NOT_FOUND:
+            raise
+
+
+def installed() -> bool:
+    """Whether there is a pyopencl to ask for devices."""
+    return importlib.util.find_spec("pyopencl") is not None
+
+
+def _chosen(name: str | None) -> tuple[int, Any]:
+    """The device of that name: "opencl:1" of all, "xpu:1" of the GPUs; for None the first GPU, or the first device."""
+    found = _devices()
+    if not found:
+        raise EngineError("there is no OpenCL device on this machine", hint=FROM_DRIVER)
+    gpus = [i for i, raw in enumerate(found) if raw.type & opencl().device_type.GPU]
+    match = re.fullmatch(r"(opencl|xpu)(?::(\d{1,4}))?", name or "opencl")
+    known = ", ".join(f"opencl:{i} ({str(raw.name).strip()})" for i, raw in enumerate(found))
+    if match is None or (match[1] == "opencl" and int(match[2] or 0) >= len(found)):
+        raise InputError(f"device is {name!r}; the OpenCL devices here are {known}")
+    if match[1] == "xpu" and int(match[2] or 0) >= len(gpus):
+        raise EngineError(
+            f"device is {name!r}, and {len(gpus)} of the OpenCL devices here ({known}) are GPUs", hint=FROM_DRIVER
+        )
+    numbers = gpus if match[1] == "xpu" else range(len(found)) if match[2] else gpus or [0]
+    number = numbers[int(match[2] or 0)]
+    return number, found[number]
+
+
+class Device:
+    """One device with a queue of its own, whose kernels run in the order in which they are enqueued.
+
+    Args:
+        name: "opencl:1" of all devices, "xpu:1" of the GPUs, "xpu" the first of them; None and "opencl": the first GPU,
+            or the first device where there is none.
+        spelling: of kernels; None: the best one that the device has and whose self-test passes.
+
+    Raises:
+        InputError: there is no device of that name.
+        EngineError: no pyopencl, no device, or one that does not compute as is promised.
+    """
+
+    def __init__(self, name: str | None = None, spelling: Spelling | None = None) -> None:
+        self.cl = opencl()
+        self.number, self.raw = _chosen(name)
+        self.name = str(self.raw.name).strip()
+        with self.errors("opened"):
+            self.context = self.cl.Context([self.raw])
+            self.queue = self.cl.CommandQueue(self.context)
+        self._programs: dict[tuple[str, ...], Any] = {}
+        self.spelling: Spelling = ()
+        self._first_that_passes(self._spellings() if spelling is None else [spelling])
+
+    def _spellings(self) -> list[Spelling]:
+        """Those that the device says it has, best first."""
+        extensions = set(str(self.raw.extensions).split())
+        best: Spelling = ()
+        if extensions >= {"cl_intel_subgroups", "cl_intel_required_subgroup_size"}:
+            best += (SUBGROUPS,)
+        # Intel's runtime for CPUs has the function and takes it apart: two to five times slower than the plain one.
+        if "cl_khr_integer_dot_product" in extensions and self.raw.type & self.cl.device_type.GPU:
+            best += (DOT,)
+        return list(dict.fromkeys([best, ()]))
+
+    def _first_that_passes(self, spellings: Sequence[Spelling]) -> Spelling:
+        wrong = ""
+        for self.spelling in spellings:
+            self._programs.clear()
+            wrong = check(self)
+            if not wrong:
+                return self.spelling
+        raise EngineError(
+            f"the device {self.name} does not compute as IEEE 754 says ({wrong}), so a text on it would not be exact",
+            hint="update its driver, or use engine='native'",
+        )
+
+    @contextmanager
+    def errors(self, deed: str) -> Iterator[None]:
+        """What OpenCL says when something fails, as errors of this package."""
+        try:
+            yield
+        except self.cl.MemoryError as error:
+            raise EngineError(
+                f"the device {self.name} has no memory left to be {deed} with ({error})",
+                hint="use a shorter context, kv_cache='int8' or a format of fewer bits",
+            ) from None
+        except self.cl.Error as error:
+            raise EngineError(
+                f"the device {self.name} could not be {deed}: {error}",
+                hint="a device that was lost comes back with a new process; see also the driver's log (dmesg)",
+            ) from None
+
+    def program(self, *files: str, options: Sequence[str] = ()) -> Any:
+        """``device.cl`` and those files as one program; built once, and kept on disk for this device and driver."""
+        key = (*files, *options)
+        if key not in self._programs:
+            source = "\n".join((KERNELS / f"{name}.cl").read_text("utf-8") for name in ("device", *files))
+            defines = [f"-D{name}" for name in self.spelling]
+            with self.errors("programmed"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # remarks of the compiler
+                made = self.cl.Program(self.context, source)
+                self._programs[key] = made.build(
+                    [*NUMERICS, *defines, *options], cache_dir=str(cache_folder() / "opencl")
+                )
+        return self._programs[key]
+
+    def kernel(self, program: Any, name: str, *arguments: Any) -> Any:
+        """A kernel of its own, with arguments: buffers, None for no buffer, numpy scalars."""
+        made = self.cl.Kernel(program, name)
+        made.set_args(*arguments)
+        return made
+
+    @property
+    def width(self) -> int:
+        """Work-items of a work-group of lane groups."""
+        return 4 * LANES if SUBGROUPS in self.spelling else LANES
+
+    def lane_groups(self, count: int) -> int:
+        """Work-items, whole work-groups of them, for so many lane groups."""
+        return -(-count * LANES // self.width) * self.width
+
+    def enqueue(self, kernel: Any, lane_groups: int, rows: int = 1) -> None:
+        """Run a kernel of lane groups, for so many of them in each of ``rows``."""
+        size = (self.lane_groups(lane_groups), rows)
+        self.cl.enqueue_nd_range_kernel(self.queue, kernel, size, (self.width, 1))
+
+    def enqueue_plain(self, kernel: Any, size: tuple[int, ...], local: tuple[int, ...] | None = None) -> None:
+        """Run a kernel of single work-items, or of work-groups of its own size."""
+        self.cl.enqueue_nd_range_kernel(self.queue, kernel, size, local)
+
+    def empty(self, nbytes: int) -> Any:
+        """A buffer that kernels read and write; not zeroed. At least of 4 bytes, since there are none of 0."""
+        with self.errors("given memory"):
+            return self.cl.Buffer(self.context, self.cl.mem_flags.READ_WRITE, max(int(nbytes), 4))
+
+    def upload(self, array: npt.NDArray[Any] | None) -> Any:
+        """A buffer with a copy of the array; None for None."""
+        if array is None:
+            return None
+        flags = self.cl.mem_flags.READ_ONLY | self.cl.mem_flags.COPY_HOST_PTR
+        with self.errors("given memory"):
+            return self.cl.Buffer(self.context, flags, hostbuf=np.ascontiguousarray(array))
+
+    def write(self, buffer: Any, array: npt.NDArray[Any]) -> None:
+        """Copy an array into a buffer; it may be changed when this returns."""
+        self.cl.enqueue_copy(self.queue, buffer, array, is_blocking=True)
+
+    def copy(self, source: Any, target: Any, nbytes: int, source_at: int = 0, target_at: int = 0) -> None:
+        """Copy bytes of a buffer to another, or elsewhere in it, in the order of the queue."""
+        with self.errors("written to"):
+            self.cl.enqueue_copy(
+                self.queue, target, source, byte_count=nbytes, src_offset=source_at, dst_offset=target_at
+            )
+
+    def read(self, buffer: Any, shape: tuple[int, ...], dtype: type[np.generic], offset: int = 0) -> npt.NDArray[Any]:
+        """What a buffer holds from byte ``offset`` on, when everything enqueued before is done."""
+        array = np.empty(shape, dtype)
+        with self.errors("read"):
+            self.cl.enqueue_copy(self.queue, array, buffer, src_offset=offset, is_blocking=True)
+        return array
+
+    def facts(self) -> dict[str, Any]:
+        """For ``describe`` and reports."""
+        return {
+            "device": f"opencl:{self.number}",
+            "device_name": self.name,
+            "driver": str(self.raw.driver_version),
+            "compute_units": int(self.raw.max_compute_units),
+            "spelling": ", ".join(SPELT[name] for name in self.spelling) or "plain",
+        }
+
+
+@cache
+def device_of(name: str | None, spelling: Spelling | None = None) -> Device:
+    """The device of that name, opened once a process: its programs are shared by models."""
+    return Device(name, spelling)

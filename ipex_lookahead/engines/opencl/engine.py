@@ -1,0 +1,153 @@
+"""The OpenCL engine: Intel GPUs with nothing but the driver, and the native core's bits. Row-invariant, hence exact."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from ipex_lookahead.architectures.spec import Experts, ModelSpec, Tensor
+from ipex_lookahead.checkpoints.base import Checkpoint
+from ipex_lookahead.checkpoints.placed import with_offset
+from ipex_lookahead.engines.base import Batch, StepOutput
+from ipex_lookahead.engines.opencl.cache import OpenClCache
+from ipex_lookahead.engines.opencl.decoder import Decoder, Floats
+from ipex_lookahead.engines.opencl.device import Device
+from ipex_lookahead.engines.opencl.step import MOST_TOP, plan
+from ipex_lookahead.engines.weights import WeightPlan, check_shape, read_matrix, read_vector
+from ipex_lookahead.errors import EngineError, InputError
+from ipex_lookahead.formats.base import PackedWeight
+
+KV_CACHES = ("fp16", "int8")
+
+
+class OpenClEngine:
+    """A decoder on an OpenCL device. Make one with ``OpenClEngine.load``."""
+
+    name = "opencl"
+    row_invariant = True
+    supports_tree = True
+
+    def __init__(self, decoder: Decoder, low_bit: str, kv_cache: str = "fp16") -> None:
+        self._decoder = decoder
+        self._lock = threading.Lock()
+        self.spec: ModelSpec = decoder.spec
+        self.low_bit = low_bit
+        self.kv_cache = kv_cache
+        self.vocab_size = self.spec.vocab
+        self.max_context = self.spec.max_context
+        self.facts: dict[str, Any] = {}
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        spec: ModelSpec,
+        plan: WeightPlan,
+        device: Device,
+        *,
+        threads: int | None = None,
+        kv_cache: str = "fp16",
+        progress: Callable[[int, int, str], None] | None = None,
+    ) -> OpenClEngine:
+        """Read, quantise, pack and upload the weights tensor by tensor, in the order a step reads them.
+
+        Raises:
+            ModelFormatError: a tensor is missing, has another shape than the config says, or holds NaN or infinity.
+            UnsupportedModelError: the kernels do not run a model like that.
+            EngineError: no compiled core to pack with, or no memory on the device.
+        """
+        for tensor in spec.tensors():
+            check_shape(checkpoint, tensor)
+        total, done = sum(tensor.is_matrix for tensor in spec.tensors()), 0
+        kept = {*spec.kept()} - {plan.embedding}
+
+        def matrix(tensor: Tensor) -> PackedWeight:
+            nonlocal done
+            if progress is not None:
+                progress(done, total, tensor.name)
+            done += 1
+            return read_matrix(checkpoint, tensor, plan, keep=tensor.name in kept, threads=threads)
+
+        def vector(tensor: Tensor) -> Floats:
+            return read_vector(checkpoint, tensor)
+
+        engine = cls.build(spec, plan.label, matrix, vector, device, kv_cache, threads)
+        if progress is not None:
+            progress(total, total, "")
+        return engine
+
+    @classmethod
+    def build(
+        cls,
+        spec: ModelSpec,
+        low_bit: str,
+        matrix: Callable[[Tensor], PackedWeight],
+        vector: Callable[[Tensor], Floats],
+        device: Device,
+        kv_cache: str = "fp16",
+        threads: int | None = None,
+    ) -> OpenClEngine:
+        """A decoder whose weights two functions give, asked in the order a step reads them. Raises as ``load``.
+
+        ``threads`` of this machine pack them.
+        """
+        if kv_cache not in KV_CACHES:
+            raise InputError(f"kv_cache is {kv_cache!r}; it must be one of {', '.join(KV_CACHES)}")
+        return cls(Decoder(device, spec, matrix, vector, kv_cache, threads), low_bit, kv_cache)
+
+    def new_cache(self) -> OpenClCache:
+        """An empty sequence."""
+        return OpenClCache(self._decoder.pages)
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """The whole decoder on the device: ids in, ids out. See ``engines.base.Engine.forward``."""
+        top = batch.top
+        if not isinstance(top, (int, np.integer)) or not 0 <= top <= MOST_TOP:
+            raise InputError(f"top is {top!r}; it must be from 0 to {MOST_TOP}")
+        with self._lock, ExitStack() as claims:
+            checked = plan(batch, self._decoder.pages, self.vocab_size, self.max_context)
+            for sequence in checked.sequences:
+                claims.enter_context(sequence.cache.claim("the step"))
+            ids, logits = self._decoder.run(checked, max(int(top), 1), bool(batch.logits))
+            if (ids < -1).any() or (ids[:, :1] < 0).any():
+                raise EngineError("the model's logits are not finite", hint="the checkpoint's weights are damaged")
+            experts = self._decoder.experts_touched(checked.rows)
+            for sequence in checked.sequences:
+                sequence.cache.set_step(sequence.parents)
+        return StepOutput(ids[:, 0], logits, ids if top else None, experts)
+
+    def describe(self) -> dict[str, Any]:
+        """Facts for ``info`` and for reports."""
+        decoder = self._decoder
+        pages = decoder.pages
+        facts = decoder.device.facts()
+        experts = sum(len(b.mlp.experts) for b in self.spec.layers if isinstance(b.mlp, Experts))
+        return {
+            "engine": self.name,
+            "isa": f"opencl ({facts['spelling']})",
+            "threads": facts["compute_units"],
+            "low_bit": self.low_bit,
+            "weight_bytes": decoder.weight_bytes,
+            "step_bytes": decoder.weight_bytes - decoder.idle_bytes,
+            "expert_bytes": decoder.expert_bytes,
+            "kv_cache": self.kv_cache,
+            "kv_bytes_per_token": len(pages.buffers) * pages.bytes // 64,
+            "max_context": self.max_context,
+            "row_invariant": self.row_invariant,
+            **({"experts": experts} if experts else {}),
+            **facts,
+            **self.facts,
+        }
+
+    def weights(self) -> Iterator[tuple[str, PackedWeight]]:
+        """All tensors in plain order under the checkpoint's names, one at a time: what ``save_low_bit`` writes."""
+        for tensor in self.spec.tensors():
+            if tensor.is_matrix:
+                yield tensor.name, self._decoder.matrix(tensor)
+            else:
+                values = PackedWeight("fp32", tensor.shape, self._decoder.vector(tensor))
+                yield tensor.name, with_offset(values, -tensor.hf.offset)

@@ -1,0 +1,156 @@
+// What kernels rest on, in two spellings: with subgroups of 16 and integer dot products where the device has them, and
+// plainly. Every kernel gives the same bits in both, and those of csrc/kernels/scalar.
+//
+// A "lane group" is 16 work-items that follow each other: lanes of every canonical reduction, outputs of a weight tile.
+// In the plain spelling a work-group is one lane group, since lanes then meet in local memory.
+
+#pragma OPENCL FP_CONTRACT OFF
+
+// A sum that goes on over a loop: as `x + y` Intel's compiler for CPUs adds several parts of it apart and joins them.
+#define ADD(x, y) fma(y, 1.0f, x)
+
+#define LANES 16
+#define GROUP 32       // inputs in a block of codes
+#define PAGE 64        // positions in a page of keys and values
+#define BLOCK 256      // positions in a block of attention
+
+#ifdef HAS_SUBGROUPS
+#define LANE_GROUPS __attribute__((intel_reqd_sub_group_size(16)))
+#define EXCHANGE(lanes)
+#define EXCHANGE_ARGUMENT
+#define EXCHANGED
+#define SWAP_LANES(x, mask) intel_sub_group_shuffle_xor(x, mask)
+#else
+#define LANE_GROUPS __attribute__((reqd_work_group_size(16, 1, 1)))
+#define EXCHANGE(lanes) local int lanes[LANES];
+#define EXCHANGE_ARGUMENT , local int* lanes
+#define EXCHANGED , lanes
+#define SWAP_LANES(x, mask) swap_lanes(x, mask, lanes)
+static inline int swap_lanes(int x, int mask, local int* lanes) {
+  const int lane = get_local_id(0);
+  barrier(CLK_LOCAL_MEM_FENCE);
+  lanes[lane] = x;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  return lanes[lane ^ mask];
+}
+#endif
+
+static inline int lane_of() { return get_local_id(0) % LANES; }
+static inline int lane_group_of() { return get_global_id(0) / LANES; }
+
+// Sums and maxima over the lanes, the same in every lane. That of floats is the canonical tree: lane i and i + 8, then i
+// and i + 4, ... (a sum of two does not depend on their order).
+static inline float sum_lanes(float x EXCHANGE_ARGUMENT) {
+  for (int away = LANES / 2; away > 0; away /= 2) x = x + as_float(SWAP_LANES(as_int(x), away));
+  return x;
+}
+static inline int sum_lanes_int(int x EXCHANGE_ARGUMENT) {
+  for (int away = LANES / 2; away > 0; away /= 2) x = x + SWAP_LANES(x, away);
+  return x;
+}
+static inline int max_lanes_int(int x EXCHANGE_ARGUMENT) {
+  for (int away = LANES / 2; away > 0; away /= 2) x = max(x, SWAP_LANES(x, away));
+  return x;
+}
+static inline float max_lanes(float x EXCHANGE_ARGUMENT) {  // not for NaN
+  for (int away = LANES / 2; away > 0; away /= 2) {
+    const float other = as_float(SWAP_LANES(as_int(x), away));
+    x = x > other ? x : other;
+  }
+  return x;
+}
+
+// What changes from step to step lies in one buffer of ints: a header, a record for each row, then lists that these name.
+#define STEP_ROWS 0     // rows of the step
+#define STEP_WANTED 1   // rows whose output is asked for,
+#define STEP_WANT 2     // and where the list of them begins
+#define STEP_BLOCKS 3   // partials of attention kept for a row and head
+#define ROW(step, row) ((step) + 4 + (size_t)(row) * 6)
+#define TOKEN 0
+#define POSITION 1
+#define SLOT 2    // where the row's key and value go; a committed position's slot is the position
+#define PAGES 3   // where the list of the sequence's pages begins
+#define LENGTH 4  // committed positions
+#define PATH 5    // where the list of the row's ancestors and itself begins, by depth; below 0: all rows before it
+
+// sum + four unsigned codes times four signed activations.
+static inline int add_dot(uint codes, uint activations, int sum) {
+#ifdef HAS_DOT
+  return sum + dot_4x8packed_us_int(codes, activations);
+#else
+  const int4 products = convert_int4(as_uchar4(codes)) * convert_int4(as_char4(activations));
+  return sum + products.x + products.y + products.z + products.w;
+#endif
+}
+
+// e^x as csrc/kernels/generic/elementwise.inl has it: the comments are there.
+static inline float exponential(float x) {
+  x = -87.0f > x ? -87.0f : x;
+  x = 88.0f < x ? 88.0f : x;
+  const int n = convert_int_rte(x * 1.44269504f);
+  const float nf = convert_float(n);
+  float r = fma(nf, -0.693359375f, x);
+  r = fma(nf, 2.12194440e-4f, r);
+  float p = 1.0f / 720;
+  p = fma(p, r, 1.0f / 120);
+  p = fma(p, r, 1.0f / 24);
+  p = fma(p, r, 1.0f / 6);
+  p = fma(p, r, 0.5f);
+  p = fma(p, r, 1.0f);
+  p = fma(p, r, 1.0f);
+  return as_float(as_uint(p) + ((uint)n << 23));
+}
+
+static inline float gated(float x, float y) { return x / (1.0f + exponential(0.0f - y)); }
+
+// limit tanh(x / limit), inverse = 1 / limit; NaN where x is not finite.
+static inline float capped(float x, float limit, float inverse) {
+  const float tanh = 1.0f - 2.0f / (exponential(x * (2.0f * inverse)) + 1.0f);
+  return fma(x, 0.0f, tanh * limit);
+}
+
+#define SILU 0
+#define GELU_TANH 1
+#define CLAMPED 2
+static inline float activated(int kind, float alpha, float limit, float gate, float up) {
+  if (kind == GELU_TANH) {
+    const float cube = gate * gate * gate;
+    return gated(gate, fma(cube, 0.044715f, gate) * 1.5957691216f) * up;
+  }
+  if (kind == CLAMPED) {
+    const float g = limit < gate ? limit : gate, most = limit < up ? limit : up;
+    const float u = -limit > most ? -limit : most;
+    return gated(g, g * alpha) * (u + 1.0f);
+  }
+  return gated(gate, gate) * up;
+}
+
+// Rows as linear layers read them, [rows][stride] or [rows][blocks]: values for float weights, else codes, a scale a block
+// and for each half of a block the sum of its codes. All of them are always there.
+typedef struct {
+  global float* values;
+  global char* codes;
+  global float* scales;
+  global int2* sums;
+  int blocks;
+} Rows;
+
+// Values of one block: `low` and `high` are the lane's of its first and last 16. The scale of a block that holds NaN or an
+// infinity is NaN.
+static inline void store_block(const Rows x, size_t row, int block, float low, float high EXCHANGE_ARGUMENT) {
+  const int lane = lane_of();
+  const size_t at = row * x.blocks + block;
+  x.values[at * GROUP + lane] = low;
+  x.values[at * GROUP + LANES + lane] = high;
+  const float a = fabs(low), b = fabs(high);
+  const float largest = max_lanes(isnan(low) || isnan(high) ? INFINITY : a > b ? a : b EXCHANGED);
+  const bool finite = largest <= FLT_MAX, tiny = !(largest > 1e-30f);
+  const float inverse = tiny || !finite ? 0.0f : 127.0f / largest;
+  const int first = finite ? convert_int_rte(low * inverse) : 0, second = finite ? convert_int_rte(high * inverse) : 0;
+  x.codes[at * GROUP + lane] = (char)first;
+  x.codes[at * GROUP + LANES + lane] = (char)second;
+  const int2 sums = (int2)(sum_lanes_int(first EXCHANGED), sum_lanes_int(second EXCHANGED));
+  if (lane != 0) return;
+  x.scales[at] = !finite ? NAN : tiny ? 0.0f : largest / 127.0f;
+  x.sums[at] = sums;
+}

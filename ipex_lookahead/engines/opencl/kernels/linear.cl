@@ -1,0 +1,394 @@
+// Linear layers over prepacked tiles, of one weight format and for ROWS rows at a time; csrc/kernels/generic/linear.inl is
+// the same on CPUs. A lane group computes one tile, a lane one of its 16 outputs, so that a word of four codes a lane is a
+// line of 64 bytes a lane group. The sums' order: see there.
+//
+// Names of formats.py: CODES and SCALES say how a tile is read, ZERO is what a code counts from.
+
+typedef struct {
+  global const uchar* codes;
+  global const half* scales;
+  global const half* minimums;
+  global const uchar* steps;
+  global const float* bias;
+  int n_out, n_in, blocks, shift;  // 2^shift blocks share a scale
+} Matrix;
+
+static inline int tiles_of(const Matrix w) { return (w.n_out + LANES - 1) / LANES; }
+
+// ---- codes: how 16 outputs x 32 inputs lie in CODE_BYTES -----------------------------------------------------------
+
+#if CODES == FLOATS
+#elif CODES == BYTES
+#define CODE_BYTES 512
+#elif CODES == NIBBLES || CODES == E2M1 || CODES == IQ4
+#define CODE_BYTES 256
+#elif CODES == NIBBLES5
+#define CODE_BYTES 320
+#elif CODES == NIBBLES6
+#define CODE_BYTES 384
+#elif CODES == CRUMBS
+#define CODE_BYTES 128
+#elif CODES == CRUMBS3
+#define CODE_BYTES 192
+#else
+#error "no such CODES"
+#endif
+
+#if CODES == E2M1
+constant uchar code_table[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
+#elif CODES == IQ4
+constant uchar code_table[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+#endif
+
+#define FOUR(byte) (0x01010101u * (byte))  // a byte in every place
+
+#if CODES != FLOATS
+// w[c]: the codes of inputs 4 c ... 4 c + 3 of the lane's output.
+static inline void unpack(global const uchar* block, int lane, uint* w) {
+  global const uint* p = (global const uint*)block + lane;
+#if CODES == BYTES
+  for (int c = 0; c < 8; ++c) w[c] = p[LANES * c];
+#elif CODES == CRUMBS || CODES == CRUMBS3
+  for (int h = 0; h < 2; ++h) {
+    const uint x = p[LANES * h];
+    for (int c = 0; c < 4; ++c) w[4 * h + c] = x >> 2 * c & FOUR(3);
+  }
+#else
+  for (int c = 0; c < 4; ++c) {
+    const uint x = p[LANES * c];
+    w[c] = x & FOUR(15);
+    w[c + 4] = x >> 4 & FOUR(15);
+  }
+#endif
+#if CODES == CRUMBS3
+  const uint third = p[LANES * 2];
+  for (int c = 0; c < 8; ++c) w[c] |= (third >> c & FOUR(1)) << 2;
+#elif CODES == NIBBLES5
+  const uint fifth = p[LANES * 4];
+  for (int c = 0; c < 8; ++c) w[c] |= (fifth >> c & FOUR(1)) << 4;
+#elif CODES == NIBBLES6
+  for (int h = 0; h < 2; ++h) {
+    const uint x = p[LANES * (4 + h)];
+    for (int c = 0; c < 4; ++c) w[4 * h + c] |= (x >> 2 * c & FOUR(3)) << 4;
+  }
+#elif CODES == E2M1 || CODES == IQ4
+  for (int c = 0; c < 8; ++c) {
+    const uchar4 x = as_uchar4(w[c]);
+    w[c] = as_uint((uchar4)(code_table[x.x], code_table[x.y], code_table[x.z], code_table[x.w]));
+  }
+#endif
+}
+#endif
+
+// ---- scales: what codes are multiplied by, and what is added -------------------------------------------------------
+
+#if SCALES == STEP_SCALE_AND_MINIMUM || SCALES == HALF_STEPS || SCALES == HALF_STEPS_AND_MINIMUMS
+#define STEPS 2
+#elif SCALES == EXPONENT_SCALE || SCALES == STEP_SCALE
+#define STEPS 1
+#endif
+#if SCALES == HALF_STEPS || SCALES == HALF_STEPS6 || SCALES == HALF_STEPS_AND_MINIMUMS
+#define HALVED  // steps for each half of a block
+#endif
+#if SCALES == GROUP_SCALE_AND_MINIMUM || SCALES == STEP_SCALE_AND_MINIMUM || SCALES == HALF_STEPS_AND_MINIMUMS
+#define MINIMUM
+#endif
+#if SCALES == GROUP_SCALE_AND_ZERO
+#define ZERO_POINT  // where others have their minimums; less ZERO, as codes are
+#endif
+
+// The lane's scale and minimum in one block; HALVED: to be multiplied by the half's step.
+typedef struct {
+  float scale, minimum;
+  float2 steps, minimum_steps;
+} Scaled;
+
+#if CODES != FLOATS
+static inline Scaled scaled_at(const Matrix w, int tile, int b, int lane) {
+  Scaled s;
+  const size_t groups = ((w.blocks - 1) >> w.shift) + 1, at = (tile * groups + (b >> w.shift)) * LANES + lane;
+  s.minimum = 0.0f;
+#ifdef MINIMUM
+  s.minimum = vload_half(at, w.minimums);
+#elif defined(ZERO_POINT)
+  s.minimum = vload_half(at, w.minimums) - ZERO;
+#endif
+#if SCALES == FLOAT_SCALE  // of two blocks
+  global const uchar* bytes = w.steps + ((size_t)tile * ((w.blocks + 1) / 2) + b / 2) * 64 + lane;
+  s.scale = as_float((uchar4)(bytes[0], bytes[LANES], bytes[2 * LANES], bytes[3 * LANES]));
+#elif SCALES != EXPONENT_SCALE
+  s.scale = vload_half(at, w.scales);
+#endif
+#if SCALES == HALVED_GROUP_SCALE
+  s.scale = s.scale * 0.5f;
+#endif
+#ifdef STEPS
+  global const uchar* step = w.steps + ((size_t)tile * w.blocks + b) * STEPS * LANES + lane;
+#endif
+#if SCALES == EXPONENT_SCALE
+  s.scale = as_float(*step < 2 ? 0x00200000u << *step : (uint)(*step - 1) << 23);
+#elif SCALES == STEP_SCALE
+  s.scale = s.scale * (convert_float(*step) - 32.0f);
+#elif SCALES == STEP_SCALE_AND_MINIMUM
+  s.scale = s.scale * convert_float(step[0]);
+  s.minimum = s.minimum * convert_float(step[LANES]);
+#elif SCALES == HALF_STEPS
+  s.steps = (float2)(convert_float((char)step[0]), convert_float((char)step[LANES]));
+#elif SCALES == HALF_STEPS6
+  global const uchar* eight = w.steps + ((size_t)tile * ((w.blocks + 7) / 8) + b / 8) * 192 + lane;
+  const uint low = eight[b % 8 * LANES], high = eight[(8 + b % 8 / 2) * LANES] >> b % 2 * 4;
+  const uint first = (low & 15) | (high & 3) << 4, second = low >> 4 | (high & 12) << 2;
+  s.steps = (float2)(convert_float(first) - 32.0f, convert_float(second) - 32.0f);
+#elif SCALES == HALF_STEPS_AND_MINIMUMS
+  s.steps = (float2)(convert_float(step[0] & 15), convert_float(step[LANES] & 15));
+  s.minimum_steps = (float2)(convert_float(step[0] >> 4), convert_float(step[LANES] >> 4));
+#endif
+  return s;
+}
+#endif
+
+// ---- a tile by ROWS rows ------------------------------------------------------------------------------------------
+
+#ifdef INTEGERS
+// acc + a block's weights times a row's activations.
+static inline float add_block(float acc, const uint* w, const Scaled s, const Rows x, size_t at) {
+  global const uint* a = (global const uint*)(x.codes + at * GROUP);
+  const float scale = x.scales[at];
+  const int2 sums = x.sums[at];
+#ifdef HALVED
+  int first = -ZERO * sums.x, second = -ZERO * sums.y;
+  for (int c = 0; c < 4; ++c) first = add_dot(w[c], a[c], first);
+  for (int c = 4; c < 8; ++c) second = add_dot(w[c], a[c], second);
+#ifdef MINIMUM
+  const float sum = fma(convert_float(sums.y), s.minimum_steps.y, convert_float(sums.x) * s.minimum_steps.x);
+  acc = fma(sum, s.minimum * scale, acc);
+#endif
+  const float dot = fma(convert_float(second), s.steps.y, convert_float(first) * s.steps.x);
+  return fma(dot, s.scale * scale, acc);
+#else
+  int dot = -ZERO * (sums.x + sums.y);
+  for (int c = 0; c < 8; ++c) dot = add_dot(w[c], a[c], dot);
+  float sum = convert_float(dot);
+#ifdef ZERO_POINT
+  sum = fma(s.minimum, convert_float(-(sums.x + sums.y)), sum);  // whole numbers
+#elif defined(MINIMUM)
+  acc = fma(s.minimum, scale * convert_float(sums.x + sums.y), acc);
+#endif
+  return fma(sum, s.scale * scale, acc);
+#endif
+}
+
+// acc[m]: the lane's output for row `row` + m; rows beyond the last repeat it.
+static inline void tile_times_rows(const Matrix w, int tile, const Rows x, int row, int rows, float* acc) {
+  const int lane = lane_of();
+  global const uchar* codes = w.codes + (size_t)tile * w.blocks * CODE_BYTES;
+  for (int m = 0; m < ROWS; ++m) acc[m] = 0.0f;
+  for (int b = 0; b < w.blocks; ++b) {
+    uint four[8];
+    unpack(codes + (size_t)b * CODE_BYTES, lane, four);
+    const Scaled s = scaled_at(w, tile, b, lane);
+    for (int m = 0; m < ROWS; ++m) acc[m] = add_block(acc[m], four, s, x, (size_t)min(row + m, rows - 1) * x.blocks + b);
+  }
+}
+#else
+
+#if CODES == FLOATS
+static inline float weight_at(global const uchar* codes, size_t at) {
+#if FLOAT_KIND == FP32
+  return ((global const float*)codes)[at];
+#elif FLOAT_KIND == FP16
+  return vload_half(at, (global const half*)codes);
+#else
+  return as_float((uint)((global const ushort*)codes)[at] << 16);
+#endif
+}
+#elif defined(MAGNITUDE)
+static inline float decoded(uint code) {
+  const uint magnitude = (code & ((1u << MAGNITUDE) - 1)) << MAGNITUDE_SHIFT, sign = code >> MAGNITUDE << 31;
+  return as_float(magnitude | sign) * as_float((uint)(POWER + 127) << 23);
+}
+#else
+#if TABLE == NF4
+constant float value_table[16] = {
+    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
+    -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f,
+    0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+#elif TABLE == NF3
+constant float value_table[8] = {-1.0f, -0.4786292016506195f, -0.2171417921781540f, 0.0f, 0.16093020141124725f,
+                                 0.33791524171829224f, 0.5626170039176941f, 1.0f};
+#else
+constant float value_table[16] = {
+    0.0f,  0.005208333333f,  0.66666667f,  1.0f,  0.33333333f,  0.5f,  0.16666667f,  0.25f,
+    -0.0f, -0.005208333333f, -0.66666667f, -1.0f, -0.33333333f, -0.5f, -0.16666667f, -0.25f};
+#endif
+static inline float decoded(uint code) { return value_table[code]; }
+#endif
+
+static inline void tile_times_rows(const Matrix w, int tile, const Rows x, int row, int rows, float* acc) {
+  const int lane = lane_of(), stride = x.blocks * GROUP;
+  float sums[ROWS][4];
+  for (int m = 0; m < ROWS; ++m)
+    for (int i = 0; i < 4; ++i) sums[m][i] = 0.0f;
+#if CODES == FLOATS
+  const size_t first = (size_t)tile * w.n_in * LANES + lane;
+  for (int k = 0; k < w.n_in; k += 4) {
+    for (int i = 0; i < 4; ++i) {
+      if (k + i >= w.n_in) break;
+      const float weight = weight_at(w.codes, first + (size_t)(k + i) * LANES);
+      for (int m = 0; m < ROWS; ++m)
+        sums[m][i] = fma(weight, x.values[(size_t)min(row + m, rows - 1) * stride + k + i], sums[m][i]);
+    }
+  }
+#else
+  global const uchar* codes = w.codes + (size_t)tile * w.blocks * CODE_BYTES;
+  for (int b = 0; b < w.blocks; ++b) {
+    uint four[8];
+    unpack(codes + (size_t)b * CODE_BYTES, lane, four);
+    const float scale = scaled_at(w, tile, b, lane).scale;
+    for (int c = 0; c < 8; ++c)
+      for (int i = 0; i < 4; ++i) {
+        const float weight = decoded(four[c] >> 8 * i & 255) * scale;
+        for (int m = 0; m < ROWS; ++m)
+          sums[m][i] = fma(weight, x.values[(size_t)min(row + m, rows - 1) * stride + b * GROUP + 4 * c + i], sums[m][i]);
+      }
+  }
+#endif
+  for (int m = 0; m < ROWS; ++m) acc[m] = (sums[m][0] + sums[m][1]) + (sums[m][2] + sums[m][3]);
+}
+#endif
+
+#define MATRIX_ARGUMENTS(w)                                                                                       \
+  global const uchar *w##_codes, global const half *w##_scales, global const half *w##_minimums,                  \
+      global const uchar *w##_steps, global const float *w##_bias, int w##_n_out, int w##_n_in, int w##_blocks, \
+      int w##_shift
+#define MATRIX(w) \
+  {w##_codes, w##_scales, w##_minimums, w##_steps, w##_bias, w##_n_out, w##_n_in, w##_blocks, w##_shift}
+#define ROWS_ARGUMENTS(x) \
+  global float *x##_values, global char *x##_codes, global float *x##_scales, global int2 *x##_sums, int x##_blocks
+#define ROWS_OF(x) {x##_values, x##_codes, x##_scales, x##_sums, x##_blocks}
+
+static inline float biased(const Matrix w, int output, float x) { return w.bias ? x + w.bias[output] : x; }
+
+// out[row][output] = (add ? itself : 0) + bias + x W^T; step[counted] says how many rows there are.
+LANE_GROUPS kernel void linear(MATRIX_ARGUMENTS(w), ROWS_ARGUMENTS(x), global const int* step, int counted,
+                               global float* out, int out_stride, int first_column, int add) {
+  const Matrix w = MATRIX(w);
+  const Rows x = ROWS_OF(x);
+  const int tile = lane_group_of(), row = get_global_id(1) * ROWS, rows = step[counted], output = tile * LANES + lane_of();
+  if (tile >= tiles_of(w) || row >= rows) return;
+  float acc[ROWS];
+  tile_times_rows(w, tile, x, row, rows, acc);
+  if (output >= w.n_out) return;
+  for (int m = 0; m < ROWS; ++m) {
+    if (row + m >= rows) break;
+    global float* at = out + (size_t)(row + m) * out_stride + first_column + output;
+    const float value = biased(w, output, acc[m]);
+    *at = add ? *at + value : value;
+  }
+}
+
+// f(gate(x)) up(x) as the next layer's rows: a lane group makes 32 of them. Zero beyond the last output.
+LANE_GROUPS kernel void gate_up(MATRIX_ARGUMENTS(gate), MATRIX_ARGUMENTS(up), ROWS_ARGUMENTS(x), ROWS_ARGUMENTS(made),
+                                global const int* step, int counted, int kind, float alpha, float limit) {
+  EXCHANGE(lanes)
+  const Matrix gate = MATRIX(gate), up = MATRIX(up);
+  const Rows x = ROWS_OF(x), made = ROWS_OF(made);
+  const int group = lane_group_of(), row = get_global_id(1) * ROWS, rows = step[counted];
+  if (group >= made.blocks || row >= rows) return;
+  float values[2][ROWS], u[ROWS];
+  for (int part = 0; part < 2; ++part) {
+    const int tile = 2 * group + part, output = tile * LANES + lane_of();
+    for (int m = 0; m < ROWS; ++m) values[part][m] = 0.0f;
+    if (tile >= tiles_of(gate)) continue;
+    tile_times_rows(gate, tile, x, row, rows, values[part]);
+    tile_times_rows(up, tile, x, row, rows, u);
+    for (int m = 0; m < ROWS; ++m)
+      values[part][m] = activated(kind, alpha, limit, biased(gate, output, values[part][m]), biased(up, output, u[m]));
+  }
+  for (int m = 0; m < ROWS; ++m) {
+    if (row + m >= rows) break;
+    store_block(made, row + m, group, values[0][m], values[1][m] EXCHANGED);
+  }
+}
+
+#if ROWS == 1
+// The same for a mixture: rows and their experts in pairs, `used` a row, from `chosen` on; an expert's `tiles` lie after
+// those of the one before.
+LANE_GROUPS kernel void expert_gate_up(MATRIX_ARGUMENTS(gate), MATRIX_ARGUMENTS(up), ROWS_ARGUMENTS(x),
+                                       ROWS_ARGUMENTS(made), global const int* step, global const int* experts, int chosen,
+                                       int used, int tiles, int kind, float alpha, float limit) {
+  EXCHANGE(lanes)
+  experts += chosen;
+  const Matrix gate = MATRIX(gate), up = MATRIX(up);
+  const Rows x = ROWS_OF(x), made = ROWS_OF(made);
+  const int group = lane_group_of(), pair = get_global_id(1), rows = step[STEP_ROWS], row = pair / used;
+  if (group >= made.blocks || row >= rows) return;
+  float values[2];
+  for (int part = 0; part < 2; ++part) {
+    const int tile = experts[pair] * tiles + 2 * group + part, output = tile * LANES + lane_of();
+    values[part] = 0.0f;
+    if (2 * group + part >= tiles) continue;
+    float g, u;
+    tile_times_rows(gate, tile, x, row, rows, &g);
+    tile_times_rows(up, tile, x, row, rows, &u);
+    values[part] = activated(kind, alpha, limit, biased(gate, output, g), biased(up, output, u));
+  }
+  store_block(made, pair, group, values[0], values[1] EXCHANGED);
+}
+
+// out[pair] = bias + x[pair] W^T of the pair's expert, n of its outputs.
+LANE_GROUPS kernel void expert_linear(MATRIX_ARGUMENTS(w), ROWS_ARGUMENTS(x), global const int* step,
+                                      global const int* experts, int chosen, int used, int tiles, global float* out,
+                                      int n) {
+  experts += chosen;
+  const Matrix w = MATRIX(w);
+  const Rows x = ROWS_OF(x);
+  const int pair = get_global_id(1), pairs = step[STEP_ROWS] * used, column = lane_group_of() * LANES + lane_of();
+  if (lane_group_of() >= tiles || pair >= pairs) return;
+  const int tile = experts[pair] * tiles + lane_group_of();
+  float acc;
+  tile_times_rows(w, tile, x, pair, pairs, &acc);
+  if (column < n) out[(size_t)pair * n + column] = biased(w, tile * LANES + lane_of(), acc);
+}
+#endif
+
+// The embeddings of a step's tokens, times `factor`: a lane group does 16 blocks of 32 inputs, a lane one.
+LANE_GROUPS kernel void embed(MATRIX_ARGUMENTS(w), global const int* step, global float* out,
+                              int out_stride, float factor) {
+  const Matrix w = MATRIX(w);
+  const int b = get_global_id(0), row = get_global_id(1);
+  if (b >= w.blocks || row >= step[STEP_ROWS]) return;
+  const int token = ROW(step, row)[TOKEN], tile = token / LANES, lane = token % LANES;
+  const int count = min(GROUP, w.n_in - b * GROUP);
+  global float* to = out + (size_t)row * out_stride + b * GROUP;
+#if CODES == FLOATS
+  const size_t first = ((size_t)tile * w.n_in + b * GROUP) * LANES + lane;
+  for (int i = 0; i < count; ++i) to[i] = weight_at(w.codes, first + (size_t)i * LANES) * factor;
+#else
+  uint four[8];
+  unpack(w.codes + ((size_t)tile * w.blocks + b) * CODE_BYTES, lane, four);
+  const Scaled s = scaled_at(w, tile, b, lane);
+  for (int i = 0; i < count; ++i) {
+    const uint code = four[i / 4] >> 8 * (i % 4) & 255;
+#ifndef INTEGERS
+    const float value = decoded(code) * s.scale;
+#else
+#ifdef HALVED
+    const float scale = s.scale * (i < LANES ? s.steps.x : s.steps.y);
+    const float minimum = s.minimum * (i < LANES ? s.minimum_steps.x : s.minimum_steps.y);
+#else
+    const float scale = s.scale, minimum = s.minimum;
+#endif
+#ifdef ZERO_POINT
+    float value = scale * (convert_float((int)code - ZERO) - minimum);
+#else
+    float value = scale * convert_float((int)code - ZERO);
+#endif
+#ifdef MINIMUM
+    value = value + minimum;
+#endif
+#endif
+    to[i] = value * factor;
+  }
+#endif
+}

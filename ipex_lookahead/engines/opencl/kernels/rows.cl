@@ -1,0 +1,204 @@
+// What happens to rows between linear layers; csrc/kernels/generic/elementwise.inl and csrc/model are the same on CPUs.
+
+// 1 / sqrt(mean of squares + epsilon) of n values, and NaN where the squares overflow. `at` + i is value i.
+static float inverse_root(global const float* at, int n, float epsilon EXCHANGE_ARGUMENT) {
+  float squares = 0.0f;
+  for (int k = lane_of(); k < n; k += LANES) squares = fma(at[k], at[k], squares);
+  const float mean = sum_lanes(squares EXCHANGED) / convert_float(n);
+  return 1.0f / sqrt(mean + epsilon) + 0.0f * mean;
+}
+
+static float normed(global const float* at, global const float* weight, int k, float inverse) {
+  return at[k] * inverse * weight[k];
+}
+
+#define ROWS_ARGUMENTS(x) \
+  global float *x##_values, global char *x##_codes, global float *x##_scales, global int2 *x##_sums, int x##_blocks
+#define ROWS_OF(x) {x##_values, x##_codes, x##_scales, x##_sums, x##_blocks}
+
+// Rows of `x`, all or those wanted, normed where there is a weight, as linear layers read them. A lane group makes one block
+// in `groups` of a row, and takes the row's norm for itself.
+LANE_GROUPS kernel void norm(global const float* x, int stride, int n, global const float* weight, float epsilon,
+                             ROWS_ARGUMENTS(out), global const int* step, int counted, int groups) {
+  EXCHANGE(lanes)
+  const Rows out = ROWS_OF(out);
+  const int row = get_global_id(1), lane = lane_of();
+  if (lane_group_of() >= groups || row >= step[counted]) return;
+  global const float* at = x + (size_t)(counted == STEP_WANTED ? step[step[STEP_WANT] + row] : row) * stride;
+  const float inverse = weight ? inverse_root(at, n, epsilon EXCHANGED) : 0.0f;
+  for (int b = lane_group_of(); b < out.blocks; b += groups) {
+    float v[2];
+    for (int i = 0; i < 2; ++i) {
+      const int k = b * GROUP + i * LANES + lane;
+      v[i] = k >= n ? 0.0f : weight ? normed(at, weight, k, inverse) : at[k];
+    }
+    store_block(out, row, b, v[0], v[1] EXCHANGED);
+  }
+}
+
+// f(gate) up, where the two could not be multiplied in one kernel.
+LANE_GROUPS kernel void activate(global const float* gate, global const float* up, int stride, int n,
+                                 ROWS_ARGUMENTS(out), global const int* step, int counted, int kind, float alpha,
+                                 float limit) {
+  EXCHANGE(lanes)
+  const Rows out = ROWS_OF(out);
+  const int row = get_global_id(1), b = lane_group_of();
+  if (b >= out.blocks || row >= step[counted]) return;
+  float v[2];
+  for (int i = 0; i < 2; ++i) {
+    const int k = b * GROUP + i * LANES + lane_of();
+    const size_t at = (size_t)row * stride + k;
+    v[i] = k >= n ? 0.0f : activated(kind, alpha, limit, gate[at], up[at]);
+  }
+  store_block(out, row, b, v[0], v[1] EXCHANGED);
+}
+
+// hidden += factor * branch, normed first where there is a weight.
+LANE_GROUPS kernel void add_branch(global const float* branch, int stride, int n, global const float* weight,
+                                   float epsilon, float factor, global float* hidden, global const int* step,
+                                   int groups) {
+  EXCHANGE(lanes)
+  const int row = get_global_id(1);
+  if (lane_group_of() >= groups || row >= step[STEP_ROWS]) return;
+  global const float* at = branch + (size_t)row * stride;
+  const float inverse = weight ? inverse_root(at, n, epsilon EXCHANGED) : 0.0f;
+  for (int k = lane_group_of() * LANES + lane_of(); k < n; k += groups * LANES) {
+    global float* to = hidden + (size_t)row * stride + k;
+    *to = fma(weight ? normed(at, weight, k, inverse) : at[k], factor, *to);
+  }
+}
+
+// Which experts a row goes to, best first, the lowest first among equals, and their weights: a lane group a row. `logits`
+// [rows][of]; softmax over all of them, or over those of the chosen. The layer's choices begin at `first`.
+#define MOST_USED 64
+LANE_GROUPS kernel void choose(global const float* logits, int of, int used, int over_all, int renormalise,
+                               global int* experts, int first, global float* weights, global const int* step) {
+  EXCHANGE(lanes)
+  const int row = get_global_id(1), lane = lane_of();
+  if (lane_group_of() > 0 || row >= step[STEP_ROWS]) return;
+  experts += first;
+  logits += (size_t)row * of;
+  int chosen[MOST_USED];
+  float last = INFINITY;
+  int last_id = -1;
+  for (int k = 0; k < used; ++k) {
+    float best = -INFINITY;
+    int best_id = of;
+    for (int e = lane; e < of; e += LANES) {
+      const float v = logits[e];
+      const bool left = v < last || (v == last && e > last_id);
+      if (left && (v > best || best_id == of)) {
+        best = v;
+        best_id = e;
+      }
+    }
+    const float top = max_lanes(best EXCHANGED);
+    last_id = max_lanes_int(best == top && best_id < of ? of - best_id : 0 EXCHANGED);
+    last_id = last_id > 0 ? of - last_id : k;  // where nothing is a number, any will do: it shows in the weights
+    last = top;
+    chosen[k] = last_id;
+  }
+  const float most = logits[chosen[0]];
+  float sum = 0.0f, all = 0.0f;
+  for (int i = lane; i < (over_all ? of : used); i += LANES)
+    sum = ADD(sum, exponential(logits[over_all ? i : chosen[i]] - most));
+  sum = sum_lanes(sum EXCHANGED);
+  for (int k = 0; k < used; ++k) all = ADD(all, exponential(logits[chosen[k]] - most) / sum);
+  for (int k = lane; k < used; k += LANES) {
+    const float logit = logits[chosen[k]], weight = exponential(logit - most) / sum;
+    experts[row * used + k] = chosen[k];
+    weights[row * used + k] = !isfinite(logit) ? NAN : renormalise ? weight / all : weight;
+  }
+}
+
+// The sum of a row's experts in their order, times their weights: added to `out`, or put there.
+kernel void add_experts(global const float* made, global const float* weights, int used, int n, global float* out, int add,
+                        global const int* step) {
+  const int k = get_global_id(0), row = get_global_id(1);
+  if (k >= n || row >= step[STEP_ROWS]) return;
+  float sum = 0.0f;
+  for (int i = row * used; i < (row + 1) * used; ++i) sum = fma(made[(size_t)i * n + k], weights[i], sum);
+  global float* to = out + (size_t)row * n + k;
+  *to = add ? *to + sum : sum;
+}
+
+// A norm over the whole of q or of k, in place: one lane group a row.
+LANE_GROUPS kernel void norm_whole(global float* x, int stride, int first, int n, global const float* weight,
+                                   float epsilon, global const int* step) {
+  EXCHANGE(lanes)
+  const int row = get_global_id(1);
+  if (lane_group_of() > 0 || row >= step[STEP_ROWS]) return;
+  global float* at = x + (size_t)row * stride + first;
+  const float inverse = inverse_root(at, n, epsilon EXCHANGED);
+  for (int k = lane_of(); k < n; k += LANES) at[k] = normed(at, weight, k, inverse);
+}
+
+// x = x * factor, and limit tanh(x / limit) of that where there is a limit.
+kernel void cap(global float* x, int stride, int n, float factor, float limit, global const int* step) {
+  const int k = get_global_id(0), row = get_global_id(1);
+  if (k >= n || row >= step[STEP_WANTED]) return;
+  global float* at = x + (size_t)row * stride + k;
+  const float scaled = *at * factor;
+  *at = limit > 0 ? capped(scaled, limit, 1.0f / limit) : scaled;
+}
+
+// The `count` largest of a row's values, largest first, the lowest id first among equals, for each piece of `piece` values;
+// -1 where there are no more, and for all of them where a value is not finite. ids: null, or whose values they are.
+#define SEARCHERS 64
+kernel __attribute__((reqd_work_group_size(SEARCHERS, 1, 1)))
+void top(global const float* values, global const int* ids, int stride, int n, int piece, int count,
+         global float* top_values, global int* top_ids, global const int* step) {
+  local float best_values[SEARCHERS];
+  local int best_ids[SEARCHERS];
+  const int part = get_group_id(0), pieces = get_num_groups(0), row = get_group_id(1), me = get_local_id(0);
+  if (row >= step[STEP_WANTED]) return;
+  const int begin = part * piece, end = min(begin + piece, n);
+  values += (size_t)row * stride;
+  if (ids) ids += (size_t)row * stride;
+  const size_t to = ((size_t)row * pieces + part) * count;
+  float last = INFINITY;
+  int last_id = -1;
+  bool finite = true;
+  for (int i = 0; i < count; ++i) {
+    float best = -INFINITY;
+    int best_id = INT_MAX;
+    for (int k = begin + me; k < end; k += SEARCHERS) {
+      const float v = values[k];
+      const int id = ids ? ids[k] : k;
+      if (ids && id < 0) {
+        finite = finite && id == -1;
+        continue;
+      }
+      finite = finite && isfinite(v);
+      const bool left = v < last || (v == last && id > last_id);
+      if (left && (v > best || (v == best && id < best_id))) {
+        best = v;
+        best_id = id;
+      }
+    }
+    best_values[me] = finite ? best : INFINITY;
+    best_ids[me] = finite ? best_id : -2;
+    for (int away = SEARCHERS / 2; away > 0; away /= 2) {
+      barrier(CLK_LOCAL_MEM_FENCE);
+      if (me >= away) continue;
+      const float v = best_values[me + away];
+      const int id = best_ids[me + away];
+      if (id < -1 || (best_ids[me] >= -1 && (v > best_values[me] || (v == best_values[me] && id < best_ids[me])))) {
+        best_values[me] = v;
+        best_ids[me] = id;
+      }
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    last = best_values[0];
+    last_id = best_ids[0];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (me == 0) {
+      top_values[to + i] = last;
+      top_ids[to + i] = last_id == INT_MAX ? -1 : last_id;
+    }
+    if (last_id < -1) {  // -2, one sign for all of them
+      for (int j = i + 1; j < count && me == 0; ++j) top_ids[to + j] = -2;
+      break;
+    }
+  }
+}

@@ -1,0 +1,20 @@
+// What every kernel rests on, each in one output, for a device to show that it computes as IEEE 754 and this package say.
+LANE_GROUPS kernel void self_test(global const float* x, global const float* y, global const float* z,
+                                  global const uint* codes, global const half* halves, global float* out,
+                                  global int* dots) {
+  EXCHANGE(lanes)
+  const int i = get_global_id(0), n = get_global_size(0);
+  const float a = x[i], b = y[i], c = z[i];
+  out[i] = fma(a, b, c);
+  out[n + i] = a * b + c;  // not joined
+  out[2 * n + i] = a / b;
+  out[3 * n + i] = sqrt(a);
+  out[4 * n + i] = a * 0x1p-100f * (b * 0x1p-46f);  // subnormal
+  out[5 * n + i] = vload_half(i, halves);
+  out[6 * n + i] = sum_lanes(c EXCHANGED);
+  out[7 * n + i] = max_lanes(c EXCHANGED);
+  dots[i] = add_dot(codes[i], codes[n - 1 - i], 7);
+  dots[n + i] = convert_int_rte(c * 4.0f);
+  dots[2 * n + i] = sum_lanes_int(dots[i] EXCHANGED);
+  vstore_half_rte(c * 0x1p-15f, i, (global half*)(dots + 3 * n));
+}

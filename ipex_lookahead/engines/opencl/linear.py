@@ -1,0 +1,141 @@
+"""Weights and rows on a device, and the kernels that multiply them: ``kernels/linear.cl``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.engines.native.linear import prepacked, unpacked
+from ipex_lookahead.engines.opencl.device import Device
+from ipex_lookahead.engines.opencl.formats import KERNEL_FORMATS, NAMES
+from ipex_lookahead.formats import FORMATS
+from ipex_lookahead.formats.base import PackedWeight
+
+GROUP, LANES = 32, 16
+ROWS = (1, 4, 16)
+"""Rows that a kernel reads a weight for at once; each number is a program of its own."""
+STEP_ROWS, STEP_WANTED = 0, 1
+"""Where a step says how many rows it has, and how many are wanted (``kernels/device.cl``)."""
+
+i32 = np.int32
+
+
+def rows_at_once(rows: int) -> int:
+    """The smallest of ``ROWS`` that holds so many rows, or the largest."""
+    return next((most for most in ROWS if most >= rows), ROWS[-1])
+
+
+def blocks_of(n: int) -> int:
+    """Blocks of 32 values."""
+    return -(-n // GROUP)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Weight matrices [n_out, n_in] of one format in tiles on a device, one below the other.
+
+    Attributes:
+        device: where it is.
+        format: a key of ``FORMATS``.
+        n_out, n_in: of all together; but for the last, each one's outputs are filled up to a multiple of 16.
+        parts: outputs of each.
+        group_size: as in ``PackedWeight``.
+        buffers: codes, scales, minimums, steps and bias; None for what it has not.
+        nbytes: of all buffers.
+    """
+
+    device: Device
+    format: str
+    n_out: int
+    n_in: int
+    parts: tuple[int, ...]
+    group_size: int
+    buffers: tuple[Any, ...]
+    nbytes: int
+
+    @classmethod
+    def upload(
+        cls,
+        device: Device,
+        weights: Sequence[PackedWeight],
+        biases: Sequence[npt.NDArray[np.float32] | None],
+        threads: int | None = None,
+    ) -> Matrix:
+        """Prepack matrices of one format and width, and copy them to the device."""
+        packed = [prepacked(weight, threads) for weight in weights]
+        streams = [None if parts[0] is None else np.concatenate(parts) for parts in zip(*packed, strict=True)]
+        parts = [weight.shape[0] for weight in weights]
+        padded = [*(-(-n // LANES) * LANES for n in parts[:-1]), parts[-1]]
+        if any(bias is not None for bias in biases):
+            bias = np.zeros(sum(-(-n // LANES) * LANES for n in parts), np.float32)
+            for first, n, values in zip(np.cumsum([0, *padded]), parts, biases, strict=False):
+                bias[first : first + n] = 0 if values is None else values
+            streams.append(bias)
+        else:
+            streams.append(None)
+        return cls(
+            device, weights[0].format, sum(padded), weights[0].shape[1], tuple(parts), weights[0].group_size,
+            tuple(map(device.upload, streams)), sum(0 if s is None else s.nbytes for s in streams),
+        )  # fmt: skip
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of 16 outputs."""
+        return -(-self.n_out // LANES)
+
+    def arguments(self) -> tuple[Any, ...]:
+        """What kernels take for a matrix."""
+        inputs = FORMATS[self.format].streams[0].inputs
+        share = self.group_size if self.group_size else max(inputs, GROUP)
+        shift = (share // GROUP).bit_length() - 1
+        return (*self.buffers, i32(self.n_out), i32(self.n_in), i32(blocks_of(self.n_in)), i32(shift))
+
+    def program(self, rows: int) -> Any:
+        """The kernels of this format for so many rows at once."""
+        options = [*NAMES, *KERNEL_FORMATS[self.format].defines(), f"-DROWS={rows}"]
+        return self.device.program("linear", options=options)
+
+    def weights(self) -> list[PackedWeight]:
+        """The matrices in plain order, bit for bit as they came."""
+        kinds = (np.uint8, np.uint16, np.uint16, np.uint8)
+        streams = [
+            None if buffer is None else self.device.read(buffer, (buffer.size // np.dtype(kind).itemsize,), kind)
+            for buffer, kind in zip(self.buffers, kinds, strict=False)
+        ]
+        tiles, first, found = [-(-n // LANES) for n in self.parts], 0, []
+        for n, count in zip(self.parts, tiles, strict=True):
+            codes, *others = (
+                None if s is None else s[len(s) // sum(tiles) * first : len(s) // sum(tiles) * (first + count)]
+                for s in streams
+            )
+            scales, minimums, steps = others
+            found.append(unpacked(self.format, (n, self.n_in), self.group_size, (codes, scales, minimums, steps)))
+            first += count
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Room on a device for rows of activations as linear layers read them (``Rows`` of ``kernels/device.cl``)."""
+
+    n: int
+    buffers: tuple[Any, ...]
+
+    @classmethod
+    def empty(cls, device: Device, rows: int, n: int) -> Rows:
+        """For ``rows`` rows of ``n`` values."""
+        blocks = rows * blocks_of(n)
+        return cls(n, tuple(device.empty(blocks * size) for size in (4 * GROUP, GROUP, 4, 8)))
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a row."""
+        return blocks_of(self.n)
+
+    def arguments(self) -> tuple[Any, ...]:
+        """What kernels take for rows."""
+        return (*self.buffers, i32(self.blocks))

@@ -1,0 +1,81 @@
+"""What a step needs beside the weights: room for what passes between kernels, and the tables of ropes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ipex_lookahead.architectures.spec import Block, Experts, GatedMlp, ModelSpec, Rope
+from ipex_lookahead.engines.opencl.device import Device
+from ipex_lookahead.engines.opencl.linear import Rows
+
+i32, f32 = np.int32, np.float32
+
+PIECE = 4096
+"""Logits that one work-group looks through for the largest."""
+
+
+def mlps_of(block: Block) -> tuple[GatedMlp, ...]:
+    """A block's experts, or its only MLP."""
+    return block.mlp.experts if isinstance(block.mlp, Experts) else (block.mlp,)
+
+
+class RopeTable:
+    """Cosines and sines of one rope, [positions][half], and what queries are multiplied by; grown as positions are."""
+
+    def __init__(self, device: Device, rope: Rope) -> None:
+        self._device, self._rope = device, rope
+        self.positions = 0
+        self.buffers: tuple[Any, Any, Any] = (None, None, None)
+
+    def reserve(self, positions: int, most: int) -> bool:
+        """Whether the buffers are others now."""
+        if positions <= self.positions:
+            return False
+        self.positions = min(max(positions, 2 * self.positions, 1024), most)
+        rope, count = self._rope, np.arange(self.positions, dtype=f32)
+        # Rounded to float32 first, as the models were trained with it; then libm's, as in the core: numpy has its own.
+        angles = (count[:, None] * np.asarray(rope.frequencies, f32)).astype(np.float64).ravel().tolist()
+        cos, sin = (np.array([f(a) for a in angles], f32) * f32(rope.factor) for f in (math.cos, math.sin))
+        query = None
+        if rope.query_beta:
+            beta = float(f32(rope.query_beta))
+            query = np.array([1 + beta * math.log1p(p // rope.query_original) for p in range(self.positions)], f32)
+        self.buffers = (self._device.upload(cos), self._device.upload(sin), self._device.upload(query))
+        return True
+
+
+class Scratch:
+    """Room for a step of so many rows, of which so many are wanted, with so many partials of attention a head."""
+
+    def __init__(self, device: Device, spec: ModelSpec, rows: int, wanted: int, partials: int, top: int) -> None:
+        attention = spec.layers[0].attention
+        used = max((block.mlp.used for block in spec.layers if isinstance(block.mlp, Experts)), default=0)
+        of = max((len(block.mlp.experts) for block in spec.layers if isinstance(block.mlp, Experts)), default=0)
+        inner = max(mlp.gate.weight.shape[0] for block in spec.layers for mlp in mlps_of(block))
+        q, kv = (-(-n * attention.head_dim // 16) * 16 for n in (attention.heads, attention.kv_heads))
+        self.sizes = (rows, wanted, partials, top)
+        self.qkv_stride, self.k_column, self.v_column = q + 2 * kv, q, q + kv
+        self.hidden, self.branch = (device.empty(4 * rows * spec.hidden) for _ in range(2))
+        self.qkv = device.empty(4 * rows * self.qkv_stride)
+        self.partials = device.empty(4 * partials * attention.heads * (2 + attention.head_dim))
+        self.x, self.gated = Rows.empty(device, rows, spec.hidden), Rows.empty(device, rows * max(used, 1), inner)
+        self.router, self.made = device.empty(4 * rows * of), device.empty(4 * rows * used * spec.hidden)
+        self.pairs = rows * used  # of a layer
+        self.experts = device.empty(4 * len(spec.layers) * self.pairs)
+        self.weights = device.empty(4 * rows * used)
+        self.attended = Rows.empty(device, rows, attention.heads * attention.head_dim)
+        self.gate, self.up = (device.empty(4 * rows * inner) for _ in range(2))
+        self.head_x = Rows.empty(device, wanted, spec.hidden)
+        self.logits = device.empty(4 * wanted * spec.vocab)
+        self.pieces = -(-spec.vocab // PIECE)
+        self.tops = [(device.empty(4 * n), device.empty(4 * n)) for n in (wanted * self.pieces * top, wanted * top)]
+
+    def holds(self, sizes: tuple[int, int, int, int]) -> bool:
+        """Whether a step of that size fits; the number of ``top`` is part of how its ids lie."""
+        return (
+            all(have >= need for have, need in zip(self.sizes[:3], sizes[:3], strict=True))
+            and self.sizes[3] == sizes[3]
+        )

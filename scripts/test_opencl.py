@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+"""Run the OpenCL engine's tests on Intel's OpenCL runtime for CPUs, in an environment that is kept between runs.
+
+    python3 scripts/test_opencl.py [arguments for pytest]
+
+The environment is the .venv that ``make test`` uses, with pyopencl and Intel's runtime beside it (0.8 GB); it lies in
+the user's cache folder under a hash of the pinned versions and of where .venv is. It is made under another name and
+renamed when it is complete. The runtime's wheel does not say where it was installed, so the file that OpenCL's loader
+reads is written here. Standard library only.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+
+from setup import ROOT, SetupError, output
+from test_ipex_llm import cache_folder, pip, works
+
+PINS = ["pyopencl==2026.1.4", "intel-opencl-rt==2026.2.0", "intel-cmplr-lib-rt==2026.2.0"]
+NEEDED = 2 << 30
+"""Bytes that making the environment takes, with what is unpacked on the way."""
+TESTS = ["tests/engines/opencl", "tests/engines/test_every_engine.py"]
+
+
+def main(arguments):
+    python = os.path.join(ROOT, ".venv", "bin", "python")
+    if not os.path.exists(python):
+        raise SetupError("there is no .venv yet", "make test-opencl makes it first")
+    folder = environment(python)
+    return run(folder, arguments)
+
+
+def say(text):
+    print("opencl: " + text)
+    sys.stdout.flush()
+
+
+def environment(python):
+    """The folder of the environment; made if it is not there yet."""
+    packages = output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
+    key = hashlib.sha256("\n".join([packages] + PINS).encode()).hexdigest()[:12]
+    cache = cache_folder()
+    os.makedirs(cache, exist_ok=True)
+    folder = os.path.join(cache, "opencl-" + key)
+    with open(os.path.join(cache, "opencl.lock"), "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            say("another run makes the environment; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if not works(folder):
+            make(python, packages, folder)
+    return folder
+
+
+def make(python, packages, folder):
+    half = folder + ".half"
+    for old in (folder, half):
+        shutil.rmtree(old, ignore_errors=True)
+    free = shutil.disk_usage(os.path.dirname(folder)).free
+    if free < NEEDED:
+        raise SetupError(
+            "{} has {:.1f} GB free, and the environment needs {:.0f}".format(
+                os.path.dirname(folder), free / 2**30, NEEDED / 2**30
+            ),
+            "free some, or set IPEX_LOOKAHEAD_CACHE to a folder on a larger disk",
+        )
+    say("making the environment in {} (once; about 275 MB fetched)".format(folder))
+    subprocess.run([python, "-m", "venv", half], check=True)
+    inside = os.path.join(half, "bin", "python")
+    own = output([inside, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
+    with open(os.path.join(own, "beside.pth"), "w") as beside:  # a line of code: .pth files there are read too
+        beside.write("import site; site.addsitedir({!r})\n".format(packages))
+    pip(inside, *PINS)
+    os.rename(half, folder)
+
+
+def variables(folder):
+    """What makes OpenCL's loader find the runtime, and nothing else."""
+    libraries = os.path.join(folder, "lib")
+    vendors = os.path.join(folder, "vendors")
+    os.makedirs(vendors, exist_ok=True)
+    with open(os.path.join(vendors, "intel.icd"), "w") as icd:
+        icd.write(os.path.join(libraries, "libintelocl.so") + "\n")
+    before = os.environ.get("LD_LIBRARY_PATH")
+    path = libraries + (os.pathsep + before if before else "")
+    return dict(os.environ, OCL_ICD_VENDORS=vendors, LD_LIBRARY_PATH=path)
+
+
+def run(folder, arguments):
+    tests = arguments or TESTS
+    say("running {}".format(" ".join(tests)))
+    python = os.path.join(folder, "bin", "python")
+    return subprocess.run([python, "-m", "pytest"] + tests, env=variables(folder), cwd=ROOT).returncode
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except SetupError as error:
+        sys.stderr.write("error: {}\n".format(error))
+        if error.hint:
+            sys.stderr.write("hint: {}\n".format(error.hint))
+        sys.exit(1)
+    except subprocess.CalledProcessError as error:
+        sys.stderr.write("error: {} failed\n".format(" ".join(map(str, error.cmd))[:200]))
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted; run the same command again\n")
+        sys.exit(130)

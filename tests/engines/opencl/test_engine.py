@@ -1,0 +1,318 @@
+"""The OpenCL engine: the native core's logits, byte for byte, however rows come, and the same caches."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-opencl runs these tests)")
+
+from ipex_lookahead.architectures.spec import ModelSpec, Tensor
+from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.native.engine import NativeEngine
+from ipex_lookahead.engines.opencl.decoder import check_spec
+from ipex_lookahead.engines.opencl.device import Device
+from ipex_lookahead.engines.opencl.engine import OpenClEngine
+from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, UnsupportedModelError
+from ipex_lookahead.formats import FORMATS, quantize
+from ipex_lookahead.formats.base import PackedWeight
+from tests.support.cache_walk import Plain, walk
+from tests.support.native import chain, ids_of, one_by_one, run
+from tests.support.specs import NAMED, make_spec, native_engine, random_switches, random_weights
+
+
+def both(
+    spec: ModelSpec, device: Device, low_bit: Any = "fp32", kv_cache: str = "fp16", seed: int = 0
+) -> tuple[NativeEngine, OpenClEngine]:
+    """The native engine and the device's with the same weights; ``low_bit``: a format, or a function of a tensor."""
+    weights = random_weights(spec, seed)
+    format_of = low_bit if callable(low_bit) else lambda tensor: low_bit
+
+    def matrix(tensor: Tensor) -> PackedWeight:
+        return quantize(
+            PackedWeight("fp32", tensor.shape, weights[tensor.name]),
+            "fp32" if "router" in tensor.name else format_of(tensor),
+        )
+
+    def vector(tensor: Tensor) -> Any:
+        return weights[tensor.name]
+
+    label = low_bit if isinstance(low_bit, str) else "mixed"
+    native = NativeEngine.build(spec, label, matrix, vector, threads=1, kv_cache=kv_cache)
+    return native, OpenClEngine.build(spec, label, matrix, vector, device, kv_cache)
+
+
+def in_pieces(engine: Any, tokens: np.ndarray, sizes: list[int]) -> np.ndarray:
+    """Each token's logits as a chain in pieces of those sizes, going round."""
+    cache, rows, at = engine.new_cache(), [], 0
+    while at < len(tokens):
+        piece = tokens[at : at + sizes[len(rows) % len(sizes)]]
+        rows.append(run(engine, cache, piece))
+        cache.keep(range(len(piece)))
+        at += len(piece)
+    return np.concatenate(rows)
+
+
+@pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
+@pytest.mark.parametrize("name", NAMED)
+def test_families_logits_are_the_native_engines(device: Device, name: str, kv_cache: str) -> None:
+    native, engine = both(
+        make_spec(**NAMED[name]), device, "sym_int4" if "hidden" not in NAMED[name] else "fp16", kv_cache
+    )
+    tokens = ids_of(native, 300, seed=1)
+    expected = run(native, native.new_cache(), tokens)
+    for sizes in ([300], [1, 16, 3, 17, 100]):
+        assert in_pieces(engine, tokens, sizes).tobytes() == expected.tobytes(), sizes
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(chance=st.randoms(use_true_random=False), seed=st.integers(0, 1000), rows=st.integers(1, 90))
+def test_any_switches_together(device: Device, chance: random.Random, seed: int, rows: int) -> None:
+    spec = make_spec(**random_switches(chance))
+    native, engine = both(spec, device, kv_cache=chance.choice(("fp16", "int8")), seed=seed)
+    tokens = ids_of(native, rows, seed)
+    sizes = [chance.randint(1, 40) for _ in range(5)]
+    assert in_pieces(engine, tokens, sizes).tobytes() == run(native, native.new_cache(), tokens).tobytes()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format(device: Device, name: str) -> None:
+    sizes = {"hidden": 256, "intermediate": 512, "head_dim": 64, "layers": 1, "tied": False, "bias": "qkvogud"}
+    native, engine = both(make_spec(**sizes), device, name)
+    tokens = ids_of(native, 20)
+    expected = run(native, native.new_cache(), tokens).tobytes()
+    for pieces in ([20], [1], [3]):
+        assert in_pieces(engine, tokens, pieces).tobytes() == expected
+    assert dict(engine.weights()).keys() == dict(native.weights()).keys()
+    for (key, one), (other_key, other) in zip(sorted_weights(engine), sorted_weights(native), strict=True):
+        assert key == other_key
+        assert [(n, a.tobytes()) for n, a in one.arrays()] == [(n, a.tobytes()) for n, a in other.arrays()], key
+
+
+def sorted_weights(engine: Any) -> list[tuple[str, PackedWeight]]:
+    return sorted(engine.weights(), key=lambda named: named[0])
+
+
+def test_formats_that_differ_within_a_block(device: Device) -> None:
+    """As in Q4_K_M: what cannot be one matrix or one kernel is several."""
+    formats = {"v": "q6_k", "down": "q6_k", "up": "sym_int8", "k": "fp16"}
+    spec = make_spec(hidden=256, intermediate=512, head_dim=64)
+    native, engine = both(
+        spec, device, lambda tensor: formats.get(tensor.name.split(".")[-2], "q4_k") if "." in tensor.name else "q6_k"
+    )
+    tokens = ids_of(native, 40)
+    expected = run(native, native.new_cache(), tokens).tobytes()
+    for pieces in ([40], [1, 5]):
+        assert in_pieces(engine, tokens, pieces).tobytes() == expected
+
+
+@pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
+def test_long_contexts(device: Device, kv_cache: str) -> None:
+    spec = make_spec(context=2100, layers=1, window=None)
+    native, engine = both(spec, device, "sym_int4", kv_cache)
+    tokens = ids_of(native, 2100)
+    caches = native.new_cache(), engine.new_cache()
+    for at in range(0, 2040, 340):
+        for one, cache in zip((native, engine), caches, strict=True):
+            one.forward(Batch([cache], [340], tokens[at : at + 340], chain(340), np.zeros(0, np.int32)))
+            cache.keep(range(340))
+    for rows in (1, 4, 16, 17):
+        expected = run(native, caches[0], tokens[2040 : 2040 + rows]).tobytes()
+        assert run(engine, caches[1], tokens[2040 : 2040 + rows]).tobytes() == expected, rows
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss_attention"])
+def test_trees_over_pages_and_blocks(device: Device, name: str) -> None:
+    spec = make_spec(**NAMED[name])
+    rng = np.random.default_rng(3)
+    for kv_cache in ("fp16", "int8"):
+        native, engine = both(spec, device, kv_cache=kv_cache)
+        for length in (1, 62, 250, 257):
+            prompt = ids_of(native, length, length)
+            pairs = [(one, one.new_cache()) for one in (native, engine)]
+            for one, cache in pairs:
+                run(one, cache, prompt)
+                cache.keep(range(length))
+            for rows in (7, 24):
+                tokens = ids_of(native, rows, rows)
+                parents = [int(rng.integers(-1, i)) for i in range(rows)]
+                one, other = (run(e, cache, tokens, np.array(parents)) for e, cache in pairs)
+                assert one.tobytes() == other.tobytes(), (length, rows)
+                path = [rows - 1]
+                while parents[path[0]] >= 0:
+                    path.insert(0, parents[path[0]])
+                for _, cache in pairs:
+                    cache.keep(path)
+
+
+@pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
+def test_walks_over_caches(device: Device, kv_cache: str) -> None:
+    """Keep, crop, fork, several sequences at once; plain decoding is the native engine's."""
+    native, engine = both(make_spec(vocab=40), device, kv_cache=kv_cache)
+    plain = Plain(native)
+    for seed in range(12):
+        walk(engine, seed, steps=12, plain=plain, longest=90)
+
+
+def test_forks_share_pages_and_give_them_back(device: Device) -> None:
+    native, engine = both(make_spec(), device)
+    tokens = ids_of(native, 200)
+    cache = engine.new_cache()
+    run(engine, cache, tokens)
+    cache.keep(range(200))
+    pages = cache.pages
+    forks = [cache.fork() for _ in range(20)]
+    assert pages.held() == 4
+    expected = one_by_one(native, np.concatenate([tokens, tokens[:3]]))[200:].tobytes()
+    for fork in forks:
+        assert run(engine, fork, tokens[:3]).tobytes() == expected
+    assert pages.held() == 4 + 20  # the last page of each is its own
+    assert run(engine, cache, tokens[:3]).tobytes() == expected
+    del forks, fork
+    assert pages.held() == 4
+    cache.crop(64)
+    assert pages.held() == 1
+    del cache
+    assert pages.held() == 0
+
+
+def test_only_what_is_asked_for_comes_back(device: Device) -> None:
+    native, engine = both(make_spec(vocab=9001, hidden=32), device)
+    tokens = ids_of(native, 12)
+    for want in (None, [11], [0, 5, 11], []):
+        for top in (0, 1, 7, 64):
+            for logits in (False, True):
+                batch = {"want": None if want is None else np.array(want, np.int32), "logits": logits, "top": top}
+                one, other = (
+                    e.forward(Batch([e.new_cache()], [12], tokens, chain(12), **batch)) for e in (native, engine)
+                )
+                assert one.argmax.tolist() == other.argmax.tolist()
+                for mine, theirs in ((one.logits, other.logits), (one.top, other.top)):
+                    assert (mine is None) == (theirs is None)
+                    assert mine is None or (mine.shape == theirs.shape and mine.tobytes() == theirs.tobytes())
+
+
+def test_equal_logits_are_taken_by_the_lowest_id(device: Device) -> None:
+    spec = make_spec(vocab=50, tied=False)
+    weights = random_weights(spec)
+    weights["head"][:] = weights["head"][7]
+    engines = (
+        native_engine(spec, weights),
+        OpenClEngine.build(
+            spec, "fp32", lambda t: PackedWeight("fp32", t.shape, weights[t.name]), lambda t: weights[t.name], device
+        ),
+    )
+    for engine in engines:
+        out = engine.forward(Batch([engine.new_cache()], [1], ids_of(engines[0], 1), chain(1), top=64))
+        assert out.top is not None
+        assert out.top[0].tolist() == [*range(50), *[-1] * 14]
+
+
+def test_logits_that_are_not_finite_are_an_error(device: Device) -> None:
+    spec = make_spec()
+    weights = random_weights(spec)
+    weights["final_norm"][3] = 3e38
+    weights["embedding"][:, 3] = 1e30
+    engine = OpenClEngine.build(
+        spec, "fp32", lambda t: PackedWeight("fp32", t.shape, weights[t.name]), lambda t: weights[t.name], device
+    )
+    with pytest.raises(EngineError, match="not finite"):
+        engine.forward(Batch([engine.new_cache()], [1], ids_of(engine, 1), chain(1)))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED if "experts" in NAMED[name]])
+def test_experts_are_counted(device: Device, name: str) -> None:
+    native, engine = both(make_spec(**NAMED[name]), device)
+    for rows in (1, 2, 20, 3):
+        tokens = ids_of(native, rows, rows)
+        one, other = (e.forward(Batch([e.new_cache()], [rows], tokens, chain(rows))) for e in (native, engine))
+        assert one.experts == other.experts > 0
+    facts, theirs = engine.describe(), native.describe()
+    assert facts["experts"] == theirs["experts"]
+    assert 0 < facts["expert_bytes"] < facts["step_bytes"] < facts["weight_bytes"]
+
+
+def test_what_kernels_do_not_run_is_refused_by_name(device: Device) -> None:
+    with pytest.raises(UnsupportedModelError, match="a row goes to 65 experts; the OpenCL engine has 64"):
+        both(make_spec(experts=70, used=65), device)
+    with pytest.raises(UnsupportedModelError, match="experts of a layer are in several formats"):
+        both(
+            make_spec(experts=3, used=1),
+            device,
+            lambda tensor: "sym_int8" if "experts.1" in tensor.name else "sym_int4",
+        )
+    with pytest.raises(UnsupportedModelError, match="gate and up of a layer's experts are in two formats"):
+        both(make_spec(experts=3, used=1), device, lambda tensor: "sym_int8" if ".up" in tensor.name else "sym_int4")
+    spec = make_spec()
+    attention = replace(spec.layers[0].attention, head_dim=1032)
+    with pytest.raises(UnsupportedModelError, match="heads have 1032 values"):
+        check_spec(replace(spec, layers=(replace(spec.layers[0], attention=attention),)))
+
+
+def test_bad_steps_are_refused_and_nothing_is_lost(device: Device) -> None:
+    native, engine = both(make_spec(), device)
+    tokens = ids_of(native, 60)
+    cache, other = engine.new_cache(), native.new_cache()
+    for one, own in ((engine, cache), (native, other)):
+        run(one, own, tokens)
+        own.keep(range(60))
+    ints = np.array
+    good: dict[str, Any] = {"caches": [cache], "counts": [2], "tokens": tokens[:2], "parents": chain(2)}
+    for changed in (
+        {"tokens": ints([1, 96], np.int32)},
+        {"tokens": ints([-1, 1], np.int32)},
+        {"tokens": [1, 2]},
+        {"tokens": ints([1, 2], np.int64)},
+        {"tokens": ints([[1, 2]], np.int32)},
+        {"parents": ints([-1, 1], np.int32)},
+        {"parents": ints([-2, 0], np.int32)},
+        {"parents": chain(1)},
+        {"counts": [1]},
+        {"counts": [2, 0], "caches": [cache, engine.new_cache()]},
+        {"counts": [1, 1], "caches": [cache, cache]},
+        {"counts": [None]},
+        {"caches": [other]},
+        {"caches": None},
+        {"caches": []},
+        {"want": ints([1, 0], np.int32)},
+        {"want": ints([2], np.int32)},
+        {"want": ints([0, 0], np.int32)},
+        {"want": "x"},
+        {"top": 65},
+        {"top": -1},
+        {"top": None},
+    ):
+        with pytest.raises(InputError):
+            engine.forward(Batch(**{**good, **changed}))
+    with pytest.raises(InputError, match="another model"):
+        engine.forward(Batch(**{**good, "caches": [both(make_spec(), device)[1].new_cache()]}))
+    with pytest.raises(ContextLengthError, match="position 512 is beyond the context of 512"):
+        engine.forward(Batch([cache], [453], np.zeros(453, np.int32), chain(453)))
+    for rows in ([1], [0, 2], [0, 0], [60], [-1], "x", None, [0.5]):
+        with pytest.raises(InputError):
+            cache.keep(rows)
+    for length in (61, -1, "x", 0.5):
+        with pytest.raises(InputError):
+            cache.crop(length)
+    assert run(engine, cache, tokens[:5]).tobytes() == run(native, other, tokens[:5]).tobytes()
+
+
+def test_a_cache_has_one_user_at_a_time(device: Device) -> None:
+    _, engine = both(make_spec(), device)
+    cache = engine.new_cache()
+    with cache.claim("a test"):
+        for deed in (
+            lambda: run(engine, cache, np.zeros(1, np.int32)),
+            lambda: cache.keep([]),
+            lambda: cache.crop(0),
+            cache.fork,
+        ):
+            with pytest.raises(EngineError, match="in use by another thread"):
+                deed()
+    run(engine, cache, np.zeros(1, np.int32))
