@@ -144,7 +144,10 @@ def _inside(raw: JsonObject, key: str, source: Source) -> tuple[JsonObject, Sour
     inner = raw.get(key)
     if not isinstance(inner, JsonObject):
         raise source.error(key, f"is {shown(inner)}; it must be an object")
-    whole, part = (each.get("tie_word_embeddings") for each in (raw, inner))
+    tied = "tie_word_embeddings"
+    if inner.get(tied) is not None:
+        boolean(Source(source.file, Places(lambda: {tied: (f"{key}.{tied}", inner.at.get(tied))})), tied, inner[tied])
+    whole, part = raw.get(tied), inner.get(tied)
     undecided = part is not whole if part is not None and whole is not None else whole is True
     outer = {name: raw[name] for name in _OUTER if raw.get(name) is not None}
 

@@ -84,7 +84,7 @@ def test_rules_are_read_before_the_model(refused, tmp_path):
     said = refused("generate", "hi", "--low-bit", str(file))
     assert f"--low-bit: {file}: the file: unknown key 'ruls'" in said[0]
     assert said[-1] == "hint: did you mean rules?"
-    assert "cannot be read" in refused("chat", "--low-bit", str(tmp_path / "absent.yaml"))[0]
+    assert "cannot be opened" in refused("chat", "--low-bit", str(tmp_path / "absent.yaml"))[0]
     assert refused("generate", "hi", "--low-bit", "gguf_q4_k_m")[-1] == "hint: did you mean --low-bit gguf_q4k_m?"
     assert refused("generate", "hi", "--low-bit", "gguf_iq2_xxs")[-1] == "hint: --low-bit q2_k"
 
