@@ -22,6 +22,8 @@ from test_ipex_llm import cache_folder, pip, works
 PINS = ["pyopencl==2026.1.4", "intel-opencl-rt==2026.2.0", "intel-cmplr-lib-rt==2026.2.0"]
 NEEDED = 2 << 30
 """Bytes that making the environment takes, with what is unpacked on the way."""
+POCL = "/etc/OpenCL/vendors/pocl.icd"
+UNDER_OCLGRIND = ["tests/engines/opencl/test_engine.py", "-k", "plain and (lowest or counted and (mixtral or gpt_oss))"]
 TESTS = ["tests/engines/opencl", "tests/engines/test_every_engine.py"]
 
 
@@ -93,8 +95,36 @@ def variables(folder):
 def run(folder, arguments):
     tests = arguments or TESTS
     say("running {}".format(" ".join(tests)))
-    python = os.path.join(folder, "bin", "python")
-    return subprocess.run([python, "-m", "pytest"] + tests, env=variables(folder), cwd=ROOT).returncode
+    pytest = [os.path.join(folder, "bin", "python"), "-m", "pytest"]
+    failed = subprocess.run(pytest + tests, env=variables(folder), cwd=ROOT).returncode
+    return failed or (0 if arguments else second_opinions(pytest))
+
+
+def second_opinions(pytest):
+    """The plain spelling on pocl, and under oclgrind no race and no access out of bounds: where these are installed."""
+    if os.path.exists(POCL):
+        say("the same on pocl")
+        environment = dict(os.environ, OCL_ICD_VENDORS=POCL)
+        chosen = ["tests/engines/opencl", "-k", "plain and not embedded"]
+        if subprocess.run(pytest + chosen, env=environment, cwd=ROOT).returncode:
+            return 1
+    else:
+        say("pocl is not installed (apt install pocl-opencl-icd): not run on it")
+    oclgrind = shutil.which("oclgrind")
+    if not oclgrind:
+        say("oclgrind is not installed (apt install oclgrind): kernels are not looked at for races")
+        return 0
+    say("a few steps under oclgrind")
+    build = os.path.join(ROOT, "build")
+    os.makedirs(build, exist_ok=True)
+    log = os.path.join(build, "oclgrind.log")
+    command = [oclgrind, "--data-races", "--log", log] + pytest + UNDER_OCLGRIND
+    environment = dict(os.environ, OCL_ICD_VENDORS=build)  # no other platform than its own
+    failed = subprocess.run(command, env=environment, cwd=ROOT).returncode
+    with open(log) as lines:
+        found = lines.read()
+    sys.stderr.write(found)
+    return failed or (1 if found.strip() else 0)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from ipex_lookahead.hub.folders import cache_folder
 
 KERNELS = Path(__file__).parent / "kernels"
 LANES = 16
-NUMERICS = ("-cl-std=CL3.0", "-cl-fp32-correctly-rounded-divide-sqrt")
+NUMERICS = ("-cl-fp32-correctly-rounded-divide-sqrt",)
 SUBGROUPS, DOT = "HAS_SUBGROUPS", "HAS_DOT"
 SPELT = {SUBGROUPS: "subgroups", DOT: "integer dot products"}
 Spelling = tuple[str, ...]
@@ -194,9 +194,14 @@ class Device:
                 warnings.simplefilter("ignore")  # remarks of the compiler
                 made = self.cl.Program(self.context, source)
                 self._programs[key] = made.build(
-                    [*NUMERICS, *defines, *options], cache_dir=str(cache_folder() / "opencl")
+                    [self._language(), *NUMERICS, *defines, *options], cache_dir=str(cache_folder() / "opencl")
                 )
         return self._programs[key]
+
+    def _language(self) -> str:
+        """Kernels are written in OpenCL C 1.2; extensions are those of the newest that the device has."""
+        version = re.search(r"\d+", str(self.raw.opencl_c_version))
+        return "-cl-std=CL3.0" if version is not None and int(version[0]) >= 3 else "-cl-std=CL1.2"
 
     def kernel(self, program: Any, name: str, *arguments: Any) -> Any:
         """A kernel of its own, with arguments: buffers, None for no buffer, numpy scalars."""
