@@ -31,7 +31,7 @@ mkdir -p build/asan/package
 cp -r ipex_lookahead build/asan/package/
 rm -f build/asan/package/ipex_lookahead/_native*.so
 cp build/asan/_native*.so build/asan/package/ipex_lookahead/
-ln -sfn "$PWD/tests" build/asan/package/tests
+ln -sfn "$PWD/tests" "$PWD/configs" build/asan/package/
 preload="$(c++ -print-file-name=libasan.so):$(c++ -print-file-name=libubsan.so)"
 cd build/asan/package
 # The interpreter itself leaks a little, and numpy asks for more than it needs: neither is ours to find. A small quarantine,

@@ -9,7 +9,7 @@ from typing import Any
 from ipex_lookahead.errors import InputError
 
 SUFFIXES = (".svg", ".png")
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "ipex-lookahead", "font.size": 8, "font.family": "sans-serif"}
+STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "ipex-lookahead", "font.size": 8, "font.family": "sans-serif"}
 """Letters stay letters: a reader can mark and search them, and a page's fonts show them."""
 LEAST_KL = 1e-5
 """What is below is drawn there: nobody sees the difference, and zero has no place on a logarithmic axis."""
