@@ -44,7 +44,9 @@ def over_lookahead(runs: Runs, report: dict[str, Any]) -> tuple[str, str] | None
     axes.set_xlabel("lookahead: most drafted tokens a step")
     axes.set_ylabel("tokens a second after the first")
     axes.set_ylim(bottom=0)
-    return "Speed by lookahead; every answer has the same tokens as with lookahead off.", _svg(figure, report)
+    same = all(run["identical"] for _, run in runs)
+    said = "every answer has" if same else "NOT every answer has"
+    return f"Speed by lookahead; {said} the same tokens as with lookahead off.", _svg(figure, report)
 
 
 def over_context(runs: Runs, report: dict[str, Any]) -> tuple[str, str] | None:
@@ -105,7 +107,8 @@ def _figure(panels: int) -> tuple[Any, Any]:
 def _svg(figure: Any, report: dict[str, Any]) -> str:
     axes = figure.axes[0]
     if len(axes.lines) > 1:
-        figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+        drawn = axes.get_legend_handles_labels()  # the other axes have the same
+        figure.legend(*drawn, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     machine = report["machine"]
     said = [
         machine.get("processor", ""),
