@@ -217,7 +217,9 @@ class GgufCheckpoint:
         return self.path
 
     def copied(self, stored: GgufTensor, parts: list[Tensor]) -> npt.NDArray[np.uint8]:
-        """The bytes of a tensor of the file."""
+        """The bytes of a tensor of the file. Raises ModelFormatError where reading it does."""
+        for part in parts:
+            self.read(part.name)
         data = np.empty(stored.nbytes, np.uint8)
         stored.file.read_into(stored.offset, data, stored.name)
         return data

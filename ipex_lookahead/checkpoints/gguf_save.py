@@ -75,8 +75,8 @@ def save_gguf(
         progress: see ``low_bit_save.Progress``.
 
     Raises:
-        InputError: a format that is no type of GGUF's or whose blocks do not divide the weight's rows, or different
-            formats for parts of one tensor.
+        InputError: a format that is no type of GGUF's or whose blocks do not divide the weight's rows, different
+            formats for parts of one tensor, or metadata that the gguf package does not write.
         SaveError: writing failed; what was there is as it was.
     """
     import gguf
@@ -97,7 +97,10 @@ def save_gguf(
         with temporary_file(target) as temporary:
             try:
                 writer.write_header_to_file(temporary)
-                writer.write_kv_data_to_file()
+                try:
+                    writer.write_kv_data_to_file()
+                except ValueError as error:  # arrays of arrays, some of them empty
+                    raise InputError(f"{source.metadata_file}: metadata cannot be written again: {error}") from None
                 writer.write_ti_data_to_file()
                 for (stored, parts, form), size in zip(layout, sizes, strict=True):
                     data = source.copied(stored, parts) if form is None else _joined(stored, parts, form, weight)
