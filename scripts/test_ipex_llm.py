@@ -9,7 +9,6 @@ that is half made. The native core is built for it in ``build/ipex-llm``, and te
 Standard library only.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -17,7 +16,8 @@ import subprocess
 import sys
 
 import setup
-from setup import ROOT, TORCH_CPU_INDEX, SetupError, output, wanted
+from environments import cache_folder, kept, pip
+from setup import ROOT, TORCH_CPU_INDEX, SetupError, output
 
 STACK = os.path.join(ROOT, "scripts", "ipex-llm-stack.txt")
 TOOLS = [
@@ -70,56 +70,18 @@ def legacy_python():
     )
 
 
-def cache_folder():
-    base = os.environ.get("IPEX_LOOKAHEAD_CACHE")
-    if base:
-        return os.path.expanduser(base)
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(home, "ipex-lookahead")
-
-
 def environment(python):
     """The folder of the environment; made if it is not there yet."""
     version = output([python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"])
     with open(STACK) as pins:
         key = hashlib.sha256("\n".join([version, pins.read()] + TOOLS).encode()).hexdigest()[:12]
-    cache = cache_folder()
-    os.makedirs(cache, exist_ok=True)
-    folder = os.path.join(cache, "ipex-llm-" + key)
-    with open(os.path.join(cache, "ipex-llm.lock"), "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            say("another run makes the environment; waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        if not works(folder):
-            make(python, folder)
-    return folder
-
-
-def works(folder):
-    """Whether the environment is there and its Python still runs (its base may have been removed)."""
-    try:
-        return output([os.path.join(folder, "bin", "python"), "-c", "import pip; print(1)"]) == "1"
-    except (OSError, subprocess.CalledProcessError):
-        return False
+    return kept("ipex-llm", key, NEEDED, say, lambda half: make(python, half))
 
 
 def make(python, folder):
-    half = folder + ".half"
-    for old in (folder, half):
-        shutil.rmtree(old, ignore_errors=True)
-    free = shutil.disk_usage(os.path.dirname(folder)).free
-    if free < NEEDED:
-        raise SetupError(
-            "{} has {:.1f} GB free, and the environment needs {:.0f}".format(
-                os.path.dirname(folder), free / 2**30, NEEDED / 2**30
-            ),
-            "free some, or set IPEX_LOOKAHEAD_CACHE to a folder on a larger disk",
-        )
-    say("making the environment in {} (once; several minutes, about 3 GB fetched)".format(folder))
-    subprocess.run([python, "-m", "venv", half], check=True)
-    inside = os.path.join(half, "bin", "python")
+    say("making its environment (once; several minutes, about 3 GB fetched)")
+    subprocess.run([python, "-m", "venv", folder], check=True)
+    inside = os.path.join(folder, "bin", "python")
     with open(STACK) as pins:
         torch = next(line.strip() for line in pins if line.startswith("torch=="))
     try:
@@ -127,28 +89,6 @@ def make(python, folder):
     except SetupError:
         say("{} did not answer; pip's configured sources have torch with CUDA, which is larger".format(TORCH_CPU_INDEX))
     pip(inside, "-r", STACK, *TOOLS)
-    os.rename(half, folder)
-
-
-def pip(python, *arguments, quiet=False):
-    """pip install, showing what it fetches."""
-    command = [python, "-m", "pip", "--disable-pip-version-check", "install", "--no-cache-dir"] + list(arguments)
-    environment = dict(os.environ, PIP_NO_INPUT="1")
-    said = []
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True
-    ) as process:
-        try:
-            for line in process.stdout:
-                said.append(line)
-                if wanted(line) or line.startswith("Installing"):
-                    print("    " + line.split(" (from ")[0].strip()[:110])
-                    sys.stdout.flush()
-        except BaseException:
-            process.terminate()
-            raise
-    if process.returncode != 0:
-        raise setup.pip_failure("".join(said), quiet)
 
 
 # --- the core and the tests ---------------------------------------------------------------------------------------

@@ -9,15 +9,14 @@ renamed when it is complete. The runtime's wheel does not say where it was insta
 reads is written here. Standard library only.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 
+from environments import kept, pip
 from setup import ROOT, SetupError, output
-from test_ipex_llm import cache_folder, pip, works
 
 PINS = ["pyopencl==2026.1.4", "intel-opencl-rt==2026.2.0", "intel-cmplr-lib-rt==2026.2.0"]
 NEEDED = 2 << 30
@@ -44,40 +43,17 @@ def environment(python):
     """The folder of the environment; made if it is not there yet."""
     packages = output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
     key = hashlib.sha256("\n".join([packages] + PINS).encode()).hexdigest()[:12]
-    cache = cache_folder()
-    os.makedirs(cache, exist_ok=True)
-    folder = os.path.join(cache, "opencl-" + key)
-    with open(os.path.join(cache, "opencl.lock"), "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            say("another run makes the environment; waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        if not works(folder):
-            make(python, packages, folder)
-    return folder
+    return kept("opencl", key, NEEDED, say, lambda half: make(python, packages, half))
 
 
 def make(python, packages, folder):
-    half = folder + ".half"
-    for old in (folder, half):
-        shutil.rmtree(old, ignore_errors=True)
-    free = shutil.disk_usage(os.path.dirname(folder)).free
-    if free < NEEDED:
-        raise SetupError(
-            "{} has {:.1f} GB free, and the environment needs {:.0f}".format(
-                os.path.dirname(folder), free / 2**30, NEEDED / 2**30
-            ),
-            "free some, or set IPEX_LOOKAHEAD_CACHE to a folder on a larger disk",
-        )
-    say("making the environment in {} (once; about 275 MB fetched)".format(folder))
-    subprocess.run([python, "-m", "venv", half], check=True)
-    inside = os.path.join(half, "bin", "python")
+    say("making its environment (once; about 275 MB fetched)")
+    subprocess.run([python, "-m", "venv", folder], check=True)
+    inside = os.path.join(folder, "bin", "python")
     own = output([inside, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
     with open(os.path.join(own, "beside.pth"), "w") as beside:  # a line of code: .pth files there are read too
         beside.write("import site; site.addsitedir({!r})\n".format(packages))
     pip(inside, *PINS)
-    os.rename(half, folder)
 
 
 def variables(folder):

@@ -13,6 +13,7 @@
 
 #include "kernels/kernels.h"
 #include "runtime/cpu_features.h"
+#include "runtime/rows.h"
 
 namespace ipex_lookahead {
 namespace {
@@ -38,21 +39,10 @@ bool equals_scalar(WeightFormat format) {
   w.scales = w.minimums = halves.data();
   w.steps = steps.data();
 
-  std::vector<float> values(kCount * kStride), scales(kCount * kBlocks), sums(kCount * kBlocks);
-  std::vector<int8_t> quantised(kCount * kStride);
-  std::vector<int32_t> bias4(kCount * kBlocks), bias8(kCount * kBlocks), half_sums(kCount * kBlocks);
-  for (size_t i = 0; i < values.size(); ++i) values[i] = float(int(i * 7919 % 2003) - 1001) / 1001.0f;
-  Rows x;
-  x.values = values.data();
-  x.codes = quantised.data();
-  x.scales = scales.data();
-  x.bias4 = bias4.data();
-  x.bias8 = bias8.data();
-  x.halves = half_sums.data();
-  x.sums = sums.data();
-  x.stride = kStride;
-  x.blocks = kBlocks;
-  x.count = kCount;
+  RowsMemory memory;
+  memory.reserve(kCount, kStride);
+  const Rows x = memory.view(kCount, kStride);
+  for (int64_t i = 0; i < kCount * kStride; ++i) x.values[i] = float(int(i * 7919 % 2003) - 1001) / 1001.0f;
   for (int64_t r = 0; r < kCount; ++r) scalar_kernels()->quantize_row(x, r);
 
   std::vector<float> expected(kCount * kOutputs), got(kCount * kOutputs);

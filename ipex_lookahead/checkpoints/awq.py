@@ -30,7 +30,7 @@ from ipex_lookahead.checkpoints.quantized_layers import (
     choice,
     codes_of,
     group_size,
-    is_half,
+    named_parts,
     rows_of,
     unsupported,
 )
@@ -84,10 +84,7 @@ class Awq:
 
     def parts(self, name: str, names: Collection[str]) -> dict[str, str]:
         """See ``Scheme.parts``."""
-        module = name.removesuffix(".weight")
-        if f"{module}.qweight" not in names:
-            return {}
-        return {part: f"{module}.{part}" for part in _PARTS if f"{module}.{part}" in names}
+        return named_parts(name, _PARTS, names, "qweight")
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
         """See ``Scheme.info``. Reads scales that are not binary16."""
@@ -102,9 +99,7 @@ class Awq:
         layer.check("qweight", (n_in, n_out // 8), "I32")
         layer.check("qzeros", (groups, n_out // 8), "I32")
         layer.check("scales", (groups, n_out), *FLOATS)
-        if layer.kind("scales") != "F16" and not is_half(layer.floats("scales")):
-            return self.grouped.info(tensor, decoded="scales that are no binary16 numbers")
-        return self.grouped.info(tensor)
+        return self.grouped.info_of(tensor, layer, "scales")
 
     def read(self, tensor: Tensor, layer: Layer, info: TensorInfo) -> PackedWeight:
         """See ``Scheme.read``."""

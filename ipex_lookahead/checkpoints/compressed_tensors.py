@@ -33,7 +33,7 @@ from ipex_lookahead.checkpoints.quantized_layers import (
     codes_of,
     group_size,
     inside,
-    is_half,
+    named_parts,
     rows_of,
     unsupported,
 )
@@ -94,18 +94,13 @@ class CompressedTensors:
 
     def parts(self, name: str, names: Collection[str]) -> dict[str, str]:
         """See ``Scheme.parts``."""
-        module = name.removesuffix(".weight")
-        if f"{module}.weight_scale" not in names and f"{module}.weight_packed" not in names:
-            return {}
-        return {part: f"{module}.{part}" for part in (self.codes, *_PARTS) if f"{module}.{part}" in names}
+        return named_parts(name, (self.codes, *_PARTS), names, "weight_scale", "weight_packed")
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
         """See ``Scheme.info``. Reads the order of inputs, and scales that are not binary16."""
         self._check(tensor, layer)
         order = self.grouped.order(tensor, layer, "weight_g_idx")
-        if layer.kind("weight_scale") != "F16" and not is_half(layer.floats("weight_scale")):
-            return self.grouped.info(tensor, order, decoded="scales that are no binary16 numbers")
-        return self.grouped.info(tensor, order)
+        return self.grouped.info_of(tensor, layer, "weight_scale", order)
 
     def read(self, tensor: Tensor, layer: Layer, info: TensorInfo) -> PackedWeight:
         """See ``Scheme.read``."""

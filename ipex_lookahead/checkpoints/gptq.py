@@ -31,7 +31,7 @@ from ipex_lookahead.checkpoints.quantized_layers import (
     choice,
     codes_of,
     group_size,
-    is_half,
+    named_parts,
     rows_of,
 )
 from ipex_lookahead.formats.base import PackedWeight
@@ -78,18 +78,13 @@ class Gptq:
 
     def parts(self, name: str, names: Collection[str]) -> dict[str, str]:
         """See ``Scheme.parts``."""
-        module = name.removesuffix(".weight")
-        if f"{module}.qweight" not in names:
-            return {}
-        return {part: f"{module}.{part}" for part in _PARTS if f"{module}.{part}" in names}
+        return named_parts(name, _PARTS, names, "qweight")
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
         """See ``Scheme.info``. Reads g_idx, and scales that are not binary16."""
         self._check(tensor, layer)
         order = self.grouped.order(tensor, layer, "g_idx")
-        if layer.kind("scales") != "F16" and not is_half(layer.floats("scales")):
-            return self.grouped.info(tensor, order, decoded="scales that are no binary16 numbers")
-        return self.grouped.info(tensor, order)
+        return self.grouped.info_of(tensor, layer, "scales", order)
 
     def read(self, tensor: Tensor, layer: Layer, info: TensorInfo) -> PackedWeight:
         """See ``Scheme.read``."""

@@ -7,7 +7,7 @@ are kept exactly: in an integer format where one holds them, else as float32, wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -60,6 +60,14 @@ class Scheme(Protocol):
     def read(self, tensor: Tensor, layer: Layer, info: TensorInfo) -> PackedWeight:
         """The matrix, ``info`` being what :meth:`info` gives. Raises ModelFormatError for values that cannot be."""
         ...
+
+
+def named_parts(name: str, parts: Iterable[str], names: Collection[str], *marks: str) -> dict[str, str]:
+    """``Scheme.parts`` where tensors are called MODULE.PART, and a matrix is quantised if one of ``marks`` is there."""
+    module = name.removesuffix(".weight")
+    if not any(f"{module}.{mark}" in names for mark in marks):
+        return {}
+    return {part: f"{module}.{part}" for part in parts if f"{module}.{part}" in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +173,13 @@ class Grouped:
             return TensorInfo(tensor.shape, "fp32", decoded_from=f"int{self.bits}, {decoded}")
         kept = f"{'sym' if self.symmetric else 'zero'}_int{self.bits}"
         return TensorInfo(tensor.shape, kept, max(fitting), ordered=group_of is not None)
+
+    def info_of(
+        self, tensor: Tensor, layer: Layer, scales: str = "scales", group_of: Array | None = None
+    ) -> TensorInfo:
+        """:meth:`info` of a matrix with these ``scales``, which are read where they are not binary16."""
+        whole = layer.kind(scales) == "F16" or is_half(layer.floats(scales))
+        return self.info(tensor, group_of, decoded="" if whole else "scales that are no binary16 numbers")
 
     def order(self, tensor: Tensor, layer: Layer, part: str) -> Array | None:
         """The group of each input as the tensor ``part`` says; None where neighbours are together as they lie.

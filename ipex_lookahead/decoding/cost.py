@@ -30,7 +30,7 @@ import numpy as np
 
 from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.engines.base import Batch, Cache, Engine
-from ipex_lookahead.engines.native.engine import KV_CACHES, kv_bytes_per_token
+from ipex_lookahead.engines.native.decoder import KV_CACHES, kv_bytes_per_token
 from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.errors import LookaheadError, ModelFormatError
 from ipex_lookahead.hub import cache_folder

@@ -9,6 +9,7 @@
 
 #include "kernels/kernels.h"
 #include "kernels/scalar/simd.h"
+#include "runtime/rows.h"
 
 using namespace ipex_lookahead;
 
@@ -56,42 +57,18 @@ struct Weight {
 };
 
 struct Activations {
-  std::vector<float> values, scales, sums;
-  std::vector<int8_t> codes;
-  std::vector<int32_t> bias4, bias8, halves;
+  RowsMemory memory;
   Rows rows;
 
   Activations(int64_t count, int64_t n_in) {
-    rows.blocks = (n_in + kGroup - 1) / kGroup;
-    rows.stride = rows.blocks * kGroup;
-    rows.count = count;
-    values.assign(size_t(count * rows.stride), 0.0f);
-    codes.assign(size_t(count * rows.stride), 0);
-    for (auto* v : {&scales, &sums}) v->assign(size_t(count * rows.blocks), 0.0f);
-    for (auto* v : {&bias4, &bias8, &halves}) v->assign(size_t(count * rows.blocks), 0);
+    memory.reserve(count, n_in);
+    rows = memory.view(count, n_in);
     for (int64_t r = 0; r < count; ++r)
-      for (int64_t i = 0; i < n_in; ++i) values[size_t(r * rows.stride + i)] = half_to_float(random_half(3.0f));
-    rows.values = values.data();
-    rows.codes = codes.data();
-    rows.scales = scales.data();
-    rows.sums = sums.data();
-    rows.bias4 = bias4.data();
-    rows.bias8 = bias8.data();
-    rows.halves = halves.data();
+      for (int64_t i = 0; i < rows.stride; ++i)
+        rows.values[r * rows.stride + i] = i < n_in ? half_to_float(random_half(3.0f)) : 0.0f;
     for (int64_t r = 0; r < count; ++r) oracle->quantize_row(rows, r);
   }
-  Rows part(int64_t first, int64_t count) const {
-    Rows p = rows;
-    p.values += first * p.stride;
-    p.codes += first * p.stride;
-    p.scales += first * p.blocks;
-    p.sums += first * p.blocks;
-    p.bias4 += first * p.blocks;
-    p.bias8 += first * p.blocks;
-    p.halves += first * p.blocks;
-    p.count = count;
-    return p;
-  }
+  Rows part(int64_t first, int64_t count) const { return rows_of(rows, first, count); }
 };
 
 int failures = 0;

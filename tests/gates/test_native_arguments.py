@@ -22,9 +22,9 @@ AT_ONCE = cases(5_000, 200_000)
 
 
 def test_everything_that_is_bound_is_tried() -> None:
-    from tests.support.native_arguments import GOOD, bound
+    from tests.support.native_subjects import GOOD, bound
 
-    assert bound() == set(GOOD), "native_arguments.GOOD needs right arguments for each name that is bound"
+    assert bound() == set(GOOD), "native_subjects.GOOD needs right arguments for each name that is bound"
 
 
 def test_no_arguments_end_the_process(tmp_path: Path) -> None:

@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures.spec import Block, Experts, Linear, ModelSpec, Norm, Rope, Tensor
+from ipex_lookahead.architectures.spec import Experts, Linear, ModelSpec, Norm, Tensor
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.engines.base import Batch, Cache, StepOutput
 from ipex_lookahead.engines.machine import check_threads, default_threads
-from ipex_lookahead.engines.native.core import chosen_isa, native_core
+from ipex_lookahead.engines.native.core import native_core
+from ipex_lookahead.engines.native.decoder import empty_decoder, kv_bytes_per_token, norms_of, parts_of, routers_of
 from ipex_lookahead.engines.native.linear import plain, streams
 from ipex_lookahead.engines.weights import WeightPlan, check_shape, random_matrix, read_matrix, read_vector
-from ipex_lookahead.errors import ContextLengthError, EngineError, ForgottenKeysError, InputError, UnsupportedModelError
+from ipex_lookahead.errors import ContextLengthError, EngineError, ForgottenKeysError, InputError
 from ipex_lookahead.formats import FLOATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
 
@@ -118,7 +119,7 @@ class NativeEngine:
         threads = default_threads() if threads is None else check_threads(threads)
         total, done = sum(tensor.is_matrix for tensor in spec.tensors()), 0
         # In no low-bit format unless the file's are: routers, and an embedding that the plan does not know.
-        kept, routers = {*spec.kept()} - {plan.embedding}, _routers(spec)
+        kept, routers = {*spec.kept()} - {plan.embedding}, routers_of(spec)
 
         def matrix(tensor: Tensor) -> PackedWeight:
             nonlocal done
@@ -155,8 +156,8 @@ class NativeEngine:
         Layers repeat the same random matrices, each in memory of its own. ``head_low_bit`` is the lm_head's format.
         """
         rng = np.random.default_rng(seed)
-        routers = _routers(spec)
-        norms = {norm.weight.name for norm in _norms(spec)}
+        routers = routers_of(spec)
+        norms = {norm.weight.name for norm in norms_of(spec)}
         matrices: dict[tuple[tuple[int, ...], str], PackedWeight] = {}
         vectors: dict[tuple[int, ...], Floats] = {}
 
@@ -200,7 +201,7 @@ class NativeEngine:
             UnsupportedModelError: the core does not run a model like that.
             EngineError: no compiled core, or a forced instruction set that this processor lacks.
         """
-        decoder, native = _decoder(spec, threads, kv_cache), native_core()
+        decoder, native = empty_decoder(spec, threads, kv_cache), native_core()
 
         def bias(linear: Linear) -> Floats | None:
             return None if linear.bias is None else vector(linear.bias)
@@ -222,7 +223,7 @@ class NativeEngine:
             decoder.set_embedding(*streams(table))
             idle += table.nbytes
         for layer, block in enumerate(spec.layers):
-            for name, expert, part in _parts(block):
+            for name, expert, part in parts_of(block):
                 if isinstance(part, Linear):
                     weight = placed(matrix(part.weight), layer, name, expert)
                     decoder.set_matrix(layer, getattr(native.Slot, name), *streams(weight), bias(part), expert)
@@ -321,7 +322,7 @@ class NativeEngine:
         spec, core, native = self.spec, self._decoder, native_core()
         yield spec.embedding.name, plain(core.export_embedding())
         for layer, block in enumerate(spec.layers):
-            for name, expert, part in _parts(block):
+            for name, expert, part in parts_of(block):
                 if isinstance(part, Linear):
                     slot = getattr(native.Slot, name)
                     weight = plain(core.export_matrix(layer, slot, expert))
@@ -369,128 +370,6 @@ def _with_order(weight: PackedWeight, order: npt.NDArray[np.int32] | None) -> Pa
     codes = np.empty_like(weight.codes)
     codes[:, order] = weight.codes
     return replace(weight, codes=codes)
-
-
-def _parts(block: Block) -> Iterator[tuple[str, int, Linear | Norm | Tensor]]:
-    """A block's weights in the order a step reads them: (the core's name of its place, expert or -1, weight)."""
-    attention, mlp = block.attention, block.mlp
-    if block.attention_norm is not None:
-        yield "attention_norm", -1, block.attention_norm
-    for name in ("q", "k", "v"):
-        yield name, -1, getattr(attention, name)
-    for name in ("q_norm", "k_norm", "sinks"):
-        if (vector := getattr(attention, name)) is not None:
-            yield name, -1, vector
-    yield "o", -1, attention.o
-    for name in ("attention_after", "mlp_norm"):
-        if (norm := getattr(block, name)) is not None:
-            yield name, -1, norm
-    if isinstance(mlp, Experts):
-        yield "router", -1, mlp.router
-    for expert, one in enumerate(mlp.experts if isinstance(mlp, Experts) else (mlp,)):
-        for name in ("gate", "up", "down"):
-            yield name, expert if isinstance(mlp, Experts) else -1, getattr(one, name)
-    if block.mlp_after is not None:
-        yield "mlp_after", -1, block.mlp_after
-
-
-KV_CACHES = ("fp16", "int8")
-
-
-def kv_bytes_per_token(spec: ModelSpec, kv_cache: str) -> int:
-    """Bytes of a position's keys and values, and with ``int8`` of their scales."""
-    attention = spec.layers[0].attention
-    padded = (attention.head_dim + 15) // 16 * 16
-    head = 2 * (attention.head_dim + padded) if kv_cache == "fp16" else attention.head_dim + padded + 8
-    return len(spec.layers) * attention.kv_heads * head
-
-
-def _decoder(spec: ModelSpec, threads: int | None, kv_cache: str) -> Any:
-    """An empty native decoder of that shape. Raises UnsupportedModelError for sizes that the core does not take."""
-    if kv_cache not in KV_CACHES:
-        raise InputError(f"kv_cache is {kv_cache!r}; it must be one of {', '.join(KV_CACHES)}")
-    count, isa = default_threads() if threads is None else check_threads(threads), chosen_isa()
-    epsilons = {norm.epsilon for norm in _norms(spec)}
-    if len(epsilons) > 1:
-        raise UnsupportedModelError(f"norms have several epsilons ({sorted(epsilons)}); the native engine has one")
-    native = native_core()
-    ropes = list({id(rope): rope for block in spec.layers if (rope := block.attention.rope) is not None}.values())
-    try:
-        return native.Decoder(
-            hidden=spec.hidden,
-            vocab=spec.vocab,
-            max_context=spec.max_context,
-            rms_epsilon=epsilons.pop(),
-            embedding_multiplier=spec.embedding_multiplier,
-            logit_multiplier=spec.logit_multiplier,
-            logit_softcap=spec.logit_softcap or 0.0,
-            ropes=[
-                native.Rope(
-                    frequencies=np.ascontiguousarray(rope.frequencies, dtype=np.float32),
-                    factor=rope.factor,
-                    query_beta=rope.query_beta,
-                    query_original=rope.query_original,
-                )
-                for rope in ropes
-            ],
-            layers=[native.Layer(**_layer(block, ropes)) for block in spec.layers],
-            threads=count,
-            isa=isa,
-            kv_format=kv_cache,
-        )
-    except (ValueError, TypeError) as error:
-        raise UnsupportedModelError(f"the native engine cannot hold a model of this shape: {error}") from None
-
-
-def _routers(spec: ModelSpec) -> set[str]:
-    return {block.mlp.router.weight.name for block in spec.layers if isinstance(block.mlp, Experts)}
-
-
-def _norms(spec: ModelSpec) -> Iterator[Norm]:
-    yield spec.final_norm
-    for block in spec.layers:
-        yield from (part for _, _, part in _parts(block) if isinstance(part, Norm))
-
-
-def _layer(block: Block, ropes: list[Rope]) -> dict[str, Any]:
-    """The arguments of the core's ``Layer``."""
-    attention = block.attention
-    mixture = block.mlp if isinstance(block.mlp, Experts) else None
-    mlps = block.mlp.experts if isinstance(block.mlp, Experts) else (block.mlp,)
-    activation = mlps[0].activation
-    if any(mlp.activation != activation for mlp in mlps):
-        raise UnsupportedModelError("the experts of a layer have several activations; the native engine has one")
-    return {
-        "heads": attention.heads,
-        "kv_heads": attention.kv_heads,
-        "head_dim": attention.head_dim,
-        "rope": next((i for i, rope in enumerate(ropes) if rope is attention.rope), -1),
-        "query_scale": attention.scale,
-        "window": attention.window or 0,
-        "softcap": attention.softcap or 0.0,
-        "sinks": attention.sinks is not None,
-        "q_norm": _head_norm(attention.q_norm, attention.head_dim),
-        "k_norm": _head_norm(attention.k_norm, attention.head_dim),
-        "attention_norm": block.attention_norm is not None,
-        "attention_after": block.attention_after is not None,
-        "mlp_norm": block.mlp_norm is not None,
-        "mlp_after": block.mlp_after is not None,
-        "intermediate": mlps[0].gate.weight.shape[0],
-        "activation": activation.kind,
-        "alpha": activation.alpha,
-        "limit": activation.limit,
-        "residual_multiplier": block.residual_multiplier,
-        "experts": 0 if mixture is None else len(mixture.experts),
-        "experts_used": 0 if mixture is None else mixture.used,
-        "router_softmax": "all" if mixture is None else mixture.softmax,
-        "renormalise": mixture is not None and mixture.renormalise,
-    }
-
-
-def _head_norm(norm: Norm | None, head_dim: int) -> str:
-    if norm is None:
-        return "none"
-    return "head" if norm.weight.shape == (head_dim,) else "whole"
 
 
 def _raw(cache: Cache) -> Any:

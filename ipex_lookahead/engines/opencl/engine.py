@@ -13,6 +13,7 @@ from ipex_lookahead.architectures.spec import Experts, ModelSpec, Tensor
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.engines.base import Batch, StepOutput
+from ipex_lookahead.engines.native.decoder import KV_CACHES
 from ipex_lookahead.engines.opencl.cache import OpenClCache
 from ipex_lookahead.engines.opencl.decoder import Decoder, Floats
 from ipex_lookahead.engines.opencl.device import Device
@@ -20,8 +21,6 @@ from ipex_lookahead.engines.opencl.step import MOST_TOP, plan
 from ipex_lookahead.engines.weights import WeightPlan, check_shape, read_matrix, read_vector
 from ipex_lookahead.errors import EngineError, InputError
 from ipex_lookahead.formats.base import PackedWeight
-
-KV_CACHES = ("fp16", "int8")
 
 
 class OpenClEngine:

@@ -83,7 +83,7 @@ def test_strange_arguments_are_errors_of_ours(folder: Path) -> None:
 
 
 def test_a_step_before_the_weights_are_set_is_refused(folder: Path) -> None:
-    from tests.support.native_arguments import unset_decoder
+    from tests.support.native_subjects import unset_decoder
 
     engine = load(folder)
     hollow = NativeEngine(unset_decoder(), engine.spec, "sym_int4")

@@ -1,0 +1,136 @@
+"""What a model is, in the core's words: its decoder with all switches set and no weights yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ipex_lookahead.architectures.spec import Block, Experts, Linear, ModelSpec, Norm, Rope, Tensor
+from ipex_lookahead.engines.machine import check_threads, default_threads
+from ipex_lookahead.engines.native.core import chosen_isa, native_core
+from ipex_lookahead.errors import InputError, UnsupportedModelError
+
+KV_CACHES = ("fp16", "int8")
+
+
+def kv_bytes_per_token(spec: ModelSpec, kv_cache: str) -> int:
+    """Bytes of a position's keys and values, and with ``int8`` of their scales."""
+    attention = spec.layers[0].attention
+    padded = (attention.head_dim + 15) // 16 * 16
+    head = 2 * (attention.head_dim + padded) if kv_cache == "fp16" else attention.head_dim + padded + 8
+    return len(spec.layers) * attention.kv_heads * head
+
+
+def parts_of(block: Block) -> Iterator[tuple[str, int, Linear | Norm | Tensor]]:
+    """A block's weights in the order a step reads them: (the core's name of its place, expert or -1, weight)."""
+    attention, mlp = block.attention, block.mlp
+    if block.attention_norm is not None:
+        yield "attention_norm", -1, block.attention_norm
+    for name in ("q", "k", "v"):
+        yield name, -1, getattr(attention, name)
+    for name in ("q_norm", "k_norm", "sinks"):
+        if (vector := getattr(attention, name)) is not None:
+            yield name, -1, vector
+    yield "o", -1, attention.o
+    for name in ("attention_after", "mlp_norm"):
+        if (norm := getattr(block, name)) is not None:
+            yield name, -1, norm
+    if isinstance(mlp, Experts):
+        yield "router", -1, mlp.router
+    for expert, one in enumerate(mlp.experts if isinstance(mlp, Experts) else (mlp,)):
+        for name in ("gate", "up", "down"):
+            yield name, expert if isinstance(mlp, Experts) else -1, getattr(one, name)
+    if block.mlp_after is not None:
+        yield "mlp_after", -1, block.mlp_after
+
+
+def empty_decoder(spec: ModelSpec, threads: int | None, kv_cache: str) -> Any:
+    """An empty native decoder of that shape. Raises UnsupportedModelError for sizes that the core does not take."""
+    if kv_cache not in KV_CACHES:
+        raise InputError(f"kv_cache is {kv_cache!r}; it must be one of {', '.join(KV_CACHES)}")
+    count, isa = default_threads() if threads is None else check_threads(threads), chosen_isa()
+    epsilons = {norm.epsilon for norm in norms_of(spec)}
+    if len(epsilons) > 1:
+        raise UnsupportedModelError(f"norms have several epsilons ({sorted(epsilons)}); the native engine has one")
+    native = native_core()
+    ropes = list({id(rope): rope for block in spec.layers if (rope := block.attention.rope) is not None}.values())
+    try:
+        return native.Decoder(
+            hidden=spec.hidden,
+            vocab=spec.vocab,
+            max_context=spec.max_context,
+            rms_epsilon=epsilons.pop(),
+            embedding_multiplier=spec.embedding_multiplier,
+            logit_multiplier=spec.logit_multiplier,
+            logit_softcap=spec.logit_softcap or 0.0,
+            ropes=[
+                native.Rope(
+                    frequencies=np.ascontiguousarray(rope.frequencies, dtype=np.float32),
+                    factor=rope.factor,
+                    query_beta=rope.query_beta,
+                    query_original=rope.query_original,
+                )
+                for rope in ropes
+            ],
+            layers=[native.Layer(**_layer(block, ropes)) for block in spec.layers],
+            threads=count,
+            isa=isa,
+            kv_format=kv_cache,
+        )
+    except (ValueError, TypeError) as error:
+        raise UnsupportedModelError(f"the native engine cannot hold a model of this shape: {error}") from None
+
+
+def routers_of(spec: ModelSpec) -> set[str]:
+    """Names of the routers' weights."""
+    return {block.mlp.router.weight.name for block in spec.layers if isinstance(block.mlp, Experts)}
+
+
+def norms_of(spec: ModelSpec) -> Iterator[Norm]:
+    """All norms over rows, heads' included."""
+    yield spec.final_norm
+    for block in spec.layers:
+        yield from (part for _, _, part in parts_of(block) if isinstance(part, Norm))
+
+
+def _layer(block: Block, ropes: list[Rope]) -> dict[str, Any]:
+    """The arguments of the core's ``Layer``."""
+    attention = block.attention
+    mixture = block.mlp if isinstance(block.mlp, Experts) else None
+    mlps = block.mlp.experts if isinstance(block.mlp, Experts) else (block.mlp,)
+    activation = mlps[0].activation
+    if any(mlp.activation != activation for mlp in mlps):
+        raise UnsupportedModelError("the experts of a layer have several activations; the native engine has one")
+    return {
+        "heads": attention.heads,
+        "kv_heads": attention.kv_heads,
+        "head_dim": attention.head_dim,
+        "rope": next((i for i, rope in enumerate(ropes) if rope is attention.rope), -1),
+        "query_scale": attention.scale,
+        "window": attention.window or 0,
+        "softcap": attention.softcap or 0.0,
+        "sinks": attention.sinks is not None,
+        "q_norm": _head_norm(attention.q_norm, attention.head_dim),
+        "k_norm": _head_norm(attention.k_norm, attention.head_dim),
+        "attention_norm": block.attention_norm is not None,
+        "attention_after": block.attention_after is not None,
+        "mlp_norm": block.mlp_norm is not None,
+        "mlp_after": block.mlp_after is not None,
+        "intermediate": mlps[0].gate.weight.shape[0],
+        "activation": activation.kind,
+        "alpha": activation.alpha,
+        "limit": activation.limit,
+        "residual_multiplier": block.residual_multiplier,
+        "experts": 0 if mixture is None else len(mixture.experts),
+        "experts_used": 0 if mixture is None else mixture.used,
+        "router_softmax": "all" if mixture is None else mixture.softmax,
+        "renormalise": mixture is not None and mixture.renormalise,
+    }
+
+
+def _head_norm(norm: Norm | None, head_dim: int) -> str:
+    if norm is None:
+        return "none"
+    return "head" if norm.weight.shape == (head_dim,) else "whole"
