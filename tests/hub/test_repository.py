@@ -205,7 +205,7 @@ def test_an_interrupted_fetch_goes_on_where_it_stopped(served, tmp_path, capsys)
 
 def test_wrong_contents_are_refused_and_deleted(served, tmp_path):
     made, resolve = served(FOLDER)
-    made.lies["model.safetensors"] = WEIGHTS[:-1] + b"x"
+    made.lies["model.safetensors"] = WEIGHTS[:-1] + bytes([WEIGHTS[-1] ^ 1])
     with pytest.raises(DownloadError, match="wrong checksum"):
         resolve()
     assert not [path for path in blobs(tmp_path).iterdir() if path.suffix != ".lock"]
