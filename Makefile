@@ -30,7 +30,7 @@ test:
 	$(call setup,--with test)
 	@$(PY) -m ipex_lookahead.cli.main info default >/dev/null
 	@$(MAKE) --no-print-directory lint types
-	@$(PY) -m pytest $(PYTEST)
+	@$(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal $(PYTEST)
 
 test-ipex-llm:
 	@command -v $(PYTHON) >/dev/null || { echo "error: no '$(PYTHON)' was found" >&2; exit 1; }
