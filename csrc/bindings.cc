@@ -43,6 +43,21 @@ nb::object export_vector(const float* values, int64_t n) {
   return copy.array(n);
 }
 
+// [(name, phases, seconds, seconds at work, bytes of weights that a step of one row reads in them)], in a step's order.
+nb::list phase_times(const Decoder& d) {
+  PhaseTimes times;
+  std::array<int64_t, kPhaseKinds> bytes;
+  {
+    nb::gil_scoped_release release;
+    times = d.phase_times();
+    bytes = d.phase_bytes();
+  }
+  nb::list found;
+  for (size_t i = 0; i < times.size(); ++i)
+    found.append(nb::make_tuple(kPhaseNames[i], times[i].count, times[i].seconds, times[i].busy, bytes[i]));
+  return found;
+}
+
 nb::object export_bias(const Matrix& m) { return export_vector(m.bias, m.n_out); }
 
 // Tokens, parents and wanted rows are copied, and caches held: other threads may change arrays and lists meanwhile.
@@ -388,6 +403,8 @@ NB_MODULE(_native, m) {
       .def("missing", &Decoder::missing)
       .def("new_cache", &Decoder::new_cache)
       .def("experts_touched", &Decoder::experts_touched, nb::call_guard<nb::gil_scoped_release>())
+      .def("time_phases", &Decoder::time_phases, "on"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("phase_times", &phase_times)
       .def("forward", &forward, "caches"_a, "counts"_a, "tokens"_a.noconvert(), "parents"_a.noconvert(),
            "want"_a.none().noconvert(), "logits"_a, "top"_a)
       .def("export_matrix",

@@ -69,6 +69,7 @@ void Decoder::attention(Walk& walk, const Block& block) {
   const bool whole_norm = l.q_norm == HeadNorm::whole || l.k_norm == HeadNorm::whole;
   // Where heads consist of whole tiles, who computes a head of q, k or v also norms, rotates and stores it.
   const bool fused = whole_heads() && !whole_norm;
+  walk.enter(Phase::qkv);
   auto x = walk.inputs(rows_, shape_.hidden, integer, block.order(Slot::q),
                        [&](int64_t row, float* out) { norm(hidden(row), block.at(Vector::attention_norm), out); });
   walk.split(whole_heads() ? heads : block.q.tiles() + block.k.tiles() + block.v.tiles(), 1,
@@ -76,10 +77,13 @@ void Decoder::attention(Walk& walk, const Block& block) {
                qkv(block, x.get(), begin, end);
                if (fused) finish_heads(block, begin, end);
              });
+  walk.enter(Phase::heads);
   if (whole_norm) walk.each(rows_, [&](int64_t row) { norm_whole(walk, block, row); });
   if (!fused) walk.split(heads, kLeastHeads, [&](int64_t begin, int64_t end) { finish_heads(block, begin, end); });
   const AttentionPlan& plan = attention_plans_[block.group];
+  walk.enter(Phase::attention);
   walk.each(int64_t(plan.items.size()), [&](int64_t i) { attend(walk, block, plan.items[size_t(i)]); });
+  walk.enter(Phase::output);
   auto merged = walk.inputs(rows_, l.q_width(), !is_float(block.o.format), block.order(Slot::o),
                             [&](int64_t row, float* out) { merge_heads(walk, block, row, out); });
   add_to_hidden(walk, block, Vector::attention_after, [&](int64_t begin, int64_t end, float* out, bool add) {

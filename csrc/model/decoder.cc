@@ -269,6 +269,39 @@ int64_t Decoder::experts_touched() const {
   return experts_touched_;
 }
 
+void Decoder::time_phases(bool on) {
+  Crew crew(threads_);
+  timing_ = on;
+  if (on) phase_times_ = {};
+}
+
+PhaseTimes Decoder::phase_times() const {
+  Crew crew(threads_);
+  return phase_times_;
+}
+
+std::array<int64_t, kPhaseKinds> Decoder::phase_bytes() const {
+  Crew crew(threads_);
+  std::array<int64_t, kPhaseKinds> found{};
+  const auto add = [&](Phase kind, const Matrix& m, int64_t times = 1) {
+    if (m.codes == nullptr) return;
+    const TileBytes bytes = tile_bytes(m);
+    found[size_t(kind)] += times * (bytes.codes + bytes.scales + bytes.minimums + bytes.steps);
+  };
+  for (const Block& block : blocks_) {
+    for (const Matrix* m : {&block.q, &block.k, &block.v}) add(Phase::qkv, *m);
+    add(Phase::output, block.o);
+    add(Phase::router, block.router);
+    const Mlp& mlp = block.mlps[0];  // experts are of one size
+    const int64_t times = std::max(block.shape.experts_used, 1);
+    add(Phase::gate_up, mlp.gate, times);
+    add(Phase::gate_up, mlp.up, times);
+    add(Phase::down, mlp.down, times);
+  }
+  add(Phase::head, lm_head_);
+  return found;
+}
+
 KVCache Decoder::new_cache() const { return KVCache(cache_shape_); }
 
 void Decoder::check(const Step& step) const {

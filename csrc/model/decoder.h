@@ -5,12 +5,14 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "kernels/kernels.h"
 #include "model/kv_cache.h"
+#include "model/phase_times.h"
 #include "model/spec.h"
 #include "model/walk.h"
 #include "runtime/arena.h"
@@ -80,6 +82,12 @@ class Decoder {
 
   // How many experts the last step read, over all layers: what a step of a mixture costs goes by it. 0 without experts.
   int64_t experts_touched() const;
+
+  // From now on steps add to phase_times(), which begin at zero; or no longer.
+  void time_phases(bool on);
+  PhaseTimes phase_times() const;
+  // Bytes of weights that phases of a kind read in a step of one row, all layers together.
+  std::array<int64_t, kPhaseKinds> phase_bytes() const;
 
   // Writes the `top` largest logits' ids of each wanted row, [wanted][top], largest first and the lowest id first among
   // equals (-1 where no further logit is above -inf), and the logits unless null [wanted][vocab].
@@ -189,6 +197,8 @@ class Decoder {
   std::vector<Sequence> sequences_;
   std::vector<AttentionPlan> attention_plans_;  // one a window that layers have
   Phases phases_;
+  bool timing_ = false;
+  PhaseTimes phase_times_{};
   std::vector<int32_t> depth_, ancestors_, sequence_of_;
   const int32_t* want_ = nullptr;
   int64_t rows_ = 0;

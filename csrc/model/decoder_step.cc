@@ -39,7 +39,8 @@ void Decoder::reserve(const Step& step, int top) {
 }
 
 void Decoder::run(int thread, const Step& step, int top, int32_t* ids, float* logits) {
-  Walk walk(kernels_, phases_, thread, threads_, own_[size_t(thread)], shared_rows_);
+  Walk walk(kernels_, phases_, thread, threads_, own_[size_t(thread)], shared_rows_,
+            timing_ && thread == 0 ? &phase_times_ : nullptr);
   embed(walk, step);
   for (const Block& block : blocks_) {
     attention(walk, block);
@@ -49,6 +50,7 @@ void Decoder::run(int thread, const Step& step, int top, int32_t* ids, float* lo
 }
 
 void Decoder::embed(Walk& walk, const Step& step) {
+  walk.enter(Phase::embedding);
   walk.split(rows_, 1, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       kernels_->dequantize_row(embedding_, step.tokens[r], hidden(r));
@@ -66,6 +68,7 @@ void Decoder::norm(const float* x, const float* weight, float* out) const {
 }
 
 void Decoder::head(Walk& walk, int64_t wanted, int top, int32_t* ids, float* logits) {
+  walk.enter(Phase::head);
   auto x = walk.inputs(wanted, shape_.hidden, !is_float(lm_head_.format), nullptr,
                        [this](int64_t row, float* out) { norm(hidden(want_[row]), final_norm_, out); });
   walk.each(head_items_, [&](int64_t item) { head_and_top(walk, x.get(), item, wanted, top, logits); });

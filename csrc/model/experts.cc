@@ -81,6 +81,7 @@ void Decoder::experts(Walk& walk, const Block& block) {
   const bool integer = std::any_of(block.mlps.begin(), block.mlps.end(), [](const Mlp& mlp) {
     return !is_float(mlp.gate.format) || !is_float(mlp.up.format);
   });
+  walk.enter(Phase::router);
   auto x = walk.inputs(rows_, shape_.hidden, integer, nullptr,
                        [&](int64_t row, float* out) { norm(hidden(row), block.at(Vector::mlp_norm), out); });
   walk.split(block.router.tiles(), 1, [&](int64_t begin, int64_t end) {
@@ -127,6 +128,7 @@ void Decoder::experts(Walk& walk, const Block& block) {
       kernels_->gate_up(mlp.gate, mlp.up, l.activation, those, begin, end, rows_of(gated, a, n), !is_float(mlp.down.format));
     }
   };
+  walk.enter(Phase::gate_up);
   const int64_t pieces = (alone ? kPieces : kUnequalPieces) * threads_;
   walk.each(pieces, [&](int64_t piece) {
     make_plan();
@@ -139,6 +141,7 @@ void Decoder::experts(Walk& walk, const Block& block) {
     }
   });
 
+  walk.enter(Phase::down);
   add_to_hidden(walk, block, Vector::mlp_after, [&](int64_t begin, int64_t end, float* out, bool add) {
     make_plan();
     const int64_t first = begin * kLanes, width = (end - begin) * kLanes;

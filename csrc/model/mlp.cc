@@ -10,6 +10,7 @@ void Decoder::mlp(Walk& walk, const Block& block) {
   const Mlp& mlp = block.mlps[0];
   const Rows gated = gated_rows_.view(rows_, block.shape.intermediate);
   const bool integer = !is_float(mlp.gate.format) || !is_float(mlp.up.format);
+  walk.enter(Phase::gate_up);
   auto x = walk.inputs(rows_, shape_.hidden, integer, block.order(Slot::gate),
                        [&](int64_t row, float* out) { norm(hidden(row), block.at(Vector::mlp_norm), out); });
   const int32_t* const order = block.order(Slot::down);
@@ -20,6 +21,7 @@ void Decoder::mlp(Walk& walk, const Block& block) {
   const auto down = [&](const Rows& rows, int64_t begin, int64_t end, float* out, bool add) {
     kernels_->linear(mlp.down, rows, begin, end, out, hidden_stride_, add);
   };
+  walk.enter(Phase::down);
   if (order == nullptr) {
     add_to_hidden(walk, block, Vector::mlp_after, [&](int64_t begin, int64_t end, float* out, bool add) {
       down(gated, begin, end, out, add);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "model/phase_times.h"
 #include "runtime/arena.h"
 #include "runtime/rows.h"
 #include "runtime/thread_pool.h"
@@ -51,15 +52,29 @@ struct ThreadMemory {
 
 class Walk {
  public:
-  Walk(const KernelTable* kernels, Phases& phases, int thread, int threads, ThreadMemory& own, RowsMemory& shared)
-      : kernels_(kernels), phases_(phases), thread_(thread), threads_(threads), own_(own), shared_(shared) {}
+  // `times` takes the phases' times; null measures nothing.
+  Walk(const KernelTable* kernels, Phases& phases, int thread, int threads, ThreadMemory& own, RowsMemory& shared,
+       PhaseTimes* times)
+      : kernels_(kernels), phases_(phases), thread_(thread), threads_(threads), own_(own), shared_(shared), times_(times) {}
 
   int thread() const { return thread_; }
   float* scratch() const { return own_.scratch.data(); }
 
+  // Of what kind the phases from here on are.
+  void enter(Phase kind) { kind_ = kind; }
+
   template <typename Work>
   void each(int64_t items, const Work& work) {
-    phases_.run(thread_, phase_++, items, work);
+    if (times_ == nullptr) return phases_.run(thread_, phase_++, items, work);
+    PhaseTime& time = (*times_)[size_t(kind_)];
+    const Stopwatch whole;
+    phases_.run(thread_, phase_++, items, [&](int64_t item) {
+      const Stopwatch one;
+      work(item);
+      time.busy += one.seconds();
+    });
+    time.seconds += whole.seconds();
+    ++time.count;
   }
 
   // Shares out `count` things in a few pieces a thread, of `least` things at least and `most` at most: work(begin, end).
@@ -130,6 +145,8 @@ class Walk {
   const int thread_, threads_;
   ThreadMemory& own_;
   RowsMemory& shared_;
+  PhaseTimes* const times_;
+  Phase kind_ = Phase::embedding;
   size_t phase_ = 0;
 };
 

@@ -43,11 +43,13 @@ def measure(
     threads: int | None = None,
     kv_cache: str = "fp16",
     repeat: int = 9,
+    phases: bool = False,
     report: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Medians over ``repeat`` rounds; each round takes every row count once, so that drift falls on all alike.
 
     Rows form a chain at ``context`` positions, and only the last of more than 64 rows asks for its output (a prompt).
+    With ``phases`` as many rounds more are timed phase by phase; the clocks cost some hundredths of a small step.
 
     Raises:
         InputError: an unknown shape, rows below 1, or a context that with the rows exceeds the shape's.
@@ -81,6 +83,7 @@ def measure(
             started = perf_counter()
             engine.forward(batches[count])
             times[count].append(perf_counter() - started)
+    parts = {count: _phases(engine, batches[count], repeat) for count in rows} if phases else {}
     first = median(times[min(rows)])
     operations = linear_operations(spec)
     chosen = sum(block.mlp.used for block in spec.layers if isinstance(block.mlp, Experts))
@@ -112,10 +115,43 @@ def measure(
                 "experts": experts[count],
                 "gb_s": read(count) / median(times[count]) / 1e9,
                 "gops": _row_operations(spec, operations, count) / median(times[count]) / 1e9,
+                **({"phases": parts[count]} if phases else {}),
             }
             for count in rows
         ],
     }
+
+
+def _phases(engine: NativeEngine, batch: Batch, repeat: int) -> list[dict[str, Any]]:
+    """Medians of ``repeat`` steps for each kind of phases, in a step's order; ``between`` is what is in none of them.
+
+    ``gb_s`` counts the weights that one row reads, and is 0 where there are none; ``waiting`` is the share of the first
+    thread's time in which it waited for the others.
+    """
+    steps, wholes = [], []
+    for _ in range(repeat):
+        engine.time_phases(True)
+        started = perf_counter()
+        engine.forward(batch)
+        wholes.append(perf_counter() - started)
+        steps.append(engine.phase_times())
+    engine.time_phases(False)
+    found = []
+    for kind in zip(*steps, strict=True):
+        if not kind[0].count:
+            continue
+        seconds = median(one.seconds for one in kind)
+        found.append(
+            {
+                "name": kind[0].name,
+                "count": kind[0].count,
+                "ms": 1e3 * seconds,
+                "waiting": median(1 - one.busy / one.seconds for one in kind),
+                "gb_s": kind[0].weight_bytes / seconds / 1e9,
+            }
+        )
+    between = median(whole - sum(one.seconds for one in step) for whole, step in zip(wholes, steps, strict=True))
+    return [*found, {"name": "between", "count": 1, "ms": 1e3 * between, "waiting": 0.0, "gb_s": 0.0}]
 
 
 def _batch(cache: Any, rows: int) -> Batch:

@@ -36,6 +36,7 @@ SHAPES = (
 @option("--context", type=click.IntRange(0), default=128, help="Positions already in the KV cache.")
 @option("--kv-cache", type=click.Choice(["fp16", "int8"]), default="fp16", help="How keys and values are held.")
 @option("--repeat", type=click.IntRange(1), default=9, help="Rounds; the median counts.")
+@option("--phases", is_flag=True, help="Also where a step's time goes: matrices, attention, waiting.")
 @threads_option
 @json_option
 def step(
@@ -47,6 +48,7 @@ def step(
     context: int,
     kv_cache: str,
     repeat: int,
+    phases: bool,
     threads: int | None,
     as_json: bool,
 ) -> None:
@@ -66,6 +68,7 @@ def step(
             threads=threads,
             kv_cache=kv_cache,
             repeat=repeat,
+            phases=phases,
             report=say,
         )
     print_table(
@@ -88,5 +91,23 @@ def step(
         f"{report['bandwidth_gb_s']:.1f} GB/s and does at most {report['integer_peak_gops']:.0f} integer GOPS",
         to_stderr=as_json,
     )
+    for one in report["steps"] if phases else ():
+        print_table(
+            ("phases", "number", "ms", "share", "waiting", "GB/s"),
+            [
+                (
+                    part["name"],
+                    part["count"],
+                    f"{part['ms']:.3f}",
+                    f"{part['ms'] / sum(other['ms'] for other in one['phases']):.0%}",
+                    f"{part['waiting']:.0%}",
+                    f"{part['gb_s']:.1f}" if part["gb_s"] else "",
+                )
+                for part in one["phases"]
+            ],
+            title=f"where the time of {counted(one['rows'], 'row')} goes",
+            caption="as the first thread sees it, clocks included; GB/s of the weights that one row reads",
+            to_stderr=as_json,
+        )
     if as_json:
         click.echo(json.dumps(report))

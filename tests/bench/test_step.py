@@ -14,7 +14,9 @@ from click.testing import CliRunner
 from ipex_lookahead.bench import kernels, shapes, step
 from ipex_lookahead.cli.bench_step import SHAPES
 from ipex_lookahead.cli.main import cli
+from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.errors import InputError
+from tests.support.specs import NAMED, make_spec
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +48,40 @@ def test_a_report_counts_bytes_and_operations() -> None:
         assert one["gops"] * 1e9 * seconds == pytest.approx(
             one["rows"] * step.linear_operations(step.shape_of("smollm2-135m"))
         )
+
+
+def test_phases_tell_where_the_time_of_a_step_goes() -> None:
+    report = step.measure("smollm2-135m", "q4_k", [1, 40], head_low_bit="sym_int8", threads=2, repeat=2, phases=True)
+    one, many = (each["phases"] for each in report["steps"])
+    names = ["embedding", "qkv", "attention", "output", "gate_up", "down", "head", "between"]
+    assert [part["name"] for part in one] == [part["name"] for part in many] == names
+    layers, rows_made_by_all = 2, 1
+    assert {part["name"]: part["count"] for part in one} == {
+        name: rows_made_by_all if name in ("embedding", "head", "between") else layers for name in names
+    }
+    counts = {part["name"]: part["count"] for part in many}
+    assert (counts["qkv"], counts["attention"]) == (2 * layers, layers), "many rows have a phase of their own"
+    for part in [*one, *many]:
+        assert part["ms"] > 0
+        assert 0 <= part["waiting"] <= 1
+    read = sum(part["gb_s"] * 1e6 * part["ms"] for part in one)
+    embedding = report["weight_bytes"] - read  # tied: nothing but norms is left over
+    assert 0 <= embedding < 0.05 * report["weight_bytes"]
+
+
+def test_phases_of_a_mixture_count_the_experts_of_a_row() -> None:
+    engine = NativeEngine.random(make_spec(**NAMED["qwen3_moe"]), "sym_int8", threads=1)
+    engine.time_phases(True)
+    engine.forward(step._batch(engine.new_cache(), 3))
+    found = {part.name: part for part in engine.phase_times()}
+    assert found["router"].count == found["gate_up"].count == len(engine.spec.layers)
+    read = sum(part.weight_bytes for part in found.values())
+    facts = engine.describe()
+    assert 0 <= facts["step_bytes"] - read < 0.2 * facts["step_bytes"]
+    engine.time_phases(False)
+    before = engine.phase_times()
+    engine.forward(step._batch(engine.new_cache(), 3))
+    assert engine.phase_times() == before
 
 
 @pytest.mark.parametrize("rows", [[0], [], [500]])

@@ -261,6 +261,8 @@ GOOD: dict[str, Arguments] = {
     "Decoder.missing": dict,
     "Decoder.new_cache": dict,
     "Decoder.experts_touched": dict,
+    "Decoder.time_phases": lambda: {"on": False},
+    "Decoder.phase_times": dict,
     "Decoder.forward": lambda: {
         "caches": [kept_cache(), cache_after_a_step()],
         "counts": [2, 1],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,26 @@ log = logging.getLogger("ipex_lookahead")
 Floats = npt.NDArray[np.float32]
 Progress = Callable[[int, int, str], None]
 """Called as progress(tensors done, tensors in all, name of the tensor in hand)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTime:
+    """One kind of phases, those of all layers together, as the first thread sees them.
+
+    Attributes:
+        name: embedding, qkv, heads (norms and ropes that are not done with q, k and v), attention, output, router,
+            gate_up, down or head. Norms and quantising belong to the matrices that read their rows.
+        count: phases.
+        seconds: until all threads were through.
+        busy: seconds of them in which this thread worked; in the others it waited.
+        weight_bytes: of weights that a step of one row reads in them.
+    """
+
+    name: str
+    count: int
+    seconds: float
+    busy: float
+    weight_bytes: int
 
 
 class NativeCache:
@@ -292,6 +312,14 @@ class NativeEngine:
     def experts_touched(self) -> int:
         """Experts that the last step read, over all layers; what a step of a mixture costs goes by it."""
         return int(self._decoder.experts_touched())
+
+    def time_phases(self, on: bool) -> None:
+        """Let steps from now on note where their time goes, from zero; or no longer."""
+        self._decoder.time_phases(on)
+
+    def phase_times(self) -> list[PhaseTime]:
+        """Where the time of the steps since ``time_phases(True)`` went, in a step's order."""
+        return [PhaseTime(*one) for one in self._decoder.phase_times()]
 
     def describe(self) -> dict[str, Any]:
         """Facts for ``info`` and for reports."""
