@@ -160,7 +160,6 @@ def _answer(
                     from_now_on_in_order()
                 answer.put(token)
 
-            bar.update(0, len(ids))
             loaded.generate(ids, rules, **drafting, on_token=put, on_prefill=bar.update)
     finally:
         bar.close()

@@ -1,4 +1,4 @@
-"""Ctrl-C while the core reads a long prompt."""
+"""Ctrl-C while a model works: an end at once, or one after the step that runs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 PYTHON_SECONDS = 0.1
 """So long Python has to raise KeyboardInterrupt itself, where it is not waiting for the core."""
@@ -56,3 +57,27 @@ def ends_at_once(tidy: Callable[[], None]) -> Iterator[Callable[[], None]]:
         yield over
     finally:
         over()
+
+
+@contextmanager
+def asks_to_stop() -> Iterator[threading.Event]:
+    """Let the first interrupt set the event that is given, and only a second one raise KeyboardInterrupt.
+
+    An exception may come between any two lines, and would leave a sequence's keys in a state that nobody vouches for;
+    whoever asks for the event between two steps keeps them.
+    """
+    stop = threading.Event()
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+        yield stop
+        return
+
+    def first(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)
+        stop.set()
+
+    signal.signal(signal.SIGINT, first)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)

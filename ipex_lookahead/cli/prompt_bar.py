@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from ipex_lookahead.terminal import Draw, bar, may_draw, tell_people
 
 LONG_PROMPT = 256
-"""Tokens from which on a prompt takes long enough for a bar."""
+"""Tokens to read from which on a prompt takes long enough for a bar."""
 
 
 class PromptBar:
@@ -19,16 +19,16 @@ class PromptBar:
         self._draw: Draw | None = None
 
     def update(self, done: int, total: int) -> None:
-        """So many of the prompt's tokens are read; the bar goes away with the last."""
+        """So many of the prompt's tokens are read, or were there already; the bar goes away with the last."""
         if done >= total:
             self.close()
             return
         if self._draw is None:
-            if not self._shown or total < LONG_PROMPT:
+            if not self._shown or total - done < LONG_PROMPT:
                 return
             if not may_draw():
                 self._shown = False  # once is enough
-                tell_people(f"reading the prompt ({total} tokens) ...")
+                tell_people(f"reading the prompt ({total - done} tokens) ...")
                 return
             self._draw = self._open.enter_context(bar("reading the prompt", total, of="tokens"))
         self._draw(done)

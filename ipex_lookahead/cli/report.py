@@ -19,8 +19,9 @@ def stats_line(stats: GenerationStats) -> str:
             f"{stats.mean_acceptance_length:.2f} tokens/step",
             f"{100 * drafted_share(stats):.0f}% drafted",
         ]
+    cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""
     parts += [
-        f"prompt {stats.prompt_tokens} at {stats.prefill_tok_s:.0f} tok/s",
+        f"prompt {stats.prompt_tokens}{cached} at {stats.prefill_tok_s:.0f} tok/s",
         f"peak {peak_memory() / 1e9:.2f} GB",
     ]
     if stats.seed is not None:
@@ -32,6 +33,7 @@ def stats_json(stats: GenerationStats) -> dict[str, Any]:
     """The same facts by name; speeds in tokens a second, memory in bytes."""
     return {
         "prompt_tokens": stats.prompt_tokens,
+        "cached_tokens": stats.cached_tokens,
         "tokens": stats.tokens,
         "decode_tok_s": stats.decode_tok_s,
         "prefill_tok_s": stats.prefill_tok_s,

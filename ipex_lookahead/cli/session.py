@@ -15,7 +15,7 @@ from ipex_lookahead.errors import LookaheadError
 
 
 class Session:
-    """What the slash commands work on.
+    """What the slash commands work on. The model keeps the conversation's keys and values from turn to turn.
 
     Args:
         model: as loaded (``TextModel``).
@@ -84,21 +84,25 @@ class Session:
         return Turn(user, answer, self._tokenize(answer))
 
     def _generate(self, ids: list[int], new_tokens: int) -> tuple[str, list[int]]:
+        from ipex_lookahead.cli.interrupt import asks_to_stop
         from ipex_lookahead.cli.prompt_bar import PromptBar
         from ipex_lookahead.cli.stream import Answer
 
         streamed, bar = Answer(self._tokenizer, self._say), PromptBar()
         interrupted = False
         try:
-            bar.update(0, len(ids))
-            self._model.generate(
-                ids,
-                self.sampling.rules(new_tokens),
-                lookahead=self.lookahead,
-                **self._drafting,
-                on_token=streamed.put,
-                on_prefill=bar.update,
-            )
+            with asks_to_stop() as stop:
+                self._model.generate(
+                    ids,
+                    self.sampling.rules(new_tokens),
+                    lookahead=self.lookahead,
+                    **self._drafting,
+                    on_token=streamed.put,
+                    on_prefill=bar.update,
+                    cancelled=stop.is_set,
+                    keep=True,
+                )
+            interrupted = "cancelled" in self._model.stats.finish_reasons
         except KeyboardInterrupt:
             interrupted = True
         finally:

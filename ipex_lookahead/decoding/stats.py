@@ -18,7 +18,7 @@ class GenerationStats:
 
     Attributes:
         prompt_tokens: prompt tokens of all sequences.
-        cached_tokens: those of them that ``past_key_values`` held, so that they were not read again.
+        cached_tokens: those of them that were not read again: an earlier generation had left their keys and values.
         tokens: tokens emitted, all sequences.
         steps: target forwards after prefill.
         sequence_steps: steps summed over the sequences that took part in each.

@@ -24,6 +24,7 @@ from ipex_lookahead.engines.base import Engine
 from ipex_lookahead.engines.loading import LoadedModel
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.checks import token_ids
+from ipex_lookahead.generation.kept import Kept
 from ipex_lookahead.generation.lookahead import resolve_lookahead, second_model_lookahead
 from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.generation.run import Job, length_limit, run
@@ -85,6 +86,7 @@ class TextModel:
         self._stores = Stores(self.engine.vocab_size, tokenizer.get_vocab)
         self._draft: Engine | None = None
         self._copy: Engine | None = None
+        self._kept = Kept(self.engine)
 
     def use_draft_model(self, draft: TextModel) -> None:
         """Let a smaller model draft wherever ``generate`` gets a ``lookahead`` that names no other strategy.
@@ -103,6 +105,8 @@ class TextModel:
         adaptive: bool | None = None,
         on_token: Callable[[int], None] | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
+        cancelled: Callable[[], bool] | None = None,
+        keep: bool = False,
     ) -> list[int]:
         """Answer a prompt.
 
@@ -112,7 +116,13 @@ class TextModel:
             lookahead: how to draft, as for :func:`resolve_lookahead`. It never changes the answer.
             adaptive: False always drafts as much as allowed.
             on_token: told each token as it comes.
-            on_prefill: told, after each piece of the prompt, how many of its tokens are done, and their number.
+            on_prefill: told, before the prompt and after each piece of it, how many of its tokens are done, and their
+                number.
+            cancelled: asked between two pieces of the prompt and after each step; True ends the answer there.
+            keep: keep the keys and values for the next call that keeps them, and do not read again what this prompt
+                and the last one's text begin with (``stats.cached_tokens``). It never changes the answer: where it
+                might, on an engine whose rows are not invariant, nothing is kept; nor where the model's own generation
+                config asks for what only transformers has.
 
         Returns:
             The answer's ids. ``stats`` says why it ended, how fast it was, and with which seed.
@@ -128,14 +138,21 @@ class TextModel:
         config, draft_engine = self._drafting(lookahead, adaptive)
         limit, reason = length_limit(len(ids), self.engine.max_context, max_new_tokens=rules.max_new_tokens)
         if self._asks_for_more(rules):
-            return self._as_transformers(ids, rules, config, draft_engine, on_token, on_prefill)
+            if on_prefill is not None:
+                on_prefill(0, len(ids))
+            return self._as_transformers(
+                ids, rules, config, draft_engine, on_token, on_prefill=on_prefill, cancel=cancelled
+            )
         processors = self._processors(rules, len(ids))
         sampler = self._sampler(rules)
         if limit == len(ids):
             stats.sequences, stats.finish_reasons = 1, [reason]
             return []
+        prompt = np.asarray(ids, np.int32)
+        keep = keep and self.engine.row_invariant
+        cache = self._kept.take(prompt) if keep else self.engine.new_cache()
         job = Job(
-            np.asarray(ids, np.int32),
+            prompt,
             limit,
             reason,
             self._eos,
@@ -144,8 +161,11 @@ class TextModel:
             processors,
             on_token=on_token,
             stop=StopTexts(self.tokenizer, rules.stop) if rules.stop else None,
+            cache=cache,
         )
-        return run(
+        if on_prefill is not None:
+            on_prefill(cache.length, len(ids))
+        tape = run(
             self.engine,
             [job],
             config
@@ -155,8 +175,12 @@ class TextModel:
             costs=self._costs,
             stores=self._stores,
             draft_engine=draft_engine,
+            cancelled=cancelled,
             on_prefill=on_prefill,
-        )[0].new
+        )[0]
+        if keep:
+            self._kept.hold(cache, tape.prefix())
+        return tape.new
 
     def _drafting(
         self, lookahead: int | str | LookaheadConfig | None, adaptive: bool | None
@@ -218,7 +242,7 @@ class TextModel:
         config: LookaheadConfig | None,
         draft_engine: Engine | None,
         on_token: Callable[[int], None] | None,
-        on_prefill: Callable[[int, int], None] | None,
+        **rest: Any,
     ) -> list[int]:
         """The answer through Hugging Face's processors: slower to start, and they have every option."""
         from ipex_lookahead.generation.own_settings import generate_as_transformers
@@ -236,7 +260,7 @@ class TextModel:
             stats=self.stats,
             costs=self._costs,
             stores=self._stores,
-            on_prefill=on_prefill,
+            **rest,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -19,7 +20,8 @@ from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 class ScriptedModel:
     """Answers with the given texts in turn; remembers what it was asked.
 
-    ``interrupt_after`` stops the next answer with KeyboardInterrupt after that many tokens.
+    ``interrupt_after`` stops the next answer with KeyboardInterrupt after that many tokens; ``signal_after`` sends the
+    process the signal that a terminal sends for Ctrl-C.
     """
 
     def __init__(self, tokenizer: Any, answers: list[str], context: int = 2048) -> None:
@@ -30,9 +32,20 @@ class ScriptedModel:
         self.asked: list[tuple[list[int], dict[str, Any]]] = []
         self.stats = GenerationStats()
         self.interrupt_after: int | None = None
+        self.signal_after: int | None = None
         self._answers = list(answers)
 
-    def generate(self, ids: list[int], rules: Any, *, on_token: Any, on_prefill: Any = None, **drafting: Any) -> Any:
+    def generate(
+        self,
+        ids: list[int],
+        rules: Any,
+        *,
+        on_token: Any,
+        on_prefill: Any = None,
+        cancelled: Any = None,
+        keep: bool = False,
+        **drafting: Any,
+    ) -> Any:
         """As ``TextModel.generate``."""
         given = {name: value for name, value in asdict(rules).items() if value not in (None, ())}
         self.asked.append((list(ids), {**given, **drafting}))
@@ -41,19 +54,26 @@ class ScriptedModel:
         text = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         whole = [*self.tokenizer.encode(text), self.tokenizer.eos_token_id]
         new, done = whole[: rules.max_new_tokens], 0
+        stopped = False
         try:
             for token in new:
                 if done == self.interrupt_after:
                     self.interrupt_after = None
                     raise KeyboardInterrupt
+                if done == self.signal_after:
+                    self.signal_after = None
+                    signal.raise_signal(signal.SIGINT)
+                if stopped := cancelled is not None and cancelled():
+                    break
                 on_token(token)
                 done += 1
         finally:
             self.stats = statistics(len(ids), done)  # as the real one, also of what was interrupted
-            self.stats.finish_reasons = ["stop" if len(new) == len(whole) else "length"]
+            reason = "stop" if len(new) == len(whole) else "length"
+            self.stats.finish_reasons = ["cancelled" if stopped else reason]
             if rules.temperature:
                 self.stats.seed = 1234 if rules.seed is None else rules.seed
-        return new
+        return new[:done]
 
 
 class ScriptedForTransformers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import sys
 
 import pytest
@@ -64,6 +65,21 @@ def test_interrupt_keeps_what_has_come(scripted, talk):
     out, err = talk("first", "second")
     assert out.startswith("one two \n")
     assert "stopped" in err
+    assert "assistant\none two <|im_end|>\n<|im_start|>user\nsecond" in asked(model)
+
+
+def test_ctrl_c_is_a_question_first(scripted, talk):
+    """An exception could come between any two lines of the loop, and what is kept would be of no use."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background has it ignored
+    try:
+        model = scripted("one two three", "next")
+        model.signal_after = 8
+        out, err = talk("first", "second")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert out.startswith("one two \n")
+    assert "stopped; what has come is kept" in err
     assert "assistant\none two <|im_end|>\n<|im_start|>user\nsecond" in asked(model)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -226,3 +228,105 @@ def test_a_draft_model_drafts(folder, capsys):
     drafted = json.loads(capsys.readouterr().out)
     assert drafted["token_ids"] == plain["token_ids"]
     assert "draft_model" in drafted["drafted_by_source"]
+
+
+# ---- keys and values from turn to turn -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
+@pytest.mark.parametrize("lookahead", [None, 3, "auto", "jacobi"])
+@pytest.mark.parametrize("rules", [{}, {**SAMPLED, "repetition_penalty": 1.2}], ids=["greedy", "sampled"])
+def test_what_is_kept_never_changes_an_answer(rules, lookahead, kv_cache, folder):
+    model = load_text_model(str(folder), threads=1, kv_cache=kv_cache)
+    fresh = load_text_model(str(folder), threads=1, kv_cache=kv_cache)
+    cached = []
+
+    def generate(ids: list[int]) -> list[int]:
+        found = model.generate(ids, Rules(24, **rules), lookahead=lookahead, keep=True)
+        cached.append(model.stats.cached_tokens)
+        assert found == fresh.generate(ids, Rules(24, **rules), lookahead=None)
+        assert fresh.stats.cached_tokens == 0
+        assert model.stats.prompt_tokens == len(ids)
+        return found
+
+    encode = model.tokenizer.encode
+    first = encode("hello hello hello")
+    second = [*first, *generate(first), *encode(" and then")]
+    generate(second)
+    generate(second)
+    generate([*second[: len(first) + 5], 9, *encode("another way")])
+    generate(encode("something else"))
+    assert cached[0] == cached[4] == 0
+    answered = len(second) - len(encode(" and then"))
+    assert answered - 24 < cached[1] <= answered - 2, "of the step that ended the answer nothing is kept"
+    assert lookahead is not None or cached[1] == answered - 2
+    assert cached[2] == len(second) - 1, "one row is run, for what follows it"
+    assert cached[3] == len(first) + 5
+
+
+def test_nothing_is_kept_unasked(both):
+    model, _ = both
+    for _ in range(2):
+        model.generate(model.tokenizer.encode("hello hello"), Rules(4))
+        assert model.stats.cached_tokens == 0
+
+
+def test_an_answer_that_was_cancelled_is_kept_as_far_as_it_came(folder):
+    model, fresh = (load_text_model(str(folder), threads=1) for _ in range(2))
+    prompt = model.tokenizer.encode("hello hello hello")
+    seen: list[int] = []
+    found = model.generate(
+        prompt, Rules(40), lookahead=3, keep=True, on_token=seen.append, cancelled=lambda: len(seen) >= 10
+    )
+    assert found == seen
+    assert 10 <= len(found) < 40
+    assert model.stats.finish_reasons == ["cancelled"]
+    following = [*prompt, *found, *model.tokenizer.encode(" go on")]
+    assert model.generate(following, Rules(20), keep=True) == fresh.generate(following, Rules(20))
+    assert model.stats.cached_tokens == len(prompt) + len(found) - 1
+
+
+def test_a_prompt_that_was_cancelled_goes_on_where_it_stopped(tmp_path):
+    made = write_tiny_llama(tmp_path / "tiny", vocab=SIZE, context=2048)
+    chat_tokenizer().save_pretrained(made)
+    model, fresh = (load_text_model(str(made), threads=1) for _ in range(2))
+    prompt = [5, 6, 7, 8, 9] * 300
+    seen: list[tuple[int, int]] = []
+    told = {"on_prefill": lambda done, total: seen.append((done, total)), "keep": True}
+    assert model.generate(prompt, Rules(4), cancelled=lambda: True, **told) == []
+    assert model.stats.finish_reasons == ["cancelled"]
+    assert model.generate(prompt, Rules(4), **told) == fresh.generate(prompt, Rules(4))
+    assert seen == [(0, 1500), (512, 1500), (512, 1500), (1024, 1500), (1500, 1500)]
+
+
+def test_an_answer_that_an_exception_ended_leaves_nothing(folder):
+    model = load_text_model(str(folder), threads=1)
+    prompt = model.tokenizer.encode("hello hello hello")
+    whole = model.generate(prompt, Rules(20), keep=True)
+
+    def fail(token: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(prompt, Rules(20), keep=True, on_token=fail)
+    assert model.generate(prompt, Rules(20), keep=True) == whole
+    assert model.stats.cached_tokens == 0
+
+
+def test_an_engine_that_rounds_by_the_number_of_rows_keeps_nothing(folder):
+    model = load_text_model(str(folder), engine="torch", threads=1)
+    for _ in range(2):
+        model.generate(model.tokenizer.encode("hello hello"), Rules(4), keep=True)
+        assert model.stats.cached_tokens == 0
+
+
+def test_chat_reads_a_conversation_once(folder, monkeypatch, capsys):
+    lines = "".join(f"{line}\n" for line in ("hello", "and then", "/stats", "/undo", "or else")).encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    assert run(["chat", "-n", "8", "--model", str(folder)]) == 0
+    said = re.findall(r"prompt (\d+)(?: \((\d+) cached\))? at", capsys.readouterr().err)
+    first, second, again, third = ((int(read), int(kept or 0)) for read, kept in said)
+    assert first[1] == 0
+    assert second == again
+    assert first[0] <= second[1] < second[0]
+    assert third[1] > first[0], "as far as the first turn and its answer"
