@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby, zip_longest
 from typing import Any
 
-from ipex_lookahead.terminal import is_terminal
+import click
+
+from ipex_lookahead.cli.stream import Answer, printable
+from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.terminal import is_terminal, may_draw
 
 COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
 
@@ -16,7 +21,6 @@ def print_accepted(tokenizer: Any, ids: Sequence[int], origins: Sequence[str | N
     from rich.text import Text
 
     from ipex_lookahead.cli.progress import console
-    from ipex_lookahead.cli.stream import printable
 
     out = console()
     on_terminal = out.is_terminal or is_terminal(sys.stdout)
@@ -38,6 +42,57 @@ def print_accepted(tokenizer: Any, ids: Sequence[int], origins: Sequence[str | N
         for origin, colour in colours.items():
             names.append(f"{origin} ", style=colour)
         console(stderr=True).print(names)
+
+
+class Painter:
+    """Writes text to standard output at once: what came for free in its source's colour, or in brackets without one.
+
+    Attributes:
+        colours: those given so far, by source.
+    """
+
+    def __init__(self) -> None:
+        self.colours: dict[str, str] = {}
+
+    def write(self, part: str, origin: str | None) -> None:
+        """A piece of text, and the source that had drafted it; None = the target's own."""
+        part = printable(part) if is_terminal(sys.stdout) else part
+        if origin is not None and may_draw(sys.stdout):
+            colour = self.colours.setdefault(origin, COLOURS[len(self.colours) % len(COLOURS)])
+            part = click.style(part, fg=colour)
+        elif origin is not None:
+            part = f"[{part}]"
+        sys.stdout.write(part)
+        sys.stdout.flush()
+
+
+class MarkedAnswer(Answer):
+    """An answer that is written a step at a time, when it is known which of its tokens came for free.
+
+    Args:
+        tokenizer: the model's.
+        paint: gets the text and its origin, piece by piece.
+    """
+
+    def __init__(self, tokenizer: Any, paint: Callable[[str, str | None], None]) -> None:
+        super().__init__(tokenizer, lambda text: paint(text, self._origin))
+        self._origin: str | None = None
+        self._shown = 0
+
+    def put(self, token: int) -> None:
+        """Take the next token; it is written with its step."""
+        self.ids.append(token)
+
+    def stepped(self, stats: GenerationStats) -> None:
+        """Write what has come, now that ``stats`` counts the step."""
+        stats.fold()
+        waiting, origins = self.ids[self._shown :], stats.origins()[self._shown :]
+        self._shown = len(self.ids)
+        marked = zip_longest(waiting, origins[: len(waiting)])  # what an interrupt left uncounted is nobody's
+        for origin, group in groupby(marked, key=lambda entry: entry[1]):
+            self._origin = origin
+            self._say("".join(self._detokenizer.put(token) for token, _ in group))
+        self._origin = None
 
 
 def runs(tokenizer: Any, ids: Sequence[int], origins: Sequence[str | None]) -> Iterator[tuple[str, str | None]]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -24,20 +22,10 @@ from ipex_lookahead.cli.options import (
     penalty_options,
     sampling_options,
 )
-from ipex_lookahead.errors import InputError
-from ipex_lookahead.terminal import counted, is_terminal, wants_plain
+from ipex_lookahead.terminal import counted, is_terminal, may_draw
 
-HISTORY_LINES = 1000
 LEAVING = ("exit", "quit")
 """Said alone these end the chat, as they do in other programs."""
-QUOTE = '"""'
-"""Begins and ends a message of several lines."""
-FURTHER = "... "
-"""The prompt for a further line of one."""
-
-
-class BlockLeft(Exception):
-    """Ctrl-C inside a message of several lines: it is dropped, and the chat goes on."""
 
 
 @command()
@@ -49,6 +37,11 @@ class BlockLeft(Exception):
 @sampling_options
 @penalty_options
 @option("--system", metavar="TEXT", help="What the model is told before the conversation.")
+@option(
+    "--show-accepted/--hide-accepted",
+    default=None,
+    help="Colour the tokens that came for free, by their source; on where the terminal has colours.",
+)
 @option("--history/--no-history", default=True, help="Keep typed lines in a file, for the arrow keys.")
 def chat(
     model: str,
@@ -58,6 +51,7 @@ def chat(
     draft_model: str | None,
     max_new_tokens: int,
     system: str | None,
+    show_accepted: bool | None,
     history: bool,
     **options: Any,
 ) -> None:
@@ -72,11 +66,13 @@ def chat(
     from rich.text import Text
 
     from ipex_lookahead.cli.loading import load_text
+    from ipex_lookahead.cli.messages import piped, typed
     from ipex_lookahead.cli.progress import console
     from ipex_lookahead.cli.session import Session
+    from ipex_lookahead.cli.slash import SLASHES
     from ipex_lookahead.cli.stream import show
 
-    typed = is_terminal(sys.stdin)
+    by_hand = is_terminal(sys.stdin)
     aside = console(stderr=True)
     settings: dict[str, Any] = {
         "low_bit": low_bit,
@@ -94,15 +90,16 @@ def chat(
         drafting=drafting,
         max_new_tokens=max_new_tokens,
         say=show,
+        show_accepted=may_draw(sys.stdout) if show_accepted is None else show_accepted,
         tell=lambda line: aside.print(Text(line, style="dim")),
     )
-    if typed:
+    if by_hand:
         facts = loaded.engine.describe()
         head = f"{model} · {facts.get('low_bit')} · {facts.get('isa')} · {counted(facts.get('threads', 1), 'thread')}"
         aside.print(Panel(Text(f"{head}\n/help lists the commands, Ctrl-D leaves"), expand=False))
-        lines = _typed(history, session.tell)
+        lines = typed([f"/{name}" for name in SLASHES], history, session.tell)
     else:
-        lines = _piped()
+        lines = piped()
     converse(session, lines)
 
 
@@ -121,93 +118,3 @@ def converse(session: Any, messages: Iterator[str]) -> None:
             session.answer(message)
         if session.over:
             return
-
-
-def _piped() -> Iterator[str]:
-    """One message a line, or several lines between two ``\"\"\"``."""
-    if sys.stdin is None:  # Python's sign that file 0 was closed
-        raise click.UsageError("standard input is closed, so there is nothing to answer; type, or pipe messages in")
-    lines = sys.stdin.buffer  # text would be what the locale says: in "C" any byte passes, as no character
-
-    def ask(prompt: str) -> str | None:
-        return lines.readline().decode("utf-8") or None
-
-    try:
-        yield from _joined(ask)
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"standard input is not UTF-8 text (byte {error.start} of a line)", hint="iconv -t utf-8 converts a file"
-        ) from error
-
-
-def _typed(history: bool, tell: Callable[[str], None]) -> Iterator[str]:
-    """Messages from the keyboard, with line editing. Ctrl-C says how to leave, Ctrl-D leaves."""
-    import readline
-
-    from ipex_lookahead.cli.slash import SLASHES
-
-    names = [f"/{name}" for name in SLASHES]
-    readline.set_completer(lambda text, n: [*(x for x in names if x.startswith(text)), None][n])
-    readline.set_completer_delims(" ")
-    readline.parse_and_bind("tab: complete")
-    if wants_plain():  # it would be switched on and off with escape sequences around every line
-        readline.parse_and_bind("set enable-bracketed-paste off")
-    file = history_file()
-    if history:
-        try:
-            readline.read_history_file(file)
-        except OSError:  # the first time there is none
-            readline.clear_history()
-
-    def ask(prompt: str) -> str | None:
-        while True:
-            try:
-                return input(prompt) + "\n"
-            except EOFError:
-                print(file=sys.stderr)
-                return None
-            except KeyboardInterrupt:
-                print(file=sys.stderr)
-                if prompt == FURTHER:
-                    tell("the message is dropped")
-                    raise BlockLeft from None
-                tell("Ctrl-D or /bye leaves")
-
-    try:
-        yield from _joined(ask)
-    finally:
-        if history:
-            try:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                readline.set_history_length(HISTORY_LINES)
-                readline.write_history_file(file)
-                file.chmod(0o600)  # it holds what people typed
-            except OSError as error:
-                tell(f"the history could not be saved: {error}")
-
-
-def _joined(ask: Callable[[str], str | None]) -> Iterator[str]:
-    """Lines as messages; those between two ``\"\"\"`` are one message. None ends it, and what was begun is given."""
-    while (line := ask(">>> ")) is not None:
-        line = line.rstrip("\n")
-        if not line.startswith(QUOTE):
-            yield line
-            continue
-        try:
-            yield _block(line.removeprefix(QUOTE), ask)
-        except BlockLeft:
-            continue
-
-
-def _block(begun: str, ask: Callable[[str], str | None]) -> str:
-    """A message of several lines, of which the first is there."""
-    closed = False
-    while not (closed := begun.rstrip().endswith(QUOTE)) and (following := ask(FURTHER)) is not None:
-        begun += "\n" + following.rstrip("\n")
-    return begun.rstrip().removesuffix(QUOTE).strip("\n") if closed else begun
-
-
-def history_file() -> Path:
-    """``$XDG_STATE_HOME/ipex-lookahead/chat_history``, by default below ``~/.local/state``."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "ipex-lookahead" / "chat_history"

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ipex_lookahead.cli.accepted import MarkedAnswer, Painter
 from ipex_lookahead.cli.conversation import Conversation, Turn, chat_encoder
 from ipex_lookahead.cli.options import Sampling
 from ipex_lookahead.cli.report import stats_line
 from ipex_lookahead.cli.spelling import in_options
+from ipex_lookahead.cli.stream import Answer
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import LookaheadError
 
@@ -24,6 +26,7 @@ class Session:
         drafting: what else ``generate`` is told about lookahead.
         say: shows the answer, piece by piece.
         tell: shows a line that is not the model's.
+        show_accepted: mark what of an answer came for free; it is then shown a step at a time.
     """
 
     def __init__(
@@ -37,12 +40,16 @@ class Session:
         drafting: dict[str, Any] | None = None,
         say: Callable[[str], None],
         tell: Callable[[str], None],
+        show_accepted: bool = False,
     ) -> None:
         self.sampling = sampling
         self.lookahead = lookahead
         self._drafting = drafting or {}
         self.max_new_tokens = max_new_tokens
         self.tell = tell
+        self.show_accepted = show_accepted
+        self.painter = Painter()
+        self._explained: set[str] = set()
         self.over = False
         self.last_stats: GenerationStats | None = None
         self.context: int = model.engine.max_context
@@ -86,38 +93,56 @@ class Session:
     def _generate(self, ids: list[int], new_tokens: int) -> tuple[str, list[int]]:
         from ipex_lookahead.cli.interrupt import asks_to_stop
         from ipex_lookahead.cli.prompt_bar import PromptBar
-        from ipex_lookahead.cli.stream import Answer
 
-        streamed, bar = Answer(self._tokenizer, self._say), PromptBar()
+        model, bar = self._model, PromptBar()
+        marked = MarkedAnswer(self._tokenizer, self.painter.write) if self.show_accepted else None
+        streamed = marked or Answer(self._tokenizer, self._say)
         interrupted = False
         try:
             with asks_to_stop() as stop:
-                self._model.generate(
+
+                def after_step() -> bool:
+                    if marked is not None:
+                        marked.stepped(model.stats)
+                    return stop.is_set()
+
+                model.generate(
                     ids,
                     self.sampling.rules(new_tokens),
                     lookahead=self.lookahead,
                     **self._drafting,
                     on_token=streamed.put,
                     on_prefill=bar.update,
-                    cancelled=stop.is_set,
+                    cancelled=after_step,
                     keep=True,
                 )
-            interrupted = "cancelled" in self._model.stats.finish_reasons
+            interrupted = "cancelled" in model.stats.finish_reasons
         except KeyboardInterrupt:
             interrupted = True
         finally:
             bar.close()
+            if marked is not None:
+                marked.stepped(model.stats)
             streamed.end()
             self._say("\n")
-        self.last_stats = replace(self._model.stats)
+        self.last_stats = replace(model.stats)
         if interrupted:
             self.tell("stopped; what has come is kept (/undo forgets it)" if streamed.ids else "stopped")
         else:
             self.tell(stats_line(self.last_stats))
+        if marked is not None:
+            self._explain_colours()
         kept = streamed.ids
         if kept and kept[-1] in self._tokenizer.all_special_ids:
             kept = kept[:-1]  # the end-of-turn token belongs to the template
         return streamed.text, kept
+
+    def _explain_colours(self) -> None:
+        """Say what a colour means where it is new."""
+        for source, colour in self.painter.colours.items():
+            if source not in self._explained:
+                self._explained.add(source)
+                self.tell(f"{colour}: came for free, drafted by {source} (/accepted off shows no colours)")
 
     def _tokenize(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,12 +14,16 @@ from ipex_lookahead.cli.options import Sampling
 from ipex_lookahead.cli.report import stats_line
 from ipex_lookahead.cli.tables import fact_lines, terminal_width
 from ipex_lookahead.config import MAX_DRAFT
-from ipex_lookahead.errors import InputError
+from ipex_lookahead.errors import InputError, ModelFormatError
+from ipex_lookahead.safe_json import load_object
+from ipex_lookahead.temporary import temporary_file
 from ipex_lookahead.terminal import counted
 
 if TYPE_CHECKING:
     from ipex_lookahead.cli.session import Session
 
+MOST_BYTES = 64 << 20
+"""Of a saved conversation: more than any context holds."""
 LIMITS: dict[str, tuple[type, float, float]] = {
     "temperature": (float, 0, 100),
     "top_k": (int, 0, 10**9),
@@ -61,18 +66,22 @@ def run_slash(session: Session, line: str) -> None:
 
 def _help(session: Session, _: str) -> None:
     entries = [(f"  /{name} {command.takes}".rstrip(), command.help) for name, command in SLASHES.items()]
-    entries.append(('  """', "begins and ends a message of several lines; Ctrl-C stops an answer; Ctrl-D leaves"))
+    entries.append(
+        ('  """', "begins and ends a message of several lines; pasted lines are one message; Alt-Enter adds a line")
+    )
+    entries.append(("  Ctrl-C", "stops an answer, and keeps what has come"))
+    entries.append(("  Ctrl-D", "leaves"))
     for line in fact_lines(entries, terminal_width(to_stderr=True)):
         session.tell(line)
 
 
 def _system(session: Session, text: str) -> None:
     if text:
-        session.conversation.system = text
+        session.conversation.system = None if text == "none" else text
     session.tell(f"system: {session.conversation.system or '(none)'}")
 
 
-def _clear(session: Session, _: str) -> None:
+def _reset(session: Session, _: str) -> None:
     session.conversation.turns.clear()
     session.tell("the conversation is empty")
 
@@ -110,6 +119,13 @@ def _lookahead(session: Session, text: str) -> None:
     if text:
         session.lookahead = "auto" if text == "auto" else int(_number("lookahead", text, int, 0, MAX_DRAFT))
     session.tell(f"lookahead: {session.lookahead} (never changes the text)")
+
+
+def _accepted(session: Session, text: str) -> None:
+    if text not in ("", "on", "off"):
+        raise InputError(f"/accepted {text}: it may be on or off")
+    session.show_accepted = text == "on" if text else session.show_accepted
+    session.tell(f"accepted: {'on' if session.show_accepted else 'off'}")
 
 
 def _set(session: Session, text: str) -> None:
@@ -150,16 +166,11 @@ def _save(session: Session, text: str) -> None:
         "system": session.conversation.system,
         "turns": [{"user": turn.user, "assistant": turn.answer} for turn in session.conversation.turns],
     }
-    try:
-        out = path.open("x", encoding="utf-8")  # never replaces a file
-    except FileExistsError:
-        raise InputError(f"{path} exists; choose another name") from None
-    try:
-        with out:
-            json.dump(content, out, ensure_ascii=False, indent=1)
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
+    if os.path.lexists(path):
+        raise InputError(f"{path} exists; choose another name")
+    with temporary_file(path) as temporary:  # it is there when it is whole
+        temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
+        temporary.rename(path)
     session.tell(f"saved {counted(len(session.conversation.turns), 'turn')} to {path}")
 
 
@@ -168,12 +179,14 @@ def _load(session: Session, text: str) -> None:
         raise InputError("/load needs a file's name")
     path = Path(text).expanduser()
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = load_object(path, MOST_BYTES)
         system, turns = found["system"], [(turn["user"], turn["assistant"]) for turn in found["turns"]]
         if not all(isinstance(said, str) for turn in turns for said in turn) or not isinstance(system, str | None):
             raise TypeError
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise InputError(f"{path} is no conversation saved by /save") from None
+    except ModelFormatError as error:
+        raise InputError(f"{path} is no conversation saved by /save: {error.problem}") from None
+    except (KeyError, TypeError):
+        raise InputError(f"{path} is no conversation saved by /save: it needs a system and turns, as texts") from None
     session.conversation.system = system
     session.conversation.turns = [session.past_turn(user, answer) for user, answer in turns]
     session.tell(f"loaded {counted(len(turns), 'turn')} from {path}")
@@ -185,13 +198,15 @@ def _bye(session: Session, _: str) -> None:
 
 SLASHES: dict[str, Slash] = {
     "help": Slash("", "this list", _help),
-    "system": Slash("[TEXT]", "show or set what the model is told first", _system),
-    "clear": Slash("", "forget the conversation", _clear),
+    "system": Slash("[TEXT|none]", "show or set what the model is told first; none for nothing", _system),
+    "reset": Slash("", "forget the conversation", _reset),
+    "clear": Slash("", "the same", _reset),
     "retry": Slash("", "answer the last message again, when sampling with a new seed", _retry),
     "regen": Slash("", "the same", _retry),
     "undo": Slash("", "forget the last message and its answer", _undo),
     "stats": Slash("", "speed of the last answer, and how full the context is", _stats),
     "lookahead": Slash("[N|auto]", "show or set the drafted tokens a step; 0 is off", _lookahead),
+    "accepted": Slash("[on|off]", "show or set whether what came for free is coloured", _accepted),
     "set": Slash("[NAME=VALUE]", "show or set temperature, top_k, top_p, min_p, seed, penalties, max_new_tokens", _set),
     "save": Slash("FILE", "save the conversation as JSON", _save),
     "load": Slash("FILE", "go on with a saved conversation", _load),

@@ -6,10 +6,11 @@ import io
 import json
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
-from ipex_lookahead.cli import chat as chat_module
+from ipex_lookahead.cli import messages
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.cli.slash import SLASHES
 from ipex_lookahead.errors import ContextLengthError
@@ -210,10 +211,27 @@ def test_regen_undo_clear(scripted, talk):
     assert "forgotten: second" in err
 
 
+def test_reset_is_clear(scripted, talk):
+    model = scripted("one", "two")
+    talk("first", "/reset", "second")
+    assert asked(model) == "<|im_start|>user\nsecond<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_accepted_is_shown_and_set(scripted, talk):
+    scripted("one")
+    _, err = talk("/accepted", "/accepted on", "/accepted", "/accepted maybe")
+    assert err.splitlines() == [
+        "accepted: off",
+        "accepted: on",
+        "accepted: on",
+        "error: /accepted maybe: it may be on or off",
+    ]
+
+
 def test_system_is_shown_and_set(scripted, talk):
     model = scripted()
-    _, err = talk("/system", "/system be brief", "hi")
-    assert "system: (none)" in err
+    _, err = talk("/system", "/system be brief", "/system none", "/system be brief", "hi")
+    assert err.count("system: (none)") == 2
     assert "system: be brief" in err
     assert asked(model).startswith("<|im_start|>system\nbe brief")
 
@@ -269,6 +287,14 @@ def test_save_and_load(scripted, talk, tmp_path):
     assert "first<|im_end|>\n<|im_start|>assistant\none<|im_end|>\n<|im_start|>user\nsecond" in asked(model)
 
 
+def test_a_save_that_fails_leaves_nothing(scripted, talk, tmp_path, monkeypatch):
+    scripted("one")
+    monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    _, err = talk("first", f"/save {tmp_path}/talk.json")
+    assert "error: save: No space left on device" in err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_save_never_replaces_a_file(scripted, talk, tmp_path):
     file = tmp_path / "mine.txt"
     file.write_text("mine")
@@ -280,7 +306,12 @@ def test_save_never_replaces_a_file(scripted, talk, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"system": 1, "turns": []}', '{"system": null, "turns": [{"user": 1}]}', "[" * 100000]
+    "content",
+    ["", "[]", "{}", '{"system": 1, "turns": []}', '{"system": null, "turns": [{"user": 1}]}', "[" * 100000]
+    + [
+        '{"system": null, "turns": [{"user": "a", "assistant": "\\ud800"}]}',
+        '{"system": "a", "system": "b", "turns": []}',
+    ],
 )
 def test_load_refuses_other_files(content, scripted, talk, tmp_path):
     file = tmp_path / "talk.json"
@@ -300,10 +331,10 @@ def test_input_that_is_not_text(scripted, monkeypatch, capsys):
 
 def test_history_file_place(monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
-    assert str(chat_module.history_file()) == "/state/ipex-lookahead/chat_history"
+    assert str(messages.history_file()) == "/state/ipex-lookahead/chat_history"
     monkeypatch.setenv("XDG_STATE_HOME", "")
     monkeypatch.setenv("HOME", "/home/someone")
-    assert str(chat_module.history_file()) == "/home/someone/.local/state/ipex-lookahead/chat_history"
+    assert str(messages.history_file()) == "/home/someone/.local/state/ipex-lookahead/chat_history"
 
 
 def test_llama2_turns_without_a_template(tokenizer):

@@ -68,8 +68,11 @@ class Terminal:
                 assert text in self.shown, self.shown
 
     def type(self, text: str) -> None:
+        self.send(text.encode())
+
+    def send(self, keys: bytes) -> None:
         self.shown = ""
-        os.write(self.master, text.encode())
+        os.write(self.master, keys)
 
 
 def environment(tmp_path, **more: str) -> dict[str, str]:
@@ -110,6 +113,32 @@ def test_a_whole_chat(tmp_path):
     history = tmp_path / "ipex-lookahead" / "chat_history"
     assert history.read_text().split() == ["hello", "again", '"""begun', "/stats"]
     assert history.stat().st_mode & 0o077 == 0
+
+
+def test_messages_of_several_lines_and_the_history_of_an_earlier_chat(tmp_path):
+    there = {key: value for key, value in environment(tmp_path).items() if key != "NO_COLOR"}
+    terminal = Terminal(there)
+    terminal.wait_for(">>> ")
+    terminal.type("\x1b[200~/system pasted\nin \\n two\x1b[201~\r")
+    terminal.wait_for("in \\n two\x1b[0m")
+    terminal.wait_for(">>> ")
+    terminal.type("/system typed\x1b\rin two\r")
+    terminal.wait_for("system: typed\x1b[0m\r\n\x1b[2min two")
+    terminal.wait_for(">>> ")
+    terminal.send(b"\xff\n")
+    terminal.wait_for("that is not UTF-8 text, and was not sent")
+    terminal.wait_for(">>> ")
+    terminal.type("/bye\n")
+    assert terminal.process.wait(timeout=30) == 0
+    os.close(terminal.master)
+    terminal = Terminal(there)
+    terminal.wait_for(">>> ")
+    terminal.type("\x1b[A" * 4 + "\r")
+    terminal.wait_for("system: pasted\x1b[0m\r\n\x1b[2min \\n two")
+    terminal.wait_for(">>> ")
+    terminal.type("\x04")
+    assert terminal.process.wait(timeout=30) == 0
+    os.close(terminal.master)
 
 
 def test_styles_where_nobody_minds(tmp_path):

@@ -330,3 +330,19 @@ def test_chat_reads_a_conversation_once(folder, monkeypatch, capsys):
     assert second == again
     assert first[0] <= second[1] < second[0]
     assert third[1] > first[0], "as far as the first turn and its answer"
+
+
+@pytest.mark.parametrize("lookahead", ["auto", "3"])
+def test_chat_marks_what_came_for_free(lookahead, folder, monkeypatch, capsys):
+    """Step by step, the very tokens that ``generate`` marks when all is over."""
+    asked = ["--lookahead", lookahead, "--no-adaptive", "-n", "60", "--model", str(folder)]
+    assert run(["generate", "hello hello hello", "--show-accepted", *asked]) == 0
+    whole = capsys.readouterr().out
+    assert "[" in whole
+    shown = []
+    for option in ("--show-accepted", "--hide-accepted"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello hello hello\n")))
+        assert run(["chat", option, *asked]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0].replace("][", "") == whole.replace("][", "")
+    assert shown[0].replace("[", "").replace("]", "") == shown[1].replace("[", "").replace("]", "")

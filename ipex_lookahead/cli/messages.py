@@ -1,0 +1,154 @@
+"""What is said to ``chat``: messages from the keyboard, with line editing and a history, or from a pipe."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ipex_lookahead.errors import InputError
+from ipex_lookahead.temporary import temporary_file
+from ipex_lookahead.terminal import wants_plain
+
+HISTORY_LINES = 1000
+QUOTE = '"""'
+"""Begins and ends a message of several lines."""
+FURTHER = "... "
+"""The prompt for a further line of one."""
+_ESCAPED = {"\\": "\\\\", "\n": "\\n"}
+"""How a message of several lines is one line of the history."""
+
+
+class BlockLeft(Exception):
+    """Ctrl-C inside a message of several lines: it is dropped, and the chat goes on."""
+
+
+def piped() -> Iterator[str]:
+    """One message a line, or several lines between two ``\"\"\"``."""
+    if sys.stdin is None:  # Python's sign that file 0 was closed
+        raise click.UsageError("standard input is closed, so there is nothing to answer; type, or pipe messages in")
+    lines = sys.stdin.buffer  # text would be what the locale says: in "C" any byte passes, as no character
+
+    def ask(prompt: str) -> str | None:
+        return lines.readline().decode("utf-8") or None
+
+    try:
+        yield from _joined(ask)
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"standard input is not UTF-8 text (byte {error.start} of a line)", hint="iconv -t utf-8 converts a file"
+        ) from error
+
+
+def typed(names: list[str], history: bool, tell: Callable[[str], None]) -> Iterator[str]:
+    """Messages from the keyboard, with line editing. Ctrl-C says how to leave, Ctrl-D leaves.
+
+    Args:
+        names: what Tab completes.
+        history: keep the messages in :func:`history_file`, for the arrow keys.
+        tell: shows a line that is not the model's.
+    """
+    readline = line_editor(names)
+    if readline is None:
+        tell("this Python was built without readline: no arrow keys, no history, and Alt-Enter begins no line")
+    elif history:
+        load_history(readline)
+
+    def ask(prompt: str) -> str | None:
+        while True:
+            try:
+                line = input(prompt) + "\n"
+                line.encode()
+                return line
+            except UnicodeEncodeError:  # Python lets bytes that are no text pass as half pairs
+                tell("that is not UTF-8 text, and was not sent; the terminal must be set to UTF-8")
+            except EOFError:
+                print(file=sys.stderr)
+                return None
+            except KeyboardInterrupt:
+                print(file=sys.stderr)
+                if prompt == FURTHER:
+                    tell("the message is dropped")
+                    raise BlockLeft from None
+                tell("Ctrl-D or /bye leaves")
+
+    try:
+        yield from _joined(ask)
+    finally:
+        if readline is not None and history:
+            try:
+                save_history(readline)
+            except OSError as error:
+                tell(f"the history could not be saved: {error}")
+
+
+def line_editor(names: list[str]) -> Any:
+    """The readline module, set up; None where Python was built without it."""
+    try:
+        import readline
+    except ImportError:
+        return None
+    readline.set_completer(lambda text, n: [*(x for x in names if x.startswith(text)), None][n])
+    readline.set_completer_delims(" ")
+    readline.parse_and_bind("tab: complete")
+    readline.parse_and_bind(r'"\e\C-m": "\C-v\C-j"')  # Alt-Enter puts a line end into the message
+    # Pasted lines are one message where pasting is bracketed, with escape sequences around every line that is read.
+    readline.parse_and_bind(f"set enable-bracketed-paste {'off' if wants_plain() else 'on'}")
+    return readline
+
+
+def load_history(readline: Any) -> None:
+    """What was typed before; nothing where there is no file, or none that is text."""
+    readline.clear_history()
+    try:
+        lines = history_file().read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
+    except OSError:  # the first time there is none
+        return
+    meant = {escape: plain for plain, escape in _ESCAPED.items()}
+    for line in lines[-HISTORY_LINES:]:
+        readline.add_history(re.sub(r"\\[\\n]", lambda found: meant[found[0]], line))
+
+
+def save_history(readline: Any) -> None:
+    """One message a line, whatever lines it has itself: readline's own file would make several of it."""
+    count = readline.get_current_history_length()
+    said = [readline.get_history_item(number + 1) or "" for number in range(count)][-HISTORY_LINES:]
+    lines = [re.sub(r"[\\\n]", lambda found: _ESCAPED[found[0]], message) for message in said]
+    file = history_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_file(file) as temporary:
+        temporary.chmod(0o600)  # it holds what people typed
+        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", errors="replace")
+        temporary.replace(file)
+
+
+def _joined(ask: Callable[[str], str | None]) -> Iterator[str]:
+    """Lines as messages; those between two ``\"\"\"`` are one message. None ends it, and what was begun is given."""
+    while (line := ask(">>> ")) is not None:
+        line = line.rstrip("\n")
+        if not line.startswith(QUOTE):
+            yield line
+            continue
+        try:
+            yield _block(line.removeprefix(QUOTE), ask)
+        except BlockLeft:
+            continue
+
+
+def _block(begun: str, ask: Callable[[str], str | None]) -> str:
+    """A message of several lines, of which the first is there."""
+    closed = False
+    while not (closed := begun.rstrip().endswith(QUOTE)) and (following := ask(FURTHER)) is not None:
+        begun += "\n" + following.rstrip("\n")
+    return begun.rstrip().removesuffix(QUOTE).strip("\n") if closed else begun
+
+
+def history_file() -> Path:
+    """``$XDG_STATE_HOME/ipex-lookahead/chat_history``, by default below ``~/.local/state``."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "ipex-lookahead" / "chat_history"
