@@ -131,12 +131,30 @@ struct CodebookFormat {
   using Codes = CodesOf;
   using Scales = ScalesOf;
 };
-// Floats of a sign, and of exponent and mantissa in Magnitude bits, which moved up by Shift are a float32's but for the
-// exponent's bias: 2^Power makes up for it, and makes subnormals what they are.
-template <class CodesOf, int Magnitude, int Shift, int Power, class ScalesOf = GroupScale>
+// The upper two bytes of a float32 are linear in exponent and mantissa of a shorter one, but for the subnormals: what is to be
+// added to upper = magnitude >> (Mantissa + 1) and lower = magnitude << (7 - Mantissa), for magnitudes up to 14, and from 15 on.
+struct UpperBytes {
+  uint8_t upper[16], lower[16];
+};
+constexpr UpperBytes upper_bytes(int mantissa, int bias) {
+  UpperBytes r{};
+  for (int i = 0; i < 16; ++i) r.upper[i] = uint8_t((127 - bias) / 2);
+  r.upper[0] = 0;
+  for (int i = 1; i < 1 << mantissa; ++i) {  // i * 2^(1 - bias - mantissa)
+    int power = 0;
+    while (i >> (power + 1) != 0) ++power;
+    const int exponent = 128 - bias - mantissa + power, bits = exponent << 7 | (i - (1 << power)) << (7 - power);
+    r.upper[i] = uint8_t(bits >> 8);
+    r.lower[i] = uint8_t(bits - (i << (7 - mantissa)));
+  }
+  return r;
+}
+// Floats of a sign, and of exponent and mantissa in Magnitude bits.
+template <class CodesOf, int Magnitude, int Mantissa, int Bias, class ScalesOf = GroupScale>
 struct MinifloatFormat : CodebookFormat<CodesOf, ScalesOf> {
-  static constexpr int kMagnitude = Magnitude, kShift = Shift;
-  static constexpr uint32_t kPowerBits = uint32_t(Power + 127) << 23;
+  static_assert(Bias % 2 == 1 && Mantissa < 4, "biases differ by whole steps of the upper byte; subnormals are looked up");
+  static constexpr int kMagnitude = Magnitude, kMantissa = Mantissa;
+  static constexpr UpperBytes kUpperBytes = upper_bytes(Mantissa, Bias);
 };
 
 struct Fp32 : FloatFormat<4> {
@@ -212,13 +230,13 @@ struct Nf3 : CodebookFormat<Crumbs3> {
   static constexpr float kTable[16] = {-1.0f, -0.4786292016506195f, -0.2171417921781540f, 0.0f, 0.16093020141124725f,
                                        0.33791524171829224f, 0.5626170039176941f, 1.0f};
 };
-struct Fp6 : MinifloatFormat<Nibbles6, 5, 21, 112> {  // three bits of exponent, two of mantissa; binary16's bias
+struct Fp6 : MinifloatFormat<Nibbles6, 5, 2, 15> {  // binary16's bias
   static constexpr const char* kName = "fp6";
 };
-struct Fp8E4m3 : MinifloatFormat<Bytes, 7, 20, 120> {
+struct Fp8E4m3 : MinifloatFormat<Bytes, 7, 3, 7> {
   static constexpr const char* kName = "fp8_e4m3";
 };
-struct Fp8E5m2 : MinifloatFormat<Bytes, 7, 21, 112> {
+struct Fp8E5m2 : MinifloatFormat<Bytes, 7, 2, 15> {
   static constexpr const char* kName = "fp8_e5m2";
 };
 struct ZeroInt4 : IntegerFormat<Nibbles, 0, GroupScaleAndZero> {
@@ -238,7 +256,7 @@ struct BnbFp4 : CodebookFormat<Nibbles, FloatScale> {
 struct SymInt8Fp32 : IntegerFormat<Bytes, 128, FloatScale> {
   static constexpr const char* kName = "sym_int8_fp32";
 };
-struct Fp8E4m3Fp32 : MinifloatFormat<Bytes, 7, 20, 112, FloatScale> {  // binary16's bias
+struct Fp8E4m3Fp32 : MinifloatFormat<Bytes, 7, 3, 15, FloatScale> {  // binary16's bias
   static constexpr const char* kName = "fp8_e4m3_fp32";
 };
 

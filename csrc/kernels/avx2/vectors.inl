@@ -122,16 +122,32 @@ SIMD_INLINE i32x16 mask32(i32x16 x, int32_t mask) {
   const __m256i m = _mm256_set1_epi32(mask);
   return {_mm256_and_si256(x.lo, m), _mm256_and_si256(x.hi, m)};
 }
-template <int Q>
-SIMD_INLINE i32x16 byte_of_lanes(u8x64 x) {  // byte Q of each 32-bit lane
-  return mask32(shr<8 * Q>(i32x16{x.lo, x.hi}), 255);
+SIMD_INLINE u8x64 add8(u8x64 a, u8x64 b) { return {_mm256_add_epi8(a.lo, b.lo), _mm256_add_epi8(a.hi, b.hi)}; }
+SIMD_INLINE u8x64 min8(u8x64 x, uint8_t most) {
+  const __m256i m = _mm256_set1_epi8(char(most));
+  return {_mm256_min_epu8(x.lo, m), _mm256_min_epu8(x.hi, m)};
+}
+SIMD_INLINE i32x16 lanes(u8x64 x) { return {x.lo, x.hi}; }  // four bytes a lane
+// Of each 16 bytes, which are four lanes: the first two of each lane, then the others.
+SIMD_INLINE u8x64 pairs_apart(u8x64 x) {
+  const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+  return {_mm256_shuffle_epi8(x.lo, order), _mm256_shuffle_epi8(x.hi, order)};
+}
+// The first or the second eight of each 16 bytes, as the lower and the upper half of numbers of 16 bits, two a lane.
+template <int Half>
+SIMD_INLINE __m256i zip(__m256i lower, __m256i upper) {
+  return Half == 0 ? _mm256_unpacklo_epi8(lower, upper) : _mm256_unpackhi_epi8(lower, upper);
+}
+template <int Half>
+SIMD_INLINE i32x16 zip(u8x64 lower, u8x64 upper) {
+  return {zip<Half>(lower.lo, upper.lo), zip<Half>(lower.hi, upper.hi)};
 }
 SIMD_INLINE f32x16 as_float(i32x16 bits) { return {_mm256_castsi256_ps(bits.lo), _mm256_castsi256_ps(bits.hi)}; }
 SIMD_INLINE __m256 lookup(__m256 low, __m256 high, __m256i x) {  // bit 3 of an index, moved to the sign, chooses
   return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, x), _mm256_permutevar8x32_ps(high, x),
                           _mm256_castsi256_ps(_mm256_slli_epi32(x, 28)));
 }
-SIMD_INLINE f32x16 lookup(const float* table, i32x16 x) {
+SIMD_INLINE f32x16 lookup(const float* table, i32x16 x) {  // by the lowest four bits
   const __m256 low = _mm256_loadu_ps(table), high = _mm256_loadu_ps(table + 8);
   return {lookup(low, high, x.lo), lookup(low, high, x.hi)};
 }

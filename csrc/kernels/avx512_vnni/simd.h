@@ -101,6 +101,8 @@ SIMD_INLINE u8x64 load64(const uint8_t* p) { return _mm512_loadu_si512(p); }
 SIMD_INLINE void store64(uint8_t* p, u8x64 v) { _mm512_storeu_si512(p, v); }
 SIMD_INLINE u8x64 mask8(u8x64 x, uint8_t mask) { return _mm512_and_si512(x, _mm512_set1_epi8(char(mask))); }
 SIMD_INLINE u8x64 sub8(u8x64 x, uint8_t y) { return _mm512_sub_epi8(x, _mm512_set1_epi8(char(y))); }
+SIMD_INLINE u8x64 add8(u8x64 a, u8x64 b) { return _mm512_add_epi8(a, b); }
+SIMD_INLINE u8x64 min8(u8x64 x, uint8_t most) { return _mm512_min_epu8(x, _mm512_set1_epi8(char(most))); }
 SIMD_INLINE u8x64 bor(u8x64 a, u8x64 b) { return _mm512_or_si512(a, b); }
 SIMD_INLINE u8x64 lookup(const uint8_t* table, u8x64 x) {
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), x);
@@ -116,13 +118,20 @@ SIMD_INLINE u8x64 lookup4(u8x64 lanes, u8x64 x) {
   return _mm512_shuffle_epi8(lanes, _mm512_or_si512(x, starts));
 }
 
-template <int Q>
-SIMD_INLINE i32x16 byte_of_lanes(u8x64 x) {  // byte Q of each 32-bit lane
-  return mask32(shr<8 * Q>(x), 255);
+SIMD_INLINE i32x16 lanes(u8x64 x) { return x; }  // four bytes a lane
+// Of each 16 bytes, which are four lanes: the first two of each lane, then the others.
+SIMD_INLINE u8x64 pairs_apart(u8x64 x) {
+  return _mm512_shuffle_epi8(x, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15)));
 }
-SIMD_INLINE u8x64 as_bytes(i32x16 x) { return x; }
+// The first or the second eight of each 16 bytes, as the lower and the upper half of numbers of 16 bits, two a lane.
+template <int Half>
+SIMD_INLINE i32x16 zip(u8x64 lower, u8x64 upper) {
+  return Half == 0 ? _mm512_unpacklo_epi8(lower, upper) : _mm512_unpackhi_epi8(lower, upper);
+}
 SIMD_INLINE f32x16 as_float(i32x16 bits) { return _mm512_castsi512_ps(bits); }
-SIMD_INLINE f32x16 lookup(const float* table, i32x16 x) { return _mm512_permutexvar_ps(x, _mm512_loadu_ps(table)); }
+SIMD_INLINE f32x16 lookup(const float* table, i32x16 x) {  // by the lowest four bits
+  return _mm512_permutexvar_ps(x, _mm512_loadu_ps(table));
+}
 
 // 16 outputs x 32 inputs of unsigned codes, unpacked once and then used for every row.
 template <int Most>

@@ -70,28 +70,41 @@ static void float_tile(const Matrix& w, int64_t tile, const Rows& x, int64_t row
   for (int m = 0; m < M; ++m) store(out + m * kLanes, add(add(acc[m][0], acc[m][1]), add(acc[m][2], acc[m][3])));
 }
 
-template <class Format>
-SIMD_INLINE f32x16 decoded(i32x16 code, std::false_type) {
-  return lookup(Format::kTable, code);
-}
-template <class Format>
-SIMD_INLINE f32x16 decoded(i32x16 code, std::true_type) {
-  constexpr int bits = Format::kMagnitude;
-  const i32x16 magnitude = shl<Format::kShift>(mask32(code, (1 << bits) - 1));
-  const i32x16 sign = shl<31 - bits>(mask32(code, 1 << bits));
-  float power;
-  __builtin_memcpy(&power, &Format::kPowerBits, sizeof power);
-  return mul(as_float(bor(magnitude, sign)), set1(power));
-}
 template <class Format, class = void>
 struct IsMinifloat : std::false_type {};
 template <class Format>
 struct IsMinifloat<Format, decltype(void(Format::kMagnitude))> : std::true_type {};
 
-// The weights of input 4 c + Q of a block: each 32-bit lane of row c holds four codes of one output.
-template <class Format, int Q>
-SIMD_INLINE f32x16 decoded_row(const u8x64& row, f32x16 scale) {
-  return mul(decoded<Format>(byte_of_lanes<Q>(row), IsMinifloat<Format>{}), scale);
+// What the codes of inputs 4 c ... 4 c + 3 stand for: each 32-bit lane of row c holds four codes of one output.
+template <class Format>
+SIMD_INLINE void decode(u8x64 row, f32x16 (&w)[4], std::false_type) {
+  const i32x16 codes = lanes(row);
+  w[0] = lookup(Format::kTable, codes);
+  w[1] = lookup(Format::kTable, shr<8>(codes));
+  w[2] = lookup(Format::kTable, shr<16>(codes));
+  w[3] = lookup(Format::kTable, shr<24>(codes));
+}
+// Bytes are worked on first, and with a table for subnormals: moved into a float32's place and multiplied, subnormals would
+// be subnormal there too, which takes processors a hundred times as long.
+template <class Format>
+SIMD_INLINE void decode(u8x64 row, f32x16 (&w)[4], std::true_type) {
+  constexpr int magnitude = Format::kMagnitude, down = Format::kMantissa + 1, up = 7 - Format::kMantissa;
+  const u8x64 codes = pairs_apart(row);
+  const u8x64 which = min8(mask8(codes, (1 << magnitude) - 1), 15);
+  const u8x64 sign = mask8(shl<7 - magnitude>(codes), 128);
+  const u8x64 exponent = mask8(shr<down>(codes), (1 << (magnitude - down)) - 1);
+  const u8x64 upper = bor(add8(exponent, lookup(Format::kUpperBytes.upper, which)), sign);
+  const u8x64 lower = add8(mask8(shl<up>(codes), uint8_t(255 << up)), lookup(Format::kUpperBytes.lower, which));
+  for (int pair = 0; pair < 2; ++pair) {
+    const i32x16 both = pair == 0 ? zip<0>(lower, upper) : zip<1>(lower, upper);
+    w[2 * pair] = as_float(shl<16>(both));
+    w[2 * pair + 1] = as_float(mask32(both, int32_t(0xffff0000)));
+  }
+}
+template <class Format>
+SIMD_INLINE void decode(u8x64 row, f32x16 scale, f32x16 (&w)[4]) {
+  decode<Format>(row, w, IsMinifloat<Format>{});
+  for (int i = 0; i < 4; ++i) w[i] = mul(w[i], scale);
 }
 
 template <class Format, int M>
@@ -110,8 +123,8 @@ static void codebook_tile(const Matrix& w, int64_t tile, const Rows& x, int64_t 
     unpack(codes + b * Codes::kBytes, rows, Codes{});
     const f32x16 scale = scales.at(b).scale;
     for (int c = 0; c < 8; ++c) {
-      const f32x16 weights[4] = {decoded_row<Format, 0>(rows[c], scale), decoded_row<Format, 1>(rows[c], scale),
-                                 decoded_row<Format, 2>(rows[c], scale), decoded_row<Format, 3>(rows[c], scale)};
+      f32x16 weights[4];
+      decode<Format>(rows[c], scale, weights);
       const float* at = a + b * kGroup + 4 * c;
       for (int m = 0; m < M; ++m)
         for (int i = 0; i < 4; ++i) acc[m][i] = fma(weights[i], set1(at[m * x.stride + i]), acc[m][i]);
@@ -169,10 +182,9 @@ struct Linear<Format, Arithmetic::codebook> {
       unpack(w.codes + (tile * w.blocks + b) * Format::Codes::kBytes, rows, typename Format::Codes{});
       const f32x16 scale = scales.at(b).scale;
       for (int c = 0; c < 8; ++c) {
-        store(values[0], decoded_row<Format, 0>(rows[c], scale));
-        store(values[1], decoded_row<Format, 1>(rows[c], scale));
-        store(values[2], decoded_row<Format, 2>(rows[c], scale));
-        store(values[3], decoded_row<Format, 3>(rows[c], scale));
+        f32x16 weights[4];
+        decode<Format>(rows[c], scale, weights);
+        for (int i = 0; i < 4; ++i) store(values[i], weights[i]);
         for (int i = 0; i < 4 && b * kGroup + 4 * c + i < w.n_in; ++i) out[b * kGroup + 4 * c + i] = values[i][lane];
       }
     }

@@ -117,6 +117,14 @@ SIMD_INLINE u8x64 sub8(u8x64 x, uint8_t y) {
   for (auto& v : x.v) v = uint8_t(v - y);
   return x;
 }
+SIMD_INLINE u8x64 add8(u8x64 a, const u8x64& b) {
+  for (int i = 0; i < 64; ++i) a.v[i] = uint8_t(a.v[i] + b.v[i]);
+  return a;
+}
+SIMD_INLINE u8x64 min8(u8x64 x, uint8_t most) {
+  for (auto& v : x.v) v = v < most ? v : most;
+  return x;
+}
 SIMD_INLINE u8x64 bor(u8x64 a, const u8x64& b) {
   for (int i = 0; i < 64; ++i) a.v[i] |= b.v[i];
   return a;
@@ -125,9 +133,14 @@ SIMD_INLINE u8x64 lookup(const uint8_t* table, u8x64 x) {
   for (auto& v : x.v) v = table[v];
   return x;
 }
-template <int N, class Lanes>  // u8x64 or i32x16, whose lanes here are never negative
-SIMD_INLINE Lanes shr(Lanes x) {
+template <int N>
+SIMD_INLINE u8x64 shr(u8x64 x) {
   for (auto& v : x.v) v >>= N;
+  return x;
+}
+template <int N>
+SIMD_INLINE i32x16 shr(i32x16 x) {
+  for (auto& v : x.v) v = int32_t(uint32_t(v) >> N);
   return x;
 }
 template <int N>
@@ -148,19 +161,34 @@ SIMD_INLINE i32x16 bor(i32x16 a, const i32x16& b) {
   for (int i = 0; i < 16; ++i) a.v[i] |= b.v[i];
   return a;
 }
-template <int Q>
-SIMD_INLINE i32x16 byte_of_lanes(const u8x64& x) { i32x16 r; LANES(r, x.v[4 * i + Q]); return r; }
-SIMD_INLINE u8x64 as_bytes(const i32x16& x) {
-  u8x64 r;
+SIMD_INLINE i32x16 lanes(const u8x64& x) {  // four bytes a lane
+  i32x16 r;
   std::memcpy(r.v, x.v, sizeof r.v);
   return r;
+}
+// Of each 16 bytes, which are four lanes: the first two of each lane, then the others.
+SIMD_INLINE u8x64 pairs_apart(const u8x64& x) {
+  u8x64 r;
+  for (int i = 0; i < 64; ++i) r.v[i] = x.v[i / 16 * 16 + i % 8 / 2 * 4 + i % 16 / 8 * 2 + i % 2];
+  return r;
+}
+// The first or the second eight of each 16 bytes, as the lower and the upper half of numbers of 16 bits, two a lane.
+template <int Half>
+SIMD_INLINE i32x16 zip(const u8x64& lower, const u8x64& upper) {
+  u8x64 r;
+  for (int i = 0; i < 64; ++i) r.v[i] = (i % 2 ? upper : lower).v[i / 16 * 16 + 8 * Half + i % 16 / 2];
+  return lanes(r);
 }
 SIMD_INLINE f32x16 as_float(const i32x16& bits) {
   f32x16 r;
   std::memcpy(r.v, bits.v, sizeof r.v);
   return r;
 }
-SIMD_INLINE f32x16 lookup(const float* table, const i32x16& x) { f32x16 r; LANES(r, table[x.v[i]]); return r; }
+SIMD_INLINE f32x16 lookup(const float* table, const i32x16& x) {  // by the lowest four bits
+  f32x16 r;
+  LANES(r, table[x.v[i] & 15]);
+  return r;
+}
 SIMD_INLINE i32x16 load_i32(const int32_t* p) { i32x16 r; LANES(r, p[i]); return r; }
 SIMD_INLINE i32x16 widen_u8(const uint8_t* p) { i32x16 r; LANES(r, p[i]); return r; }
 // 2^(e - 128): what a byte of a shared exponent multiplies doubled values by; 0 and 1 give subnormals.
