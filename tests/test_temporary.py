@@ -22,7 +22,7 @@ with make(Path(sys.argv[1])) as path:
     if sys.argv[2] == "folder":
         (path / "weights").write_text("half")
     print("made", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 

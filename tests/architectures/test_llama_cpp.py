@@ -62,7 +62,7 @@ def logits_of_llama_cpp(file: Path, ids: npt.NDArray[np.int32]) -> npt.NDArray[n
     request = {"model": str(file), "ids": ids.tolist(), "context": CONTEXT, "into": str(into)}
     requests.write_text(json.dumps([request]), encoding="utf-8")
     done = subprocess.run(
-        [os.environ[PYTHON], str(PROGRAM), str(requests)], capture_output=True, text=True, timeout=120
+        [os.environ[PYTHON], str(PROGRAM), str(requests)], capture_output=True, text=True, timeout=400
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found: npt.NDArray[np.float32] = np.load(into)

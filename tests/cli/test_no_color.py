@@ -56,7 +56,7 @@ def on_a_terminal(**environment: str) -> list[str]:
             break
         shown += part
     os.close(master)
-    assert process.wait(timeout=60) == 0, shown
+    assert process.wait(timeout=200) == 0, shown
     found = shown.decode().split("=====")
     assert len(found) == len(COMMANDS) + 1, shown
     return found[:-1]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(1200)  # up to half a minute of compiling, on machines that are busy as well
 
 
 def run(folder: Path, name: str, sources: list[str], *flags: str) -> str:
@@ -23,7 +24,7 @@ def run(folder: Path, name: str, sources: list[str], *flags: str) -> str:
         [compiler, "-std=c++17", "-O1", "-w", "-pthread", f"-I{ROOT / 'csrc'}", *flags, *files, "-o", program],
         check=True,
     )
-    done = subprocess.run([program], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([program], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -50,7 +51,6 @@ def test_a_cache_in_use_is_refused_or_right(tmp_path: Path) -> None:
     assert run(tmp_path, "cache_in_use_test", DECODER) == "cache_in_use_test: ok\n"
 
 
-@pytest.mark.timeout(1200)  # half a minute of compiling, on machines that are busy as well
 def test_amx_kernels_on_tile_operations_in_plain_c(tmp_path: Path) -> None:
     """Every format, one row to 65 and more, odd shapes, threads: the scalar kernels' bytes, on any machine."""
     sources = ["kernels/scalar/kernels.cc", "kernels/amx_int8/kernels.cc"]

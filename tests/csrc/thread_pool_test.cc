@@ -124,7 +124,7 @@ template <typename Work>
 void in_a_child(const Work& work, const char* what) {
   const pid_t child = fork();
   if (child == 0) {
-    alarm(10);
+    alarm(60);
     _exit(work() ? 0 : 1);
   }
   int status = 0;

@@ -28,7 +28,7 @@ def compare(file, tmp_path):
     """Every matrix of both mixtures."""
     for preset, kind in (("gguf_q4k_m", "Q4_K_M"), ("gguf_q4k_s", "Q4_K_S")):
         out = tmp_path / f"{kind}.gguf"
-        subprocess.run([str(PROGRAM), str(file), str(out), kind, "1"], check=True, capture_output=True, timeout=120)
+        subprocess.run([str(PROGRAM), str(file), str(out), kind, "1"], check=True, capture_output=True, timeout=400)
         checkpoint = open_checkpoint(out)
         plan = WeightPlan(preset).of_spec(checkpoint.spec)
         shapes = matrices(checkpoint.spec)

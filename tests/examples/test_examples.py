@@ -28,7 +28,7 @@ def model(tmp_path_factory):
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, str(EXAMPLES / name), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
 
 
 def test_lookahead_compares(model):
@@ -64,7 +64,7 @@ def test_lookahead_fails_where_outputs_differ(model):
         f"sys.argv = ['lookahead.py', '--repo-id-or-model-path', {model!r}, '--n-predict', '8']\n"
         f"runpy.run_path({str(EXAMPLES / 'lookahead.py')!r}, run_name='__main__')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=400)
     assert done.returncode == 1
     assert "the two outputs differ" in done.stderr
 
@@ -90,7 +90,7 @@ def test_errors_are_printed_as_the_command_prints_them():
         "    except SystemExit as end:\n"
         "        print(name, end.code, flush=True)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=400)
     assert done.stdout.split() == [word for name in options for word in (name, "1")]
     said = done.stderr.splitlines()
     assert [line.split(":")[0] for line in said] == ["error", "hint"] * len(options), done.stderr

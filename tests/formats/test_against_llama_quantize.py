@@ -51,7 +51,7 @@ def test_no_more_is_lost(original, name, important, tmp_path):
     out = tmp_path / "o.gguf"
     how = ["--imatrix", str(matrix)] if important else []
     subprocess.run(
-        [str(PROGRAM), "--pure", *how, str(file), str(out), kind, "1"], check=True, capture_output=True, timeout=120
+        [str(PROGRAM), "--pure", *how, str(file), str(out), kind, "1"], check=True, capture_output=True, timeout=400
     )
     theirs = next(one for one in gguf.GGUFReader(out).tensors if one.name == NAME)
     assert theirs.tensor_type.name == stored

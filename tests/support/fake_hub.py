@@ -145,7 +145,7 @@ def fake_hub(repositories: dict[str, dict[str, bytes]]) -> Iterator[FakeHub]:
             if hub.stall.get(name):
                 self.wfile.write(content[: hub.stall[name].pop(0)])
                 hub.stalled.set()
-                ended.wait(60)
+                ended.wait(600)
                 return
             self.wfile.write(content)
             hub.sent[name] += len(content)

@@ -48,7 +48,7 @@ def theirs(file: Path, text: str) -> list[int]:
     prompt = file.with_suffix(".txt")
     prompt.write_bytes(text.encode("utf-8"))
     command = [str(PROGRAM), "-m", str(file), "--ids", "-f", str(prompt), "--log-disable"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=True)
     ids: list[int] = json.loads(done.stdout.strip().splitlines()[-1])
     return ids
 

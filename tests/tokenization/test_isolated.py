@@ -54,8 +54,8 @@ def worker_of(tokenizer: IsolatedText) -> int:
 
 
 def gone(pid: int) -> bool:
-    """Whether that process ends within some seconds; one that nobody has waited for has ended too."""
-    for _ in range(400):
+    """Whether that process ends within a minute; one that nobody has waited for has ended too."""
+    for _ in range(3000):
         try:
             if Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[0] == "Z":
                 return True
@@ -151,12 +151,13 @@ def test_a_process_that_somebody_ends_is_started_again(tokenizer: IsolatedText) 
 
 
 def test_a_process_that_does_not_answer_is_given_up(tokenizer: IsolatedText, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_PATIENCE", 0.2)
-    monkeypatch.setattr(isolated, "SECONDS", 0.01)
     ids, pid = tokenizer.encode(TEXT), worker_of(tokenizer)
     os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(ModelFormatError, match="did not finish within"):
-        tokenizer.encode(TEXT)
+    with monkeypatch.context() as impatient:
+        impatient.setattr(process, "_PATIENCE", 0.2)
+        impatient.setattr(isolated, "SECONDS", 0.01)
+        with pytest.raises(ModelFormatError, match="did not finish within"):
+            tokenizer.encode(TEXT)
     assert gone(pid)
     assert tokenizer.encode(TEXT) == ids
 
@@ -183,16 +184,16 @@ def test_copies_and_pickles_have_their_own(tokenizer: IsolatedText) -> None:
 def test_it_ends_with_the_process_that_started_it(tmp_path: Path, bpe_core: Tokenizer, way: str) -> None:
     folder_of(tmp_path, bpe_core)
     program = f"""
-import os, sys, time
+import os, sys
 from pathlib import Path
 from ipex_lookahead.tokenization.folder import text_from_folder
 tokenizer = text_from_folder(Path({str(tmp_path)!r}), {{}})
 tokenizer.encode("a")
 print(tokenizer._process._worker._process.pid, flush=True)
 if {way == "after a fork"}:
-    if os.fork() == 0:  # the child holds what it inherited for a while, and must not keep the worker alive with it
+    if os.fork() == 0:  # the child holds what it inherited, and must not keep the worker alive with it
         os.close(1)
-        time.sleep(8)
+        sys.stdin.read()
 if {way == "os._exit"}:
     os._exit(0)
 if {way == "kill"}:
@@ -203,9 +204,7 @@ if {way == "kill"}:
     pid = int(parent.stdout.readline())
     if way == "kill":
         parent.kill()
-    start = time.monotonic()
-    assert gone(pid)
-    assert time.monotonic() - start < 7  # before the fork's child is gone
+    assert gone(pid)  # the fork's child is still there: it reads to the end of what is closed here
     parent.communicate()
 
 

@@ -33,7 +33,7 @@ print(threads() - before)
 def test_models_share_their_threads(folder: Path) -> None:
     """Two besides the caller's, as the largest number asked for says, for loading, quantising and steps of all."""
     program = [sys.executable, "-c", COUNT, str(folder)]
-    done = subprocess.run(program, cwd=program_root(), capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(program, cwd=program_root(), capture_output=True, text=True, timeout=400, check=True)
     assert done.stdout == "2\n"
 
 
