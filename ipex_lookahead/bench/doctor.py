@@ -80,8 +80,8 @@ def examine(
     if found.type == "cpu":
         engines.insert(0, ("native", False))
     report["engines"] = []
-    report["model"] = "a small random one" if tiny else Path(model).name if Path(model).exists() else model
-    with _tried_on(model, tiny, low_bit) as (source, settings, ids):
+    report["model"] = called(model, tiny)
+    with tried_on(model, tiny, low_bit) as (source, settings, ids):
         for engine, deterministic in engines:
             say(f"exactness and speed: {engine}{', deterministic' if deterministic else ''}")
             tried = {"engine": engine, "deterministic": deterministic}
@@ -91,7 +91,7 @@ def examine(
             try:
                 tried |= run_engine(source, options, ids, prompts, max_new_tokens)
             except Exception as error:  # a device's library may raise anything: what it said belongs into the report
-                tried["problem"] = without_paths(_first_line(error))
+                tried["problem"] = without_paths(first_line(error))
             report["engines"].append(tried)
     report["problems"] = problems(report)
     report["healthy"] = not report["problems"]
@@ -228,19 +228,10 @@ def run_engine(
     }
     if isinstance(backends := facts.get("backends"), dict):
         result["backends"] = backends.get("linear", {})
-    ids = [torch.tensor([prompt]) for prompt in (prompts or _encoded(model, count))[:count]]
+    ids = [torch.tensor([prompt]) for prompt in (prompts or encoded(model, count))[:count]]
 
     def answers(lookahead: Any) -> tuple[list[list[int]], dict[str, float]]:
-        tokens, seconds, emitted, steps = [], 0.0, 0, 0
-        for prompt in ids:
-            out = model.generate(prompt, max_new_tokens=max_new_tokens, do_sample=False, lookahead=lookahead)
-            tokens.append(out[0, prompt.shape[1] :].tolist())
-            stats: Any = model.stats
-            seconds += stats.decode_seconds
-            emitted += stats.tokens - 1
-            steps += stats.steps
-        speed = round(emitted / seconds, 1) if seconds else 0.0
-        return tokens, {"tok_s": speed, "tokens_per_step": round(emitted / max(steps, 1), 2)}
+        return answers_of(model, ids, max_new_tokens, lookahead)
 
     answers(0)  # the first answers pay for memory, compilation and caches
     plain, speed = answers(0)
@@ -254,6 +245,22 @@ def run_engine(
             | {"answers": len(ids)}
         )
     return result
+
+
+def answers_of(
+    model: Any, ids: Sequence[Any], max_new_tokens: int, lookahead: Any
+) -> tuple[list[list[int]], dict[str, float]]:
+    """Greedy answers to prompts, int64 [1, n] each: their tokens, and the speed in tokens a second and a step."""
+    tokens, seconds, emitted, steps = [], 0.0, 0, 0
+    for prompt in ids:
+        out = model.generate(prompt, max_new_tokens=max_new_tokens, do_sample=False, lookahead=lookahead)
+        tokens.append(out[0, prompt.shape[1] :].tolist())
+        stats: Any = model.stats
+        seconds += stats.decode_seconds
+        emitted += stats.tokens - 1
+        steps += stats.steps
+    speed = round(emitted / seconds, 1) if seconds else 0.0
+    return tokens, {"tok_s": speed, "tokens_per_step": round(emitted / max(steps, 1), 2)}
 
 
 def problems(report: dict[str, Any]) -> list[str]:
@@ -279,8 +286,13 @@ def problems(report: dict[str, Any]) -> list[str]:
     return found
 
 
+def called(model: str, tiny: bool) -> str:
+    """What a report calls a model."""
+    return "a small random one" if tiny else Path(model).name if Path(model).exists() else model
+
+
 @contextmanager
-def _tried_on(
+def tried_on(
     model: str, tiny: bool, low_bit: str | None
 ) -> Iterator[tuple[str, dict[str, Any], list[list[int]] | None]]:
     """What to load, with which arguments, and prompts where it has no tokenizer."""
@@ -325,16 +337,26 @@ def _write_tiny(folder: Path) -> list[list[int]]:
         torch.set_rng_state(before)
 
 
-def _encoded(model: Any, count: int) -> list[list[int]]:
-    from ipex_lookahead.bench.decode import PACKAGED_PROMPTS, read_prompts
+def encoded(model: Any, count: int) -> list[list[int]]:
+    """Token ids of ``count`` questions as the model is asked. Raises LookaheadError where it has no tokenizer."""
     from ipex_lookahead.tokenization.prompts import build_prompt
 
     if model.tokenizer is None:
         why = model.engine.describe().get("no_tokenizer") or "the model carries none"
         raise LookaheadError(f"there is no tokenizer: {why}", hint="put its tokenizer.json into the folder")
-    texts = read_prompts([PACKAGED_PROMPTS], None)
-    step = max(1, len(texts) // count)
-    return [build_prompt(model.tokenizer, model.config.to_dict(), text.text) for text in texts[::step]]
+    return [build_prompt(model.tokenizer, model.config.to_dict(), text) for text in questions(count)]
+
+
+def questions(count: int) -> list[str]:
+    """So many of the packaged prompts, spread over their kinds; beyond them their first halves, then thirds, ..."""
+    from ipex_lookahead.bench.decode import PACKAGED_PROMPTS, read_prompts
+
+    texts = [prompt.text for prompt in read_prompts([PACKAGED_PROMPTS], None)]
+    found = texts[:: max(1, len(texts) // count)][:count]
+    while len(found) < count:
+        part = 1 + len(found) // len(texts)
+        found += [" ".join(text.split()[: -(-len(text.split()) // part)]) for text in texts][: count - len(found)]
+    return found
 
 
 def without_paths(text: str) -> str:
@@ -343,5 +365,6 @@ def without_paths(text: str) -> str:
     return re.sub(r"(?<![\w:/.])(?:[A-Za-z]:)?[/\\](?:[^\s/\\'\"]+[/\\])+", "", text)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an exception says, without what follows."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -8,19 +8,24 @@ from typing import Any
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.options import DEVICES, WEIGHTS, json_option, model_option, option, threads_option
+from ipex_lookahead.cli.options import PLACES, WEIGHTS, json_option, model_option, option, threads_option
 from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.tables import markdown_lines, terminal_width
 from ipex_lookahead.cli.types import LowBit
 
 
 @command()
-@option("--device", type=DEVICES, default="cpu", help="cpu, xpu (Intel GPUs) or cuda; xpu:1 for the second of several.")
+@option(
+    "--device",
+    type=PLACES,
+    default="cpu",
+    help="cpu, xpu (Intel GPUs), cuda or opencl; xpu:1 for the second of several.",
+)
 @model_option
 @option("--tiny", is_flag=True, help="Try a small random model: no download, and speeds mean little.")
 @option("--low-bit", type=LowBit(), help=f"Format of the weights: {WEIGHTS}; as the file has it if not given.")
 @threads_option
-@option("--answers", type=click.IntRange(1, 8), default=3, help="Answers of each kind that are compared.")
+@option("--answers", type=click.IntRange(1, 60), help="Answers of each kind that are compared; 20 on OpenCL, else 3.")
 @option("--max-new-tokens", "-n", type=click.IntRange(8), default=48, help="Most tokens of an answer.")
 @json_option
 def doctor(
@@ -29,7 +34,7 @@ def doctor(
     tiny: bool,
     low_bit: str | None,
     threads: int | None,
-    answers: int,
+    answers: int | None,
     max_new_tokens: int,
     as_json: bool,
 ) -> None:
@@ -38,14 +43,16 @@ def doctor(
     The report holds no paths or names of yours. Paste it into an issue.
     """
     from ipex_lookahead.bench.doctor import examine
+    from ipex_lookahead.bench.doctor_opencl import examine_opencl, is_meant
 
-    report = examine(
+    by_opencl = is_meant(device)
+    report = (examine_opencl if by_opencl else examine)(
         device,
         model=model,
         tiny=tiny,
         low_bit=low_bit,
         threads=threads,
-        prompts=answers,
+        prompts=answers or (20 if by_opencl else 3),
         max_new_tokens=max_new_tokens,
         say=lambda line: click.echo(f"{line} ...", err=True),
     )
@@ -72,6 +79,7 @@ def lines(report: dict[str, Any], width: int) -> list[str]:
         for entry in report["kernels"]
     ]
     said += ["", *markdown_lines(("kernel", "format", "self-test", "ms for 1, 4, 16 rows"), kernels, width)]
+    said += _of_opencl(report, width)
     said += ["", f"Model: {report['model']}", ""]
     headings = ("engine", "plain", "lookahead", "tok/s", "tok/step", "equal")
     said += markdown_lines(headings, [row for tried in report["engines"] for row in _rows(tried)], width)
@@ -84,8 +92,9 @@ def lines(report: dict[str, Any], width: int) -> list[str]:
             served = ", ".join(f"{low_bit} by {name}" for low_bit, name in tried["backends"].items())
             said.append(f"Linear layers of {tried['engine']}: {served}.")
             break
-    said += ["plain: tokens a second without lookahead; equal: answers with the very tokens of plain decoding.", ""]
-    promised = "Equal text is promised for native, and for torch with --deterministic."
+    same = "plain decoding" if "paths" not in report else "plain decoding on the CPU"
+    said += [f"plain: tokens a second without lookahead; equal: answers with the very tokens of {same}.", ""]
+    promised = "Equal text is promised for native and opencl, and for torch with --deterministic."
     return [
         *said,
         promised,
@@ -93,6 +102,22 @@ def lines(report: dict[str, Any], width: int) -> list[str]:
         *(f"**Problem**: {in_options(line)}" for line in report["problems"] or ()),
         *_end(report),
     ]
+
+
+def _of_opencl(report: dict[str, Any], width: int) -> list[str]:
+    """What only the examination of an OpenCL device finds."""
+    if "paths" not in report:
+        return []
+    said = ["", *(f"- {name}: {state}" for name, state in report["paths"].items())]
+    if "bandwidth" in report:
+        said += ["", ", ".join(f"{name.replace('_', ' ')} {rate} GB/s" for name, rate in report["bandwidth"].items())]
+    if "logits" in report:
+        said += ["", f"Logits by bytes: {report['logits']['equal']} of {report['logits']['answers']} answers equal."]
+    if "steps" in report:
+        steps = [(rows, f"{ms:.3f}") for rows, ms in report["steps"].items()]
+        said += ["", *markdown_lines(("rows of a step", "ms"), steps, width)]
+        said += ["", f"Prompts are read at {_speed(report['prefill_tok_s'])} tokens a second."]
+    return said
 
 
 def _rows(tried: dict[str, Any]) -> list[tuple[object, ...]]:
@@ -123,4 +148,6 @@ def _end(report: dict[str, Any]) -> list[str]:
 
 
 def _spoken(key: str, value: object) -> str:
-    return f"{value / 1e9:.1f} GB" if key == "total_memory" and isinstance(value, int) else str(value)
+    return (
+        f"{value / 1e9:.1f} GB" if key in ("total_memory", "largest_buffer") and isinstance(value, int) else str(value)
+    )

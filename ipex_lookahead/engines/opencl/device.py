@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import combinations
+from os import R_OK, W_OK, access
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,15 @@ SUBGROUPS, DOT = "HAS_SUBGROUPS", "HAS_DOT"
 SPELT = {SUBGROUPS: "subgroups", DOT: "integer dot products"}
 Spelling = tuple[str, ...]
 """What of ``SUBGROUPS`` and ``DOT`` kernels use (``kernels/device.cl``)."""
-FROM_DRIVER = "install the GPU's OpenCL driver (Debian and Ubuntu: intel-opencl-icd); clinfo lists what it finds"
+USED, NOT_OFFERED = "used", "not offered"
+
+
+def what_to_do() -> str:
+    """For whoever has an Intel GPU that no driver shows."""
+    closed = [str(node) for node in sorted(Path("/dev/dri").glob("renderD*")) if not access(node, R_OK | W_OK)]
+    if closed:
+        return f"this user may not open {closed[0]}: sudo usermod -aG render $USER, then log in again"
+    return "install the GPU's OpenCL driver (Debian and Ubuntu: intel-opencl-icd); clinfo lists what it finds"
 
 
 def opencl() -> Any:
@@ -106,7 +116,7 @@ def _chosen(name: str | None) -> tuple[int, Any]:
     """The device of that name: "opencl:1" of all, "xpu:1" of the GPUs; for None the first GPU, or the first device."""
     found = _devices()
     if not found:
-        raise EngineError("there is no OpenCL device on this machine", hint=FROM_DRIVER)
+        raise EngineError("there is no OpenCL device on this machine", hint=what_to_do())
     gpus = [i for i, raw in enumerate(found) if raw.type & opencl().device_type.GPU]
     match = re.fullmatch(r"(opencl|xpu)(?::(\d{1,4}))?", name or "opencl")
     known = ", ".join(f"opencl:{i} ({str(raw.name).strip()})" for i, raw in enumerate(found))
@@ -114,7 +124,7 @@ def _chosen(name: str | None) -> tuple[int, Any]:
         raise InputError(f"device is {name!r}; the OpenCL devices here are {known}")
     if match[1] == "xpu" and int(match[2] or 0) >= len(gpus):
         raise EngineError(
-            f"device is {name!r}, and {len(gpus)} of the OpenCL devices here ({known}) are GPUs", hint=FROM_DRIVER
+            f"device is {name!r}, and {len(gpus)} of the OpenCL devices here ({known}) are GPUs", hint=what_to_do()
         )
     numbers = gpus if match[1] == "xpu" else range(len(found)) if match[2] else gpus or [0]
     number = numbers[int(match[2] or 0)]
@@ -141,28 +151,44 @@ class Device:
         with self.errors("opened"):
             self.context = self.cl.Context([self.raw])
             self.queue = self.cl.CommandQueue(self.context)
+        self.extensions = frozenset(str(self.raw.extensions).split())
         self._programs: dict[tuple[str, ...], Any] = {}
+        self.paths = dict.fromkeys(SPELT.values(), NOT_OFFERED)
+        """What kernels do without -> whether it is used here, and if not, why."""
         self.spelling: Spelling = ()
         self._first_that_passes(self._spellings() if spelling is None else [spelling])
 
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it says that it is one."""
+        return bool(self.raw.type & self.cl.device_type.GPU)
+
     def _spellings(self) -> list[Spelling]:
         """Those that the device says it has, best first."""
-        extensions = set(str(self.raw.extensions).split())
         best: Spelling = ()
-        if extensions >= {"cl_intel_subgroups", "cl_intel_required_subgroup_size"}:
+        if self.extensions >= {"cl_intel_subgroups", "cl_intel_required_subgroup_size"}:
             best += (SUBGROUPS,)
-        # Intel's runtime for CPUs has the function and takes it apart: two to five times slower than the plain one.
-        if "cl_khr_integer_dot_product" in extensions and self.raw.type & self.cl.device_type.GPU:
-            best += (DOT,)
-        return list(dict.fromkeys([best, ()]))
+        if "cl_khr_integer_dot_product" in self.extensions:
+            if self.is_gpu:
+                best += (DOT,)
+            else:  # Intel's runtime has the function and takes it apart: two to five times slower than the plain one
+                self.paths[SPELT[DOT]] = "offered, and slower than plain on processors"
+        return [some for count in range(len(best), -1, -1) for some in combinations(best, count)]
 
-    def _first_that_passes(self, spellings: Sequence[Spelling]) -> Spelling:
+    def _first_that_passes(self, spellings: Sequence[Spelling]) -> None:
         wrong = ""
         for self.spelling in spellings:
             self._programs.clear()
-            wrong = check(self)
+            try:
+                wrong = check(self)
+            except EngineError as error:  # where plain kernels do not compile either, that is what is said
+                if not self.spelling:
+                    raise
+                wrong = str(error)
+            for name in self.spelling:
+                self.paths[SPELT[name]] = f"its self-test failed: {wrong}" if wrong else USED
             if not wrong:
-                return self.spelling
+                return
         raise EngineError(
             f"the device {self.name} does not compute as IEEE 754 says ({wrong}), so a text on it would not be exact",
             hint="update its driver, or use engine='native'",

@@ -22,6 +22,7 @@ STEP_ROWS, STEP_WANTED = 0, 1
 """Where a step says how many rows it has, and how many are wanted (``kernels/device.cl``)."""
 
 i32 = np.int32
+Floats = npt.NDArray[np.float32]
 
 
 def rows_at_once(rows: int) -> int:
@@ -139,3 +140,37 @@ class Rows:
     def arguments(self) -> tuple[Any, ...]:
         """What kernels take for rows."""
         return (*self.buffers, i32(self.blocks))
+
+
+class Product:
+    """x W^T + bias by itself, as a step multiplies it: for tests, self-tests and timings.
+
+    Args:
+        matrix: W.
+        x: float32 [rows, n_in].
+        start: float32 [rows, n_out] that is added to; None: nothing.
+        at_once: of ``ROWS``; None: as a step chooses.
+    """
+
+    def __init__(self, matrix: Matrix, x: Floats, start: Floats | None = None, at_once: int | None = None) -> None:
+        device, rows, n = matrix.device, len(x), i32(matrix.n_in)
+        self._device, self._shape = device, (rows, matrix.n_out)
+        values, step = device.upload(x), device.upload(np.array([rows, rows, 0, 1], i32))
+        made = Rows.empty(device, rows, matrix.n_in)
+        arguments = (values, n, n, None, np.float32(0), *made.arguments(), step, i32(STEP_ROWS), i32(made.blocks))
+        device.enqueue(device.kernel(device.program("rows"), "norm", *arguments), made.blocks, rows)
+        self._out = device.upload(np.full(self._shape, np.nan, np.float32) if start is None else start)
+        at_once = at_once or rows_at_once(rows)
+        arguments = (*matrix.arguments(), *made.arguments(), step, i32(STEP_ROWS), self._out, i32(matrix.n_out), i32(0))
+        self._held = (matrix, values, made, step)  # a kernel does not hold its buffers
+        self._kernel = device.kernel(matrix.program(at_once), "linear", *arguments, i32(start is not None))
+        self._groups = (matrix.tiles, -(-rows // at_once))
+
+    def enqueue(self) -> None:
+        """Multiply once; with ``start`` each time adds."""
+        self._device.enqueue(self._kernel, *self._groups)
+
+    def result(self) -> Floats:
+        """float32 [rows, n_out], multiplied anew."""
+        self.enqueue()
+        return self._device.read(self._out, self._shape, np.float32)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-ope
 
 from ipex_lookahead.engines.opencl.device import DOT, SUBGROUPS, Device, device_of
 from ipex_lookahead.engines.opencl.formats import KERNEL_FORMATS
-from ipex_lookahead.engines.opencl.linear import LANES, ROWS, STEP_ROWS, Matrix, Rows, rows_at_once
+from ipex_lookahead.engines.opencl.linear import LANES, ROWS, Matrix, Product
 from ipex_lookahead.formats import FORMATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
 from tests.engines.native.test_kernels import SHAPES, WITH_GROUPS, linear, make_weight
@@ -19,43 +17,9 @@ from tests.engines.native.test_kernels import SHAPES, WITH_GROUPS, linear, make_
 i32, f32 = np.int32, np.float32
 
 
-def step_of(device: Device, rows: int) -> Any:
-    """What a step says of its rows, and no more."""
-    return device.upload(np.array([rows, rows, 0, 1], np.int32))
-
-
-def rows_of(device: Device, x: np.ndarray, step: Any) -> Rows:
-    """Rows as a linear layer reads them, made on the device."""
-    rows, n = x.shape
-    made = Rows.empty(device, rows, n)
-    arguments = (
-        device.upload(x),
-        i32(n),
-        i32(n),
-        None,
-        f32(0),
-        *made.arguments(),
-        step,
-        i32(STEP_ROWS),
-        i32(made.blocks),
-    )
-    program = device.program("rows")
-    device.enqueue(device.kernel(program, "norm", *arguments), made.blocks, rows)
-    return made
-
-
-def on_device(
-    device: Device, matrix: Matrix, x: np.ndarray, start: np.ndarray | None = None, at_once: int | None = None
-) -> np.ndarray:
+def on_device(matrix: Matrix, x: np.ndarray, start: np.ndarray | None = None, at_once: int | None = None) -> np.ndarray:
     """x W^T + bias; with ``start`` added to it."""
-    rows, step = len(x), step_of(device, len(x))
-    made = rows_of(device, x, step)
-    out = device.upload(np.full((rows, matrix.n_out), np.nan, f32) if start is None else start)
-    at_once = at_once or rows_at_once(rows)
-    arguments = (*made.arguments(), step, i32(STEP_ROWS), out, i32(matrix.n_out), i32(0), i32(start is not None))
-    kernel = device.kernel(matrix.program(at_once), "linear", *matrix.arguments(), *arguments)
-    device.enqueue(kernel, matrix.tiles, -(-rows // at_once))
-    return device.read(out, (rows, matrix.n_out), f32)
+    return Product(matrix, x, start, at_once).result()
 
 
 def activations(rows: int, n: int, seed: int = 0) -> np.ndarray:
@@ -83,7 +47,7 @@ def test_bytes_are_the_scalar_cores(device: Device, name: str, group: int, shape
             assert matrix.weights()[0].codes.tobytes() == weight.codes.tobytes()
             oracle = linear(weight, x, isa="scalar", bias=given)
             for at_once in ROWS:
-                assert on_device(device, matrix, x, at_once=at_once).tobytes() == oracle.tobytes(), at_once
+                assert on_device(matrix, x, at_once=at_once).tobytes() == oracle.tobytes(), at_once
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -93,7 +57,7 @@ def test_any_number_of_rows_gives_the_same_bytes(device: Device, name: str) -> N
     oracle = linear(weight, x, isa="scalar")
     matrix = Matrix.upload(device, [weight], [None])
     for rows in (*range(1, 19), 31, 32, 33, 65):
-        assert on_device(device, matrix, x[:rows]).tobytes() == oracle[:rows].tobytes(), rows
+        assert on_device(matrix, x[:rows]).tobytes() == oracle[:rows].tobytes(), rows
 
 
 @pytest.mark.parametrize("spelling", [(SUBGROUPS, DOT), (DOT,), (SUBGROUPS,)], ids=" ".join)
@@ -102,7 +66,7 @@ def test_spellings_that_are_not_the_best_here(spelling: tuple[str, ...]) -> None
     for name, low_bit in FORMATS.items():
         weight = make_weight(name, 33, 352, group=low_bit.group_sizes[0] or 32, seed=1)
         oracle = linear(weight, x, isa="scalar").tobytes()
-        assert on_device(device, Matrix.upload(device, [weight], [None]), x).tobytes() == oracle, name
+        assert on_device(Matrix.upload(device, [weight], [None]), x).tobytes() == oracle, name
 
 
 @pytest.mark.parametrize("name", ["sym_int4", "q6_k", "bf16", "nf4"])
@@ -111,7 +75,7 @@ def test_what_is_there_is_added_to(device: Device, name: str) -> None:
     start = np.random.default_rng(1).standard_normal((5, 40), dtype=f32)
     bias = np.random.default_rng(2).standard_normal(40, dtype=f32)
     oracle = start + linear(weight, x, isa="scalar", bias=bias)
-    assert on_device(device, Matrix.upload(device, [weight], [bias]), x, start).tobytes() == oracle.tobytes()
+    assert on_device(Matrix.upload(device, [weight], [bias]), x, start).tobytes() == oracle.tobytes()
 
 
 @pytest.mark.parametrize("name", ["sym_int4", "q3_k", "fp16"])
@@ -119,7 +83,7 @@ def test_matrices_one_below_the_other(device: Device, name: str) -> None:
     weights = [make_weight(name, n, 288, seed=n) for n in (40, 16, 17)]
     biases = [None, np.ones(16, f32), None]
     matrix, x = Matrix.upload(device, weights, biases), activations(3, 288)
-    got = on_device(device, matrix, x)
+    got = on_device(matrix, x)
     for first, weight, bias in zip((0, 48, 64), weights, biases, strict=True):
         oracle = linear(weight, x, isa="scalar", bias=bias)
         assert got[:, first : first + weight.shape[0]].tobytes() == oracle.tobytes()
@@ -155,6 +119,6 @@ def test_what_is_not_finite_reaches_the_output(device: Device, name: str) -> Non
     weight, x = make_weight(name, 16, 256, seed=0), activations(4, 256)
     for row, value in enumerate((np.nan, np.inf, -np.inf)):
         x[row, 40] = value
-    got = on_device(device, Matrix.upload(device, [weight], [None]), x)
+    got = on_device(Matrix.upload(device, [weight], [None]), x)
     assert not np.isfinite(got[:3]).any()
     assert np.isfinite(got[3]).all()

@@ -1,0 +1,206 @@
+"""The examination of an OpenCL device: the CPU core's bits and tokens, and how fast it is. See ``bench.doctor``."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from ipex_lookahead.bench.doctor import (
+    KERNEL_ROWS,
+    KERNEL_SHAPE,
+    LOOKAHEADS,
+    Say,
+    answers_of,
+    called,
+    encoded,
+    first_line,
+    machine,
+    tried_on,
+    versions,
+    without_paths,
+)
+from ipex_lookahead.engines.opencl.device import Device, installed
+from ipex_lookahead.formats import FORMATS
+
+STEP_ROWS = (1, 2, 4, 8, 16, 32, 64)
+CONTEXT, PROMPT = 128, 256
+"""Positions before the steps that are timed, and tokens of the prompt that is."""
+ROUNDS = 5
+BY_BYTES = 2
+"""Answers whose logits are compared."""
+
+
+def is_meant(device: str) -> bool:
+    """Whether this examination is the one for ``--device``: "opencl:1", and "xpu" unless only PyTorch can reach one."""
+    if device.startswith("xpu") and not installed():
+        import torch
+
+        return not (hasattr(torch, "xpu") and torch.xpu.is_available())
+    return device.startswith(("opencl", "xpu"))
+
+
+def examine_opencl(
+    device: str,
+    *,
+    model: str = "default",
+    tiny: bool = False,
+    low_bit: str | None = None,
+    threads: int | None = None,
+    prompts: int = 20,
+    max_new_tokens: int = 48,
+    say: Say = lambda line: None,
+) -> dict[str, Any]:
+    """Examine an OpenCL device. Arguments, and what it returns, as ``bench.doctor.examine``; ``threads`` are the CPU's.
+
+    The report has besides: paths (what the device may have beyond what is needed -> whether it is used), bandwidth
+    (GB/s), steps (milliseconds by rows), prefill_tok_s, logits (answers compared by bytes, and how many are equal).
+
+    Raises:
+        EngineError: there is no such device, or no pyopencl; the hint says what to install.
+        InputError: a name that is none of a device.
+    """
+    from ipex_lookahead.engines.opencl.device import device_of
+    from ipex_lookahead.engines.opencl.examination import bandwidth, details
+
+    say("versions and device")
+    found = device_of(device)
+    report: dict[str, Any] = {"versions": versions(), "machine": machine(), "device": details(found)}
+    say("kernels")
+    report["kernels"] = [_kernel(found, name, threads) for name in FORMATS]
+    say("bandwidth")
+    try:
+        report["bandwidth"] = bandwidth(found)
+    except Exception as error:  # whatever the driver says belongs into the report
+        report["bandwidth_problem"] = without_paths(first_line(error))
+    report["engines"] = []
+    report["model"] = called(model, tiny)
+    with tried_on(model, tiny, low_bit) as (source, settings, ids):
+        try:
+            _run(report, source, settings, f"opencl:{found.number}", ids, threads, prompts, max_new_tokens, say)
+        except Exception as error:
+            report["engines"].append(
+                {"engine": "opencl", "deterministic": False, "problem": without_paths(first_line(error))}
+            )
+    report["paths"] = dict(found.paths)
+    report["problems"] = problems(report)
+    report["healthy"] = not report["problems"]
+    return report
+
+
+def _kernel(device: Device, low_bit: str, threads: int | None) -> dict[str, Any]:
+    """A format's products beside the CPU core's, and how long they take."""
+    from ipex_lookahead.engines.opencl.examination import kernel_problem, kernel_times
+
+    entry: dict[str, Any] = {"format": low_bit, "backend": "opencl"}
+    try:
+        if problem := kernel_problem(device, low_bit, threads):
+            entry["problem"] = problem
+        else:
+            entry["milliseconds"] = kernel_times(device, low_bit, KERNEL_SHAPE, KERNEL_ROWS)
+    except Exception as error:
+        entry["problem"] = without_paths(first_line(error))
+    return entry
+
+
+def _run(
+    report: dict[str, Any],
+    source: str,
+    settings: dict[str, Any],
+    device: str,
+    prompts: Sequence[list[int]] | None,
+    threads: int | None,
+    count: int,
+    max_new_tokens: int,
+    say: Say,
+) -> None:
+    """The same prompts on the CPU and on the device; what is found goes into the report as it is found."""
+    import torch
+
+    from ipex_lookahead.auto import AutoModelForCausalLM
+
+    say("answers on the CPU")
+    model = AutoModelForCausalLM.from_pretrained(source, progress=False, engine="native", threads=threads, **settings)
+    ids = [torch.tensor([prompt]) for prompt in (prompts or encoded(model, count))[:count]]
+    expected, speed = answers_of(model, ids, max_new_tokens, 0)
+    report["engines"].append(_tried("native", speed, []))
+    whole = [torch.cat([prompt, torch.tensor([answer])], 1) for prompt, answer in zip(ids, expected, strict=True)]
+    logits = [model(one).logits.numpy().tobytes() for one in whole[:BY_BYTES]]
+    del model
+    gc.collect()
+
+    say(f"loading onto {device}")
+    model = AutoModelForCausalLM.from_pretrained(source, progress=False, engine="opencl", device=device, **settings)
+    same = sum(model(one).logits.numpy().tobytes() == other for one, other in zip(whole, logits, strict=False))
+    report["logits"] = {"equal": same, "answers": len(logits)}
+    say("exactness and speed")
+    answers_of(model, ids[:1], max_new_tokens, 0)  # the first answer pays for programs and memory
+    rows: list[dict[str, Any]] = []
+    for config in (None, *LOOKAHEADS):
+        got, speed = answers_of(model, ids, max_new_tokens, config)
+        equal = sum(one == other for one, other in zip(got, expected, strict=True))
+        name, drafted = ("none", 0) if config is None else (config.strategy, config.num_draft_tokens)
+        rows.append({"strategy": name, "draft_tokens": drafted, **speed, "equal": equal, "answers": len(ids)})
+    report["engines"].append(_tried("opencl", rows[0], rows))
+    say("steps")
+    report["steps"] = step_times(model.engine)
+    report["prefill_tok_s"] = round(prompt_speed(model.engine), 1)
+
+
+def _tried(engine: str, plain: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"engine": engine, "deterministic": False, "plain_tok_s": plain["tok_s"], "lookahead": rows}
+
+
+def step_times(engine: Any) -> dict[str, float]:
+    """Medians of a step's milliseconds by rows, a chain after ``CONTEXT`` positions."""
+    import numpy as np
+
+    from ipex_lookahead.engines.prefill import chain
+
+    cache = engine.new_cache()
+    tokens = np.arange(CONTEXT + STEP_ROWS[-1], dtype=np.int32) % engine.vocab_size
+    engine.forward(chain(cache, tokens[:CONTEXT], np.empty(0, np.int32)))
+    cache.keep(range(CONTEXT))
+    times: dict[int, list[float]] = {rows: [] for rows in STEP_ROWS}
+    for round_ in range(1 + ROUNDS):
+        for rows in STEP_ROWS:
+            started = perf_counter()
+            engine.forward(chain(cache, tokens[CONTEXT : CONTEXT + rows]))
+            if round_:  # the first builds programs
+                times[rows].append(1e3 * (perf_counter() - started))
+    return {str(rows): round(median(found), 3) for rows, found in times.items()}
+
+
+def prompt_speed(engine: Any) -> float:
+    """Tokens a second of a prompt of ``PROMPT`` tokens, of which the last one's output is asked for."""
+    import numpy as np
+
+    from ipex_lookahead.engines.prefill import chain
+
+    tokens, best = np.arange(PROMPT, dtype=np.int32) % engine.vocab_size, float("inf")
+    for _ in range(1 + 2):
+        started = perf_counter()
+        engine.forward(chain(engine.new_cache(), tokens, np.array([PROMPT - 1], np.int32)))
+        best = min(best, perf_counter() - started)
+    return PROMPT / best
+
+
+def problems(report: dict[str, Any]) -> list[str]:
+    """What is wrong, in sentences."""
+    found = [f"{entry['format']}: {entry['problem']}" for entry in report["kernels"] if "problem" in entry]
+    if "bandwidth_problem" in report:
+        found.append(f"bandwidth: {report['bandwidth_problem']}")
+    for tried in report["engines"]:
+        if "problem" in tried:
+            found.append(f"{tried['engine']}: {tried['problem']}")
+        for row in tried.get("lookahead", ()):
+            if row["equal"] != row["answers"]:
+                wrong = row["answers"] - row["equal"]
+                found.append(f"opencl: with {row['strategy']} {wrong} of {row['answers']} answers are not the CPU's")
+    if (logits := report.get("logits")) and logits["equal"] != logits["answers"]:
+        found.append(f"opencl: logits of {logits['answers'] - logits['equal']} answers are not the CPU's")
+    return found + [
+        f"{name}: {state}" for name, state in report["paths"].items() if state.startswith("its self-test failed")
+    ]

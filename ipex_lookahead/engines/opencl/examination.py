@@ -1,0 +1,113 @@
+"""What a device is, whether its kernels give the CPU core's bytes, and how fast it reads: what ``doctor`` reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from ipex_lookahead.engines.native.linear import LinearPool
+from ipex_lookahead.engines.opencl.device import Device
+from ipex_lookahead.engines.opencl.extensions import attributes
+from ipex_lookahead.engines.opencl.linear import Matrix, Product
+from ipex_lookahead.engines.weights import random_matrix
+from ipex_lookahead.errors import EngineError
+from ipex_lookahead.formats import FORMATS
+
+SHAPES = ((48, 172), (33, 576), (256, 512))
+"""Outputs and inputs that kernels are compared on: whole tiles and blocks, and ragged ones."""
+ROWS = (1, 2, 4, 5, 16, 17, 40)
+READ_BYTES = 256 << 20
+TIMES = 5
+EXTENSIONS = (
+    "cl_khr_fp16", "cl_intel_subgroups", "cl_intel_required_subgroup_size", "cl_khr_integer_dot_product",
+    "cl_khr_command_buffer", "cl_khr_command_buffer_mutable_dispatch", "cl_intel_subgroup_matrix_multiply_accumulate",
+    "cl_intel_device_attribute_query", "cl_khr_subgroup_shuffle", "cl_intel_unified_shared_memory",
+)  # fmt: skip
+"""Those that a report is to name."""
+
+
+def details(device: Device) -> dict[str, Any]:
+    """Platform, driver, size and extensions of a device; bytes, MHz."""
+    raw = device.raw
+    facts = {
+        **device.facts(),
+        "platform": str(raw.platform.name).strip(),
+        "opencl": f"{str(raw.version).strip()}; {str(raw.opencl_c_version).strip()}",
+        "kind": "GPU" if device.is_gpu else "not a GPU",
+        "clock_mhz": int(raw.max_clock_frequency),
+        "total_memory": int(raw.global_mem_size),
+        "largest_buffer": int(raw.max_mem_alloc_size),
+        "local_memory": int(raw.local_mem_size),
+        "largest_work_group": int(raw.max_work_group_size),
+    }
+    if "cl_intel_device_attribute_query" in device.extensions:
+        facts |= attributes(device.cl, raw)
+    here = [name for name in EXTENSIONS if name in device.extensions]
+    return facts | {
+        "extensions": ", ".join(here) or "none of those that matter",
+        "without": ", ".join(name for name in EXTENSIONS if name not in here) or "none of those that matter",
+    }
+
+
+def kernel_problem(device: Device, low_bit: str, threads: int | None = None) -> str:
+    """What is wrong with a format's products on the device, beside the CPU core's; empty where no byte is."""
+    rng, pool = np.random.default_rng(0), LinearPool(threads)
+    for n_out, n_in in SHAPES:
+        group = FORMATS[low_bit].group_sizes[0]
+        weight = random_matrix((n_out, n_in), low_bit, group, rng)
+        bias = rng.standard_normal(n_out, dtype=np.float32)
+        layer, matrix = pool.layer(weight, bias), Matrix.upload(device, [weight], [bias])
+        for rows in ROWS:
+            x = rng.standard_normal((rows, n_in), dtype=np.float32)
+            expected = np.empty((rows, n_out), np.float32)
+            layer.into(x, expected)
+            got = Product(matrix, x).result()
+            if got.tobytes() != expected.tobytes():
+                wrong = int((got.view(np.uint32) != expected.view(np.uint32)).sum())
+                return f"{wrong} of {got.size} values are not the CPU's, for {rows} rows of a {n_out} x {n_in} matrix"
+    return ""
+
+
+def kernel_times(device: Device, low_bit: str, shape: tuple[int, int], rows: Sequence[int]) -> dict[str, float]:
+    """The best of several times of a product with a matrix of that shape, milliseconds by rows."""
+    weight = random_matrix(shape, low_bit, FORMATS[low_bit].group_sizes[0], np.random.default_rng(0))
+    matrix, found = Matrix.upload(device, [weight], [None]), {}
+    for count in rows:
+        product = Product(matrix, np.ones((count, shape[1]), np.float32))
+        found[str(count)] = round(1e3 * _best(device, product.enqueue), 4)
+    return found
+
+
+def bandwidth(device: Device) -> dict[str, float]:
+    """GB/s at which kernels read the device's memory, and at which bytes go there and come back."""
+    nbytes = min(READ_BYTES, int(device.raw.max_mem_alloc_size), int(device.raw.global_mem_size) // 4) // 4096 * 4096
+    if nbytes == 0:
+        raise EngineError(f"the device {device.name} has no memory to measure", hint="see its driver's log")
+    host = np.random.default_rng(0).integers(0, 2**32, nbytes // 4, np.uint32)
+    buffer = device.upload(host)
+    items = min(1 << 16, nbytes // 16)
+    out = device.empty(4 * items)
+    kernel = device.kernel(device.program("bandwidth"), "read_all", buffer, np.int32(nbytes // 16), out)
+    read = _best(device, lambda: device.enqueue_plain(kernel, (items,)))
+    joined = int(np.bitwise_xor.reduce(device.read(out, (items,), np.uint32)))
+    if joined != int(np.bitwise_xor.reduce(host)):
+        raise EngineError(f"the device {device.name} read other bytes than were written", hint="see its driver's log")
+    there = _best(device, lambda: device.write(buffer, host))
+    back = _best(device, lambda: device.read(buffer, (nbytes // 4,), np.uint32))
+    speeds = {"device_reads": read, "to_the_device": there, "from_the_device": back}
+    return {name: round(nbytes / seconds / 1e9, 2) for name, seconds in speeds.items()}
+
+
+def _best(device: Device, deed: Callable[[], Any]) -> float:
+    """Seconds of the quickest of several, each waited for; the first does not count."""
+    found = []
+    for _ in range(1 + TIMES):
+        device.queue.finish()
+        start = perf_counter()
+        deed()
+        device.queue.finish()
+        found.append(perf_counter() - start)
+    return min(found[1:])
