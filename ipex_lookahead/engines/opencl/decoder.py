@@ -1,11 +1,13 @@
 """The decoder stack on a device: its weights, and a step as a list of kernels whose arguments are bound once.
 
-A block is nine launches: norm and quantise; q, k and v; heads rotated and stored; attention; merge and quantise; o;
-norm and quantise; gate and up; down. What changes from step to step lies in one buffer, which all of them read.
+A block is eight launches: norm and quantise; q, k and v; heads rotated and stored; attention, merged and quantised; o;
+norm and quantise; gate and up; down. Where arrivals of work-groups cannot be counted, merging is a ninth. What changes
+from step to step lies in one buffer, which all of them read.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +17,8 @@ import numpy.typing as npt
 
 from ipex_lookahead.architectures.spec import Block, Experts, Linear, ModelSpec, Norm, Tensor
 from ipex_lookahead.engines.opencl.cache import Pages
-from ipex_lookahead.engines.opencl.device import Device
-from ipex_lookahead.engines.opencl.linear import STEP_ROWS, STEP_WANTED, Matrix, Rows, blocks_of, rows_at_once
+from ipex_lookahead.engines.opencl.device import ARRIVALS, Device
+from ipex_lookahead.engines.opencl.linear import GROUP, STEP_ROWS, STEP_WANTED, Matrix, Rows, blocks_of, rows_at_once
 from ipex_lookahead.engines.opencl.scratch import PIECE, RopeTable, Scratch, mlps_of
 from ipex_lookahead.engines.opencl.step import Plan
 from ipex_lookahead.errors import UnsupportedModelError
@@ -398,10 +400,13 @@ class Decoder:
         )
         yield self._lanes(kernel, heads + 2 * kv_heads)
         sizes = (i32(heads), i32(kv_heads), i32(d))
-        kernel = self._kernel(
-            "attend", s.qkv, stride, *sizes, pages, window, f32(attention.softcap or 0), s.partials, step
-        )
-        yield Launch(kernel, heads * ATTENDERS, ATTENDERS, by_blocks=True)
+        arguments = (s.qkv, stride, *sizes, pages, window, f32(attention.softcap or 0), s.partials, step)
+        if arrivals := ARRIVALS in self.device.spelling:
+            joint = i32(GROUP // math.gcd(d, GROUP))
+            arguments += (joint, v["sinks"], *s.attended.arguments(), s.arrivals)
+        yield Launch(self._kernel("attend", *arguments), heads * ATTENDERS, ATTENDERS, by_blocks=True)
+        if arrivals:
+            return
         kernel = self._kernel(
             "merge_heads", s.partials, i32(heads), i32(d), window, v["sinks"], *s.attended.arguments(), step
         )

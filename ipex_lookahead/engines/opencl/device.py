@@ -29,11 +29,12 @@ from ipex_lookahead.hub.folders import cache_folder
 
 KERNELS = Path(__file__).parent / "kernels"
 LANES = 16
+CL3 = "-cl-std=CL3.0"
 NUMERICS = ("-cl-fp32-correctly-rounded-divide-sqrt",)
-SUBGROUPS, DOT = "HAS_SUBGROUPS", "HAS_DOT"
-SPELT = {SUBGROUPS: "subgroups", DOT: "integer dot products"}
+SUBGROUPS, DOT, ARRIVALS = "HAS_SUBGROUPS", "HAS_DOT", "HAS_ARRIVALS"
+SPELT = {SUBGROUPS: "subgroups", DOT: "integer dot products", ARRIVALS: "arrivals of work-groups"}
 Spelling = tuple[str, ...]
-"""What of ``SUBGROUPS`` and ``DOT`` kernels use (``kernels/device.cl``)."""
+"""What of these kernels use (``kernels/device.cl``); arrivals only with subgroups."""
 USED, NOT_OFFERED = "used", "not offered"
 
 
@@ -173,7 +174,11 @@ class Device:
                 best += (DOT,)
             else:  # Intel's runtime has the function and takes it apart: two to five times slower than the plain one
                 self.paths[SPELT[DOT]] = "offered, and slower than plain on processors"
-        return [some for count in range(len(best), -1, -1) for some in combinations(best, count)]
+        features = {feature.name for feature in self.raw.opencl_c_features} if self._language() == CL3 else set()
+        if features >= {"__opencl_c_atomic_order_acq_rel", "__opencl_c_atomic_scope_device"}:
+            best += (ARRIVALS,)
+        some = [some for count in range(len(best), -1, -1) for some in combinations(best, count)]
+        return [one for one in some if ARRIVALS not in one or SUBGROUPS in one]
 
     def _first_that_passes(self, spellings: Sequence[Spelling]) -> None:
         wrong = ""
@@ -227,7 +232,7 @@ class Device:
     def _language(self) -> str:
         """Kernels are written in OpenCL C 1.2; extensions are those of the newest that the device has."""
         version = re.search(r"\d+", str(self.raw.opencl_c_version))
-        return "-cl-std=CL3.0" if version is not None and int(version[0]) >= 3 else "-cl-std=CL1.2"
+        return CL3 if version is not None and int(version[0]) >= 3 else "-cl-std=CL1.2"
 
     def kernel(self, program: Any, name: str, *arguments: Any) -> Any:
         """A kernel of its own, with arguments: buffers, None for no buffer, numpy scalars."""
@@ -262,7 +267,7 @@ class Device:
         """A buffer with a copy of the array; None for None."""
         if array is None:
             return None
-        flags = self.cl.mem_flags.READ_ONLY | self.cl.mem_flags.COPY_HOST_PTR
+        flags = self.cl.mem_flags.READ_WRITE | self.cl.mem_flags.COPY_HOST_PTR
         with self.errors("given memory"):
             return self.cl.Buffer(self.context, flags, hostbuf=np.ascontiguousarray(array))
 

@@ -67,6 +67,7 @@ class Scratch:
         self.experts = device.empty(4 * len(spec.layers) * self.pairs)
         self.weights = device.empty(4 * rows * used)
         self.attended = Rows.empty(device, rows, attention.heads * attention.head_dim)
+        self.arrivals = device.upload(np.zeros(rows * attention.heads, i32))  # as every step leaves them
         self.gate, self.up = (device.empty(4 * rows * inner) for _ in range(2))
         self.head_x = Rows.empty(device, wanted, spec.hidden)
         self.logits = device.empty(4 * wanted * spec.vocab)

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 COUNT = 256
+ARRIVALS, ROUNDS = 512, 4
+"""Work-groups of which the last adds up what all have made, and how often."""
 
 
 def check(device: Any) -> str:
@@ -52,4 +54,19 @@ def check(device: Any) -> str:
             (c * np.float32(2.0**-15)).astype(np.float16).view(np.uint16),
         ),
     }
-    return next((name for name, (one, other) in expected.items() if one.tobytes() != other.tobytes()), "")
+    wrong = next((name for name, (one, other) in expected.items() if one.tobytes() != other.tobytes()), "")
+    return wrong or _check_arrivals(device)
+
+
+def _check_arrivals(device: Any) -> str:
+    """Whether the last work-group sees what all have written, several times over; nothing to say where none looks."""
+    if "HAS_ARRIVALS" not in device.spelling:
+        return ""
+    codes = np.random.default_rng(1).integers(0, 2**32, 16 * ARRIVALS, np.uint32)
+    zero = np.zeros(1, np.uint32)
+    buffers = [device.upload(array) for array in (codes, np.zeros_like(codes), zero, zero)]
+    kernel = device.kernel(device.program("self_test"), "arrivals", *buffers)
+    for _ in range(ROUNDS):
+        device.enqueue_plain(kernel, (len(codes),), (16,))
+    total = (ROUNDS * 3 * int(codes.sum(dtype=np.uint64))) % 2**32
+    return "" if int(device.read(buffers[3], (1,), np.uint32)[0]) == total else "counting arrivals of work-groups"

@@ -17,7 +17,7 @@ from ipex_lookahead.architectures.spec import ModelSpec, Tensor
 from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.opencl.decoder import check_spec
-from ipex_lookahead.engines.opencl.device import Device
+from ipex_lookahead.engines.opencl.device import ARRIVALS, Device
 from ipex_lookahead.engines.opencl.engine import OpenClEngine
 from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, UnsupportedModelError
 from ipex_lookahead.formats import FORMATS, quantize
@@ -180,6 +180,32 @@ def test_forks_share_pages_and_give_them_back(device: Device) -> None:
     assert pages.held() == 1
     del cache
     assert pages.held() == 0
+
+
+@pytest.mark.parametrize("shape", [(6, 2, 8), (3, 1, 24), (5, 5, 16), (4, 2, 80), (2, 1, 96)], ids=str)
+@pytest.mark.parametrize("rows", [1, 16, 20])
+def test_heads_that_share_a_block_are_merged_once(device: Device, shape: tuple[int, int, int], rows: int) -> None:
+    """Heads of sizes that 32 does not divide, over one block of positions and over several."""
+    heads, kv_heads, head_dim = shape
+    native, engine = both(make_spec(heads=heads, kv_heads=kv_heads, head_dim=head_dim, layers=1), device)
+    for length in (3, 300):
+        tokens = ids_of(native, length + rows, length)
+        pairs = [(one, one.new_cache()) for one in (native, engine)]
+        for one, cache in pairs:
+            run(one, cache, tokens[:length])
+            cache.keep(range(length))
+        for _ in range(2):  # what counts arrivals is as it was
+            one, other = (run(e, cache, tokens[length:]) for e, cache in pairs)
+            assert one.tobytes() == other.tobytes()
+
+
+def test_a_block_is_eight_launches(device: Device) -> None:
+    """Nine where arrivals of work-groups cannot be counted; and five that are no block's."""
+    for layers in (1, 3):
+        _, engine = both(make_spec(layers=layers), device, "sym_int4")
+        run(engine, engine.new_cache(), np.zeros(1, np.int32))
+        (launches,) = engine._decoder._launches.values()
+        assert len(launches) == layers * (8 if ARRIVALS in device.spelling else 9) + 4
 
 
 def test_only_what_is_asked_for_comes_back(device: Device) -> None:

@@ -114,16 +114,56 @@ static int first_block(int window, int position) {
   return window > 0 && position >= window ? (position - window + 1) / BLOCK : 0;
 }
 
+// One value of a row's attention: its blocks joined in ascending order, then the sink, divided by the sum.
+static float joined(global const float* partials, int row, int column, int heads, int head_dim, int window,
+                    global const float* sinks, global const int* step) {
+  const int head = column / head_dim, d = column % head_dim, blocks = step[STEP_BLOCKS];
+  const int position = ROW(step, row)[POSITION];
+  const int from = blocks > 1 ? first_block(window, position) : 0, last = blocks > 1 ? position / BLOCK : 0;
+  global const float* next = partials + (((size_t)row * heads + head) * blocks + from) * PARTIAL(head_dim);
+  float state_max = next[0], state_sum = next[1], state = next[2 + d];
+  for (int b = from + 1; b <= last + (sinks ? 1 : 0); ++b) {
+    const bool is_sink = b > last;  // a block whose only score is the sink, and whose value is zero
+    next += PARTIAL(head_dim);
+    const float top = is_sink ? sinks[head] : next[0], sum = is_sink ? 1.0f : next[1], value = is_sink ? 0.0f : next[2 + d];
+    const float highest = state_max > top ? state_max : top;
+    const float keep = exponential(state_max - highest), take = exponential(top - highest);
+    state = fma(state, keep, value * take);
+    state_sum = fma(state_sum, keep, sum * take);
+    state_max = highest;
+  }
+  return state / state_sum;
+}
+
+// A block of 32 of what the layer's last matrix reads.
+static void merge_block(const Rows out, int b, int row, global const float* partials, int heads, int head_dim, int window,
+                        global const float* sinks, global const int* step EXCHANGE_ARGUMENT) {
+  float v[2];
+  for (int i = 0; i < 2; ++i) {
+    const int column = b * GROUP + i * LANES + lane_of();
+    v[i] = column < heads * head_dim ? joined(partials, row, column, heads, head_dim, window, sinks, step) : 0.0f;
+  }
+  store_block(out, row, b, v[0], v[1] EXCHANGED);
+}
+
 // One work-group a (row, head), and a block of positions where partials are kept apart; else it walks all of them. A work-item
-// is a position of a block, then a dimension of the head.
+// is a position of a block, then a dimension of the head. Where arrivals can be counted, the last work-group of as many heads
+// as fill blocks of 32 merges these; else `merge_heads` does.
 #define ATTENDERS 256
 #define MOST_DIMS 4  // dimensions a work-item: heads have up to 1,024
+#ifdef HAS_ARRIVALS
+#define MERGE_ARGUMENTS , int joint, global const float* sinks, ROWS_ARGUMENTS(out), global int* counters
+LANE_GROUPS
+#else
+#define MERGE_ARGUMENTS
+#endif
 kernel __attribute__((reqd_work_group_size(ATTENDERS, 1, 1)))
 void attend(global const float* qkv, int stride, int heads, int kv_heads, int head_dim, global uchar* pages, int window,
-            float softcap, global float* partials, global const int* step) {
+            float softcap, global float* partials, global const int* step MERGE_ARGUMENTS) {
   local float q[ATTENDERS * MOST_DIMS], scores[BLOCK], shared_values[LANES];
   const int me = get_local_id(0), head = get_group_id(0), row = get_group_id(1), blocks = step[STEP_BLOCKS];
   global const int* at = ROW(step, row);
+  if (row >= step[STEP_ROWS]) return;
   const int position = at[POSITION], length = at[LENGTH], lowest = first_block(window, position);
   const bool apart = blocks > 1;
   const int first = apart ? (int)get_group_id(2) : lowest, last = apart ? first : position / BLOCK;
@@ -199,32 +239,22 @@ void attend(global const float* qkv, int stride, int heads, int kv_heads, int he
     state_sum = b == first ? sum : fma(state_sum, keep, sum * take);
     state_max = highest;
   }
-  global float* out = partials + (((size_t)row * heads + head) * blocks + (apart ? first : 0)) * PARTIAL(head_dim);
-  for (int i = 0; i < MOST_DIMS && me + i * ATTENDERS < head_dim; ++i) out[2 + me + i * ATTENDERS] = state[i];
-  if (me != 0) return;
-  out[0] = state_max;
-  out[1] = state_sum;
-}
-
-// One value of a row's attention: its blocks joined in ascending order, then the sink, divided by the sum.
-static float joined(global const float* partials, int row, int column, int heads, int head_dim, int window,
-                    global const float* sinks, global const int* step) {
-  const int head = column / head_dim, d = column % head_dim, blocks = step[STEP_BLOCKS];
-  const int position = ROW(step, row)[POSITION];
-  const int from = blocks > 1 ? first_block(window, position) : 0, last = blocks > 1 ? position / BLOCK : 0;
-  global const float* next = partials + (((size_t)row * heads + head) * blocks + from) * PARTIAL(head_dim);
-  float state_max = next[0], state_sum = next[1], state = next[2 + d];
-  for (int b = from + 1; b <= last + (sinks ? 1 : 0); ++b) {
-    const bool is_sink = b > last;  // a block whose only score is the sink, and whose value is zero
-    next += PARTIAL(head_dim);
-    const float top = is_sink ? sinks[head] : next[0], sum = is_sink ? 1.0f : next[1], value = is_sink ? 0.0f : next[2 + d];
-    const float highest = state_max > top ? state_max : top;
-    const float keep = exponential(state_max - highest), take = exponential(top - highest);
-    state = fma(state, keep, value * take);
-    state_sum = fma(state_sum, keep, sum * take);
-    state_max = highest;
+  global float* own = partials + (((size_t)row * heads + head) * blocks + (apart ? first : 0)) * PARTIAL(head_dim);
+  for (int i = 0; i < MOST_DIMS && me + i * ATTENDERS < head_dim; ++i) own[2 + me + i * ATTENDERS] = state[i];
+  if (me == 0) {
+    own[0] = state_max;
+    own[1] = state_sum;
   }
-  return state / state_sum;
+#ifdef HAS_ARRIVALS
+  local int arrived;
+  const int group = head / joint, end_head = min((group + 1) * joint, heads);
+  const int parts = (end_head - group * joint) * (apart ? position / BLOCK - lowest + 1 : 1);
+  if (!is_last(counters + row * ((heads + joint - 1) / joint) + group, parts, &arrived)) return;
+  const Rows rows = ROWS_OF(out);
+  const int from = group * joint * head_dim / GROUP, to = (end_head * head_dim + GROUP - 1) / GROUP;
+  for (int b = from + me / LANES; b < to; b += ATTENDERS / LANES)
+    merge_block(rows, b, row, partials, heads, head_dim, window, sinks, step);
+#endif
 }
 
 // The rows that the layer's last matrix reads: a lane group a block of 32.
@@ -232,14 +262,9 @@ LANE_GROUPS kernel void merge_heads(global const float* partials, int heads, int
                                     global const float* sinks, ROWS_ARGUMENTS(out), global const int* step) {
   EXCHANGE(lanes)
   const Rows out = ROWS_OF(out);
-  const int b = lane_group_of(), row = get_global_id(1), width = heads * head_dim;
+  const int b = lane_group_of(), row = get_global_id(1);
   if (b >= out.blocks || row >= step[STEP_ROWS]) return;
-  float v[2];
-  for (int i = 0; i < 2; ++i) {
-    const int column = b * GROUP + i * LANES + lane_of();
-    v[i] = column < width ? joined(partials, row, column, heads, head_dim, window, sinks, step) : 0.0f;
-  }
-  store_block(out, row, b, v[0], v[1] EXCHANGED);
+  merge_block(out, b, row, partials, heads, head_dim, window, sinks, step EXCHANGED);
 }
 
 // Moves slots of a sequence in the order given, {page, slot in it, to page, slot in it} each; a work-item an element.

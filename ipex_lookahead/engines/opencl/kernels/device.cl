@@ -35,6 +35,21 @@ static inline int swap_lanes(int x, int mask, local int* lanes) {
 }
 #endif
 
+#ifdef HAS_ARRIVALS  // OpenCL C 3.0, atomics ordered over the device
+// Counts a work-group's arrival, and says to all its work-items whether it is the last of `count`: what the others wrote
+// before theirs can be read then. Afterwards the counter is 0 again.
+static bool is_last(global int* counter, int count, local int* arrived) {
+  volatile global atomic_int* at = (volatile global atomic_int*)counter;
+  barrier(CLK_GLOBAL_MEM_FENCE | CLK_LOCAL_MEM_FENCE);
+  if (get_local_id(0) == 0) {
+    *arrived = atomic_fetch_add_explicit(at, 1, memory_order_acq_rel, memory_scope_device);
+    if (*arrived == count - 1) atomic_store_explicit(at, 0, memory_order_relaxed, memory_scope_device);
+  }
+  barrier(CLK_GLOBAL_MEM_FENCE | CLK_LOCAL_MEM_FENCE);
+  return *arrived == count - 1;
+}
+#endif
+
 static inline int lane_of() { return get_local_id(0) % LANES; }
 static inline int lane_group_of() { return get_global_id(0) / LANES; }
 

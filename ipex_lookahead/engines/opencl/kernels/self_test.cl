@@ -18,3 +18,16 @@ LANE_GROUPS kernel void self_test(global const float* x, global const float* y, 
   dots[2 * n + i] = sum_lanes_int(dots[i] EXCHANGED);
   vstore_half_rte(c * 0x1p-15f, i, (global half*)(dots + 3 * n));
 }
+
+#ifdef HAS_ARRIVALS
+// The last of the work-groups adds up what all of them made.
+kernel void arrivals(global const uint* codes, global uint* made, global int* counter, global uint* out) {
+  local int arrived;
+  const int i = get_global_id(0), n = get_global_size(0);
+  made[i] = codes[i] * 3;
+  if (!is_last(counter, get_num_groups(0), &arrived) || get_local_id(0) != 0) return;
+  uint sum = 0;
+  for (int k = 0; k < n; ++k) sum += made[k];
+  *out += sum;
+}
+#endif
