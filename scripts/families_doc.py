@@ -1,0 +1,74 @@
+"""Write docs/families.md from the files of the model families: what each is, its GGUF name, what it refuses.
+
+python scripts/families_doc.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ipex_lookahead.architectures import family, model_types
+from ipex_lookahead.architectures.keys import Family
+
+FILE = Path(__file__).resolve().parents[1] / "docs" / "families.md"
+HEAD = """\
+# Model families
+
+## On our own core
+
+These keep every promise, from safetensors and from GGUF, on the engines `native` and `opencl`
+([engines.md](engines.md)). `model_type` stands in a checkpoint's `config.json`, the architecture in a GGUF file's
+`general.architecture`.
+"""
+REFUSED = """\
+A switch of a config that changes what a model computes is obeyed or refused by name, never passed over. Of Mistral's
+GGUF files llama.cpp's converter leaves out the window that the first of them had; they call themselves `llama`, and
+load as that. Phi-3 has 4,096 positions, more with `max_context=`.
+
+### What is refused
+
+| `model_type` | key of the config | may be | since else it |
+|---|---|---|---|
+"""
+TAIL = """
+## Through PyTorch
+
+`engine="auto"` takes the torch engine for other families, from safetensors, and says so. Tested are GPT-2, OPT,
+Falcon, BLOOM, MPT, GPT-NeoX, GPT-J and Phi; other decoders of transformers are tried when they are loaded, and
+refused where their cache does not work. [`wrap(model)`](python.md#wrap) puts lookahead on a model that transformers
+has loaded. Recurrent models (Mamba, RWKV) are refused. What is promised there:
+[engines.md](engines.md#what-is-promised-about-the-text).
+
+## More
+
+How much memory each takes: [which_model.md](which_model.md). A new family is one file:
+[adding_a_model.md](adding_a_model.md).
+
+This file is made by `scripts/families_doc.py` from `ipex_lookahead/architectures`; do not edit it.
+"""
+
+
+def text() -> str:
+    """The whole file."""
+    lines = [HEAD, "| `model_type` | models | what it is | GGUF architecture |", "|---|---|---|---|"]
+    refused = []
+    for name in model_types():
+        one = family(name)
+        models, _, what = str(one.__doc__).splitlines()[0].replace("``", "`").rstrip(".").partition(": ")
+        lines.append(f"| `{name}` | {models} | {what} | {architectures(one)} |")
+        for key, (harmless, why) in sorted(one.KEYS.refused.items()):
+            refused.append(f"| `{name}` | `{key}` | {', '.join(f'`{value}`' for value in harmless)} | {why} |")
+    return "\n".join([*lines, "", REFUSED + "\n".join(refused), TAIL])
+
+
+def architectures(one: Family) -> str:
+    """What its GGUF files call themselves; those of a wrapper are its parts'."""
+    if one.GGUF is not None:
+        return f"`{one.GGUF.architecture}`"
+    parts = [family(part).GGUF for part in one.KEYS.parts]
+    return ", ".join(f"`{part.architecture}`" for part in parts if part is not None) or "`llama`"
+
+
+if __name__ == "__main__":
+    FILE.write_text(text(), encoding="utf-8")
+    print(f"wrote {FILE}")

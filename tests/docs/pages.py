@@ -1,0 +1,34 @@
+"""The pages that people read: README, the files beside it, and docs/*.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("examples/*.md")))
+}
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a ```sh block: where it stands, itself, and what its block is marked as needing ("" for nothing)."""
+
+    page: str
+    line: str
+    needs: str
+
+
+def commands() -> Iterator[Command]:
+    """Every command of every ```sh block, without its comment; lines that end in a backslash are joined."""
+    for page, text in PAGES.items():
+        for needs, block in re.findall(
+            r"(?:<!-- needs: ([\w ]+) -->\n)?```(?:sh|bash|console|shell)\n(.*?)```", text, re.DOTALL
+        ):
+            for line in block.replace("\\\n", " ").splitlines():
+                if line := re.split(r"(?:^|\s\s+)#", line)[0].strip():
+                    yield Command(page, line, needs)

@@ -1,0 +1,151 @@
+"""Every command that the pages tell people to type runs on a tiny model, or parses, or is marked as needing more."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import sys
+
+import click
+import pytest
+
+from ipex_lookahead.cli.main import cli, run
+from tests.docs.pages import PAGES, ROOT, Command, commands
+from tests.support.chat_tokenizer import SIZE, chat_tokenizer
+from tests.support.tiny import write_tiny_llama
+
+NEEDS = {"", "hardware", "network", "minutes", "another environment"}
+SHELL = {". .venv/bin/activate"}
+"""Lines that prepare a shell; what they name is made by ``make demo``."""
+PARSED = {
+    "chat": "it talks; tests/cli/test_chat.py",
+    "doctor": "it measures for a minute; tests/cli/test_doctor.py",
+    "compare-engines": "it loads PyTorch's models; tests/cli/test_compare_engines.py",
+    "convert-ipex-llm": "it takes a folder that ipex-llm saved; tests/ipex_llm",
+    "imatrix": "it loads PyTorch's models; tests/cli/test_imatrix.py",
+    "bench": "they measure for minutes; tests/cli/test_bench.py and tests/bench",
+}
+"""Commands that are only parsed here, and where they run."""
+
+
+def found(prefix: str) -> list[Command]:
+    return [command for command in commands() if re.search(prefix, command.line)]
+
+
+def words_of(line: str) -> list[str]:
+    """What follows ``ipex-lookahead`` in a line, without pipes and shells around it."""
+    (inner,) = re.findall(r'ipex-lookahead ([^|)]+(?:"[^"]*"[^|)]*)*)', line)
+    return shlex.split(inner.rstrip('"') if line.startswith("eval") else inner)
+
+
+def known(command: Command) -> bool:
+    """Whether a test below looks at the line."""
+    line = command.line
+    return (
+        line in SHELL
+        or "ipex-lookahead " in line
+        or line.startswith(("make ", "python3 scripts/", "python scripts/", "python examples/"))
+    )
+
+
+@pytest.mark.parametrize("command", list(commands()), ids=lambda one: one.line)
+def test_every_command_is_looked_at_or_marked(command):
+    assert command.needs in NEEDS, f"{command.page}: needs: {command.needs!r} is none of {sorted(NEEDS)}"
+    assert command.needs or known(command), (
+        f"{command.page}: no test knows {command.line!r}; mark its block as needing ..."
+    )
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A folder in which the commands' files lie: a tiny model, a text, prompts, and the project's own."""
+    folder = tmp_path_factory.mktemp("typed")
+    made = write_tiny_llama(folder / "path" / "to" / "model", vocab=SIZE, context=512)
+    chat_tokenizer().save_pretrained(made)
+    (folder / "notes.txt").write_text("A river was hidden. It is open again.\n")
+    (folder / "prompts").mkdir()
+    (folder / "prompts" / "one.jsonl").write_text('{"id": "1", "category": "chat", "prompt": "Hi"}\n')
+    for name in ("configs", "README.md"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+def named(words: list[str]) -> tuple[click.Command, list[str]]:
+    """The command that the first words name, and the rest."""
+    at: click.Command = cli
+    while isinstance(at, click.Group):
+        found_one = at.get_command(click.Context(at), words[0])
+        assert found_one is not None, words
+        at, words = found_one, words[1:]
+    return at, words
+
+
+@pytest.mark.parametrize("command", found("ipex-lookahead "), ids=lambda one: one.line)
+def test_commands_parse(command, workplace, monkeypatch):
+    monkeypatch.chdir(workplace)
+    at, words = named(words_of(command.line))
+    at.make_context(at.name, words)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in ("docs/LOG.md", "docs/commands.md")])
+def test_commands_within_sentences_name_what_there_is(page):
+    """Options of a command in backticks exist; what it is given is left open, since `MODEL` and `...` stand there."""
+    for line in re.findall(r"`ipex-lookahead ([^`]+)`", PAGES[page]):
+        at: click.Command = cli
+        words = re.split(r"\s+", re.sub(r'"[^"]*"', "TEXT", line.strip()))
+        while isinstance(at, click.Group) and words and re.fullmatch(r"[a-z][\w-]*", words[0]):
+            next_one = at.get_command(click.Context(at), words.pop(0))
+            assert next_one is not None, f"{page}: {line}"
+            at = next_one
+        there = {name for option in at.params for name in (*option.opts, *option.secondary_opts)} | {
+            "--help",
+            "--debug",
+        }
+        for word in words:
+            if word.startswith("-") and word != "-":
+                assert word.partition("=")[0] in there, f"{page}: {line}: there is no {word}"
+
+
+RUNNABLE = [
+    one
+    for one in found("ipex-lookahead ")
+    if not one.needs and words_of(one.line)[0] not in PARSED and ".gguf" not in one.line
+]
+"""GGUF files with a tokenizer of their own are made in tests/cli/test_quantize.py, which runs those commands."""
+
+
+@pytest.mark.parametrize("command", RUNNABLE, ids=lambda one: one.line)
+def test_commands_run(command, workplace, monkeypatch, capsys):
+    monkeypatch.chdir(workplace)
+    monkeypatch.setenv("IPEX_LOOKAHEAD_GENERATE_MODEL", "path/to/model")
+    monkeypatch.setenv("IPEX_LOOKAHEAD_GENERATE_MAX_NEW_TOKENS", "8")
+    monkeypatch.setenv("IPEX_LOOKAHEAD_QUANTIZE_OVERWRITE", "1")
+    piped = re.match(r"cat (\S+) \|", command.line)
+    text = (workplace / piped[1]).read_bytes() if piped else b""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), encoding="utf-8"))
+    status = run(words_of(command.line))
+    said = capsys.readouterr()
+    assert status == 0, said.err
+    assert said.out or said.err or "--output" in command.line
+
+
+def test_commands_of_every_kind_are_there():
+    """The patterns above find what they are for."""
+    assert len(RUNNABLE) >= 6
+    assert len(found("^make ")) >= 4
+    assert len(found("ipex-lookahead ")) >= 20
+    assert {one.needs for one in commands()} <= NEEDS
+
+
+@pytest.mark.parametrize("command", found("^make "), ids=lambda one: one.line)
+def test_make_targets_exist(command):
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for word in shlex.split(command.line)[1:]:
+        assert "=" in word or re.search(rf"^{word}:", makefile, re.MULTILINE), f"{command.line}: no target {word}"
+
+
+@pytest.mark.parametrize("command", found(r"^python3? (scripts|examples)/"), ids=lambda one: one.line)
+def test_scripts_exist(command):
+    """Examples run in tests/examples, scripts have tests of their own where they can run without the network."""
+    assert (ROOT / shlex.split(command.line)[1]).is_file(), command.line

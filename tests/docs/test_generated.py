@@ -1,0 +1,40 @@
+"""What scripts write into docs is what they would write now."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from typing import Any
+
+import pytest
+
+import ipex_lookahead
+from tests.docs.pages import PAGES, ROOT
+
+
+def script(name: str) -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "scripts" / f"{name}.py"))
+
+
+@pytest.mark.parametrize("name", ["families", "python"])
+def test_pages_are_up_to_date(name):
+    made = script(f"{name}_doc")["text"]()
+    assert made == PAGES[f"docs/{name}.md"], f"the code has changed: run python scripts/{name}_doc.py"
+
+
+def test_figures_are_up_to_date():
+    figures = script("figures")["FIGURES"]
+    for name, draw in figures.items():
+        there = (ROOT / "docs" / "figures" / f"{name}.svg").read_text(encoding="utf-8")
+        assert draw().svg() == there, "run python scripts/figures.py"
+    assert {path.stem for path in (ROOT / "docs" / "figures").glob("*.svg")} == set(figures)
+
+
+def test_every_public_name_is_described():
+    described = {path.rsplit(".", 1)[1] for names in script("python_doc")["CHAPTERS"].values() for path in names}
+    assert set(ipex_lookahead.__all__) - {"__version__"} <= described
+
+
+def test_every_generated_page_says_so():
+    for name in ("commands", "families", "python"):
+        assert re.search(rf"made by `scripts/{name}_doc\.py`", PAGES[f"docs/{name}.md"])

@@ -1,0 +1,38 @@
+"""What README says of itself, and of the tests that a submission runs, is true."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+from ipex_lookahead.formats import FORMATS
+from tests.docs.pages import PAGES, ROOT
+from tests.support.chat_tokenizer import SIZE, chat_tokenizer
+from tests.support.tiny import write_tiny_llama
+
+README = PAGES["README.md"]
+
+
+def test_the_python_example_runs(tmp_path):
+    made = write_tiny_llama(tmp_path / "tiny", vocab=SIZE, context=512)
+    chat_tokenizer().save_pretrained(made)
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert '"default"' in block
+    code = block.replace('"default"', repr(str(made)))
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    assert "tokens a step" in done.stdout
+
+
+def test_formats_named_in_the_pages_are_those_there_are():
+    for name in ("sym_int4", "sym_int8", "bf16", "fp16"):
+        assert name in FORMATS
+        assert f"`{name}`" in README
+    for name in set(FORMATS) - {"fp32"}:
+        assert f"`{name}`" in PAGES["docs/start.md"] or re.fullmatch(r"q\d_k", name), name
+
+
+def test_ci_runs_the_three_test_commands_and_nothing_else():
+    lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert lines == ["#!/bin/sh", "set -e", "make test", "make test-ipex-llm", "make test-opencl"]
