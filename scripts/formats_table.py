@@ -16,7 +16,8 @@ from typing import Any
 
 import click
 
-from ipex_lookahead.bench.plots import check_plot, plot_quality
+from ipex_lookahead.bench.plots.drawing import check_plot
+from ipex_lookahead.bench.plots.quality import plot_quality
 from ipex_lookahead.hub import resolve_model
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 from ipex_lookahead import AutoModelForCausalLM, InputError, LookaheadConfig, LookaheadError
-from ipex_lookahead.bench.decode import read_prompts
+from ipex_lookahead.bench.prompts import read_prompts
 from ipex_lookahead.bench.replay import load as load_recording
 from ipex_lookahead.checkpoints import family_of, kind_of, open_checkpoint, open_other_family
 from ipex_lookahead.checkpoints.hf_folder import write_hf_folder

@@ -1,40 +1,21 @@
 """Decoding speed with and without lookahead on real prompts, and whether the tokens are the same.
 
 The modes alternate prompt by prompt (and their order turns round from prompt to prompt), so that what else the machine
-does falls on all of them alike and their ratio is fair. Lookahead 0 always runs: it is the baseline.
+does falls on all of them alike and their ratio is fair. Lookahead 0 always runs: it is the baseline. What remembers its
+answers runs twice: cold, every prompt with an empty memory, and warm, one prompt after the other.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
 
-from ipex_lookahead.config import MEMORY_STORE, LookaheadConfig, is_memory
+from ipex_lookahead.config import MEMORY_STORE, NO_STORE, LookaheadConfig, is_memory
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.errors import InputError
-from ipex_lookahead.paths import given_path
-
-PACKAGED_PROMPTS = Path(__file__).with_name("prompts.jsonl")
-"""Our own prompts, by category, for when none are given."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One line of a prompt file: ``{"id": ..., "category": ..., "prompt": ...}``; id and category may be missing.
-
-    ``file`` is the file's name without its suffix.
-    """
-
-    id: str
-    category: str
-    text: str
-    file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,55 +38,15 @@ Generate = Callable[[Sequence[int], Any], Generation]
 
 @dataclass(slots=True)
 class Mode:
-    """All that was measured with one setting of lookahead."""
+    """All that was measured with one setting of lookahead.
+
+    ``memory`` is "cold" or "warm" where the setting remembers answers in memory, else None.
+    """
 
     lookahead: Setting
     answers: list[list[Generation]] = field(default_factory=list)
     """By prompt, then by repetition."""
-
-
-_LINE = 'one JSON object a line: {"id": "a", "prompt": "..."}'
-
-
-def read_prompts(paths: Iterable[str | Path], limit: int | None = None) -> list[Prompt]:
-    """The prompts of JSONL files, and of every ``*.jsonl`` in folders; the first ``limit`` of each file.
-
-    Raises:
-        InputError: a path that is not there, a line that is no such object, or no prompt at all.
-    """
-    prompts: list[Prompt] = []
-    for path in map(given_path, paths):
-        if not path.exists():
-            raise InputError(f"no prompt file at {path}", hint=_LINE)
-        files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-        if not files:
-            raise InputError(f"the folder {path} holds no .jsonl file")
-        for file in files:
-            prompts += _read_file(file)[:limit]
-    if not prompts:
-        raise InputError("there are no prompts in the files given")
-    return prompts
-
-
-def _read_file(file: Path) -> list[Prompt]:
-    try:
-        lines = file.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file} is not UTF-8 text (byte {error.start})") from error
-    prompts = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            found = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise InputError(f"{file}, line {number}: not JSON: {error}", hint=_LINE) from error
-        text = found.get("prompt") if isinstance(found, dict) else None
-        if not isinstance(text, str) or not text:
-            raise InputError(f'{file}, line {number}: an object with a non-empty text "prompt" is expected', hint=_LINE)
-        name = str(found.get("id", f"{file.stem}/{number}"))
-        prompts.append(Prompt(name, str(found.get("category", "")), text, file.stem))
-    return prompts
+    memory: str | None = None
 
 
 def generator(model: Any, max_new_tokens: int, **sampling: Any) -> Generate:
@@ -132,7 +73,8 @@ def measure(
     """Run every prompt in every mode, alternating.
 
     All prompts are gone through before any is repeated, and what a model remembers of its answers is forgotten between;
-    modes that remember do so apart. So no mode ever finds an answer that has already been given to the same prompt.
+    modes that remember do so apart. So no mode ever finds an answer that has already been given to the same prompt. A
+    setting that remembers in memory is two modes: one that does not, and one that does.
 
     Args:
         generate: one answer for prompt ids and a setting of lookahead.
@@ -142,8 +84,11 @@ def measure(
         advance: called after each answer, for a progress bar.
         forget: makes the model forget earlier answers.
     """
-    modes = [Mode(setting) for setting in dict.fromkeys([0, *lookaheads])]
-    settings = [with_own_memory(mode.lookahead, number) for number, mode in enumerate(modes)]
+    modes = modes_of(lookaheads)
+    settings = [
+        without_memory(mode.lookahead) if mode.memory == "cold" else with_own_memory(mode.lookahead, number)
+        for number, mode in enumerate(modes)
+    ]
     for setting in settings:  # warm-up: pages, threads, and what calibrates itself
         generate(prompts[0], setting)
     for mode in modes:
@@ -158,29 +103,58 @@ def measure(
     return modes
 
 
+def modes_of(lookaheads: Iterable[Setting]) -> list[Mode]:
+    """The baseline, then each setting once, cold and warm where it remembers in memory."""
+    found = []
+    for setting in dict.fromkeys([0, *lookaheads]):
+        found += [Mode(setting, memory=memory) for memory in (("cold", "warm") if _remembers(setting) else (None,))]
+    return found
+
+
+def _remembers(setting: Setting) -> bool:
+    from ipex_lookahead.generation.lookahead import resolve_lookahead
+
+    config = resolve_lookahead(setting)
+    return config is not None and config.remembering is not None and is_memory(config.remembering)
+
+
+def without_memory(setting: Setting) -> LookaheadConfig:
+    """The setting, remembering nothing beyond an answer."""
+    from ipex_lookahead.generation.lookahead import resolve_lookahead
+
+    config = resolve_lookahead(setting)
+    assert config is not None
+    return replace(config, store=NO_STORE)
+
+
 def with_own_memory(setting: Setting, number: int) -> Setting:
     """The setting, remembering under a name of its own where it remembers in memory: no mode sees another's answers."""
     from ipex_lookahead.generation.lookahead import resolve_lookahead
 
     config = resolve_lookahead(setting)
-    if config is None or config.remembering is None or not is_memory(config.remembering):
+    if config is None or not _remembers(setting):
         return setting
     return replace(config, store=f"{MEMORY_STORE}:{number}")
 
 
-def summarise(modes: Sequence[Mode], files: Sequence[str] = ()) -> list[dict[str, Any]]:
+def summarise(modes: Sequence[Mode], files: Sequence[str] = (), categories: Sequence[str] = ()) -> list[dict[str, Any]]:
     """One row for each mode; the first is the baseline. Speeds in tokens a second, ``ttft_ms`` a median.
 
     A prompt's speed is the median of its repetitions; ``decode_tok_s`` weighs prompts by their tokens. A ratio is a
     speed over that of the same prompt at lookahead 0: ``prompt_ratios`` in the order of the prompts, their mean in
     ``mean_prompt_ratio``, the worst in ``slowest_prompt_ratio``; 1 where nothing could be timed. Where
-    ``ratio_is_noise`` they cannot be told from 1. ``files`` names each prompt's file, for ``by_file``.
+    ``ratio_is_noise`` they cannot be told from 1. ``files`` and ``categories`` name each prompt's file and category,
+    for ``by_file`` and ``by_category``. A warm row's ``memory_gain`` is its speed over that of the cold row before it.
     """
     plain = modes[0]
-    return [_row(mode, plain, files) for mode in modes]
+    rows = [_row(mode, plain, {"by_file": files, "by_category": categories}) for mode in modes]
+    for cold, warm in zip(rows, rows[1:], strict=False):
+        if warm["memory"] == "warm":
+            warm["memory_gain"] = _over(warm["decode_tok_s"], cold["decode_tok_s"])
+    return rows
 
 
-def _row(mode: Mode, plain: Mode, files: Sequence[str]) -> dict[str, Any]:
+def _row(mode: Mode, plain: Mode, groups: dict[str, Sequence[str]]) -> dict[str, Any]:
     everything = [g.stats for answers in mode.answers for g in answers]
     firsts = [answers[0].stats for answers in mode.answers]
     speeds = [(_speed(answers), _speed(base)) for answers, base in zip(mode.answers, plain.answers, strict=True)]
@@ -193,6 +167,8 @@ def _row(mode: Mode, plain: Mode, files: Sequence[str]) -> dict[str, Any]:
     steps = sum(s.steps for s in everything)
     return {
         **_meaning(mode.lookahead),
+        "memory": mode.memory,
+        "memory_gain": None,
         "prompts": len(mode.answers),
         "tokens": sum(s.tokens for s in firsts),
         "decode_tok_s": _over(sum(s.decode_tokens for s in firsts), sum(map(_decode_seconds, mode.answers))),
@@ -207,10 +183,14 @@ def _row(mode: Mode, plain: Mode, files: Sequence[str]) -> dict[str, Any]:
         "slowest_prompt_ratio": min(ratios),
         "mean_prompt_ratio": fmean(ratios),
         "prompt_ratios": ratios,
+        "prompt_acceptance_lengths": [_acceptance_length([g.stats for g in answers]) for answers in mode.answers],
         **_certainty(mode, plain),
-        "by_file": {
-            name: _of_file([n for n, file in enumerate(files) if file == name], mode, ratios)
-            for name in dict.fromkeys(files)
+        **{
+            group: {
+                name: _of_some([n for n, its in enumerate(names) if its == name], mode, ratios)
+                for name in dict.fromkeys(names)
+            }
+            for group, names in groups.items()
         },
         "python_us_per_step": 1e6 * _over(sum(s.python_seconds for s in everything), steps),
         "proposer_ms_per_step": 1e3 * _over(sum(s.proposer_seconds for s in everything), steps),
@@ -248,7 +228,7 @@ def _meaning(setting: Setting) -> dict[str, Any]:
     return {"lookahead": number, "strategy": config.strategy, "adaptive": config.adaptive}
 
 
-def _of_file(places: Sequence[int], mode: Mode, ratios: Sequence[float]) -> dict[str, Any]:
+def _of_some(places: Sequence[int], mode: Mode, ratios: Sequence[float]) -> dict[str, Any]:
     answers = [mode.answers[n] for n in places]
     tokens = sum(a[0].stats.decode_tokens for a in answers)
     return {

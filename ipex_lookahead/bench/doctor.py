@@ -339,6 +339,7 @@ def _write_tiny(folder: Path) -> list[list[int]]:
 
 def encoded(model: Any, count: int) -> list[list[int]]:
     """Token ids of ``count`` questions as the model is asked. Raises LookaheadError where it has no tokenizer."""
+    from ipex_lookahead.bench.prompts import PACKAGED_PROMPTS, read_prompts
     from ipex_lookahead.tokenization.prompts import build_prompt
 
     if model.tokenizer is None:

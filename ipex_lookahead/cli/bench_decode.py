@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,6 +18,7 @@ from ipex_lookahead.cli.options import (
     limit_option,
     model_options,
     option,
+    plot_option,
     prompts_option,
     sampling_options,
 )
@@ -48,6 +50,12 @@ from ipex_lookahead.terminal import counted
 @strategy_options
 @option("--repeat", type=click.IntRange(1), default=1, help="Runs of each prompt in each mode; the median counts.")
 @sampling_options
+@option(
+    "--layout",
+    type=click.Choice(["spec-bench", "speed-bench"]),
+    help="Also print each mode's figures as that benchmark's own client does, by its definitions.",
+)
+@plot_option
 @json_option
 def decode(
     model: str,
@@ -61,33 +69,52 @@ def decode(
     lookahead: tuple[int | str, ...],
     strategy: tuple[str, ...],
     repeat: int,
+    layout: str | None,
+    plot: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Decoding speed with and without lookahead, and whether the tokens are the same."""
+    """Decoding speed with and without lookahead, and whether the tokens are the same.
+
+    Strategies that remember their answers run cold, every prompt with an empty memory, and warm, one after the other.
+    Prompts may be files of Spec-Bench (question.jsonl) or SPEED-Bench (test.parquet); their later turns follow the
+    model's own answers.
+    """
     sampling = Sampling(**{name: options.pop(name) for name in SAMPLING_OPTIONS})
     sampling.check()
     _check(lookahead, strategy, options)
+    if plot is not None:
+        from ipex_lookahead.bench.plots.drawing import check_plot
+
+        check_plot(plot)
     if sampling.temperature > 0 and sampling.seed is None:
         sampling.seed = 0  # without a fixed seed there is nothing to compare
 
-    from ipex_lookahead.bench.decode import PACKAGED_PROMPTS, generator, measure, read_prompts, summarise
+    from ipex_lookahead.bench.decode import generator, measure, modes_of, summarise
+    from ipex_lookahead.bench.facts import where_and_when
+    from ipex_lookahead.bench.prompts import PACKAGED_PROMPTS, conversations, read_prompts
 
     texts = read_prompts(prompts or [PACKAGED_PROMPTS], limit)
 
+    from ipex_lookahead.cli.conversation import chat_encoder
     from ipex_lookahead.cli.loading import config_of, load
-    from ipex_lookahead.tokenization.prompts import build_prompt
 
     loaded, tokenizer = load(
         model, low_bit=low_bit, threads=threads, kv_cache=kv_cache, draft_model=draft_model, progress=True
     )
-    encoded = [build_prompt(tokenizer, config_of(loaded), prompt.text) for prompt in texts]
+    generate = generator(loaded, max_new_tokens, **sampling.arguments())
+
+    def answer(ids: list[int]) -> str:
+        said: str = tokenizer.decode(generate(ids, 0).tokens, skip_special_tokens=True)
+        return said
+
+    turns = list(conversations(texts, chat_encoder(tokenizer, config_of(loaded)), answer))
+    asked = [prompt for prompt, _ in turns]
     settings = _settings(lookahead, strategy, options)
-    answers = len(encoded) * len({0, *settings}) * repeat
-    with progress_bar(answers) as advance:
+    with progress_bar(len(turns) * len(modes_of(settings)) * repeat) as advance:
         modes = measure(
-            generator(loaded, max_new_tokens, **sampling.arguments()),
-            encoded,
+            generate,
+            [ids for _, ids in turns],
             settings,
             repeat=repeat,
             advance=advance,
@@ -96,8 +123,21 @@ def decode(
     engine = loaded.engine.describe()
     report = {"model": model, **{key: engine.get(key) for key in ("low_bit", "isa", "threads")}}
     report |= {"max_new_tokens": max_new_tokens, "repeat": repeat, **sampling.arguments()}
-    report |= {"prompts": [p.id for p in texts], "runs": summarise(modes, [p.file for p in texts])}
+    report |= {"prompts": [p.id for p in asked], "categories": [p.category for p in asked]}
+    report |= where_and_when()
+    report["runs"] = summarise(modes, [p.file for p in asked], [p.category for p in asked])
     _print_table(report, to_stderr=as_json)
+    if layout is not None:
+        from ipex_lookahead.bench import layouts
+
+        report["layout"] = layouts.figures(layout, modes, asked)
+        for lines in layouts.LAYOUTS[layout](report["layout"], [_name(run) for run in report["runs"]]):
+            click.echo(lines, err=as_json)
+    if plot is not None:
+        from ipex_lookahead.bench.plots.decode import plot_decode
+
+        plot_decode(report, plot)
+        click.echo(f"saved {plot}", err=True)
     if as_json:
         click.echo(json.dumps(report))
     differing = [_name(run) for run in report["runs"] if not _all_same(run["identical_to_plain"])]
@@ -148,9 +188,10 @@ def _settings(lookahead: tuple[int | str, ...], strategies: tuple[str, ...], opt
 
 def _name(run: dict[str, Any]) -> str:
     """A mode in a few letters."""
-    if run["strategy"] is None or run["lookahead"] == "auto":
-        return str(run["lookahead"])
-    return f"{run['lookahead']} {run['strategy']}"
+    said = [str(run["lookahead"])]
+    if run["strategy"] is not None and run["lookahead"] != "auto":
+        said.append(run["strategy"])
+    return " ".join([*said, run["memory"]] if run["memory"] else said)
 
 
 def _ratio(value: float, run: dict[str, Any]) -> str:
@@ -161,6 +202,15 @@ def _ratio(value: float, run: dict[str, Any]) -> str:
 def _all_same(share: str) -> bool:
     same, _, prompts = share.partition("/")
     return same == prompts
+
+
+def _memory(runs: list[dict[str, Any]]) -> str:
+    """What remembering answers brought, where something did."""
+    warm = [run for run in runs if run["memory"] == "warm"]
+    if not warm:
+        return ""
+    gains = "; ".join(f"{run['memory_gain']:.2f}x {_name(run).removesuffix(' warm')}" for run in warm)
+    return f"; cold: every prompt with an empty memory; warm: one after the other, which brought {gains}"
 
 
 def _print_table(report: dict[str, Any], *, to_stderr: bool) -> None:
@@ -186,6 +236,6 @@ def _print_table(report: dict[str, Any], *, to_stderr: bool) -> None:
         ],
         title=f"{title} · {counted(runs[0]['prompts'], 'prompt')}",
         caption="worst: the slowest prompt's ratio; noise: too few tokens to tell (-n, --repeat), or now slower, now "
-        "quicker; accept: of the drafted tokens; µs/step: Python's share of a step",
+        "quicker; accept: of the drafted tokens; µs/step: Python's share of a step" + _memory(runs),
         to_stderr=to_stderr,
     )

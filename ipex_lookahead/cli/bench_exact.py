@@ -78,8 +78,8 @@ def exact(
     if draft_low_bit is not None and draft_model is None:
         raise click.UsageError("--draft-low-bit has no effect without --draft-model; add it, or leave it out")
 
-    from ipex_lookahead.bench.decode import PACKAGED_PROMPTS, read_prompts
     from ipex_lookahead.bench.exact import GREEDY, answerer, check, configurations, sampled, strategies
+    from ipex_lookahead.bench.prompts import PACKAGED_PROMPTS, read_prompts
     from ipex_lookahead.cli import loading
     from ipex_lookahead.tokenization.prompts import build_prompt
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
 
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.names import ISAS
-from ipex_lookahead.cli.options import FORMATS, comma_separated, json_option, option, threads_option
+from ipex_lookahead.cli.options import FORMATS, comma_separated, json_option, option, plot_option, threads_option
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import LowBit, Refused, Words
 from ipex_lookahead.terminal import counted
@@ -36,6 +37,7 @@ from ipex_lookahead.terminal import counted
 @option("--group-size", type=click.Choice(["32", "64"]), default="32", help="Inputs that share a scale.")
 @option("--repeat", type=click.IntRange(1), default=5, help="Walks through the weights; the median counts.")
 @threads_option
+@plot_option
 @json_option
 def kernels(
     formats: tuple[str, ...],
@@ -45,11 +47,17 @@ def kernels(
     group_size: str,
     repeat: int,
     threads: int | None,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """GB/s, GOPS and time relative to one row of linear layers, beside the machine's roofs."""
     if len(shape) != 2:
         raise click.BadParameter("a shape is two numbers: outputs,inputs", param_hint="--shape")
+    if plot is not None:
+        from ipex_lookahead.bench.plots.drawing import check_plot
+
+        check_plot(plot)
+    from ipex_lookahead.bench.facts import where_and_when
     from ipex_lookahead.bench.kernels import measure
     from ipex_lookahead.engines.native import core
 
@@ -70,6 +78,7 @@ def kernels(
             repeat=repeat,
             report=say,
         )
+    report |= where_and_when()
     peaks = ", ".join(f"{isa} {gops:.0f}" for isa, gops in report["integer_peak_gops"].items())
     print_table(
         ("format", "isa", "rows", "ms", "ratio", "GB/s", "GOPS"),
@@ -91,5 +100,10 @@ def kernels(
         caption=f"this machine reads {report['bandwidth_gb_s']:.1f} GB/s; integer peak in GOPS: {peaks}",
         to_stderr=as_json,
     )
+    if plot is not None:
+        from ipex_lookahead.bench.plots.step import plot_kernels
+
+        plot_kernels(report, plot)
+        click.echo(f"saved {plot}", err=True)
     if as_json:
         click.echo(json.dumps(report))

@@ -6,14 +6,21 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.options import WEIGHTS, json_option, kv_cache_option, model_option, option, threads_option
+from ipex_lookahead.cli.options import (
+    WEIGHTS,
+    json_option,
+    kv_cache_option,
+    model_option,
+    option,
+    plot_option,
+    threads_option,
+)
 from ipex_lookahead.cli.progress import progress_bar
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import LowBit, LowBits, Model
@@ -55,9 +62,9 @@ HEADINGS = ("format", "bits", "MB", "perplexity", "beside\nreference", "KL", "sa
 )
 @option("--same-weights", is_flag=True, help="Also run transformers in float32 on each one's weights.")
 @option("--speed/--no-speed", default=True, help="Measure how fast each decodes.")
-@option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.svg", help="Draw KL over bits.")
 @kv_cache_option
 @threads_option
+@plot_option
 @json_option
 def quality(
     model: str,
@@ -69,9 +76,9 @@ def quality(
     reference: str,
     same_weights: bool,
     speed: bool,
-    plot: Path | None,
     kv_cache: str,
     threads: int | None,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Perplexity, KL divergence and agreement of formats beside the model's own weights in float32.
@@ -81,10 +88,10 @@ def quality(
     same most likely one; bits count the scales and all matrices; MB are the weights as saved.
     """
     if plot is not None:
-        from ipex_lookahead.bench.plots import check_plot
+        from ipex_lookahead.bench.plots.drawing import check_plot
 
         check_plot(plot)
-    from ipex_lookahead import __version__
+    from ipex_lookahead.bench.facts import where_and_when
     from ipex_lookahead.bench.quality import PACKAGED_TEXT, Candidate, measure
     from ipex_lookahead.engines.weights import check_low_bit
     from ipex_lookahead.errors import InputError
@@ -128,13 +135,12 @@ def quality(
         "model": model,
         "text": (text or PACKAGED_TEXT).name,
         "kv_cache": kv_cache,
-        "version": __version__,
-        "date": date.today().isoformat(),
+        **where_and_when(),
         **report,
     }
     _print_table(report, to_stderr=as_json)
     if plot is not None:
-        from ipex_lookahead.bench.plots import plot_quality
+        from ipex_lookahead.bench.plots.quality import plot_quality
 
         plot_quality(report, plot)
         click.echo(f"saved {plot}", err=True)

@@ -10,7 +10,7 @@ import click
 
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.names import NEEDS_A_COPY, NEEDS_DRAFT_MODEL
-from ipex_lookahead.cli.options import json_option, limit_option, model_options, option, prompts_option
+from ipex_lookahead.cli.options import json_option, limit_option, model_options, option, plot_option, prompts_option
 from ipex_lookahead.cli.progress import progress_bar
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import Strategy
@@ -37,6 +37,7 @@ ALONE = dict.fromkeys((NEEDS_DRAFT_MODEL, NEEDS_A_COPY), "a recording holds no s
 @option("--strategy", multiple=True, default=("auto",), type=Strategy(ALONE), help="Proposers to replay.")
 @option("--budget", multiple=True, type=click.IntRange(1, MAX_DRAFT), default=(3, 8), help="Most drafted tokens.")
 @option("--adaptive", is_flag=True, help="Let the controller take what pays by the recorded cost curve.")
+@plot_option
 @json_option
 def replay(
     model: str,
@@ -52,14 +53,22 @@ def replay(
     strategy: tuple[str, ...],
     budget: tuple[int, ...],
     adaptive: bool,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Record answers once, then replay any proposer and budget in seconds: acceptance, and the speed to expect."""
     if (record_to is None) == (replay_from is None):
         raise click.UsageError("give either --record FILE or --replay FILE")
+    if plot is not None and record_to is not None:
+        raise click.UsageError("--plot draws what --replay predicts; leave it out with --record")
+    if plot is not None:
+        from ipex_lookahead.bench.plots.drawing import check_plot
+
+        check_plot(plot)
     if record_to is not None:
         _record(Path(record_to), model, low_bit, threads, kv_cache, prompts, limit, max_new_tokens, top, as_json)
         return
+    from ipex_lookahead.bench.facts import where_and_when
     from ipex_lookahead.bench.replay import load
     from ipex_lookahead.bench.replay import replay as run
     from ipex_lookahead.config import LookaheadConfig
@@ -70,8 +79,14 @@ def replay(
     with progress_bar(len(configs) * len(recording.answers), "replaying") as advance:
         runs = [run(recording, config, make_proposer, advance=advance) for config in configs]
     _print_table(recording.model, runs, to_stderr=as_json)
+    report = {"model": recording.model, "runs": runs, **where_and_when()}
+    if plot is not None:
+        from ipex_lookahead.bench.plots.replay import plot_replay
+
+        plot_replay(report, plot)
+        click.echo(f"saved {plot}", err=True)
     if as_json:
-        click.echo(json.dumps({"model": recording.model, "runs": runs}))
+        click.echo(json.dumps(report))
 
 
 def _record(
@@ -86,7 +101,7 @@ def _record(
     top: int,
     as_json: bool,
 ) -> None:
-    from ipex_lookahead.bench.decode import PACKAGED_PROMPTS, read_prompts
+    from ipex_lookahead.bench.prompts import PACKAGED_PROMPTS, read_prompts
     from ipex_lookahead.bench.replay import record, save
     from ipex_lookahead.cli.loading import config_of, load
     from ipex_lookahead.tokenization.prompts import build_prompt

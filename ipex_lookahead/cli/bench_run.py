@@ -28,7 +28,8 @@ def run(plan_file: str, output: str, no_pictures: bool, as_json: bool) -> None:
     """What a plan asks for: models, formats, lengths and lookaheads, trial by trial in turn.
 
     A plan is a YAML file in the words of ipex-llm's all-in-one benchmark; configs/bench has some. FOLDER gets
-    results.json with every sample, results.csv and report.html. Run again, it goes on where it was interrupted.
+    results.json with every sample, results.csv, report.html and its pictures. Run again, it goes on where it was
+    interrupted.
     """
     from ipex_lookahead.bench.plan import read_plan
     from ipex_lookahead.bench.report import as_csv, as_html
@@ -37,7 +38,7 @@ def run(plan_file: str, output: str, no_pictures: bool, as_json: bool) -> None:
 
     plan = read_plan(Path(plan_file))
     if not no_pictures:
-        from ipex_lookahead.bench.plots import check_matplotlib
+        from ipex_lookahead.bench.plots.drawing import check_matplotlib
 
         check_matplotlib()
     _force_isa(plan)
@@ -59,9 +60,12 @@ def run(plan_file: str, output: str, no_pictures: bool, as_json: bool) -> None:
 
         report = run_plan(plan, folder, _load, text, began=began, advance=advance)
     write_whole(folder / "results.csv", as_csv(report))
-    write_whole(folder / "report.html", as_html(report, [] if no_pictures else _pictures(report)))
+    pictures = {} if no_pictures else _pictures(report)
+    for name, (_, svg) in pictures.items():
+        write_whole(folder / f"{name}.svg", svg)
+    write_whole(folder / "report.html", as_html(report, pictures.values()))
     _print(report, to_stderr=as_json)
-    tell_people(f"results.json, results.csv and report.html are in {output}")
+    tell_people(f"results.json, results.csv, report.html and its pictures are in {output}")
     if as_json:
         click.echo(json.dumps(report))
     runs = [(case, run) for case in report["cases"] for run in case.get("runs", ())]
@@ -107,8 +111,8 @@ def _text(plan: Plan) -> str:
         raise InputError(f"prompts: {file} cannot be read: {why}", hint="a plain text file") from None
 
 
-def _pictures(report: dict[str, Any]) -> list[tuple[str, str]]:
-    from ipex_lookahead.bench.run_plots import run_pictures
+def _pictures(report: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    from ipex_lookahead.bench.plots.run import run_pictures
 
     return run_pictures(report)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.options import FORMATS, comma_separated, json_option, option, threads_option
+from ipex_lookahead.cli.options import FORMATS, comma_separated, json_option, option, plot_option, threads_option
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import LowBit
 from ipex_lookahead.terminal import counted
@@ -38,6 +39,7 @@ SHAPES = (
 @option("--repeat", type=click.IntRange(1), default=9, help="Rounds; the median counts.")
 @option("--phases", is_flag=True, help="Also where a step's time goes: matrices, attention, waiting.")
 @threads_option
+@plot_option
 @json_option
 def step(
     shape: str,
@@ -50,9 +52,15 @@ def step(
     repeat: int,
     phases: bool,
     threads: int | None,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Milliseconds of a whole decoder step by rows, beside the machine's bandwidth and integer peak."""
+    if plot is not None:
+        from ipex_lookahead.bench.plots.drawing import check_plot
+
+        check_plot(plot)
+    from ipex_lookahead.bench.facts import where_and_when
     from ipex_lookahead.bench.step import measure
     from ipex_lookahead.cli.progress import status
     from ipex_lookahead.engines.weights import check_format
@@ -71,6 +79,7 @@ def step(
             phases=phases,
             report=say,
         )
+    report |= where_and_when()
     print_table(
         ("rows", "ms", "ratio", "GB/s", "GOPS", "rows/s"),
         [
@@ -109,5 +118,10 @@ def step(
             caption="as the first thread sees it, clocks included; GB/s of the weights that one row reads",
             to_stderr=as_json,
         )
+    if plot is not None:
+        from ipex_lookahead.bench.plots.step import plot_step
+
+        plot_step(report, plot)
+        click.echo(f"saved {plot}", err=True)
     if as_json:
         click.echo(json.dumps(report))

@@ -62,7 +62,7 @@ def compare_engines(
     round differently may tell another story; only lookahead must not. "own" is ipex-llm's own generate.
     """
     from ipex_lookahead.bench.compare_engines import compare, report
-    from ipex_lookahead.bench.decode import PACKAGED_PROMPTS, read_prompts
+    from ipex_lookahead.bench.prompts import PACKAGED_PROMPTS, read_prompts
     from ipex_lookahead.engines import ENGINES
 
     for name in engines:

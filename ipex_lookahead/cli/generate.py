@@ -175,7 +175,7 @@ def _answer(
 
 def _many(file: str) -> list[tuple[str, str]]:
     """(id, prompt) of each line."""
-    from ipex_lookahead.bench.decode import read_prompts
+    from ipex_lookahead.bench.prompts import read_prompts
 
     return [(found.id, found.text) for found in read_prompts([file])]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -117,6 +118,12 @@ prompts_option = option(
     help="Prompts, or a folder of them; ours if not given.",
 )
 limit_option = option("--limit", type=click.IntRange(1), metavar="K", help="The first K prompts of each file.")
+plot_option = option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.svg",
+    help="Draw what was measured; SVG or PNG by the name. Needs matplotlib.",
+)
 json_option = option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
 
 

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from ipex_lookahead.bench.decode import PACKAGED_PROMPTS, Generation, Mode, measure, read_prompts, summarise
+from ipex_lookahead.bench.decode import Generation, Mode, measure, summarise
+from ipex_lookahead.bench.prompts import PACKAGED_PROMPTS, read_prompts
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.draft import Draft
@@ -105,16 +106,38 @@ def test_modes_that_remember_do_so_apart_and_not_from_one_repetition_to_the_next
 
     small = LookaheadConfig("auto", 4)
     modes = measure(generate, [[1]], ["auto", small, 3], repeat=2, forget=lambda: forgotten.append(len(asked)))
-    assert [mode.lookahead for mode in modes] == [0, "auto", small, 3]
-    assert forgotten == [4, 8]
-    kept = [config for config in asked[4:8] if isinstance(config, LookaheadConfig)]
-    assert [(config.num_draft_tokens, config.store) for config in kept] == [(AUTO_TOKENS, "memory:1"), (4, "memory:2")]
-    assert asked[5:7] == kept
-    assert (asked[4], asked[7]) == (0, 3)
+    assert [mode.lookahead for mode in modes] == [0, "auto", "auto", small, small, 3]
+    assert [mode.memory for mode in modes] == [None, "cold", "warm", "cold", "warm", None]
+    assert forgotten == [6, 12]
+    first, *kept, last = asked[6:12]
+    assert (first, last) == (0, 3)
+    assert [(config.num_draft_tokens, config.store) for config in kept] == [
+        (AUTO_TOKENS, "none"), (AUTO_TOKENS, "memory:2"), (4, "none"), (4, "memory:4")
+    ]  # fmt: skip
 
 
 def test_duplicate_modes_run_once():
-    assert [m.lookahead for m in measure(lambda p, n: generation([1]), [[7]], [3, 0, 3, "auto"])] == [0, 3, "auto"]
+    assert [m.lookahead for m in measure(lambda p, n: generation([1]), [[7]], [3, 0, 3])] == [0, 3]
+
+
+def test_what_a_memory_brought_is_the_warm_speed_over_the_cold_one():
+    def generate(prompt, lookahead):
+        store = getattr(lookahead, "store", None)
+        return generation(range(11), {"none": 2.0, "memory:2": 1.0}.get(store, 4.0))
+
+    rows = summarise(measure(generate, [[1], [2]], ["auto"]), ["f", "f"], ["chat", "code"])
+    assert [(row["memory"], row["memory_gain"]) for row in rows] == [
+        (None, None), ("cold", None), ("warm", pytest.approx(2.0))
+    ]  # fmt: skip
+    assert {name: one["mean_prompt_ratio"] for name, one in rows[2]["by_category"].items()} == {
+        "chat": 4.0,
+        "code": 4.0,
+    }
+
+
+def test_a_file_is_no_memory_that_measuring_could_empty():
+    modes = measure(lambda p, n: generation([1]), [[7]], [LookaheadConfig("auto", 4, store="answers")])
+    assert [mode.memory for mode in modes] == [None, None]
 
 
 def test_sums():

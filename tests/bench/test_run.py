@@ -202,14 +202,14 @@ def test_the_page_stands_alone_and_escapes_what_it_is_given(tmp_path: Path) -> N
 
 def test_pictures_are_drawn_of_what_there_is(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures need matplotlib")
-    from ipex_lookahead.bench.run_plots import run_pictures
+    from ipex_lookahead.bench.plots.run import run_pictures
 
     report = run(plan_of(tmp_path, low_bit=["q4_k", "sym_int4"]), tmp_path / "out", lambda case, plan: Model(), TEXT)
     pictures = run_pictures(report)
-    assert [title.split()[0] for title, _ in pictures] == ["Speed", "Latency"]
-    for _, svg in pictures:
+    assert [*pictures] == ["lookahead", "context"]
+    for _, svg in pictures.values():
         assert svg.startswith("<svg")
         assert svg.rstrip().endswith("</svg>")
-    assert "16 in, 9 out" in pictures[0][1]
+    assert "16 in, 9 out" in pictures["lookahead"][1]
     one = run(plan_of(tmp_path, lookahead=0, in_out_pairs="8-8"), tmp_path / "one", lambda case, plan: Model(), TEXT)
-    assert run_pictures(one) == []
+    assert run_pictures(one) == {}

@@ -27,6 +27,7 @@ def test_json_is_the_last_line_and_has_the_fields(scripted, prompts, capsys):
     fields = "lookahead prompts tokens decode_tok_s prefill_tok_s ttft_ms mean_acceptance_length acceptance_rate"
     fields += " identical_to_plain slowest_prompt_ratio python_us_per_step strategy adaptive acceptance_by_source"
     fields += " drafted_by_position accepted_by_position mean_prompt_ratio prompt_ratios by_file"
+    fields += " memory memory_gain by_category prompt_acceptance_lengths"
     fields += " ratio_quartiles ratio_is_noise proposer_ms_per_step engine_ms_per_step sampler_ms_per_step"
     for found in report["runs"]:
         assert set(found) == set(fields.split())
@@ -79,12 +80,51 @@ def test_strategies_are_modes(scripted, prompts, capsys):
     assert set(runs[1]["by_file"]) == {"p"}
     model = scripted()
     assert run([*arguments, "--lookahead", "auto", "--lookahead", "5", "--no-adaptive"]) == 0
-    automatic, five = settings(model)[1:]
-    assert (automatic.num_draft_tokens, automatic.adaptive) == (32, False)
+    cold, warm, five = settings(model)[1:]
+    assert [(one.num_draft_tokens, one.adaptive, one.store) for one in (cold, warm)] == [
+        (32, False, "none"), (32, False, "memory:2")
+    ]  # fmt: skip
     assert five == LookaheadConfig(num_draft_tokens=5, adaptive=False)
     model = scripted()
     assert run([*arguments, "--lookahead", "auto", "--lookahead", "2"]) == 0
-    assert settings(model) == [0, LookaheadConfig("auto", 32, store="memory:1"), 2]
+    assert settings(model) == [
+        0, LookaheadConfig("auto", 32, store="none"), LookaheadConfig("auto", 32, store="memory:2"), 2
+    ]  # fmt: skip
+
+
+def test_auto_is_shown_cold_and_warm_with_what_the_memory_brought(scripted, prompts, capsys):
+    scripted()
+    assert run(["bench", "decode", "--prompts", prompts, "--lookahead", "auto"]) == 0
+    out, _ = capsys.readouterr()
+    assert [line.split()[:2] for line in out.splitlines() if line.startswith("auto")][:2] == [
+        ["auto", "cold"], ["auto", "warm"]
+    ]  # fmt: skip
+    assert "which brought 1.00x auto" in " ".join(out.split())
+
+
+def test_later_turns_follow_the_model_s_own_answers(scripted, tmp_path, capsys):
+    file = tmp_path / "question.jsonl"
+    lines = [
+        {"question_id": 81, "category": "writing", "turns": ["one", "two"]},
+        {"question_id": 82, "category": "qa", "turns": ["three"]},
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    model = scripted("a fine day")
+    arguments = ["bench", "decode", "--prompts", str(file), "--layout", "spec-bench", "--json"]
+    assert run(arguments) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["prompts"] == ["81", "81", "82"]
+    assert report["categories"] == ["writing", "writing", "qa"]
+    second = next(text for text in (model.tokenizer.decode(ids) for ids, _ in model.asked) if "two" in text)
+    assert second.index("one") < second.index("a fine day") < second.index("two")
+    assert [list(tasks) for tasks in report["layout"]] == [["mt_bench", "qa", "overall"]] * 2
+
+
+def test_plots_are_refused_before_anything_is_loaded(scripted, prompts, capsys):
+    model = scripted()
+    assert run(["bench", "decode", "--prompts", prompts, "--plot", "a.gif"]) == 1
+    assert ".svg or .png" in capsys.readouterr().err
+    assert model.asked == []
 
 
 @pytest.mark.parametrize("arguments", [["--window", "3"], ["--store", "s"], ["--strategy", "suffix", "--guesses", "2"]])

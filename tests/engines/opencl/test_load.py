@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-opencl runs these tests)")
 
 from ipex_lookahead import AutoModelForCausalLM, InputError, LookaheadConfig
-from ipex_lookahead.bench.decode import PACKAGED_PROMPTS, read_prompts
+from ipex_lookahead.bench.prompts import PACKAGED_PROMPTS, read_prompts
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.load import load as load_native
 from ipex_lookahead.engines.opencl.device import listed

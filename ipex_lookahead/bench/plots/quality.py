@@ -1,4 +1,4 @@
-"""Pictures of what benches measured, by matplotlib, which is needed for these alone."""
+"""``bench quality`` as a picture: KL divergence over bits, every format with its name."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.errors import InputError
+from ipex_lookahead.bench.plots.drawing import COLOURS, entitle, picture
 
-SUFFIXES = (".svg", ".png")
-STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "ipex-lookahead", "font.size": 8, "font.family": "sans-serif"}
-"""Letters stay letters: a reader can mark and search them, and a page's fonts show them."""
 LEAST_KL = 1e-5
 """What is below is drawn there: nobody sees the difference, and zero has no place on a logarithmic axis."""
-_KINDS = (("#1f5fa8", "o", "formats"), ("#c2571a", "^", "other files"))
+_KINDS = ((COLOURS[0], "o", "formats"), (COLOURS[1], "^", "other files"))
 MOST_BITS = 10
 """More are left out of the picture where there are less: floats of 16 and 32 bits are alike, and far away."""
 _SPOTS = [
@@ -26,39 +23,12 @@ _LINE_FROM = 16
 """From which spot on a line leads to the name."""
 
 
-def check_plot(file: Path) -> None:
-    """Raise InputError unless a picture of that name can be drawn, before anything is measured."""
-    if file.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{file}: a picture is {' or '.join(SUFFIXES)} by its name")
-    if not file.parent.is_dir():
-        raise InputError(f"{file.parent}: there is no such folder")
-    check_matplotlib()
-
-
-def check_matplotlib() -> None:
-    """Raise InputError where nothing can be drawn."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise InputError(
-            "drawing needs matplotlib, which is not installed", hint='pip install "ipex-lookahead[bench]"'
-        ) from None
-
-
 def plot_quality(report: dict[str, Any], file: Path) -> None:
     """KL divergence over bits a weight, each format with its name: ``bench quality``'s report as a picture.
 
     Rows from other files (``--beside``) have a colour and a mark of their own. Raises InputError if it cannot be saved.
     """
-    import matplotlib
-
-    with matplotlib.rc_context(STYLE):
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(7.5, 5.5), layout="constrained", facecolor="white")
-        FigureCanvasAgg(figure)  # knows how large a text is
-        axes = figure.subplots()
+    with picture(file, (7.5, 5.5)) as (figure, (axes,)):
         axes.set_yscale("log")
         points = []
         drawn = [row for row in report["formats"] if row["bits"] < MOST_BITS] or report["formats"]
@@ -70,25 +40,18 @@ def plot_quality(report: dict[str, Any], file: Path) -> None:
                 points += [(*place, row["name"], colour) for place, row in zip(at, rows, strict=True)]
         axes.set_xlabel("bits a weight, scales included")
         axes.set_ylabel("KL divergence from the reference (nats a token), less is better")
-        axes.grid(color="#dddddd", linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.set_title(_title(report), fontsize=8)
         if any(row["other_file"] for row in drawn):
             axes.legend(loc="upper right")
         axes.margins(0.1)
+        entitle(figure, _title(report), report)
         _name(figure, axes, points)
-        try:
-            figure.savefig(file, dpi=200, metadata={"Date": None} if file.suffix.lower() == ".svg" else None)
-        except OSError as error:
-            raise InputError(f"{file} cannot be saved: {error.strerror or error}") from error
 
 
 def _title(report: dict[str, Any]) -> str:
     reference = report["reference"]
     return (
         f"{report['model']} beside its weights in {reference['low_bit']} (perplexity {reference['perplexity']:.2f})\n"
-        f"{report['text']}, {report['tokens']:,} tokens in windows of {report['window']}; ipex-lookahead"
-        f" {report['version']}, {report['date']}"
+        f"{report['text']}, {report['tokens']:,} tokens in windows of {report['window']}"
     )
 
 

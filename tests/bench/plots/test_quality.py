@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ipex_lookahead.bench.plots import check_plot, plot_quality
+from ipex_lookahead.bench.plots.drawing import check_plot
+from ipex_lookahead.bench.plots.quality import plot_quality
 from ipex_lookahead.errors import InputError
 
 NAMES = {"sym_int4": 4.5, "q4_k": 4.5, "nf4": 4.5, "sym_int8": 8.5, "bf16": 16.0}

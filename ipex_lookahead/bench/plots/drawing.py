@@ -1,0 +1,119 @@
+"""What all pictures share: colours, axes, the line that says where and when, and how they are saved."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ipex_lookahead.errors import InputError
+from ipex_lookahead.terminal import counted
+
+SUFFIXES = (".svg", ".png")
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "ipex-lookahead",
+    "font.size": 9,
+    "font.family": "sans-serif",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+"""Letters stay letters: a reader can mark and search them, and a page's fonts show them."""
+COLOURS = ("#1f5fa8", "#c2571a", "#2e7d4f", "#8b3fa0", "#a8871f", "#5a5a5a")
+"""Told apart in print without colour by ``MARKS``, too."""
+MARKS = "os^Dvx"
+FAINT, ALERT, GRID = "#666666", "#c02a2a", "#dddddd"
+
+
+def check_plot(file: Path) -> None:
+    """Raise InputError unless a picture of that name can be drawn, before anything is measured."""
+    if file.suffix.lower() not in SUFFIXES:
+        raise InputError(f"{file}: a picture is {' or '.join(SUFFIXES)} by its name")
+    if not file.parent.is_dir():
+        raise InputError(f"{file.parent}: there is no such folder")
+    check_matplotlib()
+
+
+def check_matplotlib() -> None:
+    """Raise InputError where nothing can be drawn."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise InputError(
+            "drawing needs matplotlib, which is not installed", hint='pip install "ipex-lookahead[bench]"'
+        ) from None
+
+
+@contextmanager
+def picture(to: Path | io.StringIO, size: tuple[float, float], rows: int = 1, columns: int = 1) -> Iterator[Any]:
+    """A figure on white, which dark pages show as a card, saved when the block ends.
+
+    Args:
+        to: a file, SVG or PNG by its name; or a buffer, which gets the ``<svg>`` element alone.
+        size: inches.
+        rows: of axes.
+        columns: of axes.
+
+    Yields:
+        (figure, its axes as a flat list).
+
+    Raises:
+        InputError: the file cannot be saved.
+    """
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=size, layout="constrained", facecolor="white")
+        FigureCanvasAgg(figure)  # knows how large a text is
+        axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for one in axes:
+            one.grid(color=GRID, linewidth=0.6)
+            one.set_axisbelow(True)
+        yield figure, axes
+        if isinstance(to, Path):
+            try:
+                figure.savefig(to, dpi=200, metadata={"Date": None} if to.suffix.lower() == ".svg" else None)
+            except OSError as error:
+                raise InputError(f"{to} cannot be saved: {error.strerror or error}") from error
+        else:
+            whole = io.StringIO()
+            figure.savefig(whole, format="svg", metadata={"Date": None})
+            to.write(whole.getvalue()[whole.getvalue().index("<svg") :])
+
+
+def where_and_when(report: Mapping[str, Any]) -> str:
+    """Processor, instruction set, threads, version and date, as far as a report has them."""
+    machine = report.get("machine", {})
+    threads = report.get("threads") or machine.get("threads")
+    said = (
+        machine.get("processor"),
+        report.get("isa") or machine.get("isa"),
+        counted(threads, "thread") if threads else None,
+        f"ipex-lookahead {report['version']}" if "version" in report else None,
+        report.get("date", "")[:10],
+    )
+    return " · ".join(str(one) for one in said if one)
+
+
+def entitle(figure: Any, title: str, report: Mapping[str, Any]) -> None:
+    """What a picture shows, above all of it, and where and when that was measured."""
+    figure.suptitle(f"{title}\n{where_and_when(report)}", fontsize=9)
+
+
+def look(number: int) -> dict[str, Any]:
+    """Colour and mark of a picture's line of that number."""
+    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKS[number % len(MARKS)], "markersize": 5}
+
+
+def powers_of_two(axes: Any, values: list[int]) -> None:
+    """A logarithmic x axis whose ticks are the values that were measured."""
+    from matplotlib.ticker import NullLocator
+
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(values, labels=[f"{value:,}" for value in values])
+    axes.xaxis.set_minor_locator(NullLocator())

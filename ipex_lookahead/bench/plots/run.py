@@ -1,0 +1,95 @@
+"""The pictures of ``bench run``'s page: speed over drafted tokens, and latency and speed over context, as SVG."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from typing import Any
+
+from ipex_lookahead.bench.plots.drawing import entitle, look, picture, powers_of_two
+
+Runs = list[tuple[dict[str, Any], dict[str, Any]]]
+"""(case, one of its runs)."""
+
+
+def run_pictures(report: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Name -> (what it shows, SVG) of each picture that ``run``'s report has points for."""
+    runs = [(case, run) for case in report["cases"] for run in case.get("runs", ())]
+    drawn = {"lookahead": over_lookahead(runs, report), "context": over_context(runs, report)}
+    return {name: found for name, found in drawn.items() if found is not None}
+
+
+def over_lookahead(runs: Runs, report: dict[str, Any]) -> tuple[str, str] | None:
+    """Tokens a second by how many may be drafted, a line for each model, format and length."""
+    names = list(dict.fromkeys(run["lookahead"] for _, run in runs))
+    if len(names) < 2:
+        return None
+    buffer = io.StringIO()
+    with picture(buffer, (8.0, 4.4)) as (figure, (axes,)):
+        for number, (label, some) in enumerate(_lines(runs, with_length=True)):
+            at = {run["lookahead"]: run["tok_s"] for _, run in some}
+            axes.plot([names.index(name) for name in at], list(at.values()), label=label, **look(number))
+        axes.set_xticks(range(len(names)), labels=["off" if name == "0" else name for name in names])
+        axes.set_xlabel("lookahead: most drafted tokens a step")
+        axes.set_ylabel("tokens a second after the first")
+        axes.set_ylim(bottom=0)
+        _label(figure, "Speed by lookahead", report)
+    same = all(run["identical"] for _, run in runs)
+    said = "every answer has" if same else "NOT every answer has"
+    return f"Speed by lookahead; {said} the same tokens as with lookahead off.", buffer.getvalue()
+
+
+def over_context(runs: Runs, report: dict[str, Any]) -> tuple[str, str] | None:
+    """How fast prompts of each length are read, and how fast plain decoding is behind them."""
+    plain = [(case, run) for case, run in runs if run["lookahead"] == "0"]
+    lengths = sorted({case["tokens_in"] for case, _ in plain})
+    if len(lengths) < 2:
+        return None
+    buffer = io.StringIO()
+    with picture(buffer, (8.0, 4.4), columns=2) as (figure, (prompt, rest)):
+        for number, (label, some) in enumerate(_lines(plain, with_length=False)):
+            some = sorted(some, key=lambda pair: pair[0]["tokens_in"])
+            length = [case["tokens_in"] for case, _ in some]
+            read = [case["tokens_in"] * case["batch"] / run["first_token_seconds"] for case, run in some]
+            prompt.plot(length, read, label=label, **look(number))
+            rest.plot(length, [run["tok_s"] for _, run in some], label=label, **look(number))
+        prompt.set_ylabel("prompt tokens a second, until the first answers")
+        rest.set_ylabel("tokens a second after the first, lookahead off")
+        for axes in (prompt, rest):
+            powers_of_two(axes, lengths)
+            axes.set_xlabel("tokens of the prompt")
+            axes.set_ylim(bottom=0)
+        _label(figure, "Speed over context", report)
+    return "Speed over context: of the prompt, and of plain decoding behind it.", buffer.getvalue()
+
+
+def _label(figure: Any, title: str, report: dict[str, Any]) -> None:
+    axes = figure.axes[0]
+    if len(axes.lines) > 1:
+        drawn = axes.get_legend_handles_labels()  # the other axes have the same
+        figure.legend(*drawn, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+    entitle(figure, title, {**report, "version": report["versions"]["ipex-lookahead"]})
+
+
+def _lines(runs: Runs, *, with_length: bool) -> Iterable[tuple[str, Runs]]:
+    """(label, runs) of what belongs on one line; a label says only what differs."""
+    keys = ("model", "low_bit", "api", "threads", "batch", *(("tokens_in", "tokens_out") if with_length else ()))
+    differing = [key for key in keys if len({case[key] for case, _ in runs}) > 1]
+    groups: dict[str, Runs] = {}
+    for case, run in runs:
+        groups.setdefault(_name(case, differing), []).append((case, run))
+    return groups.items()
+
+
+def _name(case: dict[str, Any], differing: list[str]) -> str:
+    said = []
+    for key in differing:
+        if key == "tokens_in":
+            said.append(f"{case['tokens_in']} in, {case['tokens_out']} out")
+        elif key == "batch":
+            said.append(f"batch {case['batch']}")
+        elif key == "threads":
+            said.append(f"{case['threads']} threads")
+        elif key != "tokens_out" or "tokens_in" not in differing:
+            said.append(str(case[key] or "as in the file"))
+    return ", ".join(said) or str(case["model"])
