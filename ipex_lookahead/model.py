@@ -17,12 +17,13 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.cost import EngineCosts, cost_folder
 from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.self_speculation import low_bit_copy
 from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.base import Engine
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.generate import LookaheadGenerateOutput, generate
-from ipex_lookahead.generation.lookahead import asked_lookup, second_model_lookahead
+from ipex_lookahead.generation.lookahead import asked_lookup, proposer_lookahead, second_model_lookahead
 from ipex_lookahead.generation.past import LookaheadCache, past_of
 from ipex_lookahead.generation.second_model import check_vocabulary, engine_of
 from ipex_lookahead.modeling.copying import Copying
@@ -129,6 +130,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         min_step_draft: int | None = None,
         th_stop_draft: float | None = None,
         auto_th_stop_draft: bool | None = None,
+        proposer: Callable[[LookaheadConfig], Proposer] | None = None,
         seed: int | None = None,
         tokenizer: Any = None,
         **kwargs: Any,
@@ -139,8 +141,15 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         raise, and :func:`ipex_lookahead.generation.lookahead.second_model_lookahead` for ``max_step_draft``,
         ``min_step_draft``, ``th_stop_draft`` and ``auto_th_stop_draft``. ``draft_model`` is a smaller model of the same
         vocabulary that drafts; ``assistant_model`` is transformers' name for it. Either may be a model that
-        transformers has loaded.
+        transformers has loaded. ``proposer`` makes a source of drafts of your own for each sequence, a
+        :class:`ipex_lookahead.drafting.Proposer`: a class whose instances begin with the settings will do
+        (docs/lookahead.md).
         """
+        if proposer is not None:
+            if draft_model is not None or assistant_model is not None:
+                raise InputError("both proposer and a draft model are given, and both draft; leave one of them out")
+            lookahead = proposer_lookahead(lookahead) or 0
+            kwargs["make"] = proposer
         if lookahead is None:
             lookahead = asked_lookup(kwargs, generation_config, self.generation_config)
         lookahead, draft_engine = self._second_model(

@@ -13,6 +13,9 @@ from ipex_lookahead.generation.checks import real, whole
 AUTO_TOKENS = 32
 """Most drafted tokens a step with ``lookahead="auto"``; the controller mostly takes fewer."""
 
+OWN = "proposer"
+"""The strategy's name, in statistics, where the caller has a proposer of their own."""
+
 DRAFT_TOKENS = 8
 """Tokens that a second model drafts a step where no number is given (ipex-llm's ``max_step_draft``)."""
 
@@ -78,6 +81,24 @@ def strategy_config(strategy: str | None, lookahead: int | str = "auto", **field
         if strategy == "self_speculation" and "draft_min_prob" not in fields:
             config = dataclasses.replace(config, draft_min_prob=_SELF_MIN_PROB)
     return dataclasses.replace(config, num_draft_tokens=tokens)
+
+
+def proposer_lookahead(lookahead: Any) -> LookaheadConfig | None:
+    """What ``generate(lookahead=...)`` means beside a proposer of the caller's own: how much it may draft.
+
+    None and "auto" leave that to the controller, up to 32 tokens a step; 0 and False are off. Raises InputError for the
+    name of another strategy, also in a LookaheadConfig.
+    """
+    if lookahead is None or lookahead == "auto":
+        lookahead = AUTO_TOKENS
+    config = resolve_lookahead(lookahead)
+    named = isinstance(lookahead, str) or (config is not None and config.strategy != LookaheadConfig().strategy)
+    if config is not None and named:
+        raise InputError(
+            f"proposer is given and lookahead has the strategy {config.strategy!r}, which is another one's;"
+            " leave one of them out"
+        )
+    return None if config is None else dataclasses.replace(config, strategy=OWN)
 
 
 def second_model_lookahead(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -72,7 +73,13 @@ def test_lookahead_fails_where_outputs_differ(model):
 def test_errors_are_printed_as_the_command_prints_them():
     """All in one program: each would spend seconds on importing torch alone."""
     options = {
+        "batch.py": ["--model"],
+        "compare_formats.py": ["--model"],
+        "custom_proposer.py": ["--model"],
         "generate.py": ["--model"],
+        "jacobi_lookahead.py": ["--model"],
+        "speculative.py": ["--model"],
+        "stream_chat.py": ["hello", "--model"],
         "stream.py": ["--model"],
         "pipeline.py": ["--model"],
         "lookahead.py": ["--repo-id-or-model-path"],
@@ -157,5 +164,81 @@ def test_every_example_is_short_and_run_here():
     tested = Path(__file__).read_text(encoding="utf-8")
     for file in EXAMPLES.glob("*.py"):
         assert f'"{file.name}"' in tested, f"{file.name} is not run by a test"
-        if file.name != "lookahead.py":
-            assert len(file.read_text(encoding="utf-8").splitlines()) < 60
+        assert len(file.read_text(encoding="utf-8").splitlines()) < 80, file.name
+
+
+# ---- those of one import of torch ------------------------------------------------------------------------------------
+
+SMALL = {
+    "batch.py": ["--max-new-tokens", "12"],
+    "compare_formats.py": ["--low-bit", "fp16", "--low-bit", "sym_int4", "--max-new-tokens", "8"],
+    "custom_proposer.py": ["--max-new-tokens", "16"],
+    "jacobi_lookahead.py": ["--max-new-tokens", "16", "--window", "3", "--ngram", "3", "--guesses", "3"],
+    "speculative.py": ["--max-new-tokens", "16", "--max-step-draft", "4", "--th-stop-draft", "0"],
+    "stream_chat.py": ["--max-new-tokens", "8", "hello", "and now"],
+}
+
+
+@pytest.fixture(scope="module")
+def printed(model):
+    """What each of ``SMALL`` prints: one process for all of them, since every one would import torch for seconds."""
+    code = (
+        "import contextlib, io, json, runpy, sys\n"
+        "found = {}\n"
+        f"for name, options in {SMALL!r}.items():\n"
+        f"    sys.argv = [name, '--model', {model!r}, *options]\n"
+        "    out = io.StringIO()\n"
+        "    try:\n"
+        "        with contextlib.redirect_stdout(out):\n"
+        f"            runpy.run_path({str(EXAMPLES)!r} + '/' + name, run_name='__main__')\n"
+        "    except SystemExit as end:\n"
+        "        found[name] = end.code, out.getvalue()\n"
+        "print(json.dumps(found))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {name: code for name, (code, _) in found.items()} == dict.fromkeys(SMALL, 0), done.stderr
+    return {name: shown for name, (_, shown) in found.items()}
+
+
+def test_batch(printed):
+    last = printed["batch.py"].splitlines()[-1]
+    assert re.fullmatch(r"4 prompts, \d+ tokens: together [\d.]+ s, one by one [\d.]+ s; the same answers: yes", last)
+
+
+def test_compare_formats(printed):
+    rows = dict(re.findall(r"^(fp16|sym_int4) .* (\d+ of \d+)$", printed["compare_formats.py"], re.MULTILINE))
+    assert set(rows) == {"fp16", "sym_int4"}
+    alike, length = rows["fp16"].split(" of ")
+    assert alike == length, "it is compared with itself"
+
+
+def test_custom_proposer(printed):
+    shown = printed["custom_proposer.py"]
+    assert re.search(r"tokens a step, \d+ of \d+ drafted were right", shown)
+    assert "equal to plain decoding: yes" in shown
+
+
+@pytest.mark.parametrize("name", ["jacobi_lookahead.py", "speculative.py"])
+def test_ways_to_draft(name, printed):
+    rows = [line.split() for line in printed[name].splitlines()[-3:]]
+    assert [row[-1] for row in rows] == ["yes"] * 3
+    assert rows[0][:1] == ["off"]
+
+
+def test_stream_chat_reads_only_what_is_new(printed):
+    kept = re.findall(r"\((\d+) of (\d+) prompt tokens kept", printed["stream_chat.py"])
+    (first, before), (second, after) = ((int(a), int(b)) for a, b in kept)
+    assert first == 0
+    assert 0 < second < after
+    assert second >= before
+
+
+def test_the_readme_of_examples_has_each_of_them():
+    text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\]\((\w+\.py)\)", text)) == {file.name for file in EXAMPLES.glob("*.py")}
+    for name, options in re.findall(r"`python examples/(\w+\.py)([^`]*)`", text):
+        source = (EXAMPLES / name).read_text(encoding="utf-8")
+        for option in re.findall(r"--[\w-]+", options):
+            assert f'"{option}"' in source, f"{name} {option}"
