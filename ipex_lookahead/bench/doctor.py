@@ -339,7 +339,6 @@ def _write_tiny(folder: Path) -> list[list[int]]:
 
 def encoded(model: Any, count: int) -> list[list[int]]:
     """Token ids of ``count`` questions as the model is asked. Raises LookaheadError where it has no tokenizer."""
-    from ipex_lookahead.bench.prompts import PACKAGED_PROMPTS, read_prompts
     from ipex_lookahead.tokenization.prompts import build_prompt
 
     if model.tokenizer is None:
@@ -350,7 +349,7 @@ def encoded(model: Any, count: int) -> list[list[int]]:
 
 def questions(count: int) -> list[str]:
     """So many of the packaged prompts, spread over their kinds; beyond them their first halves, then thirds, ..."""
-    from ipex_lookahead.bench.decode import PACKAGED_PROMPTS, read_prompts
+    from ipex_lookahead.bench.prompts import PACKAGED_PROMPTS, read_prompts
 
     texts = [prompt.text for prompt in read_prompts([PACKAGED_PROMPTS], None)]
     found = texts[:: max(1, len(texts) // count)][:count]
