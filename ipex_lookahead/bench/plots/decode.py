@@ -7,22 +7,31 @@ from typing import Any
 
 from ipex_lookahead.bench.plots.drawing import ALERT, FAINT, entitle, look, picture
 
-MOST_POSITIONS = 16
-"""Of a draft; the further ones are rarely drafted."""
+LEAST_DRAFTED = 10
+"""A position of a draft that was reached more rarely says nothing."""
 MOST_SOURCES = 12
+
+Labelled = list[tuple[str, dict[str, Any]]]
+"""(label, run) of what is shown beside each other; its place there is its colour and mark."""
 
 
 def plot_decode(report: dict[str, Any], file: Path) -> None:
     """Four views of ``bench decode``'s report. Raises InputError if the file cannot be saved."""
     runs = report["runs"]
-    ahead = runs[1:]
-    size = (10.5, 8.0) if ahead else (6.0, 4.2)
-    with picture(file, size, *((2, 2) if ahead else (1, 1))) as (figure, axes):
-        over_lookahead(axes[0], runs)
-        if ahead:
-            by_category(axes[1], ahead, report["categories"], report["prompts"])
-            by_position(axes[2], ahead)
-            by_source(axes[3], ahead)
+    lines = _lines(runs[1:])
+    with picture(file, *(((10.5, 8.0), 2, 2) if lines else ((6.0, 4.2),))) as (figure, axes):
+        over_lookahead(axes[0], runs, lines)
+        if lines:
+            shown = [(label, some[-1]) for label, some in lines.items()]
+            by_category(axes[1], shown, report["categories"], report["prompts"])
+            by_position(axes[2], shown)
+            by_source(axes[3], shown)
+            figure.legend(
+                *axes[0].get_legend_handles_labels(),
+                loc="outside lower center",
+                ncols=min(4, len(lines)),
+                frameon=False,
+            )
         same = all(len(set(run["identical_to_plain"].split("/"))) == 1 for run in runs)
         said = (
             "every answer has the tokens of plain decoding" if same else "NOT every answer has plain decoding's tokens"
@@ -31,107 +40,113 @@ def plot_decode(report: dict[str, Any], file: Path) -> None:
         entitle(figure, f"{report['model']} · {report['low_bit']} · {count}; {said}", report)
 
 
-def over_lookahead(axes: Any, runs: list[dict[str, Any]]) -> None:
-    """Tokens a second by how many may be drafted: a line for each strategy, a mark for each ``auto``."""
-    numbers = sorted({run["lookahead"] for run in runs if isinstance(run["lookahead"], int)})
-    names = [*numbers, *dict.fromkeys(_name(run) for run in runs if run["lookahead"] == "auto")]
+def _lines(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Label -> runs that one line joins, by how many tokens may be drafted; each ``auto`` stands alone."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        strategy = "auto" if run["lookahead"] == "auto" else run["strategy"]
+        found.setdefault(" ".join(filter(None, (strategy, run["memory"]))), []).append(run)
+    return {
+        label: [one for one in some if one["lookahead"] == "auto"]
+        or sorted(some, key=lambda one: int(one["lookahead"]))
+        for label, some in found.items()
+    }
+
+
+def over_lookahead(axes: Any, runs: list[dict[str, Any]], lines: dict[str, list[dict[str, Any]]]) -> None:
+    """Tokens a second by how many may be drafted; above each number the best of it."""
     plain = runs[0]["decode_tok_s"]
-    axes.axhline(plain, color=FAINT, linewidth=0.8, linestyle="--")
-    lines: dict[str, list[dict[str, Any]]] = {}
-    for run in runs[1:]:
-        key = _name(run) if run["lookahead"] == "auto" else " ".join(filter(None, (run["strategy"], run["memory"])))
-        lines.setdefault(key, []).append(run)
-    for number, (label, some) in enumerate(lines.items()):
+    places: dict[Any, int] = {number: at for at, number in enumerate(sorted({0, *_numbers(runs)}))}
+    for label, some in lines.items():
         if some[0]["lookahead"] == "auto":
-            at = [(names.index(_name(run)), run["decode_tok_s"]) for run in some]
-        else:
-            at = [(0, plain), *sorted((names.index(run["lookahead"]), run["decode_tok_s"]) for run in some)]
-        axes.plot(*zip(*at, strict=True), label=label, **look(number))
-    for place, name in enumerate(names):
-        best = max(run["decode_tok_s"] for run in runs if name in (run["lookahead"], _name(run)))
-        axes.annotate(f"{best:.0f}", (place, best), (0, 6), textcoords="offset points", ha="center", fontsize=8)
-    axes.set_xticks(range(len(names)), labels=["off" if name == 0 else str(name).replace(" ", "\n") for name in names])
-    axes.set_xlabel("n_lookahead_tokens: most drafted tokens a step")
+            places[label] = len(places)
+    best: dict[Any, float] = {0: plain}
+    axes.axhline(plain, color=FAINT, linewidth=0.8, linestyle="--")
+    for number, (label, some) in enumerate(lines.items()):
+        at = [(label if run["lookahead"] == "auto" else run["lookahead"], run["decode_tok_s"]) for run in some]
+        for place, speed in at:
+            best[place] = max(speed, best.get(place, 0.0))
+        start = [] if at[0][0] == label else [(0, plain)]
+        axes.plot(
+            *zip(*[(places[place], speed) for place, speed in start + at], strict=True), label=label, **look(number)
+        )
+    for place, speed in best.items():
+        axes.annotate(f"{speed:.0f}", (places[place], speed), (0, 6), textcoords="offset points", ha="center")
+    names = ["off" if name == 0 else str(name).replace(" ", "\n") for name in places]
+    axes.set_xticks(range(len(names)), labels=names)
+    several = any(len(some) > 1 for some in lines.values())
+    note = "; the other views: the largest of each line" if several else ""
+    axes.set_xlabel(f"n_lookahead_tokens: most drafted tokens a step{note}")
     axes.set_ylabel("tokens a second after the first")
-    axes.set_ylim(0, 1.15 * max(run["decode_tok_s"] for run in runs))
+    axes.set_ylim(0, 1.15 * max(best.values()))
     axes.margins(x=0.08)
-    if lines:
-        axes.legend(loc="lower right", fontsize=8)
 
 
-def by_category(axes: Any, runs: list[dict[str, Any]], categories: list[str], prompts: list[str]) -> None:
-    """Tokens a step of each prompt, by category, a row for each mode; the slowest prompt has a ring."""
+def _numbers(runs: list[dict[str, Any]]) -> list[int]:
+    return [run["lookahead"] for run in runs if isinstance(run["lookahead"], int)]
+
+
+def by_category(axes: Any, shown: Labelled, categories: list[str], prompts: list[str]) -> None:
+    """Tokens a step of each prompt and their mean, by category; the slowest prompt has a ring."""
     names = list(dict.fromkeys(categories))
-    step = 0.8 / len(runs)
-    for number, run in enumerate(runs):
-        place = [names.index(name) - 0.4 + step * (number + 0.5) for name in categories]
-        lengths = run["prompt_acceptance_lengths"]
+    step = 0.8 / len(shown)
+
+    def height(number: int, category: str) -> float:
+        return names.index(category) - 0.4 + step * (number + 0.5)
+
+    for number, (_, run) in enumerate(shown):
         style = look(number)
-        axes.plot(lengths, place, linestyle="none", alpha=0.55, **{**style, "markersize": 3.5}, label=_name(run))
-        for row, name in enumerate(names):
-            mean = run["by_category"][name]["mean_acceptance_length"]
-            middle = row - 0.4 + step * (number + 0.5)
-            axes.plot([mean, mean], [middle - 0.4 * step, middle + 0.4 * step], color=style["color"], linewidth=2)
-    slowest = min(runs, key=lambda run: run["slowest_prompt_ratio"])
+        at = [height(number, category) for category in categories]
+        axes.plot(run["prompt_acceptance_lengths"], at, linestyle="none", alpha=0.55, **{**style, "markersize": 3.5})
+        for name in names:
+            mean, middle = run["by_category"][name]["mean_acceptance_length"], height(number, name)
+            axes.plot([mean, mean], [middle - 0.4 * step, middle + 0.4 * step], color=style["color"], linewidth=2.5)
+    number = min(range(len(shown)), key=lambda number: shown[number][1]["slowest_prompt_ratio"])
+    label, slowest = shown[number]
     worst = slowest["prompt_ratios"].index(slowest["slowest_prompt_ratio"])
-    spot = names.index(categories[worst]) - 0.4 + step * (runs.index(slowest) + 0.5)
-    length = slowest["prompt_acceptance_lengths"][worst]
-    axes.plot([length], [spot], "o", markersize=10, markerfacecolor="none", color=ALERT)
-    axes.annotate(
-        f"slowest: {slowest['slowest_prompt_ratio']:.2f} x, {prompts[worst]} ({_name(slowest)})",
-        (length, spot),
-        (9, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=8,
-        color=ALERT,
-    )
+    place = (slowest["prompt_acceptance_lengths"][worst], height(number, categories[worst]))
+    axes.plot(*place, "o", markersize=10, markerfacecolor="none", color=ALERT)
+    said = f"slowest: {slowest['slowest_prompt_ratio']:.2f} x, {prompts[worst]}" + (f" ({label})" if number else "")
+    axes.annotate(said, place, (9, 0), textcoords="offset points", va="center", fontsize=8, color=ALERT)
     axes.set_yticks(range(len(names)), labels=[name or "no category" for name in names])
     axes.invert_yaxis()
     axes.set_xlabel("tokens a step (bars: means; marks: prompts)")
     axes.set_xlim(left=0.9)
-    axes.margins(x=0.15)
-    if len(runs) > 1:
-        axes.legend(loc="lower right", fontsize=7)
 
 
-def by_position(axes: Any, runs: list[dict[str, Any]]) -> None:
+def by_position(axes: Any, shown: Labelled) -> None:
     """Of the tokens drafted so far behind the last one, the share that was accepted."""
-    for number, run in enumerate(runs):
-        drafted, accepted = run["drafted_by_position"][:MOST_POSITIONS], run["accepted_by_position"]
-        shares = [(place + 1, 100 * accepted[place] / count) for place, count in enumerate(drafted) if count]
+    for number, (label, run) in enumerate(shown):
+        counts = zip(run["drafted_by_position"], run["accepted_by_position"], strict=True)
+        shares = [
+            (place, 100 * accepted / drafted)
+            for place, (drafted, accepted) in enumerate(counts, 1)
+            if drafted >= LEAST_DRAFTED
+        ]
         if shares:
-            axes.plot(*zip(*shares, strict=True), label=_name(run), **look(number))
-    axes.set_xlabel("position in the draft")
+            axes.plot(*zip(*shares, strict=True), label=label, **look(number))
+    axes.set_xlabel(f"position in the draft, where {LEAST_DRAFTED} or more were drafted")
     axes.set_ylabel("accepted of the drafted there (%)")
     axes.set_ylim(0, 100)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    if axes.lines:
-        axes.legend(fontsize=8)
 
 
-def by_source(axes: Any, runs: list[dict[str, Any]]) -> None:
+def by_source(axes: Any, shown: Labelled) -> None:
     """Of the tokens that a source put forward, the share that was accepted."""
     bars = [
-        (f"{name} ({_name(run)})" if len(runs) > 1 else name, count, number)
-        for number, run in enumerate(runs)
+        (name if name == label or len(shown) == 1 else f"{name} ({label})", count, number)
+        for number, (label, run) in enumerate(shown)
         for name, count in run["acceptance_by_source"].items()
     ]
     bars = sorted(bars, key=lambda bar: -bar[1]["drafted"])[:MOST_SOURCES]
     bars.sort(key=lambda bar: bar[2])
     for place, (_, count, number) in enumerate(bars):
-        axes.barh(place, 100 * count["acceptance_rate"], color=look(number)["color"], alpha=0.85)
+        share = 100 * count["acceptance_rate"]
+        axes.barh(place, share, color=look(number)["color"], alpha=0.85)
         text = f"{count['accepted']:,} of {count['drafted']:,}"
-        axes.annotate(text, (100 * count["acceptance_rate"], place), (4, 0), textcoords="offset points", va="center")
+        axes.annotate(text, (share, place), (4, 0), textcoords="offset points", va="center")
     axes.set_yticks(range(len(bars)), labels=[label for label, _, _ in bars])
     axes.invert_yaxis()
-    axes.set_xlim(0, 118)
+    axes.set_xlim(0, 130)
     axes.set_xticks(range(0, 101, 20))
     axes.set_xlabel("accepted of what the source drafted (%)")
-
-
-def _name(run: dict[str, Any]) -> str:
-    if run["lookahead"] == 0:
-        return "off"
-    strategy = None if run["lookahead"] == "auto" else run["strategy"]
-    return " ".join(filter(None, (str(run["lookahead"]), strategy, run["memory"])))

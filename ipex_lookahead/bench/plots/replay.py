@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.bench.plots.decode import by_position, by_source
+from ipex_lookahead.bench.plots.decode import Labelled, by_position, by_source
 from ipex_lookahead.bench.plots.drawing import FAINT, entitle, look, picture
 
 
@@ -15,27 +15,27 @@ def plot_replay(report: dict[str, Any], file: Path) -> None:
     with picture(file, (13.0, 4.4), columns=3) as (figure, (speed, position, source)):
         budgets = sorted({run["budget"] for run in runs})
         speed.axhline(runs[0]["predicted_plain_tok_s"], color=FAINT, linewidth=0.8, linestyle="--", label="plain")
-        largest = []
+        largest: Labelled = []
         for number, strategy in enumerate(dict.fromkeys(run["strategy"] for run in runs)):
             some = sorted((run for run in runs if run["strategy"] == strategy), key=lambda run: run["budget"])
             places = [budgets.index(run["budget"]) for run in some]
             speed.plot(places, [run["predicted_tok_s"] for run in some], label=strategy, **look(number))
-            largest.append(_as_decoded(some[-1]))
+            largest.append((strategy, _by_source_and_rate(some[-1])))
         speed.set_xticks(range(len(budgets)), labels=budgets)
         speed.set_xlabel("most drafted tokens a step")
         speed.set_ylabel("predicted tokens a second")
         speed.set_ylim(bottom=0)
-        speed.legend(fontsize=8)
+        figure.legend(*speed.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
         by_position(position, largest)
         by_source(source, largest)
         entitle(figure, f"{report['model']}: {runs[0]['answers']} recorded answers replayed", report)
 
 
-def _as_decoded(run: dict[str, Any]) -> dict[str, Any]:
-    """By the names that ``bench decode`` has."""
+def _by_source_and_rate(run: dict[str, Any]) -> dict[str, Any]:
+    """With counts by source as ``bench decode`` has them."""
     drafted, accepted = run["drafted_by_source"], run["accepted_by_source"]
     sources = {
         name: {"drafted": count, "accepted": accepted.get(name, 0), "acceptance_rate": accepted.get(name, 0) / count}
         for name, count in drafted.items()
     }
-    return {**run, "lookahead": run["budget"], "memory": None, "acceptance_by_source": sources}
+    return {**run, "acceptance_by_source": sources}
