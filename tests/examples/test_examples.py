@@ -85,6 +85,7 @@ def test_errors_are_printed_as_the_command_prints_them():
         "lookahead.py": ["--repo-id-or-model-path"],
         "migrate_from_ipex_llm.py": ["--repo-id-or-model-path"],
         "optimize_model.py": ["--model"],
+        "plot_lookahead.py": ["--output", "never-made.svg", "--repo-id-or-model-path"],
         "save_and_load_low_bit.py": ["--out", "never-made", "--model"],
     }
     assert set(options) == {file.name for file in EXAMPLES.glob("*.py")}
@@ -158,6 +159,21 @@ def test_optimize_model(model):
     assert done.returncode == 0, done.stderr
     assert re.search(r"weights: [\d,]+ bytes before, [\d,]+ in sym_int4", done.stdout)
     assert "generate: yes" in done.stdout
+
+
+def test_plot_lookahead(model, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('{"prompt": "ab ab", "category": "code"}\n', encoding="utf-8")
+    picture = tmp_path / "p.svg"
+    arguments = ["--n-lookahead-tokens", "2", "--n-predict", "8", "--prompts", str(prompts), "--output", str(picture)]
+    done = run("plot_lookahead.py", "--repo-id-or-model-path", model, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
+        "lookahead 0", "lookahead 2", "lookahead auto cold", "lookahead auto warm", f"saved {picture}"
+    ]  # fmt: skip
+    assert done.stdout.count("identical 1/1") == 4
+    assert "n_lookahead_tokens" in picture.read_text(encoding="utf-8")
 
 
 def test_every_example_is_short_and_run_here():
