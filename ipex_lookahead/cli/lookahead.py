@@ -8,20 +8,25 @@ from typing import Any
 
 import click
 
-from ipex_lookahead.cli.names import NEEDS_A_COPY, STRATEGIES
+from ipex_lookahead.cli.names import NEEDS_A_COPY, NEEDS_DRAFT_MODEL, STRATEGIES
 from ipex_lookahead.cli.options import Decorator, option
 from ipex_lookahead.cli.types import Store, Strategy, Tokens
 
 NO_COPY = {NEEDS_A_COPY: "the copy is made in Python: from_pretrained(..., speculative=True)"}
 """What commands that load no second copy of a model cannot use, and why."""
-DRAFTERS = ", ".join(name for name in STRATEGIES if name not in NO_COPY)
 
 
 def lookahead_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--lookahead`` and ``--strategy`` for one generation, and all of ``strategy_options``."""
+    """``--lookahead``, ``--strategy`` and ``--draft-min-prob`` for one generation, and all of ``strategy_options``."""
     for decorate in (
         strategy_options,
-        option("--strategy", type=Strategy(NO_COPY), help=f"Where drafts come from: {DRAFTERS}."),
+        option(
+            "--draft-min-prob",
+            type=click.FloatRange(0, 1),
+            metavar="X",
+            help="A second model ends its draft with a token that it gives a lower probability.",
+        ),
+        option("--strategy", type=Strategy(), help=f"Where drafts come from: {', '.join(STRATEGIES)}."),
         option(
             "--lookahead",
             type=Tokens(),
@@ -63,12 +68,17 @@ class Lookahead:
     window: int | None = None
     ngram: int | None = None
     guesses: int | None = None
+    draft_min_prob: float | None = None
 
     def check(self) -> None:
         """Raise UsageError for an option that would have no effect."""
         for name in ("window", "ngram", "guesses"):
             if getattr(self, name) is not None and self.strategy != "jacobi":
                 raise click.UsageError(f"--{name} is for --strategy jacobi; add that, or leave it out")
+        if self.draft_min_prob is not None and self.strategy not in (None, NEEDS_DRAFT_MODEL, NEEDS_A_COPY):
+            raise click.UsageError(
+                f"--draft-min-prob is for --strategy {NEEDS_DRAFT_MODEL} and {NEEDS_A_COPY}; add one, or leave it out"
+            )
         stores = self.strategy in ("suffix", "auto") or (self.strategy is None and self.lookahead == "auto")
         if self.store is not None and not (stores and self.lookahead != 0):
             raise click.UsageError("--store is for --lookahead auto and --strategy suffix; add one, or leave it out")
@@ -76,9 +86,10 @@ class Lookahead:
     def arguments(self) -> dict[str, Any]:
         """As keyword arguments of ``generate``: as given where no strategy is said, else a LookaheadConfig."""
         adaptive = {"adaptive": False} if self.no_adaptive else {}
-        fields = {name: getattr(self, name) for name in ("store", "window", "ngram", "guesses")}
+        fields = {name: getattr(self, name) for name in ("store", "window", "ngram", "guesses", "draft_min_prob")}
         if self.strategy is None and all(value is None for value in fields.values()):
             return {"lookahead": self.lookahead, **adaptive}
         from ipex_lookahead.generation.lookahead import strategy_config
 
-        return {"lookahead": strategy_config(self.strategy, self.lookahead, **fields), **adaptive}
+        strategy = NEEDS_DRAFT_MODEL if self.draft_min_prob is not None and self.strategy is None else self.strategy
+        return {"lookahead": strategy_config(strategy, self.lookahead, **fields), **adaptive}

@@ -59,11 +59,16 @@ def _check_rules(path: str, option: str, ctx: click.Context) -> None:
 
 
 def _check_draft_model(ctx: click.Context) -> None:
-    strategies = _several(ctx.params.get("strategy"))
-    if "draft_model" not in ctx.params or NEEDS_DRAFT_MODEL not in strategies:
+    if "draft_model" not in ctx.params or ctx.params["draft_model"] is not None:
         return
-    if ctx.params["draft_model"] is None:
-        problem = f"--strategy {NEEDS_DRAFT_MODEL} needs the smaller model that drafts"
+    strategies = _several(ctx.params.get("strategy"))
+    for asked, option in (
+        (NEEDS_DRAFT_MODEL in strategies, f"--strategy {NEEDS_DRAFT_MODEL}"),
+        (ctx.params.get("draft_min_prob") is not None and not strategies, "--draft-min-prob"),
+    ):
+        if not asked:
+            continue
+        problem = f"{option} needs the smaller model that drafts"
         raise Refused(problem, hint="add --draft-model MODEL", ctx=ctx)
 
 

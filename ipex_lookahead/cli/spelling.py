@@ -32,6 +32,7 @@ ARGUMENTS = {
     "window": "--window",
     "ngram": "--ngram",
     "guesses": "--guesses",
+    "draft_min_prob": "--draft-min-prob",
     "temperature": "--temperature",
     "top_k": "--top-k",
     "top_p": "--top-p",

@@ -43,11 +43,11 @@ def folder(tmp_path, monkeypatch):
 def test_commands_and_options():
     assert values("c") == ["chat", "convert-ipex-llm", "compare-engines", "completion"]
     assert values("bench", "k") == ["kernels"]
-    assert values("generate", "--dr") == ["--draft-model"]
+    assert values("generate", "--dr") == ["--draft-model", "--draft-min-prob"]
 
 
 def test_names():
-    assert values("generate", "--strategy", "") == [name for name in STRATEGIES if name != "self_speculation"]
+    assert values("generate", "--strategy", "") == list(STRATEGIES)
     assert values("bench", "exact", "--strategy", "s") == ["suffix", "self_speculation"]
     assert values("generate", "--low-bit", "") == [*LOW_BITS, *PRESETS, *ALIASES]
     assert values("generate", "--low-bit", "gguf") == ["gguf_q4k_m", "gguf_q4k_s"]

@@ -55,7 +55,9 @@ def test_strategies(command, refused):
 
 
 def test_strategies_that_a_command_cannot_use(refused):
-    assert "speculative=True" in refused("generate", "hi", "--strategy", "self_speculation")[0]
+    assert "speculative=True" in refused("bench", "decode", "--strategy", "self_speculation")[0]
+    assert refused("generate", "hi", "--draft-min-prob", "0.5")[0].endswith("needs the smaller model that drafts")
+    assert "--draft-min-prob is for" in refused("chat", "--draft-min-prob", "0.5", "--strategy", "auto")[0]
     assert "no second model" in refused("bench", "replay", "--replay", __file__, "--strategy", "draft_model")[0]
 
 

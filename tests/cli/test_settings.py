@@ -6,11 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from ipex_lookahead.cli.main import run
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def write(folder: Path, text: str) -> str:
@@ -51,20 +48,6 @@ def test_keys_are_spelled_as_one_likes(scripted, capsys, tmp_path, key):
     cut = run(["generate", "hi", "--config", write(tmp_path, f"'{key}': 2\n")]), capsys.readouterr().out
     assert whole[0] == cut[0] == 0
     assert len(cut[1].strip()) < len(whole[1].strip())
-
-
-def test_presets_of_lookahead_are_such_files(scripted, capsys):
-    scripted("yes")
-    for preset in sorted((ROOT / "configs" / "lookahead").glob("*.yaml")):
-        wanted = yaml.safe_load(preset.read_text(encoding="utf-8"))
-        status = run(["generate", "hi", "--json", "--config", str(preset)])
-        out, err = capsys.readouterr()
-        if wanted["strategy"] in ("draft_model", "self_speculation"):  # these need a second model, as without a file
-            assert status == 2
-            assert wanted["strategy"] in err or "draft_min_prob" in err
-        else:
-            assert status == 0, err
-            assert json.loads(out)["lookahead"] == wanted["num_draft_tokens"]
 
 
 def test_lists_and_flags(monkeypatch, tmp_path, capsys):
