@@ -4,13 +4,14 @@
 # make test-opencl  the OpenCL engine on Intel's OpenCL runtime for CPUs, beside .venv (0.8 GB, kept in the cache folder)
 # make gates  the attacks of make test at full length: combinations, mutated files, kills, forks (half an hour)
 # make gates-coverage  how much of each reader of files those attacks run
+# make docs  a site of README and docs in build/site       make wheel  wheels and an sdist in dist, each tried in a bare environment
 # make sanitize  the core under Address-, UndefinedBehavior- and ThreadSanitizer
 # Each does everything from a bare clone: .venv, torch's CPU build, the native core. PYTHON=... names another Python.
 
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo test test-ipex-llm test-opencl bench gates gates-coverage sanitize lint types setup clean
+.PHONY: demo test test-ipex-llm test-opencl bench docs wheel gates gates-coverage sanitize lint types setup clean
 .DEFAULT_GOAL := demo
 
 define setup
@@ -43,6 +44,15 @@ test-opencl:
 bench:
 	$(call setup,)
 	@$(PY) -m ipex_lookahead.cli.main bench decode
+
+docs:
+	$(call setup,--with docs)
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+	@echo "open build/site/index.html, or, for its search: $(PY) -m http.server -d build/site"
+
+wheel:
+	@command -v $(PYTHON) >/dev/null || { echo "error: no '$(PYTHON)' was found" >&2; exit 1; }
+	@$(PYTHON) scripts/wheels.py
 
 gates:
 	$(call setup,--with test)

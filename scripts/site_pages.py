@@ -1,0 +1,122 @@
+"""What ``make docs`` adds to docs/*.md: README as the first page, the files beside it, presets and examples.
+
+mkdocs calls the functions (``hooks`` in mkdocs.yml). In the repository pages link to files wherever they lie; here such
+links are turned to the pages that hold them.
+"""
+
+from __future__ import annotations
+
+import html
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).resolve().parents[1]
+BESIDE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "",
+    "SECURITY.md": "",
+    "CHANGELOG.md": "",
+    "LICENSE": "LICENSE.md",
+}
+"""Files of the root, and their names on the site where these are others."""
+LINK = re.compile(r"\[([^\]]*)\]\((?!\w+:|#)([^)\s#]*)(#[^)\s]*)?\)")
+BAR = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")
+"""Code in a table with an escaped bar, which GitHub shows as a bar and Python-Markdown as both."""
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that are made of files outside docs."""
+    for name, other in BESIDE.items():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        add(files, config, other or name, f"# Licence\n\n```text\n{text}```\n" if name == "LICENSE" else text)
+    add(files, config, "presets.md", presets())
+    add(files, config, "examples.md", examples())
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Turn links to files into links to the pages that hold them."""
+    origin = page.file.src_uri
+    folder = "" if origin in {other or name for name, other in BESIDE.items()} else "docs"
+
+    def turned(link: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join(folder, link[2]))
+        said = title(path) if re.fullmatch(r"(docs/)?\w+\.md", link[1]) else link[1]
+        return f"[{said}]({site_address(path, link[3] or '')})"
+
+    shown = BAR.sub(lambda code: f"<code>{html.escape(code[1]).replace(chr(92) + '|', '&#124;')}</code>", markdown)
+    return LINK.sub(turned, shown)
+
+
+def title(path: str) -> str:
+    """A page's heading, which a link says on the site where the repository's says the file's name."""
+    if path == "LICENSE":
+        return "Licence"
+    return (ROOT / path).read_text(encoding="utf-8").split("\n", 1)[0].removeprefix("# ")
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """Refuse a site whose pages would ask another machine for anything when they are read."""
+    for file in sorted(Path(config.site_dir).rglob("*.html")):
+        text = file.read_text(encoding="utf-8")
+        for asked in re.findall(
+            r"""<(?:script|img|iframe|link(?! rel="canonical"))[^>]*(?:src|href)="(?:https?:)?//[^>]*>""", text
+        ):
+            raise PluginError(f"{file.name} asks another machine: {asked}")
+
+
+def site_address(path: str, anchor: str) -> str:
+    """The address of a file of the repository, ``path`` being seen from its root."""
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/") + anchor
+    if path in BESIDE:
+        return (BESIDE[path] or path) + anchor
+    for folder in ("configs", "examples"):
+        if path == folder or path.startswith(folder + "/"):
+            heading = re.sub(r"[^\w-]", "", path.removeprefix(folder).strip("/").lower())
+            return ("presets.md" if folder == "configs" else "examples.md") + (f"#{heading}" if heading else "")
+    raise PluginError(f"a page links to {path}, which is on no page of the site: add it to scripts/site_pages.py")
+
+
+def presets() -> str:
+    """Every file of configs, by folder."""
+    lines = [
+        "# Presets",
+        "",
+        "Files for `--config`, `--low-bit` and `bench run`; in the repository they lie in `configs`.",
+        "",
+    ]
+    for folder in sorted(one for one in (ROOT / "configs").iterdir() if one.is_dir()):
+        lines += [f"## {folder.name}", ""]
+        for file in sorted(folder.glob("*.yaml")):
+            lines += [f"### {folder.name}/{file.name}", "", *fenced("yaml", file)]
+    return "\n".join(lines)
+
+
+def examples() -> str:
+    """Every example, whole; what README.md in their folder says comes first."""
+    said = ROOT / "examples" / "README.md"
+    head = (
+        said.read_text(encoding="utf-8")
+        if said.exists()
+        else "# Examples\n\nOne short script for each use; they lie in `examples`.\n"
+    )
+    lines = [head, ""]
+    for file in sorted((ROOT / "examples").glob("*.py")):
+        lines += [f"## {file.name}", "", *fenced("python", file)]
+    return "\n".join(lines)
+
+
+def fenced(language: str, file: Path) -> list[str]:
+    """A file as a block of code."""
+    return [f"```{language}", file.read_text(encoding="utf-8").rstrip("\n"), "```", ""]
+
+
+def add(files: Any, config: Any, name: str, text: str) -> None:
+    """A page that is no file of docs."""
+    files.append(File.generated(config, name, content=text))
