@@ -15,7 +15,9 @@ from ipex_lookahead.errors import (
     LookaheadError,
     LowBitFormatError,
     ModelFormatError,
+    QueueFullError,
     SaveError,
+    ServiceError,
     UnsupportedModelError,
 )
 from ipex_lookahead.lookahead_decoding import LookaheadDecoding
@@ -39,7 +41,9 @@ __all__ = [
     "LookaheadError",
     "LowBitFormatError",
     "ModelFormatError",
+    "QueueFullError",
     "SaveError",
+    "ServiceError",
     "UnsupportedModelError",
     "__version__",
     "optimize_model",

@@ -8,6 +8,8 @@
     │   └── ContextLengthError   more positions than the model or its cache can hold
     ├── EngineError           the engine cannot run here (no compiled core, forced ISA absent)
     │   └── ForgottenKeysError   a sequence was cut to where a window no longer holds its keys; it is to be read again
+    ├── ServiceError          a service takes no request now: it is loading, draining or closed
+    │   └── QueueFullError       as many requests wait as may; ``retry_after`` says when to come again
     ├── DownloadError         a model could not be fetched, or its checksum is wrong
     └── SaveError             a folder could not be written; what was there before is as it was
 
@@ -71,6 +73,22 @@ class EngineError(LookaheadError, RuntimeError):
 
 class ForgottenKeysError(EngineError):
     """A sequence was to be cut back further than a sliding window keeps its keys. The cache is as it was."""
+
+
+class ServiceError(LookaheadError, RuntimeError):
+    """A service takes no request now: it is draining or closed."""
+
+
+class QueueFullError(ServiceError):
+    """As many requests wait as may.
+
+    Attributes:
+        retry_after: seconds after which a place is likely to be free.
+    """
+
+    def __init__(self, message: str, *, retry_after: float, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after = retry_after
 
 
 class DownloadError(LookaheadError, RuntimeError):

@@ -85,8 +85,10 @@ QUICK = (
     "generation/checks.py",
     "generation/lookahead.py",
     "generation/rules.py",
+    "generation/events.py",
     "generation/run.py",
     "generation/second_model.py",
+    "generation/service.py",
     "generation/text_model.py",
     "tokenization/text.py",
 )

@@ -20,6 +20,8 @@ PUBLIC = {
     "ContextLengthError",
     "EngineError",
     "ForgottenKeysError",
+    "QueueFullError",
+    "ServiceError",
     "DownloadError",
     "SaveError",
     "__version__",

@@ -143,26 +143,13 @@ class TextModel:
             return self._as_transformers(
                 ids, rules, config, draft_engine, on_token, on_prefill=on_prefill, cancel=cancelled
             )
-        processors = self._processors(rules, len(ids))
-        sampler = self._sampler(rules)
+        job = self._job(ids, rules, limit, reason)
+        job.on_token = on_token
         if limit == len(ids):
             stats.sequences, stats.finish_reasons = 1, [reason]
             return []
-        prompt = np.asarray(ids, np.int32)
         keep = keep and self.engine.row_invariant
-        cache = self._kept.take(prompt) if keep else self.engine.new_cache()
-        job = Job(
-            prompt,
-            limit,
-            reason,
-            self._eos,
-            sampler,
-            processors,
-            processors,
-            on_token=on_token,
-            stop=StopTexts(self.tokenizer, rules.stop) if rules.stop else None,
-            cache=cache,
-        )
+        job.cache = cache = self._kept.take(job.prompt) if keep else self.engine.new_cache()
         if on_prefill is not None:
             on_prefill(cache.length, len(ids))
         tape = run(
@@ -181,6 +168,28 @@ class TextModel:
         if keep:
             self._kept.hold(cache, tape.prefix())
         return tape.new
+
+    def _job(
+        self,
+        ids: Sequence[int],
+        rules: Rules,
+        limit: int,
+        reason: str,
+        own: Sequence[Processor] = (),
+        sequence: int = 0,
+    ) -> Job:
+        """A prompt under its rules. ``own``: processors after those of the rules; ``sequence``: number in the noise."""
+        processors = self._processors(rules, len(ids))
+        return Job(
+            np.asarray(ids, np.int32),
+            limit,
+            reason,
+            self._eos,
+            self._sampler(rules, sequence),
+            [*processors, *own],
+            processors,
+            stop=StopTexts(self.tokenizer, rules.stop) if rules.stop else None,
+        )
 
     def _drafting(
         self, lookahead: int | str | LookaheadConfig | None, adaptive: bool | None
@@ -201,7 +210,7 @@ class TextModel:
         found = self._defaults.get(name) if given is None else given
         return otherwise if found is None else found
 
-    def _sampler(self, rules: Rules) -> Sampler | None:
+    def _sampler(self, rules: Rules, sequence: int = 0) -> Sampler | None:
         if rules.temperature == 0:
             return None
         params = SamplingParams(
@@ -210,7 +219,7 @@ class TextModel:
             self._setting("top_p", rules.top_p, 1.0),
             self._setting("min_p", rules.min_p, 0.0),
         )
-        return Sampler(params, secrets.randbits(63) if rules.seed is None else rules.seed, 0)
+        return Sampler(params, secrets.randbits(63) if rules.seed is None else rules.seed, sequence)
 
     def _processors(self, rules: Rules, prompt_length: int) -> list[Processor]:
         """In Hugging Face's order; the penalties that it does not have come last."""
