@@ -21,7 +21,8 @@ import numpy as np
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.controller import AdaptiveBudget, FixedBudget
 from ipex_lookahead.decoding.cost import Calibration, CostCurve, from_json, to_json
-from ipex_lookahead.decoding.loop import DecodingSequence, decode
+from ipex_lookahead.decoding.loop import decode
+from ipex_lookahead.decoding.party import DecodingSequence
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
@@ -171,7 +172,7 @@ class _Clocked:
     def __init__(self, inner: Any, curve: CostCurve) -> None:
         self._inner = inner
         self._curve = curve
-        self.budget, self.select, self.observe = inner.budget, inner.select, inner.observe
+        self.budget, self.select, self.observe, self.leave = inner.budget, inner.select, inner.observe, inner.leave
         self.seconds = 0.0
 
     def timed(self, rows: int, length: int, seconds: float, proposing: float, experts: int = 0) -> None:

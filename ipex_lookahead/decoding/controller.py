@@ -41,10 +41,13 @@ class Controller(Protocol):
         """Most rows that sequence number ``sequence``, ``length`` tokens long, may draft in this step."""
         ...
 
-    def select(self, sequences: Sequence[int], drafts: Sequence[Draft], length: int) -> Sequence[Draft]:
-        """For each sequence of the batch how much of its draft to verify: ``Draft.first(n)``, or all of it.
+    def select(
+        self, sequences: Sequence[int], drafts: Sequence[Draft], length: int, beside: int = 0
+    ) -> Sequence[Draft]:
+        """For each of its sequences how much of the draft to verify: ``Draft.first(n)``, or all of it.
 
-        Called only where there is a draft at all; ``length`` is that of the longest sequence.
+        Called only where there is a draft at all; ``length`` is that of the longest sequence, ``beside`` the number of
+        rows that the forward has for others, who emit a token for each.
         """
         ...
 
@@ -56,8 +59,12 @@ class Controller(Protocol):
         """What a forward of ``rows`` rows took, the longest of its sequences being ``length`` tokens long.
 
         ``proposing`` is what ``budget``, ``propose`` and ``select`` took before it, seconds; ``experts`` how many of a
-        mixture it read.
+        mixture it read. ``seconds`` is 0 where others shared it: that tells nothing of what rows cost.
         """
+        ...
+
+    def leave(self, sequence: int) -> None:
+        """That sequence has ended, or pauses: its number may be another's."""
         ...
 
 
@@ -71,7 +78,9 @@ class FixedBudget:
         """Always the number given."""
         return self._tokens
 
-    def select(self, sequences: Sequence[int], drafts: Sequence[Draft], length: int) -> Sequence[Draft]:
+    def select(
+        self, sequences: Sequence[int], drafts: Sequence[Draft], length: int, beside: int = 0
+    ) -> Sequence[Draft]:
         """All of every draft."""
         return drafts
 
@@ -80,6 +89,9 @@ class FixedBudget:
 
     def timed(self, rows: int, length: int, seconds: float, proposing: float, experts: int = 0) -> None:
         """Nothing to learn."""
+
+    def leave(self, sequence: int) -> None:
+        """Nothing to forget."""
 
 
 class AdaptiveBudget:
@@ -130,15 +142,16 @@ class AdaptiveBudget:
         self._in_step = in_step
         self._most = self._reach = most
         self._acceptance = Acceptance(source)
-        self._matching = [proposer if hasattr(proposer, "match_length") else None for proposer in proposers]
+        self._widen = widen
+        self._matching: dict[int, Any] = {}
+        self._windows: dict[int, Any] = {}
+        self._window_rows = 0
         self._expected: dict[int, Expected] = {}
         self._whole = WHOLE_PRIOR
         self._whole_chosen = False
-        self._windows: list[Any] = [p if widen and hasattr(p, "widen") else None for p in proposers]
-        self._window_rows = max((window.window_rows for window in self._windows if window is not None), default=0)
         self._window_gain = WINDOW_PRIOR
         self._times = [curve(n) for n in range(1, most + 2)]
-        self._widening = self._may_widen()
+        self._widening = False
         self._steps: list[tuple[int, int, float, float, int, int, int, int]] = []
         self._account_after = 1  # the first step may give the curve its unit
         self._careful = bool(curve.calibration.experts)
@@ -151,6 +164,22 @@ class AdaptiveBudget:
         self._right = [[4 * 0.7, 4.0] for _ in range(most)]
         self._pause = 0
         self._next_pause = FIRST_PAUSE
+        for number, proposer in enumerate(proposers):
+            self.join(number, proposer)
+
+    def join(self, sequence: int, proposer: Proposer | None) -> None:
+        """A sequence of that number comes, with its proposer."""
+        if hasattr(proposer, "match_length"):
+            self._matching[sequence] = proposer
+        if self._widen and hasattr(proposer, "widen"):
+            self._windows[sequence] = proposer
+            self._window_rows = max(self._window_rows, self._windows[sequence].window_rows)
+            self._widening = self._may_widen()
+
+    def leave(self, sequence: int) -> None:
+        """Forget a sequence; what its drafts have taught stays."""
+        for known in (self._matching, self._windows, self._expected):
+            known.pop(sequence, None)
 
     def budget(self, sequence: int, length: int) -> int:
         """Most rows to propose: all that are allowed, unless proposing itself takes time that counts."""
@@ -173,19 +202,21 @@ class AdaptiveBudget:
         self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, LONGEST_PAUSE)
         return min(self._most, 2)  # this once, to learn; then the pause
 
-    def select(self, sequences: Sequence[int], drafts: Sequence[Draft], length: int) -> Sequence[Draft]:
+    def select(
+        self, sequences: Sequence[int], drafts: Sequence[Draft], length: int, beside: int = 0
+    ) -> Sequence[Draft]:
         """For each sequence the first tokens of its draft that are worth their rows."""
-        live = len(drafts)
+        live = len(drafts) + beside
         alone = self._time(live, length)
         room = self._gained + ALLOWED_LOSS * self._spent + alone
         behind = room < 0.0
         self._dearest = alone + max(room, alone) if self._careful else inf
         worth = (WORTH_BEHIND if behind else WORTH) * live / alone
         self._whole_chosen = False
-        if live == 1:
+        if len(drafts) == 1:
             draft = drafts[0]
             seen = self._expect(sequences[0], draft)
-            taken, worth = self._worth(seen.survival, 1, length, worth)
+            taken, worth = self._worth(seen.survival, live, length, worth)
             chosen = [draft.first(taken)]
             expected = [seen]
         else:
@@ -198,17 +229,17 @@ class AdaptiveBudget:
                 best, worth = self._worth([survival for survival, _ in order], live, length, worth)
                 places = [place for _, place in order[:best]]
                 chosen = [draft.first(places.count(place)) for place, draft in enumerate(drafts)]
-                taken = max(map(places.count, range(live)))
+                taken = max(map(places.count, range(len(drafts))))
         if drafts[0].probs:
             self._reach = min(self._most, max(LEAST_REACH, 2 * taken, min(self._reach - 1, MOST_REACH)))
-        if any(draft.scratch for draft in drafts) if live > 1 else drafts[0].scratch:
+        if any(draft.scratch for draft in drafts) if len(drafts) > 1 else drafts[0].scratch:
             # Scratch rows pay in later steps, which no survival says; what steps with all rows have emitted does.
             rows = live + sum(map(len, drafts))
             whole = self._time(rows, length)
-            if self._whole * live / whole > worth and whole <= self._dearest:
+            if (self._whole * len(drafts) + beside) / whole > worth and whole <= self._dearest:
                 self._whole_chosen = True
                 chosen = list(drafts)
-        if self._widening and not behind:
+        if self._widening and not behind and not beside:
             chosen = self._widened(sequences, drafts, chosen, worth, length)
         for place, number in enumerate(sequences):
             waiting = self._expected.get(number)
@@ -219,8 +250,8 @@ class AdaptiveBudget:
     def _worth(self, survival: Sequence[float], live: int, length: int, worth: float) -> tuple[int, float]:
         """The number of tokens, best first, with the highest rate above ``worth``, and that rate; else 0, ``worth``."""
         tokens, best, times = float(live), 0, self._times
-        if live + len(survival) > len(times):
-            times = [self._time(n, length) for n in range(1, live + len(survival) + 1)]
+        while live + len(survival) > len(times):
+            times.append(self._curve(len(times) + 1, length))
         rows = live
         for chance in survival:
             tokens += chance
@@ -279,7 +310,7 @@ class AdaptiveBudget:
             return chosen
         found = []
         for number, draft, taken in zip(sequences, drafts, chosen, strict=True):
-            window = self._windows[number]
+            window = self._windows.get(number)
             # Without a proposal in this step its window does not know how many rows there is room for.
             found.append(window.widen(taken) if window is not None and draft.tokens else taken)
         return found
@@ -287,7 +318,7 @@ class AdaptiveBudget:
     def observe(self, sequence: int, outcome: Outcome) -> None:
         """Learn which of the proposed tokens were right, verified or not."""
         emitted = outcome.emitted
-        window = self._windows[sequence] if self._widening else None
+        window = self._windows.get(sequence) if self._widening else None
         if window is not None and outcome.draft.sources:
             brought = sum(outcome.draft.sources[row] == window.window_source for row in outcome.accepted)
             self._window_gain += WINDOW_FOLLOW * (brought - self._window_gain)
@@ -338,7 +369,7 @@ class AdaptiveBudget:
 
     def _expect(self, number: int, draft: Draft) -> Expected:
         self._proposed += len(draft.tokens)
-        matching: Any = self._matching[number] if number < len(self._matching) else None
+        matching = self._matching.get(number)
         return self._acceptance.expect(draft, 0 if matching is None else matching.match_length)
 
     def _time(self, rows: int, length: int) -> float:

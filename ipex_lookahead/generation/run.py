@@ -17,7 +17,8 @@ from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.choose import Choose, Ids, Logits, Processor
 from ipex_lookahead.decoding.controller import AdaptiveBudget, Controller, FixedBudget
 from ipex_lookahead.decoding.cost import CostCurve, EngineCosts
-from ipex_lookahead.decoding.loop import DecodingSequence, decode
+from ipex_lookahead.decoding.loop import decode
+from ipex_lookahead.decoding.party import DecodingSequence
 from ipex_lookahead.decoding.sampling import Sampler
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import SECOND_MODEL, Proposer, make_proposer, make_second_model_proposer
@@ -170,24 +171,31 @@ def run(
     remembering = None if config is None else config.remembering
     store = None if remembering is None else stores.get(remembering)
     tapes = [Tape(job) for job in jobs]
-    chooses = [_choose(job, tape, together) for job, tape in zip(jobs, tapes, strict=True)]
+    chooses = [choose_of(job, tape, together) for job, tape in zip(jobs, tapes, strict=True)]
     sequences = []
     for number, (job, tape, choose) in enumerate(zip(jobs, tapes, chooses, strict=True)):
         cache = engine.new_cache() if job.cache is None else job.cache
-        proposer: Proposer | None = None
-        if config is not None and draft_engine is not None and config.strategy in SECOND_MODEL:
-            shared = SharedChoice(job.draft_processors, job.sampler) if job.draft_processors or job.sampler else None
-            proposer = make_second_model_proposer(config, draft_engine, cache, shared, job.eos_ids)
-        elif config is not None:
-            proposer = make(config) if store is None else make(config, store.suffixes)
         sequences.append(
             DecodingSequence(
-                number, job.prompt, job.limit, cache, proposer, choose, tape.accept, limit_reason=job.limit_reason
+                number, job.prompt, job.limit, cache, None, choose, tape.accept, job.limit_reason, tape.prefix
             )
         )
-    controller = _controller(engine, config, [s.proposer for s in sequences], costs, in_step=together is not None)
+
+    def begin(_: Sequence[DecodingSequence]) -> Controller:
+        for job, sequence in zip(jobs, sequences, strict=True):
+            if config is not None and draft_engine is not None and config.strategy in SECOND_MODEL:
+                sequence.proposer = second_model(config, draft_engine, job, sequence.cache)
+            elif config is not None:
+                sequence.proposer = make(config) if store is None else make(config, store.suffixes)
+        proposers = [sequence.proposer for sequence in sequences]
+        return _controller(engine, config, proposers, costs, in_step=together is not None)
+
     lockstep = None if together is None else _Lockstep(tapes, chooses, together)
-    decode(engine, sequences, controller, stats, lockstep=lockstep, cancelled=cancelled, on_prefill=on_prefill)
+    try:
+        decode(engine, sequences, begin, stats, lockstep=lockstep, cancelled=cancelled, on_prefill=on_prefill)
+    finally:
+        for job, sequence in zip(jobs, sequences, strict=True):
+            job.cache = sequence.cache
     if remembering is not None:
         stores.add(remembering, [tape.new for tape in tapes])
     return tapes
@@ -244,7 +252,7 @@ class _Lockstep:
         self._rules = rules
 
     def choose(self, sequences: Sequence[int], logits: Sequence[Logits]) -> list[int]:
-        """See :class:`ipex_lookahead.decoding.loop.Lockstep`."""
+        """See :class:`ipex_lookahead.decoding.party.Lockstep`."""
         chooses = [self._chooses[number] for number in sequences]
         for choose, raw in zip(chooses, logits, strict=True):
             if choose is not None:
@@ -254,13 +262,19 @@ class _Lockstep:
         return [choose.pick(row) for choose, row in zip(chooses, logits, strict=True) if choose is not None]
 
     def accept(self, sequences: Sequence[int], tokens: Sequence[int]) -> list[bool]:
-        """See :class:`ipex_lookahead.decoding.loop.Lockstep`."""
+        """See :class:`ipex_lookahead.decoding.party.Lockstep`."""
         ended = [self._tapes[number].accept(token) for number, token in zip(sequences, tokens, strict=True)]
         also = self._rules.accept(sequences, tokens)
         return [bool(a or b) for a, b in zip(ended, also, strict=True)]
 
 
-def _choose(job: Job, tape: Tape, together: BatchRules | None) -> Choose | None:
+def second_model(config: LookaheadConfig, engine: Engine, job: Job, cache: Cache) -> Proposer:
+    """The proposer of a job, with the second model's ``engine``; ``cache`` is the target's."""
+    shared = SharedChoice(job.draft_processors, job.sampler) if job.draft_processors or job.sampler else None
+    return make_second_model_proposer(config, engine, cache, shared, job.eos_ids)
+
+
+def choose_of(job: Job, tape: Tape, together: BatchRules | None = None) -> Choose | None:
     """How a job's tokens are chosen; None where the engine's argmax is all there is to it."""
     processed = bool(job.processors) or (together is not None and together.processes)
     if not (processed or job.sampler is not None or job.scores is not None or job.raw is not None):

@@ -1,29 +1,46 @@
 """One model for many callers: requests go in from any thread, one worker thread decodes, events come out.
 
 What a request emits is a pure function of the weights, its prompt, its rules with their seed, its processors and its
-number: whoever else is being served shows in the times only.
+number: whoever else is being served, and what is kept of earlier requests, shows in the times only.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from time import perf_counter
+from typing import Any
 
-from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.choose import Ids, Processor
+import numpy as np
+
+from ipex_lookahead.config import MAX_DRAFT, LookaheadConfig, is_memory
+from ipex_lookahead.decoding.choose import Ids, Logits, Processor
+from ipex_lookahead.decoding.controller import AdaptiveBudget, Controller, FixedBudget
+from ipex_lookahead.decoding.party import DecodingSequence, Party, StepEvent
+from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, pages_of
+from ipex_lookahead.decoding.scheduler import Scheduler
 from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.drafting import SECOND_MODEL, Proposer, make_proposer
 from ipex_lookahead.drafting.draft import Draft
+from ipex_lookahead.drafting.prediction import SOURCE, Filtered, Prediction
+from ipex_lookahead.engines.base import Engine
 from ipex_lookahead.errors import InputError, LookaheadError, QueueFullError, ServiceError
 from ipex_lookahead.generation.events import Event, OnEvent, TokenLogprob
+from ipex_lookahead.generation.lookahead import AUTO_TOKENS
 from ipex_lookahead.generation.rules import Rules
-from ipex_lookahead.generation.run import Job, length_limit, run
+from ipex_lookahead.generation.run import Job, Tape, choose_of, length_limit, second_model
 from ipex_lookahead.generation.text_model import TextModel
 
+log = logging.getLogger("ipex_lookahead")
+
 DraftFilter = Callable[[Ids, Draft], Draft]
-"""(the sequence so far, a draft of what follows) -> what of the draft may follow at all."""
+"""(the sequence so far, a draft of what follows) -> what of the draft may follow at all; a tree again."""
+
+MOST_LOGPROBS = 64
+FOLLOW = 0.2
+"""Weight of a new request in the running mean of how long one takes."""
 
 
 class Ticket:
@@ -33,15 +50,13 @@ class Ticket:
         id: its number, 1, 2, ... in the order of submission.
     """
 
-    def __init__(self, number: int, cancel: Callable[[Ticket], None]) -> None:
+    def __init__(self, number: int, cancel: Callable[[int], None]) -> None:
         self.id = number
-        self.cancelled = False
         self._cancel = cancel
 
     def cancel(self) -> None:
         """End the request within a step, from any thread; it is told "finish" with the reason "cancelled"."""
-        self.cancelled = True
-        self._cancel(self)
+        self._cancel(self.id)
 
 
 class Stream:
@@ -76,40 +91,88 @@ class Stream:
         self.close()
 
 
+class _Request:
+    """What the worker knows of a request."""
+
+    def __init__(
+        self,
+        number: int,
+        job: Job,
+        config: LookaheadConfig | None,
+        draft_engine: Engine | None,
+        on_event: OnEvent,
+        *,
+        draft_filter: DraftFilter | None,
+        prediction: Sequence[int],
+        key: str,
+        top_logprobs: int | None,
+    ) -> None:
+        self.number = number
+        self.job = job
+        self.config = config
+        self.draft_engine = draft_engine
+        self.on_event = on_event
+        self.draft_filter = draft_filter
+        self.prediction = prediction
+        self.key = key
+        self.top_logprobs = top_logprobs
+        self.tape = Tape(job)
+        self.stats = GenerationStats(strategy=SOURCE if config is None else config.strategy)
+        self.stats.seed = None if job.sampler is None else job.sampler.seed
+        self.party: Party | None = None
+        self.submitted = perf_counter()
+
+    @property
+    def store(self) -> str | None:
+        """The name of the memory of answers that it reads and adds to: every key has its own."""
+        name = None if self.config is None else self.config.remembering
+        return f"{name}:{self.key}" if name is not None and self.key and is_memory(name) else name
+
+
 class Service:
     """Serves requests of one model until it is closed.
 
     Args:
-        model: a loaded model, which nobody else changes meanwhile.
+        model: a loaded model.
         slots: most requests that are decoded at a time.
         queue: most requests that wait for a slot.
-        cache_memory: bytes of keys and values, of running requests and of those that are kept for later ones.
+        cache_memory: bytes of keys and values, of running requests and of what is kept for later ones. Engines that do
+            not say how many a position takes hold what their slots need.
 
     Attributes:
         state: "loading", "ready", "draining" or "closed".
         running, waiting: requests.
         steps, tokens: forwards and emitted tokens so far.
         kv_bytes, cached_pages: keys and values held, and pages of 64 positions kept for later requests.
+        cached_tokens: prompt tokens so far that were found, not read.
+        put_back: how often a request gave its memory to an older one.
     """
 
     def __init__(self, model: TextModel, *, slots: int = 8, queue: int = 64, cache_memory: int = 2**30) -> None:
-        if slots < 1 or queue < 0 or cache_memory < 0:
-            raise InputError(f"slots={slots}, queue={queue}, cache_memory={cache_memory}; slots must be 1 or more,"
-                             " the others 0 or more")  # fmt: skip
+        if slots < 1 or queue < 0:
+            raise InputError(f"slots is {slots} and queue {queue}; slots must be 1 or more, queue 0 or more")
         self.model = model
-        self.state = "ready"
-        self.running = self.steps = self.tokens = self.kv_bytes = self.cached_pages = 0
+        self.state = "loading"
+        self.running = self.waiting = self.steps = self.tokens = self.put_back = 0
+        self.kv_bytes = self.cached_pages = self.cached_tokens = 0
         self._slots, self._queue = slots, queue
-        self._waiting: deque[tuple[Ticket, Job, LookaheadConfig | None, OnEvent]] = deque()
-        self._changed = threading.Condition()
+        self._position_bytes = int(model.engine.describe().get("kv_bytes_per_token") or 0)
+        pages = slots * pages_of(model.engine.max_context)
+        if self._position_bytes:
+            pages = cache_memory // (PAGE * self._position_bytes)
+        self._memory = PrefixCache(pages, keeps=model.engine.row_invariant)
+        self._controllers: dict[LookaheadConfig | None, Controller] = {}
+        self._requests: dict[int, _Request] = {}
+        self._by_party: dict[int, _Request] = {}
+        self._new: list[_Request] = []
+        self._leaving: list[int] = []
+        self._seconds = 1.0  # that a request takes
         self._numbers = 0
+        self._changed = threading.Condition()
         self._worker = threading.Thread(target=self._work, name="ipex-lookahead service", daemon=True)
         self._worker.start()
 
-    @property
-    def waiting(self) -> int:
-        """Requests that wait for a slot."""
-        return len(self._waiting)
+    # ---- any thread --------------------------------------------------------------------------------------------------
 
     def submit(
         self,
@@ -138,49 +201,70 @@ class Service:
             draft_filter: cuts a draft to what may follow, before it costs a row.
             prediction: ids that the answer may resemble: one more source of drafts, named "prediction".
             key: whose memory of answers and of prompts is used; other keys' do not show, not even in the times.
-            sequence: the answer's number in the noise, for several answers with one seed.
+            sequence: the answer's number in the noise, for several answers with one seed, 0 to 2**32 - 1.
             top_logprobs: tell the tokens' log probabilities and those of so many others, 0 to 64; None tells none.
 
         Raises:
             InputError: an argument outside what is allowed.
-            ContextLengthError: a prompt that leaves no room for an answer.
+            ContextLengthError: a prompt that leaves no room for an answer, or one that the memory has no room for.
             QueueFullError: as many requests wait as may.
             ServiceError: the service is draining or closed.
         """
-        job, config = self._job(prompt, rules, processors, sequence, lookahead, adaptive)
+        job, config, draft_engine = self._job(prompt, rules, processors, sequence, lookahead, adaptive)
+        self._check_ids("prediction", prediction)
+        if top_logprobs is not None:
+            if not 0 <= top_logprobs <= MOST_LOGPROBS:
+                raise InputError(f"top_logprobs is {top_logprobs}; it must be from 0 to {MOST_LOGPROBS}")
+            job.raw = []
         with self._changed:
             if self.state not in ("loading", "ready"):
                 raise ServiceError(f"the service is {self.state} and takes no more requests", hint="ask another one")
-            if len(self._waiting) >= self._queue + (not self.running):
+            taken = len(self._requests)
+            if taken >= self._slots + self._queue:
                 raise QueueFullError(
-                    f"{len(self._waiting)} requests are waiting, as many as may",
-                    retry_after=1.0,
+                    f"{taken} requests are running or waiting, as many as may",
+                    retry_after=max(1.0, self._seconds * (taken - self._slots + 1) / self._slots),
                     hint="try again later",
                 )
             self._numbers += 1
-            ticket = Ticket(self._numbers, self._cancelled)
-            self._waiting.append((ticket, job, config, on_event))
-            self._changed.notify()
-        return ticket
+            request = _Request(
+                self._numbers,
+                job,
+                config,
+                draft_engine,
+                on_event,
+                draft_filter=draft_filter,
+                prediction=prediction,
+                key=key,
+                top_logprobs=top_logprobs,
+            )
+            self._requests[request.number] = request
+            self._new.append(request)
+            self._changed.notify_all()
+        return Ticket(request.number, self._cancel)
 
-    def stream(self, prompt: Sequence[int], rules: Rules, **options: object) -> Stream:
+    def stream(self, prompt: Sequence[int], rules: Rules, **options: Any) -> Stream:
         """As ``submit``, with the events as an iterator; closing it ends the request."""
         stream = Stream()
-        stream.ticket = self.submit(prompt, rules, stream.put, **options)  # type: ignore[arg-type]
+        stream.ticket = self.submit(prompt, rules, stream.put, **options)
         return stream
 
     def close(self, drain: float = 0.0) -> None:
         """Take no more requests, give those that are there ``drain`` seconds, then cancel what is left; waits."""
-        ends = perf_counter() + drain
         with self._changed:
-            if self.state == "closed":
-                return
-            self.state = "draining"
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._waiting and not self.running, max(0.0, ends - perf_counter()))
-            self.state = "closed"
-            self._changed.notify_all()
+            if self.state != "closed":
+                self.state = "draining"
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: not self._requests, drain)
+                self._leaving += self._requests
+                self._changed.notify_all()
         self._worker.join()
+
+    def _cancel(self, number: int) -> None:
+        with self._changed:
+            if number in self._requests:
+                self._leaving.append(number)
+                self._changed.notify_all()
 
     def _job(
         self,
@@ -190,63 +274,202 @@ class Service:
         sequence: int,
         lookahead: int | str | LookaheadConfig | None,
         adaptive: bool | None,
-    ) -> tuple[Job, LookaheadConfig | None]:
-        model = self.model
+    ) -> tuple[Job, LookaheadConfig | None, Engine | None]:
+        engine = self.model.engine
         if not prompt:
             raise InputError("the prompt is empty; give at least one token")
-        if min(prompt) < 0 or max(prompt) >= model.engine.vocab_size:
-            raise InputError(f"the prompt's ids must be from 0 to {model.engine.vocab_size - 1}")
-        config, _ = model._drafting(lookahead, adaptive)
-        limit, reason = length_limit(len(prompt), model.engine.max_context, max_new_tokens=rules.max_new_tokens)
-        return model._job(prompt, rules, limit, reason, processors, sequence), config
+        self._check_ids("prompt", prompt)
+        if not 0 <= sequence < 2**32:
+            raise InputError(f"sequence is {sequence}; it must be from 0 to {2**32 - 1}")
+        config, draft_engine = self.model.drafting(lookahead, adaptive)
+        limit, reason = length_limit(len(prompt), engine.max_context, max_new_tokens=rules.max_new_tokens)
+        if pages_of(limit) > self._memory.pages:
+            room = self._memory.pages * PAGE
+            if len(prompt) >= room:
+                raise InputError(
+                    f"the prompt has {len(prompt)} tokens and the service's memory holds {room}, new tokens included",
+                    hint="shorten the prompt, or give the service more cache_memory",
+                )
+            limit, reason = room, "context"
+        return self.model.job(prompt, rules, limit, reason, processors, sequence), config, draft_engine
 
-    def _cancelled(self, ticket: Ticket) -> None:
-        with self._changed:
-            self._changed.notify()
+    def _check_ids(self, name: str, ids: Sequence[int]) -> None:
+        size = self.model.engine.vocab_size
+        if len(ids) and not 0 <= min(ids) <= max(ids) < size:
+            raise InputError(f"the {name}'s ids are from {min(ids)} to {max(ids)}; they must be from 0 to {size - 1}")
+
+    # ---- the worker --------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self.state in ("draining", "closed"))
-                if not self._waiting:
-                    self._changed.notify_all()
-                    return
-                ticket, job, config, tell = self._waiting.popleft()
-                self.running = 1
-            try:
-                self._serve(ticket, job, config, tell)
-            finally:
-                with self._changed:
-                    self.running = 0
-                    self._changed.notify_all()
-
-    def _serve(self, ticket: Ticket, job: Job, config: LookaheadConfig | None, tell: OnEvent) -> None:
-        stats = GenerationStats()
-
-        def ended() -> bool:
-            return ticket.cancelled or self.state == "closed"
-
-        job.on_token = lambda token: tell(Event("tokens", tokens=[token], origins=[None]))
+        scheduler = None
+        error = ServiceError("the service is closed", hint="ask another one")
         try:
-            if job.limit == len(job.prompt):
-                stats.finish_reasons = [job.limit_reason]
-            else:
-                run(
-                    self.model.engine,
-                    [job],
-                    config,
-                    stats=stats,
-                    costs=self.model._costs,
-                    stores=self.model._stores,
-                    cancelled=ended,
-                    on_prefill=lambda done, total: tell(Event("prefill", done, total)),
+            curve = self.model.costs.curve()
+            scheduler = Scheduler(self.model.engine, slots=self._slots, memory=self._memory, time=curve)
+            with self._changed:
+                if self.state == "loading":
+                    self.state = "ready"
+            while self._turn(scheduler):
+                pass
+        except BaseException as broken:
+            log.exception("the service has broken down")
+            error = ServiceError(f"the service has broken down: {broken}", hint="start it again")
+        finally:
+            with self._changed:
+                self.state = "closed"
+                left, self._requests = list(self._requests.values()), {}
+                self._changed.notify_all()
+            for request in left:
+                self._tell(request, Event("error", error=error))
+
+    @property
+    def _drained(self) -> bool:
+        return self.state == "draining" and not self._requests
+
+    def _turn(self, scheduler: Scheduler) -> bool:
+        """Take what has come in, and make a step; False: there is nothing more to do, ever."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    scheduler.busy or self._new or self._leaving or (self.state == "draining" and not self._requests)
                 )
-        except LookaheadError as error:
-            tell(Event("error", error=error))
+            )
+            if self.state == "draining" and not self._requests:
+                return False
+            new, self._new = self._new, []
+            leaving, self._leaving = self._leaving, []
+        for request in new:
+            self._start(scheduler, request)
+        for number in leaving:
+            found = self._requests.get(number)
+            if found is not None and found.party is not None:
+                scheduler.cancel(found.party.id)
+        for event in scheduler.step():
+            self._pass_on(scheduler, event)
+        memory = self._memory
+        self.running, self.waiting = scheduler.running, scheduler.waiting
+        self.steps, self.put_back = scheduler.steps, scheduler.put_back
+        self.kv_bytes, self.cached_pages = memory.used * PAGE * self._position_bytes, memory.kept
+        self.cached_tokens = memory.hits
+        return True
+
+    def _start(self, scheduler: Scheduler, request: _Request) -> None:
+        job, tape = request.job, request.tape
+        if job.limit == len(job.prompt):
+            request.stats.finish_reasons = [job.limit_reason]
+            self._end(request, Event("finish", reason=job.limit_reason, stats=request.stats))
+            return
+        sequence = DecodingSequence(
+            request.number, job.prompt, job.limit, self.model.engine.new_cache(), None, choose_of(job, tape),
+            tape.accept, job.limit_reason, tape.prefix,
+        )  # fmt: skip
+
+        def begin(_: Sequence[DecodingSequence]) -> Controller:
+            return self._begin(request, sequence)
+
+        request.party = Party([sequence], request.stats, begin, told=True, key=request.key)
+        self._by_party[scheduler.submit(request.party)] = request
+
+    def _begin(self, request: _Request, sequence: DecodingSequence) -> Controller:
+        """Give a request's sequence its proposer; its controller is that of all with the same configuration."""
+        config, proposer = request.config, None
+        # The first token comes with the prompt: of one more there is nothing to draft.
+        if config is not None and sequence.limit - len(sequence.prompt) > 1:
+            proposer = self._proposer(request, config, sequence)
+        if request.prediction:
+            proposer = Prediction(request.prediction, proposer)
+        if proposer is not None and request.draft_filter is not None:
+            proposer = Filtered(proposer, request.draft_filter, request.tape.prefix)
+        sequence.proposer = proposer
+        if proposer is not None and config is None:
+            config = LookaheadConfig(num_draft_tokens=AUTO_TOKENS)
+        controller = self._controller(config if proposer is not None else None)
+        if isinstance(controller, AdaptiveBudget):
+            controller.join(sequence.index, proposer)
+        return controller
+
+    def _proposer(self, request: _Request, config: LookaheadConfig, sequence: DecodingSequence) -> Proposer:
+        if config.strategy in SECOND_MODEL and request.draft_engine is not None:
+            return second_model(config, request.draft_engine, request.job, sequence.cache)
+        name = request.store
+        return make_proposer(config, None if name is None else self.model.stores.get(name).suffixes)
+
+    def _controller(self, config: LookaheadConfig | None) -> Controller:
+        found = self._controllers.get(config)
+        if found is None:
+            if len(self._controllers) >= MAX_DRAFT:  # whoever asks for ever new configurations
+                self._controllers.clear()
+            if config is None or not config.adaptive:
+                found = FixedBudget(0 if config is None else config.num_draft_tokens)
+            else:
+                curve, widen = self.model.costs.curve(), self.model.engine.supports_tree
+                found = AdaptiveBudget(curve, config.num_draft_tokens, config.strategy, widen=widen)
+            self._controllers[config] = found
+        return found
+
+    def _pass_on(self, scheduler: Scheduler, event: StepEvent) -> None:
+        """A step's news, as the caller hears it."""
+        request = self._by_party.get(event.id)
+        if request is None or request.party is None:
+            return
+        if event.kind == "prefill":
+            told = Event("prefill", event.done, event.total)
+        elif event.kind == "tokens":
+            self.tokens += len(event.tokens)
+            told = Event("tokens", tokens=list(event.tokens), origins=list(event.origins))
+            if request.top_logprobs is not None and request.job.raw is not None:
+                raw, request.job.raw[:] = list(request.job.raw), []
+                told.logprobs = [
+                    logprob_of(token, logits, request.top_logprobs)
+                    for token, logits in zip(event.tokens, raw, strict=True)
+                ]
         else:
-            self.steps += stats.steps
-            self.tokens += stats.tokens
-            tell(Event("finish", reason=stats.finish_reasons[0], stats=stats))
+            del self._by_party[event.id]
+            if event.kind == "error":
+                self._end(request, Event("error", error=_as_ours(request.party.error)))
+                return
+            if request.store is not None:
+                self.model.stores.add(request.store, [request.tape.new])
+            self._end(request, Event("finish", reason=request.stats.finish_reasons[0], stats=request.stats))
+            return
+        if not self._tell(request, told):
+            scheduler.cancel(event.id)
+
+    def _end(self, request: _Request, event: Event) -> None:
+        with self._changed:
+            del self._requests[request.number]
+            self._seconds += FOLLOW * (perf_counter() - request.submitted - self._seconds)
+            self._changed.notify_all()
+        self._tell(request, event)
+
+    def _tell(self, request: _Request, event: Event) -> bool:
+        """Whether the caller has taken it."""
+        try:
+            request.on_event(event)
+        except Exception:
+            log.exception("request %d: its on_event has failed; the request ends", request.number)
+            return False
+        return True
+
+
+def logprob_of(token: int, logits: Logits, top: int) -> TokenLogprob:
+    """The natural logarithms of a token's probability, and of the ``top`` most likely ones'; logits float32 [vocab]."""
+    highest = logits.max()
+    total = float(highest) + float(np.log(np.exp(logits - highest).sum(dtype=np.float64)))
+    best: list[int] = []
+    if top:
+        least = np.partition(logits, -min(top, len(logits)))[-min(top, len(logits))]
+        near = np.flatnonzero(logits >= least)
+        best = near[np.argsort(-logits[near], kind="stable")][:top].tolist()
+    return TokenLogprob(token, float(logits[token]) - total, tuple((id, float(logits[id]) - total) for id in best))
+
+
+def _as_ours(error: Exception | None) -> LookaheadError:
+    if isinstance(error, LookaheadError):
+        return error
+    ours = ServiceError(f"the request has failed: {type(error).__name__}: {error}", hint="report it")
+    ours.__cause__ = error
+    return ours
 
 
 __all__ = ["DraftFilter", "Event", "OnEvent", "Service", "Stream", "Ticket", "TokenLogprob"]

@@ -71,6 +71,8 @@ class TextModel:
         engine, tokenizer: its parts.
         config: the model's config.
         stats: of the last answer, also of one that was interrupted.
+        costs: what a forward of n rows costs on this engine.
+        stores: the memories of earlier answers.
     """
 
     def __init__(
@@ -82,8 +84,8 @@ class TextModel:
         self.stats = GenerationStats()
         self._defaults: Mapping[str, Any] = loaded.generation_config
         self._eos = frozenset(token_ids("eos_token_id", self._defaults.get("eos_token_id"), self.engine.vocab_size))
-        self._costs = EngineCosts(self.engine, cost_folder(), note)
-        self._stores = Stores(self.engine.vocab_size, tokenizer.get_vocab)
+        self.costs = EngineCosts(self.engine, cost_folder(), note)
+        self.stores = Stores(self.engine.vocab_size, tokenizer.get_vocab)
         self._draft: Engine | None = None
         self._copy: Engine | None = None
         self._kept = Kept(self.engine)
@@ -135,7 +137,7 @@ class TextModel:
         self.stats = stats = GenerationStats()
         if not ids:
             raise InputError("the prompt is empty; give at least one token")
-        config, draft_engine = self._drafting(lookahead, adaptive)
+        config, draft_engine = self.drafting(lookahead, adaptive)
         limit, reason = length_limit(len(ids), self.engine.max_context, max_new_tokens=rules.max_new_tokens)
         if self._asks_for_more(rules):
             if on_prefill is not None:
@@ -143,7 +145,7 @@ class TextModel:
             return self._as_transformers(
                 ids, rules, config, draft_engine, on_token, on_prefill=on_prefill, cancel=cancelled
             )
-        job = self._job(ids, rules, limit, reason)
+        job = self.job(ids, rules, limit, reason)
         job.on_token = on_token
         if limit == len(ids):
             stats.sequences, stats.finish_reasons = 1, [reason]
@@ -159,8 +161,8 @@ class TextModel:
             if limit - len(ids) > 1
             else None,  # the first token comes with the prompt: there is nothing to draft
             stats=stats,
-            costs=self._costs,
-            stores=self._stores,
+            costs=self.costs,
+            stores=self.stores,
             draft_engine=draft_engine,
             cancelled=cancelled,
             on_prefill=on_prefill,
@@ -169,7 +171,7 @@ class TextModel:
             self._kept.hold(cache, tape.prefix())
         return tape.new
 
-    def _job(
+    def job(
         self,
         ids: Sequence[int],
         rules: Rules,
@@ -178,7 +180,15 @@ class TextModel:
         own: Sequence[Processor] = (),
         sequence: int = 0,
     ) -> Job:
-        """A prompt under its rules. ``own``: processors after those of the rules; ``sequence``: number in the noise."""
+        """A prompt under its rules. ``own``: processors after those of the rules; ``sequence``: number in the noise.
+
+        Raises InputError where the model's own generation config asks for what only Hugging Face's processors do.
+        """
+        if self._asks_for_more(rules):
+            raise InputError(
+                "the model's generation config has an option that is not known here",
+                hint="take it out of generation_config.json, or use generate",
+            )
         processors = self._processors(rules, len(ids))
         return Job(
             np.asarray(ids, np.int32),
@@ -191,7 +201,7 @@ class TextModel:
             stop=StopTexts(self.tokenizer, rules.stop) if rules.stop else None,
         )
 
-    def _drafting(
+    def drafting(
         self, lookahead: int | str | LookaheadConfig | None, adaptive: bool | None
     ) -> tuple[LookaheadConfig | None, Engine | None]:
         """What ``lookahead`` means for this model, and the engine that drafts where a second one does."""
@@ -267,8 +277,8 @@ class TextModel:
             lookahead=config,
             draft_engine=draft_engine,
             stats=self.stats,
-            costs=self._costs,
-            stores=self._stores,
+            costs=self.costs,
+            stores=self.stores,
             **rest,
         )
 

@@ -136,7 +136,7 @@ def test_an_adaptive_budget_leaves_tokens_and_logits_alone(
             now[0] += clock * rng.exponential()
             return now[0]
 
-        monkeypatch.setattr("ipex_lookahead.decoding.loop.perf_counter", odd_clock)
+        monkeypatch.setattr("ipex_lookahead.decoding.scheduler.perf_counter", odd_clock)
         out = run(engine, prompts, makers(texts, 12)[name], 8, adaptive=True, **MODES[mode])
         assert_same(out, plain)
         drafted.add(out.stats.drafted)
@@ -153,7 +153,9 @@ class RandomBudgets(FixedBudget):
     def budget(self, sequence: int, length: int) -> int:
         return int(self._rng.integers(0, 33))
 
-    def select(self, sequences: Sequence[int], drafts: Sequence[Draft], length: int) -> Sequence[Draft]:
+    def select(
+        self, sequences: Sequence[int], drafts: Sequence[Draft], length: int, beside: int = 0
+    ) -> Sequence[Draft]:
         return [d if self._rng.random() < 0.3 else d.first(int(self._rng.integers(0, len(d) + 1))) for d in drafts]
 
 

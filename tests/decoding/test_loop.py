@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from ipex_lookahead.decoding.controller import FixedBudget
-from ipex_lookahead.decoding.loop import DecodingSequence, decode
+from ipex_lookahead.decoding.loop import decode
+from ipex_lookahead.decoding.party import DecodingSequence
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.engines.base import Batch, StepOutput
@@ -90,8 +91,12 @@ class Watching:
     def observe(self, sequence: int, outcome: Outcome) -> None:
         self.outcomes.append((sequence, outcome))
 
-    def select(self, sequences: Sequence[int], drafts: Sequence[Draft], length: int) -> Sequence[Draft]:
+    def select(
+        self, sequences: Sequence[int], drafts: Sequence[Draft], length: int, beside: int = 0
+    ) -> Sequence[Draft]:
         return drafts
+
+    def leave(self, sequence: int) -> None: ...
 
     def timed(self, rows: int, length: int, seconds: float, proposing: float, experts: int = 0) -> None:
         assert seconds >= 0
@@ -200,6 +205,6 @@ def test_sequences_end_on_their_own_and_leave_the_batch() -> None:
     assert [s.finish for s in all_of_them] == ["stop"] * 3
     assert stats.finish_reasons == ["stop"] * 3
     sizes = [len(counts) for counts, _, _ in engine.batches]
-    assert sizes[0] == 3
-    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[:2] == [1, 3], "the prompt that they share is read once"
+    assert sizes[1:] == sorted(sizes[1:], reverse=True)
     assert stats.sequence_steps == sum(sizes[1:])

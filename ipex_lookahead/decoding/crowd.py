@@ -1,0 +1,193 @@
+"""Those that decode together: their drafts, and the batch of a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipex_lookahead.decoding.controller import Controller
+from ipex_lookahead.decoding.party import NO_DRAFT, DecodingSequence, Party, Reader
+from ipex_lookahead.decoding.prefix_cache import PrefixCache
+from ipex_lookahead.drafting.draft import Draft
+from ipex_lookahead.engines.base import Batch, Engine
+from ipex_lookahead.errors import InputError
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """Rows of a prompt in a forward.
+
+    Attributes:
+        party, reader: whose.
+        rows: how many.
+        done: whether they are the reader's last.
+        answer: the row of the output that follows them; -1 = it was not asked for.
+    """
+
+    party: Party
+    reader: Reader
+    rows: int
+    done: bool
+    answer: int = -1
+
+
+class Table:
+    """Parties that have one controller, which buys the rows of all their drafts together.
+
+    Attributes:
+        live: their sequences.
+        drafts: in this step, of each of ``live``; None = there are none.
+        drafting: whether any sequence has a proposer.
+        of_one: whether it is a single party's.
+    """
+
+    def __init__(self, parties: Sequence[Party], controller: Controller) -> None:
+        self.parties = parties
+        self.controller = controller
+        self.live = [sequence for party in parties for sequence in party.live]
+        self.numbers = [sequence.index for sequence in self.live]
+        self.drafting = any(sequence.proposer is not None for sequence in self.live)
+        self.drafts: Sequence[Draft] | None = None
+        self.of_one = len(parties) == 1
+
+    def propose(self, engine: Engine, beside: int, fail: Callable[[Party, Exception], None]) -> int:
+        """Drafts for the sequences, cut to what the controller thinks worth its rows; returns how many rows.
+
+        A draft ends before the sequence's limit: the bonus token needs a place too.
+        """
+        self.drafts = None
+        drafts: list[Draft] = []
+        any_tokens = False
+        controller = self.controller
+        for sequence in self.live:
+            draft = NO_DRAFT
+            if sequence.proposer is not None:
+                room = sequence.limit - sequence.length - 1
+                budget = min(controller.budget(sequence.index, sequence.length), room)
+                if budget > 0:
+                    try:
+                        draft = _proposed(sequence, budget, engine)
+                    except Exception as error:
+                        fail(next(party for party in self.parties if sequence in party.live), error)
+                        return 0
+                    any_tokens = any_tokens or bool(draft.tokens)
+            drafts.append(draft)
+        if not any_tokens:
+            return 0
+        self.drafts = controller.select(self.numbers, drafts, max([s.length for s in self.live]), beside)
+        return sum([len(draft.tokens) for draft in self.drafts])
+
+
+class Crowd:
+    """The sequences that decode, and what of a batch stays the same until one comes or goes.
+
+    Args:
+        parties: those that decode.
+        engine: where the model runs.
+
+    Attributes:
+        tables: the parties by controller.
+        live: their sequences, in the order of the tables.
+        rows: of the sequences and their drafts, in this step.
+        drafting: whether any sequence has a proposer.
+    """
+
+    def __init__(self, parties: Sequence[Party], engine: Engine) -> None:
+        by_controller: dict[int, list[Party]] = {}
+        for party in parties:
+            by_controller.setdefault(id(party.controller), []).append(party)
+        self.tables = [Table(some, some[0].decided_by) for some in by_controller.values()]
+        self.live = [sequence for table in self.tables for sequence in table.live]
+        self.drafting = any(table.drafting for table in self.tables)
+        self.rows = len(self.live)
+        self._engine = engine
+        self._caches = [sequence.cache for sequence in self.live]
+        self._counts = [1] * len(self.live)
+        self._parents = np.full(len(self.live), -1, np.int32)
+        self._logits = any(sequence.choose is not None for sequence in self.live)
+        self._top = max((s.proposer.top for s in self.live if s.proposer is not None), default=0)
+
+    def propose(self, memory: PrefixCache | None, fail: Callable[[Party, Exception], None]) -> bool:
+        """Ask for drafts; whether there are any. A party whose proposer raises is failed."""
+        rows = 0
+        for table in self.tables:
+            if table.drafting:
+                rows += table.propose(self._engine, len(self.live) - len(table.live) + rows, fail)
+                if rows and memory is not None and table.drafts is not None:
+                    table.drafts = [
+                        draft.first(memory.extend_to(sequence.pages, sequence.length, len(draft)))
+                        for sequence, draft in zip(table.live, table.drafts, strict=True)
+                    ]
+        self.rows = len(self.live) + rows
+        return rows > 0
+
+    def batch(self, drafted: bool, pieces: Sequence[Piece]) -> Batch:
+        """The forward of the sequences, their drafts, and pieces of prompts, whose ``answer`` is set."""
+        if drafted:
+            batch = self._drafted()
+        else:
+            tokens = np.array([sequence.last for sequence in self.live], np.int32)
+            batch = Batch(self._caches, self._counts, tokens, self._parents, None, self._logits, self._top)
+        return _with_pieces(batch, pieces) if pieces else batch
+
+    def _drafted(self) -> Batch:
+        """Each sequence's last token and its draft."""
+        counts: list[int] = []
+        tokens: list[int] = []
+        parents: list[int] = []
+        for table in self.tables:
+            drafts = table.drafts
+            for number, sequence in enumerate(table.live):
+                draft = NO_DRAFT if drafts is None else drafts[number]
+                counts.append(1 + len(draft.tokens))
+                tokens.append(sequence.last)
+                parents.append(-1)
+                if draft.tokens:
+                    tokens.extend(draft.tokens)
+                    parents.extend([parent + 1 for parent in draft.parents])
+        rows, links = np.array(tokens, np.int32), np.array(parents, np.int32)
+        return Batch(self._caches, counts, rows, links, None, self._logits, self._top)
+
+
+def _with_pieces(batch: Batch, pieces: Sequence[Piece]) -> Batch:
+    """Prompt rows after the others; of these only the last of each prompt are answered."""
+    answers = len(batch.tokens)
+    caches, counts, want = list(batch.caches), list(batch.counts), list(range(answers))
+    tokens, parents = [batch.tokens], [batch.parents]
+    end, logits = answers, batch.logits
+    for piece in pieces:
+        reader = piece.reader
+        first = reader.sequence.cache.length
+        caches.append(reader.sequence.cache)
+        counts.append(piece.rows)
+        tokens.append(reader.tokens[first : first + piece.rows])
+        parents.append(np.arange(-1, piece.rows - 1, dtype=np.int32))
+        end += piece.rows
+        if piece.done and reader.answer:
+            piece.answer = len(want)
+            want.append(end - 1)
+            logits = logits or piece.party.logits
+    return Batch(
+        caches, counts, np.concatenate(tokens), np.concatenate(parents), np.array(want, np.int32), logits, batch.top
+    )
+
+
+def _proposed(sequence: DecodingSequence, budget: int, engine: Engine) -> Draft:
+    """A sequence's draft, checked, as the engine takes it."""
+    assert sequence.proposer is not None
+    draft = sequence.proposer.propose(budget)
+    if len(draft.tokens) > budget:
+        name = type(sequence.proposer).__name__
+        raise InputError(
+            f"{name} proposed {len(draft)} tokens with a budget of {budget}; propose no more than the budget"
+        )
+    if engine.supports_tree:
+        return draft
+    if draft.scratch:
+        raise InputError(
+            f"this strategy evaluates rows beside its draft (scratch rows), for which the {engine.name} engine needs"
+            " trees, and this model takes none; use prompt_lookup, suffix, recycling, auto or a draft model"
+        )
+    return draft.best_chain()

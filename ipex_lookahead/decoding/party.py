@@ -1,0 +1,430 @@
+"""Sequences that are one caller's: what a forward's answers make of them. Verify, keep, observe, tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from time import perf_counter
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.decoding.controller import Controller
+from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.decoding.verify import verify, verify_in_step
+from ipex_lookahead.drafting.base import Proposer
+from ipex_lookahead.drafting.draft import Draft, Outcome
+from ipex_lookahead.engines.base import Cache, StepOutput
+from ipex_lookahead.errors import EngineError
+
+NO_DRAFT = Draft()
+_ROOT_ONLY = [0]
+_NOT_FINITE = "the engine's logits hold NaN: the weights or the activations are not finite"
+
+Tokens = npt.NDArray[np.int32]
+"""int32 [n], token ids."""
+
+
+@dataclass(slots=True, eq=False)
+class DecodingSequence:
+    """One sequence on its way. The loop owns ``last``, ``length``, ``finish`` and ``pages``.
+
+    Attributes:
+        index: its number, for the controller.
+        prompt: int32 [n], n >= 1.
+        limit: length, prompt included, at which the sequence ends; more than n.
+        cache: a cache of its own; it may hold the prompt's first tokens, but not all of them. Of several sequences with
+            one prompt and empty caches the first reads it, and the others get forks.
+        proposer: None decodes token by token.
+        choose: float32 [vocab_size] logits -> token, called once for each emitted position in order; None is the
+            argmax, for which the engine need not hand out logits.
+        accept: told each emitted token, in order; True ends the sequence with that token.
+        limit_reason: what ``finish`` becomes at the limit.
+        committed: gives the prompt and all emitted tokens, integers [n]; only a scheduler with a memory asks for them.
+        last, length: the last committed token, and how many are committed.
+        finish: None while it goes on, else "stop", ``limit_reason`` or "cancelled".
+        pages: its pages, as the scheduler's memory numbers them.
+    """
+
+    index: int
+    prompt: Tokens
+    limit: int
+    cache: Cache
+    proposer: Proposer | None
+    choose: Callable[[npt.NDArray[np.float32]], int] | None
+    accept: Callable[[int], bool]
+    limit_reason: str = "length"
+    committed: Callable[[], npt.NDArray[Any]] | None = None
+    last: int = -1
+    length: int = 0
+    finish: str | None = None
+    pages: list[int] = field(default_factory=list)
+
+
+class Lockstep(Protocol):
+    """Takes the place of ``choose`` and ``accept`` where something must see all sequences of a party at one position.
+
+    Both are called once for each emitted position, in order, with all sequences that go on, by their ``index``.
+    """
+
+    def choose(self, sequences: Sequence[int], logits: Sequence[npt.NDArray[np.float32]]) -> Sequence[int]:
+        """Logits of each, float32 [vocab_size] -> the token of each. Not called where no sequence has a ``choose``."""
+        ...
+
+    def accept(self, sequences: Sequence[int], tokens: Sequence[int]) -> Sequence[bool]:
+        """The emitted tokens -> for each whether its sequence ends with it."""
+        ...
+
+
+@dataclass(slots=True)
+class StepEvent:
+    """What a step did to a party.
+
+    Attributes:
+        id: the party's.
+        kind: "prefill", "tokens", "finish" or "error"; the last two are the last of a party.
+        done, total: "prefill": how many tokens of its prompts are read, of how many.
+        sequence: "tokens": the sequence's ``index``.
+        tokens: "tokens": what it emitted.
+        origins: "tokens": for each of them the source that had drafted it; None = the target's own.
+    """
+
+    id: int
+    kind: Literal["prefill", "tokens", "finish", "error"]
+    done: int = 0
+    total: int = 0
+    sequence: int = 0
+    tokens: Sequence[int] = ()
+    origins: Sequence[str | None] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Reader:
+    """Tokens that a sequence's cache is to hold before it decodes.
+
+    Attributes:
+        sequence: whose.
+        tokens: all of them; those from ``cache.length`` on are to be read.
+        answer: whether what follows the last of them is to be emitted; not where it has been, before the sequence was
+            put back.
+        twins: sequences with the same prompt, which get forks of the cache.
+    """
+
+    sequence: DecodingSequence
+    tokens: Tokens
+    answer: bool
+    twins: list[DecodingSequence] = field(default_factory=list)
+
+    @property
+    def left(self) -> int:
+        """Tokens to be read."""
+        return len(self.tokens) - self.sequence.cache.length
+
+
+class Party:
+    """Sequences that are submitted, counted and ended together.
+
+    Args:
+        sequences: at least one; they decode once all their prompts are read.
+        stats: filled; right also for a party that was abandoned.
+        begin: called with the sequences that go on when their prompts are read, and again after the party was put back:
+            gives them their proposers, and returns the controller.
+        lockstep: emit the same positions of all sequences that go on, through it: a step emits as many tokens of each
+            as of the one whose draft is right for the shortest way.
+        on_prefill: called after each piece of the prompts with their tokens done, and their number.
+        told: make events of its steps.
+        key: whose memory of prompts is used.
+
+    Attributes:
+        id: given by the scheduler.
+        live: the sequences that go on.
+        readers: what is still to be read.
+        error: what ended it early.
+        ended: whether it is over.
+        thinner: whether a sequence has ended that is among ``live`` still.
+    """
+
+    def __init__(
+        self,
+        sequences: Sequence[DecodingSequence],
+        stats: GenerationStats,
+        begin: Callable[[Sequence[DecodingSequence]], Controller],
+        *,
+        lockstep: Lockstep | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
+        told: bool = False,
+        key: str = "",
+    ) -> None:
+        self.id = 0
+        self.sequences = self.live = list(sequences)
+        self.stats = stats
+        self.key = key
+        self.told = told
+        self.readers: list[Reader] = []
+        self.news: list[StepEvent] = []
+        self.error: Exception | None = None
+        self.ended = self.thinner = False
+        self.controller: Controller | None = None
+        self.logits = any(s.choose is not None for s in sequences)
+        self.total = sum(len(s.prompt) for s in sequences)
+        self._done = 0
+        self._begin = begin
+        self._lockstep = lockstep
+        self._on_prefill = on_prefill
+        self._first: dict[DecodingSequence, tuple[int, Any]] = {}  # in lockstep: what follows the prompts read so far
+        self._started = self._first_token_at = perf_counter()
+
+    # ---- reading -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Say what is to be read, the caches being as they are: the prompts; or after a pause all committed tokens."""
+        readers: dict[bytes, Reader] = {}
+        for number, sequence in enumerate(self.live):
+            fresh, held, tokens = sequence.length == 0, sequence.cache.length, self.to_read(sequence)
+            if fresh and held:
+                self._count(held, cached=True)
+            # What a cache holds already need not be shared; the key of its own keeps such a reader apart.
+            known = tokens.tobytes() if fresh and not held else number.to_bytes(4, "little") + b"."
+            if known in readers:
+                readers[known].twins.append(sequence)
+            else:
+                readers[known] = Reader(sequence, tokens, fresh)
+        self.readers = list(readers.values())
+
+    def to_read(self, sequence: DecodingSequence) -> Tokens:
+        """What its cache holds once it decodes: the prompt, or after a pause all but the last committed token."""
+        if sequence.length == 0:
+            return sequence.prompt
+        assert sequence.committed is not None
+        return sequence.committed()[:-1].astype(np.int32)
+
+    def pause(self) -> None:
+        """Its cache was given away: what was read is to be read again."""
+        self.readers = []
+        self.controller = None
+        if self.live[0].length == 0:
+            self.stats.prompt_tokens -= self._done
+            self.stats.cached_tokens = self._done = 0
+
+    def read(self, pieces: Sequence[tuple[Reader, int, bool, int]], argmax: list[int], output: StepOutput) -> None:
+        """Take what a forward made of pieces of the prompts.
+
+        Args:
+            pieces: (reader, rows, whether they are its last, row of the output that follows them).
+            argmax: of the output.
+            output: the forward's.
+        """
+        stats = self.stats
+        stats.prefill_seconds = perf_counter() - self._started
+        for reader, rows, done, answer in pieces:
+            reader.sequence.cache.keep(list(range(rows)))
+            if reader.answer:
+                self._count(rows)
+            if done:
+                self.readers.remove(reader)
+                if reader.answer:
+                    self._answered(reader, argmax, output, answer)
+        if self._on_prefill is not None:
+            self._on_prefill(self._done, self.total)
+        if self.told:
+            self.news.append(StepEvent(self.id, "prefill", self._done, self.total))
+        if self._first and not self.readers:
+            found = [self._first.pop(sequence) for sequence in self.live]
+            self._emit_in_step([token for token, _ in found], [row for _, row in found] if self.logits else ())
+        if stats.tokens and not stats.first_token_seconds:
+            stats.first_token_seconds = perf_counter() - self._started
+            self._first_token_at = self._started + stats.first_token_seconds
+
+    def _answered(self, reader: Reader, argmax: list[int], output: StepOutput, row: int) -> None:
+        """A prompt is read, ``row`` being the output after it."""
+        for twin in reader.twins:
+            twin.cache = reader.sequence.cache.fork()
+            self._count(len(twin.prompt), cached=True)
+        for sequence in (reader.sequence, *reader.twins):
+            sequence.length = len(sequence.prompt)
+            if self._lockstep is not None:
+                self._first[sequence] = argmax[row], None if output.logits is None else output.logits[row]
+                continue
+            token, _ = _emit(sequence, argmax, output, self.stats, row, 0)
+            if self.told:
+                self.news.append(StepEvent(self.id, "tokens", sequence=sequence.index, tokens=[token], origins=[None]))
+
+    def _count(self, tokens: int, *, cached: bool = False) -> None:
+        self._done += tokens
+        self.stats.prompt_tokens += tokens
+        if cached:
+            self.stats.cached_tokens += tokens
+
+    # ---- decoding ----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Everything is read: make proposers for what goes on, and show them the text."""
+        self.stats.sampler_seconds = 0.0
+        self.live = [s for s in self.live if s.finish is None]
+        if not self.live:
+            return
+        self.controller = self._begin(self.live)
+        for sequence in self.live:
+            if sequence.proposer is not None:
+                before = sequence.prompt if sequence.committed is None else sequence.committed()[:-1]
+                sequence.proposer.begin([*before.tolist(), sequence.last])
+
+    @property
+    def decided_by(self) -> Controller:
+        """The controller of a party that decodes."""
+        assert self.controller is not None
+        return self.controller
+
+    def take(
+        self,
+        drafts: Sequence[Draft] | None,
+        argmax: list[int],
+        output: StepOutput,
+        first: int,
+        proposing: float,
+        forward: float,
+    ) -> int:
+        """Verify, keep and observe what a forward made of the sequences and their drafts.
+
+        Args:
+            drafts: of each sequence that goes on; None = there are none.
+            argmax: of the output.
+            output: the forward's.
+            first: the row of the output that follows the first sequence's last token.
+            proposing: seconds that the step spent on drafts.
+            forward: seconds of the forward.
+
+        Returns:
+            The row of the output after the last of theirs.
+        """
+        stats, told, controller = self.stats, self.told, self.controller
+        assert controller is not None
+        walks = None if self._lockstep is None else self._walk_in_step(drafts, argmax, output, first)
+        accepted_rows = drafted = 0
+        for number, sequence in enumerate(self.live):
+            draft = NO_DRAFT if drafts is None else drafts[number]
+            if walks is None:
+                accepted, emitted = verify(draft, partial(_emit, sequence, argmax, output, stats, first))
+            else:
+                accepted, emitted = walks[number]
+            end = first + 1 + len(draft.tokens)
+            if sequence.finish is None:
+                sequence.cache.keep([0, *[row + 1 for row in accepted]] if accepted else _ROOT_ONLY)
+            else:
+                self.thinner = True
+            proposer = sequence.proposer
+            if proposer is not None:
+                scratch = argmax[end - draft.scratch : end] if draft.scratch else ()
+                top: Any = output.top[first:end] if proposer.top and output.top is not None else None
+                outcome = Outcome(draft, accepted, emitted, scratch, top)
+                if sequence.finish is None:
+                    proposer.observe(outcome)
+                controller.observe(sequence.index, outcome)
+            if draft.tokens:
+                stats.verified(draft, accepted)
+                accepted_rows += len(accepted)
+                drafted += len(draft.tokens)
+            if told:
+                self.news.append(self._tokens(sequence, draft, accepted, emitted))
+            first = end
+        stats.steps += 1
+        stats.sequence_steps += len(self.live)
+        stats.drafted += drafted
+        stats.accepted += accepted_rows
+        stats.proposer_seconds += proposing
+        stats.engine_seconds += forward
+        stats.per_step.append((drafted, accepted_rows, proposing, forward))
+        return first
+
+    def close(self) -> None:
+        """It is over, or abandoned: complete the statistics."""
+        self.ended = True
+        if self.stats.tokens:
+            self.stats.decode_seconds = perf_counter() - self._first_token_at
+        self.stats.finish_reasons = [s.finish or "abandoned" for s in self.sequences]
+        self.stats.fold()
+
+    def cancel(self) -> None:
+        """End what goes on."""
+        for sequence in self.live:
+            if sequence.finish is None:
+                sequence.finish = "cancelled"
+
+    def _tokens(
+        self, sequence: DecodingSequence, draft: Draft, accepted: Sequence[int], emitted: Sequence[int]
+    ) -> StepEvent:
+        sources = draft.sources or [self.stats.strategy] * len(draft)
+        origins = [*[sources[row] for row in accepted], None][: len(emitted)]
+        return StepEvent(self.id, "tokens", sequence=sequence.index, tokens=emitted, origins=origins)
+
+    def _walk_in_step(
+        self, drafts: Sequence[Draft] | None, argmax: list[int], output: StepOutput, first: int
+    ) -> list[tuple[list[int], list[int]]]:
+        """Verify all drafts, the same positions of all of them at once."""
+        if drafts is None:
+            drafts = [NO_DRAFT] * len(self.live)
+        firsts = list(accumulate((1 + len(draft.tokens) for draft in drafts[:-1]), initial=first))
+        logits: Any = output.logits
+
+        def emit(rows: Sequence[int]) -> tuple[Sequence[int], bool]:
+            places = [at + row for at, row in zip(firsts, rows, strict=True)]
+            found = [logits[place] for place in places] if self.logits else ()
+            return self._emit_in_step([argmax[place] for place in places], found)
+
+        return verify_in_step(drafts, emit)
+
+    def _emit_in_step(
+        self, argmax: Sequence[int], logits: Sequence[npt.NDArray[np.float32]]
+    ) -> tuple[Sequence[int], bool]:
+        """One position of all sequences that go on: choose, commit, and say whether any of them ends there."""
+        live, lockstep, stats = self.live, self._lockstep, self.stats
+        assert lockstep is not None
+        numbers = [s.index for s in live]
+        tokens = argmax
+        if len(logits):
+            began = perf_counter()
+            tokens = lockstep.choose(numbers, logits)
+            stats.sampler_seconds += perf_counter() - began
+        elif min(argmax) < 0:
+            raise EngineError(_NOT_FINITE)
+        for sequence, token in zip(live, tokens, strict=True):
+            sequence.last = token
+            sequence.length += 1
+        stats.tokens += len(live)
+        for sequence, ended in zip(live, lockstep.accept(numbers, tokens), strict=True):
+            if ended:
+                sequence.finish = "stop"
+            elif sequence.length >= sequence.limit:
+                sequence.finish = sequence.limit_reason
+        return tokens, any(s.finish is not None for s in live)
+
+
+def _emit(
+    sequence: DecodingSequence,
+    argmax: list[int],
+    output: StepOutput,
+    stats: GenerationStats,
+    first: int,
+    row: int,
+) -> tuple[int, bool]:
+    """Choose the token after a row, commit it, and say whether the sequence ends with it."""
+    if sequence.choose is None:
+        token = argmax[first + row]
+        if token < 0:
+            raise EngineError(_NOT_FINITE)
+    else:
+        began = perf_counter()
+        assert output.logits is not None
+        token = sequence.choose(output.logits[first + row])
+        stats.sampler_seconds += perf_counter() - began
+    sequence.last = token
+    sequence.length += 1
+    stats.tokens += 1
+    if sequence.accept(token):
+        sequence.finish = "stop"
+    elif sequence.length >= sequence.limit:
+        sequence.finish = sequence.limit_reason
+    return token, sequence.finish is not None
