@@ -219,18 +219,19 @@ class Party:
         """
         stats = self.stats
         stats.prefill_seconds = perf_counter() - self._started
-        for reader, rows, done, answer in pieces:
+        for reader, rows, _, _ in pieces:
             reader.sequence.cache.keep(list(range(rows)))
             if reader.answer:
                 self._count(rows)
+        if self.told:
+            self.news.append(StepEvent(self.id, "prefill", self._done, self.total))
+        for reader, _, done, answer in pieces:
             if done:
                 self.readers.remove(reader)
                 if reader.answer:
                     self._answered(reader, argmax, output, answer)
         if self._on_prefill is not None:
             self._on_prefill(self._done, self.total)
-        if self.told:
-            self.news.append(StepEvent(self.id, "prefill", self._done, self.total))
         if self._first and not self.readers:
             found = [self._first.pop(sequence) for sequence in self.live]
             self._emit_in_step([token for token, _ in found], [row for _, row in found] if self.logits else ())

@@ -131,14 +131,15 @@ class PrefixCache:
         Returns:
             A cache of its own and its pages' numbers, or None.
         """
-        found, count = self._find(tokens, key)
-        if found is None:
-            return None
-        cache = found.cache.fork()
-        try:
-            cache.crop(count * PAGE)
-        except ForgottenKeysError:  # a window's layers have moved on: the beginning is to be read again
-            return None
+        while True:
+            found, count = self._find(tokens, key)
+            if found is None:
+                return None
+            cache = _cut(found.cache, count)
+            if cache is not None:
+                break
+            for page in found.hashes[:count]:  # a window has moved on: of these it can give nothing
+                self._unlist(page, found)
         pages = found.pages[:count]
         self._hold(self._running, pages)
         self._by_end.move_to_end(found.hashes[-1])
@@ -162,13 +163,11 @@ class PrefixCache:
         if last in self._by_page:  # it, or a longer one
             self._by_end.move_to_end(self._by_page[last][-1].hashes[-1])
             return
-        fork = cache.fork()
-        try:
-            fork.crop(count * PAGE)
-        except ForgottenKeysError:
+        fork = _cut(cache, count)
+        if fork is None:
             return
-        for page in hashes[:-1]:
-            if page in self._by_end:  # a beginning of this one
+        for number, page in enumerate(hashes[:-1], 1):
+            if page in self._by_end and _cut(fork, number) is not None:  # a beginning, which this one gives too
                 self._give_up(self._by_end[page])
         kept = _Kept(fork, hashes, list(pages[:count]))
         self._hold(self._kept, kept.pages)
@@ -193,11 +192,15 @@ class PrefixCache:
     def _give_up(self, kept: _Kept) -> None:
         del self._by_end[kept.hashes[-1]]
         for page in kept.hashes:
-            holders = self._by_page[page]
+            self._unlist(page, kept)
+        self._drop(self._kept, kept.pages)
+
+    def _unlist(self, page: bytes, kept: _Kept) -> None:
+        holders = self._by_page.get(page, [])
+        if kept in holders:
             holders.remove(kept)
             if not holders:
                 del self._by_page[page]
-        self._drop(self._kept, kept.pages)
 
     def _hold(self, holders: Counter[int], pages: Sequence[int]) -> None:
         for page in pages:
@@ -210,6 +213,16 @@ class PrefixCache:
             if not holders[page]:
                 del holders[page]
             self._used -= page not in self._running and page not in self._kept
+
+
+def _cut(cache: Cache, pages: int) -> Cache | None:
+    """A fork of the first pages; None where a window's layers have given them back."""
+    fork = cache.fork()
+    try:
+        fork.crop(pages * PAGE)
+    except ForgottenKeysError:
+        return None
+    return fork
 
 
 def _hashes(tokens: npt.NDArray[Any], key: str) -> Iterator[bytes]:

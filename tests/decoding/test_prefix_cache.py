@@ -1,0 +1,229 @@
+"""Kept beginnings: what is found is what was kept, the budget holds, and the bytes are those of reading anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, pages_of
+from ipex_lookahead.decoding.scheduler import Scheduler
+from ipex_lookahead.engines.base import Batch, Cache
+from ipex_lookahead.errors import InputError
+from tests.support.hashed_engine import HashedCache, HashedEngine
+from tests.support.parties import Answer, Ask, alone, party_of
+
+ENGINE = HashedEngine(11)
+
+
+def tokens(count: int, seed: int = 0) -> npt.NDArray[np.int64]:
+    return np.random.default_rng(seed).integers(0, 11, count)
+
+
+def read(ids: npt.NDArray[np.int64], cache: Cache | None = None) -> HashedCache:
+    """A cache that holds them, of which the first may be there."""
+    cache = ENGINE.new_cache() if cache is None else cache
+    left = ids[cache.length :].astype(np.int32)
+    if len(left):
+        ENGINE.forward(Batch([cache], [len(left)], left, np.arange(-1, len(left) - 1, dtype=np.int32)))
+        cache.keep(list(range(len(left))))
+    assert isinstance(cache, HashedCache)
+    return cache
+
+
+def kept(memory: PrefixCache, ids: npt.NDArray[np.int64], key: str = "") -> None:
+    """Run a sequence of those tokens, on what is kept, and keep it."""
+    found = memory.take(ids, key)
+    cache, pages = (ENGINE.new_cache(), []) if found is None else found
+    assert memory.extend(pages, len(ids))
+    memory.keep(ids, read(ids, cache), pages, key)
+    memory.release(pages)
+
+
+def found(memory: PrefixCache, ids: npt.NDArray[np.int64], key: str = "") -> int:
+    """Positions that a sequence finds, checked; they are given back at once."""
+    got = memory.take(ids, key)
+    if got is None:
+        return 0
+    cache, pages = got
+    assert isinstance(cache, HashedCache)
+    assert cache.tokens == ids[: cache.length].tolist()
+    assert cache.states == read(ids[: cache.length]).states
+    assert len(pages) == pages_of(cache.length)
+    memory.release(pages)
+    return cache.length
+
+
+def test_the_longest_beginning_in_whole_pages_is_found() -> None:
+    memory = PrefixCache(100)
+    text = tokens(300)
+    kept(memory, text)
+    assert memory.kept == memory.used == 4
+    assert found(memory, text) == 256
+    assert found(memory, text[:257]) == 256
+    assert found(memory, text[:256]) == 192, "one token is left to be read: what follows the last is not kept"
+    assert found(memory, text[:64]) == found(memory, text[1:]) == found(memory, tokens(300, seed=1)) == 0
+    other = text.copy()
+    other[130] = (other[130] + 1) % 11
+    assert found(memory, other) == 128
+    assert memory.hits == 256 + 256 + 192 + 128
+
+
+def test_a_key_finds_its_own_only() -> None:
+    memory = PrefixCache(100)
+    text = tokens(200)
+    kept(memory, text, "alice")
+    assert found(memory, text, "bob") == found(memory, text) == 0
+    assert found(memory, text, "alice") == 192
+
+
+def test_a_longer_text_takes_the_place_of_its_beginning() -> None:
+    memory = PrefixCache(100)
+    text = tokens(400)
+    for length in (130, 200, 400, 256, 130):
+        kept(memory, text[:length])
+    assert memory.kept == memory.used == 6
+    assert found(memory, text) == 384
+
+
+def test_texts_with_a_common_beginning_share_its_pages() -> None:
+    memory = PrefixCache(100)
+    first, second = tokens(256, seed=1), tokens(256, seed=2)
+    second[:128] = first[:128]
+    kept(memory, first)
+    kept(memory, second)
+    assert memory.used == 4 + 2
+    assert found(memory, np.append(first, 0)) == found(memory, np.append(second, 0)) == 256
+
+
+def test_the_least_recently_used_goes_first_and_the_budget_holds() -> None:
+    memory = PrefixCache(6)
+    texts = [tokens(129, seed) for seed in range(3)]
+    for text in texts:
+        kept(memory, text)
+        assert memory.used <= 6
+    assert [found(memory, text) for text in texts] == [0, 128, 128], "each ran on three pages"
+    found(memory, texts[1])
+    kept(memory, tokens(129, 9))
+    assert [found(memory, text) for text in texts] == [0, 128, 0]
+    memory.clear()
+    assert memory.used == memory.kept == 0
+    assert found(memory, texts[1]) == 0
+
+
+def test_running_sequences_keep_their_pages() -> None:
+    memory = PrefixCache(5)
+    text = tokens(300)
+    kept(memory, text)
+    got = memory.take(text)
+    assert got is not None
+    pages, other = got[1], []
+    assert memory.extend(other, PAGE)
+    assert not memory.extend(other, 2 * PAGE)
+    assert other == other[:1]
+    assert memory.kept == 4
+    memory.release(pages)
+    assert memory.extend(other, 5 * PAGE), "what is kept makes way"
+    assert memory.kept == 0
+    assert memory.extend_to(other, 5 * PAGE - 3, 10) == 3
+    assert memory.extend_to(other, 5 * PAGE, 10) == 0
+    memory.release(other)
+    assert memory.used == 0
+    assert memory.available == 5
+
+
+def test_a_window_that_has_moved_on_is_a_text_that_was_not_kept() -> None:
+    """A later beginning is forgotten, and what asks for it reads it again: the bytes are the same."""
+    engine = HashedEngine(11, kept_behind=100)
+    memory = PrefixCache(100)
+    text = tuple(tokens(500).tolist())
+    for length in (500, 480, 300, 200, 500):
+        scheduler = Scheduler(engine, memory=memory)
+        ask = Ask(text[:length], 5)
+        party, answer = party_of(engine, ask)
+        scheduler.submit(party)
+        while scheduler.busy:
+            scheduler.step()
+        assert party.error is None
+        assert answer == alone(engine, ask)
+    assert memory.hits > 0
+
+
+def test_an_engine_whose_rows_see_their_neighbours_keeps_nothing() -> None:
+    memory = PrefixCache(100, keeps=False)
+    kept(memory, tokens(200))
+    assert memory.used == 0
+    assert found(memory, tokens(200)) == 0
+
+
+def test_no_room_at_all_is_refused() -> None:
+    with pytest.raises(InputError, match="it needs one"):
+        PrefixCache(0)
+
+
+def run_all(engine: HashedEngine, memory: PrefixCache | None, wanted: list[Ask]) -> list[Answer]:
+    """One request after the other."""
+    answers = []
+    for ask in wanted:
+        scheduler = Scheduler(engine, memory=memory)
+        party, answer = party_of(engine, ask)
+        scheduler.submit(party)
+        while scheduler.busy:
+            scheduler.step()
+        assert party.error is None
+        answers.append(answer)
+    return answers
+
+
+def test_cached_evicted_and_computed_anew_are_the_same_bytes() -> None:
+    engine = HashedEngine(11)
+    text = tokens(400).tolist()
+    wanted = [Ask(tuple(text[:length]), 9, seed) for seed, length in enumerate((400, 250, 130, 400, 20, 399))]
+    plain = [alone(engine, ask) for ask in wanted]
+    for pages in (8, 20, 100):
+        memory = PrefixCache(pages)
+        assert run_all(engine, memory, wanted) == plain
+        assert run_all(engine, memory, wanted[::-1]) == plain[::-1]
+        memory.clear()
+        assert run_all(engine, memory, wanted) == plain
+        assert memory.hits > 0
+
+
+def test_a_second_turn_reads_the_new_tokens_only() -> None:
+    engine = HashedEngine(11)
+    memory = PrefixCache(100)
+    first = Ask(tuple(tokens(3000).tolist()), 40)
+    (answer,) = run_all(engine, memory, [first])
+    second = Ask((*first.prompt, *answer.tokens, 1, 2, 3), 10)
+    engine.rows = 0
+    got = run_all(engine, memory, [second])
+    assert engine.rows <= PAGE + 40 + 3 + 10, "but for the last page, which is not whole"
+    assert got == [alone(engine, second)]
+
+
+@pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
+def test_on_the_native_engine_where_windows_forget(tmp_path: Path, kv_cache: str) -> None:
+    pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
+    from ipex_lookahead import AutoModelForCausalLM
+    from tests.support.families import write
+
+    folder = write(tmp_path, "gemma2", max_position_embeddings=2048)
+    engine: Any = AutoModelForCausalLM.from_pretrained(
+        folder, load_in_low_bit="sym_int4", engine="native", threads=1, kv_cache=kv_cache
+    ).engine
+    text = np.random.default_rng(3).integers(0, engine.vocab_size, 1500).tolist()
+    lengths = (200, 150, 1500, 1400, 200, 130)
+    wanted = [Ask(tuple(text[:length]), 6, seed) for seed, length in enumerate(lengths)]
+    memory = PrefixCache(60)
+    assert run_all(engine, memory, wanted) == run_all(engine, None, wanted)
+    assert memory.hits == 128 + 192 + 1344 + 192 + 128
+    memory.clear()
+    run_all(engine, memory, [wanted[2]])
+    found = memory.hits
+    run_all(engine, memory, [wanted[0]])
+    assert memory.hits == found, "of 1,500 positions the first 200 are forgotten"
+    run_all(engine, memory, [wanted[0]])
+    assert memory.hits == found + 192, "and were read again"

@@ -1,0 +1,98 @@
+"""Requests for the scheduler's tests, and what each is alone: token by token, on a cache of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.decoding.controller import Controller, FixedBudget
+from ipex_lookahead.decoding.party import DecodingSequence, Party
+from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
+from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.drafting.base import Proposer
+from ipex_lookahead.engines.base import Batch, Engine
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A prompt and its rules; ``seed`` None is greedy."""
+
+    prompt: tuple[int, ...]
+    new: int
+    seed: int | None = None
+    stop: int | None = None
+    key: str = ""
+
+    def choose(self) -> Callable[[npt.NDArray[np.float32], int], int]:
+        """(logits, position) -> token."""
+        if self.seed is None:
+            return lambda logits, _: int(logits.argmax())
+        return Sampler(SamplingParams(temperature=0.7), self.seed, 0)
+
+
+@dataclass
+class Answer:
+    """What was emitted, and the logits that it was chosen from, as bytes."""
+
+    tokens: list[int] = field(default_factory=list)
+    logits: list[bytes] = field(default_factory=list)
+
+
+def alone(engine: Engine, ask: Ask) -> Answer:
+    """The plainest decoding there is: no loop of ours, one row at a time."""
+    answer, choose, cache = Answer(), ask.choose(), engine.new_cache()
+    text = list(ask.prompt)
+    for at in range(len(text) + ask.new - 1):
+        row = Batch([cache], [1], np.array([text[at]], np.int32), np.array([-1], np.int32), logits=True)
+        logits = engine.forward(row).logits
+        assert logits is not None
+        cache.keep([0])
+        if at + 1 < len(ask.prompt):
+            continue
+        answer.logits.append(logits[0].tobytes())
+        answer.tokens.append(choose(logits[0], len(text)))
+        text.append(answer.tokens[-1])
+        if answer.tokens[-1] == ask.stop:
+            break
+    return answer
+
+
+def party_of(
+    engine: Engine,
+    ask: Ask,
+    number: int = 0,
+    proposer: Proposer | None = None,
+    controller: Controller | None = None,
+    **options: Any,
+) -> tuple[Party, Answer]:
+    """A party that decodes the request, and where its answer goes."""
+    answer, choose = Answer(), ask.choose()
+    text = list(ask.prompt)
+
+    def chosen(logits: npt.NDArray[np.float32]) -> int:
+        answer.logits.append(logits.tobytes())
+        return choose(logits, len(text))
+
+    def accept(token: int) -> bool:
+        answer.tokens.append(token)
+        text.append(token)
+        return token == ask.stop
+
+    sequence = DecodingSequence(
+        number, np.array(ask.prompt, np.int32), len(text) + ask.new, engine.new_cache(), None, chosen, accept,
+        committed=lambda: np.array(text, np.int64),
+    )  # fmt: skip
+
+    def begin(_: Sequence[DecodingSequence]) -> Controller:
+        sequence.proposer = proposer
+        decides = controller or FixedBudget(4)
+        join = getattr(decides, "join", None)
+        if join is not None:
+            join(number, proposer)
+        return decides
+
+    return Party([sequence], GenerationStats(strategy="test"), begin, key=ask.key, **options), answer
