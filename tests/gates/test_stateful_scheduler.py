@@ -1,0 +1,187 @@
+"""The scheduler, the kept beginnings and the pages under every order of deeds, against lists of what each request is
+alone: whatever comes, goes, is given up or makes way, tokens and logits are those, and nothing is lost or held."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import hypothesis
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from ipex_lookahead.config import LookaheadConfig
+from ipex_lookahead.decoding.controller import AdaptiveBudget, Controller, FixedBudget
+from ipex_lookahead.decoding.cost import Calibration, CostCurve
+from ipex_lookahead.decoding.party import Party, StepEvent
+from ipex_lookahead.decoding.prefix_cache import PrefixCache, pages_of
+from ipex_lookahead.decoding.scheduler import Scheduler
+from ipex_lookahead.drafting import make_proposer
+from ipex_lookahead.drafting.base import Proposer
+from tests.gates import cases, seed
+from tests.support.hashed_engine import HashedEngine
+from tests.support.parties import Answer, Ask, alone, party_of
+from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer
+
+EXAMPLES = cases(200, 4_000)
+DEEDS = 50
+VOCAB = 11
+MOST = 6
+ENGINES = [HashedEngine(VOCAB, seed=1), HashedEngine(VOCAB, seed=2, kept_behind=90)]
+TEXT = np.random.default_rng(0).integers(1, VOCAB, 300).tolist()
+PLAIN: dict[tuple[int, Ask], Answer] = {}
+"""What requests are alone, by engine: reckoned once."""
+
+
+@dataclass
+class Live:
+    """A request on its way, and what it has been told."""
+
+    ask: Ask
+    plain: Answer
+    party: Party
+    answer: Answer
+    heard: list[int]
+    cancelled: bool = False
+    over: str = ""
+
+
+class Requests(RuleBasedStateMachine):
+    @initialize(
+        engine=st.sampled_from(range(len(ENGINES))),
+        pages=st.sampled_from([None, 4, 6, 9, 30]),
+        slots=st.sampled_from([1, 2, 4, None]),
+        rows=st.sampled_from([16, 70, 512]),
+    )
+    def begin(self, engine: int, pages: int | None, slots: int | None, rows: int) -> None:
+        self.number, self.engine = engine, ENGINES[engine]
+        self.memory = None if pages is None else PrefixCache(pages)
+        curve = CostCurve(Calibration((1, 4, 8, 32), (1.0, 1.2, 1.75, 5.0)))
+        self.scheduler = Scheduler(self.engine, slots=slots, memory=self.memory, time=curve, prefill_rows=rows)
+        self.shared = AdaptiveBudget(curve, 12, "test", widen=True)
+        self.live: dict[int, Live] = {}
+        self.submitted = 0
+
+    @precondition(lambda self: len(self.live) < MOST)
+    @rule(
+        common=st.sampled_from([0, 0, 63, 64, 65, 128, 140, 200]),
+        own=st.integers(0, 2**16),
+        length=st.integers(1, 20),
+        new=st.sampled_from([1, 2, 10, 70, 130]),
+        sampled=st.sampled_from([None, 1, 2]),
+        key=st.sampled_from(["", "", "other"]),
+        kind=st.integers(0, 6),
+        together=st.booleans(),
+    )
+    def submit(
+        self, common: int, own: int, length: int, new: int, sampled: int | None, key: str, kind: int, together: bool
+    ) -> None:
+        mine = np.random.default_rng(own % 5).integers(1, VOCAB, length).tolist()
+        ask = Ask((*TEXT[:common], *mine), new, sampled, stop=0, key=key)
+        if self.memory is not None and pages_of(len(ask.prompt) + new) > self.memory.pages:
+            return
+        known = (self.number, Ask(ask.prompt, new, sampled, stop=0))
+        if known not in PLAIN:
+            PLAIN[known] = alone(self.engine, ask)
+        plain = PLAIN[known]
+        self.submitted += 1
+        controller: Controller = self.shared if together else FixedBudget(5)
+        party, answer = party_of(self.engine, ask, self.submitted, proposer_of(kind, ask, plain), controller, told=True)
+        self.live[self.scheduler.submit(party)] = Live(ask, plain, party, answer, [])
+
+    @rule()
+    def step(self) -> None:
+        self.hear(self.scheduler.step())
+
+    @rule(times=st.integers(2, 12))
+    def steps(self, times: int) -> None:
+        for _ in range(times):
+            self.hear(self.scheduler.step())
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.live)))
+        self.live[number].cancelled = True
+        self.scheduler.cancel(number)
+
+    @precondition(lambda self: self.memory is not None)
+    @rule()
+    def give_up_what_is_kept(self) -> None:
+        assert self.memory is not None
+        self.memory.clear()
+
+    def hear(self, news: list[StepEvent]) -> None:
+        for event in news:
+            one = self.live[event.id]
+            assert not one.over, "nothing comes after the end"
+            if event.kind == "tokens":
+                one.heard += event.tokens
+                assert len(event.tokens) == len(event.origins)
+            elif event.kind != "prefill":
+                one.over = event.kind
+        for number, one in list(self.live.items()):
+            count = len(one.answer.tokens)
+            assert one.answer.tokens == one.plain.tokens[:count]
+            assert one.answer.logits == one.plain.logits[:count]
+            assert one.heard == one.answer.tokens
+            if one.over:
+                assert one.over == "finish", one.party.error
+                assert one.cancelled or count == len(one.plain.tokens)
+                assert one.party.stats.tokens == count
+                del self.live[number]
+
+    @invariant()
+    def the_budget_holds(self) -> None:
+        memory = getattr(self, "memory", None)
+        if memory is not None:
+            assert 0 <= memory.used <= memory.pages
+            assert memory.kept <= memory.used
+
+    def teardown(self) -> None:
+        if not hasattr(self, "live"):
+            return
+        for _ in range(20_000):
+            if not self.scheduler.busy:
+                break
+            self.hear(self.scheduler.step())
+        assert not self.live
+        assert self.scheduler.running == self.scheduler.waiting == 0
+        if self.memory is not None:
+            assert self.memory.used == self.memory.kept
+            self.memory.clear()
+            assert self.memory.used == 0
+
+
+def proposer_of(kind: int, ask: Ask, plain: Answer) -> Proposer | None:
+    text = [*ask.prompt, *plain.tokens]
+    if kind == 0:
+        return None
+    if kind == 1:
+        return OracleProposer(text)
+    if kind == 2:
+        return RandomProposer(VOCAB, len(text))
+    if kind == 3:
+        return TreeProposer(VOCAB, text, len(text))
+    return make_proposer(LookaheadConfig(["prompt_lookup", "auto", "suffix"][kind - 4], 8))
+
+
+def test_every_order_of_deeds_gives_each_request_its_own_bytes() -> None:
+    run_state_machine_as_test(
+        hypothesis.seed(seed())(Requests),
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=DEEDS,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
