@@ -1,0 +1,198 @@
+"""Answers on their way from the service's thread into the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ipex_lookahead.decoding.choose import Processor
+from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.errors import LookaheadError
+from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.serving.failures import ApiError, from_ours
+from ipex_lookahead.serving.text import AnswerText, Piece
+from ipex_lookahead.serving.tools import Call, Parser
+
+if TYPE_CHECKING:
+    from ipex_lookahead.generation.service import Event, Service, Ticket
+    from ipex_lookahead.tokenization.text import TextTokenizer
+
+
+@dataclass(slots=True)
+class Ask:
+    """One answer to be.
+
+    Attributes:
+        prompt: token ids.
+        rules: how it is made.
+        options: what else ``Service.submit`` takes.
+        parser: finds the calls of tools in it.
+        one_call: the answer ends with its first call.
+        markers: see :class:`AnswerText`.
+        constrain: makes the processor and the draft filter that keep it in a grammar, given the prompt's length.
+    """
+
+    prompt: Sequence[int]
+    rules: Rules
+    options: dict[str, Any] = field(default_factory=dict)
+    parser: Parser | None = None
+    one_call: bool = False
+    markers: Mapping[int, str] | None = None
+    constrain: Callable[[int], tuple[Processor, Any]] | None = None
+
+
+@dataclass(slots=True)
+class Finish:
+    """How an answer ended.
+
+    Attributes:
+        reason: "stop", "length" or "tool_calls".
+        stop: the text that it stopped at, if it was one.
+        stats: of this answer.
+    """
+
+    reason: str
+    stop: str | None
+    stats: GenerationStats
+
+
+@dataclass(slots=True)
+class Delta:
+    """What is new of one answer.
+
+    Attributes:
+        index: which answer.
+        text: of it; the calls of tools left out.
+        pieces: the tokens that the text is made of.
+        calls: whole calls of tools.
+        finish: at its end.
+        progress: prompt tokens read, of how many.
+    """
+
+    index: int
+    text: str = ""
+    pieces: list[Piece] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    finish: Finish | None = None
+    progress: tuple[int, int] | None = None
+
+
+class Answers:
+    """Several answers of one request, in the making. Whoever has them closes them: that cancels what is not done.
+
+    Args:
+        service: where they are made.
+        tokenizer: the model's.
+        asks: one for each answer.
+        ping_seconds: iteration gives an empty list where nothing has come for so long.
+
+    Iterating gives lists of what is new.
+    """
+
+    def __init__(self, service: Service, tokenizer: TextTokenizer, asks: Sequence[Ask], ping_seconds: float) -> None:
+        """Submits them all, or none. Raises ApiError where one is refused."""
+        self.asks = asks
+        self.started = time.monotonic()
+        self.first: float | None = None
+        self.stats: list[GenerationStats | None] = [None] * len(asks)
+        self._loop = asyncio.get_running_loop()
+        self._ping = ping_seconds
+        self._events: deque[tuple[int, Event]] = deque()
+        self._arrived = asyncio.Event()
+        self._texts = [AnswerText(tokenizer, ask.rules.stop, ask.markers) for ask in asks]
+        self._calls = [0] * len(asks)
+        self._ending = [False] * len(asks)
+        self._done = [False] * len(asks)
+        self._tickets: list[Ticket] = []
+        try:
+            for index, ask in enumerate(asks):
+                self._tickets.append(self._submit(service, index, ask))
+        except LookaheadError as error:
+            self.close()
+            raise from_ours(error) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _submit(self, service: Service, index: int, ask: Ask) -> Ticket:
+        options = dict(ask.options)
+        if ask.constrain is not None:
+            processor, draft_filter = ask.constrain(len(ask.prompt))
+            options["processors"] = [*options.get("processors", ()), processor]
+            options["draft_filter"] = draft_filter
+
+        def on_event(event: Event) -> None:  # in the service's thread
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever would read
+                self._loop.call_soon_threadsafe(self._take, index, event)
+
+        return service.submit(ask.prompt, ask.rules, on_event, **options)
+
+    def _take(self, index: int, event: Event) -> None:
+        self._events.append((index, event))
+        self._arrived.set()
+
+    def close(self) -> None:
+        """Cancel what is not done; takes effect within a step. Any number of times."""
+        for index, ticket in enumerate(self._tickets):
+            if not self._done[index]:
+                self._done[index] = True
+                ticket.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[list[Delta]]:
+        """What is new, until all answers have ended. Raises ApiError where one fails."""
+        while not all(self._done):
+            if not self._events:
+                self._arrived.clear()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._arrived.wait(), self._ping)
+            found: list[Delta] = []
+            while self._events:
+                index, event = self._events.popleft()
+                if not self._done[index]:
+                    found += self._deltas(index, event)
+            yield found
+
+    def _deltas(self, index: int, event: Event) -> list[Delta]:
+        if event.kind == "error":
+            self._done[index] = True
+            raise from_ours(event.error or LookaheadError("the answer failed"))
+        if event.kind == "prefill":
+            return [Delta(index, progress=(event.done, event.total))]
+        ask, text = self.asks[index], self._texts[index]
+        if event.kind == "tokens":
+            if self.first is None:
+                self.first = time.monotonic()
+            shown = text.put(event.tokens, event.origins, event.logprobs)
+            delta = self._parsed(index, Delta(index, shown.text, shown.pieces))
+            if not self._ending[index] and (text.stopped is not None or (ask.one_call and self._calls[index])):
+                self._ending[index] = True
+                self._tickets[index].cancel()  # of an answer that has ended by itself it is nothing
+            return [delta]
+        if event.reason == "cancelled" and not self._ending[index]:  # the service is closing
+            raise ApiError(503, "the server is shutting down; this answer was cut off", code="shutting_down")
+        shown = text.end()
+        delta = self._parsed(index, Delta(index, shown.text, shown.pieces), last=True)
+        return [self._finish(index, delta, event.reason, event.stats or GenerationStats())]
+
+    def _parsed(self, index: int, delta: Delta, *, last: bool = False) -> Delta:
+        parser = self.asks[index].parser
+        if parser is not None:
+            delta.text, delta.calls = parser.put(delta.text, last=last)
+            if self.asks[index].one_call:
+                delta.calls = delta.calls[: 1 - self._calls[index]]
+            self._calls[index] += len(delta.calls)
+        return delta
+
+    def _finish(self, index: int, delta: Delta, reason: str, stats: GenerationStats) -> Delta:
+        self._done[index] = True
+        self.stats[index] = stats
+        reason = "length" if reason in ("length", "context") else "stop"
+        if self._calls[index]:
+            reason = "tool_calls"
+        delta.finish = Finish(reason, self._texts[index].stopped, stats)
+        return delta

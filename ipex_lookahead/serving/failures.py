@@ -1,0 +1,79 @@
+"""Errors as the APIs say them: OpenAI's shape, and Anthropic's under ``/v1/messages``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ipex_lookahead.errors import ContextLengthError, InputError, LookaheadError, QueueFullError
+
+KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+"""Status -> ``error.type``; both APIs have these words."""
+MESSAGES = "/v1/messages"
+"""Where Anthropic's API begins."""
+
+
+class ApiError(Exception):
+    """A request that is answered with an error.
+
+    Args:
+        status: of HTTP.
+        message: what was got, what is allowed, what to do.
+        param: the field at fault.
+        code: a word that programs look for.
+        headers: of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = {**({"x-should-retry": "false"} if status < 429 else {}), **(headers or {})}
+
+    def body(self, path: str) -> dict[str, Any]:
+        """The answer's JSON, as the API at ``path`` has it."""
+        kind = KINDS.get(self.status, "api_error")
+        if path.startswith(MESSAGES):
+            return {"type": "error", "error": {"type": kind, "message": self.message}}
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def refused(param: str, message: str) -> ApiError:
+    """A 400 that names the field."""
+    return ApiError(400, f"{param}: {message}", param=param, code="unsupported_value")
+
+
+def from_ours(error: LookaheadError) -> ApiError:
+    """An error of this package as one of the API's."""
+    message = f"{error}; {error.hint}" if error.hint else str(error)
+    if isinstance(error, QueueFullError):
+        return ApiError(
+            429, message, code="queue_full", headers={"retry-after": str(max(1, math.ceil(error.retry_after)))}
+        )
+    if isinstance(error, ContextLengthError):
+        return ApiError(400, message, code="context_length_exceeded")
+    if isinstance(error, InputError):
+        return ApiError(400, message)
+    return ApiError(500, message)

@@ -1,0 +1,156 @@
+"""Answers in a grammar, by llguidance: what a schema forbids is never said, and a draft that leaves it costs no row."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import llguidance
+import numpy as np
+
+from ipex_lookahead.decoding.choose import Ids, Logits, Processor
+from ipex_lookahead.drafting.draft import Draft
+from ipex_lookahead.errors import InputError, LookaheadError
+from ipex_lookahead.tokenization.text import TextTokenizer
+
+DraftFilter = Callable[[Ids, Draft], Draft]
+_OPTIONS = {"whitespace_pattern": r"[ \n\t]{0,24}"}
+"""White space between the parts of JSON: enough to indent, and not enough to say nothing for ever."""
+
+
+class Grammars:
+    """Compiles grammars for one model. For any number of threads.
+
+    Args:
+        tokenizer: the model's.
+        tokens: its tokens' bytes, by id.
+        ends: ids that end an answer.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, tokens: Sequence[bytes], ends: Collection[int]) -> None:
+        self._tokens = tokens
+        self._ends = sorted(ends)
+        self._encode = tokenizer.encode
+        self._special = sorted(tokenizer.silent_ids | frozenset(tokenizer.all_special_ids) | frozenset(ends))
+        self._lock = threading.Lock()
+        self._made: Any = None
+
+    def _tokenizer(self) -> Any:
+        """llguidance's own view of the vocabulary, made when it is first asked for: some tens of milliseconds."""
+        with self._lock:
+            if self._made is None:
+                wrapper = llguidance.TokenizerWrapper(_Vocabulary(self._tokens, self._ends, self._special, self._encode))
+                self._made = llguidance.LLTokenizer(wrapper, n_vocab=len(self._tokens), eos_token=self._ends)
+            return self._made
+
+    def json_schema(self, schema: Any) -> Grammar:
+        """JSON that the schema allows. Raises InputError where it cannot be compiled."""
+        return self._compile(
+            lambda: llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_OPTIONS)
+        )
+
+    def lark(self, grammar: str) -> Grammar:
+        """What a grammar in llguidance's dialect of Lark allows. Raises InputError as well."""
+        return self._compile(lambda: llguidance.LLMatcher.grammar_from_lark(grammar))
+
+    def _compile(self, write: Callable[[], str]) -> Grammar:
+        if not self._ends:
+            raise InputError("this model has no token that ends an answer, so that none can be kept in a grammar")
+        try:
+            matcher = llguidance.LLMatcher(self._tokenizer(), write(), log_level=0)
+        except (ValueError, RecursionError, TypeError) as error:
+            raise InputError(f"the grammar cannot be compiled: {_short(error)}") from None
+        if matcher.is_error():
+            raise InputError(f"the grammar cannot be compiled: {_short(matcher.get_error())}")
+        return Grammar(matcher, len(self._tokens), self._ends)
+
+
+class Grammar:
+    """A compiled grammar; each answer has a state of its own in it."""
+
+    def __init__(self, matcher: Any, size: int, ends: Sequence[int]) -> None:
+        self._matcher = matcher
+        self._size = size
+        self._ends = ends
+
+    def constrain(self, prompt_length: int) -> tuple[Processor, DraftFilter]:
+        """What keeps one answer in it: a processor of logits and a filter of drafts."""
+        state = _State(self._matcher.deep_copy(), self._size, frozenset(self._ends), prompt_length)
+        return state.process, state.filter
+
+
+class _State:
+    """How far an answer is in its grammar. Both of its methods see the answer's tokens in order."""
+
+    def __init__(self, matcher: Any, size: int, ends: frozenset[int], start: int) -> None:
+        self._matcher = matcher
+        self._size = size
+        self._ends = ends
+        self._at = start
+
+    def _advance(self, ids: Ids) -> None:
+        for token in ids[self._at :].tolist():
+            if not self._matcher.consume_token(token):
+                raise LookaheadError(f"the answer cannot go on in its grammar: {_short(self._matcher.get_error())}")
+        self._at = len(ids)
+
+    def process(self, ids: Ids, logits: Logits) -> Logits:
+        """Forbid what the grammar does."""
+        self._advance(ids)
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error():
+            raise LookaheadError(f"the grammar is too complex to go on in: {_short(self._matcher.get_error())}")
+        allowed = np.unpackbits(mask, bitorder="little")[: logits.size].view(np.bool_)
+        logits[: allowed.size][~allowed] = -np.inf
+        logits[allowed.size :] = -np.inf
+        return logits
+
+    def filter(self, ids: Ids, draft: Draft) -> Draft:
+        """The part of a draft that the grammar allows; scratch rows are left out, for there is nothing to accept."""
+        self._advance(ids)
+        count = len(draft) - draft.scratch
+        if not count or self._matcher.is_stopped():
+            return Draft()
+        tokens, parents = draft.tokens, draft.parents
+        if all(parents[at] == at - 1 for at in range(count)):
+            return draft.first(self._matcher.validate_tokens([int(token) for token in tokens[:count]]))
+        paths: dict[int, list[int]] = {-1: []}
+        for at in range(count):
+            before = paths.get(parents[at])
+            if before is not None:
+                path = [*before, int(tokens[at])]
+                if self._matcher.validate_tokens(path) == len(path):
+                    paths[at] = path
+        kept = [at for at in range(count) if at in paths]
+        place = {-1: -1, **{at: number for number, at in enumerate(kept)}}
+        return Draft(
+            [tokens[at] for at in kept],
+            [place[parents[at]] for at in kept],
+            0,
+            [draft.probs[at] for at in kept] if draft.probs else (),
+            [draft.sources[at] for at in kept] if draft.sources else (),
+        )
+
+
+class _Vocabulary:
+    """What llguidance wants to know of a tokenizer."""
+
+    def __init__(
+        self, tokens: Sequence[bytes], ends: Sequence[int], special: Sequence[int], encode: Callable[..., list[int]]
+    ) -> None:
+        self.tokens = list(tokens)
+        self.eos_token_id = ends[0]
+        self.bos_token_id = None
+        self.special_token_ids = list(special)
+        self._encode = encode
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        given = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return self._encode(given, add_special_tokens=False)
+
+
+def _short(error: object) -> str:
+    """The first sentence of what the library says; what follows it are its inner states."""
+    return " ".join(str(error).split("\n")[0].split())[:300]

@@ -1,0 +1,66 @@
+"""API keys: read from a file, compared in constant time, never written anywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from pathlib import Path
+
+from ipex_lookahead.errors import InputError
+
+LEAST = 16
+"""Characters of a key."""
+
+
+class Keys:
+    """Those who may ask; none given lets everybody.
+
+    Args:
+        keys: as people send them. Only their SHA-256 is kept.
+    """
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self._digests = [_digest(key) for key in keys]
+
+    @classmethod
+    def of_file(cls, file: Path) -> Keys:
+        """One key a line; empty lines and those that begin with # say nothing.
+
+        Raises InputError for a file that cannot be read, holds no key, or one of under ``LEAST`` characters.
+        """
+        try:
+            lines = file.expanduser().read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise InputError(f"{file} is not UTF-8 text (byte {error.start})") from None
+        except OSError as error:
+            raise InputError(f"{file} cannot be read: {error.strerror}", hint="check --api-key-file") from None
+        keys = [stripped for line in lines if (stripped := line.strip()) and not stripped.startswith("#")]
+        if not keys:
+            raise InputError(f"{file} holds no key", hint="write one key a line, for example of: openssl rand -hex 32")
+        for number, key in enumerate(keys, 1):
+            if len(key) < LEAST or not key.isascii() or " " in key:
+                raise InputError(
+                    f"{file}: key {number} has {len(key)} characters; a key has at least {LEAST}, all ASCII, no space",
+                    hint="make one with: openssl rand -hex 32",
+                )
+        return cls(keys)
+
+    def __bool__(self) -> bool:
+        """Whether keys are asked for."""
+        return bool(self._digests)
+
+    def owner(self, key: str) -> str | None:
+        """A name for who sends this key, from which the key cannot be told; None for an unknown key.
+
+        It takes as long for every key, known or not.
+        """
+        digest, found = _digest(key), None
+        for known in self._digests:
+            if hmac.compare_digest(known, digest):
+                found = known
+        return None if found is None else found.hex()[:16]
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "replace")).digest()

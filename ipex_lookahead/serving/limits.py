@@ -1,0 +1,39 @@
+"""What a request may ask for at most: every list and text from outside is bounded before anything is made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The server's limits.
+
+    Attributes:
+        body_bytes: of a request.
+        answers: ``n``, and prompts times ``n`` of a completion.
+        stops, stop_characters: texts to stop at, and characters of each.
+        biases: entries of ``logit_bias``.
+        top_logprobs: alternatives shown for each token.
+        schema_bytes: of one JSON schema, as JSON.
+        tools: functions of a request.
+        preparing: requests whose templates and grammars are worked on at once; others wait.
+        ping_seconds: a stream says something at least so often.
+        stalled_seconds: a reader that takes nothing for so long is dropped.
+        drain_seconds: answers may go on for so long after SIGTERM.
+        loading_retry_seconds: ``Retry-After`` while the model is being loaded.
+    """
+
+    body_bytes: int = 8 << 20
+    answers: int = 16
+    stops: int = 16
+    stop_characters: int = 1024
+    biases: int = 1024
+    top_logprobs: int = 20
+    schema_bytes: int = 256 << 10
+    tools: int = 128
+    preparing: int = 4
+    ping_seconds: float = 10.0
+    stalled_seconds: float = 30.0
+    drain_seconds: float = 30.0
+    loading_retry_seconds: int = 5

@@ -1,0 +1,125 @@
+"""An answer's text as far as it may be shown: whole characters, and nothing of a text that it stops at."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ipex_lookahead.tokenization.detokenizer import Detokenizer
+from ipex_lookahead.tokenization.text import TextTokenizer
+
+if TYPE_CHECKING:
+    from ipex_lookahead.generation.service import TokenLogprob
+
+
+@dataclass(slots=True)
+class Piece:
+    """A token and the text that it finished, which may be empty; a piece that is cut in two says its token once.
+
+    Attributes:
+        text: see above.
+        token: its id; None for the second half.
+        source: what had drafted it, None = the model itself.
+        logprob: where they were asked for.
+        start: characters of the answer before it.
+    """
+
+    text: str
+    token: int | None
+    source: str | None
+    logprob: TokenLogprob | None
+    start: int
+
+
+@dataclass(slots=True)
+class Shown:
+    """What has become certain: the text, and the pieces that it is made of."""
+
+    text: str = ""
+    pieces: list[Piece] = field(default_factory=list)
+
+
+class AnswerText:
+    """Takes tokens, gives text.
+
+    Args:
+        tokenizer: the model's.
+        stops: texts at which the answer ends; they are not part of it.
+        markers: special tokens that are shown as text all the same, by id: a tool call may begin with one.
+
+    Attributes:
+        stopped: the text that it has ended at.
+        length: characters of the answer so far, the held back ones included.
+    """
+
+    def __init__(
+        self, tokenizer: TextTokenizer, stops: Sequence[str] = (), markers: Mapping[int, str] | None = None
+    ) -> None:
+        self.stopped: str | None = None
+        self.length = 0
+        self._detokenizer = Detokenizer(tokenizer)
+        self._silent = tokenizer.silent_ids
+        self._stops = stops
+        self._markers = markers or {}
+        self._held: deque[Piece] = deque()
+
+    def put(
+        self,
+        tokens: Sequence[int],
+        sources: Sequence[str | None],
+        logprobs: Sequence[TokenLogprob] | None = None,
+    ) -> Shown:
+        """Take the next tokens; what follows a text to stop at is dropped."""
+        for at, token in enumerate(tokens):
+            marker = self._markers.get(token)
+            text = self._detokenizer.put(token) if marker is None else self._detokenizer.end() + marker
+            if token in self._silent and marker is None:
+                continue
+            self._hold(Piece(text, token, sources[at], logprobs[at] if logprobs is not None else None, self.length))
+        return self._certain(last=False)
+
+    def end(self) -> Shown:
+        """What is left at the end."""
+        self._hold(Piece(self._detokenizer.end(), None, None, None, self.length))
+        return self._certain(last=True)
+
+    def _hold(self, piece: Piece) -> None:
+        if self.stopped is None:
+            self.length += len(piece.text)
+            self._held.append(piece)
+
+    def _certain(self, *, last: bool) -> Shown:
+        if self.stopped is not None:
+            return Shown()
+        text = "".join(piece.text for piece in self._held)
+        found = min(((at, stop) for stop in self._stops if (at := text.find(stop)) >= 0), default=None)
+        if found is not None:
+            self.stopped = found[1]
+            self.length -= len(text) - found[0]
+            shown = self._take(found[0], last=False)
+            self._held.clear()
+            return shown
+        kept = 0 if last else max((_begun(text, stop) for stop in self._stops), default=0)
+        return self._take(len(text) - kept, last=last or not kept)
+
+    def _take(self, count: int, *, last: bool) -> Shown:
+        """The first ``count`` characters of what is held, and with ``last`` the tokens without text behind them."""
+        shown, left = Shown(), count
+        while self._held and (left > 0 or last):
+            piece = self._held.popleft()
+            if len(piece.text) > left:
+                rest = Piece(piece.text[left:], None, piece.source, None, piece.start + left)
+                self._held.appendleft(rest)
+                piece.text = piece.text[:left]
+            left -= len(piece.text)
+            if piece.text or piece.token is not None:
+                shown.pieces.append(piece)
+        shown.text = "".join(piece.text for piece in shown.pieces)
+        return shown
+
+
+def _begun(text: str, stop: str) -> int:
+    """How many characters at the end of the text may be the beginning of ``stop``."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

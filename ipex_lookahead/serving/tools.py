@@ -1,0 +1,270 @@
+"""Calls of tools: how a model's template writes them, how they are found in an answer, and forced.
+
+Three ways of writing are known by what a chat template says of them; a template that knows no tools is told of them in
+the system message, in the first way.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Function = Mapping[str, Any]
+"""``{"name": ..., "description": ..., "parameters": schema}``; the name is always there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A whole call.
+
+    Attributes:
+        name: of the function.
+        arguments: JSON text.
+        id: by which the result is told.
+    """
+
+    name: str
+    arguments: str
+    id: str = field(default_factory=lambda: "call_" + secrets.token_hex(12))
+
+
+class Style(ABC):
+    """A way of writing calls.
+
+    Attributes:
+        markers: spellings that a call may begin with.
+    """
+
+    markers: tuple[str, ...] = ()
+    end = ""
+
+    @abstractmethod
+    def calls(self, body: str) -> list[tuple[str, Any]] | None:
+        """What stands between the marker and the end -> (name, arguments) of each call; None where it is none."""
+
+    @abstractmethod
+    def grammar(self, functions: Sequence[Function], *, one: bool) -> str:
+        """A Lark grammar, as llguidance reads it, of an answer that is one call, or one or more, and nothing else."""
+
+
+class Tagged(Style):
+    """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``: Hermes, Qwen, and many after them."""
+
+    markers = ("<tool_call>",)
+    end = "</tool_call>"
+
+    def calls(self, body: str) -> list[tuple[str, Any]] | None:
+        """See :class:`Style`."""
+        return _named(_json(body), "arguments")
+
+    def grammar(self, functions: Sequence[Function], *, one: bool) -> str:
+        """See :class:`Style`."""
+        schema = json.dumps(one_of(functions, "arguments"))
+        many = "call" if one else 'call ("\\n" call)*'
+        return f'start: {many}\ncall: "<tool_call>\\n" body "\\n</tool_call>"\nbody: %json {schema}\n'
+
+
+class Bare(Style):
+    """The whole answer is ``{"name": ..., "parameters": {...}}``, perhaps after ``<|python_tag|>``: Llama 3."""
+
+    markers = ("<|python_tag|>", "{")
+
+    def calls(self, body: str) -> list[tuple[str, Any]] | None:
+        """See :class:`Style`."""
+        text = body.strip()
+        found: list[tuple[str, Any]] = []
+        for part in text.split(";") if "};" in text.replace(" ", "") else [text]:
+            one = _named(_json(part), "parameters")
+            if one is None:
+                return _named(_json(text), "parameters")
+            found += one
+        return found
+
+    def grammar(self, functions: Sequence[Function], *, one: bool) -> str:
+        """See :class:`Style`."""
+        return f"start: body\nbody: %json {json.dumps(one_of(functions, 'parameters'))}\n"
+
+
+class Listed(Style):
+    """``[TOOL_CALLS][{"name": ..., "arguments": {...}}]``, or ``[TOOL_CALLS]name{...}``: Mistral."""
+
+    markers = ("[TOOL_CALLS]",)
+    _CALL = re.compile(r"\s*([A-Za-z0-9_.-]+)(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*(?=\{)")
+
+    def calls(self, body: str) -> list[tuple[str, Any]] | None:
+        """See :class:`Style`."""
+        whole = _json(body)
+        if isinstance(whole, list):
+            found = [_named(item, "arguments") for item in whole]
+            return None if not found or None in found else [call for one in found if one for call in one]
+        calls: list[tuple[str, Any]] = []
+        for part in body.split("[TOOL_CALLS]"):
+            named = self._CALL.match(part)
+            arguments = _json(part[named.end() :]) if named else None
+            if named is None or not isinstance(arguments, dict):
+                return None
+            calls.append((named[1], arguments))
+        return calls
+
+    def grammar(self, functions: Sequence[Function], *, one: bool) -> str:
+        """See :class:`Style`."""
+        schema: dict[str, Any] = {"type": "array", "items": one_of(functions, "arguments"), "minItems": 1}
+        if one:
+            schema["maxItems"] = 1
+        return f'start: "[TOOL_CALLS]" body\nbody: %json {json.dumps(schema)}\n'
+
+
+def style_of(template: str) -> tuple[Style, bool]:
+    """How a chat template writes calls, and whether it knows of tools at all."""
+    if "[TOOL_CALLS]" in template:
+        return Listed(), True
+    if "<tool_call>" in template:
+        return Tagged(), True
+    if "<|python_tag|>" in template or '"parameters"' in template:
+        return Bare(), True
+    return Tagged(), False
+
+
+def one_of(functions: Sequence[Function], arguments: str) -> dict[str, Any]:
+    """The JSON schema of a call of any of the functions. ``$defs`` of their parameters stay with each."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": function["name"]},
+                arguments: function.get("parameters") or {"type": "object", "additionalProperties": True},
+            },
+            "required": ["name", arguments],
+            "additionalProperties": False,
+        }
+        for function in functions
+    ]
+    return calls[0] if len(calls) == 1 else {"anyOf": calls}
+
+
+def told_in_words(functions: Sequence[Function]) -> str:
+    """What a model is told of tools whose template does not."""
+    lines = "\n".join(json.dumps({"type": "function", "function": dict(one)}) for one in functions)
+    return (
+        "You may call these functions. Their signatures:\n<tools>\n" + lines + "\n</tools>\n"
+        'To call one, answer with\n<tool_call>\n{"name": <its name>, "arguments": <an object>}\n</tool_call>'
+    )
+
+
+def in_words(messages: Sequence[Mapping[str, Any]], functions: Sequence[Function]) -> list[dict[str, Any]]:
+    """Messages for a template that knows no tools: calls and their results become text, the tools a system message."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        calls = message.get("tool_calls") or ()
+        text = "\n".join(
+            [
+                *([message["content"]] if message.get("content") else []),
+                *(f"<tool_call>\n{json.dumps(call['function'])}\n</tool_call>" for call in calls),
+            ]
+        )
+        if message["role"] == "tool":
+            found.append({"role": "user", "content": f"<tool_response>\n{text}\n</tool_response>"})
+        else:
+            found.append({"role": message["role"], "content": text})
+    if functions:
+        told = told_in_words(functions)
+        if found and found[0]["role"] == "system":
+            found[0] = {"role": "system", "content": f"{found[0]['content']}\n\n{told}"}
+        else:
+            found.insert(0, {"role": "system", "content": told})
+    return found
+
+
+class Parser:
+    """Finds calls in an answer as it comes. What turns out to be none is given back as text.
+
+    Args:
+        style: how the model writes them.
+        names: of the functions that there are; a call of another is text.
+    """
+
+    def __init__(self, style: Style, names: Sequence[str]) -> None:
+        self._style = style
+        self._names = frozenset(names)
+        self._waiting = ""
+        self._begun = ""
+        self._said = False
+
+    def put(self, text: str, *, last: bool) -> tuple[str, list[Call]]:
+        """New text -> the text of it that is certainly no call, and the calls that are whole."""
+        self._waiting += text
+        shown, calls = "", []
+        while True:
+            if not self._begun:
+                before, self._begun, self._waiting = self._split(self._waiting, last=last)
+                shown += before
+                if not self._begun:
+                    break
+            end = self._waiting.find(self._style.end) if self._style.end else -1
+            if end < 0 and not last:
+                break
+            body = self._waiting if end < 0 else self._waiting[:end]
+            behind = "" if end < 0 else self._waiting[end + len(self._style.end) :]
+            found = self._read(body)
+            if found:
+                calls += found
+            else:
+                shown += self._begun + body + ("" if end < 0 else self._style.end)
+            self._begun, self._waiting = "", behind.lstrip("\n") if found else behind
+        if shown.strip():
+            self._said = True
+        elif calls or self._begun:
+            shown = ""  # white space between calls
+        return shown, calls
+
+    def _split(self, text: str, *, last: bool) -> tuple[str, str, str]:
+        """Text before a marker, the marker, and what is behind it; the start of a marker at the end waits."""
+        found = min(
+            ((at, marker) for marker in self._style.markers if (at := self._find(text, marker)) >= 0), default=None
+        )
+        if found is not None:
+            at, marker = found
+            return text[:at], marker, text[at + len(marker) :]
+        if last:
+            return text, "", ""
+        kept = max((_begins(text, marker) for marker in self._style.markers if len(marker) > 1), default=0)
+        if "{" in self._style.markers and not self._said and not text.strip():
+            kept = len(text)
+        return text[: len(text) - kept], "", text[len(text) - kept :]
+
+    def _find(self, text: str, marker: str) -> int:
+        """Where a call may begin: a brace only at the very start of an answer."""
+        if marker != "{":
+            return text.find(marker)
+        stripped = text.lstrip()
+        return len(text) - len(stripped) if not self._said and stripped.startswith("{") else -1
+
+    def _read(self, body: str) -> list[Call]:
+        given = self._style.calls(("{" if self._begun == "{" else "") + body)
+        if not given or any(name not in self._names or not isinstance(arguments, dict) for name, arguments in given):
+            return []
+        return [Call(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in given]
+
+
+def _begins(text: str, marker: str) -> int:
+    return next((n for n in range(min(len(marker) - 1, len(text)), 0, -1) if text.endswith(marker[:n])), 0)
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _named(call: Any, key: str) -> list[tuple[str, Any]] | None:
+    """``{"name": ..., key: {...}}`` as a call. Models mix up both keys, and leave out empty arguments."""
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return None
+    other = "parameters" if key == "arguments" else "arguments"
+    return [(call["name"], call.get(key, call.get(other, {})))]
