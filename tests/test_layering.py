@@ -44,6 +44,7 @@ LEVELS = {
     "utils": 12,
     "vllm": 12,
     "bench": 13,
+    "serving": 13,
     "cli": 14,
 }
 """Room -> level; ``""`` is the package itself. A file imports from its own room and from lower levels."""
@@ -64,6 +65,11 @@ ONLY_IN = {
     "ipex_llm": ("engines/ipex_llm/", "bench/peers/"),
     "pyopencl": ("engines/opencl/",),
     "click": ("cli/",),
+    "fastapi": ("serving/",),
+    "starlette": ("serving/",),
+    "uvicorn": ("serving/",),
+    "llguidance": ("serving/grammar.py",),
+    "prometheus_client": ("serving/",),
 }
 """Package -> the files or folders of ours that may import it."""
 

@@ -17,6 +17,7 @@ from ipex_lookahead.cli.spelling import in_options
 COMMANDS = {
     "generate": "continue a prompt, or answer it",
     "chat": "talk with a model in the terminal",
+    "serve": "a model over HTTP, as OpenAI and Anthropic serve theirs, and a page to talk with it",
     "quantize": "save a model in a low-bit format",
     "convert-ipex-llm": "a folder that ipex-llm saved, its pickles as safetensors",
     "imatrix": "measure which inputs of a model's matrices matter, for quantize",

@@ -142,6 +142,27 @@ class Tokens(AnyType):
         return _items({"auto": "as many as pay"}, incomplete)
 
 
+class Size(AnyType):
+    """Bytes, as people write them: 512M, 2G."""
+
+    name = "size"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """As help shows it."""
+        return "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number of bytes; K, M and G are powers of 1,024."""
+        if isinstance(value, int):
+            return value
+        text = str(value).strip().upper().removesuffix("IB").removesuffix("B")
+        factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}.get(text[-1:], 1)
+        digits = text[:-1] if factor > 1 else text
+        if not digits.isdecimal():
+            self.fail(f"{value!r} is no size; write bytes, or 512M, or 2G.", param, ctx)
+        return int(digits) * factor
+
+
 class Model(AnyType):
     """A model's name: a folder, a .gguf file, a hub id, or "default"."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -97,9 +96,7 @@ class Answers:
     def __init__(self, service: Service, tokenizer: TextTokenizer, asks: Sequence[Ask], ping_seconds: float) -> None:
         """Submits them all, or none. Raises ApiError where one is refused."""
         self.asks = asks
-        self.started = time.monotonic()
-        self.first: float | None = None
-        self.stats: list[GenerationStats | None] = [None] * len(asks)
+        self._ends: list[Finish | None] = [None] * len(asks)
         self._loop = asyncio.get_running_loop()
         self._ping = ping_seconds
         self._events: deque[tuple[int, Event]] = deque()
@@ -143,6 +140,15 @@ class Answers:
                 self._done[index] = True
                 ticket.cancel()
 
+    @property
+    def finished(self) -> list[GenerationStats]:
+        """Statistics of the answers that have ended by themselves."""
+        return [end.stats for end in self._ends if end is not None]
+
+    def ended(self) -> list[tuple[GenerationStats, str]]:
+        """Of all answers: statistics, and "stop", "length", "tool_calls" or, with empty ones, "abort"."""
+        return [(GenerationStats(), "abort") if end is None else (end.stats, end.reason) for end in self._ends]
+
     async def __aiter__(self) -> AsyncIterator[list[Delta]]:
         """What is new, until all answers have ended. Raises ApiError where one fails."""
         while not all(self._done):
@@ -165,8 +171,6 @@ class Answers:
             return [Delta(index, progress=(event.done, event.total))]
         ask, text = self.asks[index], self._texts[index]
         if event.kind == "tokens":
-            if self.first is None:
-                self.first = time.monotonic()
             shown = text.put(event.tokens, event.origins, event.logprobs)
             delta = self._parsed(index, Delta(index, shown.text, shown.pieces))
             if not self._ending[index] and (text.stopped is not None or (ask.one_call and self._calls[index])):
@@ -190,9 +194,8 @@ class Answers:
 
     def _finish(self, index: int, delta: Delta, reason: str, stats: GenerationStats) -> Delta:
         self._done[index] = True
-        self.stats[index] = stats
         reason = "length" if reason in ("length", "context") else "stop"
         if self._calls[index]:
             reason = "tool_calls"
-        delta.finish = Finish(reason, self._texts[index].stopped, stats)
+        delta.finish = self._ends[index] = Finish(reason, self._texts[index].stopped, stats)
         return delta

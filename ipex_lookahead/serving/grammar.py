@@ -16,7 +16,7 @@ from ipex_lookahead.errors import InputError, LookaheadError
 from ipex_lookahead.tokenization.text import TextTokenizer
 
 DraftFilter = Callable[[Ids, Draft], Draft]
-_OPTIONS = {"whitespace_pattern": r"[ \n\t]{0,24}"}
+_OPTIONS: Any = {"whitespace_pattern": r"[ \n\t]{0,24}"}
 """White space between the parts of JSON: enough to indent, and not enough to say nothing for ever."""
 
 
@@ -41,7 +41,9 @@ class Grammars:
         """llguidance's own view of the vocabulary, made when it is first asked for: some tens of milliseconds."""
         with self._lock:
             if self._made is None:
-                wrapper = llguidance.TokenizerWrapper(_Vocabulary(self._tokens, self._ends, self._special, self._encode))
+                wrapper = llguidance.TokenizerWrapper(
+                    _Vocabulary(self._tokens, self._ends, self._special, self._encode)
+                )
                 self._made = llguidance.LLTokenizer(wrapper, n_vocab=len(self._tokens), eos_token=self._ends)
             return self._made
 

@@ -10,12 +10,14 @@ import json
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 Function = Mapping[str, Any]
 """``{"name": ..., "description": ..., "parameters": schema}``; the name is always there."""
+Spell = Callable[[str], str]
+"""A marker as a grammar spells it: a text in quotes, or the id of a special token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,8 @@ class Style(ABC):
         """What stands between the marker and the end -> (name, arguments) of each call; None where it is none."""
 
     @abstractmethod
-    def grammar(self, functions: Sequence[Function], *, one: bool) -> str:
-        """A Lark grammar, as llguidance reads it, of an answer that is one call, or one or more, and nothing else."""
+    def grammar(self, functions: Sequence[Function], spell: Spell, *, one: bool) -> str:
+        """The rule ``calls`` in Lark, as llguidance reads it: one call, or one or more, and nothing else."""
 
 
 class Tagged(Style):
@@ -62,11 +64,12 @@ class Tagged(Style):
         """See :class:`Style`."""
         return _named(_json(body), "arguments")
 
-    def grammar(self, functions: Sequence[Function], *, one: bool) -> str:
+    def grammar(self, functions: Sequence[Function], spell: Spell, *, one: bool) -> str:
         """See :class:`Style`."""
         schema = json.dumps(one_of(functions, "arguments"))
         many = "call" if one else 'call ("\\n" call)*'
-        return f'start: {many}\ncall: "<tool_call>\\n" body "\\n</tool_call>"\nbody: %json {schema}\n'
+        begin, end = spell("<tool_call>"), spell("</tool_call>")
+        return f'calls: {many}\ncall: {begin} "\\n" body "\\n" {end}\nbody: %json {schema}\n'
 
 
 class Bare(Style):
@@ -85,9 +88,9 @@ class Bare(Style):
             found += one
         return found
 
-    def grammar(self, functions: Sequence[Function], *, one: bool) -> str:
+    def grammar(self, functions: Sequence[Function], spell: Spell, *, one: bool) -> str:
         """See :class:`Style`."""
-        return f"start: body\nbody: %json {json.dumps(one_of(functions, 'parameters'))}\n"
+        return f"calls: body\nbody: %json {json.dumps(one_of(functions, 'parameters'))}\n"
 
 
 class Listed(Style):
@@ -111,12 +114,12 @@ class Listed(Style):
             calls.append((named[1], arguments))
         return calls
 
-    def grammar(self, functions: Sequence[Function], *, one: bool) -> str:
+    def grammar(self, functions: Sequence[Function], spell: Spell, *, one: bool) -> str:
         """See :class:`Style`."""
         schema: dict[str, Any] = {"type": "array", "items": one_of(functions, "arguments"), "minItems": 1}
         if one:
             schema["maxItems"] = 1
-        return f'start: "[TOOL_CALLS]" body\nbody: %json {json.dumps(schema)}\n'
+        return f"calls: {spell('[TOOL_CALLS]')} body\nbody: %json {json.dumps(schema)}\n"
 
 
 def style_of(template: str) -> tuple[Style, bool]:

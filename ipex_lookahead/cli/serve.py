@@ -1,0 +1,130 @@
+"""``ipex-lookahead serve``: the model behind OpenAI's and Anthropic's APIs, and a page to talk with it."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.lookahead import NO_COPY, Lookahead, strategy_options
+from ipex_lookahead.cli.options import PLACING, draft_model_option, engine_options, model_options, option
+from ipex_lookahead.cli.types import Size, Strategy, Tokens
+from ipex_lookahead.errors import InputError
+
+NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
+"""Packages of the extra ``serve``."""
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
+
+
+@command()
+@model_options
+@engine_options
+@draft_model_option
+@strategy_options
+@option("--strategy", type=Strategy(NO_COPY), help="Where drafts come from.")
+@option(
+    "--lookahead",
+    type=Tokens(),
+    default="auto",
+    help="Most drafted tokens a step, or 'auto'; 0 is off. A request may say another. Never changes an answer.",
+)
+@option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on; 0.0.0.0 lets others in.")
+@option("--port", type=click.IntRange(0, 65535), default=8080, help="Port; 0 takes one that is free, and says which.")
+@option(
+    "--api-key-file",
+    type=click.Path(),
+    metavar="FILE",
+    help="Keys, one a line; without one of them nothing is answered.",
+)
+@option("--served-model-name", "names", multiple=True, metavar="NAME", help="What requests may call the model.")
+@option("--slots", type=click.IntRange(1, 256), default=8, help="Most answers that are made at a time.")
+@option("--queue", type=click.IntRange(0), default=64, help="Most requests that wait for a slot; others get a 429.")
+@option("--cache-memory", type=Size(), default="1G", help="Keys and values, of answers and kept for later prompts.")
+@option(
+    "--max-context",
+    type=click.IntRange(1),
+    help="Most tokens of a prompt and its answer; the model's own if not given.",
+)
+@option("--drain-seconds", type=click.FloatRange(0), default=30.0, help="Answers may go on for so long after SIGTERM.")
+@option("--no-page", is_flag=True, help="No page at /.")
+@option("--quiet", "-q", is_flag=True, help="Say nothing but errors.")
+@option("--verbose", "-v", is_flag=True, help="A line for each request.")
+def serve(
+    model: str,
+    low_bit: str | None,
+    threads: int | None,
+    kv_cache: str,
+    draft_model: str | None,
+    host: str,
+    port: int,
+    api_key_file: str | None,
+    names: tuple[str, ...],
+    slots: int,
+    queue: int,
+    cache_memory: int,
+    max_context: int | None,
+    drain_seconds: float,
+    no_page: bool,
+    quiet: bool,
+    verbose: bool,
+    **options: Any,
+) -> None:
+    """Serve a model over HTTP, at /v1 as OpenAI does, until Ctrl-C."""
+    placing = {name: options.pop(name) for name in PLACING}
+    ahead = Lookahead(**options)
+    ahead.check()
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"the server needs {', '.join(missing)}, which is not installed", hint="pip install 'ipex-lookahead[serve]'"
+        )
+
+    from ipex_lookahead.serving.keys import Keys
+    from ipex_lookahead.serving.limits import Limits
+    from ipex_lookahead.serving.run import bind, url
+    from ipex_lookahead.serving.run import serve as run_server
+    from ipex_lookahead.serving.server import Server, Settings
+
+    if verbose:
+        logging.getLogger("ipex_lookahead.serving").setLevel(logging.INFO)
+    keys = Keys() if api_key_file is None else Keys.of_file(Path(api_key_file))
+    settings = Settings(
+        names=names or (_name(model),),
+        drafting=ahead.arguments(),
+        limits=replace(Limits(), drain_seconds=drain_seconds),
+        keys=keys,
+        hosts=LOOPBACK if host in LOOPBACK else frozenset(),
+        page=not no_page,
+    )
+    server, bound = Server(settings), bind(host, port)
+
+    def tell(line: str) -> None:
+        if not quiet:
+            click.echo(line, err=True)
+
+    if host not in LOOPBACK and not keys:
+        tell(f"anybody who reaches {host} may use this server; --api-key-file asks for a key")
+
+    def load() -> None:
+        from ipex_lookahead.cli.loading import load_text
+        from ipex_lookahead.generation.service import Service
+
+        loading = {"low_bit": low_bit, "threads": threads, "kv_cache": kv_cache, "max_context": max_context, **placing}
+        loaded = load_text(model, draft_model=draft_model, progress=not quiet, **loading)
+        server.ready(loaded, lambda one: Service(one, slots=slots, queue=queue, cache_memory=cache_memory))
+        tell(f"{settings.names[0]} is ready at {url(bound)} (API at {url(bound)}/v1)")
+
+    with bound:
+        tell(f"loading {model}; listening on {url(bound)}")
+        run_server(server, bound, load)
+
+
+def _name(model: str) -> str:
+    """What a model is called where nobody said: the last part of its path, or its name on the hub."""
+    path = Path(model).expanduser()
+    return path.resolve().stem if path.suffix == ".gguf" else path.resolve().name if path.exists() else model

@@ -1,0 +1,78 @@
+"""The ASGI application: the list of APIs, and how errors are told."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from ipex_lookahead.serving import chat, completions, health, models, tokens
+from ipex_lookahead.serving.failures import ApiError
+from ipex_lookahead.serving.gate import Gate
+from ipex_lookahead.serving.server import Server
+
+log = logging.getLogger(__name__)
+APIS = (chat, completions, models, tokens, health)
+"""One API a file; each has a ``router``."""
+
+
+def make_app(server: Server) -> FastAPI:
+    """The application of a server; its state is ``app.state.server``."""
+    from ipex_lookahead import __version__
+
+    app = FastAPI(
+        title="ipex-lookahead",
+        version=__version__,
+        description="Models in low-bit formats on CPUs: the same bytes at any load.",
+        docs_url=None,  # the usual page loads its parts from another server
+        redoc_url=None,
+    )
+    app.state.server = server
+    for api in APIS:
+        app.include_router(api.router)
+    app.add_exception_handler(ApiError, _told)
+    app.add_exception_handler(RequestValidationError, _told)
+    app.add_exception_handler(HTTPException, _told)
+    app.add_exception_handler(Exception, _told)
+    app.add_middleware(Gate, server=server)
+    return app
+
+
+async def _told(request: Request, error: Exception) -> JSONResponse:
+    found = _as_api_error(error)
+    if found.status == 500:
+        log.error("a request failed", exc_info=error)
+    return JSONResponse(found.body(request.url.path), found.status, headers=found.headers)
+
+
+def _as_api_error(error: Exception) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestValidationError):
+        return _of_validation(error)
+    if isinstance(error, HTTPException):
+        said = {404: "there is nothing at this path", 405: "this path takes another method"}
+        return ApiError(error.status_code, said.get(error.status_code, str(error.detail)), headers=error.headers)
+    return ApiError(500, "something failed that should not; the server's log says what")
+
+
+def _of_validation(error: RequestValidationError) -> ApiError:
+    """The first of pydantic's complaints, as a sentence that names the field."""
+    first: Any = error.errors()[0]
+    place = [str(part) for part in first["loc"] if part != "body" and not str(part).startswith(("list[", "dict["))]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the request is no JSON: {first.get('ctx', {}).get('error', 'it does not end')}")
+    while len(place) > 1 and place[-1] in ("str", "int", "float", "bool", "constrained-str"):
+        place.pop()  # which of a union's kinds complained
+    param = ".".join(place) or None
+    got = "" if first["type"] == "missing" else f"; got {_short(first.get('input'))}"
+    return ApiError(400, f"{param or 'the request'}: {first['msg']}{got}", param=param, code="invalid_value")
+
+
+def _short(value: Any) -> str:
+    text = ascii(value)
+    return text if len(text) <= 80 else text[:77] + "..."

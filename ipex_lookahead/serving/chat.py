@@ -1,0 +1,324 @@
+"""``/v1/chat/completions``: OpenAI's chat."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+
+from ipex_lookahead.serving.answers import Answers, Delta
+from ipex_lookahead.serving.conversation import Message, Talk, bounded, chosen, functions_of, prepare, text_of
+from ipex_lookahead.serving.failures import refused
+from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless, required
+from ipex_lookahead.serving.handling import answer, new_tokens, now, owner, server_of
+from ipex_lookahead.serving.limits import Limits
+from ipex_lookahead.serving.logprobs import chat_logprobs, draft_trace
+from ipex_lookahead.serving.sampling import LogitBias, Sampled
+from ipex_lookahead.serving.server import Served, Server
+from ipex_lookahead.serving.sse import DONE, comment, event
+from ipex_lookahead.serving.tools import Call
+from ipex_lookahead.serving.usage import timings, usage
+
+router = APIRouter()
+
+
+class ChatMessage(Body):
+    """One of ``messages``."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"] = required("who speaks")
+    content: str | list[dict[str, Any]] | None = honoured("text, or parts of the type text")
+    name: str | None = honoured("given to the chat template")
+    tool_calls: list[dict[str, Any]] | None = honoured("calls that the assistant made")
+    tool_call_id: str | None = honoured("which call this is the result of")
+    reasoning_content: str | None = honoured("given to the chat template")
+    refusal: Any = no_effect("the content says it")
+    audio: Any = refused_unless("the model takes text")
+    function_call: Any = refused_unless("replaced by `tool_calls`")
+
+
+class JsonSchema(Body):
+    """``response_format.json_schema``."""
+
+    name: str | None = no_effect("nobody is told of it")
+    description: str | None = no_effect("put it into a message")
+    schema_: dict[str, Any] | bool | None = honoured("any schema that llguidance compiles, else 400", alias="schema")
+    strict: bool | None = no_effect("a schema is always kept to")
+
+
+class ResponseFormat(Body):
+    """``response_format``."""
+
+    type: Literal["text", "json_object", "json_schema"] = required("see above")
+    json_schema: JsonSchema | None = honoured("the schema")
+
+
+class Tool(Body):
+    """One of ``tools``."""
+
+    type: Literal["function"] = required("functions only")
+    function: dict[str, Any] = required(
+        "`name`, `description`, `parameters`; `strict` is always on where calls are forced"
+    )
+
+
+class Prediction(Body):
+    """``prediction``."""
+
+    type: Literal["content"] = required("content")
+    content: str | list[dict[str, Any]] = required("what the answer may look like")
+
+
+class ChatRequest(Sampled):
+    """A request for chat."""
+
+    messages: list[ChatMessage] = required("the conversation; developer is the same as system", min_length=1)
+    max_completion_tokens: int | None = honoured("most tokens; what the context holds if left out", ge=1)
+    max_tokens: int | None = honoured("the same, by its old name", ge=1)
+    logprobs: bool | None = honoured("of the raw logits, before temperature and penalties")
+    top_logprobs: int | None = honoured("0 to 20, with `logprobs`", ge=0)
+    response_format: ResponseFormat | None = honoured("text, json_object or json_schema; the answer cannot leave it")
+    tools: list[Tool] | None = honoured("given to the chat template; in words to a model whose template knows none")
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = honoured(
+        "required and a named function are forced by grammar"
+    )
+    parallel_tool_calls: bool | None = honoured("false ends the answer with its first call")
+    prediction: Prediction | None = honoured("one more source of drafts; it never changes the answer")
+    reasoning_effort: str | None = honoured(
+        "the template's `reasoning_effort`; none and minimal also set `enable_thinking` to false"
+    )
+    chat_template_kwargs: dict[str, Any] | None = honoured("further variables of the chat template")
+    metadata: Any = no_effect("nothing is stored")
+    store: Any = no_effect("nothing is stored")
+    service_tier: Any = no_effect("there is one")
+    prompt_cache_key: Any = no_effect("prompts are found by their tokens, within one API key")
+    prompt_cache_retention: Any = no_effect("the least recently used are dropped first")
+    safety_identifier: Any = no_effect("nobody is told of users")
+    modalities: list[str] | None = refused_unless("the model answers in text", ["text"])
+    audio: Any = refused_unless("the model answers in text")
+    functions: Any = refused_unless("replaced by `tools`")
+    function_call: Any = refused_unless("replaced by `tool_choice`")
+    verbosity: Any = refused_unless("say it in a message", "medium")
+    web_search_options: Any = refused_unless("there is no search")
+
+    def talk(self, limits: Limits) -> Talk:
+        """The conversation, checked. Raises ApiError."""
+        functions = functions_of([tool.function for tool in self.tools or ()], limits)
+        return Talk(
+            [_message(message, at) for at, message in enumerate(self.messages)],
+            functions,
+            chosen(_choice(self.tool_choice), functions) if functions or self.tool_choice is not None else "none",
+            self.parallel_tool_calls is False,
+            self._schema(limits),
+            self._variables(),
+        )
+
+    def alternatives(self, limits: Limits) -> int | None:
+        """How many alternatives are told for each token; None for no log probabilities."""
+        if not self.logprobs:
+            if self.top_logprobs:
+                raise refused("top_logprobs", "it needs logprobs: true")
+            return None
+        count = self.top_logprobs or 0
+        if count > limits.top_logprobs:
+            raise refused("top_logprobs", f"it is {count}; it must be 0 to {limits.top_logprobs}")
+        return count
+
+    def _schema(self, limits: Limits) -> Any:
+        wanted = self.response_format
+        if wanted is None or wanted.type == "text":
+            return None
+        if wanted.type == "json_object":
+            return {"type": "object"}
+        if wanted.json_schema is None or wanted.json_schema.schema_ is None:
+            raise refused("response_format.json_schema.schema", "json_schema needs a schema")
+        bounded(wanted.json_schema.schema_, limits, "response_format.json_schema.schema")
+        return wanted.json_schema.schema_
+
+    def _variables(self) -> dict[str, Any]:
+        given = dict(self.chat_template_kwargs or {})
+        taken = {"messages", "tools", "add_generation_prompt", "conversation", "tokenize"} & given.keys()
+        if taken:
+            raise refused("chat_template_kwargs", f"{min(taken)!r} is set by the server")
+        if self.reasoning_effort is not None:
+            given.setdefault("reasoning_effort", self.reasoning_effort)
+            if self.reasoning_effort in ("none", "minimal"):
+                given.setdefault("enable_thinking", False)
+        return given
+
+
+def _message(message: ChatMessage, at: int) -> Message:
+    """A message as chat templates take it."""
+    message.check()
+    role = {"developer": "system", "function": "tool"}.get(message.role, message.role)
+    found: Message = {"role": role, "content": text_of(message.content, f"messages.{at}.content")}
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            found[name] = value
+    if message.tool_calls:
+        found["tool_calls"] = [
+            _earlier(call, f"messages.{at}.tool_calls.{i}") for i, call in enumerate(message.tool_calls)
+        ]
+    return found
+
+
+def _earlier(call: Mapping[str, Any], param: str) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise refused(param, 'it must be {"id", "type": "function", "function": {"name", "arguments"}}')
+    arguments = function.get("arguments") or "{}"
+    if not isinstance(arguments, str):
+        raise refused(f"{param}.function.arguments", "it must be a string that holds JSON")
+    return {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _choice(given: str | Mapping[str, Any] | None) -> str:
+    if given is None or isinstance(given, str):
+        return given or "auto"
+    function = given.get("function")
+    if given.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise refused(
+            "tool_choice", 'it must be auto, none, required or {"type": "function", "function": {"name": ...}}'
+        )
+    return str(function["name"])
+
+
+@router.post("/v1/chat/completions", openapi_extra={"x-streams": True})
+@router.post("/chat/completions", include_in_schema=False)
+async def chat(request: Request, body: ChatRequest) -> Response:
+    """Go on with a conversation."""
+    server = server_of(request)
+    served = server.known(body.model)
+    body.check()
+    limits = server.limits
+    talk, count, alternatives = body.talk(limits), body.answers(limits), body.alternatives(limits)
+    drafting = body.drafting()
+    if body.logit_bias:
+        drafting["processors"] = [LogitBias.of(body.logit_bias, served.vocab_size, limits)]
+    likely = text_of(body.prediction.content, "prediction.content") if body.prediction else ""
+    prepared = await server.prepare(lambda: prepare(served, talk))
+    if likely:
+        drafting["prediction"] = await server.prepare(lambda: served.tokenizer.encode(likely, add_special_tokens=False))
+    asked = body.max_completion_tokens or body.max_tokens
+    rules = body.rules(served.defaults, limits, new_tokens(served, len(prepared.prompt), asked))
+    drafting |= {"key": owner(request), "top_logprobs": alternatives}
+    asks = [prepared.ask(talk, rules=rules, options={**drafting, "sequence": i}) for i in range(count)]
+    answers = server.start(asks)
+    writer = _Writer(server, served, body, answers)
+    return await answer(
+        request,
+        server,
+        answers,
+        stream=bool(body.stream),
+        chunks=writer.chunks,
+        whole=writer.whole,
+        ignored=body.ignored(),
+    )
+
+
+class _Writer:
+    """One request's answers in OpenAI's shapes."""
+
+    def __init__(self, server: Server, served: Served, body: ChatRequest, answers: Answers) -> None:
+        self._server = server
+        self._served = served
+        self._body = body
+        self._answers = answers
+        self._created = now()
+        self._id = "chatcmpl-" + secrets.token_hex(12)
+        self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._body.model or self._server.settings.names[0],
+            "system_fingerprint": self._server.fingerprint,
+        }
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Server-sent events."""
+        head = self._head("chat.completion.chunk") | ({"usage": None} if self._with_usage else {})
+        calls = [0] * len(self._answers.asks)
+        for index in range(len(self._answers.asks)):
+            yield event(head | {"choices": [_choice_of(index, {"role": "assistant", "content": ""})]})
+        async for deltas in self._answers:
+            if not deltas:
+                yield comment("waiting")
+            for delta in deltas:
+                if delta.progress is not None:
+                    yield comment(f"prefill {delta.progress[0]}/{delta.progress[1]}")
+                for new in self._new(delta, calls):
+                    yield event(head | new)
+        if self._with_usage:
+            yield event(head | {"choices": [], "usage": usage(self._answers.finished, len(self._answers.asks))})
+        yield DONE
+
+    def _new(self, delta: Delta, calls: list[int]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        if delta.text or delta.pieces:
+            choice = _choice_of(delta.index, {"content": delta.text})
+            if self._body.logprobs:
+                choice["logprobs"] = chat_logprobs(delta.pieces, self._served.tokens)
+            found.append({"choices": [choice]} | self._trace(delta))
+        for call in delta.calls:
+            number, calls[delta.index] = calls[delta.index], calls[delta.index] + 1
+            named = {
+                "index": number,
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": ""},
+            }
+            told = {"index": number, "function": {"arguments": call.arguments}}
+            found += [{"choices": [_choice_of(delta.index, {"tool_calls": [part]})]} for part in (named, told)]
+        if delta.finish is not None:
+            choice = _choice_of(delta.index, {}) | {"finish_reason": delta.finish.reason}
+            found.append({"choices": [choice], "timings": timings(delta.finish.stats)})
+        return found
+
+    def _trace(self, delta: Delta) -> dict[str, Any]:
+        return {"draft_trace": draft_trace(delta.pieces)} if self._body.return_draft_trace else {}
+
+    async def whole(self) -> dict[str, Any]:
+        """All answers in one."""
+        count = len(self._answers.asks)
+        texts: list[list[str]] = [[] for _ in range(count)]
+        calls: list[list[Call]] = [[] for _ in range(count)]
+        pieces: list[list[Any]] = [[] for _ in range(count)]
+        reasons = ["stop"] * count
+        async for deltas in self._answers:
+            for delta in deltas:
+                texts[delta.index].append(delta.text)
+                calls[delta.index] += delta.calls
+                pieces[delta.index] += delta.pieces
+                if delta.finish is not None:
+                    reasons[delta.index] = delta.finish.reason
+        choices = []
+        for index in range(count):
+            message: dict[str, Any] = {"role": "assistant", "content": "".join(texts[index]), "refusal": None}
+            if calls[index]:
+                message["content"] = message["content"] or None
+                message["tool_calls"] = [_told(call) for call in calls[index]]
+            choice = {"index": index, "message": message, "finish_reason": reasons[index], "logprobs": None}
+            if self._body.logprobs:
+                choice["logprobs"] = chat_logprobs(pieces[index], self._served.tokens)
+            if self._body.return_draft_trace:
+                choice["draft_trace"] = draft_trace(pieces[index])
+            choices.append(choice)
+        finished = self._answers.finished
+        return {
+            **self._head("chat.completion"),
+            "choices": choices,
+            "usage": usage(finished, len(finished)),
+            "timings": timings(finished[0]),
+        }
+
+
+def _choice_of(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "finish_reason": None, "logprobs": None}
+
+
+def _told(call: Call) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

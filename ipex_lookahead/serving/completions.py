@@ -1,0 +1,192 @@
+"""``/v1/completions``: a text goes on."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from ipex_lookahead.serving.answers import Answers, Ask, Delta
+from ipex_lookahead.serving.failures import refused
+from ipex_lookahead.serving.fields import honoured, no_effect, refused_unless, required
+from ipex_lookahead.serving.handling import answer, new_tokens, now, owner, server_of
+from ipex_lookahead.serving.logprobs import draft_trace, legacy_logprobs
+from ipex_lookahead.serving.sampling import LogitBias, Sampled
+from ipex_lookahead.serving.server import Served, Server
+from ipex_lookahead.serving.sse import DONE, comment, event
+from ipex_lookahead.serving.text import Piece
+from ipex_lookahead.serving.usage import timings, usage
+
+router = APIRouter()
+_TOKENS = 16
+"""OpenAI's default of ``max_tokens`` here."""
+
+
+class CompletionRequest(Sampled):
+    """A request for completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]] = required("texts or token ids; each gives `n` answers")
+    max_tokens: int | None = honoured("most tokens, 16 if left out; 0 with `echo` gives the prompt back", ge=0)
+    logprobs: int | None = honoured("so many alternatives of the raw logits, 0 to 20; not with `echo`", ge=0)
+    echo: bool | None = honoured("the text begins with the prompt")
+    best_of: int | None = refused_unless("answers are not ranked; `n` gives several", 1)
+    suffix: str | None = refused_unless("models are asked to go on, not to fill in", "")
+    metadata: Any = no_effect("nothing is stored")
+
+    def prompts(self) -> list[str] | list[list[int]]:
+        """One or several, of one kind."""
+        given = self.prompt
+        if isinstance(given, str):
+            return [given]
+        if not given:
+            raise refused("prompt", "the list is empty; give a text, token ids, or several of either")
+        if isinstance(given[0], int):
+            return [given]
+        return given
+
+    def alternatives(self, most: int) -> int | None:
+        """How many alternatives are told for each token; None for no log probabilities."""
+        if self.logprobs is not None and self.logprobs > most:
+            raise refused("logprobs", f"it is {self.logprobs}; it must be 0 to {most}")
+        if self.logprobs is not None and self.echo:
+            raise refused("echo", "log probabilities of the prompt are not told; leave out echo, or logprobs")
+        return self.logprobs
+
+
+@router.post("/v1/completions")
+@router.post("/completions", include_in_schema=False)
+async def completions(request: Request, body: CompletionRequest) -> Response:
+    """Go on with texts."""
+    server = server_of(request)
+    served = server.known(body.model)
+    body.check()
+    limits, count, drafting = server.limits, body.answers(server.limits), body.drafting()
+    given, alternatives = body.prompts(), body.alternatives(server.limits.top_logprobs)
+    if len(given) * count > limits.answers:
+        raise refused("prompt", f"{len(given)} prompts times n={count} are too many; at most {limits.answers} answers")
+    if body.logit_bias:
+        drafting["processors"] = [LogitBias.of(body.logit_bias, served.vocab_size, limits)]
+    prompts = await server.prepare(lambda: _encoded(served, given))
+    drafting |= {"key": owner(request), "top_logprobs": alternatives}
+    wanted = _TOKENS if body.max_tokens is None else body.max_tokens
+    asks = [
+        Ask(
+            ids,
+            body.rules(served.defaults, limits, new_tokens(served, len(ids), wanted)),
+            {**drafting, "sequence": sequence},
+        )
+        for ids in prompts
+        for sequence in range(count)
+    ]
+    before = await server.prepare(lambda: _echoed(served, given, prompts)) if body.echo else [""] * len(prompts)
+    answers = server.start(asks)
+    writer = _Writer(server, served, body, answers, [text for text in before for _ in range(count)], count)
+    return await answer(
+        request,
+        server,
+        answers,
+        stream=bool(body.stream),
+        chunks=writer.chunks,
+        whole=writer.whole,
+        ignored=body.ignored(),
+    )
+
+
+def _encoded(served: Served, prompts: Sequence[str] | Sequence[list[int]]) -> list[list[int]]:
+    return [prompt if isinstance(prompt, list) else served.tokenizer.encode(prompt) for prompt in prompts]
+
+
+def _echoed(served: Served, prompts: Sequence[str] | Sequence[list[int]], ids: Sequence[list[int]]) -> list[str]:
+    return [
+        prompt if isinstance(prompt, str) else served.tokenizer.decode(own)
+        for prompt, own in zip(prompts, ids, strict=True)
+    ]
+
+
+class _Writer:
+    """One request's answers in OpenAI's shapes."""
+
+    def __init__(
+        self,
+        server: Server,
+        served: Served,
+        body: CompletionRequest,
+        answers: Answers,
+        before: Sequence[str],
+        sharing: int,
+    ) -> None:
+        self._served = served
+        self._body = body
+        self._answers = answers
+        self._before = before
+        self._sharing = sharing
+        self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._head = {
+            "id": "cmpl-" + secrets.token_hex(12),
+            "object": "text_completion",
+            "created": now(),
+            "model": body.model or server.settings.names[0],
+            "system_fingerprint": server.fingerprint,
+        }
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Server-sent events."""
+        head = self._head | ({"usage": None} if self._with_usage else {})
+        for index, text in enumerate(self._before):
+            if text:
+                yield event(head | {"choices": [self._choice(index, text, [])]})
+        async for deltas in self._answers:
+            if not deltas:
+                yield comment("waiting")
+            for delta in deltas:
+                if delta.progress is not None:
+                    yield comment(f"prefill {delta.progress[0]}/{delta.progress[1]}")
+                else:
+                    for new in self._new(delta):
+                        yield event(head | new)
+        if self._with_usage:
+            yield event(head | {"choices": [], "usage": usage(self._answers.finished, self._sharing)})
+        yield DONE
+
+    def _new(self, delta: Delta) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        if delta.text or delta.pieces:
+            trace = {"draft_trace": draft_trace(delta.pieces)} if self._body.return_draft_trace else {}
+            found.append({"choices": [self._choice(delta.index, delta.text, delta.pieces)]} | trace)
+        if delta.finish is not None:
+            choice = self._choice(delta.index, "", []) | {"finish_reason": delta.finish.reason}
+            found.append({"choices": [choice], "timings": timings(delta.finish.stats)})
+        return found
+
+    def _choice(self, index: int, text: str, pieces: Sequence[Piece]) -> dict[str, Any]:
+        told = None
+        if self._body.logprobs is not None and pieces:
+            told = legacy_logprobs(pieces, self._served.tokens, len(self._before[index]))
+        return {"index": index, "text": text, "finish_reason": None, "logprobs": told}
+
+    async def whole(self) -> dict[str, Any]:
+        """All answers in one."""
+        count = len(self._answers.asks)
+        pieces: list[list[Piece]] = [[] for _ in range(count)]
+        reasons: list[str] = ["stop"] * count
+        async for deltas in self._answers:
+            for delta in deltas:
+                pieces[delta.index] += delta.pieces
+                if delta.finish is not None:
+                    reasons[delta.index] = delta.finish.reason
+        choices = []
+        for index in range(count):
+            text = self._before[index] + "".join(piece.text for piece in pieces[index])
+            choice = self._choice(index, text, pieces[index]) | {"finish_reason": reasons[index]}
+            if self._body.return_draft_trace:
+                choice["draft_trace"] = draft_trace(pieces[index])
+            choices.append(choice)
+        finished = self._answers.finished
+        return {
+            **self._head,
+            "choices": choices,
+            "usage": usage(finished, self._sharing),
+            "timings": timings(finished[0]),
+        }

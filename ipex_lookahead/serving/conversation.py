@@ -1,0 +1,221 @@
+"""Messages and tools -> the prompt's tokens, and what the answer must keep to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from ipex_lookahead.errors import InputError
+from ipex_lookahead.serving.answers import Ask
+from ipex_lookahead.serving.failures import ApiError, refused
+from ipex_lookahead.serving.grammar import Grammar
+from ipex_lookahead.serving.limits import Limits
+from ipex_lookahead.serving.server import Served
+from ipex_lookahead.serving.tools import Function, Parser, Style, in_words, style_of
+from ipex_lookahead.tokenization.prompts import build_prompt
+
+Message = dict[str, Any]
+"""``{"role": "system" | "user" | "assistant" | "tool", "content": text, "tool_calls"?: [...], ...}``"""
+
+
+@dataclass(slots=True)
+class Talk:
+    """A conversation that is to go on, in the words of no API.
+
+    Attributes:
+        messages: see :data:`Message`.
+        functions: tools that may be called.
+        choice: "auto", "none", "required", or the name of the function that is to be called.
+        one_call: at most one call.
+        schema: a JSON schema that the answer follows; None for any text.
+        variables: further ones of the chat template.
+        begun: the answer's beginning, which the model goes on from.
+    """
+
+    messages: list[Message]
+    functions: Sequence[Function] = ()
+    choice: str = "auto"
+    one_call: bool = False
+    schema: Any = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    begun: str = ""
+
+    @property
+    def may_call(self) -> bool:
+        """Whether the answer may hold calls."""
+        return bool(self.functions) and self.choice != "none"
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What a conversation becomes: everything that takes time, done once for all answers."""
+
+    prompt: list[int]
+    grammar: Grammar | None
+    style: Style | None
+    markers: dict[int, str]
+
+    def ask(self, talk: Talk, **fields: Any) -> Ask:
+        """One answer; ``fields`` are :class:`Ask`'s others."""
+        names = [function["name"] for function in talk.functions]
+        return Ask(
+            self.prompt,
+            parser=None if self.style is None else Parser(self.style, names),
+            one_call=talk.one_call,
+            markers=self.markers,
+            constrain=None if self.grammar is None else self.grammar.constrain,
+            **fields,
+        )
+
+
+def prepare(served: Served, talk: Talk) -> Prepared:
+    """Render, tokenize, compile. Takes tens of milliseconds: for a thread.
+
+    Raises InputError where the template refuses the messages or a schema cannot be compiled.
+    """
+    template = served.template
+    style, knows_tools = style_of(template)
+    given = talk.functions if talk.may_call else ()
+    text_of = partial(_rendered, served, talk)
+    spoken_of = bool(given) or any(m["role"] == "tool" or m.get("tool_calls") for m in talk.messages)
+    if not template:
+        ids = _without_template(served, talk)
+    elif spoken_of and not knows_tools:
+        ids = _encoded(served, text_of(in_words(talk.messages, given), None) + talk.begun)
+    else:
+        tools = [{"type": "function", "function": dict(one)} for one in given] or None
+        messages = [_with_objects(message) for message in talk.messages]
+        ids = _encoded(served, text_of(messages, tools) + talk.begun)
+    markers = _markers(served, style) if given else {}
+    return Prepared(ids, _grammar(served, talk, style, markers), style if given else None, markers)
+
+
+def _rendered(served: Served, talk: Talk, messages: Sequence[Message], tools: Any) -> str:
+    text = served.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tools=tools, **talk.variables)
+    return str(text)
+
+
+def _encoded(served: Served, text: str) -> list[int]:
+    return served.tokenizer.encode(text, add_special_tokens=False)
+
+
+def _without_template(served: Served, talk: Talk) -> list[int]:
+    """Llama-2's format, or plain text, for one question: more says nothing to a model without a template."""
+    roles = [message["role"] for message in talk.messages]
+    if roles not in (["user"], ["system", "user"]) or talk.may_call:
+        raise InputError(
+            "this model has no chat template; only one user message, after at most one system message, and no tools,"
+            " can be put to it",
+            hint="use /v1/completions",
+        )
+    system = talk.messages[0]["content"] if len(roles) == 2 else None
+    ids = build_prompt(served.tokenizer, served.model.config, talk.messages[-1]["content"], system)
+    return ids + (_encoded(served, talk.begun) if talk.begun else [])
+
+
+def _with_objects(message: Message) -> Message:
+    """Arguments of earlier calls as objects: templates write them as JSON themselves."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    changed = []
+    for call in calls:
+        function = dict(call["function"])
+        try:
+            arguments = json.loads(function.get("arguments") or "{}")
+        except ValueError:
+            arguments = function["arguments"]
+        changed.append({**call, "function": {**function, "arguments": arguments}})
+    return {**message, "tool_calls": changed}
+
+
+def _markers(served: Served, style: Style) -> dict[int, str]:
+    """Ids of the special tokens that a call is written with."""
+    vocabulary = served.tokenizer.get_vocab()
+    spelled = [*style.markers, *([style.end] if style.end else [])]
+    found = {vocabulary[text]: text for text in spelled if text in vocabulary}
+    return {i: text for i, text in found.items() if i in served.tokenizer.silent_ids}
+
+
+def _grammar(served: Served, talk: Talk, style: Style, markers: Mapping[int, str]) -> Grammar | None:
+    forced = talk.may_call and talk.choice != "auto"
+    if talk.schema is None and not forced:
+        return None
+    if not forced and not talk.may_call:
+        return served.grammars.json_schema(talk.schema)
+    ids = {text: i for i, text in markers.items()}
+
+    def spell(text: str) -> str:
+        return f"<[{ids[text]}]>" if text in ids else json.dumps(text)
+
+    wanted = [one for one in talk.functions if talk.choice in ("auto", "required", one["name"])]
+    rules = style.grammar(wanted, spell, one=talk.one_call or talk.choice not in ("auto", "required"))
+    if forced:
+        return served.grammars.lark("start: calls\n" + rules)
+    return served.grammars.lark(f"start: calls | answer\n{rules}answer: %json {json.dumps(talk.schema)}\n")
+
+
+def functions_of(tools: Sequence[Mapping[str, Any]], limits: Limits, param: str = "tools") -> list[Function]:
+    """Functions with names and bounded schemas: ``{"name", "description"?, "parameters"?}`` each, checked."""
+    if len(tools) > limits.tools:
+        raise refused(param, f"{len(tools)} tools are too many; at most {limits.tools} are taken")
+    found: list[Function] = []
+    for at, tool in enumerate(tools):
+        name = tool.get("name")
+        if not isinstance(name, str) or not 1 <= len(name) <= 128 or not set(name) <= _NAME:
+            raise refused(f"{param}.{at}", f"its name is {name!r}; it must be 1 to 128 letters, digits, _, - or .")
+        parameters = tool.get("parameters")
+        if parameters is not None and not isinstance(parameters, dict):
+            raise refused(f"{param}.{at}.parameters", "it must be a JSON schema, an object")
+        bounded(parameters, limits, f"{param}.{at}.parameters")
+        kept = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
+        if any(one["name"] == name for one in found):
+            raise refused(f"{param}.{at}", f"there are two functions {name!r}; names must differ")
+        found.append(kept)
+    return found
+
+
+_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
+
+
+def bounded(schema: Any, limits: Limits, param: str) -> None:
+    """Raise ApiError for a schema that is too large."""
+    try:
+        size = len(json.dumps(schema))
+    except (ValueError, RecursionError):
+        raise ApiError(400, f"{param}: the schema is nested too deeply", param=param) from None
+    if size > limits.schema_bytes:
+        raise refused(param, f"the schema has {size:,} bytes; at most {limits.schema_bytes:,} are taken")
+
+
+def chosen(choice: str, functions: Sequence[Function], param: str = "tool_choice") -> str:
+    """``choice``, where it can be followed. Raises ApiError where there is no such function."""
+    names = [function["name"] for function in functions]
+    if choice in ("auto", "none"):
+        return choice
+    if choice == "required" and names:
+        return choice
+    if choice not in names:
+        raise refused(param, f"{choice!r} cannot be called; tools has {', '.join(names) or 'nothing'}")
+    return choice
+
+
+def text_of(content: Any, param: str) -> str:
+    """The text of a message's content: a string, null, or a list of parts that are text."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for at, part in enumerate(content):
+        kind = part.get("type")
+        if kind not in ("text", "input_text", "output_text", "refusal"):
+            raise refused(f"{param}.{at}.type", f"{kind!r} is not supported here; the model takes text")
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if not isinstance(text, str):
+            raise refused(f"{param}.{at}.text", "it must be a string")
+        texts.append(text)
+    return "".join(texts)

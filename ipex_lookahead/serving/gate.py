@@ -1,0 +1,128 @@
+"""What every request passes before an API sees it: where it comes from, whose key it has, and how large it is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import secrets
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ipex_lookahead.serving.failures import ApiError
+from ipex_lookahead.serving.server import Server
+
+log = logging.getLogger(__name__)
+OPEN = frozenset({"/", "/health", "/ready", "/page.js", "/page.css", "/favicon.ico"})
+"""Paths that need no key."""
+_NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_BODY_SECONDS = 30.0
+
+
+class Gate:
+    """An ASGI application round another.
+
+    Args:
+        app: the other.
+        server: its state.
+        paths: routes as metrics name them.
+    """
+
+    def __init__(self, app: ASGIApp, server: Server) -> None:
+        self._app = app
+        self._server = server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, or let through what is left of the request's limits."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        named = headers.get("x-request-id", "")
+        number = named if _NAME.fullmatch(named) else "req_" + secrets.token_hex(8)
+        status = 0
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = number
+            await send(message)
+
+        try:
+            self._check(scope, headers)
+        except ApiError as error:
+            await _tell(error, scope, sending)
+        else:
+            await self._app(scope, _bounded(receive, self._server.limits.body_bytes), sending)
+        finally:
+            route = getattr(scope.get("route"), "path", "")
+            self._server.metrics.requested(route or "other", status or 500)
+            log.info("%s %s %s %d", number, scope["method"], route or "other", status)
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        hosts, host = self._server.settings.hosts, _host(headers.get("host", ""))
+        if hosts and host not in hosts:
+            raise ApiError(403, f"this server does not answer as {host[:100]!r}", code="wrong_host")
+        origin = headers.get("origin")
+        if origin is not None and (urlsplit(origin).netloc != headers.get("host") or origin == "null"):
+            raise ApiError(403, "pages of other servers may not ask this one", code="wrong_origin")
+        length = headers.get("content-length", "0")
+        most = self._server.limits.body_bytes
+        if length.isascii() and length.isdigit() and int(length[:20]) > most:
+            raise ApiError(413, f"the request has {length[:20]} bytes; at most {most} are read", code="too_large")
+        if self._server.settings.keys and scope["path"] not in OPEN:
+            scope["owner"] = self._owner(headers)
+
+    def _owner(self, headers: Headers) -> str:
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        given = bearer.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
+        owner = self._server.settings.keys.owner(given) if given else None
+        if owner is None:
+            raise ApiError(
+                401,
+                "this server asks for an API key, and this is none that it knows; send Authorization: Bearer KEY"
+                if given
+                else "this server asks for an API key; send Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        return owner
+
+
+def _host(header: str) -> str:
+    """A Host header without its port."""
+    return header.rpartition(":")[0] if re.search(r":\d+$", header) else header
+
+
+def _bounded(receive: Receive, most: int) -> Receive:
+    """The body as long as it is within the limits of size and time."""
+    read, complete = 0, False
+
+    async def limited() -> Message:
+        nonlocal read, complete
+        if complete:
+            return await receive()
+        try:
+            message = await asyncio.wait_for(receive(), _BODY_SECONDS)
+        except (asyncio.TimeoutError, TimeoutError):
+            raise HTTPException(408, f"the request's body did not come within {_BODY_SECONDS:g} s") from None
+        read += len(message.get("body", b""))
+        complete = not message.get("more_body", False)
+        if read > most:
+            raise HTTPException(413, f"the request has more than {most} bytes, which is as much as is read")
+        return message
+
+    return limited
+
+
+async def _tell(error: ApiError, scope: Scope, send: Send) -> None:
+    body = json.dumps(error.body(scope["path"])).encode()
+    headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+    raw = [(name.encode(), value.encode()) for name, value in {**headers, **error.headers}.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})

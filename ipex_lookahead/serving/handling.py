@@ -1,0 +1,77 @@
+"""What the APIs' routes share: where the server is, who asks, and how an answer is sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+from fastapi import Request, Response
+from starlette.responses import JSONResponse
+
+from ipex_lookahead.serving.answers import Answers
+from ipex_lookahead.serving.server import Served, Server
+from ipex_lookahead.serving.sse import ClientGoneError, EventStream, unless_gone
+
+GONE = 499
+"""nginx's status for a client that left; nobody reads it but the metrics."""
+
+
+def server_of(request: Request) -> Server:
+    """The state that the app was made with."""
+    found: Server = request.app.state.server
+    return found
+
+
+def owner(request: Request) -> str:
+    """Whose memory of answers and prompts is used; "" where no keys are asked for."""
+    return str(request.scope.get("owner", ""))
+
+
+def new_tokens(served: Served, prompt: int, asked: int | None) -> int:
+    """Most tokens of an answer: what was asked for, else what the context still holds."""
+    return max(1, served.max_context - prompt) if asked is None else asked
+
+
+async def answer(
+    request: Request,
+    server: Server,
+    answers: Answers,
+    *,
+    stream: bool,
+    chunks: Callable[[], AsyncIterator[bytes]],
+    whole: Callable[[], Awaitable[dict[str, Any]]],
+    ignored: Sequence[str] = (),
+) -> Response:
+    """Send the answers as they come, or whole. They are closed when that is done, or when the client has left."""
+    headers = {} if not ignored else {"x-ignored-fields": ", ".join(map(_plain, ignored[:20]))}
+
+    def close() -> None:
+        answers.close()
+        for stats, reason in answers.ended():
+            server.metrics.answered(stats, reason)
+
+    if stream:
+        return EventStream(
+            chunks(),
+            close,
+            path=request.url.path,
+            stalled_seconds=server.limits.stalled_seconds,
+            headers=headers,
+        )
+    try:
+        return JSONResponse(await unless_gone(request.receive, whole()), headers=headers)
+    except ClientGoneError:
+        return Response(status_code=GONE)
+    finally:
+        close()
+
+
+def now() -> int:
+    """Seconds since 1970."""
+    return int(time.time())
+
+
+def _plain(name: str) -> str:
+    """A client's word as a header may hold it."""
+    return "".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in name[:40])

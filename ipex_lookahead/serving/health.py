@@ -1,0 +1,41 @@
+"""``/health``, ``/ready``, ``/metrics`` and ``/version``: for those who look after the server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from ipex_lookahead.serving.handling import server_of
+
+router = APIRouter()
+
+
+@router.get("/health")
+async def health(request: Request) -> dict[str, str]:
+    """200 while the server answers; 503 while it loads, drains or is closed. Needs no key."""
+    server = server_of(request)
+    server.served  # noqa: B018  (it raises what is to be answered)
+    return {"status": "ok"}
+
+
+@router.get("/ready")
+async def ready(request: Request) -> dict[str, Any]:
+    """As ``/health``, with how much there is to do. Needs no key."""
+    service = server_of(request).served.service
+    return {"status": "ready", "running": service.running, "waiting": service.waiting}
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """For Prometheus."""
+    return Response(server_of(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    """Of this package."""
+    from ipex_lookahead import __version__
+
+    return {"version": __version__}

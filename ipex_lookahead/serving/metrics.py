@@ -1,0 +1,88 @@
+"""Figures for Prometheus. Names end as vLLM's do, so that dashboards need only another prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from ipex_lookahead.decoding.stats import GenerationStats
+
+if TYPE_CHECKING:
+    from ipex_lookahead.generation.service import Service
+
+PREFIX = "ipex_lookahead"
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1)
+
+
+class Metrics:
+    """Counters of one server, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        made: dict[str, Any] = {"namespace": PREFIX, "registry": self._registry}
+        self._requests = Counter("http_requests", "Requests by path and status.", ["path", "status"], **made)
+        self._ended = Counter("request_success", "Answers by how they ended.", ["finished_reason"], **made)
+        self._prompt = Counter("prompt_tokens", "Prompt tokens, the cached ones included.", **made)
+        self._cached = Counter("prompt_tokens_cached", "Prompt tokens that were not read again.", **made)
+        self._generated = Counter("generation_tokens", "Tokens generated.", **made)
+        self._drafted = Counter("spec_decode_num_draft_tokens", "Draft tokens verified.", ["source"], **made)
+        self._accepted = Counter("spec_decode_num_accepted_tokens", "Those of them accepted.", ["source"], **made)
+        self._first = Histogram(
+            "time_to_first_token_seconds", "From the request to its first token.", buckets=_SECONDS, **made
+        )
+        self._each = Histogram(
+            "time_per_output_token_seconds", "Between tokens after the first.", buckets=_TOKEN_SECONDS, **made
+        )
+
+    def watch(self, service: Service) -> None:
+        """Show a service's own figures from now on."""
+        self._registry.register(_ServiceFigures(service))
+
+    def requested(self, path: str, status: int) -> None:
+        """A request was answered. ``path`` is one of the routes, never what a client made up."""
+        self._requests.labels(path, str(status)).inc()
+
+    def answered(self, stats: GenerationStats, reason: str) -> None:
+        """An answer ended."""
+        self._ended.labels(reason).inc()
+        self._prompt.inc(stats.prompt_tokens)
+        self._cached.inc(stats.cached_tokens)
+        self._generated.inc(stats.tokens)
+        stats.fold()
+        for source, count in stats.drafted_by_source.items():
+            self._drafted.labels(source).inc(count)
+        for source, count in stats.accepted_by_source.items():
+            self._accepted.labels(source).inc(count)
+        if stats.tokens:
+            self._first.observe(stats.first_token_seconds)
+        if stats.tokens > 1:
+            self._each.observe(stats.decode_seconds / (stats.tokens - 1))
+
+    def text(self) -> bytes:
+        """In Prometheus' format."""
+        return generate_latest(self._registry)
+
+
+class _ServiceFigures(Collector):
+    """What a service counts itself, read when it is asked for."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def collect(self) -> Iterable[Any]:
+        """See ``prometheus_client``."""
+        service = self._service
+        gauges = {
+            "num_requests_running": ("Answers in the making.", service.running),
+            "num_requests_waiting": ("Requests that wait for a slot.", service.waiting),
+            "kv_cache_bytes": ("Keys and values held.", service.kv_bytes),
+            "prefix_cache_pages": ("Pages of 64 positions kept for later prompts.", service.cached_pages),
+        }
+        for name, (said, value) in gauges.items():
+            yield GaugeMetricFamily(f"{PREFIX}_{name}", said, value=value)
+        yield CounterMetricFamily(f"{PREFIX}_engine_steps", "Forwards.", value=service.steps)

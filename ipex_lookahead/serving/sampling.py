@@ -1,0 +1,126 @@
+"""The fields that all generating requests of OpenAI's share, and what they mean to the service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.config import MAX_DRAFT
+from ipex_lookahead.decoding.choose import Ids, Logits
+from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.serving.failures import refused
+from ipex_lookahead.serving.fields import Body, honoured, no_effect
+from ipex_lookahead.serving.limits import Limits
+
+
+class StreamOptions(Body):
+    """``stream_options``."""
+
+    include_usage: bool | None = honoured("a last chunk with the usage and no choices")
+    include_obfuscation: bool | None = no_effect("nothing is padded")
+
+
+class Sampled(Body):
+    """What `/v1/chat/completions` and `/v1/completions` have in common."""
+
+    model: str | None = honoured("one of `/v1/models`; 404 for another name; left out, the model that is served")
+    stream: bool | None = honoured("server-sent events")
+    stream_options: StreamOptions | None = honoured("`include_usage`")
+    n: int | None = honoured("so many answers; answer i is drawn with the seed and the number i", ge=1)
+    temperature: float | None = honoured("0 takes the likeliest token; the model's own default, else 1", ge=0, le=100)
+    top_p: float | None = honoured("as OpenAI; the model's own default, else 1", gt=0, le=1)
+    top_k: int | None = honoured("0 keeps all; the model's own default, else 50", ge=0)
+    min_p: float | None = honoured("the model's own default, else 0", ge=0, le=1)
+    seed: int | None = honoured(
+        "the same seed, request and `system_fingerprint` give the same bytes; drawn where it is left out, and told in"
+        " `timings.seed`",
+        ge=0,
+        le=2**63 - 1,
+    )
+    stop: str | list[str] | None = honoured("up to 16 texts; the answer ends before the first that appears")
+    presence_penalty: float | None = honoured("as OpenAI defines it", ge=-2, le=2)
+    frequency_penalty: float | None = honoured("as OpenAI defines it", ge=-2, le=2)
+    repetition_penalty: float | None = honoured("Hugging Face's; the model's own default, else 1", gt=0, le=100)
+    logit_bias: dict[str, float] | None = honoured("token ids to what is added to their logits, -100 to 100")
+    user: Any = no_effect("nobody is told of users")
+    lookahead: int | Literal["auto"] | None = honoured(
+        "most drafted tokens a step, 0 is off; the server's `--lookahead` if left out; never changes the answer"
+    )
+    return_draft_trace: bool | None = honoured("adds `draft_trace`: the new text in pieces, each with what drafted it")
+
+    def rules(self, defaults: Mapping[str, Any], limits: Limits, max_new_tokens: int) -> Rules:
+        """How the answer is made. Raises ApiError for a list that is too long."""
+        temperature = self.temperature
+        if temperature is None:
+            own = defaults.get("temperature") if defaults.get("do_sample", True) else 0.0
+            temperature = 1.0 if own is None else float(own)
+        return Rules(
+            max_new_tokens,
+            temperature=temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=self.seed,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            stop=stops(self.stop, limits),
+        )
+
+    def answers(self, limits: Limits) -> int:
+        """``n``, within the limit."""
+        count = 1 if self.n is None else self.n
+        if count > limits.answers:
+            raise refused("n", f"{count} answers are too many; at most {limits.answers} are made of one request")
+        return count
+
+    def drafting(self) -> dict[str, Any]:
+        """``lookahead`` as the service takes it; empty where the request says nothing."""
+        if isinstance(self.lookahead, int) and not 0 <= self.lookahead <= MAX_DRAFT:
+            raise refused("lookahead", f"it is {self.lookahead}; it must be 0 to {MAX_DRAFT} or 'auto'")
+        return {} if self.lookahead is None else {"lookahead": self.lookahead}
+
+
+def stops(given: str | list[str] | None, limits: Limits, param: str = "stop") -> tuple[str, ...]:
+    """Texts to stop at, within the limits."""
+    texts = () if given is None else (given,) if isinstance(given, str) else tuple(given)
+    if len(texts) > limits.stops:
+        raise refused(param, f"{len(texts)} texts are too many; at most {limits.stops} are watched for")
+    for text in texts:
+        if not 1 <= len(text) <= limits.stop_characters:
+            raise refused(param, f"a text has {len(text)} characters; it must have 1 to {limits.stop_characters}")
+    return texts
+
+
+@dataclass(frozen=True, slots=True)
+class LogitBias:
+    """A processor that adds to the logits of some tokens, whatever stands before them.
+
+    Attributes:
+        ids: int64 [n].
+        values: float32 [n].
+    """
+
+    ids: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float32]
+
+    @classmethod
+    def of(cls, given: Mapping[str, float], vocab_size: int, limits: Limits) -> LogitBias:
+        """Of the field ``logit_bias``. Raises ApiError for anything but ids below ``vocab_size`` and -100 to 100."""
+        if len(given) > limits.biases:
+            raise refused("logit_bias", f"{len(given)} entries are too many; at most {limits.biases} are taken")
+        for token, value in given.items():
+            if not (token.isascii() and token.isdigit() and len(token) < 10 and int(token) < vocab_size):
+                raise refused("logit_bias", f"{token[:40]!r} is no token id; ids are 0 to {vocab_size - 1}")
+            if not -100 <= value <= 100:
+                raise refused("logit_bias", f"{value:g} for token {token}; it must be -100 to 100")
+        return cls(np.array([int(token) for token in given], np.int64), np.array(list(given.values()), np.float32))
+
+    def __call__(self, ids: Ids, logits: Logits) -> Logits:
+        """See :data:`ipex_lookahead.decoding.choose.Processor`."""
+        logits[self.ids] += self.values
+        return logits

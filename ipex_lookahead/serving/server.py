@@ -1,0 +1,206 @@
+"""What the APIs work on: the model and its service, and what is made of them once."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.errors import LookaheadError
+from ipex_lookahead.serving.answers import Answers, Ask
+from ipex_lookahead.serving.failures import ApiError, from_ours
+from ipex_lookahead.serving.grammar import Grammars
+from ipex_lookahead.serving.keys import Keys
+from ipex_lookahead.serving.limits import Limits
+from ipex_lookahead.serving.metrics import Metrics
+from ipex_lookahead.serving.vocabulary import token_bytes
+
+if TYPE_CHECKING:
+    from ipex_lookahead.generation.service import Service
+    from ipex_lookahead.generation.text_model import TextModel
+
+Result = TypeVar("Result")
+_PROBES = 8
+"""Tokens whose logits are part of the fingerprint."""
+
+
+@dataclass(slots=True)
+class Settings:
+    """How a server serves.
+
+    Attributes:
+        names: what the model may be called in requests; the first is what it calls itself.
+        drafting: ``lookahead`` and ``adaptive`` of requests that say nothing of it.
+        limits, keys: see there.
+        hosts: values of the header Host that are answered, without port; empty answers any.
+        page: whether there is a page at ``/``.
+    """
+
+    names: Sequence[str] = ("default",)
+    drafting: Mapping[str, Any] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    keys: Keys = field(default_factory=Keys)
+    hosts: frozenset[str] = frozenset()
+    page: bool = True
+
+
+class Served:
+    """A model that is being served.
+
+    Args:
+        model: as loaded.
+        service: of that model.
+
+    Attributes:
+        eos_ids: ids that end an answer.
+        defaults: the model's own generation config.
+    """
+
+    def __init__(self, model: TextModel, service: Service) -> None:
+        self.model = model
+        self.service = service
+        self.tokenizer = model.tokenizer
+        self.vocab_size = model.engine.vocab_size
+        self.max_context = model.engine.max_context
+        self.eos_ids = model._eos
+        self.defaults: Mapping[str, Any] = model._defaults
+        self.facts: dict[str, Any] = model.engine.describe()
+
+    @cached_property
+    def tokens(self) -> list[bytes]:
+        """Each token's bytes."""
+        return token_bytes(self.tokenizer, self.vocab_size)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Compiles grammars for this model."""
+        return Grammars(self.tokenizer, self.tokens, self.eos_ids)
+
+    @cached_property
+    def template(self) -> str:
+        """The chat template, or all of them where there are several; "" for none."""
+        own = self.tokenizer.chat_template
+        return "\n".join(own.values()) if isinstance(own, dict) else own or ""
+
+    def fingerprint(self) -> str:
+        """Equal for two servers that give the same bytes for the same request and seed.
+
+        It stands for this package's version, the model's logits after a few tokens (its weights, their format and that
+        of keys and values, to the last bit), the vocabulary, the chat template and the generation config.
+        """
+        from ipex_lookahead import __version__
+
+        engine = self.model.engine
+        probes = np.linspace(0, self.vocab_size - 1, _PROBES).astype(np.int32)
+        chain = np.arange(-1, _PROBES - 1, dtype=np.int32)
+        cache = engine.new_cache()
+        output = engine.forward(Batch([cache], [_PROBES], probes, chain, logits=True))
+        assert output.logits is not None
+        digest = hashlib.sha256(np.ascontiguousarray(output.logits).tobytes())
+        vocabulary = sorted(self.tokenizer.get_vocab().items())
+        others = [__version__, self.template, vocabulary, sorted(self.defaults.items(), key=lambda one: one[0])]
+        digest.update(json.dumps(others, default=str).encode())
+        return "fp_" + digest.hexdigest()[:16]
+
+
+class Server:
+    """The state of one server.
+
+    Args:
+        settings: how it serves.
+
+    Attributes:
+        created: when it began, in seconds since 1970.
+        metrics: what it has done.
+        fingerprint: see :meth:`Served.fingerprint`; "" while the model is being loaded.
+        draining: whether it has been told to end.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.limits = settings.limits
+        self.created = int(time.time())
+        self.metrics = Metrics()
+        self.fingerprint = ""
+        self.draining = False
+        self._served: Served | None = None
+        self._preparing: asyncio.Semaphore | None = None
+
+    def ready(self, model: TextModel, make_service: Callable[[TextModel], Service]) -> None:
+        """The model is there: serve it. ``make_service`` starts its service, after its fingerprint was taken."""
+        fingerprint = Served(model, None).fingerprint()  # type: ignore[arg-type]  # before the service owns the engine
+        served = Served(model, make_service(model))
+        self.fingerprint, self._served = fingerprint, served
+        self.metrics.watch(served.service)
+
+    @property
+    def state(self) -> str:
+        """One of "loading", "ready", "draining" and "closed"."""
+        if self._served is None:
+            return "draining" if self.draining else "loading"
+        return "draining" if self.draining and self._served.service.state == "ready" else self._served.service.state
+
+    @property
+    def served(self) -> Served:
+        """The model. Raises ApiError where it cannot answer now."""
+        state = self.state
+        if self._served is None or state != "ready":
+            seconds = self.limits.loading_retry_seconds
+            doing = {"loading": "the model is being loaded", "draining": "the server is shutting down"}
+            message = f"{doing.get(state, 'the server is closed')}; ask again in {seconds} s"
+            raise ApiError(503, message, code=state, headers={"retry-after": str(seconds)})
+        return self._served
+
+    @property
+    def loaded(self) -> Served | None:
+        """The model, whatever the state."""
+        return self._served
+
+    def known(self, model: str | None) -> Served:
+        """The model of that name. Raises ApiError for another, and as ``served``."""
+        names = self.settings.names
+        if model is not None and model not in names:
+            raise ApiError(
+                404,
+                f"there is no model {model[:200]!r} here; there is {', '.join(names)}",
+                param="model",
+                code="model_not_found",
+            )
+        return self.served
+
+    def close(self, drain: float) -> None:
+        """Refuse what comes, let what is there go on for ``drain`` seconds, and end. Waits; for a thread."""
+        self.draining = True
+        if self._served is not None:
+            self._served.service.close(drain)
+
+    async def prepare(self, work: Callable[[], Result]) -> Result:
+        """Run work that takes its time (templates, tokenizers, grammars) in a thread, few at once.
+
+        Raises ApiError for errors of this package, and for text that is no Unicode.
+        """
+        if self._preparing is None:
+            self._preparing = asyncio.Semaphore(self.limits.preparing)
+        async with self._preparing:
+            try:
+                return await asyncio.to_thread(work)
+            except LookaheadError as error:
+                raise from_ours(error) from None
+            except UnicodeEncodeError:
+                raise ApiError(400, "the request holds a lone surrogate, which is no character") from None
+
+    def start(self, asks: Sequence[Ask]) -> Answers:
+        """Begin answers. Whoever calls closes them."""
+        served = self.served
+        for ask in asks:
+            for name, value in self.settings.drafting.items():
+                ask.options.setdefault(name, value)
+        return Answers(served.service, served.tokenizer, asks, self.limits.ping_seconds)

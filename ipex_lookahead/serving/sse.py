@@ -1,0 +1,114 @@
+"""Server-sent events, and requests that end when their client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ipex_lookahead.serving.failures import ApiError
+
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+DONE = b"data: [DONE]\n\n"
+
+
+class ClientGoneError(Exception):
+    """Nobody is left to answer."""
+
+
+def event(data: Any, name: str | None = None) -> bytes:
+    """One event; ``name`` is its type, which OpenAI's chunks have not."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return (f"event: {name}\n" if name else "").encode() + b"data: " + text.encode("utf-8", "replace") + b"\n\n"
+
+
+def comment(text: str) -> bytes:
+    """A line that clients pass over; it keeps connections open."""
+    return f": {text}\n\n".encode()
+
+
+class EventStream(Response):
+    """An answer that is sent as it comes.
+
+    Args:
+        chunks: bytes; an ApiError that it raises becomes the last event.
+        close: called at the end, however that comes, also where ``chunks`` was never begun.
+        path: of the request, for the shape of errors.
+        stalled_seconds: a client that takes nothing for so long is dropped.
+        headers: more of them.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        chunks: AsyncIterator[bytes],
+        close: Callable[[], None],
+        *,
+        path: str,
+        stalled_seconds: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
+        del self.headers["content-length"]
+        self._chunks = chunks
+        self._close = close
+        self._path = path
+        self._stalled = stalled_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the end, or until the client has gone or takes nothing more."""
+        try:
+            await unless_gone(receive, self._send(send))
+        except ClientGoneError:
+            log.info("a client left before its answer was complete")
+        finally:
+            self._close()
+
+    async def _send(self, send: Send) -> None:
+        async def put(message: dict[str, Any]) -> None:
+            await asyncio.wait_for(send(message), self._stalled)
+
+        try:
+            await put({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            try:
+                async with contextlib.aclosing(self._chunks) as chunks:  # type: ignore[type-var]
+                    async for chunk in chunks:
+                        await put({"type": "http.response.body", "body": chunk, "more_body": True})
+            except ApiError as error:
+                failed = event(error.body(self._path), "error" if "type" in error.body(self._path) else None)
+                await put({"type": "http.response.body", "body": failed, "more_body": True})
+            await put({"type": "http.response.body", "body": b"", "more_body": False})
+        except (asyncio.TimeoutError, TimeoutError):
+            log.warning("a client that took nothing for %g s was dropped", self._stalled)
+            raise ClientGoneError from None
+
+
+async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
+    """The work's result; it is cancelled where the client leaves before. Raises ClientGoneError then.
+
+    A client's leaving is seen at once, also while nothing is being sent.
+    """
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    doing = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            return doing.result()
+        raise ClientGoneError
+    finally:
+        for task in (doing, watching):
+            task.cancel()
+        await asyncio.gather(doing, watching, return_exceptions=True)

@@ -1,0 +1,84 @@
+"""``/tokenize``, ``/detokenize``, ``/apply-template`` and ``/tokenizer_info``: what text becomes before the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from ipex_lookahead.serving.chat import ChatRequest
+from ipex_lookahead.serving.conversation import prepare
+from ipex_lookahead.serving.failures import refused
+from ipex_lookahead.serving.fields import Body, honoured
+from ipex_lookahead.serving.handling import server_of
+from ipex_lookahead.serving.logprobs import spelled
+
+router = APIRouter()
+
+
+class TokenizeRequest(Body):
+    """A text, by vLLM's name or by llama.cpp's."""
+
+    model: str | None = honoured("as elsewhere")
+    prompt: str | None = honoured("the text")
+    content: str | None = honoured("the same")
+    add_special_tokens: bool | None = honoured("with the begin of a text, where the model has one; true if left out")
+    add_special: bool | None = honoured("the same by llama.cpp's name")
+    with_pieces: bool | None = honoured("also `pieces`, each token as text")
+
+
+class DetokenizeRequest(Body):
+    """Token ids."""
+
+    model: str | None = honoured("as elsewhere")
+    tokens: list[int] = honoured("token ids", default=[])
+
+
+@router.post("/tokenize")
+async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
+    """Text to ids."""
+    server = server_of(request)
+    served = server.known(body.model)
+    text = body.content if body.prompt is None else body.prompt
+    if text is None:
+        raise refused("prompt", "there is no text; give prompt, or content")
+    special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
+    ids = await server.prepare(lambda: served.tokenizer.encode(text, add_special_tokens=special is not False))
+    found: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": served.max_context}
+    if body.with_pieces:
+        found["pieces"] = [spelled(i, served.tokens) for i in ids]
+    return found
+
+
+@router.post("/detokenize")
+async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, Any]:
+    """Ids to text, special tokens as they are spelled."""
+    server = server_of(request)
+    served = server.known(body.model)
+    wrong = next((i for i in body.tokens if not 0 <= i < served.vocab_size), None)
+    if wrong is not None:
+        raise refused("tokens", f"{wrong} is no token id; ids are 0 to {served.vocab_size - 1}")
+    text = await server.prepare(lambda: served.tokenizer.decode(body.tokens))
+    return {"prompt": text, "content": text}
+
+
+@router.post("/apply-template")
+async def apply_template(request: Request, body: ChatRequest) -> dict[str, Any]:
+    """What `/v1/chat/completions` would put to the model."""
+    server = server_of(request)
+    served = server.known(body.model)
+    body.check()
+    talk = body.talk(server.limits)
+    prepared = await server.prepare(lambda: prepare(served, talk))
+    prompt = await server.prepare(lambda: served.tokenizer.decode(prepared.prompt))
+    return {"prompt": prompt, "tokens": prepared.prompt}
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> dict[str, Any]:
+    """The tokens with a role, as evaluation harnesses ask for them."""
+    served = server_of(request).served
+    roles = {"bos_token": served.tokenizer.bos_token_id, "eos_token": served.tokenizer.eos_token_id}
+    return {name: None if i is None else spelled(i, served.tokens) for name, i in roles.items()} | {
+        "chat_template": served.tokenizer.chat_template
+    }

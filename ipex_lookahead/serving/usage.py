@@ -1,0 +1,64 @@
+"""What an answer took, in the words of the APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ipex_lookahead.decoding.stats import GenerationStats
+
+PREDICTION = "prediction"
+"""The source that a request's own ``prediction`` drafts under."""
+
+
+def usage(stats: Sequence[GenerationStats], sharing: int = 1) -> dict[str, Any]:
+    """OpenAI's ``usage`` of the answers of one request; each ``sharing`` of them in a row have one prompt."""
+    prompt = sum(one.prompt_tokens for one in stats[::sharing])
+    new = sum(one.tokens for one in stats)
+    for one in stats:
+        one.fold()
+    accepted = sum(one.accepted_by_source[PREDICTION] for one in stats)
+    drafted = sum(one.drafted_by_source[PREDICTION] for one in stats)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": new,
+        "total_tokens": prompt + new,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(one.cached_tokens for one in stats[::sharing]),
+            "audio_tokens": 0,
+        },
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        },
+    }
+
+
+def timings(stats: GenerationStats) -> dict[str, Any]:
+    """llama.cpp's ``timings`` of one answer, which other programs read, and what only is here."""
+    stats.fold()
+    read = stats.prompt_tokens - stats.cached_tokens
+    return {
+        "cache_n": stats.cached_tokens,
+        "prompt_n": read,
+        "prompt_ms": _ms(stats.prefill_seconds),
+        "prompt_per_second": round(stats.prefill_tok_s, 3),
+        "predicted_n": stats.tokens,
+        "predicted_ms": _ms(stats.decode_seconds),
+        "predicted_per_second": round(stats.decode_tok_s, 3),
+        "draft_n": stats.drafted,
+        "draft_n_accepted": stats.accepted,
+        "draft_by_source": {
+            source: {"drafted": count, "accepted": stats.accepted_by_source[source]}
+            for source, count in sorted(stats.drafted_by_source.items())
+        },
+        "first_token_ms": _ms(stats.first_token_seconds),
+        "tokens_per_step": round(stats.mean_acceptance_length, 3),
+        "seed": stats.seed,
+    }
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 3)
