@@ -91,7 +91,10 @@ def serve(
     from ipex_lookahead.serving.server import Server, Settings
 
     if verbose:
-        logging.getLogger("ipex_lookahead.serving").setLevel(logging.INFO)
+        requests = logging.getLogger("ipex_lookahead.serving.gate")
+        requests.setLevel(logging.INFO)
+        requests.addHandler(logging.StreamHandler())
+        requests.propagate = False  # warnings would be said twice
     keys = Keys() if api_key_file is None else Keys.of_file(Path(api_key_file))
     settings = Settings(
         names=names or (_name(model),),

@@ -199,7 +199,7 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     likely = text_of(body.prediction.content, "prediction.content") if body.prediction else ""
     prepared = await server.prepare(lambda: prepare(served, talk))
     if likely:
-        drafting["prediction"] = await server.prepare(lambda: served.tokenizer.encode(likely, add_special_tokens=False))
+        drafting["prediction"] = await server.prepare(lambda: served.encode(likely))
     asked = body.max_completion_tokens or body.max_tokens
     rules = body.rules(served.defaults, limits, new_tokens(served, len(prepared.prompt), asked))
     drafting |= {"key": owner(request), "top_logprobs": alternatives}

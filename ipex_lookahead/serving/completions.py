@@ -95,7 +95,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
 
 
 def _encoded(served: Served, prompts: Sequence[str] | Sequence[list[int]]) -> list[list[int]]:
-    return [prompt if isinstance(prompt, list) else served.tokenizer.encode(prompt) for prompt in prompts]
+    return [prompt if isinstance(prompt, list) else served.encode(prompt, special=True) for prompt in prompts]
 
 
 def _echoed(served: Served, prompts: Sequence[str] | Sequence[list[int]], ids: Sequence[list[int]]) -> list[str]:

@@ -84,11 +84,11 @@ def prepare(served: Served, talk: Talk) -> Prepared:
     if not template:
         ids = _without_template(served, talk)
     elif spoken_of and not knows_tools:
-        ids = _encoded(served, text_of(in_words(talk.messages, given), None) + talk.begun)
+        ids = served.encode(text_of(in_words(talk.messages, given), None) + talk.begun)
     else:
         tools = [{"type": "function", "function": dict(one)} for one in given] or None
         messages = [_with_objects(message) for message in talk.messages]
-        ids = _encoded(served, text_of(messages, tools) + talk.begun)
+        ids = served.encode(text_of(messages, tools) + talk.begun)
     markers = _markers(served, style) if given else {}
     return Prepared(ids, _grammar(served, talk, style, markers), style if given else None, markers)
 
@@ -96,10 +96,6 @@ def prepare(served: Served, talk: Talk) -> Prepared:
 def _rendered(served: Served, talk: Talk, messages: Sequence[Message], tools: Any) -> str:
     text = served.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tools=tools, **talk.variables)
     return str(text)
-
-
-def _encoded(served: Served, text: str) -> list[int]:
-    return served.tokenizer.encode(text, add_special_tokens=False)
 
 
 def _without_template(served: Served, talk: Talk) -> list[int]:
@@ -113,7 +109,7 @@ def _without_template(served: Served, talk: Talk) -> list[int]:
         )
     system = talk.messages[0]["content"] if len(roles) == 2 else None
     ids = build_prompt(served.tokenizer, served.model.config, talk.messages[-1]["content"], system)
-    return ids + (_encoded(served, talk.begun) if talk.begun else [])
+    return ids + (served.encode(talk.begun) if talk.begun else [])
 
 
 def _with_objects(message: Message) -> Message:

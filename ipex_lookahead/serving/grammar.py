@@ -49,6 +49,7 @@ class Grammars:
 
     def json_schema(self, schema: Any) -> Grammar:
         """JSON that the schema allows. Raises InputError where it cannot be compiled."""
+        schema = {} if schema is True else schema
         return self._compile(
             lambda: llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_OPTIONS)
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from ipex_lookahead.engines.base import Batch
-from ipex_lookahead.errors import LookaheadError
+from ipex_lookahead.errors import InputError, LookaheadError
 from ipex_lookahead.serving.answers import Answers, Ask
 from ipex_lookahead.serving.failures import ApiError, from_ours
 from ipex_lookahead.serving.grammar import Grammars
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ipex_lookahead.generation.text_model import TextModel
 
 Result = TypeVar("Result")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _PROBES = 8
 """Tokens whose logits are part of the fingerprint."""
 
@@ -89,6 +91,12 @@ class Served:
         """The chat template, or all of them where there are several; "" for none."""
         own = self.tokenizer.chat_template
         return "\n".join(own.values()) if isinstance(own, dict) else own or ""
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """A text's tokens, by default without what begins a text. Raises InputError for text that is no Unicode."""
+        if _SURROGATE.search(text):  # JSON can spell it; no tokenizer takes it
+            raise InputError("the request holds a lone surrogate, which is no character; text must be valid Unicode")
+        return self.tokenizer.encode(text, add_special_tokens=special)
 
     def fingerprint(self) -> str:
         """Equal for two servers that give the same bytes for the same request and seed.
@@ -185,7 +193,7 @@ class Server:
     async def prepare(self, work: Callable[[], Result]) -> Result:
         """Run work that takes its time (templates, tokenizers, grammars) in a thread, few at once.
 
-        Raises ApiError for errors of this package, and for text that is no Unicode.
+        Raises ApiError for errors of this package.
         """
         if self._preparing is None:
             self._preparing = asyncio.Semaphore(self.limits.preparing)
@@ -194,8 +202,6 @@ class Server:
                 return await asyncio.to_thread(work)
             except LookaheadError as error:
                 raise from_ours(error) from None
-            except UnicodeEncodeError:
-                raise ApiError(400, "the request holds a lone surrogate, which is no character") from None
 
     def start(self, asks: Sequence[Ask]) -> Answers:
         """Begin answers. Whoever calls closes them."""

@@ -43,7 +43,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
     if text is None:
         raise refused("prompt", "there is no text; give prompt, or content")
     special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
-    ids = await server.prepare(lambda: served.tokenizer.encode(text, add_special_tokens=special is not False))
+    ids = await server.prepare(lambda: served.encode(text, special=special is not False))
     found: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": served.max_context}
     if body.with_pieces:
         found["pieces"] = [spelled(i, served.tokens) for i in ids]

@@ -1,0 +1,167 @@
+"""/v1/chat/completions on a tiny model: what it answers is what the model's own generate says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ipex_lookahead.generation.rules import Rules
+
+ASKED = [{"role": "user", "content": "Hi"}]
+HOT = {"temperature": 30, "seed": 5}
+"""The tiny model says one thing over and over where it is not heated."""
+
+
+def ask(client: Any, **fields: Any) -> Any:
+    answer = client.post("/v1/chat/completions", json={"messages": ASKED, "max_tokens": 16, "temperature": 0, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def events(text: str) -> list[Any]:
+    """The data of server-sent events, which end with [DONE]."""
+    data = [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
+    assert data.pop() == "[DONE]"
+    return [json.loads(one) for one in data]
+
+
+def streamed(client: Any, **fields: Any) -> list[Any]:
+    given = {"messages": ASKED, "max_tokens": 16, "temperature": 0, "stream": True, **fields}
+    answer = client.post("/v1/chat/completions", json=given)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    return events(answer.text)
+
+
+def text_of(chunks: list[Any], index: int = 0) -> str:
+    return "".join(
+        choice["delta"].get("content") or "" for c in chunks for choice in c["choices"] if choice["index"] == index
+    )
+
+
+def expected(model: Any, rules: Rules, messages: Any = ASKED) -> str:
+    ids = model.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)
+    return str(model.tokenizer.decode(model.generate(ids, rules), skip_special_tokens=True))
+
+
+def test_the_answer_is_the_models(client, model):
+    found = ask(client)
+    assert found["object"] == "chat.completion"
+    assert found["model"] == "tiny"
+    assert found["choices"][0]["message"]["role"] == "assistant"
+    assert found["choices"][0]["message"]["content"] == expected(model, Rules(16))
+    assert found["choices"][0]["finish_reason"] == "length"
+    prompt = model.tokenizer.apply_chat_template(ASKED, add_generation_prompt=True, tokenize=True)
+    usage = found["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (
+        len(prompt), 16, len(prompt) + 16,
+    )  # fmt: skip
+    assert found["timings"]["predicted_n"] == 16
+
+
+@pytest.mark.parametrize("lookahead", [0, 3, "auto"])
+@pytest.mark.parametrize("temperature", [0, 30])
+def test_streamed_or_whole_with_any_lookahead_the_same(client, model, lookahead, temperature):
+    given = {"lookahead": lookahead, "temperature": temperature, "seed": 5}
+    whole = ask(client, **given)
+    chunks = streamed(client, **given, stream_options={"include_usage": True})
+    said = expected(model, Rules(16, temperature=temperature, seed=5))
+    assert whole["choices"][0]["message"]["content"] == said
+    assert text_of(chunks) == said
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert [c["choices"][0]["finish_reason"] for c in chunks if c["choices"]][-1] == "length"
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"] == whole["usage"]
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+    assert len({chunk["id"] for chunk in chunks}) == 1
+
+
+def test_without_include_usage_no_chunk_has_any(client):
+    assert all("usage" not in chunk for chunk in streamed(client))
+
+
+def test_several_answers(client, model):
+    found = ask(client, n=3, temperature=30, seed=9)
+    texts = [choice["message"]["content"] for choice in found["choices"]]
+    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2]
+    assert texts[0] == expected(model, Rules(16, temperature=30, seed=9))
+    assert len(set(texts)) == 3
+    assert found["usage"]["completion_tokens"] == 48
+    chunks = streamed(client, n=3, temperature=30, seed=9)
+    assert [text_of(chunks, index) for index in range(3)] == texts
+
+
+def test_the_answer_ends_before_a_text_to_stop_at(client, model):
+    said = expected(model, Rules(16, **HOT))
+    assert len(set(said)) > 6
+    stop = said[4:6]
+    for found in (ask(client, stop=stop, **HOT), ask(client, stop=["not there", stop], **HOT)):
+        assert found["choices"][0]["message"]["content"] == said[: said.index(stop)]
+        assert found["choices"][0]["finish_reason"] == "stop"
+    assert text_of(streamed(client, stop=stop, **HOT)) == said[: said.index(stop)]
+
+
+def test_a_drawn_seed_is_told_and_draws_the_same_again(client):
+    first = ask(client, temperature=30)
+    again = ask(client, temperature=30, seed=first["timings"]["seed"])
+    assert first["choices"] == again["choices"]
+    assert first["system_fingerprint"] == again["system_fingerprint"]
+    assert first["system_fingerprint"].startswith("fp_")
+
+
+def test_biased_tokens_win_or_never_come(client, model):
+    wanted = model.tokenizer.encode("q", add_special_tokens=False)[0]
+    found = ask(client, logit_bias={str(wanted): 100}, max_tokens=5)
+    assert found["choices"][0]["message"]["content"] == "qqqqq"
+    plain = ask(client, max_tokens=1)["choices"][0]["message"]["content"]
+    ids = model.tokenizer.encode(plain, add_special_tokens=False)
+    if ids:
+        banned = ask(client, max_tokens=1, logit_bias={str(ids[0]): -100})
+        assert banned["choices"][0]["message"]["content"] != plain
+
+
+def test_penalties_are_the_models_own(client, model):
+    found = ask(client, presence_penalty=1.5, frequency_penalty=0.7, repetition_penalty=1.2)
+    rules = Rules(16, presence_penalty=1.5, frequency_penalty=0.7, repetition_penalty=1.2)
+    assert found["choices"][0]["message"]["content"] == expected(model, rules)
+
+
+def test_messages_in_parts_and_the_developers_role(client):
+    parts = [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]
+    assert ask(client, messages=[{"role": "user", "content": parts}])["choices"] == ask(client)["choices"]
+    system, developer = (
+        ask(client, messages=[{"role": role, "content": "Be brief"}, *ASKED]) for role in ("system", "developer")
+    )
+    assert system["choices"] == developer["choices"]
+
+
+def test_without_a_number_the_answer_may_fill_the_context(client, model):
+    found = ask(client, max_tokens=None, logit_bias={str(model.tokenizer.eos_token_id): -100})
+    assert found["usage"]["total_tokens"] == model.engine.max_context
+    assert found["choices"][0]["finish_reason"] == "length"
+
+
+def test_the_trace_is_the_text(client):
+    found = ask(client, return_draft_trace=True)
+    trace = found["choices"][0]["draft_trace"]
+    assert "".join(one["text"] for one in trace) == found["choices"][0]["message"]["content"]
+    chunks = streamed(client, return_draft_trace=True)
+    pieces = [one["text"] for chunk in chunks for one in chunk.get("draft_trace", ())]
+    assert "".join(pieces) == text_of(chunks)
+
+
+def test_fields_of_other_servers_are_named_and_change_nothing(client):
+    answer = client.post(
+        "/v1/chat/completions",
+        json={"messages": ASKED, "max_tokens": 4, "temperature": 0, "mirostat": 2, "cache_prompt": True, "é\n": 1},
+    )
+    assert answer.status_code == 200
+    assert answer.headers["x-ignored-fields"] == "cache_prompt, mirostat, ??"
+    assert answer.json()["choices"] == ask(client, max_tokens=4)["choices"]
+
+
+def test_the_path_without_v1(client):
+    answer = client.post("/chat/completions", json={"messages": ASKED, "max_tokens": 4, "temperature": 0})
+    assert answer.json()["choices"] == ask(client, max_tokens=4)["choices"]

@@ -1,0 +1,114 @@
+"""/v1/completions, and what is told of the model and of its tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ipex_lookahead.generation.rules import Rules
+from tests.serving.test_chat import HOT, events
+
+
+def ask(client: Any, **fields: Any) -> Any:
+    answer = client.post("/v1/completions", json={"prompt": "One", "max_tokens": 8, "temperature": 0, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def expected(model: Any, ids: list[int], rules: Rules) -> str:
+    return str(model.tokenizer.decode(model.generate(ids, rules), skip_special_tokens=True))
+
+
+@pytest.mark.parametrize("kind", ["text", "texts", "ids", "lists"])
+def test_prompts_of_each_kind(client, model, kind):
+    ids = model.tokenizer.encode("One")
+    prompt = {"text": "One", "texts": ["One", "Two"], "ids": ids, "lists": [ids, model.tokenizer.encode("Two")]}[kind]
+    found = ask(client, prompt=prompt, **HOT)
+    said = [expected(model, model.tokenizer.encode(text), Rules(8, **HOT)) for text in ("One", "Two")]
+    many = kind in ("texts", "lists")
+    assert [choice["text"] for choice in found["choices"]] == said[: 2 if many else 1]
+    assert found["object"] == "text_completion"
+    chunks = events(
+        client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 8, "stream": True, **HOT}).text
+    )
+    for index, text in enumerate(said[: 2 if many else 1]):
+        parts = [c["text"] for chunk in chunks for c in chunk["choices"] if c["index"] == index]
+        assert "".join(parts) == text
+
+
+def test_sixteen_tokens_where_no_number_is_given(client, model):
+    found = ask(client, max_tokens=None, logit_bias={str(model.tokenizer.eos_token_id): -100})
+    assert found["usage"]["completion_tokens"] == 16
+
+
+def test_several_answers_to_several_prompts(client):
+    found = ask(client, prompt=["One", "Two"], n=2, **HOT)
+    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2, 3]
+    one = ask(client, n=2, **HOT)
+    assert [choice["text"] for choice in found["choices"]][:2] == [choice["text"] for choice in one["choices"]]
+    assert found["usage"]["prompt_tokens"] == 2 * one["usage"]["prompt_tokens"]
+
+
+def test_the_prompt_comes_back(client):
+    assert ask(client, echo=True, max_tokens=0)["choices"][0]["text"] == "One"
+    plain = ask(client)["choices"][0]["text"]
+    assert ask(client, echo=True)["choices"][0]["text"] == "One" + plain
+    given = {"prompt": "One", "max_tokens": 8, "temperature": 0, "echo": True, "stream": True}
+    chunks = events(client.post("/v1/completions", json=given).text)
+    assert "".join(c["text"] for chunk in chunks for c in chunk["choices"]) == "One" + plain
+
+
+def test_models(client, model):
+    listed = client.get("/v1/models").json()["data"]
+    assert [one["id"] for one in listed] == ["tiny", "other-name"]
+    assert listed[0]["max_model_len"] == model.engine.max_context
+    assert client.get("/v1/models/other-name").json() == listed[1]
+    assert client.get("/models").json()["data"] == listed
+
+
+def test_tokens_there_and_back(client, model):
+    text = "Hé <|im_end|>"
+    for field in ("prompt", "content"):
+        found = client.post("/tokenize", json={field: text}).json()
+        assert found["tokens"] == model.tokenizer.encode(text)
+        assert found["count"] == len(found["tokens"])
+    assert client.post("/detokenize", json={"tokens": found["tokens"]}).json()["prompt"] == text
+    pieces = client.post("/tokenize", json={"prompt": "é", "with_pieces": True}).json()["pieces"]
+    assert pieces == ["bytes:\\xc3", "bytes:\\xa9"]
+    assert client.post("/detokenize", json={"tokens": [99999]}).status_code == 400
+    assert client.post("/tokenize", json={}).status_code == 400
+
+
+def test_the_template_as_it_is_put_to_the_model(client, model):
+    messages = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "Hi"}]
+    found = client.post("/apply-template", json={"messages": messages}).json()
+    assert found["prompt"] == model.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    assert found["tokens"] == model.tokenizer.encode(found["prompt"], add_special_tokens=False)
+
+
+def test_health_and_metrics(client):
+    ask(client)
+    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/ready").json()["status"] == "ready"
+    text = client.get("/metrics").text
+    for name in (
+        "ipex_lookahead_http_requests_total", "ipex_lookahead_request_success_total", "ipex_lookahead_prompt_tokens_total",
+        "ipex_lookahead_generation_tokens_total", "ipex_lookahead_time_to_first_token_seconds_bucket",
+        "ipex_lookahead_num_requests_running", "ipex_lookahead_kv_cache_bytes",
+    ):  # fmt: skip
+        assert name in text
+    assert 'path="/v1/completions",status="200"' in text
+    assert "/nowhere/else" not in client.get("/nowhere/else").text + client.get("/metrics").text
+
+
+def test_the_document(client):
+    paths = client.get("/openapi.json").json()["paths"]
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/health"} <= paths.keys()
+
+
+def test_the_fingerprint_is_the_models(server, model):
+    from ipex_lookahead.serving.server import Served
+
+    again = Served(model, None).fingerprint()  # type: ignore[arg-type]
+    assert again == server.fingerprint

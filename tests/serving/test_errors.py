@@ -1,0 +1,163 @@
+"""Wrong requests: a status, a sentence that names the field, in OpenAI's shape; never a 500, never a 422."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ipex_lookahead.serving.chat import ChatRequest
+from ipex_lookahead.serving.completions import CompletionRequest
+from ipex_lookahead.serving.fields import REFUSED, support
+
+ASKED = [{"role": "user", "content": "Hi"}]
+WRONG = [
+    ("messages", {"messages": []}),
+    ("messages", {"messages": None}),
+    ("messages", {"messages": "Hi"}),
+    ("messages.0.role", {"messages": [{"role": "robot", "content": "Hi"}]}),
+    (
+        "messages.0.content.0.type",
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+    ),
+    ("messages.0.content.0.text", {"messages": [{"role": "user", "content": [{"type": "text", "text": 4}]}]}),
+    ("messages.0.tool_calls.0", {"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}),
+    ("temperature", {"temperature": -1}),
+    ("temperature", {"temperature": "hot"}),
+    ("top_p", {"top_p": 0}),
+    ("top_p", {"top_p": 1.5}),
+    ("seed", {"seed": -1}),
+    ("seed", {"seed": 2**70}),
+    ("seed", {"seed": True}),
+    ("n", {"n": 0}),
+    ("n", {"n": 99}),
+    ("max_tokens", {"max_tokens": 0}),
+    ("max_completion_tokens", {"max_completion_tokens": -4}),
+    ("stop", {"stop": ""}),
+    ("stop", {"stop": ["x"] * 17}),
+    ("stop", {"stop": "x" * 2000}),
+    ("logit_bias", {"logit_bias": {"99999": 1}}),
+    ("logit_bias", {"logit_bias": {"-1": 1}}),
+    ("logit_bias", {"logit_bias": {"x": 1}}),
+    ("logit_bias", {"logit_bias": {"5": 101}}),
+    ("logit_bias", {"logit_bias": {str(i): 0 for i in range(2000)}}),
+    ("top_logprobs", {"top_logprobs": 3}),
+    ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
+    ("presence_penalty", {"presence_penalty": 3}),
+    ("lookahead", {"lookahead": 1000}),
+    ("lookahead", {"lookahead": "much"}),
+    ("response_format.type", {"response_format": {"type": "xml"}}),
+    ("response_format.json_schema.schema", {"response_format": {"type": "json_schema"}}),
+    ("tools.0", {"tools": [{"type": "function", "function": {"name": "a b"}}]}),
+    ("tools.1", {"tools": [{"type": "function", "function": {"name": "a"}}] * 2}),
+    ("tools.0.type", {"tools": [{"type": "retrieval", "function": {"name": "a"}}]}),
+    ("tools.0.parameters", {"tools": [{"type": "function", "function": {"name": "a", "parameters": "x"}}]}),
+    ("tools", {"tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(200)]}),
+    ("tool_choice", {"tool_choice": "required"}),
+    ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "b"}}}),
+    ("tool_choice", {"tool_choice": {"type": "function"}}),
+    ("prediction.type", {"prediction": {"type": "text", "content": ""}}),
+    ("chat_template_kwargs", {"chat_template_kwargs": {"messages": []}}),
+    ("model", {"model": 4}),
+    ("modalities", {"modalities": ["audio"]}),
+    ("web_search_options", {"web_search_options": {}}),
+]
+
+
+@pytest.mark.parametrize(("param", "fields"), WRONG, ids=lambda value: str(value)[:40])
+def test_a_wrong_field_is_named(client, param, fields):
+    answer = client.post("/v1/chat/completions", json={"messages": ASKED, "max_tokens": 2, **fields})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert param.split(".")[0] in error["message"]
+    assert answer.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("prompt", {"prompt": None}),
+        ("prompt", {"prompt": []}),
+        ("prompt", {"prompt": ["x"] * 9, "n": 2}),
+        ("suffix", {"suffix": "end"}),
+        ("best_of", {"best_of": 3}),
+        ("logprobs", {"logprobs": 50}),
+        ("logprobs", {"logprobs": True}),
+        ("echo", {"echo": True, "logprobs": 1}),
+    ],
+    ids=str,
+)
+def test_a_wrong_field_of_a_completion_is_named(client, param, fields):
+    answer = client.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 2, **fields})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("path", "request_model"), [("chat/completions", ChatRequest), ("completions", CompletionRequest)]
+)
+def test_every_refused_field_is_refused(client, path, request_model):
+    given = {"messages": ASKED} if request_model is ChatRequest else {"prompt": "Hi"}
+    refused = [name for name, what, _ in support(request_model) if what == REFUSED]
+    assert refused
+    for name in refused:
+        for value in ("nothing of the kind", ["x"], 77):
+            answer = client.post(f"/v1/{path}", json={**given, "max_tokens": 1, name: value})
+            assert answer.status_code == 400, (name, value)
+            assert answer.json()["error"]["param"] == name
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"null", b"4", b'"x"', b"\xff\xfe", b"{" * 100_000, b"[" * 100_000, b'{"messages": NaN}',
+        b'{"messages":[{"role":"user","content":"\\ud800"}],"max_tokens":1}',
+        b'{"messages":[{"role":"user","content":"x"}],"max_tokens":1,"temperature":NaN}',
+        b'{"messages":[{"role":"user","content":"x"}],"max_tokens":1,"temperature":1e999}',
+        b'{"messages":[{"role":"user","content":"x"}],"max_tokens":1,"chat_template_kwargs":{"a":"\\ud800"},"n":0}',
+        b'{"messages":[{"role":"user","content":[{"type":"text","text":"\\ud800"}]}],"max_tokens":1}',
+        b'{"messages":[{"role":"user","content":"x"}],"max_tokens":' + b"9" * 5000 + b"}",
+    ],
+    ids=lambda body: repr(body[:50]),
+)  # fmt: skip
+def test_bodies_that_are_no_request(client, body):
+    answer = client.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["message"]
+
+
+def test_a_prompt_that_leaves_no_room(client, model):
+    long = [{"role": "user", "content": "x" * model.engine.max_context}]
+    answer = client.post("/v1/chat/completions", json={"messages": long})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert str(model.engine.max_context) in answer.json()["error"]["message"]
+
+
+def test_another_model(client):
+    answer = client.post("/v1/chat/completions", json={"messages": ASKED, "model": "gpt-9"})
+    assert answer.status_code == 404
+    error = answer.json()["error"]
+    assert error["code"] == "model_not_found"
+    assert "tiny, other-name" in error["message"]
+    assert client.get("/v1/models/gpt-9").status_code == 404
+
+
+def test_its_other_name(client):
+    fields = {"messages": ASKED, "model": "other-name", "max_tokens": 1}
+    assert client.post("/v1/chat/completions", json=fields).json()["model"] == "other-name"
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", "/v1/completions", 405)])
+def test_paths_and_methods(client, method, path, status):
+    answer = client.request(method, path)
+    assert answer.status_code == status
+    assert answer.json()["error"]["message"]
+
+
+def test_another_content_type(client):
+    body = json.dumps({"messages": ASKED})
+    answer = client.post("/v1/chat/completions", content=body, headers={"content-type": "text/plain"})
+    assert answer.status_code == 400

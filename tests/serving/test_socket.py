@@ -1,0 +1,203 @@
+"""On a real socket: clients that leave, that do not read, that are refused; and errors in the middle of a stream."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from ipex_lookahead.errors import LookaheadError
+from ipex_lookahead.generation.service import Event
+from ipex_lookahead.serving.keys import Keys
+from tests.serving.conftest import LIMITS, FakeService
+
+BODY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100, "temperature": 0}
+PATIENCE = 60.0
+LETTER = 4 + 64
+
+
+def connect(live: Any, **fields: Any) -> socket.socket:
+    """Ask by hand, so that the connection can be left at any moment."""
+    body = json.dumps({**BODY, **fields}).encode()
+    made = socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{live.port}\r\ncontent-type: application/json\r\n"
+    made.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    return made
+
+
+def read_until(made: socket.socket, wanted: bytes) -> bytes:
+    found = b""
+    while wanted not in found:
+        new = made.recv(65536)
+        assert new, f"the connection ended before {wanted!r}: {found!r}"
+        found += new
+    return found
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("when", ["waiting", "reading the prompt", "answering"])
+def test_a_client_that_leaves_is_cancelled(live, stream, when):
+    running = live()
+    made = connect(running, stream=stream)
+    ticket = running.service.next()
+    if when == "reading the prompt":
+        ticket.tell(Event("prefill", done=3, total=9))
+    elif when == "answering":
+        ticket.say(LETTER)
+    if stream:
+        read_until(
+            made, {"waiting": b"assistant", "reading the prompt": b": prefill 3/9", "answering": b'"content":"'}[when]
+        )
+    assert not ticket.cancelled.is_set()
+    made.close()
+    assert ticket.cancelled.wait(PATIENCE)
+
+
+def test_all_answers_of_a_request_are_cancelled(live):
+    running = live()
+    made = connect(running, stream=True, n=3)
+    for _ in range(3):
+        running.service.next()
+    made.close()
+    assert all(ticket.cancelled.wait(PATIENCE) for ticket in running.service.tickets)
+
+
+def test_a_reader_that_takes_nothing_is_dropped(live):
+    running = live(limits=replace(LIMITS, stalled_seconds=0.5))
+    made = connect(running, stream=True)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    ticket = running.service.next()
+    for _ in range(200_000):  # far more than the system's buffers hold; each token is an event of 200 bytes
+        if ticket.cancelled.is_set():
+            break
+        ticket.say(*[LETTER] * 64)
+    assert ticket.cancelled.wait(PATIENCE)
+    made.close()
+
+
+def test_an_answer_that_fails_ends_its_stream_with_an_error(live):
+    running = live()
+    with httpx.stream("POST", running.url + "/v1/chat/completions", json={**BODY, "stream": True}) as answer:
+        ticket = running.service.next()
+        ticket.say(LETTER)
+        ticket.tell(Event("error", error=LookaheadError("the logits are not finite", hint="report it")))
+        data = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
+    assert data[-1] == {
+        "error": {"message": "the logits are not finite; report it", "type": "api_error", "param": None, "code": None}
+    }
+
+
+def test_an_answer_that_fails_is_a_500(live):
+    running = live()
+    result: list[httpx.Response] = []
+    asking = threading.Thread(
+        target=lambda: result.append(httpx.post(running.url + "/v1/chat/completions", json=BODY, timeout=PATIENCE))
+    )
+    asking.start()
+    running.service.next().tell(Event("error", error=LookaheadError("it broke")))
+    asking.join(PATIENCE)
+    assert result[0].status_code == 500
+    assert result[0].json()["error"]["message"] == "it broke"
+
+
+def test_a_full_queue_is_told_when_to_come_again(live):
+    running = live(FakeService(most=2))
+    answer = httpx.post(running.url + "/v1/chat/completions", json={**BODY, "n": 3}, timeout=PATIENCE)
+    assert answer.status_code == 429
+    assert answer.headers["retry-after"] == "3"
+    assert answer.json()["error"]["type"] == "rate_limit_error"
+    assert all(ticket.cancelled.is_set() for ticket in running.service.tickets), "the first two are not to be answered"
+
+
+def test_what_is_cut_off_by_the_end_of_the_server_says_so(live):
+    running = live()
+    with httpx.stream("POST", running.url + "/v1/chat/completions", json={**BODY, "stream": True}) as answer:
+        running.service.next().say(LETTER)
+        running.server.close(0.0)
+        data = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
+    assert data[-1]["error"]["code"] == "shutting_down"
+    later = httpx.post(running.url + "/v1/chat/completions", json=BODY, timeout=PATIENCE)
+    assert later.status_code == 503
+    assert int(later.headers["retry-after"]) > 0
+    assert httpx.get(running.url + "/health").status_code == 503
+    assert httpx.get(running.url + "/ready").status_code == 503
+
+
+def test_keys(live):
+    running = live(keys=Keys(["first-key-of-sixteen", "second-key-of-sixteen"]))
+    asked = {"headers": {"authorization": "Bearer first-key-of-sixteen"}}
+    assert httpx.get(running.url + "/v1/models", **asked).status_code == 200
+    assert httpx.get(running.url + "/v1/models", headers={"x-api-key": "second-key-of-sixteen"}).status_code == 200
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic x"}, {"x-api-key": "\xff"}):
+        refused = httpx.get(running.url + "/v1/models", headers={k: v.encode("latin-1") for k, v in headers.items()})
+        assert refused.status_code == 401
+        assert refused.json()["error"]["code"] == "invalid_api_key"
+    assert httpx.get(running.url + "/metrics").status_code == 401
+    assert httpx.get(running.url + "/health").status_code == 200
+    owners = []
+    for key in ("first-key-of-sixteen", "second-key-of-sixteen", "first-key-of-sixteen"):
+        with httpx.stream(
+            "POST", running.url + "/v1/chat/completions", json={**BODY, "stream": True},
+            headers={"authorization": f"bearer {key}"},
+        ) as answer:  # fmt: skip
+            ticket = running.service.next()
+            owners.append(ticket.options["key"])
+            ticket.finish()
+            answer.read()
+    assert owners[0] == owners[2] != owners[1]
+    assert not any("key-of" in owner for owner in owners)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"host": "localhost:1"}, 200),
+        ({"host": "evil.example"}, 403),
+        ({"host": "127.0.0.1.evil.example:80"}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://localhost:7", "host": "localhost:7"}, 200),
+    ],
+    ids=str,
+)
+def test_pages_of_others_are_refused(live, headers, status):
+    running = live(hosts=frozenset({"127.0.0.1", "localhost"}))
+    answer = httpx.get(running.url + "/v1/models", headers=headers)
+    assert answer.status_code == status
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_a_body_that_is_too_large(live):
+    running = live(limits=replace(LIMITS, body_bytes=1000))
+    url = running.url + "/v1/chat/completions"
+    assert httpx.post(url, json={**BODY, "user": "x" * 2000}).status_code == 413
+
+    def pieces():
+        for _ in range(100):
+            yield b" " * 100
+
+    answer = httpx.post(url, content=pieces(), headers={"content-type": "application/json"})
+    assert answer.status_code == 413
+    assert answer.json()["error"]["message"]
+
+
+def test_a_request_has_a_number(live):
+    running = live()
+    assert httpx.get(running.url + "/v1/models", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    assert httpx.get(running.url + "/v1/models", headers={"x-request-id": "a b"}).headers["x-request-id"] != "a b"
+
+
+def test_a_stream_says_something_while_nothing_comes(live):
+    running = live(limits=replace(LIMITS, ping_seconds=0.05))
+    made = connect(running, stream=True)
+    ticket = running.service.next()
+    read_until(made, b": waiting\n\n")
+    ticket.finish()
+    assert b"[DONE]" in read_until(made, b"[DONE]")
+    made.close()
