@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -118,11 +119,13 @@ def live(model: TextModel) -> Iterator[Callable[..., Live]]:
     """``live(limits=..., keys=...)`` serves a ``FakeService`` on a free port until the test ends."""
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
-    def start(service: FakeService | None = None, **settings: Any) -> Live:
+    def start(service: FakeService | None = None, small_buffers: bool = False, **settings: Any) -> Live:
         service = service or FakeService()
         server = Server(Settings(**{"names": ("tiny",), "limits": LIMITS, **settings}))
         server.ready(model, lambda one: service)  # type: ignore[arg-type, return-value]
         bound = bind("127.0.0.1", 0)
+        if small_buffers:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         config = uvicorn.Config(make_app(server), log_config=None, lifespan="off", timeout_graceful_shutdown=1)
         made = uvicorn.Server(config)
         thread = threading.Thread(target=made.run, args=([bound],), daemon=True)

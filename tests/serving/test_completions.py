@@ -93,7 +93,8 @@ def test_health_and_metrics(client):
     assert client.get("/ready").json()["status"] == "ready"
     text = client.get("/metrics").text
     for name in (
-        "ipex_lookahead_http_requests_total", "ipex_lookahead_request_success_total", "ipex_lookahead_prompt_tokens_total",
+        "ipex_lookahead_http_requests_total", "ipex_lookahead_request_success_total",
+        "ipex_lookahead_prompt_tokens_total",
         "ipex_lookahead_generation_tokens_total", "ipex_lookahead_time_to_first_token_seconds_bucket",
         "ipex_lookahead_num_requests_running", "ipex_lookahead_kv_cache_bytes",
     ):  # fmt: skip

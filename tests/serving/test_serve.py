@@ -1,0 +1,126 @@
+"""ipex-lookahead serve as people run it: it says where it listens, answers, and ends when it is told to."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ipex_lookahead.cli.main import run
+from ipex_lookahead.cli.types import Size
+from ipex_lookahead.errors import InputError
+from ipex_lookahead.serving.keys import Keys
+
+PATIENCE = 120.0
+
+
+def started(*options: str) -> tuple[subprocess.Popen[str], str]:
+    command = [sys.executable, "-m", "ipex_lookahead.cli.main", "serve", "--port", "0", "--threads", "1", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    found = re.search(r"listening on (http://[\d.:]+)", line)
+    assert found, line + process.stderr.read()
+    return process, found[1]
+
+
+def wait_for(process: subprocess.Popen[str], url: str) -> None:
+    ends = time.monotonic() + PATIENCE
+    while (answer := httpx.get(url + "/health")).status_code == 503:
+        assert answer.json()["error"]["code"] == "loading"
+        assert process.poll() is None
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_serves_until_it_is_told_to_end(folder, signal_number):
+    process, url = started("--model", str(folder), "--lookahead", "2")
+    try:
+        wait_for(process, url)
+        assert httpx.get(url + "/v1/models").json()["data"][0]["id"] == folder.name
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "temperature": 0}
+        answer = httpx.post(url + "/v1/chat/completions", json=body, timeout=PATIENCE)
+        assert answer.json()["usage"]["completion_tokens"] <= 3
+        process.send_signal(signal_number)
+        _, said = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+    assert process.returncode == (0 if signal_number == signal.SIGINT else -signal.SIGTERM), said
+    assert "Traceback" not in said
+
+
+def test_a_model_that_is_not_there_ends_it_with_a_sentence(tmp_path):
+    process, _ = started("--model", str(tmp_path / "nothing"))
+    _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    assert "error: " in said
+    assert "Traceback" not in said
+
+
+def test_a_port_that_is_taken(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert run(["serve", "--port", str(taken.getsockname()[1])]) == 1
+    assert "hint: choose another --port" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--cache-memory", "much"], "'much' is no size"),
+        (["--slots", "0"], "--slots"),
+        (["--window", "4"], "--strategy jacobi"),
+        (["--api-key-file", "/nowhere/keys"], "cannot be read"),
+    ],
+)
+def test_wrong_options(options, said, capsys):
+    assert run(["serve", "--port", "0", *options]) != 0
+    assert said in capsys.readouterr().err
+
+
+def test_what_is_missing_is_named(monkeypatch, capsys):
+    from ipex_lookahead.cli import serve
+
+    monkeypatch.setattr(serve, "NEEDED", ("fastapi", "no_such_package"))
+    assert run(["serve"]) == 1
+    said = capsys.readouterr().err
+    assert "needs no_such_package" in said
+    assert "ipex-lookahead[serve]" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("17", 17), ("512M", 512 << 20), ("2g", 2 << 30), ("1KiB", 1024), ("3 GB".replace(" ", ""), 3 << 30)],
+)
+def test_sizes(text, number):
+    assert Size().convert(text, None, None) == number
+
+
+def test_keys_of_a_file(tmp_path: Path):
+    file = tmp_path / "keys"
+    file.write_text("# ours\n\n  first-key-of-sixteen \nsecond-key-of-sixteen\n")
+    keys = Keys.of_file(file)
+    assert keys
+    assert keys.owner("first-key-of-sixteen") != keys.owner("second-key-of-sixteen")
+    assert keys.owner("first-key-of-sixtee") is None
+    assert keys.owner("") is None
+    assert "sixteen" not in repr(vars(keys))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"# nothing\n", b"short\n", b"a key with a space in it\n", b"\xff" * 20, "é".encode() * 20]
+)
+def test_files_that_hold_no_keys(tmp_path: Path, content: Any):
+    file = tmp_path / "keys"
+    file.write_bytes(content)
+    with pytest.raises(InputError):
+        Keys.of_file(file)
