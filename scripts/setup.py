@@ -31,7 +31,7 @@ TORCH = "torch==2.13.0"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 BUILD = ["scikit-build-core>=0.11", "nanobind>=2.4", "cmake>=3.18", "ninja>=1.10"]
 NATIVE_SOURCES = ["pyproject.toml", "CMakeLists.txt", "csrc"]
-EXTRAS = ("test", "bench", "docs", "dev")
+EXTRAS = ("test", "bench", "docs", "serve", "xpu", "dev")
 IMPORTS = "import torch, transformers, tokenizers, sentencepiece, safetensors, numpy, click, rich, jinja2, yaml, gguf"
 
 
@@ -49,7 +49,9 @@ def main(argv):
     while arguments:
         flag = arguments.pop(0)
         if flag != "--with" or not arguments or arguments[0] not in EXTRAS:
-            raise SetupError("unknown argument {!r}".format(flag), "usage: setup.py [--with test|bench|docs|dev]...")
+            raise SetupError(
+                "unknown argument {!r}".format(flag), "usage: setup.py [--with " + "|".join(EXTRAS) + "]..."
+            )
         extras.append(arguments.pop(0))
 
     check_python()
