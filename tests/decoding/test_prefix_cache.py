@@ -70,6 +70,8 @@ def test_the_longest_beginning_in_whole_pages_is_found() -> None:
     other[130] = (other[130] + 1) % 11
     assert found(memory, other) == 128
     assert memory.hits == 256 + 256 + 192 + 128
+    kept(memory, np.concatenate([tokens(64, seed=2), text[64:]]))
+    assert found(memory, np.concatenate([tokens(64, seed=3), text[64:]])) == 0, "a page stands for all before it"
 
 
 def test_a_key_finds_its_own_only() -> None:

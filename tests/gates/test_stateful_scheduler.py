@@ -22,7 +22,7 @@ from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.controller import AdaptiveBudget, Controller, FixedBudget
 from ipex_lookahead.decoding.cost import Calibration, CostCurve
 from ipex_lookahead.decoding.party import Party, StepEvent
-from ipex_lookahead.decoding.prefix_cache import PrefixCache, pages_of
+from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache
 from ipex_lookahead.decoding.scheduler import Scheduler
 from ipex_lookahead.drafting import make_proposer
 from ipex_lookahead.drafting.base import Proposer
@@ -57,8 +57,8 @@ class Live:
 class Requests(RuleBasedStateMachine):
     @initialize(
         engine=st.sampled_from(range(len(ENGINES))),
-        pages=st.sampled_from([None, 4, 6, 9, 30]),
-        slots=st.sampled_from([1, 2, 4, None]),
+        pages=st.sampled_from([3, 4, 5, 7, 30, None]),
+        slots=st.sampled_from([None, 4, 2, 1]),
         rows=st.sampled_from([16, 70, 512]),
     )
     def begin(self, engine: int, pages: int | None, slots: int | None, rows: int) -> None:
@@ -75,20 +75,33 @@ class Requests(RuleBasedStateMachine):
         common=st.sampled_from([0, 0, 63, 64, 65, 128, 140, 200]),
         own=st.integers(0, 2**16),
         length=st.integers(1, 20),
-        new=st.sampled_from([1, 2, 10, 70, 130]),
+        new=st.sampled_from([150, 130, 70, 10, 1]),
         sampled=st.sampled_from([None, 1, 2]),
         key=st.sampled_from(["", "", "other"]),
         kind=st.integers(0, 6),
         together=st.booleans(),
+        stop=st.sampled_from([None, None, 0]),
     )
     def submit(
-        self, common: int, own: int, length: int, new: int, sampled: int | None, key: str, kind: int, together: bool
+        self,
+        common: int,
+        own: int,
+        length: int,
+        new: int,
+        sampled: int | None,
+        key: str,
+        kind: int,
+        together: bool,
+        stop: int | None,
     ) -> None:
         mine = np.random.default_rng(own % 5).integers(1, VOCAB, length).tolist()
-        ask = Ask((*TEXT[:common], *mine), new, sampled, stop=0, key=key)
-        if self.memory is not None and pages_of(len(ask.prompt) + new) > self.memory.pages:
-            return
-        known = (self.number, Ask(ask.prompt, new, sampled, stop=0))
+        prompt = (*TEXT[:common], *mine)
+        if self.memory is not None:
+            room = self.memory.pages * PAGE
+            prompt = prompt[-room // 2 :]
+            new = min(new, room - len(prompt))
+        ask = Ask(prompt, new, sampled, stop, key)
+        known = (self.number, Ask(ask.prompt, new, sampled, stop))
         if known not in PLAIN:
             PLAIN[known] = alone(self.engine, ask)
         plain = PLAIN[known]
@@ -101,14 +114,16 @@ class Requests(RuleBasedStateMachine):
     def step(self) -> None:
         self.hear(self.scheduler.step())
 
-    @rule(times=st.integers(2, 12))
+    @rule(times=st.integers(2, 50))
     def steps(self, times: int) -> None:
         for _ in range(times):
             self.hear(self.scheduler.step())
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), really=st.sampled_from([False, False, False, True]))
+    def cancel(self, data: st.DataObject, really: bool) -> None:
+        if not really:  # or few would come to their end
+            return
         number = data.draw(st.sampled_from(sorted(self.live)))
         self.live[number].cancelled = True
         self.scheduler.cancel(number)
