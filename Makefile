@@ -1,5 +1,5 @@
 # make demo   text from a real model, twice, with and without lookahead     make test   set-up, lint, types, tests
-# make bench  decoding speed on the packaged prompts                        make clean  remove what was built
+# make bench  README's table for this machine                                make clean  remove what was built
 # make test-ipex-llm  our loop on the real ipex-llm, in an environment of its own (5 GB, kept in the cache folder)
 # make test-opencl  the OpenCL engine on Intel's OpenCL runtime for CPUs, beside .venv (0.8 GB, kept in the cache folder)
 # make gates  the attacks of make test at full length: combinations, mutated files, kills, forks (half an hour)
@@ -43,7 +43,7 @@ test-opencl:
 
 bench:
 	$(call setup,)
-	@$(PY) -m ipex_lookahead.cli.main bench decode
+	@$(PY) scripts/results.py --here
 
 docs:
 	$(call setup,--with docs)

@@ -1,0 +1,276 @@
+"""The measured tables of README and docs, from docs/results/*.json; and those files, from this machine.
+
+python scripts/results.py                     every table again, from the files
+python scripts/results.py --measure lookahead --prompts FOLDER   measure, write that file, then every table
+python scripts/results.py --here              measure this machine and print README's table for it (make bench)
+
+FOLDER is what scripts/fetch_prompts.py wrote. A table stands between <!-- table: NAME --> and <!-- end -->; what is
+between is overwritten.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import click
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "results"
+PAGES = ("README.md", "docs/benchmarks.md")
+BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+OLDER = {"lookahead", "strategies", "engines", "compare", "llama-cpp"}
+"""Tables whose raw figures are not here: they stand as they are until they are measured."""
+FILES = {"mt_bench": "chat", "humaneval": "code", "gsm8k": "arithmetic", "code_edit": "code editing"}
+"""Prompt file -> what README calls it."""
+FAMILIES = "qwen3-0.6b gemma3-1b phi4-mini mistral-7b qwen3-8b llama2-7b gpt-oss-20b qwen3-30b-a3b".split()
+HERE = ["bench", "decode", "--lookahead", "3", "--lookahead", "auto"]
+
+
+@click.command()
+@click.option("--measure", "names", multiple=True, help="Measure this table; several may be named.")
+@click.option("--prompts", help="The folder that scripts/fetch_prompts.py wrote.")
+@click.option("--python", "pythons", multiple=True, metavar="NAME=PATH", help="For compare, as bench compare has it.")
+@click.option("--here", is_flag=True, help="Measure this machine and print README's table for it.")
+def main(names: tuple[str, ...], prompts: str | None, pythons: tuple[str, ...], here: bool) -> None:
+    """See the top of the file."""
+    if here:
+        print("\n".join(lookahead_table(run(*HERE))))
+        return
+    for name in names:
+        if name not in MEASURES:
+            raise click.BadParameter(f"{name!r} is none of {', '.join(MEASURES)}", param_hint="--measure")
+        if prompts is None and name not in ("compare", "families"):
+            raise click.UsageError(f"{name} is measured on public prompts: --prompts FOLDER")
+    for name in names:
+        report = MEASURES[name](prompts, pythons)
+        (RESULTS / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    for page in PAGES:
+        file = ROOT / page
+        file.write_text(rendered(file.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def rendered(page: str) -> str:
+    """A page with its tables as the results have them."""
+
+    def block(found: re.Match[str]) -> str:
+        lines = table(found[2])
+        return found[0] if lines is None else "".join([found[1], "\n".join(lines), "\n", found[4]])
+
+    return BLOCK.sub(block, page)
+
+
+def table(name: str) -> list[str] | None:
+    """Its lines in Markdown; None for one of ``OLDER`` that has not been measured again."""
+    file = RESULTS / f"{name}.json"
+    if not file.exists():
+        if name in OLDER:
+            return None
+        raise click.ClickException(f"there is no {file}; measure it: python scripts/results.py --measure {name}")
+    return TABLES[name](json.loads(file.read_text(encoding="utf-8")))
+
+
+def run(*arguments: str) -> dict[str, Any]:
+    """The report of a command that measures; what it says to people is shown."""
+    command = [sys.executable, "-m", "ipex_lookahead.cli.main", *arguments, "--json"]
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout
+    report: dict[str, Any] = json.loads(said.splitlines()[-1])
+    return report
+
+
+def measure_lookahead(prompts: str | None, pythons: tuple[str, ...]) -> dict[str, Any]:
+    return without_paths(run(*HERE, "--prompts", str(prompts), "--limit", "10", "-n", "256", "--repeat", "3"))
+
+
+def measure_strategies(prompts: str | None, pythons: tuple[str, ...]) -> dict[str, Any]:
+    strategies = [word for name in ("suffix", "recycling", "jacobi") for word in ("--strategy", name)]
+    return without_paths(run("bench", "decode", "--prompts", str(prompts), "--limit", "10", "-n", "128", *strategies))
+
+
+def measure_engines(prompts: str | None, pythons: tuple[str, ...]) -> dict[str, Any]:
+    settings = ["--low-bit", "sym_int4", "--limit", "2", "-n", "64", "--texts", "0"]
+    report = run("compare-engines", "--prompts", str(prompts), *settings)
+    for row in report["rows"]:
+        del row["tokens"], row["texts"]
+    report["prompts"] = len(report["prompts"])
+    return without_paths({**report, **facts()})
+
+
+def measure_compare(prompts: str | None, pythons: tuple[str, ...]) -> dict[str, Any]:
+    report = run("bench", "compare", *(word for python in pythons for word in ("--python", python)))
+    for row in report["rows"]:
+        del row["answers"]
+    return without_paths(report)
+
+
+def measure_families(prompts: str | None, pythons: tuple[str, ...]) -> dict[str, Any]:
+    shapes = []
+    for shape in FAMILIES:
+        rows = "1,4" if shape in ("gpt-oss-20b", "qwen3-30b-a3b") else "1,4,128"
+        report = run("bench", "step", "--shape", shape, "--head-low-bit", "sym_int8", "--rows", rows)
+        shapes.append({"shape": shape, "runs": [{key: report[key] for key in ("bandwidth_gb_s", "steps")}]})
+    return {**facts(), "shapes": shapes}
+
+
+def facts() -> dict[str, Any]:
+    from ipex_lookahead.bench.facts import where_and_when
+
+    return where_and_when()
+
+
+def without_paths(report: dict[str, Any]) -> dict[str, Any]:
+    """Where files are is nobody's business: of a path its last part is kept."""
+    return json.loads(re.sub(r'"(?:/[^"/ ]+)+/([^"/]+)"', r'"\1"', json.dumps(report)))
+
+
+def lookahead_table(report: dict[str, Any]) -> list[str]:
+    """Ratio to plain decoding and tokens a step by file or category, the mean and the slowest prompt."""
+    runs = report["runs"]
+    group = "by_file" if len(runs[0]["by_file"]) > 1 else "by_category"
+    names = list(runs[0][group])
+    count = f"{runs[0]['prompts']} prompts, {report['max_new_tokens']} tokens"
+    heads = [count, "tok/s", *(FILES.get(name, name) for name in names), "mean", "slowest prompt", "same tokens"]
+    lines = markdown(heads, (lookahead_row(run, group, names) for run in runs))
+    gains = [f"{run['memory_gain']:.2f} x" for run in runs if run["memory_gain"]]
+    note = "Cells: speed beside plain decoding, tokens a step. "
+    if gains:
+        note += "Cold: every prompt with an empty memory; warm: one after the other, "
+        note += f"which brought {', '.join(gains)}. "
+    return [*lines, "", note + where(report)]
+
+
+def lookahead_row(run: dict[str, Any], group: str, names: list[str]) -> list[str]:
+    cells = [f"{one['mean_prompt_ratio']:.2f} x, {one['mean_acceptance_length']:.2f}" for one in
+             (run[group][name] for name in names)]  # fmt: skip
+    mean, ratios = f"{run['mean_prompt_ratio']:.2f} x", sorted(run["prompt_ratios"])
+    slowest = f"{ratios[0]:.2f} x" + (f", next {ratios[1]:.2f} x" if ratios[0] < 1 < len(ratios) else "")
+    if run["strategy"] is None:
+        cells, mean, slowest = [""] * len(names), "1.00 x", ""
+    if run["ratio_is_noise"]:
+        mean += " (noise)"
+    return [
+        mode(run),
+        f"{run['decode_tok_s']:.0f}",
+        *cells,
+        mean,
+        slowest,
+        run["identical_to_plain"].replace("/", " of "),
+    ]
+
+
+def mode(run: dict[str, Any]) -> str:
+    if run["strategy"] is None:
+        return "without"
+    if run["lookahead"] != "auto":
+        return f"`lookahead={run['lookahead']}`"
+    name = '`lookahead="auto"`' if run["strategy"] == "auto" else f"`{run['strategy']}`"
+    return ", ".join(filter(None, (name, run["memory"])))
+
+
+def engines_table(report: dict[str, Any]) -> list[str]:
+    """Each engine's modes beside each other."""
+
+    def row(entry: dict[str, Any]) -> list[str]:
+        same = entry["identical_to_plain"].replace("/", " of ")
+        return [entry["engine"], entry["mode"], f"{entry['tok_s']:.1f} tok/s", f"{entry['ratio']:.2f} x", same]
+
+    heads = ["engine", "mode", "decode", "beside plain", "texts equal to its own plain ones"]
+    note = f"{report['prompts']} prompts, {report['max_new_tokens']} tokens, {report['low_bit']}. {where(report)}"
+    absent = f" Not here: {', '.join(report['absent'])}." if report["absent"] else ""
+    return [*markdown(heads, map(row, report["rows"])), "", note + absent]
+
+
+def compare_table(report: dict[str, Any]) -> list[str]:
+    """Each program's modes, and how many outputs stay what they are without drafting."""
+
+    def row(entry: dict[str, Any]) -> list[str]:
+        name = f"{entry['peer']} {entry['version']}"
+        same = entry["identical_to_plain"].replace("/", " of ")
+        decode, prompt = f"{entry['decode_tok_s']:.0f} tok/s", f"{entry['prefill_tok_s']:.0f} tok/s"
+        return [name, entry["mode"], decode, f"{entry['ratio']:.2f} x", prompt, same]
+
+    heads = ["program", "mode", "decode", "beside its plain", "prompt", "outputs equal to its own plain ones"]
+    weights = "; ".join(dict.fromkeys(f"{one['peer']}: {one['weights']}, {one['lookup']}" for one in report["rows"]))
+    absent = f" Not here: {', '.join(report['absent'])}." if report["absent"] else ""
+    note = f"{report['prompts']} prompts, {report['max_new_tokens']} tokens. {weights}. {where(report)}{absent}"
+    return [*markdown(heads, map(row, report["rows"])), "", note]
+
+
+def families_table(report: dict[str, Any]) -> list[str]:
+    """Shapes by decode, share of the bandwidth, what rows cost, and prefill, beside llama.cpp where that was run."""
+
+    def row(shape: dict[str, Any]) -> list[str]:
+        steps = [{step["rows"]: step for step in run["steps"]} for run in shape["runs"]]
+        shares = [
+            round(100 * found[1]["gb_s"] / run["bandwidth_gb_s"])
+            for found, run in zip(steps, shape["runs"], strict=True)
+        ]
+        decode = fmean(1e3 / found[1]["ms"] for found in steps)
+        prompts = [128e3 / found[128]["ms"] for found in steps if 128 in found]
+        share = f"{min(shares)} %" if len(set(shares)) == 1 else f"{min(shares)}-{max(shares)} %"
+        cells = [f"`{shape['shape']}`", f"{decode:.3g} tok/s", share]
+        cells.append(f"{fmean(found[4]['ms'] / found[1]['ms'] for found in steps):.2f}" if prompts else "")
+        cells.append(f"{fmean(prompts):.3g} tok/s" if prompts else "")
+        if not (theirs := shape.get("llama_cpp")):
+            return [*cells, "", ""]
+        tg, pp = (fmean(one[key] for one in theirs) for key in ("tg", "pp"))
+        return [*cells, f"{tg:.3g} / {pp:.3g} tok/s", f"{decode / tg:.1f} / {fmean(prompts) / pp:.1f} x"]
+
+    heads = [
+        "shape",
+        "decode",
+        "of the bandwidth",
+        "4 rows over 1",
+        "prefill of 128",
+        "llama.cpp: decode / prefill",
+        "",
+    ]
+    return [*markdown(heads, map(row, report["shapes"])), "", where(report)]
+
+
+def where(report: dict[str, Any]) -> str:
+    """Machine, version and date."""
+    machine = report["machine"]
+    threads = report.get("threads") or machine["threads"]
+    isa = report.get("isa") or machine["isa"]
+    said = f"{machine['processor']}, {isa}, {threads} threads; ipex-lookahead {report['version']}, {report['date']}."
+    return f"{report['model']}: {said}" if report.get("model") not in (None, "default") else said
+
+
+def markdown(heads: list[str], rows: Any) -> list[str]:
+    def line(cells: list[str]) -> str:
+        return "| " + " | ".join(cells) + " |"
+
+    return [line(heads), "|" + "---|" * len(heads), *map(line, rows)]
+
+
+def named_tables() -> Iterator[tuple[str, str]]:
+    """(page, name) of every table that stands somewhere."""
+    for page in PAGES:
+        for found in BLOCK.finditer((ROOT / page).read_text(encoding="utf-8")):
+            yield page, found[2]
+
+
+MEASURES: dict[str, Callable[[str | None, tuple[str, ...]], dict[str, Any]]] = {
+    "lookahead": measure_lookahead,
+    "strategies": measure_strategies,
+    "engines": measure_engines,
+    "compare": measure_compare,
+    "families": measure_families,
+}
+TABLES: dict[str, Callable[[dict[str, Any]], list[str]]] = {
+    "lookahead": lookahead_table,
+    "strategies": lookahead_table,
+    "engines": engines_table,
+    "compare": compare_table,
+    "families": families_table,
+}
+
+if __name__ == "__main__":
+    main()

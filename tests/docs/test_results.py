@@ -1,0 +1,93 @@
+"""The tables of README and docs are what the committed result files give."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def results() -> Any:
+    spec = importlib.util.spec_from_file_location("results", ROOT / "scripts" / "results.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tables_are_what_the_results_give(results: Any) -> None:
+    for page in results.PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert results.rendered(text) == text, f"{page}: python scripts/results.py writes its tables"
+    assert {"lookahead", "families"} <= {name for _, name in results.named_tables()}
+
+
+def test_every_result_has_its_table_and_what_it_was_measured_on(results: Any) -> None:
+    shown = {name for _, name in results.named_tables()}
+    for file in (ROOT / "docs" / "results").glob("*.json"):
+        if file.stem != "formats":  # scripts/formats_table.py has that
+            assert file.stem in results.TABLES, file.name
+            assert file.stem in shown, file.name
+            assert {"version", "date", "machine"} <= set(json.loads(file.read_text(encoding="utf-8")))
+    assert set(results.MEASURES) == set(results.TABLES)
+
+
+def test_a_table_without_results_is_an_error(results: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    page = "a\n<!-- table: families -->\nold\n<!-- end -->\nb"
+    with pytest.raises(results.click.ClickException, match="--measure families"):
+        results.rendered(page)
+    report = {"version": "1", "date": "2026-01-01", "machine": {"processor": "P", "isa": "avx2", "threads": 2}}
+    steps = [{"rows": rows, "ms": ms, "gb_s": 8.0} for rows, ms in ((1, 10.0), (4, 12.0), (128, 640.0))]
+    shape = {"shape": "s", "runs": [{"bandwidth_gb_s": 10.0, "steps": steps}], "llama_cpp": [{"pp": 100, "tg": 50}]}
+    (tmp_path / "families.json").write_text(json.dumps({**report, "shapes": [shape]}), encoding="utf-8")
+    lines = results.rendered(page).splitlines()
+    assert (lines[0], lines[-2:]) == ("a", ["<!-- end -->", "b"])
+    assert lines[4] == "| `s` | 100 tok/s | 80 % | 1.20 | 200 tok/s | 50 / 100 tok/s | 2.0 / 2.0 x |"
+    assert lines[6] == "P, avx2, 2 threads; ipex-lookahead 1, 2026-01-01."
+
+
+def answers(lookahead: Any, strategy: str | None, memory: str | None, ratio: float) -> dict[str, Any]:
+    part = {"mean_prompt_ratio": ratio, "mean_acceptance_length": 1.5}
+    groups = {"by_file": {"f": part}, "by_category": {"chat": part, "code": part}}
+    mean = {"mean_prompt_ratio": ratio, "prompt_ratios": [1.5, 0.97], "ratio_is_noise": False}
+    facts = {"prompts": 2, "decode_tok_s": 100 * ratio, "identical_to_plain": "2/2"}
+    gain = 1.1 if memory == "warm" else None
+    return {
+        "lookahead": lookahead,
+        "strategy": strategy,
+        "memory": memory,
+        "memory_gain": gain,
+        **groups,
+        **mean,
+        **facts,
+    }
+
+
+def test_lookahead_is_shown_cold_and_warm_by_category(results: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [answers(0, None, None, 1.0), answers(3, "prompt_lookup", None, 1.2)]
+    runs += [answers("auto", "auto", "cold", 1.4), answers("auto", "auto", "warm", 1.6)]
+    machine = {"processor": "P", "isa": "avx2", "threads": 2}
+    report = {"runs": runs, "max_new_tokens": 64, "model": "default", "machine": machine, "version": "1", "date": "d"}
+    monkeypatch.setattr(results, "run", lambda *arguments: report)
+    lines = CliRunner().invoke(results.main, ["--here"], catch_exceptions=False).output.splitlines()
+    assert lines[0] == "| 2 prompts, 64 tokens | tok/s | chat | code | mean | slowest prompt | same tokens |"
+    assert lines[2] == "| without | 100 |  |  | 1.00 x |  | 2 of 2 |"
+    assert lines[3] == "| `lookahead=3` | 120 | 1.20 x, 1.50 | 1.20 x, 1.50 | 1.20 x | 0.97 x, next 1.50 x | 2 of 2 |"
+    assert [line.split(" |")[0] for line in lines[4:6]] == [
+        '| `lookahead="auto"`, cold', '| `lookahead="auto"`, warm'
+    ]  # fmt: skip
+    assert "which brought 1.10 x" in lines[7]
+
+
+def test_paths_do_not_get_into_results(results: Any) -> None:
+    found = results.without_paths({"a": "/home/me/models/x.gguf", "b": ["/bin/python"], "c": "1/2", "d": "a / b"})
+    assert found == {"a": "x.gguf", "b": ["python"], "c": "1/2", "d": "a / b"}
