@@ -81,6 +81,16 @@ class Delta:
     progress: tuple[int, int] | None = None
 
 
+@dataclass(slots=True)
+class Whole:
+    """One answer that has ended: everything that its deltas said."""
+
+    text: str = ""
+    pieces: list[Piece] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    finish: Finish = field(default_factory=lambda: Finish("stop", None, GenerationStats()))
+
+
 class Answers:
     """Several answers of one request, in the making. Whoever has them closes them: that cancels what is not done.
 
@@ -162,6 +172,21 @@ class Answers:
                 if not self._done[index]:
                     found += self._deltas(index, event)
             yield found
+
+    async def whole(self) -> list[Whole]:
+        """All answers, when all have ended. Raises ApiError where one fails."""
+        found = [Whole() for _ in self.asks]
+        texts: list[list[str]] = [[] for _ in self.asks]
+        async for deltas in self:
+            for delta in deltas:
+                one = found[delta.index]
+                texts[delta.index].append(delta.text)
+                one.pieces += delta.pieces
+                one.calls += delta.calls
+                one.finish = delta.finish or one.finish
+        for one, text in zip(found, texts, strict=True):
+            one.text = "".join(text)
+        return found
 
     def _deltas(self, index: int, event: Event) -> list[Delta]:
         if event.kind == "error":

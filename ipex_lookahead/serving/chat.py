@@ -283,29 +283,17 @@ class _Writer:
 
     async def whole(self) -> dict[str, Any]:
         """All answers in one."""
-        count = len(self._answers.asks)
-        texts: list[list[str]] = [[] for _ in range(count)]
-        calls: list[list[Call]] = [[] for _ in range(count)]
-        pieces: list[list[Any]] = [[] for _ in range(count)]
-        reasons = ["stop"] * count
-        async for deltas in self._answers:
-            for delta in deltas:
-                texts[delta.index].append(delta.text)
-                calls[delta.index] += delta.calls
-                pieces[delta.index] += delta.pieces
-                if delta.finish is not None:
-                    reasons[delta.index] = delta.finish.reason
         choices = []
-        for index in range(count):
-            message: dict[str, Any] = {"role": "assistant", "content": "".join(texts[index]), "refusal": None}
-            if calls[index]:
-                message["content"] = message["content"] or None
-                message["tool_calls"] = [_told(call) for call in calls[index]]
-            choice = {"index": index, "message": message, "finish_reason": reasons[index], "logprobs": None}
+        for index, one in enumerate(await self._answers.whole()):
+            message: dict[str, Any] = {"role": "assistant", "content": one.text, "refusal": None}
+            if one.calls:
+                message["content"] = one.text or None
+                message["tool_calls"] = [_told(call) for call in one.calls]
+            choice = {"index": index, "message": message, "finish_reason": one.finish.reason, "logprobs": None}
             if self._body.logprobs:
-                choice["logprobs"] = chat_logprobs(pieces[index], self._served.tokens)
+                choice["logprobs"] = chat_logprobs(one.pieces, self._served.tokens)
             if self._body.return_draft_trace:
-                choice["draft_trace"] = draft_trace(pieces[index])
+                choice["draft_trace"] = draft_trace(one.pieces)
             choices.append(choice)
         finished = self._answers.finished
         return {

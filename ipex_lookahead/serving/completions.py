@@ -168,20 +168,12 @@ class _Writer:
 
     async def whole(self) -> dict[str, Any]:
         """All answers in one."""
-        count = len(self._answers.asks)
-        pieces: list[list[Piece]] = [[] for _ in range(count)]
-        reasons: list[str] = ["stop"] * count
-        async for deltas in self._answers:
-            for delta in deltas:
-                pieces[delta.index] += delta.pieces
-                if delta.finish is not None:
-                    reasons[delta.index] = delta.finish.reason
         choices = []
-        for index in range(count):
-            text = self._before[index] + "".join(piece.text for piece in pieces[index])
-            choice = self._choice(index, text, pieces[index]) | {"finish_reason": reasons[index]}
+        for index, one in enumerate(await self._answers.whole()):
+            choice = self._choice(index, self._before[index] + one.text, one.pieces)
+            choice["finish_reason"] = one.finish.reason
             if self._body.return_draft_trace:
-                choice["draft_trace"] = draft_trace(pieces[index])
+                choice["draft_trace"] = draft_trace(one.pieces)
             choices.append(choice)
         finished = self._answers.finished
         return {

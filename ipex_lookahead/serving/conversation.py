@@ -205,6 +205,8 @@ def text_of(content: Any, param: str) -> str:
         return ""
     if isinstance(content, str):
         return content
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise refused(param, "it must be a text, or a list of parts")
     texts = []
     for at, part in enumerate(content):
         kind = part.get("type")

@@ -16,6 +16,12 @@ from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect
 from ipex_lookahead.serving.limits import Limits
 
+LOOKAHEAD = "most drafted tokens a step, 0 is off; the server's `--lookahead` if left out; never changes the answer"
+SEED = (
+    "the same seed, request and `system_fingerprint` give the same bytes; drawn where it is left out, and told in"
+    " `timings.seed`"
+)
+
 
 class StreamOptions(Body):
     """``stream_options``."""
@@ -35,32 +41,21 @@ class Sampled(Body):
     top_p: float | None = honoured("as OpenAI; the model's own default, else 1", gt=0, le=1)
     top_k: int | None = honoured("0 keeps all; the model's own default, else 50", ge=0)
     min_p: float | None = honoured("the model's own default, else 0", ge=0, le=1)
-    seed: int | None = honoured(
-        "the same seed, request and `system_fingerprint` give the same bytes; drawn where it is left out, and told in"
-        " `timings.seed`",
-        ge=0,
-        le=2**63 - 1,
-    )
+    seed: int | None = honoured(SEED, ge=0, le=2**63 - 1)
     stop: str | list[str] | None = honoured("up to 16 texts; the answer ends before the first that appears")
     presence_penalty: float | None = honoured("as OpenAI defines it", ge=-2, le=2)
     frequency_penalty: float | None = honoured("as OpenAI defines it", ge=-2, le=2)
     repetition_penalty: float | None = honoured("Hugging Face's; the model's own default, else 1", gt=0, le=100)
     logit_bias: dict[str, float] | None = honoured("token ids to what is added to their logits, -100 to 100")
     user: Any = no_effect("nobody is told of users")
-    lookahead: int | Literal["auto"] | None = honoured(
-        "most drafted tokens a step, 0 is off; the server's `--lookahead` if left out; never changes the answer"
-    )
+    lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
     return_draft_trace: bool | None = honoured("adds `draft_trace`: the new text in pieces, each with what drafted it")
 
     def rules(self, defaults: Mapping[str, Any], limits: Limits, max_new_tokens: int) -> Rules:
         """How the answer is made. Raises ApiError for a list that is too long."""
-        temperature = self.temperature
-        if temperature is None:
-            own = defaults.get("temperature") if defaults.get("do_sample", True) else 0.0
-            temperature = 1.0 if own is None else float(own)
         return Rules(
             max_new_tokens,
-            temperature=temperature,
+            temperature=temperature(self.temperature, defaults),
             top_k=self.top_k,
             top_p=self.top_p,
             min_p=self.min_p,
@@ -80,9 +75,22 @@ class Sampled(Body):
 
     def drafting(self) -> dict[str, Any]:
         """``lookahead`` as the service takes it; empty where the request says nothing."""
-        if isinstance(self.lookahead, int) and not 0 <= self.lookahead <= MAX_DRAFT:
-            raise refused("lookahead", f"it is {self.lookahead}; it must be 0 to {MAX_DRAFT} or 'auto'")
-        return {} if self.lookahead is None else {"lookahead": self.lookahead}
+        return drafting(self.lookahead)
+
+
+def drafting(lookahead: int | str | None) -> dict[str, Any]:
+    """``lookahead`` as the service takes it; empty where the request says nothing."""
+    if isinstance(lookahead, int) and not 0 <= lookahead <= MAX_DRAFT:
+        raise refused("lookahead", f"it is {lookahead}; it must be 0 to {MAX_DRAFT} or 'auto'")
+    return {} if lookahead is None else {"lookahead": lookahead}
+
+
+def temperature(given: float | None, defaults: Mapping[str, Any]) -> float:
+    """What was given, else the model's own, else 1."""
+    if given is not None:
+        return given
+    own = defaults.get("temperature") if defaults.get("do_sample", True) else 0.0
+    return 1.0 if own is None else float(own)
 
 
 def stops(given: str | list[str] | None, limits: Limits, param: str = "stop") -> tuple[str, ...]:

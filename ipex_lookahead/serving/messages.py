@@ -1,0 +1,276 @@
+"""``/v1/messages``: Anthropic's chat, which coding agents speak."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+
+from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.serving.answers import Answers, Finish
+from ipex_lookahead.serving.conversation import Message, Talk, bounded, chosen, functions_of, prepare, text_of
+from ipex_lookahead.serving.failures import refused
+from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless, required
+from ipex_lookahead.serving.handling import answer, owner, server_of
+from ipex_lookahead.serving.limits import Limits
+from ipex_lookahead.serving.sampling import LOOKAHEAD, SEED, drafting, stops, temperature
+from ipex_lookahead.serving.sse import comment, event
+from ipex_lookahead.serving.tools import Call
+from ipex_lookahead.serving.usage import timings
+
+router = APIRouter()
+_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
+_DROPPED = ("thinking", "redacted_thinking")
+"""Parts of the assistant's earlier messages that are not put to the model again."""
+
+
+class Turn(Body):
+    """One of ``messages``."""
+
+    role: Literal["user", "assistant", "system"] = required("who speaks")
+    content: str | list[dict[str, Any]] = required("text, or blocks: text, tool_use, tool_result; thinking is left out")
+
+
+class CountRequest(Body):
+    """What a request of messages puts to the model."""
+
+    model: str | None = honoured("one of `/v1/models`; 404 for another name")
+    messages: list[Turn] = required("the conversation; an assistant's turn at the end is gone on from", min_length=1)
+    system: str | list[dict[str, Any]] | None = honoured("what the model is told first")
+    tools: list[dict[str, Any]] | None = honoured("given to the chat template; in words where that knows none")
+    tool_choice: dict[str, Any] | None = honoured("auto, none, any and tool; the last two are forced by grammar")
+    thinking: Any = no_effect("whether a model thinks is a matter of its chat template")
+    mcp_servers: Any = refused_unless("the server calls nobody", [])
+    output_format: dict[str, Any] | None = honoured("`json_schema`; the answer cannot leave it")
+    output_config: Any = no_effect("answers have no effort")
+
+    def talk(self, limits: Limits) -> Talk:
+        """The conversation, checked. Raises ApiError."""
+        functions = functions_of([_function(tool, at) for at, tool in enumerate(self.tools or ())], limits)
+        choice = self.tool_choice or {"type": "auto"}
+        messages: list[Message] = []
+        if self.system:
+            messages.append({"role": "system", "content": text_of(self.system, "system")})
+        for at, turn in enumerate(self.messages):
+            messages += _messages(turn, f"messages.{at}")
+        begun = ""
+        if messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):
+            begun = messages.pop()["content"]
+        if not any(message["role"] != "system" for message in messages):
+            raise refused("messages", "there is nothing to respond to; give a message of the user's")
+        return Talk(
+            messages,
+            functions,
+            chosen(_choice(choice), functions) if functions or self.tool_choice is not None else "none",
+            choice.get("disable_parallel_tool_use") is True,
+            self._schema(limits),
+            begun=begun,
+        )
+
+    def _schema(self, limits: Limits) -> Any:
+        if self.output_format is None:
+            return None
+        if self.output_format.get("type") != "json_schema" or "schema" not in self.output_format:
+            raise refused("output_format", 'it must be {"type": "json_schema", "schema": ...}')
+        bounded(self.output_format["schema"], limits, "output_format.schema")
+        return self.output_format["schema"]
+
+
+class MessagesRequest(CountRequest):
+    """A request for messages."""
+
+    max_tokens: int = required("most tokens", ge=1)
+    stream: bool | None = honoured("server-sent events")
+    temperature: float | None = honoured("0 takes the likeliest token; the model's own default, else 1", ge=0, le=100)
+    top_p: float | None = honoured("the model's own default, else 1", gt=0, le=1)
+    top_k: int | None = honoured("0 keeps all; the model's own default, else 50", ge=0)
+    stop_sequences: list[str] | None = honoured("up to 16 texts; the answer ends before the first that appears")
+    seed: int | None = honoured(SEED, ge=0, le=2**63 - 1)
+    lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
+    metadata: Any = no_effect("nobody is told of users")
+    service_tier: Any = no_effect("there is one")
+    context_management: Any = no_effect("nothing is taken out of a conversation")
+    container: Any = refused_unless("nothing is run here")
+
+
+def _function(tool: Mapping[str, Any], at: int) -> dict[str, Any]:
+    if tool.get("type") not in (None, "custom"):
+        raise refused(
+            f"tools.{at}.type", f"{tool['type']!r} is a tool of Anthropic's own; only functions can be called"
+        )
+    return {
+        "name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema"),
+    }  # fmt: skip
+
+
+def _choice(given: Mapping[str, Any]) -> str:
+    kind = given.get("type")
+    if kind == "tool" and isinstance(given.get("name"), str):
+        return str(given["name"])
+    known = {"auto": "auto", "any": "required", "none": "none"}
+    if kind not in known:
+        raise refused("tool_choice", 'it must be {"type": "auto", "any" or "none"}, or {"type": "tool", "name": ...}')
+    return known[kind]
+
+
+def _messages(turn: Turn, param: str) -> list[Message]:
+    """A turn as the messages of chat templates: results of tools are messages of their own, before the user's text."""
+    if isinstance(turn.content, str):
+        return [{"role": turn.role, "content": turn.content}]
+    results: list[Message] = []
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for at, block in enumerate(turn.content):
+        place, kind = f"{param}.content.{at}", block.get("type")
+        if kind == "text":
+            texts.append(text_of([block], place))
+        elif kind == "tool_use" and turn.role == "assistant":
+            if not isinstance(block.get("name"), str) or not isinstance(block.get("input"), dict):
+                raise refused(place, "tool_use needs a name, and an object as input")
+            function = {"name": block["name"], "arguments": json.dumps(block["input"])}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
+        elif kind == "tool_result" and turn.role == "user":
+            content = text_of(block.get("content"), f"{place}.content")
+            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content})
+        elif kind not in _DROPPED:
+            raise refused(f"{place}.type", f"{kind!r} is not supported in a turn of the {turn.role}'s")
+    said: Message = {"role": turn.role, "content": "\n".join(texts)}
+    if calls:
+        said["tool_calls"] = calls
+    return results + ([said] if texts or calls or not results else [])
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(request: Request, body: CountRequest) -> dict[str, int]:
+    """How many tokens a conversation has."""
+    server = server_of(request)
+    served = server.known(body.model)
+    body.check()
+    talk = body.talk(server.limits)
+    prepared = await server.prepare(lambda: prepare(served, talk))
+    return {"input_tokens": len(prepared.prompt)}
+
+
+@router.post("/v1/messages")
+async def messages(request: Request, body: MessagesRequest) -> Response:
+    """Go on with a conversation."""
+    server = server_of(request)
+    served = server.known(body.model)
+    body.check()
+    talk = body.talk(server.limits)
+    rules = Rules(
+        body.max_tokens,
+        temperature=temperature(body.temperature, served.defaults),
+        top_k=body.top_k,
+        top_p=body.top_p,
+        seed=body.seed,
+        stop=stops(body.stop_sequences, server.limits, "stop_sequences"),
+    )
+    options = {**drafting(body.lookahead), "key": owner(request)}
+    prepared = await server.prepare(lambda: prepare(served, talk))
+    answers = server.start([prepared.ask(talk, rules=rules, options=options)])
+    writer = _Writer(body.model or server.settings.names[0], len(prepared.prompt), answers)
+    return await answer(
+        request,
+        server,
+        answers,
+        stream=bool(body.stream),
+        chunks=writer.chunks,
+        whole=writer.whole,
+        ignored=body.ignored(),
+    )
+
+
+class _Writer:
+    """One answer in Anthropic's shapes."""
+
+    def __init__(self, model: str, prompt: int, answers: Answers) -> None:
+        self._answers = answers
+        self._prompt = prompt
+        self._head = {"id": "msg_" + secrets.token_hex(12), "type": "message", "role": "assistant", "model": model}
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Server-sent events."""
+        usage = {"input_tokens": self._prompt, "output_tokens": 0}
+        message: dict[str, Any] = {
+            **self._head,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+        yield _event("message_start", message=message)
+        block, writing = 0, False
+        async for deltas in self._answers:
+            if not deltas:
+                yield _event("ping")
+            for delta in deltas:
+                if delta.progress is not None:
+                    yield comment(f"prefill {delta.progress[0]}/{delta.progress[1]}")
+                if delta.text:
+                    if not writing:
+                        yield _event("content_block_start", index=block, content_block={"type": "text", "text": ""})
+                        writing = True
+                    yield _event("content_block_delta", index=block, delta={"type": "text_delta", "text": delta.text})
+                if writing and (delta.calls or delta.finish):
+                    yield _event("content_block_stop", index=block)
+                    block, writing = block + 1, False
+                for call in delta.calls:
+                    for part in _call_events(block, call):
+                        yield part
+                    block += 1
+                if delta.finish is not None:
+                    ended = _ended(delta.finish)
+                    yield _event("message_delta", delta=ended, usage=_usage(delta.finish.stats))
+        yield _event("message_stop")
+
+    async def whole(self) -> dict[str, Any]:
+        """All in one."""
+        (one,) = await self._answers.whole()
+        content: list[dict[str, Any]] = [{"type": "text", "text": one.text}] if one.text or not one.calls else []
+        content += [_block(call, json.loads(call.arguments)) for call in one.calls]
+        stats = one.finish.stats
+        return {
+            **self._head,
+            "content": content,
+            **_ended(one.finish),
+            "usage": _usage(stats),
+            "timings": timings(stats),
+        }
+
+
+def _event(kind: str, **data: Any) -> bytes:
+    return event({"type": kind, **data}, kind)
+
+
+def _call_events(index: int, call: Call) -> Sequence[bytes]:
+    told = {"type": "input_json_delta", "partial_json": call.arguments}
+    return (
+        _event("content_block_start", index=index, content_block=_block(call, {})),
+        _event("content_block_delta", index=index, delta=told),
+        _event("content_block_stop", index=index),
+    )
+
+
+def _block(call: Call, given: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id.replace("call_", "toolu_"), "name": call.name, "input": given}
+
+
+def _ended(finish: Finish) -> dict[str, Any]:
+    if finish.stop is not None and finish.reason == "stop":
+        return {"stop_reason": "stop_sequence", "stop_sequence": finish.stop}
+    return {"stop_reason": _REASONS[finish.reason], "stop_sequence": None}
+
+
+def _usage(stats: GenerationStats) -> dict[str, int]:
+    """Tokens that were cached are counted apart here."""
+    return {
+        "input_tokens": stats.prompt_tokens - stats.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": stats.cached_tokens,
+        "output_tokens": stats.tokens,
+    }

@@ -1,0 +1,314 @@
+"""``/v1/responses``: OpenAI's newer API, without memory: every request brings its whole conversation."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+
+from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.serving.answers import Answers
+from ipex_lookahead.serving.conversation import Message, Talk, bounded, chosen, functions_of, prepare, text_of
+from ipex_lookahead.serving.failures import ApiError, refused
+from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless, required
+from ipex_lookahead.serving.handling import answer, new_tokens, now, owner, server_of
+from ipex_lookahead.serving.limits import Limits
+from ipex_lookahead.serving.sampling import LOOKAHEAD, SEED, drafting, temperature
+from ipex_lookahead.serving.server import Server
+from ipex_lookahead.serving.sse import comment, event
+from ipex_lookahead.serving.tools import Call
+from ipex_lookahead.serving.usage import timings
+
+router = APIRouter()
+_ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+
+
+class ResponsesRequest(Body):
+    """A request for a response."""
+
+    model: str | None = honoured("one of `/v1/models`; 404 for another name")
+    input: str | list[dict[str, Any]] = required("text, or items: message, function_call, function_call_output")
+    instructions: str | None = honoured("what the model is told first")
+    max_output_tokens: int | None = honoured("most tokens; what the context holds if left out", ge=1)
+    stream: bool | None = honoured("server-sent events")
+    temperature: float | None = honoured("0 takes the likeliest token; the model's own default, else 1", ge=0, le=100)
+    top_p: float | None = honoured("the model's own default, else 1", gt=0, le=1)
+    seed: int | None = honoured(SEED, ge=0, le=2**63 - 1)
+    tools: list[dict[str, Any]] | None = honoured("functions; given to the chat template")
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = honoured("forced by grammar")
+    parallel_tool_calls: bool | None = honoured("false ends the response with its first call")
+    text: dict[str, Any] | None = honoured("`format`: text, json_object or json_schema")
+    reasoning: dict[str, Any] | None = honoured("`effort` is the template's `reasoning_effort`")
+    lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
+    metadata: Any = no_effect("nothing is stored")
+    store: Any = no_effect("nothing is stored")
+    user: Any = no_effect("nobody is told of users")
+    service_tier: Any = no_effect("there is one")
+    prompt_cache_key: Any = no_effect("prompts are found by their tokens, within one API key")
+    prompt_cache_retention: Any = no_effect("the least recently used are dropped first")
+    safety_identifier: Any = no_effect("nobody is told of users")
+    stream_options: Any = no_effect("nothing is padded")
+    include: Any = refused_unless("there is nothing more to tell", [], ["reasoning.encrypted_content"])
+    previous_response_id: Any = refused_unless("nothing is stored; send the whole conversation as input")
+    conversation: Any = refused_unless("nothing is stored; send the whole conversation as input")
+    background: Any = refused_unless("responses are waited for", False)
+    truncation: Any = refused_unless("nothing is taken out of a conversation", "disabled", "auto")
+    top_logprobs: Any = refused_unless("`/v1/chat/completions` has them", 0)
+    max_tool_calls: Any = refused_unless("the server calls nothing itself")
+    prompt: Any = refused_unless("there are no stored prompts")
+
+    def talk(self, limits: Limits) -> Talk:
+        """The conversation, checked. Raises ApiError."""
+        messages: list[Message] = []
+        if self.instructions:
+            messages.append({"role": "system", "content": self.instructions})
+        if isinstance(self.input, str):
+            messages.append({"role": "user", "content": self.input})
+        else:
+            for at, item in enumerate(self.input):
+                _add(messages, item, f"input.{at}")
+        if not any(message["role"] != "system" for message in messages):
+            raise refused("input", "there is nothing to respond to; give a text, or a message")
+        functions = functions_of([_function(tool, at) for at, tool in enumerate(self.tools or ())], limits)
+        effort = (self.reasoning or {}).get("effort")
+        variables: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+        if effort in ("none", "minimal"):
+            variables["enable_thinking"] = False
+        return Talk(
+            messages,
+            functions,
+            chosen(_choice(self.tool_choice), functions) if functions or self.tool_choice is not None else "none",
+            self.parallel_tool_calls is False,
+            self._schema(limits),
+            variables,
+        )
+
+    def _schema(self, limits: Limits) -> Any:
+        wanted = (self.text or {}).get("format") or {"type": "text"}
+        kind = wanted.get("type") if isinstance(wanted, dict) else None
+        if kind == "text":
+            return None
+        if kind == "json_object":
+            return {"type": "object"}
+        if kind != "json_schema" or "schema" not in wanted:
+            raise refused("text.format", "it must be text, json_object, or json_schema with a schema")
+        bounded(wanted["schema"], limits, "text.format.schema")
+        return wanted["schema"]
+
+
+def _function(tool: Mapping[str, Any], at: int) -> Mapping[str, Any]:
+    if tool.get("type") != "function":
+        raise refused(f"tools.{at}.type", f"{tool.get('type')!r} is not supported; only functions can be called")
+    return tool
+
+
+def _choice(given: str | Mapping[str, Any] | None) -> str:
+    if given is None or isinstance(given, str):
+        return given or "auto"
+    if given.get("type") != "function" or not isinstance(given.get("name"), str):
+        raise refused("tool_choice", 'it must be auto, none, required or {"type": "function", "name": ...}')
+    return str(given["name"])
+
+
+def _add(messages: list[Message], item: Mapping[str, Any], param: str) -> None:
+    """An item of the input, behind the messages so far; calls that follow each other are one message's."""
+    kind = item.get("type", "message")
+    if kind == "message":
+        role = _ROLES.get(str(item.get("role")))
+        if role is None:
+            raise refused(f"{param}.role", f"{item.get('role')!r} is none of {', '.join(_ROLES)}")
+        messages.append({"role": role, "content": text_of(item.get("content"), f"{param}.content")})
+    elif kind == "function_call":
+        if not isinstance(item.get("name"), str) or not isinstance(item.get("arguments", "{}"), str):
+            raise refused(param, "function_call needs a name, and arguments as a string that holds JSON")
+        call = {
+            "id": item.get("call_id"), "type": "function",
+            "function": {"name": item["name"], "arguments": item.get("arguments", "{}")},
+        }  # fmt: skip
+        if messages and messages[-1]["role"] == "assistant":
+            messages[-1].setdefault("tool_calls", []).append(call)
+        else:
+            messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+    elif kind == "function_call_output":
+        content = text_of(item.get("output"), f"{param}.output")
+        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+    elif kind != "reasoning":  # which templates take no part of
+        raise refused(f"{param}.type", f"{kind!r} is not supported here")
+
+
+@router.post("/v1/responses")
+@router.post("/responses", include_in_schema=False)
+async def responses(request: Request, body: ResponsesRequest) -> Response:
+    """Respond to a conversation."""
+    server = server_of(request)
+    served = server.known(body.model)
+    body.check()
+    talk = body.talk(server.limits)
+    options = {**drafting(body.lookahead), "key": owner(request)}
+    prepared = await server.prepare(lambda: prepare(served, talk))
+    rules = Rules(
+        new_tokens(served, len(prepared.prompt), body.max_output_tokens),
+        temperature=temperature(body.temperature, served.defaults),
+        top_p=body.top_p,
+        seed=body.seed,
+    )
+    answers = server.start([prepared.ask(talk, rules=rules, options=options)])
+    writer = _Writer(server, body, answers)
+    return await answer(
+        request,
+        server,
+        answers,
+        stream=bool(body.stream),
+        chunks=writer.chunks,
+        whole=writer.whole,
+        ignored=body.ignored(),
+    )
+
+
+class _Writer:
+    """One response in OpenAI's shapes."""
+
+    def __init__(self, server: Server, body: ResponsesRequest, answers: Answers) -> None:
+        self._answers = answers
+        self._number = 0
+        self._head = {
+            "id": "resp_" + secrets.token_hex(12),
+            "object": "response",
+            "created_at": now(),
+            "status": "in_progress",
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "model": body.model or server.settings.names[0],
+            "output": [],
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": (body.reasoning or {}).get("effort"), "summary": None},
+            "store": False,
+            "system_fingerprint": server.fingerprint,
+            "temperature": body.temperature,
+            "text": body.text or {"format": {"type": "text"}},
+            "tool_choice": body.tool_choice or "auto",
+            "tools": body.tools or [],
+            "top_p": body.top_p,
+            "truncation": "disabled",
+            "usage": None,
+            "metadata": body.metadata if isinstance(body.metadata, dict) else {},
+        }
+
+    async def whole(self) -> dict[str, Any]:
+        """All in one."""
+        (one,) = await self._answers.whole()
+        output = [_message_item(one.text)] if one.text or not one.calls else []
+        output += [_call_item(call) for call in one.calls]
+        return self._ended(output, one.finish.reason, one.finish.stats)
+
+    def _ended(self, output: list[dict[str, Any]], reason: str, stats: GenerationStats) -> dict[str, Any]:
+        cut = reason == "length"
+        return {
+            **self._head,
+            "status": "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": output,
+            "usage": {
+                "input_tokens": stats.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": stats.cached_tokens},
+                "output_tokens": stats.tokens,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": stats.prompt_tokens + stats.tokens,
+            },
+            "timings": timings(stats),
+        }
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Server-sent events."""
+        yield self._event("response.created", response=self._head)
+        yield self._event("response.in_progress", response=self._head)
+        output: list[dict[str, Any]] = []
+        text: list[str] = []
+        message = _message_item("")
+        try:
+            async for deltas in self._answers:
+                if not deltas:
+                    yield comment("waiting")
+                for delta in deltas:
+                    if delta.progress is not None:
+                        yield comment(f"prefill {delta.progress[0]}/{delta.progress[1]}")
+                    if delta.text:
+                        if not text:
+                            for begun in self._begin(message, len(output)):
+                                yield begun
+                        text.append(delta.text)
+                        at = {"item_id": message["id"], "output_index": len(output), "content_index": 0}
+                        yield self._event("response.output_text.delta", **at, delta=delta.text, logprobs=[])
+                    if text and (delta.calls or delta.finish):
+                        for part in self._complete(message, "".join(text), len(output)):
+                            yield part
+                        output.append(message)
+                        text, message = [], _message_item("")
+                    for call in delta.calls:
+                        item = _call_item(call)
+                        for part in self._call(item, len(output)):
+                            yield part
+                        output.append(item)
+                    if delta.finish is not None:
+                        ended = self._ended(output or [message], delta.finish.reason, delta.finish.stats)
+                        yield self._event(f"response.{ended['status']}", response=ended)
+        except ApiError as error:
+            told = {"code": "server_error", "message": error.message}
+            yield self._event("response.failed", response={**self._head, "status": "failed", "error": told})
+
+    def _event(self, kind: str, **data: Any) -> bytes:
+        self._number += 1
+        return event({"type": kind, "sequence_number": self._number - 1, **data}, kind)
+
+    def _begin(self, message: dict[str, Any], place: int) -> Iterator[bytes]:
+        item = {**message, "status": "in_progress", "content": []}
+        yield self._event("response.output_item.added", output_index=place, item=item)
+        at = {"item_id": message["id"], "output_index": place, "content_index": 0}
+        yield self._event("response.content_part.added", **at, part=_part(""))
+
+    def _complete(self, message: dict[str, Any], text: str, place: int) -> Iterator[bytes]:
+        message["content"] = [_part(text)]
+        at = {"item_id": message["id"], "output_index": place, "content_index": 0}
+        yield self._event("response.output_text.done", **at, text=text, logprobs=[])
+        yield self._event("response.content_part.done", **at, part=_part(text))
+        yield self._event("response.output_item.done", output_index=place, item=message)
+
+    def _call(self, item: dict[str, Any], place: int) -> Iterator[bytes]:
+        at = {"item_id": item["id"], "output_index": place}
+        begun = {**item, "arguments": "", "status": "in_progress"}
+        yield self._event("response.output_item.added", output_index=place, item=begun)
+        yield self._event("response.function_call_arguments.delta", **at, delta=item["arguments"])
+        told = {"name": item["name"], "arguments": item["arguments"]}
+        yield self._event("response.function_call_arguments.done", **at, **told)
+        yield self._event("response.output_item.done", output_index=place, item=item)
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _message_item(text: str) -> dict[str, Any]:
+    return {
+        "id": "msg_" + secrets.token_hex(12),
+        "type": "message",
+        "role": "assistant",
+        "status": "completed",
+        "content": [_part(text)],
+    }
+
+
+def _call_item(call: Call) -> dict[str, Any]:
+    return {
+        "id": "fc_" + secrets.token_hex(12),
+        "type": "function_call",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+        "status": "completed",
+    }

@@ -1,0 +1,116 @@
+"""/v1/responses: the same answers as items."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from ipex_lookahead.generation.rules import Rules
+from tests.serving.test_chat import HOT, expected
+from tests.serving.test_messages import SCHEMA
+
+TOOLS = [{"type": "function", "name": "w", "parameters": SCHEMA}]
+
+
+def ask(client: Any, **fields: Any) -> Any:
+    answer = client.post("/v1/responses", json={"input": "Hi", "max_output_tokens": 16, **HOT, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def streamed(client: Any, **fields: Any) -> list[Any]:
+    given = {"input": "Hi", "max_output_tokens": 16, **HOT, "stream": True, **fields}
+    lines = client.post("/v1/responses", json=given).text.split("\n")
+    data = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    assert [one["sequence_number"] for one in data] == list(range(len(data)))
+    return data
+
+
+def without_ids(item: Any) -> Any:
+    return {key: value for key, value in item.items() if key not in ("id", "call_id")}
+
+
+def test_the_answer_is_the_models(client, model):
+    found = ask(client)
+    (item,) = found["output"]
+    assert item["content"][0]["text"] == expected(model, Rules(16, **HOT))
+    assert (found["status"], found["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert found["usage"]["output_tokens"] == 16
+    assert found["usage"]["output_tokens_details"] == {"reasoning_tokens": 0}
+
+
+def test_streamed_the_same(client):
+    whole, events = ask(client), streamed(client)
+    assert [e["type"] for e in events[:4]] == [
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+    ]  # fmt: skip
+    text = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
+    assert text == whole["output"][0]["content"][0]["text"]
+    assert [e["type"] for e in events[-4:]] == [
+        "response.output_text.done", "response.content_part.done", "response.output_item.done", "response.incomplete",
+    ]  # fmt: skip
+    assert list(map(without_ids, events[-1]["response"]["output"])) == list(map(without_ids, whole["output"]))
+
+
+def test_items_of_a_conversation(client):
+    parts = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]
+    assert ask(client, input=parts)["output"][0]["content"] == ask(client)["output"][0]["content"]
+    system = {"role": "system", "content": "Be brief"}
+    assert (
+        ask(client, instructions="Be brief")["output"][0]["content"]
+        == ask(client, input=[system, *parts])["output"][0]["content"]
+    )
+    talk = [
+        *parts,
+        {"type": "reasoning", "summary": []},
+        {"type": "function_call", "call_id": "c1", "name": "w", "arguments": '{"a": 1}'},
+        {"type": "function_call", "call_id": "c2", "name": "w", "arguments": '{"a": 2}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "rain"}]},
+    ]
+    assert ask(client, input=talk, tools=TOOLS)["output"]
+
+
+def test_forced_calls(client):
+    given = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "max_output_tokens": 300}
+    found = ask(client, **given)
+    (call,) = found["output"]
+    assert (call["type"], call["name"], found["status"]) == ("function_call", "w", "completed")
+    jsonschema.validate(json.loads(call["arguments"]), SCHEMA)
+    events = streamed(client, **given)
+    (told,) = [e for e in events if e["type"] == "response.function_call_arguments.done"]
+    assert told["arguments"] == call["arguments"]
+
+
+def test_a_schema_is_kept_to(client):
+    wanted = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}}
+    found = ask(client, text=wanted, max_output_tokens=300)
+    jsonschema.validate(json.loads(found["output"][0]["content"][0]["text"]), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("input", {"input": None}),
+        ("input", {"input": []}),
+        ("input.0.role", {"input": [{"role": "robot", "content": "x"}]}),
+        ("input.0.content", {"input": [{"role": "user", "content": 4}]}),
+        ("input.0.content.0.type", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+        ("input.0.type", {"input": [{"type": "item_reference", "id": "x"}]}),
+        ("tools.0.type", {"tools": [{"type": "web_search"}]}),
+        ("tool_choice", {"tool_choice": {"type": "function", "name": "b"}}),
+        ("text.format", {"text": {"format": {"type": "json_schema"}}}),
+        ("previous_response_id", {"previous_response_id": "resp_1"}),
+        ("background", {"background": True}),
+        ("include", {"include": ["message.output_text.logprobs"]}),
+        ("max_output_tokens", {"max_output_tokens": 0}),
+    ],
+    ids=str,
+)
+def test_a_wrong_field_is_named(client, param, fields):
+    answer = client.post("/v1/responses", json={"input": "Hi", **fields})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
