@@ -11,7 +11,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "build" / "coverage"
 LEAST = 90
-GATES = ["imatrix_files", "model_files", "open_files", "text_files", "templates", "torch_numbers"]
 GATES = [
     *("model_files", "family_files", "open_files", "text_files", "templates", "torch_numbers"),
     *("imatrix_files", "quantized_folders", "written_files", "yaml_files"),
