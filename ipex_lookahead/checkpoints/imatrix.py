@@ -264,7 +264,7 @@ class _Records:
 def write_imatrix(
     path: Path,
     sums: Mapping[str, npt.NDArray[np.float64]],
-    counts: Mapping[str, int],
+    counts: Mapping[str, npt.ArrayLike],
     *,
     dataset: str,
     chunks: int,
@@ -274,8 +274,8 @@ def write_imatrix(
 
     Args:
         path: the file; what is there is replaced.
-        sums: name of a GGUF tensor -> sums of squares of its inputs, [n_in].
-        counts: the same names -> how many tokens are in the sums.
+        sums: name of a GGUF tensor -> sums of squares of its inputs, [n_in]; of stacked experts [experts, n_in].
+        counts: the same names -> how many tokens are in the sums, a number; of stacked experts [experts].
         dataset: the text's name.
         chunks: how many pieces of it there were.
         chunk: tokens of a piece.
@@ -289,8 +289,8 @@ def write_imatrix(
     writer.add_uint32(CHUNKS, chunks)
     writer.add_uint32(CHUNK, chunk)
     for name in sorted(sums):
-        writer.add_tensor(name + SUMS, sums[name].astype(np.float32)[None])
-        writer.add_tensor(name + COUNTS, np.full((1, 1), counts[name], np.float32))
+        writer.add_tensor(name + SUMS, np.atleast_2d(sums[name].astype(np.float32)))
+        writer.add_tensor(name + COUNTS, np.asarray(counts[name], np.float32).reshape(-1, 1))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -57,9 +57,8 @@ def imatrix(model: str, text: Path, to: Path, tokens: int, window: int, overwrit
         checkpoint.close()
 
     from ipex_lookahead.auto import load_model_and_tokenizer
-    from ipex_lookahead.engines.torch.importance import check_measurable, measure_importance
+    from ipex_lookahead.engines.torch.importance import measure_importance
 
-    check_measurable(spec)
     loaded, tokenizer = load_model_and_tokenizer(str(path), engine="torch", threads=threads, dtype="float32")
     if tokenizer is None:
         raise InputError(f"{path} carries no tokenizer, so text cannot be turned into tokens")
@@ -74,7 +73,7 @@ def imatrix(model: str, text: Path, to: Path, tokens: int, window: int, overwrit
             write_imatrix(
                 made,
                 found.sums,
-                dict.fromkeys(found.sums, found.tokens),
+                found.counts,
                 dataset=text.name,
                 chunks=windows,
                 chunk=min(window, len(ids)),

@@ -11,13 +11,14 @@ import pytest
 
 from ipex_lookahead import AutoModelForCausalLM
 from ipex_lookahead.checkpoints import open_checkpoint
-from ipex_lookahead.checkpoints.imatrix import read_imatrix
+from ipex_lookahead.checkpoints.imatrix import read_imatrix, write_imatrix
 from ipex_lookahead.cli.main import run
+from ipex_lookahead.engines.torch.importance import measure_importance
 from ipex_lookahead.errors import InputError, ModelFormatError
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.gguf_families import write_gguf
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
-from tests.support.tiny_families import build, variants, write_folder
+from tests.support.tiny_families import VOCAB, build, variants, write_folder
 
 PROGRAM = os.environ.get("IPEX_LOOKAHEAD_LLAMA_QUANTIZE") or shutil.which("llama-quantize")
 TEXT = "the cat sat on the mat and the dog sat on the cat. " * 20
@@ -75,8 +76,6 @@ def codes(path, **how):
 def test_quantising_with_it_changes_codes_alike_everywhere(text, tmp_path, capsys):
     file = write_tiny_gguf(tmp_path / "m.gguf", quant="F16", vocab=SIZE, tie=True)
     matrix = tmp_path / "i.gguf"
-    from ipex_lookahead.checkpoints.imatrix import write_imatrix
-
     checkpoint = open_checkpoint(file)
     sizes = {t.gguf.name: t.shape[1] for t in checkpoint.spec.tensors() if t.is_matrix}
     checkpoint.close()
@@ -119,12 +118,58 @@ def test_what_has_no_effect_or_cannot_be_is_refused(folder, text, tmp_path, caps
     assert not list(tmp_path.glob(".*saving*"))
 
 
-def test_a_mixture_is_refused_with_what_to_do(text, tmp_path, capsys):
-    made = write_folder(tmp_path / "moe", build("mixtral", variants("mixtral")[0]))
-    assert run(["imatrix", "-m", str(made), "--text", str(text), "--to", str(tmp_path / "o.gguf")]) == 1
-    said = capsys.readouterr().err
-    assert "a mixture of experts has no layers" in said
-    assert "llama-imatrix" in said
+def gated(model, gate, up):
+    """What a family makes of an expert's gate and up, restated."""
+    if model == "gpt_oss":
+        gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+        return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+    return gate / (1 + np.exp(-gate)) * up
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "gpt_oss"])
+def test_each_expert_of_a_mixture_has_the_tokens_that_went_to_it(name, tmp_path, capsys):
+    import torch
+    from transformers import AutoModelForCausalLM as Theirs
+
+    folder, out = write_folder(tmp_path / name, build(name, variants(name)[0])), tmp_path / "m.gguf"
+    ids = np.random.default_rng(0).integers(3, VOCAB, 40).tolist()
+    measured = AutoModelForCausalLM.from_pretrained(folder, engine="torch", dtype="float32", progress=False)
+    checkpoint = open_checkpoint(folder)
+    made = measure_importance(measured.engine.model, checkpoint.spec, ids, window=16)
+    checkpoint.close()
+    write_imatrix(out, made.sums, made.counts, dataset="x", chunks=3, chunk=16)
+    found = read_imatrix(out)
+
+    model = Theirs.from_pretrained(folder, dtype=torch.float64, experts_implementation="eager").eval()
+    moe = model.model.layers[1].mlp
+    inputs, chosen = [], []
+    moe.register_forward_pre_hook(lambda _, given: inputs.append(given[0][0]))
+    router = moe.router if name == "gpt_oss" else moe.gate
+    router.register_forward_hook(lambda _, given, made: chosen.append(made[2]))
+    with torch.no_grad():
+        for start in (0, 16, 32):
+            model(torch.tensor([ids[start : start + 16]]))
+    rows, went = torch.cat(inputs).numpy(), torch.cat(chosen).numpy()
+    parts = {key: value.detach().numpy() for key, value in moe.experts.named_parameters()}
+    experts = len(parts["down_proj"])
+    counts = [(went == expert).any(axis=1).sum() for expert in range(experts)]
+    assert sum(counts) == went.size
+    means = {part: found.means[f"blk.1.ffn_{part}_exps.weight"].reshape(experts, -1) for part in ("gate", "up", "down")}
+    for expert in range(experts):
+        mine = rows[(went == expert).any(axis=1)]
+        if len(mine) == 0:
+            assert all((of[expert] == 1).all() for of in means.values())
+            continue
+        if name == "gpt_oss":
+            both = mine @ parts["gate_up_proj"][expert] + parts["gate_up_proj_bias"][expert]
+            gate, up = both[:, ::2], both[:, 1::2]
+        else:
+            gate, up = np.split(mine @ parts["gate_up_proj"][expert].T, 2, axis=1)
+        for part, given in (("gate", mine), ("up", mine), ("down", gated(name, gate, up))):
+            np.testing.assert_allclose(means[part][expert], np.square(given).mean(axis=0), rtol=5e-5)
+
+    assert run(["quantize", str(folder), str(tmp_path / "saved"), "--low-bit", "sym_int4", "--imatrix", str(out)]) == 0
+    assert "says nothing of" not in capsys.readouterr().err
 
 
 @pytest.mark.skipif(
@@ -133,8 +178,6 @@ def test_a_mixture_is_refused_with_what_to_do(text, tmp_path, capsys):
 def test_llama_quantize_reads_it(text, tmp_path):
     model = build("qwen2", variants("qwen2")[0])
     file = write_gguf(tmp_path / "m.gguf", model, quant="F16")
-    from ipex_lookahead.checkpoints.imatrix import write_imatrix
-
     checkpoint = open_checkpoint(file)
     sums = {t.gguf.name: np.ones(t.shape[1]) for t in checkpoint.spec.tensors() if t.is_matrix}
     checkpoint.close()

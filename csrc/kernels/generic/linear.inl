@@ -122,6 +122,7 @@ static void codebook_tile(const Matrix& w, int64_t tile, const Rows& x, int64_t 
     u8x64 rows[8];
     unpack(codes + b * Codes::kBytes, rows, Codes{});
     const f32x16 scale = scales.at(b).scale;
+#pragma GCC unroll 8  // else the rows go through memory
     for (int c = 0; c < 8; ++c) {
       f32x16 weights[4];
       decode<Format>(rows[c], scale, weights);

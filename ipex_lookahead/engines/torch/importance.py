@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import transformers
 
 from ipex_lookahead.architectures.spec import Experts, ModelSpec
 from ipex_lookahead.engines.machine import check_threads
@@ -23,21 +24,15 @@ class Importance:
     """What a text says of a model's inputs.
 
     Attributes:
-        sums: name of a GGUF tensor -> float64 [n_in], sums over tokens of the squares of its inputs.
+        sums: name of a GGUF tensor -> float64 [n_in], sums over tokens of the squares of its inputs; of stacked experts
+            [experts, n_in].
+        counts: the same names -> int64 [1] or [experts], how many tokens are in each sum.
         tokens: how many tokens there were.
     """
 
     sums: dict[str, npt.NDArray[np.float64]]
+    counts: dict[str, npt.NDArray[np.int64]]
     tokens: int
-
-
-def check_measurable(spec: ModelSpec) -> None:
-    """Raise UnsupportedModelError for a mixture: transformers has its experts in one tensor, which is no layer."""
-    if any(isinstance(block.mlp, Experts) for block in spec.layers):
-        raise UnsupportedModelError(
-            "a mixture of experts has no layers whose inputs could be measured",
-            hint="llama-imatrix makes an importance matrix of it, which --imatrix reads",
-        )
 
 
 def measure_importance(
@@ -61,35 +56,60 @@ def measure_importance(
 
     Raises:
         InputError: there is no token, or ``window`` is below 1.
-        UnsupportedModelError: see :func:`check_measurable`.
+        UnsupportedModelError: a mixture in a release of transformers that has its experts in another way.
         EngineError: sums are not finite.
     """
-    check_measurable(spec)
     if not ids or window < 1:
         raise InputError(f"measuring takes a token or more in windows of 1 or more, not {len(ids)} in {window}")
-    sums: dict[str, torch.Tensor] = {}
+    totals = _Totals()
     with (
         torch.no_grad(),
         torch_threads(None if threads is None else check_threads(threads)),
-        _hooked(model, spec, sums),
+        _hooked(model, spec, totals),
     ):
         for start in range(0, len(ids), window):
             part = torch.tensor([list(ids[start : start + window])], device=model.device)
             hidden = model.base_model(input_ids=part, use_cache=False).last_hidden_state
-            _add(sums, spec.head_weight.gguf.name, hidden)  # without the head's products, which nobody reads
+            totals.add(spec.head_weight.gguf.name, hidden)  # without the head's products, which nobody reads
             if progress is not None:
                 progress()
-    found = {name: total.cpu().numpy() for name, total in sums.items()}
-    for name, total in found.items():
-        if not np.isfinite(total).all():
+    found = {name: squares.cpu().numpy() for name, squares in totals.squares.items()}
+    for name, squares in found.items():
+        if not np.isfinite(squares).all():
             raise EngineError(f"the inputs of {name} are not all finite numbers, so that nothing follows from them")
-    return Importance(found, len(ids))
+    return Importance(found, {name: np.array(count, np.int64) for name, count in totals.counts.items()}, len(ids))
+
+
+class _Totals:
+    """Sums of squares, and of how many rows, by tensor."""
+
+    def __init__(self) -> None:
+        self.squares: dict[str, torch.Tensor] = {}
+        self.counts: dict[str, list[int]] = {}
+
+    def add(self, name: str, rows: torch.Tensor, expert: int | None = None, experts: int = 1) -> None:
+        """The inputs [..., n_in] of a matrix, or of one of so many stacked experts."""
+        width = rows.shape[-1]
+        if name not in self.squares:
+            shape = (width,) if expert is None else (experts, width)
+            self.squares[name] = torch.zeros(shape, dtype=torch.float64, device=rows.device)
+            self.counts[name] = [0] * experts
+        at = self.squares[name] if expert is None else self.squares[name][expert]
+        at += rows.reshape(-1, width).double().square().sum(dim=0)
+        self.counts[name][expert or 0] += rows.numel() // width
 
 
 @contextmanager
-def _hooked(model: Any, spec: ModelSpec, sums: dict[str, torch.Tensor]) -> Iterator[None]:
+def _hooked(model: Any, spec: ModelSpec, totals: _Totals) -> Iterator[None]:
     """While it lasts, every matrix adds the squares of what comes in."""
-    outside = {*spec.kept(), spec.embedding.name, spec.head_weight.name}
+    mixtures = {at: block.mlp for at, block in enumerate(spec.layers) if isinstance(block.mlp, Experts)}
+    parts = (
+        linear.weight.name
+        for mixture in mixtures.values()
+        for mlp in mixture.experts
+        for linear in (mlp.gate, mlp.up, mlp.down)
+    )
+    outside = {*spec.kept(), *parts, spec.embedding.name, spec.head_weight.name}
     layers = {
         tensor.gguf.name: tensor.hf.name.removesuffix(".weight")
         for tensor in spec.tensors()
@@ -98,18 +118,38 @@ def _hooked(model: Any, spec: ModelSpec, sums: dict[str, torch.Tensor]) -> Itera
     handles = []
     try:
         for name, layer in layers.items():
-            hook = partial(_of_inputs, sums, name)
+            hook = partial(_of_inputs, totals, name)
             handles.append(model.get_submodule(layer).register_forward_pre_hook(hook))
+        for at, mixture in mixtures.items():
+            module = model.get_submodule(f"model.layers.{at}.mlp").experts
+            if missing := [name for name in ("is_transposed", "has_bias", "_apply_gate") if not hasattr(module, name)]:
+                raise UnsupportedModelError(
+                    f"transformers {transformers.__version__} has no {missing[0]} at a mixture's experts, and what "
+                    "comes into their last matrices cannot be told",
+                    hint="install transformers 5; or llama-imatrix makes an importance matrix, which --imatrix reads",
+                )
+            handles.append(module.register_forward_pre_hook(partial(_of_experts, totals, mixture)))
         yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _of_inputs(sums: dict[str, torch.Tensor], name: str, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-    _add(sums, name, inputs[0])
+def _of_inputs(totals: _Totals, name: str, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    totals.add(name, inputs[0])
 
 
-def _add(sums: dict[str, torch.Tensor], name: str, rows: torch.Tensor) -> None:
-    squares = rows.reshape(-1, rows.shape[-1]).double().square().sum(dim=0)
-    sums[name] = sums[name] + squares if name in sums else squares
+def _of_experts(totals: _Totals, mixture: Experts, module: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+    """Rows [tokens, hidden], and the experts [tokens, used] that each goes to.
+
+    transformers has the experts of a layer in one module, so gate and up are multiplied once more for what down gets.
+    """
+    hidden, chosen = inputs[:2]
+    for expert, mlp in enumerate(mixture.experts):
+        rows = hidden[(chosen == expert).any(dim=1)]
+        weight = module.gate_up_proj[expert]
+        both = rows @ (weight if module.is_transposed else weight.T)
+        if module.has_bias:
+            both = both + module.gate_up_proj_bias[expert]
+        for linear, given in ((mlp.gate, rows), (mlp.up, rows), (mlp.down, module._apply_gate(both))):
+            totals.add(linear.weight.gguf.name, given, expert, len(mixture.experts))
