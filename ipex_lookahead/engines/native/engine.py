@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from ipex_lookahead.architectures.spec import Experts, Linear, ModelSpec, Norm, 
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.engines.base import Batch, Cache, StepOutput
+from ipex_lookahead.engines.input_order import SHARED, reordered, warn_of_decoded, with_order
 from ipex_lookahead.engines.machine import check_threads, default_threads
 from ipex_lookahead.engines.native.core import native_core
 from ipex_lookahead.engines.native.decoder import empty_decoder, kv_bytes_per_token, norms_of, parts_of, routers_of
@@ -23,8 +23,6 @@ from ipex_lookahead.engines.weights import WeightPlan, check_shape, random_matri
 from ipex_lookahead.errors import ContextLengthError, EngineError, ForgottenKeysError, InputError
 from ipex_lookahead.formats import FLOATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
-
-log = logging.getLogger("ipex_lookahead")
 
 Floats = npt.NDArray[np.float32]
 Progress = Callable[[int, int, str], None]
@@ -230,9 +228,9 @@ class NativeEngine:
 
         def placed(weight: PackedWeight, layer: int = 0, name: str = "", expert: int = -1) -> PackedWeight:
             """The weight as its inputs come to it; the first of those that share them decides about their order."""
-            if weight.order is not None and expert < 0 and _SHARED.get(name) == name:
+            if weight.order is not None and expert < 0 and SHARED.get(name) == name:
                 decoder.set_order(layer, getattr(native.Slot, name), np.require(weight.order, requirements=("C", "A")))
-            made = _reordered(weight, _order_at(decoder, layer, name, expert))
+            made = reordered(weight, _order_at(decoder, layer, name, expert))
             if made.format != weight.format:
                 decoded[weight.format] += 1
             return made
@@ -259,11 +257,7 @@ class NativeEngine:
         decoder.set_lm_head(*streams(placed(matrix(head.weight))), bias(head))
         if spec.tied:
             decoder.tie_embedding()
-        for low, count in decoded.items():
-            log.warning(
-                "%d matrices in %s are kept in float32: their inputs have another order than those of what else is "
-                "given the same", count, low,
-            )  # fmt: skip
+        warn_of_decoded(decoded)
         engine = cls(decoder, spec, low_bit, kv_cache)
         engine._idle_bytes, engine._expert_bytes = idle, expert_bytes
         return engine
@@ -354,7 +348,7 @@ class NativeEngine:
                 if isinstance(part, Linear):
                     slot = getattr(native.Slot, name)
                     weight = plain(core.export_matrix(layer, slot, expert))
-                    yield part.weight.name, _with_order(weight, _order_at(core, layer, name, expert))
+                    yield part.weight.name, with_order(weight, _order_at(core, layer, name, expert))
                     if part.bias is not None:
                         yield part.bias.name, _vector(core.export_bias(layer, slot, expert))
                 else:
@@ -369,35 +363,12 @@ class NativeEngine:
                 yield spec.head.bias.name, _vector(core.export_lm_head_bias())
 
 
-_SHARED = {"q": "q", "k": "q", "v": "q", "o": "o", "gate": "gate", "up": "gate", "down": "down"}
-"""A matrix -> the first of those that are given the same inputs: all have one order of these."""
-
-
 def _order_at(decoder: Any, layer: int, name: str, expert: int) -> npt.NDArray[np.int32] | None:
     """The order of a matrix's inputs, None where they are as they come; experts and routers have none."""
-    if expert >= 0 or name not in _SHARED:
+    if expert >= 0 or name not in SHARED:
         return None
-    found: npt.NDArray[np.int32] | None = decoder.export_order(layer, getattr(native_core().Slot, _SHARED[name]))
+    found: npt.NDArray[np.int32] | None = decoder.export_order(layer, getattr(native_core().Slot, SHARED[name]))
     return found
-
-
-def _reordered(weight: PackedWeight, order: npt.NDArray[np.int32] | None) -> PackedWeight:
-    """The weight for inputs in that order, exactly: one that has another comes out in float32."""
-    own = weight.order
-    if own is order or (own is not None and order is not None and np.array_equal(own, order)):
-        return replace(weight, order=None)
-    if weight.format not in FLOATS:
-        weight = PackedWeight("fp32", weight.shape, dequantize(weight))
-    return weight if order is None else replace(weight, codes=np.ascontiguousarray(weight.codes[:, order]))
-
-
-def _with_order(weight: PackedWeight, order: npt.NDArray[np.int32] | None) -> PackedWeight:
-    """A weight for inputs in that order as it is saved: floats in the model's own."""
-    if order is None or weight.format not in FLOATS:
-        return replace(weight, order=order)
-    codes = np.empty_like(weight.codes)
-    codes[:, order] = weight.codes
-    return replace(weight, codes=codes)
 
 
 def _raw(cache: Cache) -> Any:

@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures.spec import Block, Experts, Linear, ModelSpec, Norm, Tensor
+from ipex_lookahead.architectures.spec import Block, Experts, ModelSpec, Norm, Tensor
 from ipex_lookahead.engines.opencl.cache import Pages
 from ipex_lookahead.engines.opencl.device import ARRIVALS, Device
+from ipex_lookahead.engines.opencl.layers import Floats, Layer, Stack, Weights
 from ipex_lookahead.engines.opencl.linear import GROUP, STEP_ROWS, STEP_WANTED, Matrix, Rows, blocks_of, rows_at_once
 from ipex_lookahead.engines.opencl.scratch import PIECE, RopeTable, Scratch, mlps_of
 from ipex_lookahead.engines.opencl.step import Plan
 from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.formats.base import PackedWeight
 
-Floats = npt.NDArray[np.float32]
 i32, f32 = np.int32, np.float32
 
 ATTENDERS, SEARCHERS = 256, 64
@@ -33,20 +33,6 @@ NORM_BLOCKS = 16
 """Blocks of a row that one lane group of a norm makes; each takes the row's mean for itself."""
 MOST_HEAD, MOST_USED = 1024, 64
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clamped": 2}
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One block's weights: ``qkv`` is one matrix where formats allow, else three; experts lie one below the other."""
-
-    block: Block
-    qkv: list[Matrix]
-    o: Matrix
-    router: Matrix | None
-    gate: Matrix
-    up: Matrix
-    down: Matrix
-    vectors: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,119 +104,27 @@ class Decoder:
         attention = spec.layers[0].attention
         self.pages = Pages(device, len(spec.layers), attention.kv_heads, attention.head_dim, kv_cache)
         self._rows = device.program("rows", "attention", options=self.pages.options)
-        self._matrices: dict[str, tuple[Matrix, int]] = {}
-        self._vectors: dict[str, Any] = {}
-
-        def linears(*linears: Linear) -> list[Matrix]:
-            """One matrix where the formats are one, else one for each."""
-            weights = [matrix(linear.weight) for linear in linears]
-            biases = [None if linear.bias is None else vector(linear.bias) for linear in linears]
-            alike = len({(weight.format, weight.group_size) for weight in weights}) == 1
-            groups = [range(len(linears))] if alike else [range(i, i + 1) for i in range(len(linears))]
-            made = []
-            for group in groups:
-                one = Matrix.upload(device, [weights[i] for i in group], [biases[i] for i in group], threads)
-                for part, i in enumerate(group):
-                    self._matrices[linears[i].weight.name] = (one, part)
-                made.append(one)
-            for linear, bias in zip(linears, biases, strict=True):
-                if linear.bias is not None and bias is not None:
-                    self._vectors[linear.bias.name] = device.upload(bias)
-            return made
-
-        def of(tensor: Tensor | None) -> Any:
-            if tensor is None:
-                return None
-            self._vectors[tensor.name] = device.upload(vector(tensor))
-            return self._vectors[tensor.name]
-
-        def norm(one: Norm | None) -> Any:
-            return of(None if one is None else one.weight)
-
-        head = Linear(spec.embedding) if spec.head is None else spec.head
-        if not spec.tied:
-            (self.embedding,) = linears(Linear(spec.embedding))
-        self.layers = []
-        for block in spec.layers:
-            own, mlps = block.attention, mlps_of(block)
-            vectors = {"attention_norm": norm(block.attention_norm)}
-            qkv = linears(own.q, own.k, own.v)
-            vectors |= {"q_norm": norm(own.q_norm), "k_norm": norm(own.k_norm), "sinks": of(own.sinks)}
-            (o,) = linears(own.o)
-            vectors |= {"attention_after": norm(block.attention_after), "mlp_norm": norm(block.mlp_norm)}
-            router = linears(block.mlp.router)[0] if isinstance(block.mlp, Experts) else None
-            parts = [linears(*(getattr(mlp, name) for mlp in mlps)) for name in ("gate", "up", "down")]
-            if any(len(part) > 1 for part in parts):
-                raise UnsupportedModelError(
-                    "the experts of a layer are in several formats; the OpenCL engine takes them in one",
-                    hint="load it in one format, or use engine='native'",
-                )
-            (gate,), (up,), (down,) = parts
-            if router is not None and (gate.format, gate.group_size) != (up.format, up.group_size):
-                raise UnsupportedModelError(
-                    "gate and up of a layer's experts are in two formats; the OpenCL engine takes them in one",
-                    hint="load it in one format, or use engine='native'",
-                )
-            vectors["mlp_after"] = norm(block.mlp_after)
-            self.layers.append(Layer(block, qkv, o, router, gate, up, down, vectors))
-        self.final_norm = norm(spec.final_norm)
-        (self.head,) = linears(head)
-        if spec.tied:
-            self.embedding = self.head
+        self.weights = Weights(device, spec, matrix, vector, threads)
         self.ropes: dict[int, RopeTable] = {}
         for block in spec.layers:
             if (rope := block.attention.rope) is not None and id(rope) not in self.ropes:
                 self.ropes[id(rope)] = RopeTable(device, rope)
+        self._reorders = any("down" in layer.orders for layer in self.weights.layers)
         self._scratch: Scratch | None = None
         self._step: Any = device.empty(0)
         self._launches: dict[int, list[Launch]] = {}
         self._bound: object = None
 
-    # ---- weights -----------------------------------------------------------------------------------------------------
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights on the device."""
-        matrices = {id(one): one.nbytes for one, _ in self._matrices.values()}
-        return sum(matrices.values()) + sum(int(buffer.size) for buffer in self._vectors.values())
-
-    @property
-    def idle_bytes(self) -> int:
-        """Bytes of weights that a step of one row does not read: an embedding that is no lm_head, and idle experts."""
-        idle = 0 if self.spec.tied else self.embedding.nbytes
-        for layer in self.layers:
-            if isinstance(mixture := layer.block.mlp, Experts):
-                count = len(mixture.experts)
-                idle += sum(one.nbytes for one in (layer.gate, layer.up, layer.down)) * (count - mixture.used) // count
-        return idle
-
-    @property
-    def expert_bytes(self) -> int:
-        """Bytes of an expert's weights; 0 without experts."""
-        for layer in self.layers:
-            if isinstance(mixture := layer.block.mlp, Experts):
-                return sum(one.nbytes for one in (layer.gate, layer.up, layer.down)) // len(mixture.experts)
-        return 0
-
     def experts_touched(self, rows: int) -> int:
         """How many experts the last step, of so many rows, read in all layers."""
         if self._scratch is None or self._scratch.pairs == 0:
             return 0
-        chosen = self.device.read(self._scratch.experts, (len(self.layers), self._scratch.pairs), i32)
+        chosen = self.device.read(self._scratch.experts, (len(self.spec.layers), self._scratch.pairs), i32)
         return sum(
             len(np.unique(own[: rows * layer.block.mlp.used]))
-            for own, layer in zip(chosen, self.layers, strict=True)
+            for own, layer in zip(chosen, self.weights.layers, strict=True)
             if isinstance(layer.block.mlp, Experts)
         )
-
-    def matrix(self, tensor: Tensor) -> PackedWeight:
-        """A weight in plain order, bit for bit as it came."""
-        one, part = self._matrices[tensor.name]
-        return one.weights()[part]
-
-    def vector(self, tensor: Tensor) -> Floats:
-        """A norm's weights, a bias or sinks as they came."""
-        return self.device.read(self._vectors[tensor.name], tensor.shape, f32)
 
     # ---- a step ------------------------------------------------------------------------------------------------------
 
@@ -281,7 +175,7 @@ class Decoder:
             )
             self._scratch = None  # its memory first
             self._bound, self._launches = None, {}
-            self._scratch = Scratch(self.device, self.spec, rows, wanted, partials, top)
+            self._scratch = Scratch(self.device, self.spec, rows, wanted, partials, top, self._reorders)
         return self._scratch
 
     def _lanes(self, kernel: Any, count: int, rows: int = 1, wanted: bool = False) -> Launch:
@@ -297,12 +191,10 @@ class Decoder:
         blocks = blocks_of(spec.hidden)
         groups = -(-blocks // NORM_BLOCKS)
 
-        def norm(weight: Any, one: Norm | None, out: Rows, wanted: bool = False) -> Launch:
+        def norm(weight: Any, one: Norm | None, out: Rows, order: Any = None, wanted: bool = False) -> Launch:
             counted, epsilon = i32(STEP_WANTED if wanted else STEP_ROWS), f32(one.epsilon if one else 0)
-            kernel = self._kernel(
-                "norm", s.hidden, hidden, hidden, weight, epsilon, *out.arguments(), step, counted, i32(groups)
-            )
-            return self._lanes(kernel, groups, wanted=wanted)
+            arguments = (weight, epsilon, order, *out.arguments(), step, counted, i32(groups))
+            return self._lanes(self._kernel("norm", s.hidden, hidden, hidden, *arguments), groups, wanted=wanted)
 
         def linear(
             w: Matrix, x: Rows, out: Any, stride: int, column: int = 0, add: bool = False, wanted: bool = False
@@ -323,21 +215,21 @@ class Decoder:
             yield linear(w, x, s.branch, spec.hidden)
             yield add_branch(block, after, one)
 
-        embed = self.embedding
+        weights = self.weights
+        embed = weights.embedding
         arguments = (*embed.arguments(), step, s.hidden, hidden, f32(spec.embedding_multiplier))
         yield self._lanes(device.kernel(embed.program(at_once), "embed", *arguments), -(-blocks // 16))
-        for number, layer in enumerate(self.layers):
+        for number, layer in enumerate(weights.layers):
             block, v = layer.block, layer.vectors
-            yield norm(v["attention_norm"], block.attention_norm, s.x)
+            yield norm(v["attention_norm"], block.attention_norm, s.x, layer.orders.get("q"))
             columns = [0] if len(layer.qkv) == 1 else [0, s.k_column, s.v_column]
             for one, column in zip(layer.qkv, columns, strict=True):
                 yield linear(one, s.x, s.qkv, s.qkv_stride, column)
             yield from self._attention(s, layer, self.pages.buffers[number])
             yield from add_to_hidden(layer.o, s.attended, block, v["attention_after"], block.attention_after)
-            yield norm(v["mlp_norm"], block.mlp_norm, s.x)
+            yield norm(v["mlp_norm"], block.mlp_norm, s.x, layer.orders.get("gate"))
             activation = mlps_of(block)[0].activation
             kind = (i32(ACTIVATIONS[activation.kind]), f32(activation.alpha), f32(activation.limit))
-            gate, up = layer.gate, layer.up
             if isinstance(block.mlp, Experts):
                 router = layer.router
                 assert router is not None  # a mixture has one
@@ -346,8 +238,9 @@ class Decoder:
                 if v["mlp_after"] is not None or block.residual_multiplier != 1:
                     yield add_branch(block, v["mlp_after"], block.mlp_after)
                 continue
+            gate, up = layer.gate[0].matrix, layer.up[0].matrix
             made = Rows(gate.n_out, s.gated.buffers)
-            if (gate.format, gate.group_size) == (up.format, up.group_size):
+            if layer.paired:
                 both = (*gate.arguments(), *up.arguments())
                 arguments = (*both, *s.x.arguments(), *made.arguments(), step, i32(STEP_ROWS), *kind)
                 kernel = device.kernel(gate.program(at_once), "gate_up", *arguments)
@@ -355,12 +248,16 @@ class Decoder:
             else:
                 yield linear(gate, s.x, s.gate, gate.n_out)
                 yield linear(up, s.x, s.up, up.n_out)
-                both = (s.gate, s.up, i32(gate.n_out), i32(gate.n_out))
-                kernel = self._kernel("activate", *both, *made.arguments(), step, i32(STEP_ROWS), *kind)
-                yield self._lanes(kernel, made.blocks)
-            yield from add_to_hidden(layer.down, made, block, v["mlp_after"], block.mlp_after)
-        yield norm(self.final_norm, spec.final_norm, s.head_x, wanted=True)
-        yield linear(self.head, s.head_x, s.logits, spec.vocab, wanted=True)
+                yield self._activate(s, made, kind)
+            if (order := layer.orders.get("down")) is not None:
+                values, made = made, Rows(gate.n_out, s.ordered.buffers)
+                parts = -(-made.blocks // NORM_BLOCKS)
+                sizes = (i32(values.blocks * GROUP), i32(gate.n_out), None, f32(0), order)
+                counts = (step, i32(STEP_ROWS), i32(parts))
+                yield self._lanes(self._kernel("norm", values.buffers[0], *sizes, *made.arguments(), *counts), parts)
+            yield from add_to_hidden(layer.down[0].matrix, made, block, v["mlp_after"], block.mlp_after)
+        yield norm(weights.final_norm, spec.final_norm, s.head_x, wanted=True)
+        yield linear(weights.head, s.head_x, s.logits, spec.vocab, wanted=True)
         if spec.logit_multiplier != 1 or spec.logit_softcap:
             caps = (i32(spec.vocab), f32(spec.logit_multiplier), f32(spec.logit_softcap or 0))
             kernel = self._kernel("cap", s.logits, i32(spec.vocab), *caps, step)
@@ -401,16 +298,22 @@ class Decoder:
         yield self._lanes(kernel, heads + 2 * kv_heads)
         sizes = (i32(heads), i32(kv_heads), i32(d))
         arguments = (s.qkv, stride, *sizes, pages, window, f32(attention.softcap or 0), s.partials, step)
-        if arrivals := ARRIVALS in self.device.spelling:
-            joint = i32(GROUP // math.gcd(d, GROUP))
+        order = layer.orders.get("o")  # of a whole row, which no group of heads has
+        merges = ARRIVALS in self.device.spelling and order is None
+        if ARRIVALS in self.device.spelling:
+            joint = i32(GROUP // math.gcd(d, GROUP) if merges else 0)
             arguments += (joint, v["sinks"], *s.attended.arguments(), s.arrivals)
         yield Launch(self._kernel("attend", *arguments), heads * ATTENDERS, ATTENDERS, by_blocks=True)
-        if arrivals:
-            return
-        kernel = self._kernel(
-            "merge_heads", s.partials, i32(heads), i32(d), window, v["sinks"], *s.attended.arguments(), step
-        )
-        yield self._lanes(kernel, s.attended.blocks)
+        if not merges:
+            arguments = (s.partials, i32(heads), i32(d), window, v["sinks"], order, *s.attended.arguments(), step)
+            yield self._lanes(self._kernel("merge_heads", *arguments), s.attended.blocks)
+
+    def _activate(self, s: Scratch, made: Rows, kind: tuple[Any, ...], pairs: int = 1) -> Launch:
+        """f(gate) up of what was multiplied apart: of each row, or of each of its pairs with an expert."""
+        n = i32(made.n)
+        arguments = (s.gate, s.up, n, n, *made.arguments(), self._step, i32(STEP_ROWS), i32(pairs), *kind)
+        kernel = self._kernel("activate", *arguments)
+        return Launch(kernel, self.device.lane_groups(made.blocks), self.device.width, pairs=pairs)
 
     def _experts(
         self, s: Scratch, layer: Layer, mixture: Experts, first: np.int32, kind: tuple[Any, ...]
@@ -422,16 +325,28 @@ class Decoder:
             "choose", s.router, i32(len(mixture.experts)), used, *softmax, s.experts, first, s.weights, step
         )
         yield self._lanes(kernel, 1)
-        gate, up, down = layer.gate, layer.up, layer.down
-        made = Rows(gate.parts[0], s.gated.buffers)
-        sizes = (step, s.experts, first, used)
-        both = (*gate.arguments(), *up.arguments(), *s.x.arguments(), *made.arguments())
-        kernel = device.kernel(gate.program(1), "expert_gate_up", *both, *sizes, i32(-(-gate.parts[0] // 16)), *kind)
-        yield Launch(kernel, device.lane_groups(made.blocks), width, pairs=mixture.used)
-        tiles, hidden = -(-down.parts[0] // 16), i32(self.spec.hidden)
-        arguments = (*down.arguments(), *made.arguments(), *sizes, i32(tiles), s.made, hidden)
-        kernel = device.kernel(down.program(1), "expert_linear", *arguments)
-        yield Launch(kernel, device.lane_groups(tiles), width, pairs=mixture.used)
+        made = Rows(layer.gate[0].matrix.parts[0], s.gated.buffers)
+        hidden, sizes = i32(self.spec.hidden), (step, s.experts, first, used)
+
+        def multiply(stacks: list[Stack], x: Rows, share: np.int32, out: Any, n: np.int32) -> Iterator[Launch]:
+            for stack in stacks:
+                w, tiles = stack.matrix, -(-stack.matrix.parts[0] // 16)
+                arguments = (*w.arguments(), *x.arguments(), *sizes, stack.places, i32(tiles), share, out, n)
+                kernel = device.kernel(w.program(1), "expert_linear", *arguments)
+                yield Launch(kernel, device.lane_groups(tiles), width, pairs=mixture.used)
+
+        if layer.paired:
+            for gate, up in zip(layer.gate, layer.up, strict=True):
+                both = (*gate.matrix.arguments(), *up.matrix.arguments(), *s.x.arguments(), *made.arguments())
+                tiles = i32(-(-made.n // 16))
+                arguments = (*both, *sizes, gate.places, tiles, *kind)
+                kernel = device.kernel(gate.matrix.program(1), "expert_gate_up", *arguments)
+                yield Launch(kernel, device.lane_groups(made.blocks), width, pairs=mixture.used)
+        else:
+            yield from multiply(layer.gate, s.x, used, s.gate, i32(made.n))
+            yield from multiply(layer.up, s.x, used, s.up, i32(made.n))
+            yield self._activate(s, made, kind, mixture.used)
+        yield from multiply(layer.down, made, i32(1), s.made, hidden)
         add = layer.vectors["mlp_after"] is None and layer.block.residual_multiplier == 1
         out = s.hidden if add else s.branch
         kernel = self._kernel("add_experts", s.made, s.weights, used, hidden, out, i32(add), step)

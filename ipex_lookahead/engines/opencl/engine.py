@@ -15,8 +15,9 @@ from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.engines.base import Batch, StepOutput
 from ipex_lookahead.engines.native.decoder import KV_CACHES
 from ipex_lookahead.engines.opencl.cache import OpenClCache
-from ipex_lookahead.engines.opencl.decoder import Decoder, Floats
+from ipex_lookahead.engines.opencl.decoder import Decoder
 from ipex_lookahead.engines.opencl.device import Device
+from ipex_lookahead.engines.opencl.layers import Floats
 from ipex_lookahead.engines.opencl.step import MOST_TOP, plan
 from ipex_lookahead.engines.weights import WeightPlan, check_shape, read_matrix, read_vector
 from ipex_lookahead.errors import EngineError, InputError
@@ -130,9 +131,9 @@ class OpenClEngine:
             "isa": f"opencl ({facts['spelling']})",
             "threads": facts["compute_units"],
             "low_bit": self.low_bit,
-            "weight_bytes": decoder.weight_bytes,
-            "step_bytes": decoder.weight_bytes - decoder.idle_bytes,
-            "expert_bytes": decoder.expert_bytes,
+            "weight_bytes": decoder.weights.nbytes,
+            "step_bytes": decoder.weights.nbytes - decoder.weights.idle_bytes,
+            "expert_bytes": decoder.weights.expert_bytes,
             "kv_cache": self.kv_cache,
             "kv_bytes_per_token": len(pages.buffers) * pages.bytes // 64,
             "max_context": self.max_context,
@@ -146,7 +147,7 @@ class OpenClEngine:
         """All tensors in plain order under the checkpoint's names, one at a time: what ``save_low_bit`` writes."""
         for tensor in self.spec.tensors():
             if tensor.is_matrix:
-                yield tensor.name, self._decoder.matrix(tensor)
+                yield tensor.name, self._decoder.weights.matrix(tensor)
             else:
-                values = PackedWeight("fp32", tensor.shape, self._decoder.vector(tensor))
+                values = PackedWeight("fp32", tensor.shape, self._decoder.weights.vector(tensor))
                 yield tensor.name, with_offset(values, -tensor.hf.offset)

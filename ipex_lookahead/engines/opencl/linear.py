@@ -157,7 +157,7 @@ class Product:
         self._device, self._shape = device, (rows, matrix.n_out)
         values, step = device.upload(x), device.upload(np.array([rows, rows, 0, 1], i32))
         made = Rows.empty(device, rows, matrix.n_in)
-        arguments = (values, n, n, None, np.float32(0), *made.arguments(), step, i32(STEP_ROWS), i32(made.blocks))
+        arguments = (values, n, n, None, np.float32(0), None, *made.arguments(), step, i32(STEP_ROWS), i32(made.blocks))
         device.enqueue(device.kernel(device.program("rows"), "norm", *arguments), made.blocks, rows)
         self._out = device.upload(np.full(self._shape, np.nan, np.float32) if start is None else start)
         at_once = at_once or rows_at_once(rows)

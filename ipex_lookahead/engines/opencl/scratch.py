@@ -50,7 +50,9 @@ class RopeTable:
 class Scratch:
     """Room for a step of so many rows, of which so many are wanted, with so many partials of attention a head."""
 
-    def __init__(self, device: Device, spec: ModelSpec, rows: int, wanted: int, partials: int, top: int) -> None:
+    def __init__(
+        self, device: Device, spec: ModelSpec, rows: int, wanted: int, partials: int, top: int, reorders: bool
+    ) -> None:
         attention = spec.layers[0].attention
         used = max((block.mlp.used for block in spec.layers if isinstance(block.mlp, Experts)), default=0)
         of = max((len(block.mlp.experts) for block in spec.layers if isinstance(block.mlp, Experts)), default=0)
@@ -68,7 +70,8 @@ class Scratch:
         self.weights = device.empty(4 * rows * used)
         self.attended = Rows.empty(device, rows, attention.heads * attention.head_dim)
         self.arrivals = device.upload(np.zeros(rows * attention.heads, i32))  # as every step leaves them
-        self.gate, self.up = (device.empty(4 * rows * inner) for _ in range(2))
+        self.gate, self.up = (device.empty(4 * rows * max(used, 1) * inner) for _ in range(2))
+        self.ordered = Rows.empty(device, rows if reorders else 0, inner)
         self.head_x = Rows.empty(device, wanted, spec.hidden)
         self.logits = device.empty(4 * wanted * spec.vocab)
         self.pieces = -(-spec.vocab // PIECE)

@@ -112,6 +112,30 @@ def test_formats_that_differ_within_a_block(device: Device) -> None:
         assert in_pieces(engine, tokens, pieces).tobytes() == expected
 
 
+EXPERTS_FORMATS: dict[str, dict[str, str]] = {
+    "experts": {"experts.1": "sym_int8", "experts.2": "q6_k"},
+    "gate and up": {".up": "fp16"},
+    "both": {"experts.0.up": "sym_int8", "experts.1": "q6_k", "down": "fp16"},
+}
+
+
+@pytest.mark.parametrize("name", EXPERTS_FORMATS)
+def test_experts_in_several_formats(device: Device, name: str) -> None:
+    """As mixtures of formats give them: whatever is not alike, the CPU's bytes, and the weights as they came."""
+    formats = EXPERTS_FORMATS[name]
+    spec = make_spec(experts=4, used=2, hidden=256, intermediate=288, head_dim=64, bias="gud")
+    native, engine = both(
+        spec, device, lambda t: next((low for part, low in formats.items() if part in t.name), "sym_int4")
+    )
+    tokens = ids_of(native, 40)
+    expected = run(native, native.new_cache(), tokens).tobytes()
+    for pieces in ([40], [1, 5]):
+        assert in_pieces(engine, tokens, pieces).tobytes() == expected
+    for (key, one), (other_key, other) in zip(sorted_weights(engine), sorted_weights(native), strict=True):
+        assert key == other_key
+        assert [(n, a.tobytes()) for n, a in one.arrays()] == [(n, a.tobytes()) for n, a in other.arrays()], key
+
+
 @pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
 def test_long_contexts(device: Device, kv_cache: str) -> None:
     spec = make_spec(context=2100, layers=1, window=None)
@@ -267,14 +291,6 @@ def test_experts_are_counted(device: Device, name: str) -> None:
 def test_what_kernels_do_not_run_is_refused_by_name(device: Device) -> None:
     with pytest.raises(UnsupportedModelError, match="a row goes to 65 experts; the OpenCL engine has 64"):
         both(make_spec(experts=70, used=65), device)
-    with pytest.raises(UnsupportedModelError, match="experts of a layer are in several formats"):
-        both(
-            make_spec(experts=3, used=1),
-            device,
-            lambda tensor: "sym_int8" if "experts.1" in tensor.name else "sym_int4",
-        )
-    with pytest.raises(UnsupportedModelError, match="gate and up of a layer's experts are in two formats"):
-        both(make_spec(experts=3, used=1), device, lambda tensor: "sym_int8" if ".up" in tensor.name else "sym_int4")
     spec = make_spec()
     attention = replace(spec.layers[0].attention, head_dim=1032)
     with pytest.raises(UnsupportedModelError, match="heads have 1032 values"):

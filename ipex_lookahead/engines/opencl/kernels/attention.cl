@@ -135,13 +135,14 @@ static float joined(global const float* partials, int row, int column, int heads
   return state / state_sum;
 }
 
-// A block of 32 of what the layer's last matrix reads.
+// A block of 32 of what the layer's last matrix reads. order: null, or which value of the row each is.
 static void merge_block(const Rows out, int b, int row, global const float* partials, int heads, int head_dim, int window,
-                        global const float* sinks, global const int* step EXCHANGE_ARGUMENT) {
+                        global const float* sinks, global const int* order, global const int* step EXCHANGE_ARGUMENT) {
   float v[2];
   for (int i = 0; i < 2; ++i) {
-    const int column = b * GROUP + i * LANES + lane_of();
-    v[i] = column < heads * head_dim ? joined(partials, row, column, heads, head_dim, window, sinks, step) : 0.0f;
+    const int own = b * GROUP + i * LANES + lane_of(), width = heads * head_dim;
+    const int column = order && own < width ? order[own] : own;
+    v[i] = own < width ? joined(partials, row, column, heads, head_dim, window, sinks, step) : 0.0f;
   }
   store_block(out, row, b, v[0], v[1] EXCHANGED);
 }
@@ -247,24 +248,26 @@ void attend(global const float* qkv, int stride, int heads, int kv_heads, int he
   }
 #ifdef HAS_ARRIVALS
   local int arrived;
+  if (joint == 0) return;  // the row's values have another order: `merge_heads`
   const int group = head / joint, end_head = min((group + 1) * joint, heads);
   const int parts = (end_head - group * joint) * (apart ? position / BLOCK - lowest + 1 : 1);
   if (!is_last(counters + row * ((heads + joint - 1) / joint) + group, parts, &arrived)) return;
   const Rows rows = ROWS_OF(out);
   const int from = group * joint * head_dim / GROUP, to = (end_head * head_dim + GROUP - 1) / GROUP;
   for (int b = from + me / LANES; b < to; b += ATTENDERS / LANES)
-    merge_block(rows, b, row, partials, heads, head_dim, window, sinks, step);
+    merge_block(rows, b, row, partials, heads, head_dim, window, sinks, 0, step);
 #endif
 }
 
 // The rows that the layer's last matrix reads: a lane group a block of 32.
 LANE_GROUPS kernel void merge_heads(global const float* partials, int heads, int head_dim, int window,
-                                    global const float* sinks, ROWS_ARGUMENTS(out), global const int* step) {
+                                    global const float* sinks, global const int* order, ROWS_ARGUMENTS(out),
+                                    global const int* step) {
   EXCHANGE(lanes)
   const Rows out = ROWS_OF(out);
   const int b = lane_group_of(), row = get_global_id(1);
   if (b >= out.blocks || row >= step[STEP_ROWS]) return;
-  merge_block(out, b, row, partials, heads, head_dim, window, sinks, step EXCHANGED);
+  merge_block(out, b, row, partials, heads, head_dim, window, sinks, order, step EXCHANGED);
 }
 
 // Moves slots of a sequence in the order given, {page, slot in it, to page, slot in it} each; a work-item an element.

@@ -312,20 +312,23 @@ LANE_GROUPS kernel void gate_up(MATRIX_ARGUMENTS(gate), MATRIX_ARGUMENTS(up), RO
 }
 
 #if ROWS == 1
-// The same for a mixture: rows and their experts in pairs, `used` a row, from `chosen` on; an expert's `tiles` lie after
-// those of the one before.
+// The same for a mixture: rows and their experts in pairs, `used` a row, from `chosen` on. places: which part of the matrix an
+// expert is, below 0 where it is none; a part's `tiles` lie after those of the one before.
 LANE_GROUPS kernel void expert_gate_up(MATRIX_ARGUMENTS(gate), MATRIX_ARGUMENTS(up), ROWS_ARGUMENTS(x),
                                        ROWS_ARGUMENTS(made), global const int* step, global const int* experts, int chosen,
-                                       int used, int tiles, int kind, float alpha, float limit) {
+                                       int used, global const int* places, int tiles, int kind, float alpha,
+                                       float limit) {
   EXCHANGE(lanes)
   experts += chosen;
   const Matrix gate = MATRIX(gate), up = MATRIX(up);
   const Rows x = ROWS_OF(x), made = ROWS_OF(made);
   const int group = lane_group_of(), pair = get_global_id(1), rows = step[STEP_ROWS], row = pair / used;
   if (group >= made.blocks || row >= rows) return;
+  const int place = places[experts[pair]];
+  if (place < 0) return;
   float values[2];
   for (int part = 0; part < 2; ++part) {
-    const int tile = experts[pair] * tiles + 2 * group + part, output = tile * LANES + lane_of();
+    const int tile = place * tiles + 2 * group + part, output = tile * LANES + lane_of();
     values[part] = 0.0f;
     if (2 * group + part >= tiles) continue;
     float g, u;
@@ -336,18 +339,20 @@ LANE_GROUPS kernel void expert_gate_up(MATRIX_ARGUMENTS(gate), MATRIX_ARGUMENTS(
   store_block(made, pair, group, values[0], values[1] EXCHANGED);
 }
 
-// out[pair] = bias + x[pair] W^T of the pair's expert, n of its outputs.
+// out[pair] = bias + x[pair / share] W^T of the pair's expert, n of its outputs.
 LANE_GROUPS kernel void expert_linear(MATRIX_ARGUMENTS(w), ROWS_ARGUMENTS(x), global const int* step,
-                                      global const int* experts, int chosen, int used, int tiles, global float* out,
-                                      int n) {
+                                      global const int* experts, int chosen, int used, global const int* places,
+                                      int tiles, int share, global float* out, int n) {
   experts += chosen;
   const Matrix w = MATRIX(w);
   const Rows x = ROWS_OF(x);
   const int pair = get_global_id(1), pairs = step[STEP_ROWS] * used, column = lane_group_of() * LANES + lane_of();
   if (lane_group_of() >= tiles || pair >= pairs) return;
-  const int tile = experts[pair] * tiles + lane_group_of();
+  const int place = places[experts[pair]];
+  if (place < 0) return;
+  const int tile = place * tiles + lane_group_of();
   float acc;
-  tile_times_rows(w, tile, x, pair, pairs, &acc);
+  tile_times_rows(w, tile, x, pair / share, pairs, &acc);
   if (column < n) out[(size_t)pair * n + column] = biased(w, tile * LANES + lane_of(), acc);
 }
 #endif

@@ -17,9 +17,10 @@ static float normed(global const float* at, global const float* weight, int k, f
 #define ROWS_OF(x) {x##_values, x##_codes, x##_scales, x##_sums, x##_blocks}
 
 // Rows of `x`, all or those wanted, normed where there is a weight, as linear layers read them. A lane group makes one block
-// in `groups` of a row, and takes the row's norm for itself.
+// in `groups` of a row, and takes the row's norm for itself. order: null, or which value of x each is.
 LANE_GROUPS kernel void norm(global const float* x, int stride, int n, global const float* weight, float epsilon,
-                             ROWS_ARGUMENTS(out), global const int* step, int counted, int groups) {
+                             global const int* order, ROWS_ARGUMENTS(out), global const int* step, int counted,
+                             int groups) {
   EXCHANGE(lanes)
   const Rows out = ROWS_OF(out);
   const int row = get_global_id(1), lane = lane_of();
@@ -29,21 +30,21 @@ LANE_GROUPS kernel void norm(global const float* x, int stride, int n, global co
   for (int b = lane_group_of(); b < out.blocks; b += groups) {
     float v[2];
     for (int i = 0; i < 2; ++i) {
-      const int k = b * GROUP + i * LANES + lane;
-      v[i] = k >= n ? 0.0f : weight ? normed(at, weight, k, inverse) : at[k];
+      const int own = b * GROUP + i * LANES + lane, k = order && own < n ? order[own] : own;
+      v[i] = own >= n ? 0.0f : weight ? normed(at, weight, k, inverse) : at[k];
     }
     store_block(out, row, b, v[0], v[1] EXCHANGED);
   }
 }
 
-// f(gate) up, where the two could not be multiplied in one kernel.
+// f(gate) up, where the two could not be multiplied in one kernel: of each row, or of its `pairs` with experts.
 LANE_GROUPS kernel void activate(global const float* gate, global const float* up, int stride, int n,
-                                 ROWS_ARGUMENTS(out), global const int* step, int counted, int kind, float alpha,
-                                 float limit) {
+                                 ROWS_ARGUMENTS(out), global const int* step, int counted, int pairs, int kind,
+                                 float alpha, float limit) {
   EXCHANGE(lanes)
   const Rows out = ROWS_OF(out);
   const int row = get_global_id(1), b = lane_group_of();
-  if (b >= out.blocks || row >= step[counted]) return;
+  if (b >= out.blocks || row >= step[counted] * pairs) return;
   float v[2];
   for (int i = 0; i < 2; ++i) {
     const int k = b * GROUP + i * LANES + lane_of();
