@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from typing import Any
 
+from ipex_lookahead.terminal import counted
+
 COLUMNS = (
     "model",
     "1st token avg latency (ms)",
@@ -41,12 +43,27 @@ h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
 th, td { border-bottom: 1px solid var(--line); padding: .3rem .7rem; text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-figure { margin: 1rem 0; background: #ffffff; border: 1px solid var(--line); border-radius: 6px; padding: .5rem; }
+th:first-child, td:first-child { text-align: left; } th.case { padding-top: 1.1rem; white-space: normal; }
+figure { margin: 1rem 0; background: #ffffff; color: #1b1b1b; border: 1px solid var(--line); border-radius: 6px;
+  padding: .5rem; max-width: 44rem; }
 figure svg { display: block; width: 100%; height: auto; }
+@media (max-width: 36rem) { body { padding: .6rem; } table { font-size: .7rem; } th, td { padding: .3rem .2rem; } }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; } dt { color: var(--faint); }
 dd { margin: 0; overflow-wrap: anywhere; } .bad { color: #c02a2a; font-weight: 600; }
 """.strip()
+
+
+SHOWN = {
+    "lookahead": "lookahead",
+    "1st token avg latency (ms)": "1st ms",
+    "2+ avg latency (ms/token)": "2+ ms",
+    "tok/s": "tok/s",
+    "speedup": "ratio",
+    "tokens/step": "tok/step",
+    "peak mem (GB)": "GB",
+    "identical": "same",
+}
+"""What the page's table has of a row -> its heading, short enough for a phone."""
 
 
 def rows_of(report: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -94,8 +111,6 @@ def as_csv(report: dict[str, Any]) -> str:
 def as_html(report: dict[str, Any], pictures: Iterable[tuple[str, str]]) -> str:
     """A page that stands alone: facts, the table, and pictures as (what they show, SVG)."""
     rows = list(rows_of(report))
-    shown = ("model", "low_bit", "input/output tokens", "batch_size", "lookahead", "1st token avg latency (ms)",
-             "2+ avg latency (ms/token)", "tok/s", "speedup", "tokens/step", "peak mem (GB)", "identical")  # fmt: skip
     facts = {"date": report["date"], **report["versions"], **report["machine"]}
     trials = f"{report['settings'].get('num_trials', 3)} trials after {report['settings'].get('warm_up', 1)} to warm up"
     parts = [
@@ -105,14 +120,19 @@ def as_html(report: dict[str, Any], pictures: Iterable[tuple[str, str]]) -> str:
         f"<title>ipex-lookahead bench run</title><style>{_STYLE}</style></head><body>",
         "<h1>Speed with and without lookahead</h1>",
         f"<p>Greedy answers of exactly so many tokens, modes in turn, means of {escape(trials)}. "
-        "<b>identical</b>: the tokens are those of plain decoding.</p>",
+        "<b>1st ms</b>: milliseconds to the first token; <b>2+ ms</b>: for each one after it; <b>ratio</b>: speed "
+        "beside lookahead 0; <b>GB</b>: most memory; <b>same</b>: the tokens are those of plain decoding.</p>",
         *(f"<figure>{svg}<figcaption>{escape(title)}</figcaption></figure>" for title, svg in pictures),
         '<h2>All cases</h2><div class="scroll"><table><thead><tr>',
-        *(f"<th>{escape(name)}</th>" for name in shown),
+        *(f"<th>{escape(heading)}</th>" for heading in SHOWN.values()),
         "</tr></thead><tbody>",
     ]
+    before = None
     for row in rows:
-        parts.append("<tr>" + "".join(_cell(name, row[name]) for name in shown) + "</tr>")
+        if (case := _case(row)) != before:
+            parts.append(f'<tr><th class="case" colspan="{len(SHOWN)}">{escape(case)}</th></tr>')
+            before = case
+        parts.append("<tr>" + "".join(_cell(name, row[name]) for name in SHOWN) + "</tr>")
     parts.append("</tbody></table></div>")
     failed = [(case["key"], case["error"]) for case in report["cases"] if "error" in case]
     if failed:
@@ -130,9 +150,17 @@ def as_html(report: dict[str, Any], pictures: Iterable[tuple[str, str]]) -> str:
     return "\n".join(parts)
 
 
+def _case(row: dict[str, Any]) -> str:
+    """What the rows of one case share."""
+    said = [row["model"], row["low_bit"] or "as in the file", f"{row['input/output tokens']} tokens in and out"]
+    if row["batch_size"] > 1:
+        said.append(f"batch {row['batch_size']}")
+    return " · ".join([*said, f"{row['engine']} engine", counted(row["threads"], "thread")])
+
+
 def _cell(name: str, value: Any) -> str:
-    bad = ' class="bad"' if name == "identical" and value is not True else ""
-    said = (
-        {True: "yes", False: "NO", None: "as in the file"}.get(value, value) if not isinstance(value, float) else value
-    )
-    return f"<td{bad}>{escape(str(said))}</td>"
+    if name == "identical":
+        return "<td>yes</td>" if value is True else '<td class="bad">NO</td>'
+    if isinstance(value, float):  # three figures: the CSV file has more
+        value = f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
+    return f"<td>{escape(str(value))}</td>"

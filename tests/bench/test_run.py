@@ -98,7 +98,8 @@ def test_all_modes_of_all_cases_are_timed_in_turn(tmp_path: Path) -> None:
 def test_differing_tokens_are_seen(tmp_path: Path) -> None:
     report = run(plan_of(tmp_path), tmp_path, lambda case, plan: Model(wrong_with=3), TEXT)
     assert [one["identical"] for one in report["cases"][0]["runs"]] == [True, False]
-    assert '<td class="bad">NO</td>' in as_html(report, [])
+    assert as_html(report, []).count('<td class="bad">NO</td>') == 2
+    assert as_html(report, []).count("<td>yes</td>") == 2
 
 
 def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
@@ -196,6 +197,8 @@ def test_the_page_stands_alone_and_escapes_what_it_is_given(tmp_path: Path) -> N
     assert "<script" not in page
     assert "&lt;script&gt;" in page
     assert "Speed &amp; more" in page
+    assert "q4_k · 16-9 tokens in and out · native engine · 2 threads" in page
+    assert page.count('class="case"') == 2
     assert not re.search(r"(?:src|href)\s*=|url\(|@import", page)
     assert "processor" in page
 

@@ -57,7 +57,7 @@ def main() -> None:
         except ModuleNotFoundError as error:
             reply = {"error": str(error), "missing": error.name}
         except Exception as error:  # whatever a foreign package raises: the parent names it and goes on without
-            reply = {"error": f"{type(error).__name__}: {error}"}
+            reply = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
 

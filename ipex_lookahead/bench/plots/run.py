@@ -25,7 +25,7 @@ def over_lookahead(runs: Runs, report: dict[str, Any]) -> tuple[str, str] | None
     if len(names) < 2:
         return None
     buffer = io.StringIO()
-    with picture(buffer, (8.0, 4.4)) as (figure, (axes,)):
+    with picture(buffer, (5.6, 4.0)) as (figure, (axes,)):
         for number, (label, some) in enumerate(_lines(runs, with_length=True)):
             at = {run["lookahead"]: run["tok_s"] for _, run in some}
             axes.plot([names.index(name) for name in at], list(at.values()), label=label, **look(number))
@@ -46,15 +46,15 @@ def over_context(runs: Runs, report: dict[str, Any]) -> tuple[str, str] | None:
     if len(lengths) < 2:
         return None
     buffer = io.StringIO()
-    with picture(buffer, (8.0, 4.4), columns=2) as (figure, (prompt, rest)):
+    with picture(buffer, (5.6, 6.4), rows=2) as (figure, (prompt, rest)):
         for number, (label, some) in enumerate(_lines(plain, with_length=False)):
             some = sorted(some, key=lambda pair: pair[0]["tokens_in"])
             length = [case["tokens_in"] for case, _ in some]
             read = [case["tokens_in"] * case["batch"] / run["first_token_seconds"] for case, run in some]
             prompt.plot(length, read, label=label, **look(number))
             rest.plot(length, [run["tok_s"] for _, run in some], label=label, **look(number))
-        prompt.set_ylabel("prompt tokens a second, until the first answers")
-        rest.set_ylabel("tokens a second after the first, lookahead off")
+        prompt.set_ylabel("prompt tokens a second")
+        rest.set_ylabel("tokens a second, lookahead off")
         for axes in (prompt, rest):
             powers_of_two(axes, lengths)
             axes.set_xlabel("tokens of the prompt")
