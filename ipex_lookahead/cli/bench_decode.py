@@ -209,7 +209,7 @@ def _memory(runs: list[dict[str, Any]]) -> str:
     warm = [run for run in runs if run["memory"] == "warm"]
     if not warm:
         return ""
-    gains = "; ".join(f"{run['memory_gain']:.2f}x {_name(run).removesuffix(' warm')}" for run in warm)
+    gains = "; ".join(f"{_ratio(run['memory_gain'], run)} {_name(run).removesuffix(' warm')}" for run in warm)
     return f"; cold: every prompt with an empty memory; warm: one after the other, which brought {gains}"
 
 

@@ -20,13 +20,16 @@ def plot_step(report: dict[str, Any], file: Path) -> None:
 
 def plot_kernels(report: dict[str, Any], file: Path) -> None:
     """Milliseconds of one matrix by rows, a line for each format and instruction set. Raises as ``plot_step``."""
-    with picture(file, (7.5, 5.0)) as (figure, (axes,)):
-        _over_rows(axes, [(f"{one['format']}, {one['isa']}", one["steps"]) for one in report["kernels"]])
+    with picture(file, (8.0, 5.0)) as (figure, (axes,)):
         axes.set_yscale("log")
+        for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            set_formatter(lambda value, place: f"{value:g}" if f"{value:e}"[0] in "1235" else "")
+        _over_rows(axes, [(f"{one['format']}, {one['isa']}", one["steps"]) for one in report["kernels"]])
         axes.set_ylabel("milliseconds a matrix")
         outputs, inputs = report["shape"]
         roof = f"this machine reads {report['bandwidth_gb_s']:.0f} GB/s"
-        entitle(figure, f"linear layers, {outputs:,} x {inputs:,}; {roof}", {**report, "isa": " "})
+        machine = {name: value for name, value in report["machine"].items() if name != "isa"}  # each line has its own
+        entitle(figure, f"linear layers, {outputs:,} x {inputs:,}; {roof}", {**report, "machine": machine})
 
 
 def _over_rows(axes: Any, lines: list[tuple[str, list[dict[str, Any]]]]) -> None:
@@ -37,13 +40,13 @@ def _over_rows(axes: Any, lines: list[tuple[str, list[dict[str, Any]]]]) -> None
         axes.plot(rows, times, label=label, **style)
         axes.plot(rows, [times[0]] * len(rows), "--", linewidth=0.9, color=FAINT if len(lines) == 1 else style["color"])
         if len(lines) == 1:
-            for step in steps:
+            for step in steps[1:]:
                 place = (step["rows"], step["ms"])
                 text = f"{step['ratio']:.2f} x"
                 axes.annotate(text, place, (-4, 6), textcoords="offset points", ha="right", fontsize=8)
     axes.plot([], [], "--", linewidth=0.9, color=FAINT, label="flat ideal: as one row")
     powers_of_two(axes, counts)
-    axes.set_ylim(bottom=0, top=None)
-    axes.margins(y=0.12)
-    axes.set_xlabel("rows of a step: one, and the drafted tokens")
-    axes.legend(loc="upper left", fontsize=8)
+    if len(lines) == 1:
+        axes.set_ylim(bottom=0)
+    axes.set_xlabel("rows: one, and those of drafted tokens")
+    axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)

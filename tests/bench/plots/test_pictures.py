@@ -91,6 +91,7 @@ def test_kernels_have_a_line_for_each_format_and_isa(tmp_path: Path) -> None:
     text = drawn(plot_kernels, report, tmp_path)
     for said in ("sym_int4, avx2", "bf16, scalar", "4,096 x 1,024", "3 threads", "2026-01-02", "flat ideal"):
         assert said in text, said
+    assert text.count('id="ytick_') > 3, "the axis shows what was measured"
 
 
 def test_replay_shows_what_to_expect(tmp_path: Path) -> None:
