@@ -42,7 +42,8 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Turn links to files into links to the pages that hold them."""
     origin = page.file.src_uri
-    folder = "" if origin in {other or name for name, other in BESIDE.items()} else "docs"
+    beside = dict.fromkeys((other or name for name, other in BESIDE.items()), "")
+    folder = {**beside, "examples.md": "examples", "presets.md": "configs"}.get(origin, "docs")
 
     def turned(link: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join(folder, link[2]))

@@ -51,6 +51,7 @@ def test_every_page_can_be_reached_from_the_readme():
         found.add(page)
         for target in LINK.findall(PAGES[page]):
             place = ((ROOT / page).parent / target.partition("#")[0]).resolve()
+            place = place / "README.md" if place.is_dir() else place  # which a folder's page shows
             if place.is_file() and place.is_relative_to(ROOT) and str(place.relative_to(ROOT)) in PAGES:
                 new |= {str(place.relative_to(ROOT))} - found
     assert found == set(PAGES)
