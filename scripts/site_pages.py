@@ -85,13 +85,8 @@ def site_address(path: str, anchor: str) -> str:
 
 
 def presets() -> str:
-    """Every file of configs, by folder."""
-    lines = [
-        "# Presets",
-        "",
-        "Files for `--config`, `--low-bit` and `bench run`; in the repository they lie in `configs`.",
-        "",
-    ]
+    """What configs/README.md says, and every file by folder."""
+    lines = [(ROOT / "configs" / "README.md").read_text(encoding="utf-8"), ""]
     for folder in sorted(one for one in (ROOT / "configs").iterdir() if one.is_dir()):
         lines += [f"## {folder.name}", ""]
         for file in sorted(folder.glob("*.yaml")):
@@ -100,14 +95,8 @@ def presets() -> str:
 
 
 def examples() -> str:
-    """Every example, whole; what README.md in their folder says comes first."""
-    said = ROOT / "examples" / "README.md"
-    head = (
-        said.read_text(encoding="utf-8")
-        if said.exists()
-        else "# Examples\n\nOne short script for each use; they lie in `examples`.\n"
-    )
-    lines = [head, ""]
+    """What examples/README.md says, and every example, whole."""
+    lines = [(ROOT / "examples" / "README.md").read_text(encoding="utf-8"), ""]
     for file in sorted((ROOT / "examples").glob("*.py")):
         lines += [f"## {file.name}", "", *fenced("python", file)]
     return "\n".join(lines)

@@ -10,7 +10,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-    for path in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("examples/*.md")))
+    for path in (
+        *sorted(ROOT.glob("*.md")),
+        *sorted((ROOT / "docs").glob("*.md")),
+        ROOT / "configs" / "README.md",
+        ROOT / "examples" / "README.md",
+    )
 }
 
 
