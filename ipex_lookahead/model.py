@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,17 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.cost import EngineCosts, cost_folder
+from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.self_speculation import low_bit_copy
 from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.base import Engine
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.generation.generate import LookaheadGenerateOutput, generate
+from ipex_lookahead.generation.generate import LookaheadGenerateOutput, generate_stepwise
 from ipex_lookahead.generation.lookahead import asked_lookup, proposer_lookahead, second_model_lookahead
 from ipex_lookahead.generation.past import LookaheadCache, past_of
+from ipex_lookahead.generation.run import Tape, end_to_end, streamed
 from ipex_lookahead.generation.second_model import check_vocabulary, engine_of
 from ipex_lookahead.modeling.copying import Copying
 from ipex_lookahead.modeling.forward import logits_after
@@ -47,8 +49,8 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
     It holds no torch parameters: the weights are the engine's, and ``parameters()`` and ``state_dict()`` are copies. It
     runs where its engine runs, and says so when asked to move. What it inherits from torch and transformers and cannot
     do raises InputError with what to use instead. The engine's caches belong to a generation: one that was abandoned
-    half-way leaves nothing behind, and several threads may generate at a time, taking turns step by step (a batch is
-    quicker).
+    half-way leaves nothing behind, and several threads may generate at a time, whose forwards are run as one where
+    they meet.
 
     Args:
         config: the model's transformers config.
@@ -97,6 +99,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         self._last = threading.local()
         self._making_copy = threading.Lock()
         self.costs = EngineCosts(engine, cost_folder(), tell_people)
+        self._forwards = SharedForwards(engine)
         self._stores = Stores(engine.vocab_size, getattr(tokenizer, "get_vocab", None))
         self.speculative = speculative
         self._checkpoint_config = checkpoint_config
@@ -110,8 +113,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
 
     # ---- generation ------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def generate(
+    def _stepwise(
         self,
         inputs: Any = None,
         generation_config: GenerationConfig | None = None,
@@ -134,7 +136,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         seed: int | None = None,
         tokenizer: Any = None,
         **kwargs: Any,
-    ) -> torch.Tensor | LookaheadGenerateOutput:
+    ) -> Generator[Sequence[Tape], None, torch.Tensor | LookaheadGenerateOutput]:
         """Generate as transformers does, with lookahead and a seed beside.
 
         See :func:`ipex_lookahead.generation.generate.generate` for what each argument means and which errors it may
@@ -163,27 +165,44 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         )
         stats = GenerationStats()
         self.stats = stats
-        return generate(
-            self.engine,
-            inputs,
-            generation_config,
-            logits_processor,
-            stopping_criteria,
-            prefix_allowed_tokens_fn,
-            streamer,
-            model_defaults=self.generation_config,
-            lookahead=lookahead,
-            max_matching_ngram_size=max_matching_ngram_size,
-            adaptive=adaptive,
-            costs=self.costs,
-            stores=self._stores,
-            seed=seed,
-            tokenizer=self.tokenizer if tokenizer is None else tokenizer,
-            stats=stats,
-            synced_gpus=synced_gpus,
-            draft_engine=draft_engine,
-            **kwargs,
+        return (
+            yield from generate_stepwise(
+                self.engine,
+                inputs,
+                generation_config,
+                logits_processor,
+                stopping_criteria,
+                prefix_allowed_tokens_fn,
+                streamer,
+                model_defaults=self.generation_config,
+                lookahead=lookahead,
+                max_matching_ngram_size=max_matching_ngram_size,
+                adaptive=adaptive,
+                costs=self.costs,
+                stores=self._stores,
+                seed=seed,
+                tokenizer=self.tokenizer if tokenizer is None else tokenizer,
+                stats=stats,
+                synced_gpus=synced_gpus,
+                draft_engine=draft_engine,
+                forwards=self._forwards,
+                **kwargs,
+            )
         )
+
+    generate = torch.no_grad()(end_to_end("generate", _stepwise))
+
+    def stream(self, *args: Any, **kwargs: Any) -> Generator[int, None, None]:
+        """The new tokens of one sequence as they come, with ``generate``'s arguments.
+
+        Tokens are made when they are asked for; closing the iterator ends the generation. Errors in the arguments are
+        raised at once; ``stats`` is right after each token.
+
+        Example: ``for token in model.stream(input_ids, max_new_tokens=100, lookahead="auto"): print(token)``
+        """
+        steps = torch.no_grad()(self._stepwise)(*args, **kwargs)
+        next(steps)
+        return streamed(steps)
 
     @property
     def tokenizer(self) -> Any:

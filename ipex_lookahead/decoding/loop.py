@@ -6,13 +6,13 @@ adaptive controller; about 30 and 75 beside a real one, which leaves the caches 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ipex_lookahead.decoding.controller import Controller
 from ipex_lookahead.decoding.party import DecodingSequence, Lockstep, Party
 from ipex_lookahead.decoding.scheduler import Scheduler
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.engines.base import Engine
+from ipex_lookahead.engines.base import Batch, Engine, StepOutput
 from ipex_lookahead.engines.prefill import PREFILL_ROWS
 
 
@@ -26,8 +26,39 @@ def decode(
     cancelled: Callable[[], bool] | None = None,
     on_prefill: Callable[[int, int], None] | None = None,
     prefill_rows: int = PREFILL_ROWS,
+    forward: Callable[[Batch], StepOutput] | None = None,
 ) -> None:
     """Run every sequence to its end. ``stats`` is right also when an exception leaves the loop half-way.
+
+    See :func:`stepwise` for the arguments.
+    """
+    for _ in stepwise(
+        engine,
+        sequences,
+        controller,
+        stats,
+        lockstep=lockstep,
+        cancelled=cancelled,
+        on_prefill=on_prefill,
+        prefill_rows=prefill_rows,
+        forward=forward,
+    ):
+        pass
+
+
+def stepwise(
+    engine: Engine,
+    sequences: Sequence[DecodingSequence],
+    controller: Controller | Callable[[Sequence[DecodingSequence]], Controller],
+    stats: GenerationStats,
+    *,
+    lockstep: Lockstep | None = None,
+    cancelled: Callable[[], bool] | None = None,
+    on_prefill: Callable[[int, int], None] | None = None,
+    prefill_rows: int = PREFILL_ROWS,
+    forward: Callable[[Batch], StepOutput] | None = None,
+) -> Iterator[None]:
+    """Decode, with the word given to the caller after each step; closing the iterator abandons what goes on.
 
     Args:
         engine: where the model runs.
@@ -39,18 +70,20 @@ def decode(
         cancelled: asked after each step and each piece of the prompts; True ends all sequences.
         on_prefill: called after each piece with the prompt tokens done and their number in all.
         prefill_rows: most prompt rows in a forward.
+        forward: runs a batch in place of ``engine.forward``.
     """
     if not sequences:
         return
     begin = controller if callable(controller) else lambda _: controller
     party = Party(sequences, stats, begin, lockstep=lockstep, on_prefill=on_prefill)
-    scheduler = Scheduler(engine, prefill_rows=prefill_rows)
+    scheduler = Scheduler(engine, prefill_rows=prefill_rows, forward=forward)
     scheduler.submit(party)
     try:
         while not party.ended:
             scheduler.step()
             if cancelled is not None and not party.ended and cancelled():
                 scheduler.cancel(party.id)
+            yield
     finally:
         if not party.ended:
             party.close()

@@ -150,7 +150,7 @@ class Scheduler:
         """Hand a forward's answers out."""
         self.steps += 1
         argmax = output.argmax.tolist()
-        first, alone = 0, len(crowd.tables) == 1 and not pieces
+        first, alone = 0, len(crowd.tables) == 1 and not pieces and not output.shared
         for table in crowd.tables:
             drafts, at, before = table.drafts, 0, first
             for party in table.parties:

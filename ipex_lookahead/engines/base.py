@@ -83,12 +83,14 @@ class StepOutput:
         top: int32 [wanted, top], most likely first, the lowest id first among equals (-1 where the vocabulary has no
             more); None unless asked for.
         experts: how many experts of a mixture the forward read, the distinct ones of each layer; 0 in other models.
+        shared: whether others' rows were in the same forward, so that its time says nothing of these.
     """
 
     argmax: npt.NDArray[np.int32]
     logits: npt.NDArray[np.float32] | None
     top: npt.NDArray[np.int32] | None = None
     experts: int = 0
+    shared: bool = False
 
 
 class Engine(Protocol):

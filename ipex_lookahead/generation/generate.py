@@ -7,7 +7,7 @@ own, on public classes of transformers only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.choose import Logits
 from ipex_lookahead.decoding.cost import EngineCosts
 from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
+from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import PROPOSERS, make_proposer
 from ipex_lookahead.drafting.store import Stores
@@ -43,7 +44,7 @@ from ipex_lookahead.generation.processors import (
     constrain,
     sampling_params,
 )
-from ipex_lookahead.generation.run import Job, MakeProposer, Tape, length_limit, run
+from ipex_lookahead.generation.run import Job, MakeProposer, Tape, end_to_end, length_limit, run_stepwise
 from ipex_lookahead.generation.stopping import Criteria, StopStrings, cancellation
 
 
@@ -55,7 +56,7 @@ class LookaheadGenerateOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
     stats: GenerationStats | None = None
 
 
-def generate(
+def generate_stepwise(
     engine: Engine,
     inputs: Any = None,
     generation_config: GenerationConfig | None = None,
@@ -78,9 +79,10 @@ def generate(
     costs: EngineCosts | None = None,
     draft_engine: Engine | None = None,
     stores: Stores | None = None,
+    forwards: SharedForwards | None = None,
     **kwargs: Any,
-) -> torch.Tensor | LookaheadGenerateOutput:
-    """Generate from prompts, one or several.
+) -> Generator[Sequence[Tape], None, torch.Tensor | LookaheadGenerateOutput]:
+    """Generate from prompts, one or several, with the word given to the caller after each forward.
 
     What the caller supplies (``logits_processor``, ``stopping_criteria``, ``prefix_allowed_tokens_fn``, ``streamer``)
     sees what transformers shows it: int64 [batch, n], rows in the caller's order with their padding, rows that have
@@ -122,10 +124,15 @@ def generate(
         costs: what forwards cost on this engine; None learns it from this generation alone.
         draft_engine: the second model, for the strategies ``draft_model`` and ``self_speculation``.
         stores: keeps the store of ``LookaheadConfig.store`` open between generations; None opens it for this one.
+        forwards: those of the model, shared with other threads' generations; None runs them alone.
         **kwargs: ``input_ids``, ``attention_mask`` and the options of ``transformers.GenerationConfig``;
             ``past_key_values`` of an earlier output, whose tokens are not read again as far as the prompts begin with
             them (the cache is changed, and then holds this generation's); ``position_ids``, if they are what the mask
             implies.
+
+    Yields:
+        What was generated so far: nothing, once the arguments are checked, then after each forward a tape for each
+        sequence. Closing the generator abandons the generation.
 
     Returns:
         int64 [batch, length]: prompts as given, then the new tokens, shorter rows padded on the right with
@@ -178,6 +185,7 @@ def generate(
         past = past_of(engine, given_past, len(prompts))
         stats = GenerationStats() if stats is None else stats
         stats.sequences = len(prompts)
+        yield ()
         if streamer is not None:
             streamer.put(ids)
         if all(limit == len(p) for p, (limit, _) in zip(prompts, limits, strict=True)):
@@ -201,7 +209,7 @@ def generate(
         together = wish.apply(
             ids, jobs, logits_processor or (), constrained, criteria, stopping_criteria or (), streamer
         )
-        tapes = run(
+        tapes = yield from run_stepwise(
             engine,
             jobs,
             config,
@@ -213,11 +221,16 @@ def generate(
             together=together,
             cancelled=cancelled,
             on_prefill=on_prefill,
+            forwards=forwards,
         )
         return _result(settings, ids, jobs, tapes, eos_ids, stats, engine.vocab_size, past)
     finally:
         if streamer is not None:
             streamer.end()
+
+
+generate = end_to_end("generate", generate_stepwise)
+"""As :func:`generate_stepwise`, from end to end."""
 
 
 class _Wish:

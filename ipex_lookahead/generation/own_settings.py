@@ -5,7 +5,7 @@ This imports torch and transformers, as :mod:`.text_model` by itself does not; s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,10 @@ from transformers import GenerationConfig
 from ipex_lookahead.decoding.choose import Processor
 from ipex_lookahead.engines.base import Engine
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.generation.generate import generate
+from ipex_lookahead.generation.generate import generate_stepwise
 from ipex_lookahead.generation.options import resolve
 from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.generation.run import Tape
 
 
 def generate_as_transformers(
@@ -28,7 +29,7 @@ def generate_as_transformers(
     tokenizer: Any,
     on_token: Callable[[int], None] | None,
     **rest: Any,
-) -> list[int]:
+) -> Generator[Sequence[Tape], None, None]:
     """Answer a prompt as ``model.generate`` does with this generation config.
 
     Args:
@@ -39,10 +40,10 @@ def generate_as_transformers(
         own: processors that come after those of the config, as the loop calls them.
         tokenizer: transformers', or None where there are no texts to stop at.
         on_token: told each token as it comes.
-        **rest: further arguments of :func:`ipex_lookahead.generation.generate.generate`.
+        **rest: further arguments of :func:`ipex_lookahead.generation.generate.generate_stepwise`.
 
-    Returns:
-        The answer's ids.
+    Yields:
+        The answer so far: nothing, once the arguments are checked, then a tape after each forward.
 
     Raises:
         InputError: an option of the config is not supported.
@@ -57,7 +58,7 @@ def generate_as_transformers(
     sampled = rules.temperature > 0
     asked = {name: getattr(rules, name) for name in ("top_k", "top_p", "min_p")} if sampled else {}
     asked |= {"temperature": rules.temperature if sampled else None, "repetition_penalty": rules.repetition_penalty}
-    found = generate(
+    yield from generate_stepwise(
         engine,
         torch.tensor([list(ids)]),
         model_defaults=config,
@@ -73,8 +74,6 @@ def generate_as_transformers(
         **{name: value for name, value in asked.items() if value is not None},
         **rest,
     )
-    answer: list[int] = found[0, len(ids) :].tolist()
-    return answer
 
 
 def _on_tensors(processor: Processor) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:

@@ -6,9 +6,11 @@ than this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from functools import wraps
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +19,10 @@ from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.choose import Choose, Ids, Logits, Processor
 from ipex_lookahead.decoding.controller import AdaptiveBudget, Controller, FixedBudget
 from ipex_lookahead.decoding.cost import CostCurve, EngineCosts
-from ipex_lookahead.decoding.loop import decode
+from ipex_lookahead.decoding.loop import stepwise
 from ipex_lookahead.decoding.party import DecodingSequence
 from ipex_lookahead.decoding.sampling import Sampler
+from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import SECOND_MODEL, Proposer, make_proposer, make_second_model_proposer
 from ipex_lookahead.drafting.store import Stores
@@ -29,6 +32,9 @@ from ipex_lookahead.generation.second_model import SharedChoice
 
 DEFAULT_NEW_TOKENS = 20
 """Hugging Face's default where neither ``max_new_tokens`` nor ``max_length`` is given."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MakeProposer = Callable[..., Proposer]
 """From the LookaheadConfig and, where that names a store, the store's ``suffixes``."""
@@ -129,7 +135,39 @@ class Tape:
         return ended
 
 
-def run(
+def end_to_end(name: str, stepwise: Callable[P, Generator[Any, None, T]]) -> Callable[P, T]:
+    """A function of that name that runs a generator function to its end, and returns what it returns."""
+
+    @wraps(stepwise)
+    def whole(*args: P.args, **kwargs: P.kwargs) -> T:
+        steps = stepwise(*args, **kwargs)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                found: T = end.value
+                return found
+
+    whole.__name__, whole.__qualname__ = name, stepwise.__qualname__.replace(stepwise.__name__, name)
+    return whole
+
+
+def streamed(steps: Generator[Sequence[Tape], None, Any]) -> Generator[int, None, None]:
+    """The new tokens of a generation of one sequence, as they come; closing this abandons it."""
+    told = 0
+    try:
+        for tapes in steps:
+            if len(tapes) > 1:
+                raise InputError(f"stream gives the tokens of one sequence, got {len(tapes)}; use generate")
+            for tape in tapes:
+                new = tape.ids[tape.start + told : tape.length].tolist()
+                told += len(new)
+                yield from new
+    finally:
+        steps.close()
+
+
+def run_stepwise(
     engine: Engine,
     jobs: Sequence[Job],
     config: LookaheadConfig | None = None,
@@ -142,8 +180,9 @@ def run(
     together: BatchRules | None = None,
     cancelled: Callable[[], bool] | None = None,
     on_prefill: Callable[[int, int], None] | None = None,
-) -> list[Tape]:
-    """Generate several sequences in the same forwards.
+    forwards: SharedForwards | None = None,
+) -> Generator[list[Tape], None, list[Tape]]:
+    """Generate several sequences in the same forwards, with the word given to the caller after each.
 
     Args:
         engine: where the model runs.
@@ -158,9 +197,10 @@ def run(
         together: rules for the whole batch, in lockstep.
         cancelled: asked between two pieces of the prompts and after each step; True ends all jobs ("cancelled").
         on_prefill: called after each piece of the prompts with the prompt tokens done, and their number in all.
+        forwards: those of the model, shared with other threads' generations; None runs them alone.
 
-    Returns:
-        For each job its tape.
+    Yields:
+        For each job its tape, after each forward, and returns the same. Closing the generator abandons what goes on.
     """
     stats = GenerationStats() if stats is None else stats
     stats.sequences = len(jobs)
@@ -192,13 +232,28 @@ def run(
 
     lockstep = None if together is None else _Lockstep(tapes, chooses, together)
     try:
-        decode(engine, sequences, begin, stats, lockstep=lockstep, cancelled=cancelled, on_prefill=on_prefill)
+        with nullcontext() if forwards is None else forwards.taking_part() as place:
+            for _ in stepwise(
+                engine,
+                sequences,
+                begin,
+                stats,
+                lockstep=lockstep,
+                cancelled=cancelled,
+                on_prefill=on_prefill,
+                forward=None if place is None else place.forward,
+            ):
+                yield tapes
     finally:
         for job, sequence in zip(jobs, sequences, strict=True):
             job.cache = sequence.cache
     if remembering is not None:
         stores.add(remembering, [tape.new for tape in tapes])
     return tapes
+
+
+run = end_to_end("run", run_stepwise)
+"""As :func:`run_stepwise`, from end to end: for each job its tape."""
 
 
 def length_limit(

@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ipex_lookahead.decoding.choose import Ids, Processor
 from ipex_lookahead.decoding.cost import EngineCosts, cost_folder
 from ipex_lookahead.decoding.penalties import CountPenalties, LeastLength, NoRepeatedNGrams, RepetitionPenalty
 from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
+from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.self_speculation import low_bit_copy
 from ipex_lookahead.drafting.store import Stores
@@ -27,7 +29,7 @@ from ipex_lookahead.generation.checks import token_ids
 from ipex_lookahead.generation.kept import Kept
 from ipex_lookahead.generation.lookahead import resolve_lookahead, second_model_lookahead
 from ipex_lookahead.generation.rules import Rules
-from ipex_lookahead.generation.run import Job, length_limit, run
+from ipex_lookahead.generation.run import Job, Tape, length_limit, run_stepwise, streamed
 from ipex_lookahead.generation.second_model import check_vocabulary
 from ipex_lookahead.tokenization.text import TextTokenizer
 
@@ -72,6 +74,7 @@ class TextModel:
         config: the model's config.
         stats: of the last answer, also of one that was interrupted.
         costs: what a forward of n rows costs on this engine.
+        forwards: those of the generations of all threads, which are run together where they meet.
         stores: the memories of earlier answers.
     """
 
@@ -85,10 +88,21 @@ class TextModel:
         self._defaults: Mapping[str, Any] = loaded.generation_config
         self._eos = frozenset(token_ids("eos_token_id", self._defaults.get("eos_token_id"), self.engine.vocab_size))
         self.costs = EngineCosts(self.engine, cost_folder(), note)
+        self.forwards = SharedForwards(self.engine)
         self.stores = Stores(self.engine.vocab_size, tokenizer.get_vocab)
         self._draft: Engine | None = None
         self._copy: Engine | None = None
         self._kept = Kept(self.engine)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The tokens that end an answer."""
+        return self._eos
+
+    @property
+    def generation_defaults(self) -> Mapping[str, Any]:
+        """The model's own generation config, by transformers' names."""
+        return self._defaults
 
     def use_draft_model(self, draft: TextModel) -> None:
         """Let a smaller model draft wherever ``generate`` gets a ``lookahead`` that names no other strategy.
@@ -134,6 +148,51 @@ class TextModel:
                 config that is not supported.
             ContextLengthError: a prompt that leaves no room for an answer.
         """
+        steps = self._stepwise(
+            ids,
+            rules,
+            lookahead=lookahead,
+            adaptive=adaptive,
+            on_token=on_token,
+            on_prefill=on_prefill,
+            cancelled=cancelled,
+            keep=keep,
+        )
+        (tapes,) = deque(steps, maxlen=1)  # there are at least the empty ones
+        return tapes[0].new if tapes else []
+
+    def stream(
+        self,
+        ids: Sequence[int],
+        rules: Rules,
+        *,
+        lookahead: int | str | LookaheadConfig | None = None,
+        adaptive: bool | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
+        keep: bool = False,
+    ) -> Generator[int, None, None]:
+        """The tokens of an answer as they come; the next ones are made when they are asked for.
+
+        Closing the iterator ends the answer. The arguments and errors are those of :meth:`generate`, the errors raised
+        at once.
+        """
+        steps = self._stepwise(ids, rules, lookahead=lookahead, adaptive=adaptive, on_prefill=on_prefill, keep=keep)
+        next(steps)
+        return streamed(steps)
+
+    def _stepwise(
+        self,
+        ids: Sequence[int],
+        rules: Rules,
+        *,
+        lookahead: int | str | LookaheadConfig | None,
+        adaptive: bool | None,
+        on_token: Callable[[int], None] | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
+        cancelled: Callable[[], bool] | None = None,
+        keep: bool = False,
+    ) -> Generator[Sequence[Tape], None, None]:
+        """The answer so far: nothing, once the arguments are checked, then a tape after each forward."""
         self.stats = stats = GenerationStats()
         if not ids:
             raise InputError("the prompt is empty; give at least one token")
@@ -142,19 +201,21 @@ class TextModel:
         if self._asks_for_more(rules):
             if on_prefill is not None:
                 on_prefill(0, len(ids))
-            return self._as_transformers(
+            yield from self._as_transformers(
                 ids, rules, config, draft_engine, on_token, on_prefill=on_prefill, cancel=cancelled
             )
+            return
         job = self.job(ids, rules, limit, reason)
         job.on_token = on_token
+        yield ()
         if limit == len(ids):
             stats.sequences, stats.finish_reasons = 1, [reason]
-            return []
+            return
         keep = keep and self.engine.row_invariant
         job.cache = cache = self._kept.take(job.prompt) if keep else self.engine.new_cache()
         if on_prefill is not None:
             on_prefill(cache.length, len(ids))
-        tape = run(
+        (tape,) = yield from run_stepwise(
             self.engine,
             [job],
             config
@@ -166,10 +227,10 @@ class TextModel:
             draft_engine=draft_engine,
             cancelled=cancelled,
             on_prefill=on_prefill,
-        )[0]
+            forwards=self.forwards,
+        )
         if keep:
             self._kept.hold(cache, tape.prefix())
-        return tape.new
 
     def job(
         self,
@@ -262,7 +323,7 @@ class TextModel:
         draft_engine: Engine | None,
         on_token: Callable[[int], None] | None,
         **rest: Any,
-    ) -> list[int]:
+    ) -> Generator[Sequence[Tape], None, None]:
         """The answer through Hugging Face's processors: slower to start, and they have every option."""
         from ipex_lookahead.generation.own_settings import generate_as_transformers
 
@@ -279,6 +340,7 @@ class TextModel:
             stats=self.stats,
             costs=self.costs,
             stores=self.stores,
+            forwards=self.forwards,
             **rest,
         )
 

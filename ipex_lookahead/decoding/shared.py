@@ -1,0 +1,186 @@
+"""Several threads' forwards on one engine, run as one where they come together: rows never see their neighbours.
+
+Only forwards are shared. Each thread keeps its own loop, so its rules, callbacks and streamers run where the caller
+is, and a slow one holds nobody.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+
+import numpy as np
+
+from ipex_lookahead.engines.base import Batch, Engine, StepOutput
+from ipex_lookahead.engines.prefill import PREFILL_ROWS
+
+PATIENCE = 0.2
+"""So long, in forwards, one waits for the others; whoever is late is not waited for until it comes again."""
+MOST_ROWS = 2 * PREFILL_ROWS
+"""Rows of a forward for several: scratch memory grows with them."""
+
+
+class _Asked:
+    """A batch that a thread waits for."""
+
+    __slots__ = ("batch", "error", "output", "place")
+
+    def __init__(self, batch: Batch, place: Place) -> None:
+        self.batch = batch
+        self.place = place
+        self.output: StepOutput | None = None
+        self.error: Exception | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.output is not None or self.error is not None
+
+
+class Place:
+    """A generation's place among those of one model: ``forward`` stands for the engine's."""
+
+    def __init__(self, forwards: SharedForwards) -> None:
+        self._forwards = forwards
+        self.waited_for = True
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """As the engine's; ``output.shared`` tells whether others' rows were in it."""
+        return self._forwards.forward(batch, self)
+
+
+class SharedForwards:
+    """The forwards of all generations of one model.
+
+    Example: two threads decode; while the first verifies its tokens the second waits for it, then one forward of two
+    rows serves both, which takes hardly longer than one of one row.
+
+    Args:
+        engine: where the model runs. Where its rows are not invariant, every forward is run by itself.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._places: list[Place] = []
+        self._asked: list[_Asked] = []
+        self._leading = False
+        self._seconds = 0.0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def taking_part(self) -> Iterator[Place]:
+        """While the calling thread generates: others wait for it a little."""
+        place = Place(self)
+        with self._changed:
+            self._places.append(place)
+        try:
+            yield place
+        finally:
+            with self._changed:
+                self._places.remove(place)
+                self._changed.notify_all()
+
+    def forward(self, batch: Batch, place: Place) -> StepOutput:
+        """Run a batch, with others' where they come in time."""
+        if len(self._places) <= 1 or not self._engine.row_invariant:
+            return self._engine.forward(batch)
+        mine = _Asked(batch, place)
+        with self._changed:
+            self._asked.append(mine)
+            place.waited_for = True
+            self._changed.notify_all()
+            try:
+                together = self._wait(mine)
+            except BaseException:  # an interrupt: nobody else may be at our caches when it is raised
+                if mine in self._asked:
+                    self._asked.remove(mine)
+                else:
+                    self._changed.wait_for(lambda: mine.done)
+                raise
+        if together:
+            self._lead(together)
+        if mine.error is not None:
+            raise mine.error
+        assert mine.output is not None
+        return mine.output
+
+    def _wait(self, mine: _Asked) -> list[_Asked]:
+        """Until another thread has run our batch, or it is on us to run what has come: that is returned."""
+        ends = perf_counter() + PATIENCE * self._seconds
+        while not mine.done:
+            left = ends - perf_counter()
+            first = not self._leading and bool(self._asked) and self._asked[0] is mine
+            here = [one.place for one in self._asked]
+            missing = [place for place in self._places if place.waited_for and place not in here]
+            if first and (not missing or left <= 0):
+                for place in missing:
+                    place.waited_for = False
+                together: list[_Asked] = []
+                rows = 0
+                while self._asked and (not together or rows + len(self._asked[0].batch.tokens) <= MOST_ROWS):
+                    together.append(self._asked.pop(0))
+                    rows += len(together[-1].batch.tokens)
+                self._leading = True
+                return together
+            self._changed.wait(left if first else None)
+        return []
+
+    def _lead(self, together: Sequence[_Asked]) -> None:
+        began = perf_counter()
+        try:
+            try:
+                outputs = _apart(self._engine.forward(_joined([one.batch for one in together])), together)
+            except Exception as error:
+                if len(together) == 1:
+                    together[0].error = error
+                    return
+                for one in together:  # so that the fault is told to the one whose it is
+                    try:
+                        one.output = self._engine.forward(one.batch)
+                    except Exception as its:
+                        one.error = its
+            else:
+                for one, output in zip(together, outputs, strict=True):
+                    one.output = output
+        finally:
+            with self._changed:
+                self._seconds = perf_counter() - began
+                self._leading = False
+                self._asked[:0] = [one for one in together[1:] if not one.done]  # we were interrupted
+                self._changed.notify_all()
+
+
+def _joined(batches: Sequence[Batch]) -> Batch:
+    """One forward for several batches."""
+    if len(batches) == 1:
+        return batches[0]
+    want, first = [], 0
+    for batch in batches:
+        count = len(batch.tokens)
+        want.append((np.arange(count, dtype=np.int32) if batch.want is None else batch.want) + np.int32(first))
+        first += count
+    return Batch(
+        [cache for batch in batches for cache in batch.caches],
+        [count for batch in batches for count in batch.counts],
+        np.concatenate([batch.tokens for batch in batches]),
+        np.concatenate([batch.parents for batch in batches]),
+        None if all(batch.want is None for batch in batches) else np.concatenate(want),
+        any(batch.logits for batch in batches),
+        max(batch.top for batch in batches),
+    )
+
+
+def _apart(output: StepOutput, asked: Sequence[_Asked]) -> list[StepOutput]:
+    """What each batch asked for."""
+    if len(asked) == 1:
+        return [output]
+    found, first = [], 0
+    for one in asked:
+        batch = one.batch
+        end = first + (len(batch.tokens) if batch.want is None else len(batch.want))
+        logits = output.logits[first:end] if batch.logits and output.logits is not None else None
+        top = np.ascontiguousarray(output.top[first:end, : batch.top]) if batch.top and output.top is not None else None
+        found.append(StepOutput(output.argmax[first:end], logits, top, output.experts, shared=True))
+        first = end
+    return found
