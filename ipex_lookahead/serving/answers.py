@@ -164,8 +164,11 @@ class Answers:
         while not all(self._done):
             if not self._events:
                 self._arrived.clear()
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._arrived.wait(), self._ping)
+                pinging = self._loop.call_later(self._ping, self._arrived.set)
+                try:
+                    await self._arrived.wait()
+                finally:
+                    pinging.cancel()
             found: list[Delta] = []
             while self._events:
                 index, event = self._events.popleft()

@@ -109,6 +109,14 @@ async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
             return doing.result()
         raise ClientGoneError
     finally:
-        for task in (doing, watching):
-            task.cancel()
-        await asyncio.gather(doing, watching, return_exceptions=True)
+        await _ended(doing)
+        await _ended(watching)
+
+
+async def _ended(task: asyncio.Future[Any]) -> None:
+    """Cancel, until it has ended: ``wait_for`` of Python 3.10 and 3.11 may lose a cancellation."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=0.05)
+    if not task.cancelled():
+        task.exception()  # whoever wanted it has it; asyncio would report it as unseen
