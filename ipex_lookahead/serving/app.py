@@ -10,13 +10,13 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from ipex_lookahead.serving import chat, completions, health, messages, models, responses, tokens
+from ipex_lookahead.serving import chat, completions, health, messages, models, responses, tokens, web
 from ipex_lookahead.serving.failures import ApiError
 from ipex_lookahead.serving.gate import Gate
 from ipex_lookahead.serving.server import Server
 
 log = logging.getLogger(__name__)
-APIS = (chat, completions, responses, messages, models, tokens, health)
+APIS = (chat, completions, responses, messages, models, tokens, health, web)
 """One API a file; each has a ``router``."""
 
 
