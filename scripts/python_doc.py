@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ipex_lookahead import errors
+
 FILE = Path(__file__).resolve().parents[1] / "docs" / "python.md"
 HEAD = """\
 # Python
@@ -47,10 +49,8 @@ CHAPTERS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "Errors": {
         f"ipex_lookahead.{name}": ()
-        for name in (
-            "LookaheadError", "InputError", "ContextLengthError", "ModelFormatError", "UnsupportedModelError",
-            "LowBitFormatError", "EngineError", "ForgottenKeysError", "DownloadError", "SaveError",
-        )
+        for name, error in vars(errors).items()
+        if isinstance(error, type) and issubclass(error, errors.LookaheadError)
     },
 }  # fmt: skip
 """What is described, and which methods of a class."""

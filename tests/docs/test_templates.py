@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import click
 import yaml
 
 from ipex_lookahead.cli.main import cli
@@ -28,6 +29,6 @@ def test_commands_and_files_named_are_there():
         path.read_text(encoding="utf-8") for path in (*FORMS, ROOT / ".github" / "PULL_REQUEST_TEMPLATE.md")
     )
     for name in re.findall(r"`ipex-lookahead ([a-z-]+)", text):
-        assert name in cli.commands, name
+        assert cli.get_command(click.Context(cli), name) is not None, name
     for name in re.findall(r"\b(docs/\w+\.md|[A-Z]+\.md)\b", text):
         assert (ROOT / name).is_file(), name
