@@ -106,8 +106,10 @@ class _Request:
         prediction: Sequence[int],
         key: str,
         top_logprobs: int | None,
+        adaptive: bool,
     ) -> None:
         self.number = number
+        self.adaptive = adaptive
         self.job = job
         self.config = config
         self.draft_engine = draft_engine
@@ -237,6 +239,7 @@ class Service:
                 prediction=prediction,
                 key=key,
                 top_logprobs=top_logprobs,
+                adaptive=adaptive is not False,
             )
             self._requests[request.number] = request
             self._new.append(request)
@@ -381,8 +384,8 @@ class Service:
         if proposer is not None and request.draft_filter is not None:
             proposer = Filtered(proposer, request.draft_filter, request.tape.prefix)
         sequence.proposer = proposer
-        if proposer is not None and config is None:
-            config = LookaheadConfig(num_draft_tokens=AUTO_TOKENS)
+        if proposer is not None and config is None:  # the prediction alone
+            config = LookaheadConfig(num_draft_tokens=AUTO_TOKENS, adaptive=request.adaptive)
         controller = self._controller(config if proposer is not None else None)
         if isinstance(controller, AdaptiveBudget):
             controller.join(sequence.index, proposer)

@@ -6,14 +6,17 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
+from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.engines.loading import LoadedModel
-from ipex_lookahead.errors import ContextLengthError, InputError, QueueFullError, ServiceError
+from ipex_lookahead.errors import ContextLengthError, InputError, LookaheadError, QueueFullError, ServiceError
 from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.generation.service import Event, Service
 from ipex_lookahead.generation.text_model import TextModel
-from tests.support.scripted_engine import markov
+from tests.support.hashed_engine import HashedEngine
+from tests.support.scripted_engine import ScriptedEngine, markov
 
 VOCAB = 24
 SECONDS = 60  # before a test gives up; nothing here takes one
@@ -29,8 +32,8 @@ class Letters:
         return {chr(ord("a") + token): token for token in range(VOCAB)}
 
 
-def text_model(**generation_config: Any) -> TextModel:
-    engine = markov(VOCAB, order=2, seed=4)
+def text_model(engine: Any = None, **generation_config: Any) -> TextModel:
+    engine = markov(VOCAB, order=2, seed=4) if engine is None else engine
     loaded = LoadedModel(engine, "fp32", generation_config=generation_config)
     return TextModel(loaded, Letters())  # type: ignore[arg-type]
 
@@ -137,3 +140,171 @@ def test_a_closed_service_takes_nothing(model: TextModel) -> None:
     with pytest.raises(ServiceError, match="closed"):
         made.stream([1], Rules(3))
     made.close()
+
+
+def requests(count: int) -> list[tuple[list[int], Rules, dict[str, Any]]]:
+    """Prompts that begin alike, greedy and sampled, with every kind of draft."""
+    rng = np.random.default_rng(3)
+    common = rng.integers(0, VOCAB, 150).tolist()
+    made = []
+    for number in range(count):
+        prompt = common[: int(rng.choice([0, 70, 150]))] + rng.integers(0, VOCAB, 5 + number).tolist()
+        rules = Rules(40, temperature=0.0 if number % 2 else 0.8, seed=number)
+        drafting = [{}, {"lookahead": 4, "adaptive": False}, {"lookahead": "auto"}, {"lookahead": "suffix"}]
+        prediction = rng.integers(0, VOCAB, 50).tolist() if number % 3 == 0 else []
+        made.append((prompt, rules, {**drafting[number % 4], "prediction": prediction, "sequence": number % 2}))
+    return made
+
+
+@pytest.mark.parametrize("pages", [6, 9, 200])
+def test_alone_in_a_crowd_warm_evicted_and_put_back_are_the_same_bytes(pages: int) -> None:
+    engine = HashedEngine(VOCAB, seed=1)
+    model = text_model(engine)
+    wanted = requests(10)
+
+    def answers(made: Service, *, at_once: bool, top: int | None = None) -> list[list[Event]]:
+        streams, found = [], []
+        for prompt, rules, options in wanted:
+            stream = made.stream(prompt, rules, top_logprobs=top, **options)
+            found.append(list(stream) if not at_once else [])
+            streams.append(stream)
+        return [list(stream) for stream in streams] if at_once else found
+
+    alone = Service(model, slots=1, queue=20)
+    expected = answers(alone, at_once=False, top=3)
+    alone.close()
+    made = Service(model, slots=6, queue=20, cache_memory=pages * 64)
+    assert made._memory.pages == pages
+    for at_once in (True, False, True):
+        got = answers(made, at_once=at_once, top=3)
+        assert [tokens_of(events) for events in got] == [tokens_of(events) for events in expected]
+        for mine, theirs in zip(got, expected, strict=True):
+            assert logprobs_of(mine) == logprobs_of(theirs)
+            assert [e.kind for e in mine][-1] == "finish"
+    made.close()
+    assert made.kv_bytes <= pages * 64
+    if pages == 200:
+        assert made.cached_tokens > 0
+
+
+def logprobs_of(events: list[Event]) -> list[Any]:
+    return [one for event in events for one in event.logprobs or ()]
+
+
+def test_log_probabilities_are_those_of_the_raw_logits(model: TextModel, service: Service) -> None:
+    rules = Rules(12, temperature=0.7, seed=3, presence_penalty=1.0)
+    events = list(service.stream([1, 2], rules, top_logprobs=4, lookahead="auto"))
+    found, text = logprobs_of(events), [1, 2]
+    assert len(found) == 12
+    assert isinstance(model.engine, ScriptedEngine)
+    for one in found:
+        logits = model.engine._logits_of(text).astype(np.float64)
+        expected = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+        assert one.logprob == pytest.approx(expected[one.token], abs=1e-6)
+        assert [token for token, _ in one.top] == np.argsort(-expected, kind="stable")[:4].tolist()
+        assert [p for _, p in one.top] == pytest.approx(sorted(expected)[::-1][:4], abs=1e-6)
+        text.append(one.token)
+    (plain,) = [e.logprobs for e in service.stream([1], Rules(1), top_logprobs=0) if e.tokens]
+    assert plain is not None
+    assert plain[0].top == ()
+    assert all(e.logprobs is None for e in service.stream([1], Rules(3)))
+    with pytest.raises(InputError, match="top_logprobs is 65"):
+        service.stream([1], Rules(3), top_logprobs=65)
+
+
+def test_a_prediction_that_is_right_is_accepted_and_counted(service: Service) -> None:
+    answer = tokens_of(list(service.stream([5, 6], Rules(40))))
+    for prediction in (answer, [*answer[:10], 3, 3, 3, *answer[14:]]):
+        events = list(service.stream([5, 6], Rules(40), prediction=prediction, adaptive=False))
+        stats = events[-1].stats
+        assert tokens_of(events) == answer
+        assert stats is not None
+        assert stats.accepted_by_source["prediction"] >= 15
+        assert [o for e in events for o in e.origins].count("prediction") == stats.accepted_by_source["prediction"]
+    with pytest.raises(InputError, match="prediction"):
+        service.stream([1], Rules(3), prediction=[VOCAB])
+
+
+def test_processors_see_each_position_once_and_filters_cut_drafts(service: Service) -> None:
+    seen: list[list[int]] = []
+    cut: list[int] = []
+
+    def even(prefix: Any, logits: Any) -> Any:
+        seen.append(prefix.tolist())
+        logits = logits.copy()
+        logits[1::2] = -np.inf
+        return logits
+
+    def admitted(prefix: Any, draft: Draft) -> Draft:
+        good = next((at for at, token in enumerate(draft.tokens) if token % 2), len(draft.tokens))
+        cut.append(good)
+        assert prefix.tolist() == seen[-1] + [int(prefix[-1])]
+        return draft.first(good)
+
+    plain = tokens_of(list(service.stream([1, 2], Rules(30), processors=[even])))
+    seen.clear()
+    options: dict[str, Any] = {"lookahead": "suffix", "adaptive": False, "prediction": [2, 4, 7, 9]}
+    events = list(service.stream([1, 2], Rules(30), processors=[even], draft_filter=admitted, **options))
+    assert tokens_of(events) == plain
+    assert not any(token % 2 for token in plain)
+    assert [len(prefix) for prefix in seen] == list(range(2, 32))
+    assert cut
+
+
+@pytest.mark.parametrize("error", [InputError("by design"), ZeroDivisionError("by design")])
+def test_one_requests_fault_leaves_the_others_alone(model: TextModel, service: Service, error: Exception) -> None:
+    def fails(prefix: Any, logits: Any) -> Any:
+        if len(prefix) > 6:
+            raise error
+        return logits
+
+    other = service.stream([1, 2], Rules(200))
+    events = list(service.stream([3, 4], Rules(50), processors=[fails]))
+    assert events[-1].kind == "error"
+    assert "by design" in str(events[-1].error)
+    assert isinstance(events[-1].error, LookaheadError)
+    assert len(tokens_of(events)) == 5
+    assert tokens_of(list(other)) == model.generate([1, 2], Rules(200))
+
+
+def test_who_cannot_be_told_is_served_no_longer(service: Service) -> None:
+    calls: list[str] = []
+    over = threading.Event()
+
+    def deaf(event: Event) -> None:
+        calls.append(event.kind)
+        if event.kind == "finish":
+            over.set()
+        if event.kind == "tokens":
+            raise OSError("gone")
+
+    service.submit([1, 2], Rules(1000), deaf)
+    assert over.wait(SECONDS)
+    assert calls.count("tokens") == 1
+    assert len(tokens_of(list(service.stream([1, 2], Rules(5))))) == 5
+
+
+def test_keys_share_neither_prompts_nor_answers() -> None:
+    made = Service(text_model(HashedEngine(VOCAB)), cache_memory=200 * 64)
+    prompt = np.random.default_rng(0).integers(0, VOCAB, 130).tolist()
+
+    def cached(key: str) -> int:
+        stats = list(made.stream(prompt, Rules(30), key=key, lookahead="auto"))[-1].stats
+        assert stats is not None
+        return stats.cached_tokens
+
+    assert [cached(key) for key in ("alice", "bob", "alice", "", "bob")] == [0, 0, 128, 0, 128]
+    names = made.model.stores
+    assert len({id(names.get(name)) for name in ("memory", "memory:alice", "memory:bob")}) == 3
+    assert all(len(names.get(name)) for name in ("memory", "memory:alice", "memory:bob"))
+    made.close()
+
+
+def test_closing_ends_what_is_left(model: TextModel) -> None:
+    made = Service(model, slots=2)
+    streams = [made.stream([number], Rules(4000)) for number in range(4)]
+    assert next(iter(streams[0])).kind == "prefill"
+    made.close()
+    for stream in streams:
+        assert list(stream)[-1].reason == "cancelled"
+    assert made.running == made.waiting == 0
