@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ipex_lookahead.decoding.controller import Controller
-from ipex_lookahead.decoding.party import NO_DRAFT, DecodingSequence, Party, Reader
+from ipex_lookahead.decoding.party import NO_DRAFT, Party, Reader
 from ipex_lookahead.decoding.prefix_cache import PrefixCache
+from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.engines.base import Batch, Engine
 from ipex_lookahead.errors import InputError
@@ -59,25 +60,36 @@ class Table:
         """
         self.drafts = None
         drafts: list[Draft] = []
-        any_tokens = False
+        rows = 0
         controller = self.controller
         for sequence in self.live:
             draft = NO_DRAFT
-            if sequence.proposer is not None:
-                room = sequence.limit - sequence.length - 1
-                budget = min(controller.budget(sequence.index, sequence.length), room)
+            proposer = sequence.proposer
+            if proposer is not None:
+                budget = min(controller.budget(sequence.index, sequence.length), sequence.limit - sequence.length - 1)
                 if budget > 0:
                     try:
-                        draft = _proposed(sequence, budget, engine)
+                        draft = proposer.propose(budget)
+                        count = len(draft.tokens)
+                        if count > budget or not engine.supports_tree:
+                            draft = _checked(draft, proposer, budget, engine)
+                        rows += count
                     except Exception as error:
                         fail(next(party for party in self.parties if sequence in party.live), error)
                         return 0
-                    any_tokens = any_tokens or bool(draft.tokens)
             drafts.append(draft)
-        if not any_tokens:
+        if not rows:
             return 0
-        self.drafts = controller.select(self.numbers, drafts, max([s.length for s in self.live]), beside)
+        self.drafts = controller.select(self.numbers, drafts, self.longest, beside)
+        if len(drafts) == 1:
+            return len(self.drafts[0].tokens)
         return sum([len(draft.tokens) for draft in self.drafts])
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        live = self.live
+        return live[0].length if len(live) == 1 else max([sequence.length for sequence in live])
 
 
 class Crowd:
@@ -174,17 +186,13 @@ def _with_pieces(batch: Batch, pieces: Sequence[Piece]) -> Batch:
     )
 
 
-def _proposed(sequence: DecodingSequence, budget: int, engine: Engine) -> Draft:
-    """A sequence's draft, checked, as the engine takes it."""
-    assert sequence.proposer is not None
-    draft = sequence.proposer.propose(budget)
+def _checked(draft: Draft, proposer: Proposer, budget: int, engine: Engine) -> Draft:
+    """A draft as the engine takes it. Raises InputError for one over the budget, and for one that needs trees."""
     if len(draft.tokens) > budget:
-        name = type(sequence.proposer).__name__
+        name = type(proposer).__name__
         raise InputError(
             f"{name} proposed {len(draft)} tokens with a budget of {budget}; propose no more than the budget"
         )
-    if engine.supports_tree:
-        return draft
     if draft.scratch:
         raise InputError(
             f"this strategy evaluates rows beside its draft (scratch rows), for which the {engine.name} engine needs"

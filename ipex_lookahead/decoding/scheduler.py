@@ -21,6 +21,8 @@ DELAY = 4.0
 LEAST_PIECE = 8
 """But so many rows of prompts are always read, where any are waiting."""
 
+_NONE: Sequence[Piece] = ()
+
 Time = Callable[[int, int], float]
 """(rows, positions of context) -> what a forward takes, in any unit."""
 
@@ -125,12 +127,14 @@ class Scheduler:
         if self._stale:
             self._crowd, self._stale = Crowd(self._decoding, self._engine), False
         crowd = self._crowd
-        began = perf_counter()
-        drafted = crowd.propose(self._memory, self._fail) if crowd.drafting else False
-        proposed = perf_counter()
-        if self._stale:  # a proposer has failed
-            return self._told()
-        pieces = self._pieces() if self._reading else []
+        drafted, proposing = False, 0.0
+        if crowd.drafting:
+            began = perf_counter()
+            drafted = crowd.propose(self._memory, self._fail)
+            proposing = perf_counter() - began
+            if self._stale:  # a proposer has failed
+                return self._told()
+        pieces = self._pieces() if self._reading else _NONE
         if crowd.live or pieces:
             batch = crowd.batch(drafted, pieces)
             asked = perf_counter()
@@ -139,7 +143,7 @@ class Scheduler:
             except Exception as error:
                 self._one_by_one(pieces, error, drafted=drafted)
             else:
-                self._took(crowd, pieces, output, proposed - began, perf_counter() - asked)
+                self._took(crowd, pieces, output, proposing, perf_counter() - asked)
         return self._told() if self._events else ()
 
     # ---- a step's answers --------------------------------------------------------------------------------------------

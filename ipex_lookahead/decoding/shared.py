@@ -47,7 +47,10 @@ class Place:
 
     def forward(self, batch: Batch) -> StepOutput:
         """As the engine's; ``output.shared`` tells whether others' rows were in it."""
-        return self._forwards.forward(batch, self)
+        forwards = self._forwards
+        if len(forwards.places) == 1 or not forwards.engine.row_invariant:
+            return forwards.engine.forward(batch)
+        return forwards.forward(batch, self)
 
 
 class SharedForwards:
@@ -58,11 +61,14 @@ class SharedForwards:
 
     Args:
         engine: where the model runs. Where its rows are not invariant, every forward is run by itself.
+
+    Attributes:
+        places: of those that take part.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._places: list[Place] = []
+        self.engine = engine
+        self.places: list[Place] = []
         self._asked: list[_Asked] = []
         self._leading = False
         self._seconds = 0.0
@@ -73,18 +79,16 @@ class SharedForwards:
         """While the calling thread generates: others wait for it a little."""
         place = Place(self)
         with self._changed:
-            self._places.append(place)
+            self.places.append(place)
         try:
             yield place
         finally:
             with self._changed:
-                self._places.remove(place)
+                self.places.remove(place)
                 self._changed.notify_all()
 
     def forward(self, batch: Batch, place: Place) -> StepOutput:
         """Run a batch, with others' where they come in time."""
-        if len(self._places) <= 1 or not self._engine.row_invariant:
-            return self._engine.forward(batch)
         mine = _Asked(batch, place)
         with self._changed:
             self._asked.append(mine)
@@ -112,7 +116,7 @@ class SharedForwards:
             left = ends - perf_counter()
             first = not self._leading and bool(self._asked) and self._asked[0] is mine
             here = [one.place for one in self._asked]
-            missing = [place for place in self._places if place.waited_for and place not in here]
+            missing = [place for place in self.places if place.waited_for and place not in here]
             if first and (not missing or left <= 0):
                 for place in missing:
                     place.waited_for = False
@@ -130,14 +134,14 @@ class SharedForwards:
         began = perf_counter()
         try:
             try:
-                outputs = _apart(self._engine.forward(_joined([one.batch for one in together])), together)
+                outputs = _apart(self.engine.forward(_joined([one.batch for one in together])), together)
             except Exception as error:
                 if len(together) == 1:
                     together[0].error = error
                     return
                 for one in together:  # so that the fault is told to the one whose it is
                     try:
-                        one.output = self._engine.forward(one.batch)
+                        one.output = self.engine.forward(one.batch)
                     except Exception as its:
                         one.error = its
             else:
