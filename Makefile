@@ -2,6 +2,7 @@
 # make bench  README's table for this machine                                make clean  remove what was built
 # make test-ipex-llm  our loop on the real ipex-llm, in an environment of its own (5 GB, kept in the cache folder)
 # make test-opencl  the OpenCL engine on Intel's OpenCL runtime for CPUs, beside .venv (0.8 GB, kept in the cache folder)
+# make test-browser  the server's page in Chromium (apt install chromium), driven by Playwright beside .venv (0.2 GB)
 # make gates  the attacks of make test at full length: combinations, mutated files, kills, forks (half an hour)
 # make gates-coverage  how much of each reader of files those attacks run
 # make docs  a site of README and docs in build/site       make wheel  wheels and an sdist in dist, each tried in a bare environment
@@ -40,6 +41,10 @@ test-ipex-llm:
 test-opencl:
 	$(call setup,--with test)
 	@$(PYTHON) scripts/test_opencl.py $(PYTEST)
+
+test-browser:
+	$(call setup,--with test)
+	@$(PYTHON) scripts/test_browser.py $(PYTEST)
 
 bench:
 	$(call setup,)

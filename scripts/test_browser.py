@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""Run the tests of the server's page in Chromium, in an environment that is kept between runs.
+
+    python3 scripts/test_browser.py [arguments for pytest]
+
+The environment is the .venv that ``make test`` uses with Playwright beside it, which drives the system's Chromium:
+``apt install chromium``, or IPEX_LOOKAHEAD_CHROMIUM names another. Pictures of what was seen go to build/browser.
+Standard library only.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+
+from environments import kept, pip
+from setup import ROOT, SetupError, output
+
+PINS = ["playwright==1.65.2"]
+NEEDED = 1 << 29
+"""Bytes that making the environment takes, with what is unpacked on the way."""
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+TESTS = ["tests/browser"]
+
+
+def main(arguments):
+    python = os.path.join(ROOT, ".venv", "bin", "python")
+    if not os.path.exists(python):
+        raise SetupError("there is no .venv yet", "make test-browser makes it first")
+    browser = os.environ.get("IPEX_LOOKAHEAD_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        raise SetupError(
+            "no Chromium was found", "apt install chromium, or name one: IPEX_LOOKAHEAD_CHROMIUM=/path/to/chrome"
+        )
+    packages = output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
+    key = hashlib.sha256("\n".join([packages] + PINS).encode()).hexdigest()[:12]
+    folder = kept("browser", key, NEEDED, say, lambda half: make(python, packages, half))
+    say("running in {}".format(browser))
+    pytest = [os.path.join(folder, "bin", "python"), "-m", "pytest"] + (arguments or TESTS)
+    return subprocess.run(pytest, env=dict(os.environ, IPEX_LOOKAHEAD_CHROMIUM=browser), cwd=ROOT).returncode
+
+
+def say(text):
+    print("browser: " + text)
+    sys.stdout.flush()
+
+
+def make(python, packages, folder):
+    say("making its environment (once; about 45 MB fetched)")
+    subprocess.run([python, "-m", "venv", folder], check=True)
+    inside = os.path.join(folder, "bin", "python")
+    own = output([inside, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
+    with open(os.path.join(own, "beside.pth"), "w") as beside:  # a line of code: .pth files there are read too
+        beside.write("import site; site.addsitedir({!r})\n".format(packages))
+    pip(inside, *PINS)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except SetupError as error:
+        sys.stderr.write("error: {}\n".format(error))
+        if error.hint:
+            sys.stderr.write("hint: {}\n".format(error.hint))
+        sys.exit(1)
+    except subprocess.CalledProcessError as error:
+        sys.stderr.write("error: {} failed\n".format(" ".join(map(str, error.cmd))[:200]))
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted; run the same command again\n")
+        sys.exit(130)
