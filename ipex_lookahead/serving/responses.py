@@ -55,7 +55,7 @@ class ResponsesRequest(Body):
     previous_response_id: Any = refused_unless("nothing is stored; send the whole conversation as input")
     conversation: Any = refused_unless("nothing is stored; send the whole conversation as input")
     background: Any = refused_unless("responses are waited for", False)
-    truncation: Any = refused_unless("nothing is taken out of a conversation", "disabled", "auto")
+    truncation: Any = refused_unless("nothing is taken out of a conversation", "disabled")
     top_logprobs: Any = refused_unless("`/v1/chat/completions` has them", 0)
     max_tool_calls: Any = refused_unless("the server calls nothing itself")
     prompt: Any = refused_unless("there are no stored prompts")

@@ -25,7 +25,7 @@ from tests.support.tiny import write_tiny_llama
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; make test-browser has it")
 
 PICTURES = Path(__file__).resolve().parents[2] / "build" / "browser"
-PATIENCE = 60_000
+PATIENCE = 20_000
 KEY = "a-key-of-sixteen-characters"
 WIDTH, HEIGHT = 1100, 800
 
@@ -84,7 +84,7 @@ def page(browser, address) -> Iterator[Any]:
 
 
 def told(page: Any, place: str, text: Any) -> None:
-    """Wait until that is said there. (Playwright's wait_for_function evaluates strings, which the page's policy forbids.)"""
+    """Wait until that is said there. (wait_for_function evaluates strings, which the page's policy forbids.)"""
     playwright.expect(page.locator(place)).to_contain_text(text, timeout=PATIENCE)
 
 
@@ -98,7 +98,7 @@ def idle(page: Any) -> None:
 
 
 def test_a_talk_is_kept_and_coloured(page, server):
-    page.fill("#temperature", "0")
+    page.fill("#temperature", "30")
     page.fill("#most", "40")
     page.fill("#prompt", "Hello <b>you</b> & <img src=x onerror=alert(1)>")
     page.keyboard.press("Enter")
@@ -122,7 +122,7 @@ def test_a_talk_is_kept_and_coloured(page, server):
 
 
 def test_the_race_ends_in_identical(page):
-    page.fill("#temperature", "1")
+    page.fill("#temperature", "30")
     page.fill("#most", "200")
     page.fill("#prompt", "Race")
     page.click("#race-it")

@@ -1,0 +1,48 @@
+"""Write the tables of docs/serving.md from the requests themselves: every field and what becomes of it.
+
+python scripts/serving_doc.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ipex_lookahead.serving.chat import ChatRequest
+from ipex_lookahead.serving.completions import CompletionRequest
+from ipex_lookahead.serving.fields import Body, support
+from ipex_lookahead.serving.messages import MessagesRequest
+from ipex_lookahead.serving.responses import ResponsesRequest
+from ipex_lookahead.serving.tokens import DetokenizeRequest, TokenizeRequest
+
+FILE = Path(__file__).resolve().parents[1] / "docs" / "serving.md"
+BEGIN, END = "<!-- fields: made by scripts/serving_doc.py -->\n", "<!-- end of fields -->\n"
+REQUESTS: dict[str, type[Body]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
+
+
+def tables() -> str:
+    """A table for each request."""
+    lines: list[str] = []
+    for path, model in REQUESTS.items():
+        lines += [f"### `{path}`", "", "| field | | |", "|---|---|---|"]
+        lines += [f"| `{name}` | {what} | {said} |" for name, what, said in support(model)]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def text() -> str:
+    """The whole file with its tables made anew."""
+    before, _, rest = FILE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + BEGIN + "\n" + tables() + "\n" + END + after
+
+
+if __name__ == "__main__":
+    FILE.write_text(text(), encoding="utf-8")
+    print(f"wrote {FILE}")
