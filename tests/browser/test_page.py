@@ -1,4 +1,4 @@
-"""The page in a real browser (make test-browser), over a tiny model; its pictures go to build/browser."""
+"""The page in a real browser (make test-browser), over the embedded model; its pictures go to build/browser."""
 
 from __future__ import annotations
 
@@ -19,23 +19,20 @@ from ipex_lookahead.serving.app import make_app
 from ipex_lookahead.serving.keys import Keys
 from ipex_lookahead.serving.run import bind, url
 from ipex_lookahead.serving.server import Server, Settings
-from tests.support.chat_tokenizer import SIZE, chat_tokenizer
-from tests.support.tiny import write_tiny_llama
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; make test-browser has it")
 
 PICTURES = Path(__file__).resolve().parents[2] / "build" / "browser"
-PATIENCE = 20_000
+PATIENCE = 60_000
 KEY = "a-key-of-sixteen-characters"
+SAID = "Write <b>HTML</b> for a list of five fruits & <img src=x onerror=alert(1)>"
 WIDTH, HEIGHT = 1100, 800
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[Server]:
-    folder = write_tiny_llama(tmp_path_factory.mktemp("served") / "tiny", vocab=SIZE, context=2048)
-    chat_tokenizer().save_pretrained(folder)
-    model = load_text_model(str(folder), engine="native", threads=1, progress=False)
-    made = Server(Settings(names=("tiny",), drafting={"lookahead": 3}))
+def server() -> Iterator[Server]:
+    model = load_text_model("default", progress=False)
+    made = Server(Settings(names=("default",), drafting={"lookahead": "auto"}))
     made.ready(model, lambda one: Service(one, slots=4))
     yield made
     made.close(0.0)
@@ -76,7 +73,7 @@ def page(browser, address) -> Iterator[Any]:
     made.on("pageerror", lambda error: said.append(str(error)))
     made.on("request", lambda request: asked.append(request.url))
     made.goto(address)
-    told(made, "#model", "tiny")
+    told(made, "#model", "default")
     yield made
     context.close()
     assert all(one.startswith(address) for one in asked), asked
@@ -98,16 +95,16 @@ def idle(page: Any) -> None:
 
 
 def test_a_talk_is_kept_and_coloured(page, server):
-    page.fill("#temperature", "30")
-    page.fill("#most", "40")
-    page.fill("#prompt", "Hello <b>you</b> & <img src=x onerror=alert(1)>")
+    page.fill("#temperature", "0")
+    page.fill("#most", "120")
+    page.fill("#prompt", SAID)
     page.keyboard.press("Enter")
     page.wait_for_selector("#talk li.assistant .said span")
     idle(page)
     assert "tokens a step" in page.text_content("#figures")
     assert page.locator("#talk li").count() == 2
     assert page.locator("#talk b, #talk img").count() == 0, "what is said is text, not HTML"
-    assert page.text_content("#talk li.user .said") == "Hello <b>you</b> & <img src=x onerror=alert(1)>"
+    assert page.text_content("#talk li.user .said") == SAID
     page.check("#colour")
     assert page.is_visible("#legend")
     picture(page, "talk")
@@ -122,9 +119,9 @@ def test_a_talk_is_kept_and_coloured(page, server):
 
 
 def test_the_race_ends_in_identical(page):
-    page.fill("#temperature", "30")
+    page.fill("#temperature", "0.7")
     page.fill("#most", "200")
-    page.fill("#prompt", "Race")
+    page.fill("#prompt", "Write a Python function that adds two numbers, then call it three times.")
     page.click("#race-it")
     told(page, "#verdict", re.compile("."))
     picture(page, "race")
@@ -135,7 +132,7 @@ def test_the_race_ends_in_identical(page):
 
 def test_it_stops_and_says_so(page, server):
     page.fill("#most", "1900")
-    page.fill("#prompt", "Long")
+    page.fill("#prompt", "Count from 1 to 500.")
     page.click("#send")
     page.click("#stop")
     told(page, "#told", "stopped")
@@ -143,10 +140,10 @@ def test_it_stops_and_says_so(page, server):
 
 
 def test_errors_are_told(page):
-    page.fill("#prompt", "x" * 5000)
+    page.fill("#prompt", "x " * 20_000)
     page.click("#send")
     told(page, "#told", "the model holds")
-    assert page.input_value("#prompt") == "x" * 5000, "it is given back"
+    assert page.input_value("#prompt") == "x " * 20_000, "it is given back"
     picture(page, "error")
 
 
@@ -176,7 +173,7 @@ def test_keys_are_asked_for(browser, address, server):
         page.wait_for_selector("#key", state="visible")
         page.fill("#key", KEY)
         page.press("#key", "Tab")
-        told(page, "#model", "tiny")
+        told(page, "#model", "default")
         assert KEY not in json.dumps(context.storage_state())
         context.close()
     finally:
@@ -187,7 +184,7 @@ def test_on_a_small_and_dark_screen(browser, address):
     context = browser.new_context(viewport={"width": 390, "height": 700}, color_scheme="dark")
     page = context.new_page()
     page.goto(address)
-    told(page, "#model", "tiny")
+    told(page, "#model", "default")
     picture(page, "small")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     context.close()

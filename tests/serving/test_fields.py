@@ -16,14 +16,15 @@ from ipex_lookahead.serving.responses import ResponsesRequest
 ROOT = Path(__file__).resolve().parents[2]
 OF_THE_APIS = {
     ChatRequest: "messages model audio frequency_penalty function_call functions logit_bias logprobs "
-    "max_completion_tokens max_tokens metadata modalities n parallel_tool_calls prediction presence_penalty prompt_cache_key"
-    " prompt_cache_retention reasoning_effort response_format safety_identifier seed service_tier stop store stream"
-    " stream_options temperature tool_choice tools top_logprobs top_p user verbosity web_search_options",
+    "max_completion_tokens max_tokens metadata modalities n parallel_tool_calls prediction presence_penalty"
+    " prompt_cache_key prompt_cache_retention reasoning_effort response_format safety_identifier seed service_tier stop"
+    " store stream stream_options temperature tool_choice tools top_logprobs top_p user verbosity web_search_options",
     CompletionRequest: "model prompt best_of echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty"
     " seed stop stream stream_options suffix temperature top_p user",
     ResponsesRequest: "background conversation include input instructions max_output_tokens max_tool_calls metadata"
     " model parallel_tool_calls previous_response_id prompt prompt_cache_key prompt_cache_retention reasoning"
-    " safety_identifier service_tier store stream stream_options temperature text tool_choice tools top_logprobs top_p truncation user",
+    " safety_identifier service_tier store stream stream_options"
+    " temperature text tool_choice tools top_logprobs top_p truncation user",
     MessagesRequest: "max_tokens messages model container context_management mcp_servers metadata service_tier"
     " stop_sequences stream system temperature thinking tool_choice tools top_k top_p",
 }
