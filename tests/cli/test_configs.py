@@ -63,6 +63,23 @@ def test_a_preset_of_formats_is_a_models_format(file, folder, capsys):
     assert len(found["token_ids"]) > 1
 
 
+@presets("serve")
+def test_a_preset_of_serving_serves(file, folder, monkeypatch, capsys):
+    """With all that it says, up to where it would listen."""
+    from ipex_lookahead.serving import run as serving
+
+    asked: list[Any] = []
+
+    def bind(host: str, port: int) -> Any:
+        asked.append((host, port))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(serving, "bind", bind)
+    assert run(["serve", "-m", folder, "--config", str(file)]) == 130
+    says = yaml.safe_load(file.read_text(encoding="utf-8"))
+    assert asked == [(says.get("host", "127.0.0.1"), 8080)]
+
+
 @presets("bench")
 def test_a_preset_of_benchmarks_runs(file, monkeypatch, tmp_path, capsys):
     asked: list[dict[str, Any]] = []

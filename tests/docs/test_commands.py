@@ -24,6 +24,7 @@ PARSED = {
     "compare-engines": "it loads PyTorch's models; tests/cli/test_compare_engines.py",
     "convert-ipex-llm": "it takes a folder that ipex-llm saved; tests/ipex_llm",
     "imatrix": "it loads PyTorch's models; tests/cli/test_imatrix.py",
+    "serve": "it serves until it is told to end; tests/serving/test_serve.py",
     "bench": "they measure for minutes; tests/cli/test_bench.py and tests/bench",
 }
 """Commands that are only parsed here, and where they run."""

@@ -251,6 +251,24 @@ def test_stream_chat_reads_only_what_is_new(printed):
     assert second >= before
 
 
+def test_openai_client_on_a_server(model):
+    """With OpenAI's client where it is installed; where it is not, the sentence that says so."""
+    command = [sys.executable, "-m", "ipex_lookahead.cli.main", "serve", "--port", "0", "--threads", "1", "-m", model]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            url = re.findall(r"http://[\d.:]+", server.stderr.readline())[0]
+            assert "is ready" in server.stderr.readline()
+            done = run("openai_client.py", "--url", url, "--max-new-tokens", "4", "Hi")
+        finally:
+            server.terminate()
+    if importlib.util.find_spec("openai") is None:
+        assert "pip install openai" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^\d tokens$", done.stdout, re.MULTILINE)
+
+
 def test_the_readme_of_examples_has_each_of_them():
     text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     assert set(re.findall(r"\]\((\w+\.py)\)", text)) == {file.name for file in EXAMPLES.glob("*.py")}
