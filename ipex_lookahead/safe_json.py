@@ -352,14 +352,15 @@ def _finite(digits: str) -> float:
 def _depth_exceeds(value: Any, limit: int) -> bool:
     level = [value] if type(value) in _CONTAINERS else []
     for _ in range(limit):
-        level = [item for outer in level for item in _inside(outer) if type(item) in _CONTAINERS]
+        level = [
+            item
+            for outer in level
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+            if type(item) in _CONTAINERS
+        ]
         if not level:
             return False
     return True
-
-
-def _inside(value: Any) -> Any:
-    return value.values() if isinstance(value, dict) else value
 
 
 def _has_surrogate(value: Any) -> bool:

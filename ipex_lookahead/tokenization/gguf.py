@@ -233,7 +233,7 @@ class _Reader:
 
     def strings(self, key: str) -> list[str]:
         value = self.array(key)
-        if not all(isinstance(item, str) for item in value):
+        if not {*map(type, value)} <= {str}:
             raise self.fail(key, "must be an array of strings")
         return value
 
@@ -244,7 +244,7 @@ class _Reader:
         value = self.array(key)
         if len(value) != len(self.tokens):
             raise self.fail(key, f"has {len(value)} entries for {len(self.tokens)} tokens")
-        if not all(type(item) is kind for item in value):
+        if not {*map(type, value)} <= {kind}:
             raise self.fail(key, f"must be an array of {kind.__name__}")
         return value
 

@@ -238,8 +238,10 @@ class _Reader:
         vocab = self.scored(model) if name == "Unigram" else self.object(model.get("vocab"), "model.vocab")
         if not 0 < len(vocab) <= MAX_PIECES:
             raise self.fail("model.vocab", f"has {len(vocab)} tokens; 1 to {MAX_PIECES} are allowed")
-        for token, i in vocab.items():
-            self.identifier(i, f"model.vocab[{token[:80]!r}]")
+        ids = vocab.values()
+        if {*map(type, ids)} != {int} or min(ids) < 0 or max(ids) >= self.limit:
+            for token, i in vocab.items():  # which of a hundred thousand it is
+                self.identifier(i, f"model.vocab[{token[:80]!r}]")
         if (longest := max(map(len, vocab))) > MAX_PIECE_BYTES:
             raise self.fail("model.vocab", f"has a token of {longest} characters; {MAX_PIECE_BYTES} are the most")
         if len(set(vocab.values())) != len(vocab):
@@ -249,7 +251,7 @@ class _Reader:
     def merged(self, model: dict[str, Any], vocab: dict[str, int]) -> dict[str, Any]:
         """A model of byte-pair encoding."""
         merges = model.get("merges")
-        if not isinstance(merges, list) or not all(isinstance(merge, str | list) for merge in merges):
+        if not isinstance(merges, list) or not {*map(type, merges)} <= {str, list}:
             raise self.fail("model.merges", "must be an array of pairs")
         if model.get("dropout"):
             raise self.unsupported("model.dropout", model["dropout"], ["null"])

@@ -98,6 +98,17 @@ def test_one_group_is_exact() -> None:
     assert linear(weight, x, isa="scalar")[0, 0] == expected
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", [name for name in FLOAT_ACTIVATIONS if name not in FLOATS])
+def test_every_code_is_the_number_that_it_stands_for(name: str, isa: str) -> None:
+    """One input at a time, so that the smallest numbers, subnormals, show beside the largest."""
+    weight = ALL[name].random((128, 64), 64, np.random.default_rng(0))
+    values = dequantize(weight)
+    low_bit: Any = ALL[name]
+    assert len(np.unique(values)) == len(np.unique(low_bit.table))
+    np.testing.assert_array_equal(linear(weight, np.eye(64), isa=isa).T, values)
+
+
 @pytest.mark.parametrize(("name", "group"), WITH_GROUPS)
 @pytest.mark.parametrize("shape", [(17, 33), (48, 172), (105, 128), (33, 576)], ids=str)
 def test_every_isa_thread_count_and_number_of_rows_gives_the_same_bytes(
