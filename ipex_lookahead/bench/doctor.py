@@ -30,6 +30,9 @@ KERNEL_SHAPE = (2048, 2048)
 KERNEL_ROWS = (1, 4, 16)
 """What a kernel is timed on; 4 rows should take about as long as 1."""
 
+BYTES_SHAPE, BYTES_ROWS = (80, 576), (1, 7, 64)
+"""What an instruction set's kernels are compared with the scalar ones on: few rows, and as many as AMX takes."""
+
 FORMATS = ("sym_int4", "asym_int4", "sym_int8", "bf16")
 
 Say = Callable[[str], None]
@@ -59,8 +62,9 @@ def examine(
         say: called with a line at the beginning of each part.
 
     Returns:
-        Plain values: versions, machine, device, kernels, engines, problems (sentences), healthy. Times are in
-        milliseconds, speeds in tokens a second, memory in bytes.
+        Plain values: versions, machine, device, kernels, by_bytes (on the CPU: the instruction set, how many formats
+        were compared with scalar kernels, and which of them differ), engines, problems (sentences), healthy. Times are
+        in milliseconds, speeds in tokens a second, memory in bytes.
 
     Raises:
         EngineError: the device is not there; the hint says what to install.
@@ -76,6 +80,8 @@ def examine(
     }
     say("kernels")
     report["kernels"] = kernels(found, threads)
+    if found.type == "cpu":
+        report["by_bytes"] = beside_scalar(threads)
     engines = [("torch", False), ("torch", True)]
     if found.type == "cpu":
         engines.insert(0, ("native", False))
@@ -174,6 +180,32 @@ def kernels(device: Any, threads: int | None = None) -> list[dict[str, Any]]:
     return found
 
 
+def beside_scalar(threads: int | None = None) -> dict[str, Any]:
+    """The chosen instruction set's products in every format beside the scalar ones, by bytes; AMX takes many rows."""
+    import numpy as np
+
+    from ipex_lookahead.engines.machine import default_threads
+    from ipex_lookahead.engines.native.core import chosen_isa
+    from ipex_lookahead.engines.native.linear import linear_layer
+    from ipex_lookahead.engines.weights import random_matrix
+    from ipex_lookahead.formats import FORMATS as EVERY
+
+    try:
+        isa, count = chosen_isa(), threads or default_threads()
+        rng, different = np.random.default_rng(0), []
+        for name, low_bit in EVERY.items():
+            weight = random_matrix(BYTES_SHAPE, name, low_bit.group_sizes[0], rng)
+            made, scalar = (linear_layer(weight, threads=count, isa=one) for one in (isa, "scalar"))
+            for rows in BYTES_ROWS:
+                x = rng.standard_normal((rows, BYTES_SHAPE[1]), dtype=np.float32)
+                if made(x).tobytes() != scalar(x).tobytes():
+                    different.append(name)
+                    break
+    except EngineError as error:
+        return {"problem": without_paths(str(error))}
+    return {"isa": isa, "formats": len(EVERY), "different": different}
+
+
 def _kernel_times(backends: Any, low_bit: str, group: int) -> dict[str, float]:
     """The best of several times of a linear layer of ``KERNEL_SHAPE``, milliseconds by rows."""
     import numpy as np
@@ -270,6 +302,9 @@ def problems(report: dict[str, Any]) -> list[str]:
         tested = [entry for entry in report["kernels"] if entry["format"] == low_bit]
         if all("problem" in entry for entry in tested):
             found.append(f"no kernel multiplies {low_bit}: " + "; ".join(entry["problem"] for entry in tested))
+    by_bytes = report.get("by_bytes", {})
+    if by_bytes.get("different"):
+        found.append(f"{by_bytes['isa']} gives other bytes than scalar for {', '.join(by_bytes['different'])}")
     for tried in report["engines"]:
         name = tried["engine"] + (" (deterministic)" if tried["deterministic"] else "")
         if "problem" in tried:

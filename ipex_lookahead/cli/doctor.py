@@ -79,6 +79,10 @@ def lines(report: dict[str, Any], width: int) -> list[str]:
         for entry in report["kernels"]
     ]
     said += ["", *markdown_lines(("kernel", "format", "self-test", "ms for 1, 4, 16 rows"), kernels, width)]
+    if by_bytes := report.get("by_bytes"):
+        equal = by_bytes.get("formats", 0) - len(by_bytes.get("different", ()))
+        compared = f"Kernels of {by_bytes.get('isa')} beside the scalar ones: the same bytes in {equal} formats."
+        said += ["", f"Native kernels: {by_bytes['problem']}" if "problem" in by_bytes else compared]
     said += _of_opencl(report, width)
     said += ["", f"Model: {report['model']}", ""]
     headings = ("engine", "plain", "lookahead", "tok/s", "tok/step", "equal")

@@ -10,9 +10,11 @@ import transformers
 
 from ipex_lookahead.bench import doctor
 from ipex_lookahead.bench.doctor import FORMATS, examine, kernels, problems, without_paths
+from ipex_lookahead.engines.native import linear
 from ipex_lookahead.engines.torch.linear_backends import BACKENDS
 from ipex_lookahead.engines.torch.linear_kernels import GenericKernel, NativeKernel
 from ipex_lookahead.errors import EngineError
+from ipex_lookahead.formats import FORMATS as EVERY
 from tests.support.int4_operator import NEEDS_HALF, int4_product
 
 
@@ -51,10 +53,23 @@ def test_a_healthy_machine(tmp_path):
     assert {k["backend"] for k in report["kernels"]} == {"native", "generic"}
     assert all(set(k["milliseconds"]) == {"1", "4", "16"} for k in report["kernels"])
     assert report["engines"][1]["backends"] == {"sym_int4": "native"}
+    assert report["by_bytes"]["different"] == []
+    assert report["by_bytes"]["formats"] == len(EVERY)
     assert heard[:2] == ["versions and device", "kernels"]
     said = json.dumps(report)
     for private in (str(tmp_path.parent), "/home", "/tmp", "/root", "site-packages"):
         assert private not in said
+
+
+def test_an_instruction_set_that_is_wrong_is_seen(monkeypatch):
+    made = linear.linear_layer
+
+    def off(weight, *, threads, isa):
+        layer = made(weight, threads=threads, isa=isa)
+        return layer if isa == "scalar" or weight.format != "q4_k" else lambda x: layer(x) + (len(x) > 7)
+
+    monkeypatch.setattr(linear, "linear_layer", off)
+    assert doctor.beside_scalar(1)["different"] == ["q4_k"]
 
 
 def test_the_random_state_of_the_caller_is_left_alone(tmp_path):
@@ -92,6 +107,9 @@ def test_problems_in_sentences():
     assert said.startswith("native: with prompt_lookup 1 of 3")
     [said] = problems({"kernels": fine, "engines": [{"engine": "torch", "deterministic": False, "problem": "broken"}]})
     assert said == "torch: broken"
+    wrong = {"isa": "amx_int8", "formats": 30, "different": ["q4_k", "nf4"]}
+    [said] = problems({"kernels": fine, "engines": [], "by_bytes": wrong})
+    assert said == "amx_int8 gives other bytes than scalar for q4_k, nf4"
     nothing = [{"format": name, "backend": "generic", "problem": "no"} for name in FORMATS]
     assert len(problems({"kernels": nothing, "engines": []})) == len(FORMATS)
 
