@@ -110,7 +110,8 @@ def _opencl() -> dict[str, Any]:
         found = listed()
     except EngineError as error:
         return {"devices": [], "problem": f"{error}; {error.hint}"}
-    return {"devices": [f"opencl:{one.number} {one.name}, {one.kind}, driver {one.driver}" for one in found]}
+    said = [f"opencl:{one.number} {one.name}, {one.kind}, {one.platform}, driver {one.driver}" for one in found]
+    return {"devices": said}
 
 
 def model_facts(name: str, *, progress: bool) -> dict[str, Any]:

@@ -247,7 +247,8 @@ def test_opencl_devices_are_listed_by_the_names_that_device_takes(monkeypatch, c
     ]
     monkeypatch.setattr(device, "listed", lambda: two)
     assert run(["info"]) == 0
-    assert "opencl:0 a card, GPU, driver 1.2, opencl:1 x, CPU, driver 3" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "opencl:0 a card, GPU, a platform, driver 1.2, opencl:1 x, CPU, y, driver 3" in said
 
     def none():
         raise EngineError("pyopencl is absent", hint="install it")
