@@ -167,7 +167,7 @@ def lookahead_row(run: dict[str, Any], group: str, names: list[str]) -> list[str
 def mode(run: dict[str, Any]) -> str:
     if run["strategy"] is None:
         return "without"
-    if run["lookahead"] != "auto":
+    if run["strategy"] == "prompt_lookup":
         return f"`lookahead={run['lookahead']}`"
     name = '`lookahead="auto"`' if run["strategy"] == "auto" else f"`{run['strategy']}`"
     return ", ".join(filter(None, (name, run["memory"])))

@@ -88,6 +88,27 @@ def test_lookahead_is_shown_cold_and_warm_by_category(results: Any, monkeypatch:
     assert "which brought 1.10 x" in lines[7]
 
 
+MACHINE = {"version": "1", "date": "d", "machine": {"processor": "P", "isa": "avx2", "threads": 2}}
+
+
+def test_strategies_have_their_names(results: Any) -> None:
+    runs = [answers(0, None, None, 1.0), answers(32, "suffix", None, 1.2), answers(120, "jacobi", None, 0.9)]
+    lines = results.lookahead_table({**MACHINE, "runs": runs, "max_new_tokens": 64, "model": "m"})
+    assert [line.split(" |")[0] for line in lines[3:5]] == ["| `suffix`", "| `jacobi`"]
+
+
+def test_programs_and_engines_are_shown_with_what_stays_equal(results: Any) -> None:
+    row = {"peer": "x", "version": "7", "mode": "lookahead", "decode_tok_s": 50.2, "ratio": 1.1, "prefill_tok_s": 99.9}
+    row |= {"identical_to_plain": "1/3", "weights": "w", "lookup": "l"}
+    report = {**MACHINE, "rows": [row], "absent": {"y": "why"}, "prompts": 3, "max_new_tokens": 9, "low_bit": "q"}
+    lines = results.compare_table(report)
+    assert lines[2] == "| x 7 | lookahead | 50 tok/s | 1.10 x | 100 tok/s | 1 of 3 |"
+    assert lines[4].startswith("3 prompts, 9 tokens. x: w, l. P, avx2, 2 threads")
+    assert lines[4].endswith("Not here: y.")
+    report["rows"] = [{"engine": "native", "mode": "plain", "tok_s": 5.04, "ratio": 1.0, "identical_to_plain": "3/3"}]
+    assert results.engines_table(report)[2] == "| native | plain | 5.0 tok/s | 1.00 x | 3 of 3 |"
+
+
 def test_paths_do_not_get_into_results(results: Any) -> None:
     found = results.without_paths({"a": "/home/me/models/x.gguf", "b": ["/bin/python"], "c": "1/2", "d": "a / b"})
     assert found == {"a": "x.gguf", "b": ["python"], "c": "1/2", "d": "a / b"}
