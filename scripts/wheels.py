@@ -59,6 +59,7 @@ def main(argv):
         if wheel is None:
             say("building for Python {}.{}".format(*version))
             wheel = wheels[min(version, STABLE)] = repaired(tools, built(python, source, version), version)
+            check_files(wheel, source)
         smoke(python, version, wheel, with_torch)
     missing = ["{}.{}".format(*one) for one in ((3, 10), (3, 11), STABLE) if one not in wheels]
     if missing:
@@ -123,6 +124,17 @@ def repaired(tools, wheel, version):
         raise SetupError("{} is not what it should be: {}, libraries {}".format(name, abi, grafted or "none"))
     say("made {}".format(name))
     return made
+
+
+def check_files(wheel, source):
+    """Every file of the package that the sdist has is in the wheel, data too."""
+    with zipfile.ZipFile(wheel) as archive:
+        inside = set(archive.namelist())
+    package = glob.glob(os.path.join(source, "ipex_lookahead", "**", "*"), recursive=True)
+    files = {os.path.relpath(one, source) for one in package if os.path.isfile(one)}
+    left_out = {one for one in files - inside if "__pycache__" not in one}
+    if left_out:
+        raise SetupError("{} lacks {}".format(os.path.basename(wheel), ", ".join(sorted(left_out))))
 
 
 def smoke(python, version, wheel, with_torch):
