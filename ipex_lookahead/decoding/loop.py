@@ -1,8 +1,8 @@
 """THE loop: submit, then step until idle.
 
 What it costs itself: with an engine that answers at once 3.6 microseconds of CPU a step plain, 15 with prompt lookup
-and the adaptive controller, 28 with auto; several times as much beside a real one, which leaves caches cold (CPython
-3.11, one core of a Xeon; before parties could come and go 3.1, 13 and 26).
+and the controller, 28 with auto; several times as much beside a real one, which leaves caches cold (CPython 3.11,
+one core of a Xeon with AMX; before parties could come and go 3.1, 13 and 26).
 """
 
 from __future__ import annotations

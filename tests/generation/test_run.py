@@ -14,6 +14,7 @@ from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import ContextLengthError, InputError
 from ipex_lookahead.generation.lookahead import resolve_lookahead
 from ipex_lookahead.generation.run import Job, length_limit, run
+from tests.support.hashed_engine import HashedEngine
 from tests.support.scripted_engine import markov, scripted
 
 NATIVE = """
@@ -135,3 +136,21 @@ def test_cancelling_between_two_steps_keeps_what_has_come() -> None:
     assert tape.new == told
     assert len(told) == 5
     assert stats.finish_reasons == ["cancelled"]
+
+
+def test_several_answers_to_one_prompt_read_it_once() -> None:
+    """Each is what it is alone, and the prompt's rows are run for the first of them only."""
+    engine = HashedEngine(11)
+    prompt = np.random.default_rng(1).integers(1, 11, 90).astype(np.int32)
+
+    def jobs(numbers: list[int]) -> list[Job]:
+        return [Job(prompt, 120, sampler=Sampler(SamplingParams(), 5, number)) for number in numbers]
+
+    alone = [run(engine, jobs([number]))[0].new for number in range(4)]
+    engine.rows = 0
+    stats = GenerationStats()
+    together = [tape.new for tape in run(engine, jobs([0, 1, 2, 3]), stats=stats)]
+    assert together == alone
+    assert len({tuple(new) for new in alone}) == 4
+    assert engine.rows == 90 + 4 * 29
+    assert (stats.prompt_tokens, stats.cached_tokens) == (360, 270)

@@ -1,0 +1,80 @@
+"""The service on the embedded model: an answer is the same alone, in a crowd that comes and goes, on warm and on scarce
+memory, with any source of drafts, greedy and seeded, streamed or whole."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
+
+from ipex_lookahead.auto import load_text_model
+from ipex_lookahead.errors import DownloadError
+from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.generation.service import Event, Service, Stream
+from ipex_lookahead.generation.text_model import TextModel
+from ipex_lookahead.tokenization.prompts import build_prompt
+from tests.gates import cases, seed
+
+PROMPTS = cases(4, 60)
+NEW_TOKENS = cases(16, 64)
+CROWD = cases(3, 8)
+STRATEGIES: list[Any] = [None, 3, "auto", "suffix", "recycling", "jacobi", "prompt_lookup"]
+
+
+@pytest.fixture(scope="module")
+def model() -> TextModel:
+    try:
+        return load_text_model("default", threads=2, progress=False)
+    except DownloadError as error:
+        pytest.skip(f"the embedded model is not there and cannot be fetched: {error}")
+
+
+def asked(model: TextModel) -> list[tuple[list[int], Rules]]:
+    """The packaged prompts, spread over their kinds, greedy and seeded in turn."""
+    lines = (files("ipex_lookahead.bench") / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    chosen = [lines[at * len(lines) // PROMPTS] for at in range(PROMPTS)]
+    ids = [build_prompt(model.tokenizer, model.config, json.loads(line)["prompt"]) for line in chosen]
+    hot = {"temperature": 0.8, "top_p": 0.95}
+    return [(ids, Rules(NEW_TOKENS, seed=n, **(hot if n % 2 else {}))) for n, ids in enumerate(ids)]
+
+
+def answer_of(events: list[Event]) -> list[int]:
+    assert events[-1].kind == "finish", events[-1].error
+    return [token for event in events for token in event.tokens]
+
+
+def test_an_answer_is_the_same_at_any_load(model: TextModel) -> None:
+    wanted = asked(model)
+    alone = [model.generate(ids, rules) for ids, rules in wanted]
+    rng = np.random.default_rng(seed())
+    longest = max(len(ids) for ids, _ in wanted) + NEW_TOKENS
+    page = 64 * model.engine.describe()["kv_bytes_per_token"]
+    for memory in (2**30, (longest // 64 + 2) * page):
+        service = Service(model, slots=CROWD, cache_memory=memory)
+        try:
+            for _ in ("cold", "warm"):
+                running: list[tuple[int, Stream]] = []
+                for number in rng.permutation(PROMPTS).tolist():
+                    ids, rules = wanted[number]
+                    options: dict[str, Any] = {
+                        "lookahead": STRATEGIES[int(rng.integers(len(STRATEGIES)))],
+                        "adaptive": bool(rng.integers(2)),
+                        "prediction": alone[int(rng.integers(PROMPTS))] if rng.random() < 0.3 else (),
+                    }
+                    if rng.random() < 0.3:  # one that leaves
+                        leaving = service.stream(ids, Rules(NEW_TOKENS), **options)
+                        next(leaving)
+                        leaving.close()
+                    running.append((number, service.stream(ids, rules, **options)))
+                    if len(running) == CROWD:
+                        done, stream = running.pop(int(rng.integers(CROWD)))
+                        assert answer_of(list(stream)) == alone[done]
+                for number, stream in running:
+                    assert answer_of(list(stream)) == alone[number]
+        finally:
+            service.close()
