@@ -190,13 +190,13 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
             )
         )
 
-    generate = torch.no_grad()(end_to_end("generate", _stepwise))
+    generate = torch.no_grad()(end_to_end("generate", _stepwise, "torch.Tensor | LookaheadGenerateOutput"))
 
     def stream(self, *args: Any, **kwargs: Any) -> Generator[int, None, None]:
         """The new tokens of one sequence as they come, with ``generate``'s arguments.
 
         Tokens are made when they are asked for; closing the iterator ends the generation. Errors in the arguments are
-        raised at once; ``stats`` is right after each token.
+        raised at once; ``stats`` is complete when it has ended.
 
         Example: ``for token in model.stream(input_ids, max_new_tokens=100, lookahead="auto"): print(token)``
         """

@@ -34,7 +34,7 @@ CHAPTERS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "The model": {
         "ipex_lookahead.model.LookaheadModelForCausalLM": (
-            "generate", "forward", "save_low_bit", "use_draft_model", "forget",
+            "generate", "stream", "forward", "save_low_bit", "use_draft_model", "forget",
         ),
         "ipex_lookahead.generation.generate.generate": (),
         "ipex_lookahead.generation.lookahead.second_model_lookahead": (),

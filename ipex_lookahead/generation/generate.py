@@ -82,7 +82,7 @@ def generate_stepwise(
     forwards: SharedForwards | None = None,
     **kwargs: Any,
 ) -> Generator[Sequence[Tape], None, torch.Tensor | LookaheadGenerateOutput]:
-    """Generate from prompts, one or several, with the word given to the caller after each forward.
+    """Generate from prompts, one or several.
 
     What the caller supplies (``logits_processor``, ``stopping_criteria``, ``prefix_allowed_tokens_fn``, ``streamer``)
     sees what transformers shows it: int64 [batch, n], rows in the caller's order with their padding, rows that have
@@ -130,10 +130,6 @@ def generate_stepwise(
             them (the cache is changed, and then holds this generation's); ``position_ids``, if they are what the mask
             implies.
 
-    Yields:
-        What was generated so far: nothing, once the arguments are checked, then after each forward a tape for each
-        sequence. Closing the generator abandons the generation.
-
     Returns:
         int64 [batch, length]: prompts as given, then the new tokens, shorter rows padded on the right with
         ``pad_token_id`` (an end token where there is none); with ``return_dict_in_generate`` an output that also has
@@ -145,6 +141,8 @@ def generate_stepwise(
         InputError: an argument is outside what is allowed, or an option is not supported.
         ContextLengthError: a prompt leaves no room for a new token.
     """
+    # As a generator it yields what there is so far: nothing, once the arguments are checked, then after each forward a
+    # tape for each sequence. Closing it abandons the generation.
     check_streamer(streamer)
     try:
         check_callers_objects(logits_processor, stopping_criteria, prefix_allowed_tokens_fn)
@@ -229,7 +227,7 @@ def generate_stepwise(
             streamer.end()
 
 
-generate = end_to_end("generate", generate_stepwise)
+generate = end_to_end("generate", generate_stepwise, "torch.Tensor | LookaheadGenerateOutput")
 """As :func:`generate_stepwise`, from end to end."""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import wraps
+from inspect import signature
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
@@ -135,8 +136,11 @@ class Tape:
         return ended
 
 
-def end_to_end(name: str, stepwise: Callable[P, Generator[Any, None, T]]) -> Callable[P, T]:
-    """A function of that name that runs a generator function to its end, and returns what it returns."""
+def end_to_end(name: str, stepwise: Callable[P, Generator[Any, None, T]], returns: str) -> Callable[P, T]:
+    """A function of that name that runs a generator function to its end, and returns what it returns.
+
+    Its signature and docstring are those of ``stepwise``, but for ``returns``, the annotation of what is returned.
+    """
 
     @wraps(stepwise)
     def whole(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -148,6 +152,7 @@ def end_to_end(name: str, stepwise: Callable[P, Generator[Any, None, T]]) -> Cal
                 found: T = end.value
                 return found
 
+    whole.__signature__ = signature(stepwise).replace(return_annotation=returns)  # type: ignore[attr-defined]
     whole.__name__, whole.__qualname__ = name, stepwise.__qualname__.replace(stepwise.__name__, name)
     return whole
 
@@ -252,7 +257,7 @@ def run_stepwise(
     return tapes
 
 
-run = end_to_end("run", run_stepwise)
+run = end_to_end("run", run_stepwise, "list[Tape]")
 """As :func:`run_stepwise`, from end to end: for each job its tape."""
 
 
