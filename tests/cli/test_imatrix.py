@@ -175,13 +175,15 @@ def test_each_expert_of_a_mixture_has_the_tokens_that_went_to_it(name, tmp_path,
 @pytest.mark.skipif(
     not PROGRAM, reason="llama.cpp's llama-quantize is not on the path, nor named by IPEX_LOOKAHEAD_LLAMA_QUANTIZE"
 )
-def test_llama_quantize_reads_it(text, tmp_path):
-    model = build("qwen2", variants("qwen2")[0])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3_moe"])
+def test_llama_quantize_reads_it(name, tmp_path):
+    model = build(name, variants(name)[0])
     file = write_gguf(tmp_path / "m.gguf", model, quant="F16")
     checkpoint = open_checkpoint(file)
-    sums = {t.gguf.name: np.ones(t.shape[1]) for t in checkpoint.spec.tensors() if t.is_matrix}
+    shapes = {t.gguf.name: (*t.gguf.shape[:-2], t.shape[1]) for t in checkpoint.spec.tensors() if t.is_matrix}
     checkpoint.close()
-    write_imatrix(tmp_path / "i.gguf", sums, dict.fromkeys(sums, 1), dataset="x.txt", chunks=1, chunk=1)
+    sums, counts = ({at: np.ones(shape[:n]) for at, shape in shapes.items()} for n in (2, -1))
+    write_imatrix(tmp_path / "i.gguf", sums, counts, dataset="x.txt", chunks=1, chunk=1)
     done = subprocess.run(
         [str(PROGRAM), "--imatrix", str(tmp_path / "i.gguf"), str(file), str(tmp_path / "o.gguf"), "Q4_0", "1"],
         check=True, capture_output=True, timeout=400, text=True,
