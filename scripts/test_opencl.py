@@ -2,6 +2,10 @@
 """Run the OpenCL engine's tests on Intel's OpenCL runtime for CPUs, in an environment that is kept between runs.
 
     python3 scripts/test_opencl.py [arguments for pytest]
+    python3 scripts/test_opencl.py --second-opinions [arguments for pytest on pocl]
+
+The second runs the kernels' plain spelling on Debian's pocl and under oclgrind alone, and asks for both; without it
+they follow where they are installed.
 
 The environment is the .venv that ``make test`` uses, with pyopencl and Intel's runtime beside it (0.8 GB); it lies in
 the user's cache folder under a hash of the pinned versions and of where .venv is. It is made under another name and
@@ -23,6 +27,8 @@ NEEDED = 2 << 30
 """Bytes that making the environment takes, with what is unpacked on the way."""
 POCL = "/etc/OpenCL/vendors/pocl.icd"
 UNDER_OCLGRIND = ["tests/engines/opencl/test_engine.py", "-k", "plain and (lowest or counted and (mixtral or gpt_oss))"]
+ON_POCL = ["tests/engines/opencl", "-k", "plain and not embedded"]
+ALONE = "--second-opinions"
 TESTS = ["tests/engines/opencl", "tests/engines/test_every_engine.py"]
 
 
@@ -31,6 +37,12 @@ def main(arguments):
     if not os.path.exists(python):
         raise SetupError("there is no .venv yet", "make test-opencl makes it first")
     folder = environment(python)
+    if arguments[:1] == [ALONE]:
+        packages = {"pocl-opencl-icd": os.path.exists(POCL), "oclgrind": oclgrind()}
+        missing = [package for package, there in packages.items() if not there]
+        if missing:
+            raise SetupError("not installed: " + ", ".join(missing), "apt install " + " ".join(missing))
+        return second_opinions([os.path.join(folder, "bin", "python"), "-m", "pytest"], arguments[1:])
     return run(folder, arguments)
 
 
@@ -76,25 +88,27 @@ def run(folder, arguments):
     return failed or (0 if arguments else second_opinions(pytest))
 
 
-def second_opinions(pytest):
+def oclgrind():
+    return shutil.which("oclgrind")
+
+
+def second_opinions(pytest, on_pocl=()):
     """The plain spelling on pocl, and under oclgrind no race and no access out of bounds: where these are installed."""
     if os.path.exists(POCL):
         say("the same on pocl")
         environment = dict(os.environ, OCL_ICD_VENDORS=POCL)
-        chosen = ["tests/engines/opencl", "-k", "plain and not embedded"]
-        if subprocess.run(pytest + chosen, env=environment, cwd=ROOT).returncode:
+        if subprocess.run(pytest + (list(on_pocl) or ON_POCL), env=environment, cwd=ROOT).returncode:
             return 1
     else:
         say("pocl is not installed (apt install pocl-opencl-icd): not run on it")
-    oclgrind = shutil.which("oclgrind")
-    if not oclgrind:
+    if not oclgrind():
         say("oclgrind is not installed (apt install oclgrind): kernels are not looked at for races")
         return 0
     say("a few steps under oclgrind")
     build = os.path.join(ROOT, "build")
     os.makedirs(build, exist_ok=True)
     log = os.path.join(build, "oclgrind.log")
-    command = [oclgrind, "--data-races", "--log", log] + pytest + UNDER_OCLGRIND
+    command = [oclgrind(), "--data-races", "--log", log] + pytest + UNDER_OCLGRIND
     environment = dict(os.environ, OCL_ICD_VENDORS=build)  # no other platform than its own
     failed = subprocess.run(command, env=environment, cwd=ROOT).returncode
     with open(log) as lines:

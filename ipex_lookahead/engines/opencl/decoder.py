@@ -20,8 +20,10 @@ from ipex_lookahead.engines.opencl.cache import Pages
 from ipex_lookahead.engines.opencl.device import ARRIVALS, Device
 from ipex_lookahead.engines.opencl.layers import Floats, Layer, Stack, Weights
 from ipex_lookahead.engines.opencl.linear import GROUP, STEP_ROWS, STEP_WANTED, Matrix, Rows, blocks_of, rows_at_once
+from ipex_lookahead.engines.opencl.matrix_units import use_matrix_units
+from ipex_lookahead.engines.opencl.recording import Recorded, Recorder, Sized
 from ipex_lookahead.engines.opencl.scratch import PIECE, RopeTable, Scratch, mlps_of
-from ipex_lookahead.engines.opencl.step import Plan
+from ipex_lookahead.engines.opencl.step import SPLIT_ROWS, Plan
 from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.formats.base import PackedWeight
 
@@ -32,6 +34,8 @@ ATTENDERS, SEARCHERS = 256, 64
 NORM_BLOCKS = 16
 """Blocks of a row that one lane group of a norm makes; each takes the row's mean for itself."""
 MOST_HEAD, MOST_USED = 1024, 64
+MOST_RECORDED = 64
+"""Steps of different sizes that are kept recorded."""
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clamped": 2}
 
 
@@ -50,6 +54,17 @@ class Launch:
     pairs: int = 1
     wanted: bool = False
     by_blocks: bool = False
+
+
+def _sized(launches: list[Launch], plan: Plan, blocks: int) -> Iterator[Sized]:
+    """The launches of a step; ``blocks`` of positions or more than the plan has, if it has more than one."""
+    wanted = len(plan.want)
+    for launch in launches:
+        rows = -(-(wanted if launch.wanted else plan.rows) // launch.rows) * launch.pairs
+        if rows and launch.by_blocks:
+            yield launch.kernel, (launch.size, rows, blocks), (launch.local, 1, 1)
+        elif rows:
+            yield launch.kernel, (launch.size, rows), (launch.local, 1)
 
 
 def check_spec(spec: ModelSpec) -> None:
@@ -101,6 +116,7 @@ class Decoder:
     ) -> None:
         check_spec(spec)
         self.device, self.spec = device, spec
+        use_matrix_units(device)
         attention = spec.layers[0].attention
         self.pages = Pages(device, len(spec.layers), attention.kv_heads, attention.head_dim, kv_cache)
         self._rows = device.program("rows", "attention", options=self.pages.options)
@@ -113,6 +129,7 @@ class Decoder:
         self._scratch: Scratch | None = None
         self._step: Any = device.empty(0)
         self._launches: dict[int, list[Launch]] = {}
+        self._recorded: dict[tuple[int, int, int], Recorded] = {}
         self._bound: object = None
 
     def experts_touched(self, rows: int) -> int:
@@ -140,21 +157,19 @@ class Decoder:
         at_once = rows_at_once(plan.rows)
         bound = (scratch, self._step, self.pages.generation, tuple(rope.positions for rope in self.ropes.values()))
         if bound != self._bound:
-            self._launches, self._bound = {}, bound
+            self._forget()
+            self._bound = bound
         launches = self._launches.get(at_once)
         if launches is None:
             launches = self._launches[at_once] = list(self._bind(scratch, at_once))
         with device.errors("run"):
             device.write(self._step, encoded)
-            enqueue, queue = device.cl.enqueue_nd_range_kernel, device.queue
-            for launch in launches:
-                rows = -(-(wanted if launch.wanted else plan.rows) // launch.rows) * launch.pairs
-                if rows == 0:
-                    continue
-                if launch.by_blocks:
-                    enqueue(queue, launch.kernel, (launch.size, rows, plan.blocks), (launch.local, 1, 1))
-                else:
-                    enqueue(queue, launch.kernel, (launch.size, rows), (launch.local, 1))
+            if device.recorder is not None and plan.rows <= SPLIT_ROWS:
+                self._record(launches, plan, device.recorder).enqueue()
+            else:
+                enqueue, queue = device.cl.enqueue_nd_range_kernel, device.queue
+                for kernel, size, local in _sized(launches, plan, plan.blocks):
+                    enqueue(queue, kernel, size, local)
         if wanted == 0:
             with device.errors("run"):
                 device.queue.finish()
@@ -162,6 +177,20 @@ class Decoder:
         ids = scratch.tops[0 if scratch.pieces == 1 else 1][1]
         found = device.read(ids, (wanted, top), i32)
         return found, device.read(scratch.logits, (wanted, self.spec.vocab), f32) if logits else None
+
+    def _record(self, launches: list[Launch], plan: Plan, recorder: Recorder) -> Recorded:
+        """Recorded for as many rows, rows wanted and, up to the next power of two, blocks of positions."""
+        blocks = 1 << (plan.blocks - 1).bit_length()
+        key = (plan.rows, len(plan.want), blocks)
+        recorded = self._recorded.pop(key, None) or recorder.record(list(_sized(launches, plan, blocks)))
+        self._recorded[key] = recorded  # the latest at the end
+        if len(self._recorded) > MOST_RECORDED:
+            del self._recorded[next(iter(self._recorded))]
+        return recorded
+
+    def _forget(self) -> None:
+        """Launches whose arguments are others now."""
+        self._launches, self._recorded, self._bound = {}, {}, None
 
     def _reserve(self, plan: Plan, top: int) -> Scratch:
         """Scratch that holds the step: grown by doubling, so that it is seldom made anew."""
@@ -174,12 +203,12 @@ class Decoder:
                 old if n <= old else max(n, 2 * old) for n, old in zip(need[:3], have[:3], strict=True)
             )
             self._scratch = None  # its memory first
-            self._bound, self._launches = None, {}
+            self._forget()
             self._scratch = Scratch(self.device, self.spec, rows, wanted, partials, top, self._reorders)
         return self._scratch
 
-    def _lanes(self, kernel: Any, count: int, rows: int = 1, wanted: bool = False) -> Launch:
-        return Launch(kernel, self.device.lane_groups(count), self.device.width, rows, wanted=wanted)
+    def _lanes(self, kernel: Any, count: int, rows: int = 1, wanted: bool = False, width: int | None = None) -> Launch:
+        return Launch(kernel, self.device.lane_groups(count), width or self.device.width, rows, wanted=wanted)
 
     def _kernel(self, name: str, *arguments: Any) -> Any:
         return self.device.kernel(self._rows, name, *arguments)
@@ -201,7 +230,8 @@ class Decoder:
         ) -> Launch:
             counted = i32(STEP_WANTED if wanted else STEP_ROWS)
             arguments = (*w.arguments(), *x.arguments(), step, counted, out, i32(stride), i32(column), i32(add))
-            return self._lanes(device.kernel(w.program(at_once), "linear", *arguments), w.tiles, at_once, wanted)
+            kernel = device.kernel(w.program(at_once), "linear", *arguments)
+            return self._lanes(kernel, w.tiles, at_once, wanted, w.width(at_once))
 
         def add_branch(block: Block, after: Any, one: Norm | None) -> Launch:
             factors = (f32(one.epsilon if one else 0), f32(block.residual_multiplier))
@@ -218,7 +248,8 @@ class Decoder:
         weights = self.weights
         embed = weights.embedding
         arguments = (*embed.arguments(), step, s.hidden, hidden, f32(spec.embedding_multiplier))
-        yield self._lanes(device.kernel(embed.program(at_once), "embed", *arguments), -(-blocks // 16))
+        kernel = device.kernel(embed.program(at_once), "embed", *arguments)
+        yield self._lanes(kernel, -(-blocks // 16), width=embed.width(at_once))
         for number, layer in enumerate(weights.layers):
             block, v = layer.block, layer.vectors
             yield norm(v["attention_norm"], block.attention_norm, s.x, layer.orders.get("q"))
@@ -244,7 +275,7 @@ class Decoder:
                 both = (*gate.arguments(), *up.arguments())
                 arguments = (*both, *s.x.arguments(), *made.arguments(), step, i32(STEP_ROWS), *kind)
                 kernel = device.kernel(gate.program(at_once), "gate_up", *arguments)
-                yield self._lanes(kernel, made.blocks, at_once)
+                yield self._lanes(kernel, made.blocks, at_once, width=gate.width(at_once))
             else:
                 yield linear(gate, s.x, s.gate, gate.n_out)
                 yield linear(up, s.x, s.up, up.n_out)

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ipex_lookahead.engines.opencl.recording import recorder_of
 from ipex_lookahead.engines.opencl.self_test import check
 from ipex_lookahead.errors import EngineError, InputError
 from ipex_lookahead.hub.folders import cache_folder
@@ -132,6 +133,17 @@ def _chosen(name: str | None) -> tuple[int, Any]:
     return number, found[number]
 
 
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Matrix units that kernels use for many rows: the lanes of a subgroup, 8 or 16, or 0 where there are none.
+
+    ``spelt_out``: their products by other means, which is how kernels are tried where there are no such units.
+    """
+
+    width: int = 0
+    spelt_out: bool = False
+
+
 class Device:
     """One device with a queue of its own, whose kernels run in the order in which they are enqueued.
 
@@ -158,6 +170,8 @@ class Device:
         """What kernels do without -> whether it is used here, and if not, why."""
         self.spelling: Spelling = ()
         self._first_that_passes(self._spellings() if spelling is None else [spelling])
+        self.recorder, self.paths["command buffers"] = recorder_of(self)
+        self.units = Units()
 
     @property
     def is_gpu(self) -> bool:
@@ -215,12 +229,15 @@ class Device:
                 hint="a device that was lost comes back with a new process; see also the driver's log (dmesg)",
             ) from None
 
-    def program(self, *files: str, options: Sequence[str] = ()) -> Any:
-        """``device.cl`` and those files as one program; built once, and kept on disk for this device and driver."""
-        key = (*files, *options)
+    def program(self, *files: str, options: Sequence[str] = (), spelling: Spelling | None = None) -> Any:
+        """``device.cl`` and those files as one program; built once, and kept on disk for this device and driver.
+
+        ``spelling``: another than the device's.
+        """
+        defines = [f"-D{name}" for name in (self.spelling if spelling is None else spelling)]
+        key = (*files, *options, *defines)
         if key not in self._programs:
             source = "\n".join((KERNELS / f"{name}.cl").read_text("utf-8") for name in ("device", *files))
-            defines = [f"-D{name}" for name in self.spelling]
             with self.errors("programmed"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # remarks of the compiler
                 made = self.cl.Program(self.context, source)
@@ -249,10 +266,10 @@ class Device:
         """Work-items, whole work-groups of them, for so many lane groups."""
         return -(-count * LANES // self.width) * self.width
 
-    def enqueue(self, kernel: Any, lane_groups: int, rows: int = 1) -> None:
-        """Run a kernel of lane groups, for so many of them in each of ``rows``."""
+    def enqueue(self, kernel: Any, lane_groups: int, rows: int = 1, width: int | None = None) -> None:
+        """Run a kernel of lane groups, so many of them in each of ``rows``; ``width``: another than the device's."""
         size = (self.lane_groups(lane_groups), rows)
-        self.cl.enqueue_nd_range_kernel(self.queue, kernel, size, (self.width, 1))
+        self.cl.enqueue_nd_range_kernel(self.queue, kernel, size, (width or self.width, 1))
 
     def enqueue_plain(self, kernel: Any, size: tuple[int, ...], local: tuple[int, ...] | None = None) -> None:
         """Run a kernel of single work-items, or of work-groups of its own size."""

@@ -12,6 +12,7 @@ from ipex_lookahead.engines.native.linear import LinearPool
 from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.extensions import attributes
 from ipex_lookahead.engines.opencl.linear import Matrix, Product
+from ipex_lookahead.engines.opencl.matrix_units import use_matrix_units
 from ipex_lookahead.engines.weights import random_matrix
 from ipex_lookahead.errors import EngineError
 from ipex_lookahead.formats import FORMATS
@@ -31,6 +32,7 @@ EXTENSIONS = (
 
 def details(device: Device) -> dict[str, Any]:
     """Platform, driver, size and extensions of a device; bytes, MHz."""
+    use_matrix_units(device)
     raw = device.raw
     facts = {
         **device.facts(),

@@ -15,6 +15,8 @@ INTEL = {
 }  # fmt: skip
 """Numbers of cl_intel_device_attribute_query; each is an answer of up to 4 bytes."""
 
+SUBGROUP_SIZES = 0x4108
+
 
 @cache
 def loader(cl: Any) -> Any:
@@ -40,3 +42,13 @@ def attributes(cl: Any, raw: Any) -> dict[str, int]:
         if loader(cl).clGetDeviceInfo(device, wanted, size, ctypes.byref(value), None) == 0:
             facts[name] = int(value.value)
     return facts
+
+
+def subgroup_sizes(cl: Any, raw: Any) -> list[int]:
+    """Sizes that cl_intel_required_subgroup_size offers, ascending; none where the device does not tell."""
+    sizes, given = (ctypes.c_size_t * 16)(), ctypes.c_size_t()
+    device, number = ctypes.c_void_p(raw.int_ptr), ctypes.c_uint32(SUBGROUP_SIZES)
+    room = ctypes.c_size_t(ctypes.sizeof(sizes))
+    if loader(cl).clGetDeviceInfo(device, number, room, sizes, ctypes.byref(given)) != 0:
+        return []
+    return sorted(int(size) for size in sizes[: given.value // ctypes.sizeof(ctypes.c_size_t)])

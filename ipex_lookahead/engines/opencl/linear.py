@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.engines.native.linear import prepacked, unpacked
-from ipex_lookahead.engines.opencl.device import Device
+from ipex_lookahead.engines.opencl.device import DOT, Device, Units
 from ipex_lookahead.engines.opencl.formats import KERNEL_FORMATS, NAMES
 from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.formats.base import PackedWeight
@@ -98,7 +98,20 @@ class Matrix:
     def program(self, rows: int) -> Any:
         """The kernels of this format for so many rows at once."""
         options = [*NAMES, *KERNEL_FORMATS[self.format].defines(), f"-DROWS={rows}"]
-        return self.device.program("linear", options=options)
+        units, spelling = self._units(rows), self.device.spelling
+        if units.width:
+            options += [f"-DMATRIX_WIDTH={units.width}", *(() if units.spelt_out else ("-DHAS_MATRIX_UNITS",))]
+        if units.width == 8:  # a lane group is no subgroup then
+            spelling = tuple(name for name in spelling if name == DOT)
+        return self.device.program("linear", options=options, spelling=spelling)
+
+    def width(self, rows: int) -> int:
+        """Work-items of a work-group of that program's kernels."""
+        return LANES if self._units(rows).width == 8 else self.device.width
+
+    def _units(self, rows: int) -> Units:
+        """Matrix units multiply whole numbers, and many rows."""
+        return self.device.units if rows == ROWS[-1] and KERNEL_FORMATS[self.format].zero is not None else Units()
 
     def weights(self) -> list[PackedWeight]:
         """The matrices in plain order, bit for bit as they came."""
@@ -164,11 +177,11 @@ class Product:
         arguments = (*matrix.arguments(), *made.arguments(), step, i32(STEP_ROWS), self._out, i32(matrix.n_out), i32(0))
         self._held = (matrix, values, made, step)  # a kernel does not hold its buffers
         self._kernel = device.kernel(matrix.program(at_once), "linear", *arguments, i32(start is not None))
-        self._groups = (matrix.tiles, -(-rows // at_once))
+        self._size = (matrix.tiles, -(-rows // at_once), matrix.width(at_once))
 
     def enqueue(self) -> None:
         """Multiply once; with ``start`` each time adds."""
-        self._device.enqueue(self._kernel, *self._groups)
+        self._device.enqueue(self._kernel, *self._size)
 
     def result(self) -> Floats:
         """float32 [rows, n_out], multiplied anew."""

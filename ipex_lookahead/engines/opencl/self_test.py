@@ -11,18 +11,24 @@ ARRIVALS, ROUNDS = 512, 4
 """Work-groups of which the last adds up what all have made, and how often."""
 
 
+def self_test_inputs() -> tuple[Any, Any, Any, Any, Any]:
+    """What ``kernels/self_test.cl`` reads, [COUNT] each: three of float32, words of four codes, finite binary16."""
+    rng = np.random.default_rng(0)
+    a, b = ((1 + rng.random(COUNT)).astype(np.float32) for _ in range(2))
+    c = np.where(np.arange(COUNT) % 2, -(a * b), 1 + 3 * rng.random(COUNT)).astype(np.float32)
+    codes = rng.integers(0, 2**32, COUNT, np.uint32)
+    halves = rng.integers(0, 0x7C00, COUNT, np.uint16)  # subnormals among them
+    halves[:4] = (1, 0x3FF, 0x400, 0x7BFF)
+    return a, b, c, codes, halves
+
+
 def check(device: Any) -> str:
     """The first operation of ``kernels/self_test.cl`` whose bits are not what they must be; empty where all are.
 
     Oracles are numpy's in float64, in which products of float32 are exact, as are their sums with what lies near; and
     quotients and roots are rounded twice without harm (Figueroa, 1995).
     """
-    rng = np.random.default_rng(0)
-    a, b = ((1 + rng.random(COUNT)).astype(np.float32) for _ in range(2))
-    c = np.where(np.arange(COUNT) % 2, -(a * b), 1 + 3 * rng.random(COUNT)).astype(np.float32)
-    codes = rng.integers(0, 2**32, COUNT, np.uint32)
-    halves = rng.integers(0, 0x7C00, COUNT, np.uint16)  # finite ones, subnormals among them
-    halves[:4] = (1, 0x3FF, 0x400, 0x7BFF)
+    a, b, c, codes, halves = self_test_inputs()
     out, dots = device.empty(8 * COUNT * 4), device.empty(4 * COUNT * 4)
     buffers = [device.upload(array) for array in (a, b, c, codes, halves)]
     kernel = device.kernel(device.program("self_test"), "self_test", *buffers, out, dots)

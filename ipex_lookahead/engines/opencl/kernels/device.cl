@@ -21,7 +21,11 @@
 #define EXCHANGED
 #define SWAP_LANES(x, mask) intel_sub_group_shuffle_xor(x, mask)
 #else
+#if MATRIX_WIDTH == 8  // two subgroups a lane group
+#define LANE_GROUPS __attribute__((reqd_work_group_size(16, 1, 1))) __attribute__((intel_reqd_sub_group_size(8)))
+#else
 #define LANE_GROUPS __attribute__((reqd_work_group_size(16, 1, 1)))
+#endif
 #define EXCHANGE(lanes) local int lanes[LANES];
 #define EXCHANGE_ARGUMENT , local int* lanes
 #define EXCHANGED , lanes

@@ -150,25 +150,23 @@ static inline Scaled scaled_at(const Matrix w, int tile, int b, int lane) {
 // ---- a tile by ROWS rows ------------------------------------------------------------------------------------------
 
 #ifdef INTEGERS
+// The dot products of a block's codes with a row's, of its two halves or, where they share a scale, of both in `x`.
+typedef int2 Dots;
+
 // acc + a block's weights times a row's activations.
-static inline float add_block(float acc, const uint* w, const Scaled s, const Rows x, size_t at) {
-  global const uint* a = (global const uint*)(x.codes + at * GROUP);
+static inline float add_dots(float acc, Dots dots, const Scaled s, const Rows x, size_t at) {
   const float scale = x.scales[at];
   const int2 sums = x.sums[at];
 #ifdef HALVED
-  int first = -ZERO * sums.x, second = -ZERO * sums.y;
-  for (int c = 0; c < 4; ++c) first = add_dot(w[c], a[c], first);
-  for (int c = 4; c < 8; ++c) second = add_dot(w[c], a[c], second);
 #ifdef MINIMUM
   const float sum = fma(convert_float(sums.y), s.minimum_steps.y, convert_float(sums.x) * s.minimum_steps.x);
   acc = fma(sum, s.minimum * scale, acc);
 #endif
-  const float dot = fma(convert_float(second), s.steps.y, convert_float(first) * s.steps.x);
+  dots -= ZERO * sums;
+  const float dot = fma(convert_float(dots.y), s.steps.y, convert_float(dots.x) * s.steps.x);
   return fma(dot, s.scale * scale, acc);
 #else
-  int dot = -ZERO * (sums.x + sums.y);
-  for (int c = 0; c < 8; ++c) dot = add_dot(w[c], a[c], dot);
-  float sum = convert_float(dot);
+  float sum = convert_float(dots.x - ZERO * (sums.x + sums.y));
 #ifdef ZERO_POINT
   sum = fma(s.minimum, convert_float(-(sums.x + sums.y)), sum);  // whole numbers
 #elif defined(MINIMUM)
@@ -176,6 +174,90 @@ static inline float add_block(float acc, const uint* w, const Scaled s, const Ro
 #endif
   return fma(sum, s.scale * scale, acc);
 #endif
+}
+
+#ifdef MATRIX_WIDTH
+// The matrix units' way of many rows: MATRIX_WIDTH lanes, a subgroup of just so many, multiply 8 rows by their outputs. Of a row
+// each lane holds the codes of 32 / MATRIX_WIDTH inputs that follow each other; of the weights those of its own output.
+#define UNIT_ROWS 8
+#if MATRIX_WIDTH == 8
+typedef int Part;
+typedef int8 Parts;
+#else
+typedef short Part;
+typedef short8 Parts;
+#endif
+#ifdef HAS_MATRIX_UNITS
+#define MULTIPLY(parts, words) intel_sub_group_i8_u8_matrix_mad_k32(parts, words, (int8)(0))
+#else  // the same products spelled out
+#define MULTIPLY(parts, words) multiply(parts, words)
+static int8 multiply(Parts parts, uint8 words) {
+  Part part[UNIT_ROWS];
+  uint word[8];
+  int dots[UNIT_ROWS];
+  vstore8(parts, 0, part);
+  vstore8(words, 0, word);
+  for (int m = 0; m < UNIT_ROWS; ++m) {
+    dots[m] = 0;
+    for (int l = 0; l < MATRIX_WIDTH; ++l) {
+      const int other = intel_sub_group_shuffle((int)part[m], l);
+#if MATRIX_WIDTH == 8
+      dots[m] = add_dot(word[l], as_uint(other), dots[m]);
+#else
+      dots[m] = add_dot(word[l / 2] >> 16 * (l % 2) & 0xffff, as_uint(other) & 0xffff, dots[m]);
+#endif
+    }
+  }
+  return vload8(0, dots);
+}
+#endif
+
+// acc[m]: the lane's output for row `row` + m; rows beyond the last repeat it.
+static inline void tile_times_rows(const Matrix w, int tile, const Rows x, int row, int rows, float* acc) {
+  const int lane = lane_of();
+  global const uchar* codes = w.codes + (size_t)tile * w.blocks * CODE_BYTES;
+  for (int m = 0; m < ROWS; ++m) acc[m] = 0.0f;
+  for (int b = 0; b < w.blocks; ++b) {
+    uint four[8];
+    unpack(codes + (size_t)b * CODE_BYTES, lane, four);
+    const Scaled s = scaled_at(w, tile, b, lane);
+    const uint8 words = vload8(0, four);
+    for (int first = 0; first < ROWS && row + first < rows; first += UNIT_ROWS) {
+      Part part[UNIT_ROWS];
+      for (int m = 0; m < UNIT_ROWS; ++m) {
+        const size_t at = (size_t)min(row + first + m, rows - 1) * x.blocks + b;
+        part[m] = ((global const Part*)(x.codes + at * GROUP))[lane % MATRIX_WIDTH];
+      }
+      const Parts parts = vload8(0, part);
+      int low[UNIT_ROWS], high[UNIT_ROWS];
+#ifdef HALVED
+      vstore8(MULTIPLY(parts, ((uint8)(words.lo, (uint4)(0)))), 0, low);
+      vstore8(MULTIPLY(parts, ((uint8)((uint4)(0), words.hi))), 0, high);
+#else
+      vstore8(MULTIPLY(parts, words), 0, low);
+#endif
+      for (int m = 0; m < UNIT_ROWS; ++m) {
+#ifndef HALVED
+        high[m] = 0;
+#endif
+        const size_t at = (size_t)min(row + first + m, rows - 1) * x.blocks + b;
+        acc[first + m] = add_dots(acc[first + m], (Dots)(low[m], high[m]), s, x, at);
+      }
+    }
+  }
+}
+#else
+
+static inline float add_block(float acc, const uint* w, const Scaled s, const Rows x, size_t at) {
+  global const uint* a = (global const uint*)(x.codes + at * GROUP);
+  Dots dots = (Dots)(0);
+  for (int c = 0; c < 4; ++c) dots.x = add_dot(w[c], a[c], dots.x);
+#ifdef HALVED
+  for (int c = 4; c < 8; ++c) dots.y = add_dot(w[c], a[c], dots.y);
+#else
+  for (int c = 4; c < 8; ++c) dots.x = add_dot(w[c], a[c], dots.x);
+#endif
+  return add_dots(acc, dots, s, x, at);
 }
 
 // acc[m]: the lane's output for row `row` + m; rows beyond the last repeat it.
@@ -190,6 +272,7 @@ static inline void tile_times_rows(const Matrix w, int tile, const Rows x, int r
     for (int m = 0; m < ROWS; ++m) acc[m] = add_block(acc[m], four, s, x, (size_t)min(row + m, rows - 1) * x.blocks + b);
   }
 }
+#endif
 #else
 
 #if CODES == FLOATS

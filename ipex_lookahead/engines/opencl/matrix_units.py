@@ -1,0 +1,54 @@
+"""Matrix units (Intel's XMX) for many rows: used where the device has them and they give the plain kernel's bytes.
+
+Their sums of 32 products are of whole numbers, so the order of adding changes no bit; how inputs lie might.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ipex_lookahead.engines.opencl.device import NOT_OFFERED, USED, Device, Units
+from ipex_lookahead.engines.opencl.extensions import subgroup_sizes
+from ipex_lookahead.engines.opencl.linear import Matrix, Product
+from ipex_lookahead.engines.weights import random_matrix
+from ipex_lookahead.errors import EngineError
+
+PATH, EXTENSION = "matrix units", "cl_intel_subgroup_matrix_multiply_accumulate"
+WIDTHS = (8, 16)
+TRIED = ("sym_int4", "asym_int4", "q6_k", "q2_k")
+"""Formats with a scale for a block, with minimums, with scales for halves, and with both."""
+
+
+def use_matrix_units(device: Device) -> None:
+    """Decide once for a device; ``device.paths`` says how."""
+    if PATH in device.paths:
+        return
+    if EXTENSION not in device.extensions:
+        device.paths[PATH] = NOT_OFFERED
+        return
+    width = min(subgroup_sizes(device.cl, device.raw), default=0)
+    if width not in WIDTHS:
+        device.paths[PATH] = f"offered for subgroups of {width}, and kernels have 8 and 16"
+        return
+    wrong = difference(device, Units(width))
+    device.paths[PATH] = f"its self-test failed: {wrong}" if wrong else USED
+    device.units = Units() if wrong else Units(width)
+
+
+def difference(device: Device, units: Units) -> str:
+    """Where products by matrix units are not the plain kernel's, byte for byte; empty where they are."""
+    rng, before = np.random.default_rng(0), device.units
+    try:
+        for low_bit in TRIED:
+            matrix = Matrix.upload(device, [random_matrix((40, 288), low_bit, 32, rng)], [None])
+            x = rng.standard_normal((23, 288), dtype=np.float32)
+            made = []
+            for device.units in (Units(), units):
+                made.append(Product(matrix, x).result().tobytes())
+            if made[0] != made[1]:
+                return f"products with {low_bit}"
+    except EngineError as error:
+        return str(error)
+    finally:
+        device.units = before
+    return ""
