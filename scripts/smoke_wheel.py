@@ -3,8 +3,8 @@
 python -I scripts/smoke_wheel.py [--no-torch]
 
 Writes a tiny random model into the current folder, which should be empty, and runs the installed command on it: plain
-and with lookahead, on every instruction set that the processor has, in formats and mixtures of them; from Python too
-where torch is.
+and with lookahead, on every instruction set that the processor has, in formats and mixtures of them; where torch is,
+which quantize and Python's classes need, these too.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ def main(arguments: list[str]) -> None:
             there = answer(model, lookahead, isa=isa)
             assert there["text"] == plain["text"], f"{isa}, lookahead {lookahead}: another text"
     for low_bit in ("sym_int4", "q4_k", "gguf_q4k_m", "mixed_fp4"):
-        command("quantize", str(model), low_bit, "--low-bit", low_bit)
-        assert answer(Path(low_bit), "3")["text"] == answer(Path(low_bit), "0")["text"]
+        assert answer(model, "3", low_bit)["text"] == answer(model, "0", low_bit)["text"], low_bit
     if "--no-torch" not in arguments:
+        command("quantize", str(model), "saved", "--low-bit", "gguf_q4k_m")
+        assert answer(Path("saved"), "auto")["text"] == answer(model, "0", "gguf_q4k_m")["text"]
         from_python(model)
     print(f"Python {sys.version.split()[0]}, {engine['isa_chosen']} of {', '.join(engine['isa_available'])}")
 
@@ -102,10 +103,10 @@ def command(*words: str, isa: str = "") -> str:
     return done.stdout
 
 
-def answer(model: Path, lookahead: str, isa: str = "") -> dict[str, object]:
+def answer(model: Path, lookahead: str, low_bit: str = "", isa: str = "") -> dict[str, object]:
     """An answer in JSON."""
-    words = ("generate", "--model", str(model), "--raw", "--json", "-n", "24", "--lookahead", lookahead, PROMPT)
-    return json.loads(command(*words, isa=isa))
+    options = ("--raw", "--json", "-n", "24", "--lookahead", lookahead, *(("--low-bit", low_bit) if low_bit else ()))
+    return json.loads(command("generate", "--model", str(model), *options, PROMPT, isa=isa))
 
 
 def from_python(model: Path) -> None:

@@ -142,19 +142,20 @@ def smoke(python, version, wheel, with_torch):
     bare = environment(python, "bare-{}.{}".format(*version))
     if with_torch:
         try:
-            run(bare, "-m", "pip", "install", "-q", "--no-deps", "--index-url", TORCH_CPU_INDEX, TORCH, quiet=True)
+            run(bare, *INSTALL, "--no-deps", "--index-url", TORCH_CPU_INDEX, TORCH, quiet=True)
         except SetupError:
-            run(bare, "-m", "pip", "install", "-q", "--no-deps", TORCH)
-        run(bare, "-m", "pip", "install", "-q", wheel)
+            run(bare, *INSTALL, "--no-deps", TORCH)
+        run(bare, *INSTALL, wheel)
     else:
         needs = subprocess.check_output([bare, "-c", NEEDS, wheel], universal_newlines=True).split("\n")
-        run(bare, "-m", "pip", "install", "-q", *[one for one in needs if one and not one.startswith("torch")])
-        run(bare, "-m", "pip", "install", "-q", "--no-deps", wheel)
+        run(bare, *INSTALL, *[one for one in needs if one and not one.startswith("torch")])
+        run(bare, *INSTALL, "--no-deps", wheel)
     with tempfile.TemporaryDirectory() as empty:
         run(bare, "-I", SMOKE, *([] if with_torch else ["--no-torch"]), cwd=empty)
     say("Python {}.{} runs {}".format(version[0], version[1], os.path.basename(wheel)))
 
 
+INSTALL = ("-m", "pip", "install", "--quiet", "--no-compile")
 NEEDS = """
 import email, sys, zipfile
 wheel = zipfile.ZipFile(sys.argv[1])
