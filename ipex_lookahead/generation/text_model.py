@@ -245,10 +245,10 @@ class TextModel:
 
         Raises InputError where the model's own generation config asks for what only Hugging Face's processors do.
         """
-        if self._asks_for_more(rules):
+        if unknown := self._asks_for_more(rules):
             raise InputError(
-                "the model's generation config has an option that is not known here",
-                hint="take it out of generation_config.json, or use generate",
+                f"the model's generation config sets {', '.join(unknown)}, which only generate knows",
+                hint="take it out of generation_config.json",
             )
         processors = self._processors(rules, len(ids))
         return Job(
@@ -306,14 +306,15 @@ class TextModel:
             made.append(LeastLength(least, self._eos))
         return made + _count_penalties(rules, prompt_length)
 
-    def _asks_for_more(self, rules: Rules) -> bool:
-        """Whether the model's own generation config has an option that is not known here."""
-        return any(
-            (value := self._defaults.get(name)) is not None
+    def _asks_for_more(self, rules: Rules) -> list[str]:
+        """The options of the model's own generation config that would change the text and are not known here."""
+        return [
+            name
+            for name, neutral in _NEUTRAL.items()
+            if (value := self._defaults.get(name)) is not None
             and value not in neutral
             and (rules.temperature > 0 or name not in _OF_SAMPLING)
-            for name, neutral in _NEUTRAL.items()
-        )
+        ]
 
     def _as_transformers(
         self,

@@ -308,3 +308,10 @@ def test_closing_ends_what_is_left(model: TextModel) -> None:
     for stream in streams:
         assert list(stream)[-1].reason == "cancelled"
     assert made.running == made.waiting == 0
+
+
+def test_a_model_whose_config_asks_for_more_is_refused_by_name() -> None:
+    made = Service(text_model(suppress_tokens=[3]))
+    with pytest.raises(InputError, match="sets suppress_tokens, which only generate knows"):
+        made.stream([1], Rules(3))
+    made.close()
