@@ -11,7 +11,7 @@ from typing import Any
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.serving.answers import Ask
 from ipex_lookahead.serving.failures import ApiError, refused
-from ipex_lookahead.serving.grammar import Grammar
+from ipex_lookahead.serving.grammar import Grammar, inlined
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.server import Served
 from ipex_lookahead.serving.tools import Function, Parser, Style, in_words, style_of
@@ -151,7 +151,7 @@ def _grammar(served: Served, talk: Talk, style: Style, markers: Mapping[int, str
     rules = style.grammar(wanted, spell, one=talk.one_call or talk.choice not in ("auto", "required"))
     if forced:
         return served.grammars.lark("start: calls\n" + rules)
-    return served.grammars.lark(f"start: calls | answer\n{rules}answer: %json {json.dumps(talk.schema)}\n")
+    return served.grammars.lark(f"start: calls | answer\n{rules}answer: %json {inlined(talk.schema)}\n")
 
 
 def functions_of(tools: Sequence[Mapping[str, Any]], limits: Limits, param: str = "tools") -> list[Function]:

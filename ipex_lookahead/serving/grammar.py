@@ -20,6 +20,11 @@ _OPTIONS: Any = {"whitespace_pattern": r"[ \n\t]{0,24}"}
 """White space between the parts of JSON: enough to indent, and not enough to say nothing for ever."""
 
 
+def inlined(schema: Any) -> str:
+    """A JSON schema as it stands in a Lark grammar, behind ``%json``."""
+    return json.dumps({"x-guidance": _OPTIONS, **({} if schema is True else schema)})
+
+
 class Grammars:
     """Compiles grammars for one model. For any number of threads.
 

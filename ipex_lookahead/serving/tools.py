@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ipex_lookahead.serving.grammar import inlined
+
 Function = Mapping[str, Any]
 """``{"name": ..., "description": ..., "parameters": schema}``; the name is always there."""
 Spell = Callable[[str], str]
@@ -66,7 +68,7 @@ class Tagged(Style):
 
     def grammar(self, functions: Sequence[Function], spell: Spell, *, one: bool) -> str:
         """See :class:`Style`."""
-        schema = json.dumps(one_of(functions, "arguments"))
+        schema = inlined(one_of(functions, "arguments"))
         many = "call" if one else 'call ("\\n" call)*'
         begin, end = spell("<tool_call>"), spell("</tool_call>")
         return f'calls: {many}\ncall: {begin} "\\n" body "\\n" {end}\nbody: %json {schema}\n'
@@ -90,7 +92,7 @@ class Bare(Style):
 
     def grammar(self, functions: Sequence[Function], spell: Spell, *, one: bool) -> str:
         """See :class:`Style`."""
-        return f"calls: body\nbody: %json {json.dumps(one_of(functions, 'parameters'))}\n"
+        return f"calls: body\nbody: %json {inlined(one_of(functions, 'parameters'))}\n"
 
 
 class Listed(Style):
@@ -119,7 +121,7 @@ class Listed(Style):
         schema: dict[str, Any] = {"type": "array", "items": one_of(functions, "arguments"), "minItems": 1}
         if one:
             schema["maxItems"] = 1
-        return f"calls: {spell('[TOOL_CALLS]')} body\nbody: %json {json.dumps(schema)}\n"
+        return f"calls: {spell('[TOOL_CALLS]')} body\nbody: %json {inlined(schema)}\n"
 
 
 def style_of(template: str) -> tuple[Style, bool]:

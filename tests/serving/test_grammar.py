@@ -126,6 +126,17 @@ def test_forced_calls_are_calls(client, choice, names):
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+def test_white_space_ends_in_forced_calls_too(client):
+    """Greedy, the tiny model would write nothing else."""
+    digit = {"type": "integer", "minimum": 0, "maximum": 9}
+    parameters = {"type": "object", "properties": {"a": digit}, "required": ["a"], "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": "w", "parameters": parameters}}]
+    named = {"type": "function", "function": {"name": "w"}}
+    given = {"messages": ASKED, "temperature": 0, "max_tokens": 700, "tools": tools, "tool_choice": named}
+    (choice,) = client.post("/v1/chat/completions", json=given).json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+
+
 def state(served, lark):
     return served.grammars.lark(lark).constrain(0)
 
