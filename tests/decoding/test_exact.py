@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.controller import FixedBudget
-from ipex_lookahead.decoding.loop import decode
+from ipex_lookahead.decoding.loop import stepwise
 from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import PROPOSERS, Proposer, make_proposer
@@ -215,7 +216,7 @@ def test_chunks_of_the_prompt_do_not_matter(
     engine: ScriptedEngine, prefill_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = run(engine, PROMPTS)
-    monkeypatch.setattr(module, "decode", lambda *args, **kwargs: decode(*args, prefill_rows=prefill_rows, **kwargs))
+    monkeypatch.setattr(module, "stepwise", partial(stepwise, prefill_rows=prefill_rows))
     before = len(engine.batches)
     assert_same(run(engine, PROMPTS), plain)
     prompt_rows = answers = 0
