@@ -133,7 +133,7 @@ def test_messages_of_several_lines_and_the_history_of_an_earlier_chat(tmp_path):
     terminal.wait_for("that is not UTF-8 text, and was not sent")
     terminal.wait_for(">>> ")
     terminal.type("/bye\n")
-    assert terminal.process.wait(timeout=30) == 0
+    assert terminal.process.wait(timeout=200) == 0
     os.close(terminal.master)
     terminal = Terminal(there)
     terminal.wait_for(">>> ")
@@ -141,7 +141,7 @@ def test_messages_of_several_lines_and_the_history_of_an_earlier_chat(tmp_path):
     terminal.wait_for("system: pasted\x1b[0m\r\n\x1b[2min \\n two")
     terminal.wait_for(">>> ")
     terminal.type("\x04")
-    assert terminal.process.wait(timeout=30) == 0
+    assert terminal.process.wait(timeout=200) == 0
     os.close(terminal.master)
 
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from ipex_lookahead.errors import InputError
 from ipex_lookahead.serving.keys import Keys
 
 PATIENCE = 120.0
+"""Seconds; httpx waits five where nothing is said, and a busy machine takes longer."""
+get = partial(httpx.get, timeout=PATIENCE)
+post = partial(httpx.post, timeout=PATIENCE)
 
 
 def started(*options: str) -> tuple[subprocess.Popen[str], str]:
@@ -34,7 +38,7 @@ def started(*options: str) -> tuple[subprocess.Popen[str], str]:
 
 def wait_for(process: subprocess.Popen[str], url: str) -> None:
     ends = time.monotonic() + PATIENCE
-    while (answer := httpx.get(url + "/health")).status_code == 503:
+    while (answer := get(url + "/health")).status_code == 503:
         assert answer.json()["error"]["code"] == "loading"
         assert process.poll() is None
         assert time.monotonic() < ends
@@ -47,9 +51,9 @@ def test_serves_until_it_is_told_to_end(folder, signal_number):
     process, url = started("--model", str(folder), "--lookahead", "2")
     try:
         wait_for(process, url)
-        assert httpx.get(url + "/v1/models").json()["data"][0]["id"] == folder.name
+        assert get(url + "/v1/models").json()["data"][0]["id"] == folder.name
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "temperature": 0}
-        answer = httpx.post(url + "/v1/chat/completions", json=body, timeout=PATIENCE)
+        answer = post(url + "/v1/chat/completions", json=body)
         assert answer.json()["usage"]["completion_tokens"] <= 3
         process.send_signal(signal_number)
         _, said = process.communicate(timeout=PATIENCE)

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import httpx
@@ -18,6 +19,10 @@ from tests.serving.conftest import LIMITS, FakeService
 
 BODY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100, "temperature": 0}
 PATIENCE = 60.0
+"""Seconds; httpx waits five where nothing is said, and a busy machine takes longer."""
+get = partial(httpx.get, timeout=PATIENCE)
+post = partial(httpx.post, timeout=PATIENCE)
+streaming = partial(httpx.stream, timeout=PATIENCE)
 LETTER = 4 + 64
 
 
@@ -82,7 +87,7 @@ def test_a_reader_that_takes_nothing_is_dropped(live):
 
 def test_an_answer_that_fails_ends_its_stream_with_an_error(live):
     running = live()
-    with httpx.stream("POST", running.url + "/v1/chat/completions", json={**BODY, "stream": True}) as answer:
+    with streaming("POST", running.url + "/v1/chat/completions", json={**BODY, "stream": True}) as answer:
         ticket = running.service.next()
         ticket.say(LETTER)
         ticket.tell(Event("error", error=LookaheadError("the logits are not finite", hint="report it")))
@@ -95,9 +100,7 @@ def test_an_answer_that_fails_ends_its_stream_with_an_error(live):
 def test_an_answer_that_fails_is_a_500(live):
     running = live()
     result: list[httpx.Response] = []
-    asking = threading.Thread(
-        target=lambda: result.append(httpx.post(running.url + "/v1/chat/completions", json=BODY, timeout=PATIENCE))
-    )
+    asking = threading.Thread(target=lambda: result.append(post(running.url + "/v1/chat/completions", json=BODY)))
     asking.start()
     running.service.next().tell(Event("error", error=LookaheadError("it broke")))
     asking.join(PATIENCE)
@@ -107,7 +110,7 @@ def test_an_answer_that_fails_is_a_500(live):
 
 def test_a_full_queue_is_told_when_to_come_again(live):
     running = live(FakeService(most=2))
-    answer = httpx.post(running.url + "/v1/chat/completions", json={**BODY, "n": 3}, timeout=PATIENCE)
+    answer = post(running.url + "/v1/chat/completions", json={**BODY, "n": 3})
     assert answer.status_code == 429
     assert answer.headers["retry-after"] == "3"
     assert answer.json()["error"]["type"] == "rate_limit_error"
@@ -116,32 +119,32 @@ def test_a_full_queue_is_told_when_to_come_again(live):
 
 def test_what_is_cut_off_by_the_end_of_the_server_says_so(live):
     running = live()
-    with httpx.stream("POST", running.url + "/v1/chat/completions", json={**BODY, "stream": True}) as answer:
+    with streaming("POST", running.url + "/v1/chat/completions", json={**BODY, "stream": True}) as answer:
         running.service.next().say(LETTER)
         running.server.close(0.0)
         data = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
     assert data[-1]["error"]["code"] == "shutting_down"
-    later = httpx.post(running.url + "/v1/chat/completions", json=BODY, timeout=PATIENCE)
+    later = post(running.url + "/v1/chat/completions", json=BODY)
     assert later.status_code == 503
     assert int(later.headers["retry-after"]) > 0
-    assert httpx.get(running.url + "/health").status_code == 503
-    assert httpx.get(running.url + "/ready").status_code == 503
+    assert get(running.url + "/health").status_code == 503
+    assert get(running.url + "/ready").status_code == 503
 
 
 def test_keys(live):
     running = live(keys=Keys(["first-key-of-sixteen", "second-key-of-sixteen"]))
     asked = {"headers": {"authorization": "Bearer first-key-of-sixteen"}}
-    assert httpx.get(running.url + "/v1/models", **asked).status_code == 200
-    assert httpx.get(running.url + "/v1/models", headers={"x-api-key": "second-key-of-sixteen"}).status_code == 200
+    assert get(running.url + "/v1/models", **asked).status_code == 200
+    assert get(running.url + "/v1/models", headers={"x-api-key": "second-key-of-sixteen"}).status_code == 200
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic x"}, {"x-api-key": "\xff"}):
-        refused = httpx.get(running.url + "/v1/models", headers={k: v.encode("latin-1") for k, v in headers.items()})
+        refused = get(running.url + "/v1/models", headers={k: v.encode("latin-1") for k, v in headers.items()})
         assert refused.status_code == 401
         assert refused.json()["error"]["code"] == "invalid_api_key"
-    assert httpx.get(running.url + "/metrics").status_code == 401
-    assert httpx.get(running.url + "/health").status_code == 200
+    assert get(running.url + "/metrics").status_code == 401
+    assert get(running.url + "/health").status_code == 200
     owners = []
     for key in ("first-key-of-sixteen", "second-key-of-sixteen", "first-key-of-sixteen"):
-        with httpx.stream(
+        with streaming(
             "POST", running.url + "/v1/chat/completions", json={**BODY, "stream": True},
             headers={"authorization": f"bearer {key}"},
         ) as answer:  # fmt: skip
@@ -168,7 +171,7 @@ def test_keys(live):
 )
 def test_pages_of_others_are_refused(live, headers, status):
     running = live(hosts=frozenset({"127.0.0.1", "localhost"}))
-    answer = httpx.get(running.url + "/v1/models", headers=headers)
+    answer = get(running.url + "/v1/models", headers=headers)
     assert answer.status_code == status
     assert "access-control-allow-origin" not in answer.headers
 
@@ -176,21 +179,21 @@ def test_pages_of_others_are_refused(live, headers, status):
 def test_a_body_that_is_too_large(live):
     running = live(limits=replace(LIMITS, body_bytes=1000))
     url = running.url + "/v1/chat/completions"
-    assert httpx.post(url, json={**BODY, "user": "x" * 2000}).status_code == 413
+    assert post(url, json={**BODY, "user": "x" * 2000}).status_code == 413
 
     def pieces():
         for _ in range(100):
             yield b" " * 100
 
-    answer = httpx.post(url, content=pieces(), headers={"content-type": "application/json"})
+    answer = post(url, content=pieces(), headers={"content-type": "application/json"})
     assert answer.status_code == 413
     assert answer.json()["error"]["message"]
 
 
 def test_a_request_has_a_number(live):
     running = live()
-    assert httpx.get(running.url + "/v1/models", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
-    assert httpx.get(running.url + "/v1/models", headers={"x-request-id": "a b"}).headers["x-request-id"] != "a b"
+    assert get(running.url + "/v1/models", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    assert get(running.url + "/v1/models", headers={"x-request-id": "a b"}).headers["x-request-id"] != "a b"
 
 
 def test_a_stream_says_something_while_nothing_comes(live):
