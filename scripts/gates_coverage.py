@@ -13,7 +13,7 @@ PACKAGE = ROOT / "build" / "coverage"
 LEAST = 90
 GATES = [
     *("model_files", "family_files", "open_files", "text_files", "templates", "torch_numbers"),
-    *("imatrix_files", "quantized_folders", "written_files", "yaml_files"),
+    *("imatrix_files", "ipex_llm_folders", "quantized_folders", "written_files", "yaml_files"),
 ]
 READERS = [
     *(
