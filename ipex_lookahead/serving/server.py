@@ -154,7 +154,10 @@ class Server:
         """One of "loading", "ready", "draining" and "closed"."""
         if self._served is None:
             return "draining" if self.draining else "loading"
-        return "draining" if self.draining and self._served.service.state == "ready" else self._served.service.state
+        state = self._served.service.state
+        if state == "loading":  # its thread is about to begin, and it takes requests already
+            state = "ready"
+        return "draining" if self.draining and state == "ready" else state
 
     @property
     def served(self) -> Served:

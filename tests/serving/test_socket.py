@@ -131,6 +131,14 @@ def test_what_is_cut_off_by_the_end_of_the_server_says_so(live):
     assert get(running.url + "/ready").status_code == 503
 
 
+def test_a_service_that_is_about_to_begin_takes_requests(live):
+    running = live()
+    running.service.state = "loading"
+    assert httpx.get(running.url + "/health").status_code == 200
+    running.server.draining = True
+    assert httpx.get(running.url + "/health").status_code == 503
+
+
 def test_keys(live):
     running = live(keys=Keys(["first-key-of-sixteen", "second-key-of-sixteen"]))
     asked = {"headers": {"authorization": "Bearer first-key-of-sixteen"}}
