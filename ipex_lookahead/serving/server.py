@@ -72,8 +72,8 @@ class Served:
         self.tokenizer = model.tokenizer
         self.vocab_size = model.engine.vocab_size
         self.max_context = model.engine.max_context
-        self.eos_ids = model._eos
-        self.defaults: Mapping[str, Any] = model._defaults
+        self.eos_ids = model.eos_ids
+        self.defaults: Mapping[str, Any] = model.generation_defaults
         self.facts: dict[str, Any] = model.engine.describe()
 
     @cached_property
