@@ -10,6 +10,23 @@ import setup
 from setup import SetupError, output, wanted
 
 
+def as_program(main):
+    """Run ``main(arguments)``, whose result is the exit status; what goes wrong is a sentence."""
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except SetupError as error:
+        sys.stderr.write("error: {}\n".format(error))
+        if error.hint:
+            sys.stderr.write("hint: {}\n".format(error.hint))
+        sys.exit(1)
+    except subprocess.CalledProcessError as error:
+        sys.stderr.write("error: {} failed\n".format(" ".join(map(str, error.cmd))[:200]))
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted; run the same command again\n")
+        sys.exit(130)
+
+
 def kept(name, key, needed, say, make):
     """The folder of an environment, made by ``make(folder)`` if it is not there yet.
 

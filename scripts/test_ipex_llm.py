@@ -16,7 +16,7 @@ import subprocess
 import sys
 
 import setup
-from environments import cache_folder, kept, pip
+from environments import as_program, cache_folder, kept, pip
 from setup import ROOT, TORCH_CPU_INDEX, SetupError, output
 
 STACK = os.path.join(ROOT, "scripts", "ipex-llm-stack.txt")
@@ -146,16 +146,4 @@ def run(folder, arguments):
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except SetupError as error:
-        sys.stderr.write("error: {}\n".format(error))
-        if error.hint:
-            sys.stderr.write("hint: {}\n".format(error.hint))
-        sys.exit(1)
-    except subprocess.CalledProcessError as error:
-        sys.stderr.write("error: {} failed\n".format(" ".join(map(str, error.cmd))[:200]))
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted; run the same command again\n")
-        sys.exit(130)
+    as_program(main)

@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 
-from environments import kept, pip
+from environments import as_program, kept, pip
 from setup import ROOT, SetupError, output
 
 PINS = ["pyopencl==2026.1.4", "intel-opencl-rt==2026.2.0", "intel-cmplr-lib-rt==2026.2.0"]
@@ -118,16 +118,4 @@ def second_opinions(pytest, on_pocl=()):
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except SetupError as error:
-        sys.stderr.write("error: {}\n".format(error))
-        if error.hint:
-            sys.stderr.write("hint: {}\n".format(error.hint))
-        sys.exit(1)
-    except subprocess.CalledProcessError as error:
-        sys.stderr.write("error: {} failed\n".format(" ".join(map(str, error.cmd))[:200]))
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted; run the same command again\n")
-        sys.exit(130)
+    as_program(main)
