@@ -1,0 +1,315 @@
+"""``bench serve``: against our server with a tiny model, and against a server that does what a test says."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from ipex_lookahead.auto import load_text_model
+from ipex_lookahead.bench.chat_client import ChatServer, RequestFailed, find_server, read_key, said_in
+from ipex_lookahead.bench.serve import Asked, asking, closed_loop, open_loop, summarise
+from ipex_lookahead.cli.main import run
+from ipex_lookahead.errors import InputError
+from ipex_lookahead.generation.service import Service
+from ipex_lookahead.serving.app import make_app
+from ipex_lookahead.serving.keys import Keys
+from ipex_lookahead.serving.run import bind, url
+from ipex_lookahead.serving.server import Server, Settings
+from tests.support.chat_tokenizer import SIZE, chat_tokenizer
+from tests.support.tiny import write_tiny_llama
+
+KEY = "a-key-of-sixteen-or-more"
+Say = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of our server, with a tiny model and a key."""
+    folder = write_tiny_llama(tmp_path_factory.mktemp("served") / "tiny", vocab=SIZE, context=512)
+    chat_tokenizer().save_pretrained(folder)
+    server = Server(Settings(names=("tiny",), drafting={"lookahead": 3}, keys=Keys([KEY])))
+    server.ready(
+        load_text_model(str(folder), engine="native", threads=1, progress=False), lambda one: Service(one, slots=3)
+    )
+    bound = bind("127.0.0.1", 0)
+    made = uvicorn.Server(
+        uvicorn.Config(make_app(server), log_config=None, lifespan="off", timeout_graceful_shutdown=1)
+    )
+    thread = threading.Thread(target=made.run, args=([bound],), daemon=True)
+    thread.start()
+    yield url(bound)
+    server.close(0.0)
+    made.should_exit = True
+    thread.join(60)
+
+
+@pytest.fixture
+def other() -> Iterator[Callable[[Say], str]]:
+    """``other(say)`` is the address of a server that answers chat completions as ``say`` does."""
+    running = []
+
+    def start(say: Say, models: Any = ({"id": "m", "meta": {"row_invariant": True}},)) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = json.dumps({"data": list(models)}).encode()
+                self.send_response(200)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def do_POST(self) -> None:
+                say(self, json.loads(self.rfile.read(int(self.headers["content-length"]))))
+
+            def log_message(self, *arguments: Any) -> None:
+                """Nothing is to be said."""
+
+        made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
+        running.append(made)
+        return f"http://127.0.0.1:{made.server_address[1]}"
+
+    yield start
+    for made in running:
+        made.shutdown()
+        made.server_close()
+
+
+def events(handler: BaseHTTPRequestHandler, *said: str, status: int = 200, kind: str = "text/event-stream") -> None:
+    handler.send_response(status)
+    handler.send_header("content-type", kind)
+    handler.end_headers()
+    handler.wfile.write("".join(f"{line}\n\n" for line in said).encode())
+
+
+def chunk(text: str) -> str:
+    return "data: " + json.dumps({"choices": [{"delta": {"content": text}}]})
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": said}) + "\n" for said in ("one", "two and two", "three", "fo", "5")))
+    return str(file)
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> str:
+    (tmp_path / "keys").write_text(f"# whose\n\n{KEY}\nanother-of-sixteen-letters\n")
+    return str(tmp_path / "keys")
+
+
+@pytest.mark.parametrize("load", [["--streams", "3"], ["--rate", "200", "--seed", "7"]], ids=["streams", "rate"])
+def test_our_server_under_load(ours, prompts, key, load, tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    more = ["--requests", "8", "-n", "6", "--ttft-limit", "60000", "--json", "--plot", str(tmp_path / "a.svg")]
+    given = ["bench", "serve", "--url", ours + "/v1/", "--prompts", prompts, "--api-key-file", key, *load, *more]
+    assert run(given) == 0
+    said = capsys.readouterr()
+    report = json.loads(said.out.splitlines()[-1])
+    assert report["model"] == "tiny"
+    assert report["answered"] == report["requests"] == report["goodput"]["requests"] == 8
+    assert report["identical_to_alone"] == "8/8"
+    assert report["failures"] == report["failures_alone"] == {}
+    assert report["uncounted"] == 0
+    assert 8 <= report["tokens"] <= 8 * 6
+    assert report["prompt_tokens"] > report["tokens"]
+    assert 0 < report["ttft_ms"]["p50"] <= report["ttft_ms"]["p90"] <= report["ttft_ms"]["p99"]
+    assert [bar["prompt"] for bar in report["timeline"]] == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert "8/8 answers" in said.err
+    assert "until the first token" in (tmp_path / "a.svg").read_text()
+
+
+def test_a_wrong_key_a_wrong_name_and_no_server_are_said(ours, tmp_path, capsys):
+    (tmp_path / "wrong").write_text("not-a-key-that-it-knows\n")
+    assert run(["bench", "serve", "--url", ours, "--api-key-file", str(tmp_path / "wrong")]) == 1
+    assert "--api-key-file" in capsys.readouterr().err
+    with pytest.raises(InputError, match="no model 'x'; it has tiny"):
+        find_server(ours, model="x", key=KEY)
+    free = bind("127.0.0.1", 0)  # bound, never accepted from: nobody else takes the port meanwhile
+    with free, pytest.raises(InputError, match="silent"):
+        find_server(url(free), timeout=0.2)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--url", "127.0.0.1:80"], "no URL of a server"),
+        (["--url", "http://a:b@c"], "no URL of a server"),
+        (["--url", "http://[1"], "no URL of a server"),
+        (["--url", "http://a", "--rate", "1", "--streams", "2"], "give one of them"),
+        ([], "--url"),
+    ],
+    ids=str,
+)
+def test_wrong_usage(given, said, capsys):
+    assert run(["bench", "serve", *given]) == 2
+    assert said in capsys.readouterr().err
+
+
+def fail(handler: BaseHTTPRequestHandler, how: str) -> None:
+    if how == "HTTP 429":
+        events(handler, '{"error": {"message": "come later"}}', status=429, kind="application/json")
+    elif how == "cut off":
+        events(handler, chunk("a"))
+    elif how == "error in the stream":
+        events(handler, chunk("a"), 'data: {"error": {"message": "come later"}}')
+    elif how == "not a stream":
+        events(handler, '{"choices": []}', kind="application/json")
+    elif how == "not JSON":
+        events(handler, "data: [1]")
+    elif how == "not HTTP":
+        handler.wfile.write(b"hello\r\n\r\n")
+    elif how == "silent":
+        handler.rfile.read(1)  # until the client has gone
+
+
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        *(
+            (kind, kind)
+            for kind in ("HTTP 429", "cut off", "error in the stream", "not a stream", "not HTTP", "silent")
+        ),
+        ("not JSON", "not a stream"),
+    ],
+)
+def test_failures_have_their_kind(other, how, kind):
+    address = other(lambda handler, body: fail(handler, how))
+    server = ChatServer(address, "m", timeout=0.3 if how == "silent" else 60.0)
+    asked = asking(server, ["Hi"], 4)(0, 0.0)
+    assert asked.failure == kind
+    assert how not in ("HTTP 429", "error in the stream") or asked.said == "come later"
+
+
+def test_failures_are_counted_and_the_status_is_1(other, prompts, capsys):
+    def say(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
+        if body["messages"][0]["content"] == "three":
+            fail(handler, "HTTP 429")
+        else:
+            events(handler, ": ping", chunk("a"), chunk("b"), "data: [DONE]")
+
+    assert run(["bench", "serve", "--url", other(say), "--prompts", prompts, "--streams", "2", "--json"]) == 1
+    said = capsys.readouterr()
+    report = json.loads(said.out.splitlines()[-1])
+    assert (report["requests"], report["answered"], report["failures"]) == (5, 4, {"HTTP 429": 1})
+    assert report["failures_said"] == {"HTTP 429": "come later"}
+    assert (report["identical_to_alone"], report["uncounted"], report["tokens"]) == ("4/4", 4, 8)
+    assert "error: 1 request failed" in said.err
+
+
+@pytest.mark.parametrize("promised", [True, False])
+def test_an_answer_that_company_changes(other, prompts, promised, capsys):
+    under_way = threading.Barrier(2)
+    lock, asked = threading.Lock(), []
+
+    def say(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
+        with lock:
+            asked.append(body)
+            together = len(asked) <= 2
+        if together:
+            under_way.wait(60)
+        events(handler, chunk("b" if together else "a"), "data: [DONE]")
+
+    address = other(say, [{"id": "m", "meta": {"row_invariant": promised}}])
+    given = ["--prompts", prompts, "--limit", "2", "--streams", "2", "--json"]
+    assert run(["bench", "serve", "--url", address, *given]) == (1 if promised else 0)
+    said = capsys.readouterr()
+    assert json.loads(said.out.splitlines()[-1])["identical_to_alone"] == "0/2"
+    assert ("company changes no answer" in said.err) is promised
+
+
+def test_a_stream_that_is_closed_leaves_the_server(other):
+    left = threading.Event()
+
+    def say(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
+        events(handler, chunk("a"))
+        assert handler.rfile.read(1) == b""
+        left.set()
+
+    chunks = ChatServer(other(say), "m").stream({"messages": []})
+    assert said_in(next(chunks)) == "a"
+    chunks.close()
+    assert left.wait(60)
+
+
+def test_open_loop_sends_when_it_is_due_and_closed_loop_when_one_has_ended():
+    everybody = threading.Barrier(5)
+
+    def together(prompt: int, due: float) -> Asked:
+        everybody.wait(60)  # nobody waits for an answer before the next is sent
+        return Asked(prompt, due)
+
+    once, twice = (open_loop(together, range(5), 1000.0, 3) for _ in range(2))
+    assert [one.prompt for one in once] == [0, 1, 2, 3, 4]
+    gaps = [[b.due - a.due for a, b in zip(run, run[1:], strict=False)] for run in (once, twice)]
+    assert gaps[0] == pytest.approx(gaps[1], abs=1e-6)
+    assert len({round(gap, 5) for gap in gaps[0]}) > 1
+
+    lock, running, most = threading.Lock(), [0], []
+    pairs = threading.Barrier(2)
+
+    def counted(prompt: int, due: float) -> Asked:
+        with lock:
+            running[0] += 1
+            most.append(running[0])
+        pairs.wait(60)
+        with lock:
+            running[0] -= 1
+        return Asked(prompt, due)
+
+    assert [one.prompt for one in closed_loop(counted, [4, 3, 2, 1, 0, 5], 2)] == [4, 3, 2, 1, 0, 5]
+    assert max(most) == 2
+
+
+def test_what_breaks_in_a_thread_is_raised():
+    def broken(prompt: int, due: float) -> Asked:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        closed_loop(broken, [0, 1], 1)
+
+
+def test_figures():
+    def one(prompt: int, due: float, *arrivals: float, ended: float, **more: Any) -> Asked:
+        return Asked(prompt, due, list(arrivals), ended, **more)
+
+    loaded = [
+        one(0, 10.0, 11.0, 12.0, 14.0, ended=14.0, text="abc", tokens=7, prompt_tokens=2),
+        one(1, 11.0, 11.5, ended=12.0, text="x", tokens=1, prompt_tokens=3),
+        one(0, 12.0, ended=20.0, failure="silent"),
+    ]
+    by_themselves = [one(0, 30.0, 31.0, ended=32.0, text="abc"), one(1, 32.0, 33.0, ended=33.0, text="y")]
+    found = summarise(loaded, by_themselves, ttft_limit=900.0, itl_limit=499.0)
+    assert (found["seconds"], found["tokens"], found["tok_s"], found["prompt_tokens"]) == (10.0, 8, 0.8, 5)
+    assert found["ttft_ms"]["p50"] == 750.0
+    assert found["itl_ms"] == {"p50": 500.0, "p90": 500.0, "p99": 500.0}
+    assert found["gap_ms"]["p50"] == 1500.0
+    assert found["goodput"] == {"ttft_limit_ms": 900.0, "itl_limit_ms": 499.0, "requests": 1, "requests_s": 0.1}
+    assert found["identical_to_alone"] == "1/2"
+    assert summarise(loaded, by_themselves, itl_limit=500.0)["goodput"]["requests"] == 2
+    nothing = summarise(loaded[2:], [])
+    assert nothing["ttft_ms"] == {"p50": None, "p90": None, "p99": None}
+    assert nothing["identical_to_alone"] == "0/0"
+
+
+def test_keys_and_chunks_of_any_shape(tmp_path):
+    (tmp_path / "empty").write_text("# nothing\n")
+    for name in ("empty", "not there"):
+        with pytest.raises(InputError):
+            read_key(tmp_path / name)
+    odd: list[Any] = [{}, {"choices": []}, {"choices": [1]}, {"choices": [{"delta": None}]}, {"choices": {}}]
+    assert [said_in(one) for one in odd] == [""] * 5
+    assert said_in({"choices": [{"delta": {"content": None, "reasoning_content": "so"}}]}) == "so"
+    assert KEY not in repr(ChatServer("http://a", key=KEY))
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        with pytest.raises(RequestFailed, match="not reached"):
+            next(ChatServer(f"http://127.0.0.1:{nobody.getsockname()[1]}").stream({}))
