@@ -4,6 +4,7 @@
 # make test-opencl  the OpenCL engine on Intel's OpenCL runtime for CPUs, beside .venv (0.8 GB, kept in the cache folder)
 # make test-browser  the server's page in Chromium (apt install chromium), driven by Playwright beside .venv (0.2 GB)
 # make gates  the attacks of make test at full length: combinations, mutated files, kills, forks (half an hour)
+# make soak  random requests to our own server for 20 minutes (SECONDS=60): no lost or mixed answer, a level memory
 # make gates-coverage  how much of each reader of files those attacks run
 # make docs  a site of README and docs in build/site       make wheel  wheels and an sdist in dist, each tried in a bare environment
 # make sanitize  the core under Address-, UndefinedBehavior- and ThreadSanitizer
@@ -12,7 +13,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo test test-ipex-llm test-opencl bench docs wheel gates gates-coverage sanitize lint types setup clean
+.PHONY: demo test test-ipex-llm test-opencl bench docs wheel gates gates-coverage soak sanitize lint types setup clean
 .DEFAULT_GOAL := demo
 
 define setup
@@ -66,6 +67,10 @@ gates:
 gates-coverage:
 	$(call setup,--with test)
 	@$(PY) scripts/gates_coverage.py
+
+soak:
+	$(call setup,--with test)
+	@$(PY) scripts/soak.py $(or $(SECONDS),1200) $(MODEL)
 
 sanitize:
 	$(call setup,--with test)
