@@ -70,6 +70,8 @@ class Served:
         self.model = model
         self.service = service
         self.tokenizer = model.tokenizer
+        if self.tokenizer.chat_template is not None:
+            self.tokenizer.render_often()
         self.vocab_size = model.engine.vocab_size
         self.max_context = model.engine.max_context
         self.eos_ids = model.eos_ids

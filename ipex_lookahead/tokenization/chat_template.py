@@ -2,7 +2,8 @@
 
 A template is Jinja, as Hugging Face's tokenizers use it: blocks trimmed, ``raise_exception``, ``strftime_now``,
 ``tojson``, loop controls. It runs in Jinja's immutable sandbox, inside a process of its own with a budget of loop
-steps, processor time and memory (``worker.py``). Starting that process takes some tens of milliseconds.
+steps, processor time and memory (``worker.py``). Starting that process takes some tens of milliseconds; who renders
+often has it started ahead (``processes_ahead``).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ipex_lookahead.errors import InputError, ModelFormatError
-from ipex_lookahead.tokenization.process import Stopped, Worker, importable
+from ipex_lookahead.tokenization.process import Ahead, Stopped, Worker, importable
 
 MAX_SOURCE = 256 << 10
 MAX_OUTPUT = 8 << 20
@@ -22,6 +23,9 @@ OUTPUT_PER_BYTE = 16
 MAX_STEPS = 1 << 20
 MAX_SECONDS = 1.0
 MAX_MEMORY = 512 << 20
+
+_IMPORTS = ("jinja2", "jinja2.debug", "jinja2.ext", "jinja2.sandbox")
+"""What takes the time: a process that is started ahead has these when it is asked."""
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -62,9 +66,26 @@ def render_chat(
     return render_chats(template, [messages], variables)[0]
 
 
-def render_chats(template: str, conversations: Sequence[Sequence[Message]], variables: Mapping[str, Any]) -> list[str]:
+def processes_ahead() -> Ahead:
+    """Processes for ``render_chats``, each for one call, the next of which is started when the one before is done."""
+
+    def start() -> Worker:
+        worker = _started()
+        worker.tell(json.dumps({"path": importable(), "import": _IMPORTS}).encode("ascii"))
+        return worker
+
+    return Ahead(start)
+
+
+def render_chats(
+    template: str,
+    conversations: Sequence[Sequence[Message]],
+    variables: Mapping[str, Any],
+    ahead: Ahead | None = None,
+) -> list[str]:
     """As :func:`render_chat` for several conversations at once; variables that are None stay undefined.
 
+    ``ahead``: where the process comes from; None starts one.
     ``tools`` and ``documents`` are None, not undefined, where they are not given: templates ask ``tools is not none``.
     """
     if len(template.encode("utf-8", "replace")) > MAX_SOURCE:
@@ -85,7 +106,11 @@ def render_chats(template: str, conversations: Sequence[Sequence[Message]], vari
         raise InputError(
             f"the messages or template variables hold something that is not a string, number, list or mapping: {error}"
         ) from None
-    return _answer(question)
+    try:
+        return _answer(question, _started() if ahead is None else ahead.take())
+    finally:
+        if ahead is not None:
+            ahead.prepare()
 
 
 def _with_reasoning(message: Any) -> Any:
@@ -96,9 +121,12 @@ def _with_reasoning(message: Any) -> Any:
     return message if said is None else {"thinking": said, **message, "reasoning_content": said}
 
 
-def _answer(question: str) -> list[str]:
-    """Ask a new worker and turn what it says, or its death, into a result or an error."""
-    worker = Worker("the chat template", instead="pass plain text instead of chat messages")
+def _started() -> Worker:
+    return Worker("the chat template", instead="pass plain text instead of chat messages")
+
+
+def _answer(question: str, worker: Worker) -> list[str]:
+    """Ask a worker and turn what it says, or its death, into a result or an error."""
     try:
         limits = f"{MAX_SECONDS:g} s of processor time or {MAX_MEMORY >> 20} MiB"
         answer = worker.ask(question.encode("ascii"), MAX_SECONDS, limits)

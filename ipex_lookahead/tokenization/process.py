@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +87,16 @@ class Worker:
             self.close()
             raise
 
+    def tell(self, message: bytes) -> None:
+        """Give it something to read to which there is no answer."""
+        with contextlib.suppress(OSError):  # a worker that is dead says so when it is asked
+            self._link.sendall(len(message).to_bytes(8, "little") + message)
+
+    @property
+    def runs(self) -> bool:
+        """Whether the process has not ended yet."""
+        return self._process.poll() is None
+
     def _read(self, size: int, deadline: float) -> bytearray:
         found = bytearray()
         while len(found) < size:
@@ -112,6 +125,47 @@ class Worker:
         """After a fork, in the child: the process is the parent's, and must not live on through us."""
         self.close()
         self._process.returncode = 0  # else Popen says that it still runs
+
+
+class Ahead:
+    """Starts a worker before it is wanted, so that who wants one does not wait for Python's start and its imports.
+
+    Any thread may call. Every worker is handed out once. After a fork the child starts workers of its own.
+
+    Args:
+        start: makes a worker and tells it what to prepare.
+    """
+
+    def __init__(self, start: Callable[[], Worker]) -> None:
+        self._start = start
+        self._ready: queue.SimpleQueue[tuple[int, Worker]] = queue.SimpleQueue()
+
+    def take(self) -> Worker:
+        """A worker. Raises what ``start`` raises."""
+        while True:
+            try:
+                owner, worker = self._ready.get_nowait()
+            except queue.Empty:
+                return self._start()
+            if owner != os.getpid():
+                worker.disown()
+            elif worker.runs:
+                return worker
+            else:
+                worker.close()
+
+    def prepare(self) -> None:
+        """Start the next one, unless one is ready or none can be started."""
+        if self._ready.empty():
+            with contextlib.suppress(InputError):  # ``take`` will say so
+                self._ready.put((os.getpid(), self._start()))
+
+    def close(self) -> None:
+        """End what was started and not taken."""
+        while not self._ready.empty():
+            with contextlib.suppress(queue.Empty):
+                owner, worker = self._ready.get_nowait()
+                worker.close() if owner == os.getpid() else worker.disown()
 
 
 def importable() -> list[str]:

@@ -9,6 +9,7 @@ bytes of length, then JSON. It ends when there are no more, as when the process 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -167,6 +168,13 @@ def main() -> None:
         answers.flush()
 
     request = read()
+    if request is not None and "import" in request:  # started before there is anything to do
+        sys.path[:] = request["path"]
+        for module in request["import"]:
+            importlib.import_module(module)
+        request = read()
+    if request is None:
+        return
     sys.path[:] = request["path"]
     if "template" in request:
         write(render(request))

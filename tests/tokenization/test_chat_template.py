@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import os
 
 import pytest
 
 from ipex_lookahead.errors import InputError, ModelFormatError
 from ipex_lookahead.tokenization import process
-from ipex_lookahead.tokenization.chat_template import render_chat, render_chats
+from ipex_lookahead.tokenization.chat_template import processes_ahead, render_chat, render_chats
 
 from .conftest import CHATML
 
@@ -187,6 +188,54 @@ def test_a_refusal_of_any_length_is_an_error_of_ours():
     with pytest.raises(InputError) as refused:
         render("{{ raise_exception('no' * 10**6) }}")
     assert len(str(refused.value)) < 3000
+
+
+def test_processes_that_are_started_ahead_serve_one_template_each():
+    ahead = processes_ahead()
+    try:
+        for text in ("one", "two", "three"):
+            found = render_chats(
+                "{{ messages[0].content }}{{ seen }}", [[{"role": "user", "content": text}]], {}, ahead
+            )
+            assert found == [text]
+        ready = ahead.take()
+        assert ready.runs
+        with pytest.raises(ModelFormatError, match="more than"):
+            render_chats(
+                "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", [[]], {}, ahead
+            )
+        assert render_chats("after", [[]], {}, ahead) == ["after"], "a template that was stopped harms none after it"
+        ready.close()
+    finally:
+        ahead.close()
+
+
+def test_a_process_that_died_while_it_waited_is_not_asked():
+    ahead = processes_ahead()
+    ahead.prepare()
+    waiting = ahead.take()
+    waiting._process.kill()
+    waiting._process.wait()
+    ahead._ready.put((os.getpid(), waiting))
+    assert render_chats("alive", [[]], {}, ahead) == ["alive"]
+    ahead.close()
+    assert ahead._ready.empty()
+
+
+def test_a_child_starts_processes_of_its_own():
+    ahead = processes_ahead()
+    ahead.prepare()
+    child = os.fork()
+    if child == 0:
+        found = None
+        try:
+            found = render_chats("child", [[]], {}, ahead)
+        finally:
+            os._exit(0 if found == ["child"] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    parents = ahead.take()
+    assert parents.runs, "the child has left it alone"
+    parents.close()
 
 
 def test_a_machine_that_cannot_start_processes_says_so(monkeypatch):
