@@ -206,15 +206,7 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     asks = [prepared.ask(talk, rules=rules, options={**drafting, "sequence": i}) for i in range(count)]
     answers = server.start(asks)
     writer = _Writer(server, served, body, answers)
-    return await answer(
-        request,
-        server,
-        answers,
-        stream=bool(body.stream),
-        chunks=writer.chunks,
-        whole=writer.whole,
-        ignored=body.ignored(),
-    )
+    return await answer(request, server, answers, writer, stream=bool(body.stream), ignored=body.ignored())
 
 
 class _Writer:

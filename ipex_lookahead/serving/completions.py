@@ -83,15 +83,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     before = await server.prepare(lambda: _echoed(served, given, prompts)) if body.echo else [""] * len(prompts)
     answers = server.start(asks)
     writer = _Writer(server, served, body, answers, [text for text in before for _ in range(count)], count)
-    return await answer(
-        request,
-        server,
-        answers,
-        stream=bool(body.stream),
-        chunks=writer.chunks,
-        whole=writer.whole,
-        ignored=body.ignored(),
-    )
+    return await answer(request, server, answers, writer, stream=bool(body.stream), ignored=body.ignored())
 
 
 def _encoded(served: Served, prompts: Sequence[str] | Sequence[list[int]]) -> list[list[int]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol
 
 from fastapi import Request, Response
 from starlette.responses import JSONResponse
@@ -33,15 +33,20 @@ def new_tokens(served: Served, prompt: int, asked: int | None) -> int:
     return max(1, served.max_context - prompt) if asked is None else asked
 
 
+class Writer(Protocol):
+    """Answers in the shapes of an API."""
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Server-sent events, as the answers come."""
+        ...
+
+    async def whole(self) -> dict[str, Any]:
+        """All of them in one, when they have ended."""
+        ...
+
+
 async def answer(
-    request: Request,
-    server: Server,
-    answers: Answers,
-    *,
-    stream: bool,
-    chunks: Callable[[], AsyncIterator[bytes]],
-    whole: Callable[[], Awaitable[dict[str, Any]]],
-    ignored: Sequence[str] = (),
+    request: Request, server: Server, answers: Answers, writer: Writer, *, stream: bool, ignored: Sequence[str] = ()
 ) -> Response:
     """Send the answers as they come, or whole. They are closed when that is done, or when the client has left."""
     headers = {} if not ignored else {"x-ignored-fields": ", ".join(map(_plain, ignored[:20]))}
@@ -53,14 +58,14 @@ async def answer(
 
     if stream:
         return EventStream(
-            chunks(),
+            writer.chunks(),
             close,
             path=request.url.path,
             stalled_seconds=server.limits.stalled_seconds,
             headers=headers,
         )
     try:
-        return JSONResponse(await unless_gone(request.receive, whole()), headers=headers)
+        return JSONResponse(await unless_gone(request.receive, writer.whole()), headers=headers)
     except ClientGoneError:
         return Response(status_code=GONE)
     finally:

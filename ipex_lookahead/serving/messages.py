@@ -174,15 +174,7 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
     prepared = await server.prepare(lambda: prepare(served, talk))
     answers = server.start([prepared.ask(talk, rules=rules, options=options)])
     writer = _Writer(body.model or server.settings.names[0], len(prepared.prompt), answers)
-    return await answer(
-        request,
-        server,
-        answers,
-        stream=bool(body.stream),
-        chunks=writer.chunks,
-        whole=writer.whole,
-        ignored=body.ignored(),
-    )
+    return await answer(request, server, answers, writer, stream=bool(body.stream), ignored=body.ignored())
 
 
 class _Writer:

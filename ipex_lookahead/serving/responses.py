@@ -157,15 +157,7 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
     )
     answers = server.start([prepared.ask(talk, rules=rules, options=options)])
     writer = _Writer(server, body, answers)
-    return await answer(
-        request,
-        server,
-        answers,
-        stream=bool(body.stream),
-        chunks=writer.chunks,
-        whole=writer.whole,
-        ignored=body.ignored(),
-    )
+    return await answer(request, server, answers, writer, stream=bool(body.stream), ignored=body.ignored())
 
 
 class _Writer:
