@@ -2,6 +2,7 @@
 
 python scripts/results.py                     every table again, from the files
 python scripts/results.py --measure lookahead --prompts FOLDER   measure, write that file, then every table
+python scripts/results.py --measure llama-cpp --llama-bench PROGRAM   our shapes beside llama.cpp's own benchmark
 python scripts/results.py --here              measure this machine and print README's table for it (make bench)
 
 FOLDER is what scripts/fetch_prompts.py wrote. A table stands between <!-- table: NAME --> and <!-- end -->; what is
@@ -17,7 +18,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import click
 
@@ -29,16 +31,30 @@ OLDER = {"lookahead", "strategies", "engines", "compare", "llama-cpp"}
 """Tables whose raw figures are not here: they stand as they are until they are measured."""
 FILES = {"mt_bench": "chat", "humaneval": "code", "gsm8k": "arithmetic", "code_edit": "code editing"}
 """Prompt file -> what README calls it."""
-FAMILIES = "qwen3-0.6b gemma3-1b phi4-mini mistral-7b qwen3-8b llama2-7b gpt-oss-20b qwen3-30b-a3b".split()
+LLAMAS = "smollm2-135m tinyllama-1.1b llama2-7b".split()
+FAMILIES = "qwen3-0.6b gemma3-1b phi4-mini mistral-7b qwen3-8b gpt-oss-20b qwen3-30b-a3b".split()
+MIXTURES = {"gpt-oss-20b", "qwen3-30b-a3b"}
+"""Shapes whose rows, all alike in such a run, ask for the same experts: more than a few say nothing."""
 HERE = ["bench", "decode", "--lookahead", "3", "--lookahead", "auto"]
+
+
+class Peers(NamedTuple):
+    """What is measured with, beside this project."""
+
+    prompts: str | None = None
+    pythons: tuple[str, ...] = ()
+    llama_bench: str | None = None
 
 
 @click.command()
 @click.option("--measure", "names", multiple=True, help="Measure this table; several may be named.")
 @click.option("--prompts", help="The folder that scripts/fetch_prompts.py wrote.")
 @click.option("--python", "pythons", multiple=True, metavar="NAME=PATH", help="For compare, as bench compare has it.")
+@click.option("--llama-bench", help="llama.cpp's program, for llama-cpp and families: each shape in turn with ours.")
 @click.option("--here", is_flag=True, help="Measure this machine and print README's table for it.")
-def main(names: tuple[str, ...], prompts: str | None, pythons: tuple[str, ...], here: bool) -> None:
+def main(
+    names: tuple[str, ...], prompts: str | None, pythons: tuple[str, ...], llama_bench: str | None, here: bool
+) -> None:
     """See the top of the file."""
     if here:
         print("\n".join(lookahead_table(run(*HERE))))
@@ -46,10 +62,11 @@ def main(names: tuple[str, ...], prompts: str | None, pythons: tuple[str, ...], 
     for name in names:
         if name not in MEASURES:
             raise click.BadParameter(f"{name!r} is none of {', '.join(MEASURES)}", param_hint="--measure")
-        if prompts is None and name not in ("compare", "families"):
+        if prompts is None and name in ("lookahead", "strategies", "engines"):
             raise click.UsageError(f"{name} is measured on public prompts: --prompts FOLDER")
+    peers = Peers(prompts, pythons, llama_bench)
     for name in names:
-        report = MEASURES[name](prompts, pythons)
+        report = MEASURES[name](peers)
         (RESULTS / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     for page in PAGES:
         file = ROOT / page
@@ -84,38 +101,62 @@ def run(*arguments: str) -> dict[str, Any]:
     return report
 
 
-def measure_lookahead(prompts: str | None, pythons: tuple[str, ...]) -> dict[str, Any]:
-    return without_paths(run(*HERE, "--prompts", str(prompts), "--limit", "10", "-n", "256", "--repeat", "3"))
+def measure_lookahead(peers: Peers) -> dict[str, Any]:
+    return without_paths(run(*HERE, "--prompts", str(peers.prompts), "--limit", "10", "-n", "256", "--repeat", "3"))
 
 
-def measure_strategies(prompts: str | None, pythons: tuple[str, ...]) -> dict[str, Any]:
+def measure_strategies(peers: Peers) -> dict[str, Any]:
     strategies = [word for name in ("suffix", "recycling", "jacobi") for word in ("--strategy", name)]
-    return without_paths(run("bench", "decode", "--prompts", str(prompts), "--limit", "10", "-n", "128", *strategies))
+    return without_paths(
+        run("bench", "decode", "--prompts", str(peers.prompts), "--limit", "10", "-n", "128", *strategies)
+    )
 
 
-def measure_engines(prompts: str | None, pythons: tuple[str, ...]) -> dict[str, Any]:
+def measure_engines(peers: Peers) -> dict[str, Any]:
     settings = ["--low-bit", "sym_int4", "--limit", "2", "-n", "64", "--texts", "0"]
-    report = run("compare-engines", "--prompts", str(prompts), *settings)
+    report = run("compare-engines", "--prompts", str(peers.prompts), *settings)
     for row in report["rows"]:
         del row["tokens"], row["texts"]
     report["prompts"] = len(report["prompts"])
     return without_paths({**report, **facts()})
 
 
-def measure_compare(prompts: str | None, pythons: tuple[str, ...]) -> dict[str, Any]:
-    report = run("bench", "compare", *(word for python in pythons for word in ("--python", python)))
+def measure_compare(peers: Peers) -> dict[str, Any]:
+    report = run("bench", "compare", *(word for python in peers.pythons for word in ("--python", python)))
     for row in report["rows"]:
         del row["answers"]
     return without_paths(report)
 
 
-def measure_families(prompts: str | None, pythons: tuple[str, ...]) -> dict[str, Any]:
-    shapes = []
-    for shape in FAMILIES:
-        rows = "1,4" if shape in ("gpt-oss-20b", "qwen3-30b-a3b") else "1,4,128"
-        report = run("bench", "step", "--shape", shape, "--head-low-bit", "sym_int8", "--rows", rows)
-        shapes.append({"shape": shape, "runs": [{key: report[key] for key in ("bandwidth_gb_s", "steps")}]})
-    return {**facts(), "shapes": shapes}
+def measure_llamas(peers: Peers) -> dict[str, Any]:
+    return {**facts(), "shapes": [measure_shape(shape, peers.llama_bench) for shape in LLAMAS]}
+
+
+def measure_families(peers: Peers) -> dict[str, Any]:
+    return {**facts(), "shapes": [measure_shape(shape, peers.llama_bench) for shape in FAMILIES]}
+
+
+def measure_shape(shape: str, llama_bench: str | None) -> dict[str, Any]:
+    """Ours and, where it can, llama.cpp's, in turn: two rounds."""
+    rows = "1,4" if shape in MIXTURES else "1,4,128"
+    runs, theirs = [], []
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / f"{shape}.gguf"
+        if llama_bench is not None and shape not in MIXTURES:
+            subprocess.run([sys.executable, ROOT / "scripts" / "random_gguf.py", shape, str(file)], check=True)
+        for _ in range(2):
+            report = run("bench", "step", "--shape", shape, "--head-low-bit", "sym_int8", "--rows", rows)
+            runs.append({key: report[key] for key in ("bandwidth_gb_s", "steps")})
+            if llama_bench is not None and file.exists():
+                theirs.append(llama_cpp_speeds(llama_bench, file, report["threads"]))
+    return {"shape": shape, "runs": runs, **({"llama_cpp": theirs} if theirs else {})}
+
+
+def llama_cpp_speeds(program: str, file: Path, threads: int) -> dict[str, float]:
+    """Tokens a second of its prompt of 128 (pp) and of decoding 32 tokens (tg)."""
+    command = [program, "-m", str(file), "-t", str(threads), "-p", "128", "-n", "32", "-r", "3", "-o", "json"]
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return {"pp" if one["n_prompt"] else "tg": one["avg_ts"] for one in json.loads(said)}
 
 
 def facts() -> dict[str, Any]:
@@ -202,7 +243,7 @@ def compare_table(report: dict[str, Any]) -> list[str]:
     return [*markdown(heads, map(row, report["rows"])), "", note]
 
 
-def families_table(report: dict[str, Any]) -> list[str]:
+def shapes_table(report: dict[str, Any]) -> list[str]:
     """Shapes by decode, share of the bandwidth, what rows cost, and prefill, beside llama.cpp where that was run."""
 
     def row(shape: dict[str, Any]) -> list[str]:
@@ -257,11 +298,12 @@ def named_tables() -> Iterator[tuple[str, str]]:
             yield page, found[2]
 
 
-MEASURES: dict[str, Callable[[str | None, tuple[str, ...]], dict[str, Any]]] = {
+MEASURES: dict[str, Callable[[Peers], dict[str, Any]]] = {
     "lookahead": measure_lookahead,
     "strategies": measure_strategies,
     "engines": measure_engines,
     "compare": measure_compare,
+    "llama-cpp": measure_llamas,
     "families": measure_families,
 }
 TABLES: dict[str, Callable[[dict[str, Any]], list[str]]] = {
@@ -269,7 +311,8 @@ TABLES: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "strategies": lookahead_table,
     "engines": engines_table,
     "compare": compare_table,
-    "families": families_table,
+    "llama-cpp": shapes_table,
+    "families": shapes_table,
 }
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from gguf import GGUFReader
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -112,3 +113,26 @@ def test_programs_and_engines_are_shown_with_what_stays_equal(results: Any) -> N
 def test_paths_do_not_get_into_results(results: Any) -> None:
     found = results.without_paths({"a": "/home/me/models/x.gguf", "b": ["/bin/python"], "c": "1/2", "d": "a / b"})
     assert found == {"a": "x.gguf", "b": ["python"], "c": "1/2", "d": "a / b"}
+
+
+def test_each_shape_is_measured_in_turn_with_llama_cpp(results: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real writer of files, and a program that says what llama-bench says of them."""
+    asked: list[str] = []
+
+    def run(*arguments: str) -> dict[str, Any]:
+        asked.append("ours")
+        return {"bandwidth_gb_s": 10.0, "steps": [{"rows": 1, "ms": 10.0, "gb_s": 8.0}], "threads": 2, "model": "x"}
+
+    def llama_bench(program: str, file: Path, threads: int) -> dict[str, float]:
+        asked.append("theirs")
+        found = GGUFReader(file)
+        assert {tensor.tensor_type.name for tensor in found.tensors} == {"F32", "Q4_0", "Q8_0"}
+        assert found.fields["llama.block_count"].contents() == 30
+        return {"pp": 100.0, "tg": 50.0}
+
+    monkeypatch.setattr(results, "run", run)
+    monkeypatch.setattr(results, "llama_cpp_speeds", llama_bench)
+    found = results.measure_shape("smollm2-135m", "llama-bench")
+    assert asked == ["ours", "theirs", "ours", "theirs"]
+    assert found["llama_cpp"] == [{"pp": 100.0, "tg": 50.0}] * 2
+    assert "llama_cpp" not in results.measure_shape("gpt-oss-20b", "llama-bench")

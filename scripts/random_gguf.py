@@ -1,0 +1,97 @@
+"""A GGUF file of a bench shape with random Q4_0 weights (Q8_0 lm_head) and no vocabulary: what llama-bench measures.
+
+python scripts/random_gguf.py llama2-7b out.gguf
+
+Speed does not depend on what the numbers are, so all rows of a tensor hold the same ones.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.architectures import ModelSpec
+from ipex_lookahead.bench.shapes import config_of, shape_of
+from ipex_lookahead.errors import InputError
+from ipex_lookahead.temporary import temporary_file
+
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen3": "qwen3", "gemma3_text": "gemma3", "phi3": "phi3"}
+"""Our model types to llama.cpp's, of families without experts."""
+TYPICAL = {"Q4_0": 4.6, "Q8_0": 74.0}
+"""Root mean square of a random code: the scale makes weights of 0.02 of it."""
+
+
+def write_random_gguf(shape: str, path: str | Path) -> None:
+    """Raises InputError for a shape that there is none of, or of a family that this does not write."""
+    spec, config = shape_of(shape), config_of(shape)
+    if spec.model_type not in ARCHITECTURES:
+        raise InputError(f"{shape} is of the family {spec.model_type}; this writes {', '.join(ARCHITECTURES)}")
+    with temporary_file(Path(path)) as temporary:
+        writer = gguf.GGUFWriter(temporary, ARCHITECTURES[spec.model_type])
+        describe(writer, config)
+        places = {tensor.gguf.name: tensor.gguf.shape for tensor in spec.tensors()}
+        for name, places_shape in places.items():
+            add(writer, spec, name, places_shape)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        temporary.replace(path)
+
+
+def describe(writer: Any, config: dict[str, Any]) -> None:
+    """The keys that llama.cpp asks for."""
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_context_length(min(config["max_position_embeddings"], 4096))
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    if writer.arch == "gemma3":
+        writer.add_sliding_window(512)
+    elif writer.arch == "phi3":
+        writer.add_rope_dimension_count(int(config["head_dim"] * config["partial_rotary_factor"]))
+        writer.add_sliding_window(0)
+    else:
+        writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_tokenizer_model("no_vocab")
+
+
+def add(writer: Any, spec: ModelSpec, name: str, shape: tuple[int, ...]) -> None:
+    """One tensor: norms are ones, matrices random codes under one scale."""
+    if len(shape) == 1:
+        writer.add_tensor(name, np.ones(shape, np.float32))
+        return
+    head = "token_embd.weight" if spec.tied else "output.weight"
+    kind = "Q8_0" if name == head else "Q4_0"
+    writer.add_tensor(name, blocks(shape, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
+
+
+def blocks(shape: tuple[int, ...], kind: str) -> npt.NDArray[np.uint8]:
+    """uint8[rows, bytes of a row]: one random row, seen ``rows`` times without being copied."""
+    elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    row = np.random.default_rng(0).integers(0, 256, (shape[1] // elements, size), dtype=np.uint8)
+    row[:, :2] = np.frombuffer(np.float16(0.02 / TYPICAL[kind]).tobytes(), np.uint8)
+    return np.broadcast_to(row.reshape(-1), (shape[0], row.size))
+
+
+@click.command()
+@click.argument("shape")
+@click.argument("path")
+def main(shape: str, path: str) -> None:
+    """See the top of the file."""
+    write_random_gguf(shape, path)
+
+
+if __name__ == "__main__":
+    main()
