@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from ipex_lookahead.cli.commands import SECTIONS, section_of
+from ipex_lookahead.cli.commands import SECTIONS, Command, section_of
 from ipex_lookahead.cli.main import cli
 from ipex_lookahead.cli.options import Option
 
@@ -57,12 +57,14 @@ def leaves(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tupl
 
 
 def described(path: tuple[str, ...], command: click.Command) -> list[str]:
-    """A command's heading, what it does, and its options in a table, by section."""
+    """A command's heading, what it does, examples, and its options in a table, by section."""
     prefix = "_".join(["IPEX_LOOKAHEAD", *path]).upper().replace("-", "_")
     context = click.Context(command, info_name=" ".join(["ipex-lookahead", *path]))
     usage = " ".join([context.info_name or "", *command.collect_usage_pieces(context)])
     summary = " ".join((command.help or "").split())
     lines = [f"## {' '.join(path)}", "", f"`{usage}`", "", summary, ""]
+    if isinstance(command, Command) and command.examples:
+        lines += ["```sh", *command.examples, "```", ""]
     options = [option for option in command.params if isinstance(option, Option)]
     order = [*SECTIONS, "Options"]
     options.sort(key=lambda option: order.index(section_of(option)))

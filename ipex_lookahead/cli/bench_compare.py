@@ -26,7 +26,10 @@ from ipex_lookahead.cli.types import Words
 from ipex_lookahead.terminal import counted
 
 
-@command()
+@command(
+    "ipex-lookahead bench compare --plot compare.svg",
+    "ipex-lookahead bench compare --python ipex-llm=/opt/ipex-llm/bin/python",
+)
 @model_option
 @low_bit_option
 @threads_option

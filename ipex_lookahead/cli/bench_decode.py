@@ -28,7 +28,10 @@ from ipex_lookahead.cli.types import Strategy, Tokens
 from ipex_lookahead.terminal import counted
 
 
-@command()
+@command(
+    "ipex-lookahead bench decode --lookahead 3 --lookahead auto --plot decode.svg",
+    "ipex-lookahead bench decode -m path/to/model --low-bit sym_int4 --limit 2",
+)
 @model_options
 @draft_model_option
 @prompts_option

@@ -28,7 +28,7 @@ from ipex_lookahead.terminal import counted
 MODES = ("fixed", "adaptive")
 
 
-@command()
+@command("ipex-lookahead bench exact --strategy auto --limit 2")
 @model_options
 @draft_model_option
 @option("--draft-low-bit", type=LowBit(), help="The draft model's format; as its file has it if not given.")
@@ -36,8 +36,20 @@ MODES = ("fixed", "adaptive")
 @limit_option
 @option("--max-new-tokens", "-n", type=click.IntRange(1), default=128, help="Most tokens of an answer.")
 @option("--strategy", multiple=True, type=Strategy(), help="Strategies to check; all that apply if not given.")
-@option("--mode", multiple=True, type=click.Choice(MODES), default=MODES, help="All the draft, or what pays.")
-@option("--draft-tokens", default="1,3,7,31", callback=comma_separated, help="Most drafted tokens a step.")
+@option(
+    "--mode",
+    multiple=True,
+    type=click.Choice(MODES),
+    default=MODES,
+    help="All the draft, or what pays.",
+)
+@option(
+    "--draft-tokens",
+    default="1,3,7,31",
+    callback=comma_separated,
+    metavar="N,N,...",
+    help="Most drafted tokens a step.",
+)
 @option("--spread", is_flag=True, help="Fixed drafts of 1, 2, ... up to that many, another number for each batch.")
 @option("--greedy/--no-greedy", default=True, help="Check greedy decoding.")
 @option("--seeds", type=click.IntRange(0), default=3, help="Check sampling with the seeds 0, 1, ...; 0 leaves it out.")

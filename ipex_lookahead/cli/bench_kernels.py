@@ -15,14 +15,14 @@ from ipex_lookahead.cli.types import LowBit, Refused, Words
 from ipex_lookahead.terminal import counted
 
 
-@command()
+@command("ipex-lookahead bench kernels --low-bit sym_int4 --low-bit q4_k")
 @option(
-    "--format",
+    "--low-bit",
     "formats",
     multiple=True,
     type=LowBit(alike=True),
     default=("sym_int4", "sym_int8", "bf16"),
-    help=f"Formats of the weights, each once: {FORMATS}.",
+    help=f"Format of the weights; several are measured: {FORMATS}.",
 )
 @option(
     "--isa",
@@ -30,9 +30,9 @@ from ipex_lookahead.terminal import counted
     multiple=True,
     type=Words(**ISAS),
     metavar="ISA",
-    help="Instruction sets; all available if not given.",
+    help="Instruction set; several are measured, all that are here if not given.",
 )
-@option("--rows", default="1,2,4,8,16,64", callback=comma_separated, metavar="N,N,...", help="Rows.")
+@option("--rows", default="1,2,4,8,16,64", callback=comma_separated, metavar="N,N,...", help="Rows of the input.")
 @option("--shape", default="4096,4096", callback=comma_separated, metavar="OUT,IN", help="Shape of the matrices.")
 @option("--group-size", type=click.Choice(["32", "64"]), default="32", help="Inputs that share a scale.")
 @option("--repeat", type=click.IntRange(1), default=5, help="Walks through the weights; the median counts.")

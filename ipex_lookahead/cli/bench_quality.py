@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 HEADINGS = ("format", "bits", "MB", "perplexity", "beside\nreference", "KL", "same\ntop 1", "tok/s")
 
 
-@command()
+@command("ipex-lookahead bench quality --low-bit sym_int4,sym_int8 --plot formats.svg")
 @model_option
 @option(
     "--low-bit",
@@ -53,7 +53,7 @@ HEADINGS = ("format", "bits", "MB", "perplexity", "beside\nreference", "KL", "sa
     help="A UTF-8 text to predict, such as WikiText's; chapters of a novel if not given.",
 )
 @option("--tokens", type=click.IntRange(2), default=20_000, help="The first so many tokens of it.")
-@option("--window", type=click.IntRange(2), default=512, help="Tokens in a window; each starts afresh.")
+@option("--window", "width", type=click.IntRange(2), default=512, help="Tokens in a window; each starts afresh.")
 @option(
     "--reference",
     type=LowBit(),
@@ -72,7 +72,7 @@ def quality(
     beside: tuple[str, ...],
     text: Path | None,
     tokens: int,
-    window: int,
+    width: int,
     reference: str,
     same_weights: bool,
     speed: bool,
@@ -125,7 +125,7 @@ def quality(
         written,
         reference=compared_with,
         tokens=tokens,
-        window=window,
+        window=width,
         speed=speed,
         same_weights=same_weights,
         progress=progress_bar,

@@ -20,7 +20,10 @@ from ipex_lookahead.terminal import counted
 ALONE = dict.fromkeys((NEEDS_DRAFT_MODEL, NEEDS_A_COPY), "a recording holds no second model")
 
 
-@command()
+@command(
+    "ipex-lookahead bench replay --record answers.jsonl",
+    "ipex-lookahead bench replay --replay answers.jsonl --strategy suffix",
+)
 @model_options
 @option("--record", "record_to", type=click.Path(), metavar="FILE", help="Generate with the model once and write FILE.")
 @option(

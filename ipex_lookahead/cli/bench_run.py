@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ipex_lookahead.bench.plan import Case, Plan
 
 
-@command()
+@command("ipex-lookahead bench run configs/bench/laptop.yaml --output results")
 @click.argument("plan_file", metavar="PLAN.yaml", type=click.Path(dir_okay=False))
 @option("--output", required=True, type=click.Path(), metavar="FOLDER", help="Where results and report go.")
 @option("--no-pictures", is_flag=True, help="A report without pictures, which need matplotlib.")

@@ -28,7 +28,7 @@ def _address(ctx: click.Context, param: click.Parameter, value: str) -> str:
     return value.rstrip("/").removesuffix("/v1")
 
 
-@command()
+@command("ipex-lookahead bench serve --url http://127.0.0.1:8080 --streams 8")
 @option(
     "--url", required=True, callback=_address, metavar="URL", help="Where the server is, such as http://127.0.0.1:8080."
 )
@@ -47,7 +47,7 @@ def _address(ctx: click.Context, param: click.Parameter, value: str) -> str:
     type=click.FloatRange(0, min_open=True),
     help="Requests a second, by a Poisson process, whatever becomes of them.",
 )
-@option("--seed", type=click.IntRange(0), default=0, help="Of the gaps of --rate.")
+@option("--seed", "gaps_seed", type=click.IntRange(0), default=0, help="Of the gaps of --rate.")
 @option(
     "--requests",
     type=click.IntRange(1, 100_000),
@@ -68,7 +68,7 @@ def serve(
     api_key_file: Path | None,
     streams: int | None,
     rate: float | None,
-    seed: int,
+    gaps_seed: int,
     requests: int | None,
     prompts: tuple[str, ...],
     limit: int | None,
@@ -102,7 +102,7 @@ def serve(
     streams = streams or 8
     with progress_bar(len(order), "under load") as advance:
         if rate is not None:
-            loaded = load.open_loop(ask, order, rate, seed, advance)
+            loaded = load.open_loop(ask, order, rate, gaps_seed, advance)
         else:
             loaded = load.closed_loop(ask, order, streams, advance)
     distinct = sorted({one.prompt for one in loaded if one.failure is None})
@@ -114,7 +114,7 @@ def serve(
         "prompts": len(texts),
         "max_new_tokens": max_new_tokens,
     }
-    report |= {"rate": rate, "seed": seed} if rate is not None else {"streams": streams}
+    report |= {"rate": rate, "seed": gaps_seed} if rate is not None else {"streams": streams}
     report["load"] = f"{rate:g} requests a second" if rate is not None else counted(streams, "stream")
     report |= {**where_and_when(), **load.summarise(loaded, by_themselves, ttft_limit=ttft_limit, itl_limit=itl_limit)}
     _print(report, to_stderr=as_json)

@@ -28,8 +28,14 @@ SHAPES = (
 )
 
 
-@command()
-@option("--shape", type=click.Choice(SHAPES), default="smollm2-135m", help="Whose layers to imitate.")
+@command("ipex-lookahead bench step --shape llama2-7b --rows 1,4,128 --plot step.svg")
+@option(
+    "--shape",
+    type=click.Choice(SHAPES),
+    default="smollm2-135m",
+    metavar="NAME",
+    help=f"Whose layers to imitate: {', '.join(SHAPES)}.",
+)
 @option("--low-bit", default="sym_int4", type=LowBit(alike=True), help=f"Format of the weights: {FORMATS}.")
 @option("--group-size", type=click.Choice(["32", "64"]), default="32", help="Inputs that share a scale.")
 @option("--head-low-bit", type=LowBit(alike=True), help="Format of the lm_head, if another.")

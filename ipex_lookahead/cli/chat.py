@@ -28,7 +28,10 @@ LEAVING = ("exit", "quit")
 """Said alone these end the chat, as they do in other programs."""
 
 
-@command()
+@command(
+    "ipex-lookahead chat --lookahead auto",
+    'ipex-lookahead chat -m path/to/model --temperature 0.7 --system "Be brief."',
+)
 @model_options
 @engine_options
 @draft_model_option

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -12,12 +12,13 @@ from ipex_lookahead.cli.refusals import refuse
 from ipex_lookahead.cli.types import Refused, nearest
 
 SECTIONS = {
-    "Model": "model low_bit group_size head_low_bit mixed_precision kv_cache draft_model draft_low_bit".split(),
+    "Model": "model shape low_bit low_bits group_size head_low_bit mixed_precision kv_cache draft_model "
+    "draft_low_bit".split(),
     "Text": "prompt_file prompts given limit text tokens max_new_tokens stop system raw".split(),
     "Sampling": "greedy seeds temperature top_k top_p min_p penalty repetition_penalty presence_penalty "
     "frequency_penalty seed".split(),
     "Lookahead": "lookahead strategy mode draft_tokens spread budget no_adaptive adaptive store window ngram "
-    "guesses".split(),
+    "guesses draft_min_prob".split(),
     "Machine": "engine engines device threads deterministic".split(),
 }
 """Section of ``--help`` -> the options in it, by parameter; all others come last, as "Options"."""
@@ -26,10 +27,15 @@ FEW = 12
 
 
 class Command(click.Command):
-    """A command whose help has sections, and which refuses before it runs what could not end well."""
+    """A command whose help has sections and examples, and which refuses before it runs what could not end well.
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
+    Args:
+        examples: lines to type as they stand; docs/commands.md has them too, whence they are tried.
+    """
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **settings: Any) -> None:
         super().__init__(*args, **settings)
+        self.examples = examples
         from ipex_lookahead.cli.settings import config_option  # it looks at all commands, once it is used
 
         self.params.append(config_option())
@@ -58,15 +64,22 @@ class Command(click.Command):
                 with formatter.section(section):
                     formatter.write_dl(records)
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples, each on a line of its own, whole, so that it can be copied."""
+        if self.examples:
+            with formatter.section("Examples"):
+                for example in self.examples:
+                    formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+
 
 def section_of(option: click.Option) -> str:
     """The section of ``--help`` in which an option stands."""
     return next((section for section, names in SECTIONS.items() if option.name in names), "Options")
 
 
-def command(name: str | None = None) -> Callable[[Callable[..., Any]], Command]:
-    """Make a function a command, as ``click.command`` does."""
-    return click.command(name, cls=Command)
+def command(*examples: str, name: str | None = None) -> Callable[[Callable[..., Any]], Command]:
+    """Make a function a command, as ``click.command`` does, with examples for its help."""
+    return click.command(name, cls=Command, examples=examples)
 
 
 class LazyGroup(click.Group):

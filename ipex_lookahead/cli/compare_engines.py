@@ -25,7 +25,7 @@ ENGINE = Words(
 )
 
 
-@command("compare-engines")
+@command("ipex-lookahead compare-engines --lookahead auto --limit 1", name="compare-engines")
 @model_option
 @option("--low-bit", type=LowBit(), help="Format of the weights for all engines; as the file has it if not given.")
 @threads_option

@@ -8,10 +8,10 @@ from click.shell_completion import get_completion_class
 from ipex_lookahead.cli.commands import command
 
 
-@command()
+@command('eval "$(ipex-lookahead completion bash)"')
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script of SHELL; for bash: eval "$(ipex-lookahead completion bash)"."""
+    """Print the completion script of a shell; a line in its start-up file, as below, reads it each time."""
     from ipex_lookahead.cli.main import cli
 
     made = get_completion_class(shell)

@@ -11,7 +11,7 @@ from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.progress import byte_bar
 
 
-@command("convert-ipex-llm")
+@command("ipex-lookahead convert-ipex-llm saved-by-ipex-llm new-folder", name="convert-ipex-llm")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("new", type=click.Path(path_type=Path))
 def convert_ipex_llm(folder: Path, new: Path) -> None:

@@ -14,7 +14,7 @@ from ipex_lookahead.cli.tables import markdown_lines, terminal_width
 from ipex_lookahead.cli.types import LowBit
 
 
-@command()
+@command("ipex-lookahead doctor", "ipex-lookahead doctor --device xpu --tiny")
 @option(
     "--device",
     type=PLACES,

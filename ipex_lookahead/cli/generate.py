@@ -35,7 +35,11 @@ if TYPE_CHECKING:
     from ipex_lookahead.generation.text_model import TextModel
 
 
-@command()
+@command(
+    'ipex-lookahead generate "Why is the sky blue?"',
+    'cat notes.txt | ipex-lookahead generate "Summarise this:"',
+    'ipex-lookahead generate -m path/to/model --lookahead auto --show-accepted "Hi"',
+)
 @click.argument("prompt", required=False)
 @model_options
 @engine_options

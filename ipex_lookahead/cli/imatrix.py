@@ -11,7 +11,7 @@ from ipex_lookahead.cli.options import model_option, option, threads_option
 from ipex_lookahead.cli.progress import progress_bar
 
 
-@command()
+@command("ipex-lookahead imatrix -m path/to/model --text README.md --to importance.gguf")
 @model_option
 @option(
     "--text",

@@ -27,7 +27,11 @@ READ_BYTES = 256 << 20
 """What is read to measure the memory's speed: far more than any cache holds."""
 
 
-@command()
+@command(
+    "ipex-lookahead info",
+    "ipex-lookahead info path/to/model",
+    "ipex-lookahead info --config configs/lookahead/auto.yaml",
+)
 @click.argument("model", required=False, type=Model())
 @option("--forget-costs", is_flag=True, help="Forget what steps were measured to cost: all, or those of MODEL.")
 @option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")

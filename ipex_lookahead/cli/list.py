@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
 
 
-@command()
+@command("ipex-lookahead list")
 @option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def list(as_json: bool) -> None:
-    """The models in our cache and in the hub's, the last used first; `ipex-lookahead rm NAME` removes one."""
+    """The models in our cache and in the hub's, the last used first; `rm NAME` removes one."""
     from ipex_lookahead.hub import cache_folder, cached_models, hub_cache_folder
 
     models = [_facts(model) for model in cached_models()]

@@ -15,7 +15,7 @@ from ipex_lookahead.cli.running import run_command
 from ipex_lookahead.cli.spelling import in_options
 
 COMMANDS = {
-    "generate": "continue a prompt, or answer it",
+    "generate": "answer a prompt, or continue it",
     "chat": "talk with a model in the terminal",
     "serve": "a model over HTTP, as OpenAI and Anthropic serve theirs, and a page to talk with it",
     "quantize": "save a model in a low-bit format",
@@ -52,7 +52,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print it.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cli(debug: bool) -> None:
-    """Llama models in low-bit formats on CPUs, with exact lookahead decoding."""
+    """Large language models in low-bit formats on CPUs, with exact lookahead decoding."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -146,9 +146,13 @@ def penalty_options(command: Callable[..., Any]) -> Callable[..., Any]:
         option(
             "--frequency-penalty",
             type=click.FloatRange(-2, 2),
-            help="What a token of the answer loses each time it comes, as OpenAI has it.",
+            help="What it loses each time it comes; both as OpenAI has them.",
         ),
-        option("--presence-penalty", type=click.FloatRange(-2, 2), help="What it loses once, however often it came."),
+        option(
+            "--presence-penalty",
+            type=click.FloatRange(-2, 2),
+            help="What a token of the answer loses once, however often it came.",
+        ),
         option(
             "--repetition-penalty",
             type=click.FloatRange(0, min_open=True),

@@ -11,7 +11,7 @@ from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.types import Model
 
 
-@command()
+@command("ipex-lookahead pull owner/repo:model.Q4_0.gguf", "ipex-lookahead pull owner/repo")
 @click.argument("model", type=Model())
 @option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def pull(model: str, as_json: bool) -> None:

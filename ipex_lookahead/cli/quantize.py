@@ -15,7 +15,10 @@ from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.types import LowBit, Model, Refused
 
 
-@command()
+@command(
+    "ipex-lookahead quantize path/to/model out-folder --low-bit sym_int4",
+    "ipex-lookahead quantize model-F16.gguf --to model-q4_k.gguf --low-bit q4_k",
+)
 @click.argument("model", type=Model())
 @click.argument("out", type=click.Path(path_type=Path), required=False)
 @option(

@@ -34,7 +34,7 @@ def _check_formats(ctx: click.Context) -> None:
         ("low_bit", "--low-bit"),
         ("head_low_bit", "--head-low-bit"),
         ("draft_low_bit", "--draft-low-bit"),
-        ("formats", "--format"),
+        ("formats", "--low-bit"),
     ):
         kind = next((param.type for param in ctx.command.params if param.name == name), None)
         for value in _several(ctx.params.get(name)):

@@ -12,11 +12,11 @@ from ipex_lookahead.cli.types import Cached, Refused
 from ipex_lookahead.terminal import is_terminal
 
 
-@command()
+@command("ipex-lookahead rm owner/repo")
 @click.argument("name", type=Cached())
 @option("--yes", "-y", is_flag=True, help="Do not ask.")
 def rm(name: str, yes: bool) -> None:
-    """Remove the model NAME, as `ipex-lookahead list` names it, from the cache; files of yours are never touched.
+    """Remove the model NAME, as `list` names it, from the cache; files of yours are never touched.
 
     The hub's cache is shared with other programs: a model that is removed is removed for them too.
     """

@@ -12,6 +12,7 @@ import click
 
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.lookahead import NO_COPY, Lookahead, strategy_options
+from ipex_lookahead.cli.names import STRATEGIES
 from ipex_lookahead.cli.options import PLACING, draft_model_option, engine_options, model_options, option
 from ipex_lookahead.cli.types import Size, Strategy, Tokens
 from ipex_lookahead.errors import InputError
@@ -21,18 +22,22 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 
 
-@command()
+@command("ipex-lookahead serve", "ipex-lookahead serve -m path/to/model --low-bit sym_int4 --port 8000")
 @model_options
 @engine_options
 @draft_model_option
-@strategy_options
-@option("--strategy", type=Strategy(NO_COPY), help="Where drafts come from.")
 @option(
     "--lookahead",
     type=Tokens(),
     default="auto",
     help="Most drafted tokens a step, or 'auto'; 0 is off. A request may say another. Never changes an answer.",
 )
+@option(
+    "--strategy",
+    type=Strategy(NO_COPY),
+    help=f"Where drafts come from: {', '.join(name for name in STRATEGIES if name not in NO_COPY)}.",
+)
+@strategy_options
 @option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on; 0.0.0.0 lets others in.")
 @option("--port", type=click.IntRange(0, 65535), default=8080, help="Port; 0 takes one that is free, and says which.")
 @option(

@@ -108,7 +108,7 @@ def test_the_commands_print_one_object_as_their_last_line() -> None:
             "kernels",
             "--shape",
             "64,96",
-            "--format",
+            "--low-bit",
             "bf16",
             "--isa",
             "scalar",

@@ -52,8 +52,8 @@ def test_names():
     assert values("generate", "--low-bit", "") == [*LOW_BITS, *PRESETS, *ALIASES]
     assert values("generate", "--low-bit", "gguf") == ["gguf_q4k_m", "gguf_q4k_s"]
     assert offered("generate", "--low-bit", "./my") == [("file", "./my")], "rules are in files"
-    assert values("bench", "kernels", "--format", "a") == ["asym_int4", "asym_int5"]
-    assert values("bench", "kernels", "--format", "gguf") == []
+    assert values("bench", "kernels", "--low-bit", "a") == ["asym_int4", "asym_int5"]
+    assert values("bench", "kernels", "--low-bit", "gguf") == []
     assert values("generate", "--engine", "n") == ["native"]
     assert values("doctor", "--device", "x") == ["xpu"]
     assert values("generate", "--lookahead", "a") == ["auto"]

@@ -42,6 +42,16 @@ def every_option():
         yield from (option for option in found.params if isinstance(option, click.Option))
 
 
+def examples_of(path):
+    """A command's examples as its help shows them; a group has none."""
+    import click
+
+    found = cli
+    for name in path:
+        found = found.get_command(click.Context(found), name)
+    return [f"  {example}" for example in getattr(found, "examples", ())]
+
+
 def raising(error):
     def load(*arguments, **options):
         raise error
@@ -57,14 +67,18 @@ def test_help_fits_the_terminal(command, columns, capsys, monkeypatch):
     said = capsys.readouterr().out
     assert "env var" not in said, "variables stand in docs/commands.md"
     for line in said.splitlines():
-        assert len(line) <= int(columns) or len(line.split()) <= 4, "names and metavars cannot be broken"
+        if line in examples_of(command):
+            assert len(line) <= 80, "an example is copied whole"
+        else:
+            assert len(line) <= int(columns) or len(line.split()) <= 4, "names and metavars cannot be broken"
 
 
 def test_help_has_sections_where_options_are_many(capsys):
     assert run(["generate", "--help"]) == 0
     said = capsys.readouterr().out
     headings = [line for line in said.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert headings == ["Model:", "Text:", "Sampling:", "Lookahead:", "Machine:", "Options:"]
+    assert headings == ["Model:", "Text:", "Sampling:", "Lookahead:", "Machine:", "Options:", "Examples:"]
+    assert said.splitlines()[-2:] == examples_of(("generate",))[-2:]
     assert said.index("Sampling:") < said.index("--seed") < said.index("Lookahead:")
 
 
@@ -88,6 +102,7 @@ def test_every_leaf_is_a_command_of_ours():
         for name in path:
             found = found.get_command(click.Context(found), name)
         assert isinstance(found, Command), path
+        assert found.examples, f"{path}: its help ends with an example"
 
 
 @pytest.mark.parametrize("arguments", [[], ["help"], ["--help"], ["-h"]])

@@ -24,7 +24,7 @@ kernels.WORKING_SET = 1 << 16
 """
 COMMANDS = [
     ["bench", "decode", "--limit", "1"],
-    ["bench", "kernels", "--shape", "64,64", "--isa", "scalar", "--format", "sym_int4", "--rows", "1"],
+    ["bench", "kernels", "--shape", "64,64", "--isa", "scalar", "--low-bit", "sym_int4", "--rows", "1"],
     ["generate", "hi", "--verbose"],
     ["generate", "hi", "--show-accepted"],
     ["generate", "hi", "--strategy", "sufix"],

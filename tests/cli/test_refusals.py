@@ -72,7 +72,7 @@ def test_strategies_that_a_command_cannot_use(refused):
         (["bench", "decode"], "--low-bit"),
         (["bench", "exact", "--draft-model", "x"], "--draft-low-bit"),
         (["bench", "step"], "--head-low-bit"),
-        (["bench", "kernels"], "--format"),
+        (["bench", "kernels"], "--low-bit"),
     ],
 )
 def test_formats(command, option, refused):
@@ -93,7 +93,7 @@ def test_rules_are_read_before_the_model(refused, tmp_path):
 
 def test_a_mixture_is_no_format_of_random_weights(refused):
     assert "there is no format 'gguf_q4k_m'" in refused("bench", "step", "--low-bit", "gguf_q4k_m")[0]
-    assert "there is no format" in refused("bench", "kernels", "--format", "mine.yaml")[0]
+    assert "there is no format" in refused("bench", "kernels", "--low-bit", "mine.yaml")[0]
 
 
 def test_ipex_llm_has_formats_of_its_own(scripted):

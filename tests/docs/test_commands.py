@@ -19,6 +19,8 @@ NEEDS = {"", "hardware", "network", "minutes", "another environment"}
 SHELL = {". .venv/bin/activate"}
 """Lines that prepare a shell; what they name is made by ``make demo``."""
 PARSED = {
+    "pull": "it needs a network; tests/cli/test_pull_list_rm.py",
+    "rm": "it removes what was fetched; tests/cli/test_pull_list_rm.py",
     "chat": "it talks; tests/cli/test_chat.py",
     "doctor": "it measures for a minute; tests/cli/test_doctor.py",
     "compare-engines": "it loads PyTorch's models; tests/cli/test_compare_engines.py",
@@ -65,6 +67,7 @@ def workplace(tmp_path_factory):
     made = write_tiny_llama(folder / "path" / "to" / "model", vocab=SIZE, context=512)
     chat_tokenizer().save_pretrained(made)
     (folder / "notes.txt").write_text("A river was hidden. It is open again.\n")
+    (folder / "answers.jsonl").touch()  # what bench replay would have recorded
     (folder / "prompts").mkdir()
     (folder / "prompts" / "one.jsonl").write_text('{"id": "1", "category": "chat", "prompt": "Hi"}\n')
     for name in ("configs", "README.md"):
@@ -86,7 +89,7 @@ def named(words: list[str]) -> tuple[click.Command, list[str]]:
 def test_commands_parse(command, workplace, monkeypatch):
     monkeypatch.chdir(workplace)
     at, words = named(words_of(command.line))
-    at.make_context(at.name, words)
+    at.make_context(at.name, words, parent=click.Context(cli, info_name="ipex-lookahead"))  # --config looks at all
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in ("docs/LOG.md", "docs/commands.md")])
