@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,6 +17,7 @@ from ipex_lookahead.cli.options import (
     limit_option,
     model_options,
     option,
+    plot_option,
     prompts_option,
 )
 from ipex_lookahead.cli.progress import progress_bar
@@ -28,7 +30,7 @@ from ipex_lookahead.terminal import counted
 MODES = ("fixed", "adaptive")
 
 
-@command("ipex-lookahead bench exact --strategy auto --limit 2")
+@command("ipex-lookahead bench exact --strategy auto --limit 2 --plot exact.svg")
 @model_options
 @draft_model_option
 @option("--draft-low-bit", type=LowBit(), help="The draft model's format; as its file has it if not given.")
@@ -58,6 +60,7 @@ MODES = ("fixed", "adaptive")
 @option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=0.95, help="Of sampling.")
 @option("--repetition-penalty", "penalty", type=click.FloatRange(0, min_open=True), default=1.1, help="Of sampling.")
 @option("--batch", type=click.IntRange(1), default=8, help="Prompts that are decoded together with a fixed draft.")
+@plot_option
 @json_option
 def exact(
     model: str,
@@ -80,6 +83,7 @@ def exact(
     top_p: float,
     penalty: float,
     batch: int,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Whether the tokens with lookahead are those without: every strategy, budget and way of sampling."""
@@ -89,8 +93,12 @@ def exact(
         raise click.UsageError("--no-greedy --seeds 0 leaves nothing to check; leave one of them out")
     if draft_low_bit is not None and draft_model is None:
         raise click.UsageError("--draft-low-bit has no effect without --draft-model; add it, or leave it out")
+    if plot is not None:
+        from ipex_lookahead.bench.plots.drawing import check_plot
 
+        check_plot(plot)
     from ipex_lookahead.bench.exact import GREEDY, answerer, check, configurations, sampled, strategies
+    from ipex_lookahead.bench.facts import where_and_when
     from ipex_lookahead.bench.prompts import PACKAGED_PROMPTS, read_prompts
     from ipex_lookahead.cli import loading
     from ipex_lookahead.tokenization.prompts import build_prompt
@@ -123,8 +131,12 @@ def exact(
     engine = loaded.engine.describe()
     report = {"model": model, **{key: engine.get(key) for key in ("engine", "low_bit", "isa", "threads", "kv_cache")}}
     report |= {"prompts": len(texts), "max_new_tokens": max_new_tokens, "batch": batch, **settings, "seeds": seeds}
-    report |= {"left_out": {} if strategy else absent, "rows": rows}
+    report |= {"left_out": {} if strategy else absent, "rows": rows, **where_and_when()}
     _print_table(report, to_stderr=as_json)
+    if plot is not None:
+        from ipex_lookahead.bench.plots.exact import plot_exact
+
+        plot_exact(report, plot)
     if as_json:
         click.echo(json.dumps(report))
     differing = [found for found in rows if found["differences"]]

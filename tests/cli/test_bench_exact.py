@@ -87,6 +87,14 @@ def test_a_difference_is_an_error(repeater, prompts, capsys):
     assert "error: suffix fixed 3 sampled: 5/6 equal; sampled with seed 1, prompt b has" in err
 
 
+def test_what_was_checked_is_drawn(repeater, prompts, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    repeater()
+    arguments = ["--strategy", "suffix", "--strategy", "auto", "--draft-tokens", "3", "--plot", str(tmp_path / "a.svg")]
+    assert run([*prompts, *arguments]) == 0
+    assert "all 32 answers have" in (tmp_path / "a.svg").read_text()
+
+
 def test_spread_drafts(repeater, tmp_path, capsys):
     """Each batch has another number of drafted tokens, and another one with each seed; adaptive answers come alone."""
     lines = [json.dumps({"id": str(i), "prompt": "hello " * (1 + i)}) for i in range(7)]
@@ -119,6 +127,7 @@ def test_spread_drafts(repeater, tmp_path, capsys):
         (["--draft-tokens", "a"], "list of whole numbers"),
         (["--no-greedy", "--seeds", "0"], "nothing to check"),
         (["--draft-low-bit", "sym_int4"], "without --draft-model"),
+        (["--plot", "picture.jpg"], "a picture is .svg or .png"),
     ],
 )
 def test_refusals(repeater, prompts, capsys, arguments, says):

@@ -14,6 +14,7 @@ from ipex_lookahead.drafting.draft import Draft
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 from ipex_lookahead.bench.plots.decode import plot_decode  # noqa: E402
+from ipex_lookahead.bench.plots.exact import plot_exact  # noqa: E402
 from ipex_lookahead.bench.plots.replay import plot_replay  # noqa: E402
 from ipex_lookahead.bench.plots.step import plot_kernels, plot_step  # noqa: E402
 
@@ -105,3 +106,21 @@ def test_replay_shows_what_to_expect(tmp_path: Path) -> None:
     text = drawn(plot_replay, {"model": "m", "runs": runs, **FACTS}, tmp_path)
     for said in (*SAID, "5 recorded answers", "predicted tokens a second", "2 of 8", "recycling", "plain"):
         assert said in text, said
+
+
+def test_exact_counts_equal_answers_and_marks_others(tmp_path: Path) -> None:
+    def row(strategy: str, mode: str, budget: int | str, sampling: str, equal: int = 4) -> dict[str, Any]:
+        names = {"strategy": strategy, "mode": mode, "draft_tokens": budget, "sampling": sampling}
+        return {**names, "equal": equal, "total": 4}
+
+    rows = [row("auto", "fixed", "1-31", name) for name in ("greedy", "sampled")]
+    rows += [row("suffix", mode, 3, name) for mode in ("fixed", "adaptive") for name in ("greedy", "sampled")]
+    settings = {"model": "m<&>", "low_bit": "q4_k", "prompts": 1, "max_new_tokens": 9}
+    text = drawn(plot_exact, {**settings, **FACTS, "rows": rows}, tmp_path)
+    for said in (*SAID, "m&lt;&amp;&gt;", "suffix, adaptive", "sampled: most drafted", "1-31", "all 24 answers have"):
+        assert said in text, said
+    rows.append(row("suffix", "fixed", "1-31", "greedy", 3))
+    text = drawn(plot_exact, {**settings, **FACTS, "rows": rows}, tmp_path)
+    assert "3/4" in text
+    assert "27 of 28 answers have plain" in text
+    assert text.count("c02a2a") == 1
