@@ -62,7 +62,8 @@ wheel:
 
 gates:
 	$(call setup,--with test)
-	@IPEX_LOOKAHEAD_GATES=large $(PY) -m pytest -s --timeout 1800 tests/gates tests/engines/native/test_fork.py $(PYTEST)
+	@IPEX_LOOKAHEAD_GATES=large $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal -rP --timeout 3600 \
+	  tests/gates tests/engines/native/test_fork.py $(PYTEST)
 
 gates-coverage:
 	$(call setup,--with test)

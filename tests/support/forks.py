@@ -1,9 +1,9 @@
 """A program that forks, again and again, while the core's threads are awake, asleep or in the middle of a step.
 
 ``python -m tests.support.forks decoder|linear FOLDER THREADS TIMES``: what a child does then (compute, drop the model,
-exit, be a process of multiprocessing) must give the parent's bytes within ``LIMIT_SECONDS``. Prints the number of
-children, or what went wrong, and ends with status 1. A program of its own, since ``sys.exit`` in a child of pytest
-would be a failed test there, not the end.
+exit, be a process of multiprocessing) must give the parent's bytes before that has looked ``LOOKS`` times. Prints the
+number of children, or what went wrong, and ends with status 1. A program of its own, since ``sys.exit`` in a child of
+pytest would be a failed test there, not the end.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from ipex_lookahead.engines.native.linear import LinearPool
 from ipex_lookahead.engines.weights import random_matrix
 from tests.support.native import ids_of, load, run
 
-LIMIT_SECONDS = 30.0
-"""What a child does takes milliseconds; a busy machine may let it wait for seconds."""
+LOOKS = 30_000
+"""How often, a millisecond apart, a parent looks for the end of a child. What a child does takes milliseconds, and a
+busy machine may let it wait for seconds; a clock would count the time that both of them stand still, too."""
 STATES = ("awake", "asleep", "mid-step")
 DEEDS = ("compute", "delete", "exit", "multiprocessing")
 ASLEEP_AFTER_SECONDS = 0.01
@@ -76,7 +77,10 @@ class Forks:
         if deed == "multiprocessing":
             process = multiprocessing.get_context("fork").Process(target=self._compute_or_fail)
             process.start()
-            process.join(LIMIT_SECONDS)
+            for _ in range(LOOKS):
+                process.join(0.001)
+                if process.exitcode is not None:
+                    break
             status = process.exitcode
             if status is None:
                 process.kill()
@@ -111,8 +115,7 @@ class Forks:
 
 def _wait(pid: int) -> int | None:
     """The child's status; None where it had to be killed."""
-    end = time.monotonic() + LIMIT_SECONDS
-    while time.monotonic() < end:
+    for _ in range(LOOKS):
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
