@@ -24,7 +24,8 @@ class Piece:
         party, reader: whose.
         rows: how many.
         done: whether they are the reader's last.
-        answer: the row of the output that follows them; -1 = it was not asked for.
+        answer: the row of the output that follows them; -1 = it was not asked for. Where the prompt is shown, those
+            before it are its other rows'.
     """
 
     party: Party
@@ -164,7 +165,7 @@ class Crowd:
 
 
 def _with_pieces(batch: Batch, pieces: Sequence[Piece]) -> Batch:
-    """Prompt rows after the others; of these only the last of each prompt are answered."""
+    """Prompt rows after the others; of these the last of each prompt are answered, and all of one that is shown."""
     answers = len(batch.tokens)
     caches, counts, want = list(batch.caches), list(batch.counts), list(range(answers))
     tokens, parents = [batch.tokens], [batch.parents]
@@ -177,10 +178,11 @@ def _with_pieces(batch: Batch, pieces: Sequence[Piece]) -> Batch:
         tokens.append(reader.tokens[first : first + piece.rows])
         parents.append(np.arange(-1, piece.rows - 1, dtype=np.int32))
         end += piece.rows
-        if piece.done and reader.answer:
-            piece.answer = len(want)
-            want.append(end - 1)
-            logits = logits or piece.party.logits
+        shown = reader.sequence.shows_prompt
+        if shown or (piece.done and reader.answer):
+            want.extend(range(end - piece.rows if shown else end - 1, end))
+            piece.answer = len(want) - 1
+            logits = logits or shown or piece.party.logits
     return Batch(
         caches, counts, np.concatenate(tokens), np.concatenate(parents), np.array(want, np.int32), logits, batch.top
     )

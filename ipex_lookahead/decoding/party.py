@@ -35,7 +35,7 @@ class DecodingSequence:
     Attributes:
         index: its number, for the controller.
         prompt: int32 [n], n >= 1.
-        limit: length, prompt included, at which the sequence ends; more than n.
+        limit: length, prompt included, at which the sequence ends; more than n, or n for a prompt that is only read.
         cache: a cache of its own; it may hold the prompt's first tokens, but not all of them. Of several sequences with
             one prompt and empty caches the first reads it, and the others get forks.
         proposer: None decodes token by token.
@@ -44,6 +44,8 @@ class DecodingSequence:
         accept: told each emitted token, in order; True ends the sequence with that token.
         limit_reason: what ``finish`` becomes at the limit.
         committed: gives the prompt and all emitted tokens, integers [n]; only a scheduler with a memory asks for them.
+        on_prompt_logits: told the prompt's own logits as it is read: how many tokens are before them, and float32
+            [rows, vocab_size]. The same rows may come twice, where the sequence is put back meanwhile.
         last, length: the last committed token, and how many are committed.
         finish: None while it goes on, else "stop", ``limit_reason`` or "cancelled".
         pages: its pages, as the scheduler's memory numbers them.
@@ -58,10 +60,16 @@ class DecodingSequence:
     accept: Callable[[int], bool]
     limit_reason: str = "length"
     committed: Callable[[], npt.NDArray[Any]] | None = None
+    on_prompt_logits: Callable[[int, npt.NDArray[np.float32]], None] | None = None
     last: int = -1
     length: int = 0
     finish: str | None = None
     pages: list[int] = field(default_factory=list)
+
+    @property
+    def shows_prompt(self) -> bool:
+        """Whether each row of its prompt is computed for its logits, whatever is kept of it."""
+        return self.on_prompt_logits is not None and self.length == 0
 
 
 class Lockstep(Protocol):
@@ -213,13 +221,16 @@ class Party:
         """Take what a forward made of pieces of the prompts.
 
         Args:
-            pieces: (reader, rows, whether they are its last, row of the output that follows them).
+            pieces: (reader, rows, whether they are its last, row of the output that follows them; of a prompt that is
+                shown the outputs of its other rows come before that).
             argmax: of the output.
             output: the forward's.
         """
         stats = self.stats
         stats.prefill_seconds = perf_counter() - self._started
-        for reader, rows, _, _ in pieces:
+        for reader, rows, _, answer in pieces:
+            if reader.sequence.shows_prompt:
+                _show(reader.sequence, argmax, output, range(answer + 1 - rows, answer + 1))
             reader.sequence.cache.keep(list(range(rows)))
             if reader.answer:
                 self._count(rows)
@@ -246,6 +257,9 @@ class Party:
             self._count(len(twin.prompt), cached=True)
         for sequence in (reader.sequence, *reader.twins):
             sequence.length = len(sequence.prompt)
+            if sequence.length == sequence.limit:
+                sequence.finish = sequence.limit_reason
+                continue
             if self._lockstep is not None:
                 self._first[sequence] = argmax[row], None if output.logits is None else output.logits[row]
                 continue
@@ -401,6 +415,15 @@ class Party:
             elif sequence.length >= sequence.limit:
                 sequence.finish = sequence.limit_reason
         return tokens, any(s.finish is not None for s in live)
+
+
+def _show(sequence: DecodingSequence, argmax: list[int], output: StepOutput, rows: range) -> None:
+    """Tell logits of a piece of a prompt, before the piece is committed."""
+    if min(argmax[rows.start : rows.stop]) < 0:
+        raise EngineError(_NOT_FINITE)
+    assert output.logits is not None
+    assert sequence.on_prompt_logits is not None
+    sequence.on_prompt_logits(sequence.cache.length, output.logits[rows.start : rows.stop])
 
 
 def _emit(

@@ -20,6 +20,8 @@ DELAY = 4.0
 """Pieces of prompts may make a step of sequences that decode take so many times as long as it would take alone."""
 LEAST_PIECE = 8
 """But so many rows of prompts are always read, where any are waiting."""
+SHOWN_ROWS = 64
+"""Most rows of prompts in a step whose logits are shown: each row takes as many floats as the vocabulary has tokens."""
 
 _NONE: Sequence[Piece] = ()
 
@@ -234,7 +236,7 @@ class Scheduler:
                     continue
                 sequence = party.sequences[0]
                 self._release(sequence)
-                found = self._memory.take(party.to_read(sequence), party.key)
+                found = None if sequence.shows_prompt else self._memory.take(party.to_read(sequence), party.key)
                 sequence.cache, sequence.pages = (self._engine.new_cache(), []) if found is None else found
             self._waiting.remove(party)
             party.start()
@@ -243,6 +245,8 @@ class Scheduler:
     def _needs(self, memory: PrefixCache, party: Party) -> int:
         """Pages that a party needs to begin with; -1: it should wait, since another one is reading the same prompt."""
         tokens = party.to_read(party.sequences[0])
+        if party.sequences[0].shows_prompt:
+            return pages_of(len(tokens) + 1)
         held = memory.match(tokens, party.key)
         end = (held + 1) * PAGE
         for other in self._reading:
@@ -323,12 +327,15 @@ class Scheduler:
         """The next rows of prompts. Parties get equal shares; what those with little left do not need others get."""
         pieces: list[Piece] = []
         while not pieces:
-            room = self._room()
+            room, shown = self._room(), SHOWN_ROWS
             parties = sorted(self._reading, key=lambda party: sum(reader.left for reader in party.readers))
             for number, party in enumerate(parties):
                 share = max(LEAST_PIECE, room // (len(parties) - number)) if number + 1 < len(parties) else room
                 for reader in party.readers:
                     rows = min(share, room, reader.left)
+                    if reader.sequence.shows_prompt:
+                        rows = min(rows, shown)
+                        shown -= rows
                     if self._memory is not None:
                         rows = self._memory.extend_to(reader.sequence.pages, reader.sequence.cache.length, rows)
                     if rows > 0:

@@ -35,6 +35,7 @@ class Event:
         tokens: "tokens": newly committed ids, in order, an end-of-text id included.
         origins: for each of them the drafting source that had put it forward; None = the model's own.
         logprobs: for each of them, where they were asked for.
+        prompt_logprobs: "prefill", once, where they were asked for: of each of the prompt's tokens; None for the first.
         reason: "finish": "stop", "length", "context" or "cancelled".
         stats: "finish": of this request alone.
         error: "error": why this request is over; others go on.
@@ -46,6 +47,7 @@ class Event:
     tokens: list[int] = field(default_factory=list)
     origins: list[str | None] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
     reason: str = ""
     stats: GenerationStats | None = None
     error: LookaheadError | None = None

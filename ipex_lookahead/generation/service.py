@@ -13,10 +13,8 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from ipex_lookahead.config import MAX_DRAFT, LookaheadConfig, is_memory
-from ipex_lookahead.decoding.choose import Ids, Logits, Processor
+from ipex_lookahead.decoding.choose import Ids, Processor
 from ipex_lookahead.decoding.controller import AdaptiveBudget, Controller, FixedBudget
 from ipex_lookahead.decoding.party import DecodingSequence, Party, StepEvent
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, pages_of
@@ -28,6 +26,7 @@ from ipex_lookahead.drafting.prediction import SOURCE, Filtered, Prediction
 from ipex_lookahead.engines.base import Engine
 from ipex_lookahead.errors import InputError, LookaheadError, QueueFullError, ServiceError
 from ipex_lookahead.generation.events import Event, OnEvent, TokenLogprob
+from ipex_lookahead.generation.logprobs import PromptLogprobs, checked_top, logprob_of
 from ipex_lookahead.generation.lookahead import AUTO_TOKENS
 from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.generation.run import Job, Tape, choose_of, length_limit, second_model
@@ -38,7 +37,6 @@ log = logging.getLogger("ipex_lookahead")
 DraftFilter = Callable[[Ids, Draft], Draft]
 """(the sequence so far, a draft of what follows) -> what of the draft may follow at all; a tree again."""
 
-MOST_LOGPROBS = 64
 FOLLOW = 0.2
 """Weight of a new request in the running mean of how long one takes."""
 
@@ -106,6 +104,7 @@ class _Request:
         prediction: Sequence[int],
         key: str,
         top_logprobs: int | None,
+        prompt_logprobs: int | None,
         adaptive: bool,
     ) -> None:
         self.number = number
@@ -118,6 +117,7 @@ class _Request:
         self.prediction = prediction
         self.key = key
         self.top_logprobs = top_logprobs
+        self.of_prompt = None if prompt_logprobs is None else PromptLogprobs(job.prompt.tolist(), prompt_logprobs)
         self.tape = Tape(job)
         self.stats = GenerationStats(strategy=SOURCE if config is None else config.strategy)
         self.stats.seed = None if job.sampler is None else job.sampler.seed
@@ -190,6 +190,7 @@ class Service:
         key: str = "",
         sequence: int = 0,
         top_logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
     ) -> Ticket:
         """Take a request.
 
@@ -205,6 +206,7 @@ class Service:
             key: whose memory of answers and of prompts is used; other keys' do not show, not even in the times.
             sequence: the answer's number in the noise, for several answers with one seed, 0 to 2**32 - 1.
             top_logprobs: tell the tokens' log probabilities and those of so many others, 0 to 64; None tells none.
+            prompt_logprobs: the same of the prompt's tokens, for which all of it is read, whatever is kept of it.
 
         Raises:
             InputError: an argument outside what is allowed.
@@ -214,9 +216,9 @@ class Service:
         """
         job, config, draft_engine = self._job(prompt, rules, processors, sequence, lookahead, adaptive)
         self._check_ids("prediction", prediction)
+        checked_top("top_logprobs", top_logprobs)
+        checked_top("prompt_logprobs", prompt_logprobs)
         if top_logprobs is not None:
-            if not 0 <= top_logprobs <= MOST_LOGPROBS:
-                raise InputError(f"top_logprobs is {top_logprobs}; it must be from 0 to {MOST_LOGPROBS}")
             job.raw = []
         with self._changed:
             if self.state not in ("loading", "ready"):
@@ -239,6 +241,7 @@ class Service:
                 prediction=prediction,
                 key=key,
                 top_logprobs=top_logprobs,
+                prompt_logprobs=prompt_logprobs,
                 adaptive=adaptive is not False,
             )
             self._requests[request.number] = request
@@ -358,13 +361,14 @@ class Service:
 
     def _start(self, scheduler: Scheduler, request: _Request) -> None:
         job, tape = request.job, request.tape
-        if job.limit == len(job.prompt):
+        of_prompt = request.of_prompt
+        if job.limit == len(job.prompt) and of_prompt is None:
             request.stats.finish_reasons = [job.limit_reason]
             self._end(request, Event("finish", reason=job.limit_reason, stats=request.stats))
             return
         sequence = DecodingSequence(
             request.number, job.prompt, job.limit, self.model.engine.new_cache(), None, choose_of(job, tape),
-            tape.accept, job.limit_reason, tape.prefix,
+            tape.accept, job.limit_reason, tape.prefix, None if of_prompt is None else of_prompt.put,
         )  # fmt: skip
 
         def begin(_: Sequence[DecodingSequence]) -> Controller:
@@ -417,6 +421,8 @@ class Service:
             return
         if event.kind == "prefill":
             told = Event("prefill", event.done, event.total)
+            if request.of_prompt is not None and event.done == event.total:
+                told.prompt_logprobs, request.of_prompt = request.of_prompt.found, None
         elif event.kind == "tokens":
             self.tokens += len(event.tokens)
             told = Event("tokens", tokens=list(event.tokens), origins=list(event.origins))
@@ -453,18 +459,6 @@ class Service:
             log.exception("request %d: its on_event has failed; the request ends", request.number)
             return False
         return True
-
-
-def logprob_of(token: int, logits: Logits, top: int) -> TokenLogprob:
-    """The natural logarithms of a token's probability, and of the ``top`` most likely ones'; logits float32 [vocab]."""
-    highest = logits.max()
-    total = float(highest) + float(np.log(np.exp(logits - highest).sum(dtype=np.float64)))
-    best: list[int] = []
-    if top:
-        least = np.partition(logits, -min(top, len(logits)))[-min(top, len(logits))]
-        near = np.flatnonzero(logits >= least)
-        best = near[np.argsort(-logits[near], kind="stable")][:top].tolist()
-    return TokenLogprob(token, float(logits[token]) - total, tuple((id, float(logits[id]) - total) for id in best))
 
 
 def _as_ours(error: Exception | None) -> LookaheadError:

@@ -11,7 +11,9 @@ import pytest
 
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.engines.loading import LoadedModel
+from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.errors import ContextLengthError, InputError, LookaheadError, QueueFullError, ServiceError
+from ipex_lookahead.generation.logprobs import logprob_of
 from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.generation.service import Event, Service
 from ipex_lookahead.generation.text_model import TextModel
@@ -210,6 +212,48 @@ def test_log_probabilities_are_those_of_the_raw_logits(model: TextModel, service
     assert all(e.logprobs is None for e in service.stream([1], Rules(3)))
     with pytest.raises(InputError, match="top_logprobs is 65"):
         service.stream([1], Rules(3), top_logprobs=65)
+
+
+@pytest.mark.parametrize("pages", [6, 200])
+def test_log_probabilities_of_a_prompt_are_those_of_one_forward(pages: int) -> None:
+    """In a crowd, on a warm cache, put back or only read: to the last bit."""
+    model = text_model(HashedEngine(VOCAB, seed=1))
+    made = Service(model, slots=4, queue=20, cache_memory=pages * 64)
+    wanted = requests(10)
+    for _ in range(2):
+        streams = [
+            made.stream(prompt, Rules(0) if number % 3 == 0 else rules, prompt_logprobs=2, **options)
+            for number, (prompt, rules, options) in enumerate(wanted)
+        ]
+        for number, (stream, (prompt, rules, _)) in enumerate(zip(streams, wanted, strict=True)):
+            events = list(stream)
+            (found,) = [event.prompt_logprobs for event in events if event.prompt_logprobs is not None]
+            logits = model.engine.forward(
+                chain(model.engine.new_cache(), np.array(prompt, np.int32), logits=True)
+            ).logits
+            assert logits is not None
+            expected = [logprob_of(token, row, 2) for token, row in zip(prompt[1:], logits, strict=False)]
+            assert found == [None, *expected]
+            assert tokens_of(events) == ([] if number % 3 == 0 else model.generate(prompt, rules))
+            assert events[-1].kind == "finish"
+    made.close()
+
+
+def test_a_prompt_without_finite_logits_is_an_error(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = model.engine.forward
+
+    def broken(batch: Any) -> Any:
+        output = forward(batch)
+        output.argmax[0] = -1
+        return output
+
+    monkeypatch.setattr(model.engine, "forward", broken)
+    made = Service(model)
+    (event,) = made.stream([1, 2, 3], Rules(0), prompt_logprobs=0)
+    assert "NaN" in str(event.error)
+    with pytest.raises(InputError, match="prompt_logprobs is -1"):
+        made.stream([1], Rules(3), prompt_logprobs=-1)
+    made.close()
 
 
 def test_a_prediction_that_is_right_is_accepted_and_counted(service: Service) -> None:
