@@ -145,8 +145,9 @@ NB_MODULE(_native, m) {
   m.def("amx_state", &amx_state);
   m.def("chosen_isa", [](const std::string& name) { return std::string(kernels_for(name)->name); }, "name"_a = "");
   m.def("most_search_lanes", &most_search_lanes);
-  m.def("search", &search, "values"_a, "importance"_a, "size"_a, "numbers"_a, "whole"_a, "tries"_a, "step_limit"_a,
-        "minimum"_a, "lanes"_a = 0);
+  m.def("quantize", &quantize_matrix, "format"_a, "values"_a, "kind"_a, "importance"_a, "searched"_a, "size"_a, "numbers"_a,
+        "whole"_a, "tries"_a, "step_limit"_a, "code_of"_a, "largest"_a, "codes"_a.noconvert(),
+        "scales"_a.none().noconvert(), "minimums"_a.none().noconvert(), "threads"_a, "lanes"_a = 0);
   m.def("prepack", &prepack_tiles, "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none().noconvert(),
         "minimums"_a.none().noconvert(), "threads"_a);
   m.def("unpack", &unpack_tiles, "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a.noconvert(),

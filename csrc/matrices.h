@@ -1,7 +1,8 @@
-// What the bindings do with weight matrices by themselves: hand them out, prepack them for others, search for scales.
+// What the bindings do with weight matrices by themselves: hand them out, prepack them for others, quantise.
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -9,7 +10,7 @@
 #include "arguments.h"
 #include "runtime/thread_pool.h"
 #include "weights/packing.h"
-#include "weights/search.h"
+#include "weights/quantize.h"
 
 namespace ipex_lookahead {
 
@@ -83,44 +84,77 @@ inline nb::object unpack_tiles(const std::string& format, int64_t n_out, int64_t
   });
 }
 
-// What `search_blocks` finds: codes, scales, minimums, steps and minimum steps; None for what there is not.
-inline nb::tuple search(const FloatMatrix& values, const FloatMatrix& importance, int size, const FloatVector& numbers,
-                        bool whole, const FloatVector& tries, int step_limit, bool minimum, int lanes) {
+// Row codes and scales are written into: nothing of a matrix is copied on its way.
+using OutBytes = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using OutHalves = nb::ndarray<uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// What `quantize` says of a float matrix, whose low-bit streams it writes.
+inline int64_t quantize_matrix(const std::string& format, const AnyMatrix& values, const std::string& kind,
+                               const FloatVector& importance, const std::string& searched, int size,
+                               const FloatVector& numbers, bool whole, const FloatVector& tries, int step_limit,
+                               const ByteVector& code_of, float largest, OutBytes codes, std::optional<OutHalves> scales,
+                               std::optional<OutHalves> minimums, int threads, int lanes) {
   const auto fail = [](const std::string& what) { throw std::invalid_argument(what); };
-  check_aligned(values, sizeof(float));
+  const WeightFormat f = format_of(format);
+  const StreamFacts& facts = stream_facts(f);
+  Quantization q;
+  q.format = f;
+  q.n_out = int64_t(values.shape(0));
+  q.n_in = int64_t(values.shape(1));
+  check_size(q.n_out, q.n_in);
+  q.kind = FloatKind(one_of("kind", kind, {"fp32", "fp16", "bf16"}));
+  const size_t item = q.kind == FloatKind::fp32 ? 4 : 2;
+  if (values.itemsize() != item) fail("values of " + kind + " have " + std::to_string(item) + " bytes");
+  check_aligned(values, item);
   check_aligned(importance, sizeof(float));
   check_aligned(numbers, sizeof(float));
   check_aligned(tries, sizeof(float));
-  const int64_t blocks = int64_t(values.shape(0)), inputs = int64_t(values.shape(1));
-  const int64_t repeated = int64_t(importance.shape(0));
-  const int64_t parts = size > 0 ? inputs / size : 0;
+  if (facts.inputs == 1) fail(format + " has no scales to search for");
+  const SearchKind of = SearchKind(one_of("searched", searched, {"scale", "float_scale", "minimum", "zero", "exponent"}));
+  // A group of a stream is one part; a record is one block of all its parts.
+  const int64_t inputs = facts.scales ? size : facts.inputs, parts = size > 0 ? inputs / size : 0;
   if (size < 1 || size > kMostSearched || inputs != parts * size || parts < 1 || parts > kMostParts || (parts & (parts - 1)))
     fail("a block has 1, 2, 4, 8 or 16 parts of 1 to " + std::to_string(kMostSearched) + " inputs");
-  if (blocks > kMostOutputs || int64_t(importance.shape(1)) != inputs || repeated < 1 || blocks % repeated != 0)
-    fail("importance must have the blocks of one or more whole rows");
-  if (numbers.size() < 1 || numbers.size() > size_t(kMostNumbers) || tries.size() > size_t(kMostNumbers))
-    fail("there are 1 to " + std::to_string(kMostNumbers) + " numbers, and no more tries");
-  if (step_limit < (minimum ? 0 : -128) || step_limit > (minimum ? 255 : 0) || (parts > 1 && step_limit == 0))
+  if (facts.scales && (size < kGroup || (size & (size - 1))))
+    fail("a group is a power of two from " + std::to_string(kGroup) + " on");
+  if (int64_t(importance.size()) != (q.n_in + inputs - 1) / inputs * inputs)
+    fail("importance must have the whole blocks of a row");
+  if (numbers.size() < 1 || numbers.size() > size_t(kMostNumbers) || tries.size() > size_t(kMostNumbers) ||
+      code_of.size() != size_t(kMostNumbers))
+    fail("there are 1 to " + std::to_string(kMostNumbers) + " numbers, a code of each byte, and no more tries");
+  const bool from_zero = of == SearchKind::minimum || of == SearchKind::zero;
+  if (from_zero && (!whole || numbers.data()[0] != 0 || numbers.data()[numbers.size() - 1] > 255))
+    fail("with minimums and zero points, numbers are whole and go from 0 to at most 255");
+  if (of == SearchKind::zero && tries.size() == 0) fail("a zero point takes a try");
+  const bool stepped = of == SearchKind::scale || of == SearchKind::minimum;
+  const int least = of == SearchKind::scale ? -128 : 0, most = of == SearchKind::minimum ? 255 : 0;
+  if (step_limit < least || step_limit > most || (parts > 1) != (step_limit != 0) || (parts > 1 && !stepped))
     fail("parts have steps from -128 on, or with minimums up to 255; and a block of several parts has steps");
-  if (minimum && (!whole || numbers.data()[0] != 0)) fail("with minimums, numbers are whole and begin with 0");
-  const int most = most_search_lanes();
-  if (lanes == 0) lanes = minimum ? std::min(most, 8) : most;  // what is the fastest
-  if ((lanes != 4 && lanes != 8 && lanes != 16) || lanes > most)
-    fail("lanes is " + std::to_string(lanes) + "; it must be 4, 8 or 16, and here at most " + std::to_string(most));
-  const Search wanted{int(inputs), size, minimum, {numbers.data(), numbers.data() + numbers.size()}, whole,
-                      {tries.data(), tries.data() + tries.size()}, step_limit};
-  const size_t stepped = size_t(step_limit ? blocks * parts : 0);
-  Owned<uint8_t> codes{size_t(blocks * inputs)};
-  Owned<uint16_t> scales{size_t(blocks)}, minimums{size_t(minimum ? blocks : 0)};
-  Owned<int16_t> steps{stepped}, minimum_steps{minimum ? stepped : 0};
-  {
-    nb::gil_scoped_release release;
-    search_blocks(wanted, values.data(), importance.data(), blocks, repeated, lanes,
-                  {codes.data.get(), scales.data.get(), minimums.data.get(), steps.data.get(), minimum_steps.data.get()});
-  }
-  return nb::make_tuple(codes.array(blocks, inputs), scales.array(blocks), minimum ? minimums.array(blocks) : nb::none(),
-                        step_limit ? steps.array(blocks, parts) : nb::none(),
-                        minimum && step_limit ? minimum_steps.array(blocks, parts) : nb::none());
+  if (!fits(f, of, int(parts))) fail(format + " does not hold what a search for " + searched + " finds");
+  const int most_lanes = most_search_lanes();
+  if (lanes == 0) lanes = of == SearchKind::minimum ? std::min(most_lanes, 8) : most_lanes;  // what is the fastest
+  if ((lanes != 4 && lanes != 8 && lanes != 16) || lanes > most_lanes)
+    fail("lanes is " + std::to_string(lanes) + "; it must be 4, 8 or 16, and here at most " + std::to_string(most_lanes));
+  checked_threads(threads);
+  const auto has = [&](const auto& array, int64_t columns) {
+    return int64_t(array.shape(0)) == q.n_out && int64_t(array.shape(1)) == columns;
+  };
+  const int64_t groups = groups_of(f, q.n_in, int(inputs));
+  if (!has(codes, code_bytes(f, q.n_in)) || bool(scales) != facts.scales || bool(minimums) != facts.minimums ||
+      (scales && !has(*scales, groups)) || (minimums && !has(*minimums, groups)))
+    fail("the streams have other shapes than a " + format + " matrix [" + std::to_string(q.n_out) + ", " +
+         std::to_string(q.n_in) + "]");
+  if (scales) check_aligned(*scales, 2);
+  if (minimums) check_aligned(*minimums, 2);
+  q.values = values.data();
+  q.importance = importance.data();
+  q.largest = std::min(largest, std::numeric_limits<float>::max());
+  q.search = {of, int(inputs), size, {numbers.data(), numbers.data() + numbers.size()}, whole,
+              {tries.data(), tries.data() + tries.size()}, step_limit};
+  std::copy_n(code_of.data(), kMostNumbers, q.code_of);
+  q.lanes = lanes;
+  nb::gil_scoped_release release;
+  return quantize(q, codes.data(), scales ? scales->data() : nullptr, minimums ? minimums->data() : nullptr, threads);
 }
 
 }  // namespace ipex_lookahead

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from ipex_lookahead.formats.base import BadScale, GgufType, PackedWeight, Stream, check_streams
 from ipex_lookahead.formats.float_base import from_binary16
-from ipex_lookahead.formats.groups import LARGEST, check_matrix, quantize_rows, row_chunks
-from ipex_lookahead.formats.search import Floats, Parts
+from ipex_lookahead.formats.groups import LARGEST, Rows, check_matrix, quantize_rows, row_chunks
+from ipex_lookahead.formats.search import Floats, Parts, Quantizer
 
 Bytes = npt.NDArray[np.uint8]
 SUB_BLOCK = 32
@@ -56,7 +56,7 @@ class BlockFormat:
         inputs: weights in a block.
         record: a block's bytes: ``scale`` (and ``minimum``), ``steps``, and the planes' fields.
         planes: where the codes are.
-        quantizer: values [blocks, inputs], and importance [blocks of a row, inputs] -> ``Parts`` of unsigned codes.
+        quantizer: to ``Parts`` of unsigned codes.
         zero: what is taken from a code.
         table: what codes stand for instead.
         steps: how ``record["steps"]`` is read.
@@ -69,7 +69,7 @@ class BlockFormat:
     inputs: int
     record: np.dtype[np.void]
     planes: tuple[Plane, ...]
-    quantizer: Callable[[Floats, Floats], Parts]
+    quantizer: Quantizer
     zero: int = 0
     table: tuple[float, ...] | None = None
     steps: Steps | None = None
@@ -105,7 +105,7 @@ class BlockFormat:
     ) -> PackedWeight:
         """A float matrix [n_out, n_in] in whole blocks; see ``LowBitFormat.quantize``."""
         check_matrix(weight, self.name)
-        codes = np.empty(self.streams[0].shape(weight.shape, 0), np.uint8)
+        codes = np.zeros(self.streams[0].shape(weight.shape, 0), np.uint8)
 
         def put(rows: slice, parts: Parts) -> None:
             n_rows = rows.stop - rows.start
@@ -116,8 +116,8 @@ class BlockFormat:
 
         largest = np.inf if self.record["scale"].itemsize == 1 else LARGEST  # a byte of exponent reaches all
         quantize_rows(
-            weight, self.name, self.inputs, self.quantizer, put,
-            importance=importance, threads=threads, largest=largest,
+            weight, {"codes": codes}, Rows(self.name, self.inputs, self.quantizer, put, self.quantizer.core, largest),
+            importance, threads,
         )  # fmt: skip
         return PackedWeight(self.name, weight.shape, codes)
 

@@ -5,40 +5,20 @@ They are no types of GGUF's. Tables of whole numbers within int8 are taken as su
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-import numpy as np
+from collections.abc import Sequence
 
 from ipex_lookahead.formats.base import GROUP
 from ipex_lookahead.formats.blocks import Plane
-from ipex_lookahead.formats.search import Floats, Numbers, Parts, ScaleSearch, around
+from ipex_lookahead.formats.search import TableSearch
 
 SCALE = ("scale", "<u2")
 NIBBLES, CRUMBS = ("nibbles", "u1", 16), ("crumbs", "u1", 8)
 NIBBLE_PLANE, CRUMB_PLANE = Plane("nibbles", 4, 16), Plane("crumbs", 2, 8)
 
 
-def quantizer_of(
-    table: Sequence[float], extreme: float, *, width: float = 0.0, tries: int = 0
-) -> Callable[[Floats, Floats], Parts]:
-    """The quantiser to a table: its scale is searched for (:class:`ScaleSearch`).
-
-    Args:
-        table: what codes stand for; of equal numbers the first is used, and NaN is never used.
-        extreme: the number that the value of largest magnitude is tried at.
-        width: it is tried at so far from each other,
-        tries: so many on either side of ``extreme``.
-    """
-    numbers, codes = np.unique(np.array(table, np.float32), return_index=True)
-    used = np.isfinite(numbers) & (np.abs(numbers) <= abs(extreme))
-    used_codes = codes[used].astype(np.uint8)
-    search = ScaleSearch(Numbers(numbers[used].tolist()), GROUP, around(extreme, width, tries))
-
-    def quantize(values: Floats, importance: Floats) -> Parts:
-        found = search(values, importance)
-        return found._replace(codes=used_codes[found.codes])
-
-    return quantize
+def quantizer_of(table: Sequence[float], extreme: float, *, width: float = 0.0, tries: int = 0) -> TableSearch:
+    """The quantiser to a table with a binary16 scale; see ``TableSearch.of``."""
+    return TableSearch.of(table, GROUP, extreme, width, tries)
 
 
 def minifloats(exponent: int, mantissa: int, bias: int | None = None) -> tuple[float, ...]:

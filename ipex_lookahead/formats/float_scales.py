@@ -7,29 +7,15 @@ repeated.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.blocks import BlockFormat, Plane
-from ipex_lookahead.formats.search import (
-    Floats,
-    Numbers,
-    Parts,
-    ScaleSearch,
-    around,
-    columns,
-    in_blocks,
-    inverse_of,
-    weights_of,
-)
+from ipex_lookahead.formats.search import Floats, Parts, TableSearch
 
 INPUTS = 64
 """Inputs that share a scale."""
-LEAST_SCALE = np.float32(1e-30)
-"""A scale below this is 0: its inverse may be no float32."""
 
 
 def float_scale_format(
@@ -52,7 +38,7 @@ def float_scale_format(
         inputs=INPUTS,
         record=np.dtype([("scale", "<f4"), (field, "u1", INPUTS * bits // 8)]),
         planes=(Plane(field, bits, run),),
-        quantizer=_quantizer(table, extreme, width, tries),
+        quantizer=TableSearch.of(table, INPUTS, extreme, width, tries, float_scale=True),
         table=table,
     )
 
@@ -63,19 +49,3 @@ def packed(target: BlockFormat, codes: npt.NDArray[np.uint8], scales: Floats) ->
     blocks = np.pad(codes, ((0, 0), (0, -n_in % INPUTS))).reshape(n_out, -1, INPUTS)
     records = target.pack(Parts(blocks, scales), n_in)
     return PackedWeight(target.name, (n_out, n_in), records.view(np.uint8).reshape(n_out, -1))
-
-
-def _quantizer(table: tuple[float, ...], extreme: float, width: float, tries: int) -> Callable[[Floats, Floats], Parts]:
-    numbers, codes = np.unique(np.array(table, np.float32), return_index=True)
-    used = np.abs(numbers) <= abs(extreme)
-    used_codes = codes[used].astype(np.uint8)
-    search = ScaleSearch(Numbers(numbers[used].tolist()), INPUTS, around(extreme, width, tries))
-
-    def quantize(values: Floats, importance: Floats) -> Parts:
-        """See ``BlockFormat.quantizer``: as formats with a scale in binary16 are quantised, but for its rounding."""
-        x = columns(values, INPUTS)
-        scale = search.fitted(x, weights_of(x, importance))
-        scale = np.where(np.abs(scale) < LEAST_SCALE, np.float32(0), scale)
-        return Parts(used_codes[in_blocks(search.numbers.codes(x * inverse_of(scale)), values)], scale)
-
-    return quantize

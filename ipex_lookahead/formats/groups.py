@@ -33,7 +33,15 @@ from ipex_lookahead.formats.float_base import (
     value_at,
     widen,
 )
-from ipex_lookahead.formats.search import Floats, MinimumSearch, Parts, ScaleSearch, ZeroSearch
+from ipex_lookahead.formats.search import (
+    CoreSearch,
+    Floats,
+    MinimumSearch,
+    Parts,
+    Quantizer,
+    ScaleSearch,
+    ZeroSearch,
+)
 
 GROUP_SIZES = (32, 64)
 
@@ -44,6 +52,7 @@ SEARCHED_AT_ONCE = 1 << 17
 """Values in hand while scales are searched for: what is made of them on the way stays in a core's cache."""
 LARGEST = 1e10
 """No scale in binary16 reaches values as large; below it nothing overflows on the way to one."""
+EVERY_CODE = np.arange(256, dtype=np.uint8)[None]
 LEAST_IMPORTANT = np.float32(1e-6)
 """Of an input beside the most important one: what a text never reached is still to be near."""
 
@@ -112,7 +121,7 @@ class GroupFormat:
         """
         check_quantizable(weight, self.name, group_size, self.group_sizes)
         n_in, kinds = weight.shape[1], {stream.name: stream for stream in self.streams}
-        stored = {name: np.empty(kind.shape(weight.shape, group_size), kind.dtype) for name, kind in kinds.items()}
+        stored = {name: np.zeros(kind.shape(weight.shape, group_size), kind.dtype) for name, kind in kinds.items()}
         padded = groups_of(n_in, group_size) * group_size
 
         def put(rows: slice, parts: Parts) -> None:
@@ -124,7 +133,8 @@ class GroupFormat:
                     stored[name][rows] = bits.reshape(len(codes), -1)
 
         search = replace(self.search, size=group_size)
-        quantize_rows(weight, self.name, group_size, search, put, importance=importance, threads=threads)
+        core = search.core if self.streams[0] == NIBBLES else search.core._replace(codes=self.packed(EVERY_CODE)[0])
+        quantize_rows(weight, stored, Rows(self.name, group_size, search, put, core), importance, threads)
         return PackedWeight(self.name, weight.shape, group_size=group_size, **stored)
 
     def padding(self, parts: Parts, groups: int) -> Any:
@@ -181,61 +191,116 @@ def first_bad_half(array: npt.NDArray[Any], what: str) -> BadScale | None:
     return BadScale(int(bad.argmax()), what) if bad.any() else None
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """How rows become a format's.
+
+    Attributes:
+        name: the format's.
+        inputs: of a block.
+        quantizer: finds what a block becomes.
+        put: is given rows and their blocks taken apart [rows * blocks of a row, ...], from any thread.
+        core: the quantiser in the compiled core's words, with the codes that the streams hold.
+        largest: values beyond it are refused.
+    """
+
+    name: str
+    inputs: int
+    quantizer: Quantizer
+    put: Callable[[slice, Parts], None]
+    core: CoreSearch
+    largest: float = LARGEST
+
+
 def quantize_rows(
-    weight: PackedWeight,
-    name: str,
-    inputs: int,
-    quantizer: Callable[[Floats, Floats], Parts],
-    put: Callable[[slice, Parts], None],
-    *,
-    importance: Floats | None,
-    threads: int | None,
-    largest: float = LARGEST,
+    weight: PackedWeight, stored: dict[str, Any], how: Rows, importance: Floats | None, threads: int | None
 ) -> None:
-    """Blocks of ``inputs`` of all rows through a quantiser, some rows at a time on each thread.
+    """Fill a format's streams: by the compiled core, or where there is none by the definition.
 
     What a last block holds beyond ``n_in`` repeats the row's last value and has no importance.
 
     Args:
         weight: a float matrix [n_out, n_in].
-        name: the format's, for errors.
-        inputs: of a block.
-        quantizer: values [blocks, inputs], and importance [blocks of a row, inputs], to blocks taken apart.
-        put: is given the rows and their blocks [rows * blocks of a row, ...], from any thread.
+        stored: the streams by name, zeros.
+        how: see :class:`Rows`.
         importance: float32 [n_in], see ``LowBitFormat.quantize``.
         threads: see ``LowBitFormat.quantize``.
-        largest: values beyond it are refused.
 
     Raises:
-        LowBitFormatError: a NaN or infinite value, or a scale beyond binary16.
+        LowBitFormatError: a NaN or infinite value, or a scale beyond binary16; the first row that has one is named.
     """
     n_out, n_in = weight.shape
-    blocks = -(-n_in // inputs)
-    of_inputs = np.zeros((blocks, inputs), np.float32)
+    threads, core = check_threads(threads), native_core()
+    of_inputs = np.zeros((-(-n_in // how.inputs), how.inputs), np.float32)
     of_inputs.reshape(-1)[:n_in] = 1 if importance is None else checked_importance(importance, n_in)
-
-    def quantize(rows: slice) -> None:
-        values = widen(weight.codes[rows], weight.format)
-        if not np.abs(values).max() <= min(largest, np.finfo(np.float32).max):  # so that NaN is found too
-            check_rows(weight, rows)
-            row, column = divmod(int((np.abs(values) > largest).argmax()), n_in)
-            raise _no_scale(name, rows.start + row, column // inputs, "scale", float(values[row, column]))
-        if blocks * inputs > n_in:
-            values = np.pad(values, ((0, 0), (0, blocks * inputs - n_in)), mode="edge")
-        with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
-            parts = quantizer(values.reshape(-1, inputs), of_inputs)
-        for what, bits in (("scale", parts.scale), ("minimum", parts.minimum)):
-            if bits is not None and bits.dtype == np.uint16 and (bad := first_bad_half(bits, what)) is not None:
-                row, group = divmod(bad.index, blocks)
-                block = values[row].reshape(blocks, inputs)[group]
-                raise _no_scale(name, rows.start + row, group, what, float(block[np.abs(block).argmax()]))
-        put(rows, parts)
-
-    step = max(1, SEARCHED_AT_ONCE // (blocks * inputs))
+    if core is not None:
+        refused = quantize_by_core(core, weight, stored, how, of_inputs, threads)
+        if refused >= 0:
+            _define(weight, slice(refused, refused + 1), how, of_inputs)
+            raise AssertionError(f"{how.name}: the core refuses row {refused}, and the definition does not")
+        return
+    step = max(1, SEARCHED_AT_ONCE // of_inputs.size)
     pieces = [slice(start, min(start + step, n_out)) for start in range(0, n_out, step)]
-    with ThreadPoolExecutor(check_threads(threads)) as pool:  # the core and numpy let go of the GIL
-        for _ in pool.map(quantize, pieces):
+    with ThreadPoolExecutor(threads) as pool:  # numpy lets go of the GIL
+        for _ in pool.map(lambda rows: _define(weight, rows, how, of_inputs), pieces):
             pass
+
+
+def quantize_by_core(
+    core: Any, weight: PackedWeight, stored: dict[str, Any], how: Rows, of_inputs: Floats, threads: int, lanes: int = 0
+) -> int:
+    """One call of the compiled core: -1, or the first row that is refused. ``lanes``: 0 for what is the fastest."""
+    search = how.core
+    refused: int = core.quantize(
+        how.name,
+        np.require(weight.codes, requirements=("C", "A")),
+        weight.format,
+        of_inputs.reshape(-1),
+        search.kind,
+        search.size,
+        search.numbers,
+        search.whole,
+        np.array(search.tries, np.float32),
+        search.step_limit,
+        search.codes.view(np.uint8),
+        how.largest,
+        stored["codes"].view(np.uint8),
+        stored.get("scales"),
+        stored.get("minimums"),
+        threads,
+        lanes,
+    )
+    return refused
+
+
+def _define(weight: PackedWeight, rows: slice, how: Rows, of_inputs: Floats) -> None:
+    """The definition, for some rows."""
+    blocks, inputs = of_inputs.shape
+    n_in = weight.shape[1]
+    values = widen(weight.codes[rows], weight.format)
+    parts = None
+    if np.abs(values).max() <= min(how.largest, np.finfo(np.float32).max):  # False for NaN too
+        padded = np.pad(values, ((0, 0), (0, blocks * inputs - n_in)), mode="edge")
+        with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
+            parts = how.quantizer(padded.reshape(-1, inputs), of_inputs)
+        if all(bad is None for _, bad in _bad_scales(parts)):
+            how.put(rows, parts)
+            return
+    if len(values) > 1:
+        for row in range(rows.start, rows.stop):  # the first of several is named
+            _define(weight, slice(row, row + 1), how, of_inputs)
+    check_rows(weight, rows)
+    if parts is None:
+        column = int((np.abs(values[0]) > how.largest).argmax())
+        raise _no_scale(how.name, rows.start, column // inputs, "scale", float(values[0, column]))
+    what, bad = next((what, bad) for what, bad in _bad_scales(parts) if bad is not None)
+    block = values[0, bad.index * inputs :][:inputs]
+    raise _no_scale(how.name, rows.start, bad.index, what, float(block[np.abs(block).argmax()]))
+
+
+def _bad_scales(parts: Parts) -> list[tuple[str, BadScale | None]]:
+    of_parts = (("scale", parts.scale), ("minimum", parts.minimum))
+    return [(w, first_bad_half(bits, w)) for w, bits in of_parts if bits is not None and bits.dtype == np.uint16]
 
 
 def checked_importance(importance: Floats, n_in: int) -> Floats:
@@ -293,6 +358,15 @@ def check_rows(weight: PackedWeight, rows: slice) -> None:
         row, column = divmod(int(bad.argmax()), weight.shape[1])
         index = (rows.start + row, column)
         raise not_finite(index, value_at(weight, index))
+
+
+def native_core() -> Any | None:
+    """The compiled core, or None where it was not built."""
+    try:
+        from ipex_lookahead import _native
+    except ImportError:
+        return None
+    return _native
 
 
 def _usable_cpus() -> int:

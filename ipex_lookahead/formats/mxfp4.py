@@ -12,19 +12,24 @@ import numpy.typing as npt
 from ipex_lookahead.errors import LowBitFormatError
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.blocks import BlockFormat, Plane, half_powers
-from ipex_lookahead.formats.search import Floats, Parts, count_below
+from ipex_lookahead.formats.search import CoreSearch, Floats, Parts, count_below
 
 TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 MIDDLES = np.array([0.5, 1.5, 2.5, 3.5, 5, 7, 10], np.float32)
 
 
-def quantize_blocks(values: Floats, importance: Floats) -> Parts:
+class ExponentRule:
     """The definition: e = floor(log2(largest)) - 2 + 127; the nearest code, of two as near that of less magnitude."""
-    largest = np.abs(values).max(axis=-1)
-    exponent = np.where(largest > 0, np.floor(np.log2(largest)) + 125, 0).clip(0, 252).astype(np.uint8)
-    halves = np.abs(values) / half_powers(exponent)[..., None]
-    codes = count_below(halves, MIDDLES).astype(np.uint8)
-    return Parts(np.where((values < 0) & (codes > 0), codes + np.uint8(8), codes), exponent)
+
+    core = CoreSearch("exponent", 32, MIDDLES, whole=False)
+
+    def __call__(self, values: Floats, importance: Floats) -> Parts:
+        """Blocks [blocks, 32] taken apart; importance has no say."""
+        largest = np.abs(values).max(axis=-1)
+        exponent = np.where(largest > 0, np.frexp(largest)[1] + 124, 0).clip(0, 252).astype(np.uint8)
+        halves = np.abs(values) / half_powers(exponent)[..., None]
+        codes = count_below(halves, MIDDLES).astype(np.uint8)
+        return Parts(np.where((values < 0) & (codes > 0), codes + np.uint8(8), codes), exponent)
 
 
 def from_blocks_and_scales(blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8]) -> PackedWeight:
@@ -59,6 +64,6 @@ FORMAT = BlockFormat(
     inputs=32,
     record=np.dtype([("scale", "u1"), ("nibbles", "u1", 16)]),
     planes=(Plane("nibbles", 4, 16),),
-    quantizer=quantize_blocks,
+    quantizer=ExponentRule(),
     table=TABLE,
 )

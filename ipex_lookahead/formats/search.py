@@ -5,17 +5,18 @@ the scale that fits these codes best follows in closed form (least squares). The
 Where a block keeps its parts' scales as small steps, the neighbours of each step are tried too, and the block's scale
 is fitted once more. (The first half is the idea of llama.cpp's reference quantisers, written anew.)
 
-This is the definition; ``csrc/weights/search.cc`` is the same arithmetic, bit for bit, and is used where the compiled
-core can be imported. All of it is float32 in the order written, and values are [size, parts]: a column shares a scale,
-and sums run down a column one after the other, because the compiled twin has columns as the lanes of its vectors.
+This is the definition; ``csrc/weights/searcher.h`` is the same arithmetic, bit for bit, and is used where the compiled
+core can be imported (``groups.py``). All of it is float32 in the order written, and values are [size, parts]: a column
+shares a scale, and sums run down a column one after the other, because the compiled twin has columns as the lanes of
+its vectors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +52,41 @@ class Parts(NamedTuple):
     minimum: Halves | None = None
     steps: Steps | None = None
     minimum_steps: Steps | None = None
+
+
+class CoreSearch(NamedTuple):
+    """A search in the words of the compiled core.
+
+    Attributes:
+        kind: what is found for a block: ``scale``, ``float_scale``, ``minimum``, ``zero`` or ``exponent``.
+        size: inputs that share it.
+        numbers: what codes can stand for, of an exponent what lies between them.
+        whole: they are whole numbers, all from the first to the last.
+        tries: see the classes below.
+        step_limit: ``least_step`` or ``most_step``.
+        codes: uint8 [256], the code that is stored for each number, counted from the least.
+    """
+
+    kind: str
+    size: int
+    numbers: Floats
+    whole: bool
+    tries: tuple[float, ...] = ()
+    step_limit: int = 0
+    codes: npt.NDArray[np.uint8] = np.arange(256, dtype=np.uint8)
+
+
+class Quantizer(Protocol):
+    """What finds a block's scale and codes."""
+
+    def __call__(self, values: Floats, importance: Floats) -> Parts:
+        """Blocks [blocks, inputs] taken apart; ``importance`` as in :func:`weights_of`."""
+        ...
+
+    @property
+    def core(self) -> CoreSearch:
+        """The same for the compiled core."""
+        ...
 
 
 class Numbers:
@@ -104,23 +140,6 @@ class ScaleSearch:
 
     def __call__(self, values: Floats, importance: Floats) -> Parts:
         """Blocks [blocks, inputs] taken apart; ``importance`` as in :func:`weights_of`."""
-        core = native_core()
-        if core is None:
-            return self.define(values, importance)
-        codes, scale, _, steps, _ = core.search(
-            values,
-            importance,
-            self.size,
-            self.numbers.table,
-            self.numbers.whole,
-            np.array(self.tries, np.float32),
-            self.least_step,
-            False,
-        )
-        return Parts(codes, scale, steps=steps)
-
-    def define(self, values: Floats, importance: Floats) -> Parts:
-        """The definition."""
         x = columns(values, self.size)
         w = weights_of(x, importance)
         scale = self.fitted(x, w)
@@ -134,6 +153,11 @@ class ScaleSearch:
         found = _better(found, self._stepped(x, w, self._refitted(x, w, found), found.steps))
         codes = self.numbers.codes(x * inverse_of(found.stored()))
         return Parts(in_blocks(codes, values), found.scale, steps=found.steps.astype(np.int16))
+
+    @property
+    def core(self) -> CoreSearch:
+        """See ``Quantizer``."""
+        return CoreSearch("scale", self.size, self.numbers.table, self.numbers.whole, self.tries, self.least_step)
 
     def fitted(self, x: Floats, w: Floats) -> Floats:
         """The best scale [parts] of all that are tried, before it is rounded to be stored."""
@@ -190,18 +214,6 @@ class MinimumSearch:
 
     def __call__(self, values: Floats, importance: Floats) -> Parts:
         """Blocks [blocks, inputs] taken apart; ``importance`` as in :func:`weights_of`."""
-        core = native_core()
-        if core is None:
-            return self.define(values, importance)
-        numbers = np.array((0, self.most), np.float32)
-        return Parts(
-            *core.search(
-                values, importance, self.size, numbers, True, np.array(self.tries, np.float32), self.most_step, True
-            )
-        )
-
-    def define(self, values: Floats, importance: Floats) -> Parts:
-        """The definition."""
         x = columns(values, self.size)
         w = weights_of(x, importance)
         scale, minimum = self._fitted(x, w)
@@ -218,6 +230,11 @@ class MinimumSearch:
         codes = in_blocks(self._numbers(x, found).astype(np.uint8), values)
         both = (one.astype(np.int16) for one in (found.steps, found.minimum_steps))
         return Parts(codes, found.scale, found.minimum, *both)
+
+    @property
+    def core(self) -> CoreSearch:
+        """See ``Quantizer``."""
+        return CoreSearch("minimum", self.size, np.array((0, self.most), np.float32), True, self.tries, self.most_step)
 
     def _nearest(self, values: Floats) -> Floats:
         return np.clip(np.rint(values), np.float32(0), np.float32(self.most))
@@ -319,8 +336,8 @@ class ZeroSearch:
         best = np.zeros(x.shape[1], np.uint16), np.zeros(x.shape[1], np.float32), np.zeros(x.shape, np.uint8)
         least = np.full(x.shape[1], np.inf, np.float32)
         for part in self.tries:
-            scale = (high - low) * np.float32(part / self.most)
-            zero = self._limited(np.rint(-low * np.float32(part) * inverse_of(scale)))
+            scale = (high - low) * (np.float32(part) / np.float32(self.most))
+            zero = self._limited(np.rint(-low * np.float32(part) * inverse_of(scale))) + np.float32(0)  # not -0
             steps = self._limited(np.rint(x * inverse_of(scale)) + zero) - zero
             square = total(w * steps * steps)
             bits, scale = half(np.where(square > 0, total(w * x * steps) / np.maximum(square, _TINY), scale))
@@ -336,8 +353,69 @@ class ZeroSearch:
             )
         return Parts(in_blocks(best[2], values), best[0], half(best[1])[0])
 
+    @property
+    def core(self) -> CoreSearch:
+        """See ``Quantizer``."""
+        return CoreSearch("zero", self.size, np.array((0, self.most), np.float32), True, self.tries)
+
     def _limited(self, numbers: Floats) -> Floats:
         return np.clip(numbers, np.float32(0), np.float32(self.most))
+
+
+@dataclass(frozen=True, slots=True)
+class TableSearch:
+    """A scale for a table in any order, in which numbers may come twice or be left out.
+
+    Attributes:
+        search: for the ``numbers`` of the table that are used.
+        codes: uint8 [256]; the code of each of them.
+        float_scale: the scale is kept as float32; one below ``LEAST_SCALE`` is 0 then.
+    """
+
+    search: ScaleSearch
+    codes: npt.NDArray[np.uint8]
+    float_scale: bool = False
+
+    @classmethod
+    def of(
+        cls, table: Sequence[float], size: int, extreme: float, width: float, tries: int, *, float_scale: bool = False
+    ) -> TableSearch:
+        """The search for ``size`` inputs that share a scale.
+
+        Args:
+            table: what codes stand for; of equal numbers the first is used, and NaN is never used.
+            size: inputs that share a scale.
+            extreme: the number that the value of largest magnitude is tried at.
+            width: it is tried at so far from each other,
+            tries: so many on either side of ``extreme``.
+            float_scale: see the class.
+        """
+        numbers, codes = np.unique(np.array(table, np.float32), return_index=True)
+        used = np.isfinite(numbers) & (np.abs(numbers) <= abs(extreme))
+        stored = np.zeros(256, np.uint8)
+        stored[: used.sum()] = codes[used]
+        search = ScaleSearch(Numbers(numbers[used].tolist()), size, around(extreme, width, tries))
+        return cls(search, stored, float_scale)
+
+    def __call__(self, values: Floats, importance: Floats) -> Parts:
+        """Blocks [blocks, inputs] taken apart; ``importance`` as in :func:`weights_of`."""
+        if not self.float_scale:
+            found = self.search(values, importance)
+            return found._replace(codes=self.codes[found.codes])
+        x = columns(values, self.search.size)
+        scale = self.search.fitted(x, weights_of(x, importance))
+        scale = np.where(np.abs(scale) < LEAST_SCALE, np.float32(0), scale)
+        return Parts(self.codes[in_blocks(self.search.numbers.codes(x * inverse_of(scale)), values)], scale)
+
+    @property
+    def core(self) -> CoreSearch:
+        """See ``Quantizer``."""
+        kind = "float_scale" if self.float_scale else "scale"
+        return self.search.core._replace(kind=kind, codes=self.codes)
+
+
+LEAST_SCALE = np.float32(1e-30)
+"""A float32 scale below this is 0: its inverse may be no float32."""
 
 
 class _Stepped(NamedTuple):
@@ -430,15 +508,6 @@ def in_blocks(codes: npt.NDArray[np.uint8], like: Floats) -> npt.NDArray[np.uint
 def total(values: Floats) -> Floats:
     """The sums of columns, down each in order."""
     return reduce(np.add, values)
-
-
-def native_core() -> Any | None:
-    """The compiled core, or None where it was not built."""
-    try:
-        from ipex_lookahead import _native
-    except ImportError:
-        return None
-    return _native
 
 
 def half(values: Floats) -> tuple[Halves, Floats]:
