@@ -258,10 +258,51 @@ def test_kept_and_found_again(tmp_path: Path, clock: list[float]) -> None:
     assert len(said) == 1
     (file,) = (tmp_path / "costs").iterdir()
     assert file.name == f"{cost.key_of(engine)}.json"
-    forwards = len(engine.batches)
+    engine.batches.clear()
     again = EngineCosts(engine, tmp_path / "costs", said.append).curve()
-    assert (len(engine.batches), len(said)) == (forwards, 1)
     assert again.table() == curve.table()
+    assert len(said) == 1
+    assert {tuple(counts) for counts, _, _ in engine.batches} == {(1,)}, "only a look at what one row takes"
+    assert len(engine.batches) <= cost.WARM_UP
+
+
+@pytest.mark.parametrize("now", [0.5, 1.6])
+def test_what_was_measured_while_others_had_the_machine_is_measured_again(
+    now: float, tmp_path: Path, clock: list[float]
+) -> None:
+    """A steady load shows in no round, but in one row that takes half as long now. That it takes longer is no sign."""
+    slow = EngineCosts(timed_engine(clock, lambda n: 0.004 * (1 + n / 64)), tmp_path).curve()
+    engine = timed_engine(clock, lambda n: 0.004 * now * (1 + n / 4))
+    (file,) = tmp_path.iterdir()
+    kept = file.read_bytes()
+    curve = EngineCosts(engine, tmp_path).curve()
+    if now < 1:
+        assert curve(4) / curve(1) == pytest.approx(2 / 1.25)
+        assert load(file) == curve.calibration
+    else:
+        assert curve.table() == slow.table()
+        assert file.read_bytes() == kept
+
+
+def test_a_forward_is_measured_after_others_of_its_size(clock: list[float]) -> None:
+    """What the rows before have left in the caches counts: 1 ms more a factor of rows that the one before had more."""
+    before = [1]
+
+    def after(rows: int) -> float:
+        more, before[0] = before[0] / rows, rows
+        return 0.002 + 0.0001 * rows + (0.001 * more if more > 2 else 0.0)
+
+    curve = CostCurve(calibrate(timed_engine(clock, after))[0])
+    for rows in cost.ROWS:
+        assert curve(rows) == pytest.approx(0.002 + 0.0001 * rows), rows
+
+
+def test_weights_come_into_the_caches_before_anything_is_measured(clock: list[float]) -> None:
+    forwards = iter(range(10_000))
+    engine = timed_engine(clock, lambda n: 0.001 * (1 + n / 8) * max(1.0, 3.0 - 0.25 * next(forwards)))
+    curve, disturbance = calibrate(engine)
+    assert disturbance == pytest.approx(1.0)
+    assert curve.seconds[0] == pytest.approx(0.001125)
 
 
 def test_what_was_quick_is_not_written(tmp_path: Path, clock: list[float]) -> None:
@@ -291,7 +332,7 @@ def test_beside_another_process_nothing_is_written(seed: int, tmp_path: Path, cl
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_hiccup_is_neither_believed_nor_a_reason_not_to_write(seed: int, tmp_path: Path, clock: list[float]) -> None:
-    hiccups = set(np.random.default_rng(seed).choice(len(cost.ROWS) * cost.ROUNDS, 3, replace=False) + 2)
+    hiccups = set(np.random.default_rng(seed).choice(len(cost.ROWS) * cost.ROUNDS, 3, replace=False) + cost.WARM_UP)
     forwards = iter(range(1000))
     engine = timed_engine(clock, lambda rows: 0.002 * (1 + rows / 8) + 0.02 * (next(forwards) in hiccups))
     curve = EngineCosts(engine, tmp_path / "costs").curve()
