@@ -79,7 +79,7 @@ def interpreters(asked):
     places = asked or [path for path in map(shutil.which, names) if path]
     if not asked:
         places += sorted(glob.glob(os.path.expanduser("~/.pyenv/versions/3.*/bin/python")))
-    found = {}
+    found, skipped = {}, []
     probe = "import sys, venv, sysconfig, os; print(sys.implementation.name, '%d %d %d' % sys.version_info[:3],"
     probe += " os.path.exists(os.path.join(sysconfig.get_path('include'), 'Python.h')))"
     for place in places:
@@ -88,7 +88,7 @@ def interpreters(asked):
         )
         said = done.stdout.split()
         if done.returncode != 0 or said[0] != "cpython" or said[4] != "True":
-            say("skipped {}: no CPython with venv and its C headers".format(place))
+            skipped.append(place)
             continue
         version = tuple(int(part) for part in said[1:4])
         if version[:2] < OLDEST:
@@ -99,6 +99,10 @@ def interpreters(asked):
         raise SetupError(
             "no Python 3.10 or newer with venv and C headers was found", "name one: wheels.py /path/to/python3"
         )
+    there = {"python3", "python"} | {"python{}.{}".format(*version) for version in found}
+    for place in skipped:
+        if asked or os.path.basename(place) not in there:  # pyenv has a stand-in on the PATH for each of its own
+            say("skipped {}: no CPython with venv and its C headers".format(place))
     return {version: place for version, (_, place) in found.items()}
 
 

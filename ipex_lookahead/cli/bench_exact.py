@@ -137,6 +137,7 @@ def exact(
         from ipex_lookahead.bench.plots.exact import plot_exact
 
         plot_exact(report, plot)
+        click.echo(f"saved {plot}", err=True)
     if as_json:
         click.echo(json.dumps(report))
     differing = [found for found in rows if found["differences"]]

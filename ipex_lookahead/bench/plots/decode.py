@@ -107,7 +107,8 @@ def by_category(axes: Any, shown: Labelled, categories: list[str], prompts: list
     place = (slowest["prompt_acceptance_lengths"][worst], height(number, categories[worst]))
     axes.plot(*place, "o", markersize=10, markerfacecolor="none", color=ALERT)
     said = f"slowest: {slowest['slowest_prompt_ratio']:.2f} x, {prompts[worst]}" + (f" ({label})" if number else "")
-    axes.annotate(said, place, (9, 0), textcoords="offset points", va="center", fontsize=8, color=ALERT)
+    ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}  # bars may stand behind it
+    axes.annotate(said, place, (9, 0), textcoords="offset points", va="center", fontsize=8, color=ALERT, bbox=ground)
     axes.set_yticks(range(len(names)), labels=[name or "no category" for name in names])
     axes.invert_yaxis()
     axes.set_xlabel("tokens a step (bars: means; marks: prompts)")
