@@ -69,7 +69,8 @@ def read_file(path: File, limit: int) -> bytes:
         # Opening a named pipe must not wait for its writer; regular files do not care about O_NONBLOCK.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError) as error:
-        raise ModelFormatError(path, "file", None, f"cannot be opened: {error}") from None
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise ModelFormatError(path, "file", None, f"cannot be opened: {reason}") from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

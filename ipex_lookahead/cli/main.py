@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sys
 from collections.abc import Sequence
 
@@ -89,7 +88,7 @@ def _take_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
     end = given.index("--") if "--" in given else len(given)
     debug = "--debug" in given[:end]
     given = [g for g in given[:end] if g != "--debug"] + given[end:]
-    return given, debug or os.environ.get("IPEX_LOOKAHEAD_DEBUG", "").lower() in ("1", "true", "yes", "on")
+    return given, debug
 
 
 if __name__ == "__main__":

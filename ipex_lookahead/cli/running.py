@@ -37,7 +37,7 @@ def run_command(
         command: any click command; what it returns as an integer is its exit status.
         arguments: its command line; the program's own if None.
         name: what the program is called in usage and hints.
-        debug: print the traceback of an error as well.
+        debug: print the traceback of an error as well; ``IPEX_LOOKAHEAD_DEBUG=1`` asks for that too.
         spell: puts the words of an error, which are Python's, into the program's own.
     """
     if sys.stdout is None:  # Python's sign that file 1 was closed; the next file opened would get the output
@@ -59,7 +59,7 @@ def run_command(
         _report_usage(error)
         return error.exit_code
     except Exception as error:  # the outermost handler: whatever it is, people get a sentence
-        if debug:
+        if debug or os.environ.get("IPEX_LOOKAHEAD_DEBUG", "").lower() in ("1", "true", "yes", "on"):
             traceback.print_exc()
         _report(error, spell)
         return FAILED

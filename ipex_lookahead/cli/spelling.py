@@ -41,6 +41,7 @@ ARGUMENTS = {
     "repetition_penalty": "--repetition-penalty",
     "presence_penalty": "--presence-penalty",
     "frequency_penalty": "--frequency-penalty",
+    "ipex-llm's save_low_bit": "ipex-llm's save_low_bit",  # another program's stays what it is
     "model.save_low_bit(folder)": "ipex-lookahead quantize",
     "save_low_bit": "ipex-lookahead quantize",
 }

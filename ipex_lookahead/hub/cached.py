@@ -121,7 +121,10 @@ def removal_of(name: str, options: HubOptions | None = None) -> Removal:
         InputError: a path, which is nobody's but the user's; or a model that is not kept.
     """
     options = options or HubOptions()
-    asked = parse_name(name)
+    try:
+        asked = parse_name(name)
+    except InputError:
+        raise _not_kept(name) from None
     if asked is None:
         files = [file for file in embedded_files(DEFAULT) if file.exists()]
         if not files:

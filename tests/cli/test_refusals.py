@@ -80,6 +80,11 @@ def test_formats(command, option, refused):
     assert "asym_int4" in refused(*command, option, "int4")[0]
 
 
+def test_a_name_of_our_own_is_nearer_than_another_one_for_it(refused):
+    assert refused("generate", "hi", "--low-bit", "int4")[-1] == "hint: did you mean --low-bit sym_int4?"
+    assert refused("generate", "hi", "--low-bit", "woq")[-1] == "hint: did you mean --low-bit woq_int4?"
+
+
 def test_rules_are_read_before_the_model(refused, tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("default: sym_int4\nruls: []\n")

@@ -29,6 +29,7 @@ ONLY_FROM_PYTHON = ("lookahead_decoding.py", "wrapping.py", "transformers.py", "
         ("speculative=True drafts", "speculative=True (in Python) drafts"),
         ("modules_to_not_convert=['a.b'] leaves it", "modules_to_not_convert=['a.b'] (in Python) leaves it"),
         ("write one with model.save_low_bit(folder)", "write one with ipex-lookahead quantize"),
+        ("no folder that ipex-llm's save_low_bit wrote", "no folder that ipex-llm's save_low_bit wrote"),
         ("strategy 'draft_model' needs a second model", "strategy 'draft_model' needs a second model"),
         ("pip install ipex-llm, in a speculative mood", "pip install ipex-llm, in a speculative mood"),
         ("no threads, no store, a lookahead strategy", "no threads, no store, a lookahead strategy"),

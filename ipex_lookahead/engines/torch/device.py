@@ -30,7 +30,10 @@ def check_device(device: Any) -> torch.device:
     except (RuntimeError, TypeError, ValueError):
         wanted = None
     if wanted is None or wanted.type not in DEVICES:
-        raise InputError(f"device is {device!r}; it must be one of {', '.join(DEVICES)}, or such as 'xpu:0'")
+        raise InputError(
+            f"device is {device!r}; it must be one of {', '.join(DEVICES)}, or such as 'xpu:0'",
+            hint="device='opencl' and 'opencl:1' are for OpenCL's devices, without PyTorch",
+        )
     if wanted.type == "cpu":
         return wanted
     backend: Any = getattr(torch, wanted.type, None)
