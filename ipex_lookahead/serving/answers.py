@@ -18,7 +18,7 @@ from ipex_lookahead.serving.text import AnswerText, Piece
 from ipex_lookahead.serving.tools import Call, Parser
 
 if TYPE_CHECKING:
-    from ipex_lookahead.generation.service import Event, Service, Ticket
+    from ipex_lookahead.generation.service import Event, Service, Ticket, TokenLogprob
     from ipex_lookahead.tokenization.text import TextTokenizer
 
 
@@ -32,7 +32,7 @@ class Ask:
         options: what else ``Service.submit`` takes.
         parser: finds the calls of tools in it.
         one_call: the answer ends with its first call.
-        markers: see :class:`AnswerText`.
+        markers, silent_too: see :class:`AnswerText`.
         constrain: makes the processor and the draft filter that keep it in a grammar, given the prompt's length.
     """
 
@@ -42,6 +42,7 @@ class Ask:
     parser: Parser | None = None
     one_call: bool = False
     markers: Mapping[int, str] | None = None
+    silent_too: bool = False
     constrain: Callable[[int], tuple[Processor, Any]] | None = None
 
 
@@ -71,6 +72,7 @@ class Delta:
         calls: whole calls of tools.
         finish: at its end.
         progress: prompt tokens read, of how many.
+        prompt: log probabilities of the prompt's tokens, where they were asked for.
     """
 
     index: int
@@ -79,6 +81,7 @@ class Delta:
     calls: list[Call] = field(default_factory=list)
     finish: Finish | None = None
     progress: tuple[int, int] | None = None
+    prompt: Sequence[TokenLogprob | None] = ()
 
 
 @dataclass(slots=True)
@@ -89,6 +92,7 @@ class Whole:
     pieces: list[Piece] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     finish: Finish = field(default_factory=lambda: Finish("stop", None, GenerationStats()))
+    prompt: Sequence[TokenLogprob | None] = ()
 
 
 class Answers:
@@ -111,7 +115,7 @@ class Answers:
         self._ping = ping_seconds
         self._events: deque[tuple[int, Event]] = deque()
         self._arrived = asyncio.Event()
-        self._texts = [AnswerText(tokenizer, ask.rules.stop, ask.markers) for ask in asks]
+        self._texts = [AnswerText(tokenizer, a.rules.stop, a.markers, silent_too=a.silent_too) for a in asks]
         self._calls = [0] * len(asks)
         self._ending = [False] * len(asks)
         self._done = [False] * len(asks)
@@ -187,6 +191,7 @@ class Answers:
                 one.pieces += delta.pieces
                 one.calls += delta.calls
                 one.finish = delta.finish or one.finish
+                one.prompt = delta.prompt or one.prompt
         for one, text in zip(found, texts, strict=True):
             one.text = "".join(text)
         return found
@@ -196,7 +201,7 @@ class Answers:
             self._done[index] = True
             raise from_ours(event.error or LookaheadError("the answer failed"))
         if event.kind == "prefill":
-            return [Delta(index, progress=(event.done, event.total))]
+            return [Delta(index, progress=(event.done, event.total), prompt=event.prompt_logprobs or ())]
         ask, text = self.asks[index], self._texts[index]
         if event.kind == "tokens":
             shown = text.put(event.tokens, event.origins, event.logprobs)

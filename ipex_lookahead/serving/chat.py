@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
 
 from ipex_lookahead.serving.answers import Answers, Delta
-from ipex_lookahead.serving.conversation import Message, Talk, bounded, chosen, functions_of, prepare, text_of
+from ipex_lookahead.serving.conversation import (
+    FUNCTION,
+    Message,
+    Talk,
+    bounded,
+    chosen,
+    functions_of,
+    prepare,
+    text_of,
+)
 from ipex_lookahead.serving.failures import refused
-from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless, required
+from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
 from ipex_lookahead.serving.handling import answer, new_tokens, now, owner, server_of
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.logprobs import chat_logprobs, draft_trace
@@ -27,6 +36,7 @@ router = APIRouter()
 class ChatMessage(Body):
     """One of ``messages``."""
 
+    handed_back: ClassVar[bool] = True
     role: Literal["system", "developer", "user", "assistant", "tool", "function"] = required("who speaks")
     content: str | list[dict[str, Any]] | None = honoured("text, or parts of the type text")
     name: str | None = honoured("given to the chat template")
@@ -34,6 +44,7 @@ class ChatMessage(Body):
     tool_call_id: str | None = honoured("which call this is the result of")
     reasoning_content: str | None = honoured("given to the chat template")
     refusal: Any = no_effect("the content says it")
+    annotations: Any = no_effect("nothing is cited")
     audio: Any = refused_unless("the model takes text")
     function_call: Any = refused_unless("replaced by `tool_calls`")
 
@@ -94,6 +105,7 @@ class ChatRequest(Sampled):
     service_tier: Any = no_effect("there is one")
     prompt_cache_key: Any = no_effect("prompts are found by their tokens, within one API key")
     prompt_cache_retention: Any = no_effect("the least recently used are dropped first")
+    prompt_cache_options: Any = no_effect("all prompts are kept alike")
     safety_identifier: Any = no_effect("nobody is told of users")
     modalities: list[str] | None = refused_unless("the model answers in text", ["text"])
     audio: Any = refused_unless("the model answers in text")
@@ -101,9 +113,15 @@ class ChatRequest(Sampled):
     function_call: Any = refused_unless("replaced by `tool_choice`")
     verbosity: Any = refused_unless("say it in a message", "medium")
     web_search_options: Any = refused_unless("there is no search")
+    moderation: Any = refused_unless("nobody judges of texts here")
+    add_generation_prompt: Any = refused_unless("the assistant speaks next", True)
+    continue_final_message: Any = refused_unless("`/v1/messages` goes on from an assistant's turn", False)
+    enable_thinking: Any = refused_unless("put it into `chat_template_kwargs`")
 
     def talk(self, limits: Limits) -> Talk:
         """The conversation, checked. Raises ApiError."""
+        for at, tool in enumerate(self.tools or ()):
+            only(tool.function, FUNCTION, f"tools.{at}.function.")
         functions = functions_of([tool.function for tool in self.tools or ()], limits)
         return Talk(
             [_message(message, at) for at, message in enumerate(self.messages)],
@@ -150,7 +168,6 @@ class ChatRequest(Sampled):
 
 def _message(message: ChatMessage, at: int) -> Message:
     """A message as chat templates take it."""
-    message.check()
     role = {"developer": "system", "function": "tool"}.get(message.role, message.role)
     found: Message = {"role": role, "content": text_of(message.content, f"messages.{at}.content")}
     for name in ("name", "tool_call_id", "reasoning_content"):

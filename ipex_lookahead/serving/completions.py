@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -12,12 +13,16 @@ from ipex_lookahead.serving.answers import Answers, Ask, Delta
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import honoured, no_effect, refused_unless, required
 from ipex_lookahead.serving.handling import answer, new_tokens, now, owner, server_of
-from ipex_lookahead.serving.logprobs import draft_trace, legacy_logprobs
+from ipex_lookahead.serving.logprobs import draft_trace, legacy_logprobs, prompt_logprobs, spelled
 from ipex_lookahead.serving.sampling import LogitBias, Sampled
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import DONE, comment, event
 from ipex_lookahead.serving.text import Piece
 from ipex_lookahead.serving.usage import timings, usage
+from ipex_lookahead.tokenization.detokenizer import Detokenizer
+
+if TYPE_CHECKING:
+    from ipex_lookahead.generation.service import TokenLogprob
 
 router = APIRouter()
 _TOKENS = 16
@@ -29,7 +34,9 @@ class CompletionRequest(Sampled):
 
     prompt: str | list[str] | list[int] | list[list[int]] = required("texts or token ids; each gives `n` answers")
     max_tokens: int | None = honoured("most tokens, 16 if left out; 0 with `echo` gives the prompt back", ge=0)
-    logprobs: int | None = honoured("so many alternatives of the raw logits, 0 to 20; not with `echo`", ge=0)
+    logprobs: int | None = honoured(
+        "so many alternatives of the raw logits, 0 to 20; with `echo` the prompt's too", ge=0
+    )
     echo: bool | None = honoured("the text begins with the prompt")
     best_of: int | None = refused_unless("answers are not ranked; `n` gives several", 1)
     suffix: str | None = refused_unless("models are asked to go on, not to fill in", "")
@@ -50,8 +57,6 @@ class CompletionRequest(Sampled):
         """How many alternatives are told for each token; None for no log probabilities."""
         if self.logprobs is not None and self.logprobs > most:
             raise refused("logprobs", f"it is {self.logprobs}; it must be 0 to {most}")
-        if self.logprobs is not None and self.echo:
-            raise refused("echo", "log probabilities of the prompt are not told; leave out echo, or logprobs")
         return self.logprobs
 
 
@@ -70,19 +75,24 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
         drafting["processors"] = [LogitBias.of(body.logit_bias, served.vocab_size, limits)]
     prompts = await server.prepare(lambda: _encoded(served, given))
     drafting |= {"key": owner(request), "top_logprobs": alternatives}
+    if body.echo:
+        drafting["prompt_logprobs"] = alternatives
     wanted = _TOKENS if body.max_tokens is None else body.max_tokens
     asks = [
         Ask(
             ids,
             body.rules(served.defaults, limits, new_tokens(served, len(ids), wanted)),
             {**drafting, "sequence": sequence},
+            silent_too=alternatives is not None,
         )
         for ids in prompts
         for sequence in range(count)
     ]
-    before = await server.prepare(lambda: _echoed(served, given, prompts)) if body.echo else [""] * len(prompts)
+    echoes = [Echo()] * len(prompts)
+    if body.echo:
+        echoes = await server.prepare(lambda: _echoes(served, given, prompts, alternatives is not None))
     answers = server.start(asks)
-    writer = _Writer(server, served, body, answers, [text for text in before for _ in range(count)], count)
+    writer = _Writer(server, served, body, answers, [echo for echo in echoes for _ in range(count)], count)
     return await answer(request, server, answers, writer, stream=bool(body.stream), ignored=body.ignored())
 
 
@@ -90,11 +100,40 @@ def _encoded(served: Served, prompts: Sequence[str] | Sequence[list[int]]) -> li
     return [prompt if isinstance(prompt, list) else served.encode(prompt, special=True) for prompt in prompts]
 
 
-def _echoed(served: Served, prompts: Sequence[str] | Sequence[list[int]], ids: Sequence[list[int]]) -> list[str]:
-    return [
-        prompt if isinstance(prompt, str) else served.tokenizer.decode(own)
-        for prompt, own in zip(prompts, ids, strict=True)
-    ]
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """What an answer begins with.
+
+    Attributes:
+        text: the prompt's, or nothing.
+        ids, starts: its tokens and where in the text each begins, if log probabilities of them are told.
+    """
+
+    text: str = ""
+    ids: Sequence[int] = ()
+    starts: Sequence[int] = ()
+
+
+def _echoes(
+    served: Served, prompts: Sequence[str] | Sequence[list[int]], ids: Sequence[list[int]], told: bool
+) -> list[Echo]:
+    found = []
+    for prompt, own in zip(prompts, ids, strict=True):
+        text = prompt if isinstance(prompt, str) else served.tokenizer.decode(own)
+        found.append(Echo(text, own, _starts(served, text, own)) if told else Echo(text))
+    return found
+
+
+def _starts(served: Served, text: str, ids: Sequence[int]) -> list[int]:
+    """Where each token begins in its text, in which the special ones are spelled, or, added by a tokenizer, are not."""
+    pieces, starts, at = Detokenizer(served.tokenizer), [], 0
+    for token in ids:
+        special = spelled(token, served.tokens) if token in served.tokenizer.silent_ids else ""
+        if special:
+            at += len(pieces.end())
+        starts.append(min(at, len(text)))
+        at += len(pieces.put(token)) + (len(special) if text.startswith(special, at) else 0)
+    return starts
 
 
 class _Writer:
@@ -106,13 +145,13 @@ class _Writer:
         served: Served,
         body: CompletionRequest,
         answers: Answers,
-        before: Sequence[str],
+        echoes: Sequence[Echo],
         sharing: int,
     ) -> None:
         self._served = served
         self._body = body
         self._answers = answers
-        self._before = before
+        self._echoes = echoes
         self._sharing = sharing
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._head = {
@@ -126,13 +165,16 @@ class _Writer:
     async def chunks(self) -> AsyncIterator[bytes]:
         """Server-sent events."""
         head = self._head | ({"usage": None} if self._with_usage else {})
-        for index, text in enumerate(self._before):
-            if text:
-                yield event(head | {"choices": [self._choice(index, text, [])]})
+        for index, echo in enumerate(self._echoes):
+            if echo.text and not echo.ids:
+                yield event(head | {"choices": [self._choice(index, echo.text)]})
         async for deltas in self._answers:
             if not deltas:
                 yield comment("waiting")
             for delta in deltas:
+                if delta.prompt:
+                    choice = self._choice(delta.index, self._echoes[delta.index].text, prompt=delta.prompt)
+                    yield event(head | {"choices": [choice]})
                 if delta.progress is not None:
                     yield comment(f"prefill {delta.progress[0]}/{delta.progress[1]}")
                 else:
@@ -148,21 +190,26 @@ class _Writer:
             trace = {"draft_trace": draft_trace(delta.pieces)} if self._body.return_draft_trace else {}
             found.append({"choices": [self._choice(delta.index, delta.text, delta.pieces)]} | trace)
         if delta.finish is not None:
-            choice = self._choice(delta.index, "", []) | {"finish_reason": delta.finish.reason}
+            choice = self._choice(delta.index, "") | {"finish_reason": delta.finish.reason}
             found.append({"choices": [choice], "timings": timings(delta.finish.stats)})
         return found
 
-    def _choice(self, index: int, text: str, pieces: Sequence[Piece]) -> dict[str, Any]:
-        told = None
-        if self._body.logprobs is not None and pieces:
-            told = legacy_logprobs(pieces, self._served.tokens, len(self._before[index]))
+    def _choice(
+        self, index: int, text: str, pieces: Sequence[Piece] = (), prompt: Sequence[TokenLogprob | None] = ()
+    ) -> dict[str, Any]:
+        told, echo, tokens = None, self._echoes[index], self._served.tokens
+        if self._body.logprobs is not None and (pieces or prompt):
+            told = legacy_logprobs(pieces, tokens, len(echo.text))
+            if prompt:
+                of_prompt = prompt_logprobs(echo.ids, echo.starts, prompt, tokens)
+                told = {name: of_prompt[name] + told[name] for name in told}
         return {"index": index, "text": text, "finish_reason": None, "logprobs": told}
 
     async def whole(self) -> dict[str, Any]:
         """All answers in one."""
         choices = []
         for index, one in enumerate(await self._answers.whole()):
-            choice = self._choice(index, self._before[index] + one.text, one.pieces)
+            choice = self._choice(index, self._echoes[index].text + one.text, one.pieces, one.prompt)
             choice["finish_reason"] = one.finish.reason
             if self._body.return_draft_trace:
                 choice["draft_trace"] = draft_trace(one.pieces)

@@ -174,6 +174,8 @@ def functions_of(tools: Sequence[Mapping[str, Any]], limits: Limits, param: str 
     return found
 
 
+FUNCTION = ("name", "description", "parameters", "strict")
+"""What OpenAI's functions have."""
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
 
 

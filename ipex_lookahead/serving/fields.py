@@ -1,18 +1,20 @@
 """What becomes of each field of a request, said where the field is declared: honoured, without effect, or refused.
 
-The table in docs/serving.md is made of these. A field that is not declared at all is named in the answer's header
-``x-ignored-fields``, and nothing else is done about it: clients send fields of other servers.
+The table in docs/serving.md is made of these. A field that is declared nowhere is refused too, by its name and the
+nearest one that there is. Only messages may have more than what is declared, for clients hand back what other servers'
+answers had; such fields are named in the answer's header ``x-ignored-fields``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-from ipex_lookahead.serving.failures import refused
+from ipex_lookahead.serving.failures import ApiError, refused
 
 HONOURED, NO_EFFECT, REFUSED = "honoured", "no effect", "refused"
 _SUPPORT, _ALLOWED = "x-support", "x-allowed"
@@ -43,17 +45,38 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
 
-    def check(self) -> None:
-        """Raise ApiError for the first field that asks for what cannot be done."""
-        for name, allowed in _refusals(type(self)):
-            value = getattr(self, name)
-            if value is not None and value not in allowed:
-                may = " or ".join([*map(_spelled, allowed), "left out"])
-                raise refused(name, f"{_spelled(value)} is not supported here; it may be {may}")
+    handed_back: ClassVar[bool] = False
+    """Whether fields that are not declared are let pass."""
 
-    def ignored(self) -> list[str]:
-        """Names of the fields that are not declared."""
-        return sorted(self.model_extra or ())
+    def check(self, place: str = "") -> None:
+        """Raise ApiError for the first field, here or further in, that is unknown or asks for what cannot be done."""
+        for name, field in type(self).model_fields.items():
+            value, own, extra = getattr(self, name), place + (field.alias or name), _extra(field)
+            if extra[_SUPPORT] == REFUSED and value is not None and value not in extra[_ALLOWED]:
+                may = " or ".join([*map(_spelled, extra[_ALLOWED]), "left out"])
+                raise refused(own, f"{_spelled(value)} is not supported here ({field.description}); it may be {may}")
+            for where, inner in _bodies(own, value):
+                inner.check(f"{where}.")
+        if not self.handed_back:
+            only(self.model_extra or {}, [name for name, _, _ in support(type(self))], place)
+
+    def ignored(self, place: str = "") -> list[str]:
+        """Fields that are let pass, here and further in."""
+        found = [place + name for name in sorted(self.model_extra or ())] if self.handed_back else []
+        for name in type(self).model_fields:
+            for where, inner in _bodies(place + name, getattr(self, name)):
+                found += inner.ignored(f"{where}.")
+        return found
+
+
+def only(given: Mapping[str, Any], known: Collection[str], place: str = "") -> None:
+    """Raise ApiError for a name that is not known, unless its value is null, which asks for nothing."""
+    for name, value in given.items():
+        if name not in known and value is not None:
+            near = get_close_matches(name, known, 1) or sorted(known)
+            hint = f"did you mean {near[0]!r}?" if len(near) == 1 else f"there is {', '.join(near)}"
+            param = place + name[:100]
+            raise ApiError(400, f"{param}: there is no such field; {hint}", param=param, code="unknown_parameter")
 
 
 def support(model: type[BaseModel]) -> Iterator[tuple[str, str, str]]:
@@ -63,11 +86,12 @@ def support(model: type[BaseModel]) -> Iterator[tuple[str, str, str]]:
         yield field.alias or name, str(extra[_SUPPORT]), field.description or ""
 
 
-def _refusals(model: type[BaseModel]) -> Iterator[tuple[str, list[Any]]]:
-    for name, field in model.model_fields.items():
-        extra = _extra(field)
-        if extra.get(_SUPPORT) == REFUSED:
-            yield name, extra[_ALLOWED]
+def _bodies(place: str, value: Any) -> Iterator[tuple[str, Body]]:
+    """The bodies in a field's value, each with its place."""
+    if isinstance(value, Body):
+        yield place, value
+    elif isinstance(value, list):
+        yield from ((f"{place}.{at}", inner) for at, inner in enumerate(value) if isinstance(inner, Body))
 
 
 def _extra(field: FieldInfo) -> dict[str, Any]:

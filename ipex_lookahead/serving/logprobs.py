@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.serving.text import Piece
+
+if TYPE_CHECKING:
+    from ipex_lookahead.generation.service import TokenLogprob
 
 LEAST = -9999.0
 """What JSON gets for the logarithm of nothing, as OpenAI's API has it."""
@@ -23,16 +26,27 @@ def chat_logprobs(pieces: Sequence[Piece], tokens: Sequence[bytes]) -> dict[str,
 
 def legacy_logprobs(pieces: Sequence[Piece], tokens: Sequence[bytes], start: int = 0) -> dict[str, Any]:
     """The shape of completions: parallel lists; ``start`` is added to ``text_offset``."""
+    told = [(one.token, one.logprob, start + one.start) for one in pieces if one.token is not None]
+    return _legacy(told, tokens)
+
+
+def prompt_logprobs(
+    ids: Sequence[int], starts: Sequence[int], logprobs: Sequence[TokenLogprob | None], tokens: Sequence[bytes]
+) -> dict[str, Any]:
+    """The same of a prompt, whose first token follows nothing; ``starts`` are the ``text_offset``."""
+    return _legacy(list(zip(ids, logprobs, starts, strict=True)), tokens)
+
+
+def _legacy(told: Sequence[tuple[int, TokenLogprob | None, int]], tokens: Sequence[bytes]) -> dict[str, Any]:
     found: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    for piece in pieces:
-        if piece.token is None or piece.logprob is None:
-            continue
-        own = spelled(piece.token, tokens)
+    for token, logprob, start in told:
+        own = spelled(token, tokens)
+        value = None if logprob is None else bounded(logprob.logprob)
+        top = {} if logprob is None else {spelled(other, tokens): bounded(one) for other, one in logprob.top}
         found["tokens"].append(own)
-        found["token_logprobs"].append(bounded(piece.logprob.logprob))
-        top = {spelled(token, tokens): bounded(value) for token, value in piece.logprob.top}
-        found["top_logprobs"].append({**top, own: bounded(piece.logprob.logprob)} if top else None)
-        found["text_offset"].append(start + piece.start)
+        found["token_logprobs"].append(value)
+        found["top_logprobs"].append({**top, own: value} if top else None)
+        found["text_offset"].append(start)
     return found
 
 

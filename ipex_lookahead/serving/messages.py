@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
 
@@ -14,7 +14,7 @@ from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.serving.answers import Answers, Finish
 from ipex_lookahead.serving.conversation import Message, Talk, bounded, chosen, functions_of, prepare, text_of
 from ipex_lookahead.serving.failures import refused
-from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless, required
+from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
 from ipex_lookahead.serving.handling import answer, owner, server_of
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.sampling import LOOKAHEAD, SEED, drafting, stops, temperature
@@ -24,6 +24,7 @@ from ipex_lookahead.serving.usage import timings
 
 router = APIRouter()
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
+_TOOL = ("type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming")
 _DROPPED = ("thinking", "redacted_thinking")
 """Parts of the assistant's earlier messages that are not put to the model again."""
 
@@ -31,8 +32,16 @@ _DROPPED = ("thinking", "redacted_thinking")
 class Turn(Body):
     """One of ``messages``."""
 
+    handed_back: ClassVar[bool] = True
     role: Literal["user", "assistant", "system"] = required("who speaks")
     content: str | list[dict[str, Any]] = required("text, or blocks: text, tool_use, tool_result; thinking is left out")
+
+
+class OutputConfig(Body):
+    """``output_config``."""
+
+    format: dict[str, Any] | None = honoured("`json_schema`; the answer cannot leave it")
+    effort: Any = no_effect("whether a model thinks is a matter of its chat template")
 
 
 class CountRequest(Body):
@@ -46,7 +55,10 @@ class CountRequest(Body):
     thinking: Any = no_effect("whether a model thinks is a matter of its chat template")
     mcp_servers: Any = refused_unless("the server calls nobody", [])
     output_format: dict[str, Any] | None = honoured("`json_schema`; the answer cannot leave it")
-    output_config: Any = no_effect("answers have no effort")
+    output_config: OutputConfig | None = honoured("`format` as `output_format`; `effort` has no effect")
+    cache_control: Any = no_effect("all prompts are kept alike")
+    context_management: Any = no_effect("nothing is taken out of a conversation")
+    speed: Any = refused_unless("there is one", "standard")
 
     def talk(self, limits: Limits) -> Talk:
         """The conversation, checked. Raises ApiError."""
@@ -72,12 +84,15 @@ class CountRequest(Body):
         )
 
     def _schema(self, limits: Limits) -> Any:
-        if self.output_format is None:
+        name, wanted = "output_format", self.output_format
+        if self.output_config is not None and self.output_config.format is not None:
+            name, wanted = "output_config.format", self.output_config.format
+        if wanted is None:
             return None
-        if self.output_format.get("type") != "json_schema" or "schema" not in self.output_format:
-            raise refused("output_format", 'it must be {"type": "json_schema", "schema": ...}')
-        bounded(self.output_format["schema"], limits, "output_format.schema")
-        return self.output_format["schema"]
+        if wanted.get("type") != "json_schema" or "schema" not in wanted:
+            raise refused(name, 'it must be {"type": "json_schema", "schema": ...}')
+        bounded(wanted["schema"], limits, f"{name}.schema")
+        return wanted["schema"]
 
 
 class MessagesRequest(CountRequest):
@@ -93,8 +108,11 @@ class MessagesRequest(CountRequest):
     lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
     metadata: Any = no_effect("nobody is told of users")
     service_tier: Any = no_effect("there is one")
-    context_management: Any = no_effect("nothing is taken out of a conversation")
     container: Any = refused_unless("nothing is run here")
+    inference_geo: Any = no_effect("it is run here")
+    user_profile_id: Any = no_effect("nobody is told of users")
+    workspace_id: Any = no_effect("nobody is told of users")
+    diagnostics: Any = no_effect("`usage` says what was found in the cache")
 
 
 def _function(tool: Mapping[str, Any], at: int) -> dict[str, Any]:
@@ -102,6 +120,7 @@ def _function(tool: Mapping[str, Any], at: int) -> dict[str, Any]:
         raise refused(
             f"tools.{at}.type", f"{tool['type']!r} is a tool of Anthropic's own; only functions can be called"
         )
+    only(tool, _TOOL, f"tools.{at}.")
     return {
         "name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema"),
     }  # fmt: skip

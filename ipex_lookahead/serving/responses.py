@@ -11,9 +11,18 @@ from fastapi import APIRouter, Request, Response
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.serving.answers import Answers
-from ipex_lookahead.serving.conversation import Message, Talk, bounded, chosen, functions_of, prepare, text_of
+from ipex_lookahead.serving.conversation import (
+    FUNCTION,
+    Message,
+    Talk,
+    bounded,
+    chosen,
+    functions_of,
+    prepare,
+    text_of,
+)
 from ipex_lookahead.serving.failures import ApiError, refused
-from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless, required
+from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
 from ipex_lookahead.serving.handling import answer, new_tokens, now, owner, server_of
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.sampling import LOOKAHEAD, SEED, drafting, temperature
@@ -24,6 +33,23 @@ from ipex_lookahead.serving.usage import timings
 
 router = APIRouter()
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+
+
+class TextConfig(Body):
+    """``text``."""
+
+    format: dict[str, Any] | None = honoured("text, json_object or json_schema")
+    verbosity: Any = refused_unless("say it in a message", "medium")
+
+
+class Reasoning(Body):
+    """``reasoning``."""
+
+    effort: str | None = honoured("the template's `reasoning_effort`; none and minimal also turn thinking off")
+    summary: Any = no_effect("reasoning is part of the text")
+    generate_summary: Any = no_effect("reasoning is part of the text")
+    context: Any = no_effect("earlier reasoning is not put to the model")
+    mode: Any = no_effect("there is one")
 
 
 class ResponsesRequest(Body):
@@ -40,8 +66,8 @@ class ResponsesRequest(Body):
     tools: list[dict[str, Any]] | None = honoured("functions; given to the chat template")
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = honoured("forced by grammar")
     parallel_tool_calls: bool | None = honoured("false ends the response with its first call")
-    text: dict[str, Any] | None = honoured("`format`: text, json_object or json_schema")
-    reasoning: dict[str, Any] | None = honoured("`effort` is the template's `reasoning_effort`")
+    text: TextConfig | None = honoured("`format`: text, json_object or json_schema")
+    reasoning: Reasoning | None = honoured("`effort` is the template's `reasoning_effort`")
     lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
     metadata: Any = no_effect("nothing is stored")
     store: Any = no_effect("nothing is stored")
@@ -50,6 +76,8 @@ class ResponsesRequest(Body):
     prompt_cache_key: Any = no_effect("prompts are found by their tokens, within one API key")
     prompt_cache_retention: Any = no_effect("the least recently used are dropped first")
     safety_identifier: Any = no_effect("nobody is told of users")
+    prompt_cache_options: Any = no_effect("all prompts are kept alike")
+    context_management: Any = no_effect("nothing is taken out of a conversation")
     stream_options: Any = no_effect("nothing is padded")
     include: Any = refused_unless("there is nothing more to tell", [], ["reasoning.encrypted_content"])
     previous_response_id: Any = refused_unless("nothing is stored; send the whole conversation as input")
@@ -59,6 +87,7 @@ class ResponsesRequest(Body):
     top_logprobs: Any = refused_unless("`/v1/chat/completions` has them", 0)
     max_tool_calls: Any = refused_unless("the server calls nothing itself")
     prompt: Any = refused_unless("there are no stored prompts")
+    moderation: Any = refused_unless("nobody judges of texts here")
 
     def talk(self, limits: Limits) -> Talk:
         """The conversation, checked. Raises ApiError."""
@@ -73,7 +102,7 @@ class ResponsesRequest(Body):
         if not any(message["role"] != "system" for message in messages):
             raise refused("input", "there is nothing to respond to; give a text, or a message")
         functions = functions_of([_function(tool, at) for at, tool in enumerate(self.tools or ())], limits)
-        effort = (self.reasoning or {}).get("effort")
+        effort = self.reasoning.effort if self.reasoning else None
         variables: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
         if effort in ("none", "minimal"):
             variables["enable_thinking"] = False
@@ -87,8 +116,9 @@ class ResponsesRequest(Body):
         )
 
     def _schema(self, limits: Limits) -> Any:
-        wanted = (self.text or {}).get("format") or {"type": "text"}
-        kind = wanted.get("type") if isinstance(wanted, dict) else None
+        wanted = (self.text.format if self.text else None) or {"type": "text"}
+        only(wanted, ("type", "name", "schema", "strict", "description"), "text.format.")
+        kind = wanted.get("type")
         if kind == "text":
             return None
         if kind == "json_object":
@@ -102,6 +132,7 @@ class ResponsesRequest(Body):
 def _function(tool: Mapping[str, Any], at: int) -> Mapping[str, Any]:
     if tool.get("type") != "function":
         raise refused(f"tools.{at}.type", f"{tool.get('type')!r} is not supported; only functions can be called")
+    only(tool, ("type", *FUNCTION), f"tools.{at}.")
     return tool
 
 
@@ -179,11 +210,11 @@ class _Writer:
             "output": [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": (body.reasoning or {}).get("effort"), "summary": None},
+            "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
             "store": False,
             "system_fingerprint": server.fingerprint,
             "temperature": body.temperature,
-            "text": body.text or {"format": {"type": "text"}},
+            "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
             "top_p": body.top_p,

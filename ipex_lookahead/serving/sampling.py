@@ -13,7 +13,7 @@ from ipex_lookahead.config import MAX_DRAFT
 from ipex_lookahead.decoding.choose import Ids, Logits
 from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.serving.failures import refused
-from ipex_lookahead.serving.fields import Body, honoured, no_effect
+from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless
 from ipex_lookahead.serving.limits import Limits
 
 LOOKAHEAD = "most drafted tokens a step, 0 is off; the server's `--lookahead` if left out; never changes the answer"
@@ -50,6 +50,30 @@ class Sampled(Body):
     user: Any = no_effect("nobody is told of users")
     lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
     return_draft_trace: bool | None = honoured("adds `draft_trace`: the new text in pieces, each with what drafted it")
+    cache_prompt: Any = no_effect("llama.cpp's: prompts are kept, and no answer depends on it")
+    timings_per_token: Any = no_effect("llama.cpp's: timings come with the end")
+    return_progress: Any = no_effect("llama.cpp's: streams tell their progress in comments")
+    priority: Any = no_effect("vLLM's: first come, first served")
+    request_id: Any = no_effect("vLLM's: answers have ids of their own")
+    cache_salt: Any = no_effect("vLLM's: caches are apart for each API key")
+    keep_alive: Any = no_effect("Ollama's: the model stays loaded")
+    ignore_eos: Any = refused_unless("say -100 for the ids in `logit_bias`", False)
+    min_tokens: Any = refused_unless("there is no least length", 0)
+    stop_token_ids: Any = refused_unless("use `stop`", [])
+    include_stop_str_in_output: Any = refused_unless("an answer ends before its stop text", False)
+    skip_special_tokens: Any = refused_unless("special tokens are not shown", True)
+    typical_p: Any = refused_unless("use `top_p` or `min_p`", 1)
+    mirostat: Any = refused_unless("use `top_p` or `min_p`", 0)
+    length_penalty: Any = refused_unless("there is no beam search", 1)
+    use_beam_search: Any = refused_unless("there is no beam search", False)
+    prompt_logprobs: Any = refused_unless("`/v1/completions` with `echo` and `logprobs` tells them")
+    guided_json: Any = refused_unless("use `response_format`")
+    guided_regex: Any = refused_unless("use `response_format` with a pattern")
+    guided_choice: Any = refused_unless("use `response_format` with an enum")
+    guided_grammar: Any = refused_unless("use `response_format`")
+    structured_outputs: Any = refused_unless("use `response_format`")
+    json_schema: Any = refused_unless("use `response_format`")
+    grammar: Any = refused_unless("use `response_format`", "")
 
     def rules(self, defaults: Mapping[str, Any], limits: Limits, max_new_tokens: int) -> Rules:
         """How the answer is made. Raises ApiError for a list that is too long."""

@@ -48,6 +48,7 @@ class AnswerText:
         tokenizer: the model's.
         stops: texts at which the answer ends; they are not part of it.
         markers: special tokens that are shown as text all the same, by id: a tool call may begin with one.
+        silent_too: other special tokens are pieces as well, without text.
 
     Attributes:
         stopped: the text that it has ended at.
@@ -55,12 +56,17 @@ class AnswerText:
     """
 
     def __init__(
-        self, tokenizer: TextTokenizer, stops: Sequence[str] = (), markers: Mapping[int, str] | None = None
+        self,
+        tokenizer: TextTokenizer,
+        stops: Sequence[str] = (),
+        markers: Mapping[int, str] | None = None,
+        *,
+        silent_too: bool = False,
     ) -> None:
         self.stopped: str | None = None
         self.length = 0
         self._detokenizer = Detokenizer(tokenizer)
-        self._silent = tokenizer.silent_ids
+        self._left_out = frozenset() if silent_too else tokenizer.silent_ids
         self._stops = stops
         self._markers = markers or {}
         self._held: deque[Piece] = deque()
@@ -75,7 +81,7 @@ class AnswerText:
         for at, token in enumerate(tokens):
             marker = self._markers.get(token)
             text = self._detokenizer.put(token) if marker is None else self._detokenizer.end() + marker
-            if token in self._silent and marker is None:
+            if token in self._left_out and marker is None:
                 continue
             self._hold(Piece(text, token, sources[at], logprobs[at] if logprobs is not None else None, self.length))
         return self._certain(last=False)

@@ -39,6 +39,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
     """Text to ids."""
     server = server_of(request)
     served = server.known(body.model)
+    body.check()
     text = body.content if body.prompt is None else body.prompt
     if text is None:
         raise refused("prompt", "there is no text; give prompt, or content")
@@ -55,6 +56,7 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, Any
     """Ids to text, special tokens as they are spelled."""
     server = server_of(request)
     served = server.known(body.model)
+    body.check()
     wrong = next((i for i in body.tokens if not 0 <= i < served.vocab_size), None)
     if wrong is not None:
         raise refused("tokens", f"{wrong} is no token id; ids are 0 to {served.vocab_size - 1}")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from ipex_lookahead.engines.prefill import chain
+from ipex_lookahead.generation.logprobs import logprob_of
 from ipex_lookahead.generation.rules import Rules
 from tests.serving.test_chat import HOT, events
 
@@ -57,6 +60,56 @@ def test_the_prompt_comes_back(client):
     given = {"prompt": "One", "max_tokens": 8, "temperature": 0, "echo": True, "stream": True}
     chunks = events(client.post("/v1/completions", json=given).text)
     assert "".join(c["text"] for chunk in chunks for c in chunk["choices"]) == "One" + plain
+
+
+def one_forward(model: Any, ids: list[int], top: int) -> list[Any]:
+    """What the model finds of a text's tokens, by one forward of its own."""
+    engine = model.engine
+    logits = engine.forward(chain(engine.new_cache(), np.array(ids, np.int32), logits=True)).logits
+    return [logprob_of(token, row, top) for token, row in zip(ids[1:], logits, strict=False)]
+
+
+@pytest.mark.parametrize("kind", ["text", "ids"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("max_tokens", [0, 1, 5])
+def test_log_probabilities_of_the_prompt(client, model, kind, stream, max_tokens):
+    """As lm-eval asks for them: the numbers of one forward over prompt and answer, to the last bit."""
+    text = "<|im_start|>Gehört es " + "x" * 150
+    ids = model.tokenizer.encode(text)
+    given = {
+        "prompt": text if kind == "text" else ids, "max_tokens": max_tokens, "temperature": 0, "echo": True,
+        "logprobs": 2, "stream": stream, "logit_bias": {str(model.tokenizer.eos_token_id): -100},
+    }  # fmt: skip
+    answer = client.post("/v1/completions", json=given)
+    assert answer.status_code == 200, answer.text
+    found = events(answer.text) if stream else [answer.json()]
+    choices = [choice for chunk in found for choice in chunk["choices"]]
+    lists = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    told = {name: [one for part in lists for one in part[name]] for name in lists[0]}
+    said = "".join(choice["text"] for choice in choices)
+    assert said.startswith(text)
+    whole = ids + model.tokenizer.encode(said[len(text) :])
+    assert len(told["tokens"]) == len(ids) + max_tokens
+    if len(whole) == len(told["tokens"]):  # else a byte of the answer is no character
+        expected_ones = one_forward(model, whole, 2)
+        assert told["token_logprobs"] == [None, *[one.logprob for one in expected_ones]]
+        for mine, theirs in zip(told["top_logprobs"][1:], expected_ones, strict=True):
+            assert {value for _, value in theirs.top} <= set(mine.values())
+    assert told["top_logprobs"][0] is None
+    assert told["tokens"][0] == "<|im_start|>"
+    for token, start in zip(told["tokens"], told["text_offset"], strict=True):
+        if not token.startswith("bytes:"):
+            assert said[start : start + len(token)] == token
+
+
+def test_the_token_that_ends_an_answer_is_told_with_the_others(client, model):
+    """Whoever counts tokens from the end of the lists, as lm-eval does, would else be one off."""
+    end = model.tokenizer.eos_token_id
+    given = {"echo": True, "logprobs": 1, "max_tokens": 1, "logit_bias": {str(end): 100}}
+    (choice,) = ask(client, **given)["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert choice["logprobs"]["tokens"] == ["O", "n", "e", "<|im_end|>"]
+    assert choice["text"] == "One"
 
 
 def test_models(client, model):

@@ -61,6 +61,13 @@ WRONG = [
     ("model", {"model": 4}),
     ("modalities", {"modalities": ["audio"]}),
     ("web_search_options", {"web_search_options": {}}),
+    ("temprature", {"temprature": 0}),
+    ("mirostat", {"mirostat": 2}),
+    ("stream_options.usage", {"stream_options": {"usage": True}}),
+    ("response_format.schema", {"response_format": {"type": "json_object", "schema": {}}}),
+    ("tools.0.strict", {"tools": [{"type": "function", "strict": True, "function": {"name": "a"}}]}),
+    ("tools.0.function.schema", {"tools": [{"type": "function", "function": {"name": "a", "schema": {}}}]}),
+    ("messages.0.audio", {"messages": [{"role": "assistant", "content": "Hi", "audio": {"id": "x"}}]}),
 ]
 
 
@@ -85,7 +92,6 @@ def test_a_wrong_field_is_named(client, param, fields):
         ("best_of", {"best_of": 3}),
         ("logprobs", {"logprobs": 50}),
         ("logprobs", {"logprobs": True}),
-        ("echo", {"echo": True, "logprobs": 1}),
     ],
     ids=str,
 )
@@ -93,6 +99,41 @@ def test_a_wrong_field_of_a_completion_is_named(client, param, fields):
     answer = client.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 2, **fields})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("path", "given"),
+    [
+        ("v1/chat/completions", {"messages": ASKED}),
+        ("v1/completions", {"prompt": "Hi"}),
+        ("v1/responses", {"input": "Hi"}),
+        ("v1/responses", {"input": "Hi", "reasoning": {"efort": "low"}}),
+        ("v1/responses", {"input": "Hi", "text": {"format": {"type": "text", "efort": 1}}}),
+        ("v1/responses", {"input": "Hi", "tools": [{"type": "function", "name": "a", "efort": 1}]}),
+        ("v1/messages", {"messages": ASKED, "max_tokens": 1}),
+        ("v1/messages", {"messages": ASKED, "max_tokens": 1, "output_config": {"efort": 1}}),
+        ("v1/messages", {"messages": ASKED, "max_tokens": 1, "tools": [{"name": "a", "efort": 1}]}),
+        ("v1/messages/count_tokens", {"messages": ASKED}),
+        ("apply-template", {"messages": ASKED}),
+        ("tokenize", {"prompt": "Hi"}),
+        ("detokenize", {"tokens": [5]}),
+    ],
+    ids=str,
+)
+def test_an_unknown_field_is_refused_by_its_name(client, path, given):
+    if "efort" not in str(given):
+        assert client.post(f"/{path}", json={**given, "efort": None}).status_code == 200
+        given = {**given, "efort": 1}
+    answer = client.post(f"/{path}", json=given)
+    assert answer.status_code == 400
+    assert "efort: there is no such field; " in answer.json()["error"]["message"]
+
+
+def test_the_nearest_field_is_named(client):
+    answer = client.post("/v1/chat/completions", json={"messages": ASKED, "max_token": 3})
+    error = answer.json()["error"]
+    assert error["message"] == "max_token: there is no such field; did you mean 'max_tokens'?"
+    assert error["code"] == "unknown_parameter"
 
 
 @pytest.mark.parametrize(
