@@ -12,6 +12,8 @@
 
 PYTHON ?= python3
 PY := .venv/bin/python
+# What README's commands need beside the package: pictures and the server.
+USED := --with bench --with serve
 
 .PHONY: demo test test-ipex-llm test-opencl bench docs wheel gates gates-coverage soak sanitize lint types setup clean
 .DEFAULT_GOAL := demo
@@ -23,10 +25,10 @@ define setup
 endef
 
 setup:
-	$(call setup,)
+	$(call setup,$(USED))
 
 demo:
-	$(call setup,)
+	$(call setup,$(USED))
 	@$(PY) examples/lookahead.py
 
 test:
@@ -48,7 +50,7 @@ test-browser:
 	@$(PYTHON) scripts/test_browser.py $(PYTEST)
 
 bench:
-	$(call setup,)
+	$(call setup,$(USED))
 	@$(PY) scripts/results.py --here
 
 docs:
