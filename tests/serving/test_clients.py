@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 import uvicorn
 
+from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.serving.app import make_app
+from ipex_lookahead.serving.chat import ChatRequest
+from ipex_lookahead.serving.completions import CompletionRequest
+from ipex_lookahead.serving.fields import support
+from ipex_lookahead.serving.messages import MessagesRequest
+from ipex_lookahead.serving.responses import ResponsesRequest
 from ipex_lookahead.serving.run import bind, url
 from tests.serving.test_chat import ASKED, HOT, expected
+from tests.serving.test_completions import one_forward
 from tests.serving.test_messages import SCHEMA, TOOLS
 
 FUNCTIONS = [{"type": "function", "function": {"name": "w", "parameters": SCHEMA}}]
@@ -36,8 +46,6 @@ def openai_client(address):
 
 
 def test_openai_chat(openai_client, model):
-    from ipex_lookahead.generation.rules import Rules
-
     said = expected(model, Rules(16, **HOT))
     chat = openai_client.chat.completions
     whole = chat.create(model="tiny", messages=ASKED, max_completion_tokens=16, logprobs=True, top_logprobs=2, **HOT)
@@ -96,8 +104,6 @@ def test_openai_completions_and_errors(openai_client):
 
 def test_anthropic(address, model):
     anthropic = pytest.importorskip("anthropic", reason="the anthropic client is not installed")
-    from ipex_lookahead.generation.rules import Rules
-
     with anthropic.Anthropic(base_url=address, api_key="any", max_retries=0) as client:
         given = {"model": "tiny", "max_tokens": 16, "messages": ASKED, "extra_body": HOT}
         whole = client.messages.create(**given)
@@ -133,3 +139,88 @@ def test_llama_index(address):
         model = llms.OpenAILike(**made, is_chat_model=chat, max_retries=0)
         whole = model.complete("Hi").text
         assert "".join(part.delta or "" for part in model.stream_complete("Hi")) == whole
+
+
+ASKED_OF_LM_EVAL = [
+    {"question": "The sky is", "choices": [" blue", " not a colour at all"], "answer": 0},
+    {"question": "Zwei und zwei sind", "choices": [" vier", " fünf"], "answer": 0},
+    {"question": "x", "choices": ["y", "yy", "yyy"], "answer": 2},
+]
+
+
+def test_lm_eval(address, model, tmp_path, monkeypatch):
+    """Its likelihoods are sums of the model's own numbers; and its texts, until a word, are the model's."""
+    lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is not installed")
+    from lm_eval.tasks import TaskManager
+
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text("\n".join(map(json.dumps, ASKED_OF_LM_EVAL)))
+    common = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(asked)}}, "test_split": "test"}
+    choose = {"output_type": "multiple_choice", "doc_to_text": "{{question}}", "doc_to_choice": "{{choices}}",
+              "doc_to_target": "{{answer}}", "metric_list": [{"metric": "acc"}], "target_delimiter": ""}  # fmt: skip
+    write = {"output_type": "generate_until", "doc_to_text": "{{question}}", "doc_to_target": "x",
+             "generation_kwargs": {"until": ["zz"], "max_gen_toks": 12, "do_sample": False},
+             "metric_list": [{"metric": "exact_match"}]}  # fmt: skip
+    for name, task in (("choose", choose), ("write", write)):
+        (tmp_path / f"{name}.yaml").write_text(json.dumps({"task": name, **common, **task}))
+    for batch in (1, 3):
+        found = lm_eval.simple_evaluate(
+            model="local-completions",
+            model_args={"model": "tiny", "base_url": address + "/v1/completions", "max_retries": 1},
+            tasks=["choose", "write"],
+            task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
+            batch_size=batch,
+            bootstrap_iters=0,
+        )
+        for sample, asked_one in zip(found["samples"]["choose"], ASKED_OF_LM_EVAL, strict=True):
+            before = model.tokenizer.encode(asked_one["question"])
+            expected_ones = []
+            for choice in asked_one["choices"]:
+                told = one_forward(model, model.tokenizer.encode(asked_one["question"] + choice), 1)[len(before) - 1 :]
+                greedy = all(one.token == one.top[0][0] for one in told)
+                expected_ones.append((sum(one.logprob for one in told), greedy))
+            assert [tuple(one) for one in sample["filtered_resps"]] == expected_ones
+        for sample, asked_one in zip(found["samples"]["write"], ASKED_OF_LM_EVAL, strict=True):
+            ids = model.generate(model.tokenizer.encode(asked_one["question"]), Rules(12))
+            assert sample["resps"] == [[model.tokenizer.decode(ids, skip_special_tokens=True)]]
+
+
+def test_llm(address, model, tmp_path):
+    """The command, with its file of models of one's own."""
+    pytest.importorskip("llm", reason="llm is not installed")
+    served = {"model_id": "mine", "model_name": "tiny", "api_base": address + "/v1", "supports_schema": True}
+    (tmp_path / "extra-openai-models.yaml").write_text(json.dumps([served]))
+
+    def say(*options: str) -> str:
+        command = [sys.executable, "-m", "llm", "prompt", "-m", "mine", "--no-log", *options, "Hi"]
+        environment = {**os.environ, "LLM_USER_PATH": str(tmp_path)}
+        done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    cold = ["-o", "temperature", "0", "-o", "max_tokens", "16"]
+    said = expected(model, Rules(16))
+    assert say(*cold, "--no-stream").removesuffix("\n") == said
+    assert say(*cold).removesuffix("\n") == said
+    hot = ["-o", "temperature", "1", "-o", "seed", "5", "-o", "max_tokens", "300"]
+    assert set(json.loads(say(*hot, "--schema", json.dumps(SCHEMA)))) == {"a"}
+
+
+def test_what_the_published_types_have(address):
+    """Every field that the clients' own types know has its line in the table."""
+    pytest.importorskip("openai", reason="the openai client is not installed")
+    pytest.importorskip("anthropic", reason="the anthropic client is not installed")
+    from anthropic.types import message_create_params
+    from openai.types import completion_create_params
+    from openai.types.chat import completion_create_params as chat_create_params
+    from openai.types.responses import response_create_params
+
+    for request_model, published in [
+        (ChatRequest, chat_create_params.CompletionCreateParamsBase),
+        (CompletionRequest, completion_create_params.CompletionCreateParamsBase),
+        (ResponsesRequest, response_create_params.ResponseCreateParamsBase),
+        (MessagesRequest, message_create_params.MessageCreateParamsBase),
+    ]:
+        assert not set(published.__annotations__) - {name for name, _, _ in support(request_model)}
