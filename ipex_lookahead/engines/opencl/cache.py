@@ -27,6 +27,8 @@ class Pages:
     Attributes:
         buffers: one a layer; others after ``generation`` has changed.
         generation: counts how often they have grown.
+        lock: held where buffers must stay those that they are: a thread may fork a cache, and pages grow, while another
+            enqueues what writes to them.
     """
 
     def __init__(self, device: Device, layers: int, kv_heads: int, head_dim: int, kv_cache: str) -> None:
@@ -39,13 +41,19 @@ class Pages:
         self.generation = 0
         self._holders: list[int] = []
         self._free: list[int] = []
-        self._lock = threading.RLock()  # a cache may be collected, and give its pages back, anywhere
+        self.lock = threading.RLock()  # a cache may be collected, and give its pages back, anywhere
 
     def take(self, count: int) -> list[int]:
         """Numbers of pages that nobody holds. Raises EngineError where there is no memory; then nothing is taken."""
-        with self._lock:
+        with self.lock:
             if count > len(self._free):
-                self._grow(max(len(self._holders) + count - len(self._free), 2 * len(self._holders)))
+                needed, twice = len(self._holders) + count - len(self._free), 2 * len(self._holders)
+                try:
+                    self._grow(max(needed, twice))
+                except EngineError:
+                    if twice <= needed:
+                        raise
+                    self._grow(needed)
             taken = [self._free.pop() for _ in range(count)]
             self.hold(taken)
             return taken
@@ -62,13 +70,13 @@ class Pages:
 
     def hold(self, numbers: Sequence[int]) -> None:
         """Count one more holder of each."""
-        with self._lock:
+        with self.lock:
             for number in numbers:
                 self._holders[number] += 1
 
     def release(self, numbers: Sequence[int]) -> None:
         """Count one holder less of each; what nobody holds is free."""
-        with self._lock:
+        with self.lock:
             for number in numbers:
                 self._holders[number] -= 1
                 if self._holders[number] == 0:
@@ -84,10 +92,11 @@ class Pages:
 
     def copied(self, number: int) -> int:
         """A page of its own with what that one holds."""
-        (fresh,) = self.take(1)
-        for buffer in self.buffers:
-            self.device.copy(buffer, buffer, self.bytes, number * self.bytes, fresh * self.bytes)
-        return fresh
+        with self.lock:
+            (fresh,) = self.take(1)
+            for buffer in self.buffers:
+                self.device.copy(buffer, buffer, self.bytes, number * self.bytes, fresh * self.bytes)
+            return fresh
 
     def move(self, moves: Sequence[tuple[int, int, int, int]]) -> None:
         """Copy slots, (page, slot in it, to page, slot in it) each, in that order."""
@@ -95,9 +104,10 @@ class Pages:
         listed = device.upload(np.array(moves, np.int32))
         program = device.program("rows", "attention", options=self.options)
         sizes = (np.int32(self.kv_heads), np.int32(self.head_dim), listed, np.int32(len(moves)))
-        for buffer in self.buffers:
-            kernel = device.kernel(program, "move_slots", buffer, *sizes)
-            device.enqueue_plain(kernel, (self.head_dim, self.kv_heads))
+        with self.lock:
+            for buffer in self.buffers:
+                kernel = device.kernel(program, "move_slots", buffer, *sizes)
+                device.enqueue_plain(kernel, (self.head_dim, self.kv_heads))
 
 
 class OpenClCache:

@@ -24,7 +24,7 @@ from ipex_lookahead.engines.opencl.matrix_units import use_matrix_units
 from ipex_lookahead.engines.opencl.recording import Recorded, Recorder, Sized
 from ipex_lookahead.engines.opencl.scratch import PIECE, RopeTable, Scratch, mlps_of
 from ipex_lookahead.engines.opencl.step import SPLIT_ROWS, Plan
-from ipex_lookahead.errors import UnsupportedModelError
+from ipex_lookahead.errors import EngineError, UnsupportedModelError
 from ipex_lookahead.formats.base import PackedWeight
 
 i32, f32 = np.int32, np.float32
@@ -147,10 +147,31 @@ class Decoder:
 
     def run(self, plan: Plan, top: int, logits: bool) -> tuple[npt.NDArray[np.int32], Floats | None]:
         """The ids of each wanted row's ``top`` largest logits, below 0 where logits are not finite; and the logits."""
+        try:
+            return self._run(plan, top, logits)
+        except EngineError:
+            self._scratch = None  # what counts arrivals may be anything after a kernel that did not end
+            self._forget()
+            raise
+
+    def _run(self, plan: Plan, top: int, logits: bool) -> tuple[npt.NDArray[np.int32], Floats | None]:
         device, wanted = self.device, len(plan.want)
+        scratch = self._reserve(plan, top)
+        with self.pages.lock:
+            self._enqueue(plan, scratch)
+        if wanted == 0:
+            with device.errors("run"):
+                device.queue.finish()
+            return np.empty((0, top), i32), np.empty((0, self.spec.vocab), f32) if logits else None
+        ids = scratch.tops[0 if scratch.pieces == 1 else 1][1]
+        found = device.read(ids, (wanted, top), i32)
+        return found, device.read(scratch.logits, (wanted, self.spec.vocab), f32) if logits else None
+
+    def _enqueue(self, plan: Plan, scratch: Scratch) -> None:
+        """Make room for the rows' keys and values, and start what writes them there."""
+        device = self.device
         for sequence in plan.sequences:
             sequence.cache.prepare(sequence.rows)
-        scratch = self._reserve(plan, top)
         encoded = plan.encoded()
         if self._step.size < encoded.nbytes:
             self._step = device.empty(2 * encoded.nbytes)
@@ -170,13 +191,6 @@ class Decoder:
                 enqueue, queue = device.cl.enqueue_nd_range_kernel, device.queue
                 for kernel, size, local in _sized(launches, plan, plan.blocks):
                     enqueue(queue, kernel, size, local)
-        if wanted == 0:
-            with device.errors("run"):
-                device.queue.finish()
-            return np.empty((0, top), i32), np.empty((0, self.spec.vocab), f32) if logits else None
-        ids = scratch.tops[0 if scratch.pieces == 1 else 1][1]
-        found = device.read(ids, (wanted, top), i32)
-        return found, device.read(scratch.logits, (wanted, self.spec.vocab), f32) if logits else None
 
     def _record(self, launches: list[Launch], plan: Plan, recorder: Recorder) -> Recorded:
         """Recorded for as many rows, rows wanted and, up to the next power of two, blocks of positions."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
-from os import R_OK, W_OK, access
+from os import R_OK, W_OK, access, getpid
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from ipex_lookahead.hub.folders import cache_folder
 KERNELS = Path(__file__).parent / "kernels"
 LANES = 16
 CL3 = "-cl-std=CL3.0"
+MAJOR = 22
+"""The bit of OpenCL's versions from which on they are the major one."""
 NUMERICS = ("-cl-fp32-correctly-rounded-divide-sqrt",)
 SUBGROUPS, DOT, ARRIVALS = "HAS_SUBGROUPS", "HAS_DOT", "HAS_ARRIVALS"
 SPELT = {SUBGROUPS: "subgroups", DOT: "integer dot products", ARRIVALS: "arrivals of work-groups"}
@@ -86,8 +89,24 @@ def listed() -> list[Listed]:
     ]
 
 
+@cache
+def _first_process() -> int:
+    """The process that OpenCL was first used in; a forked one inherits the answer."""
+    return getpid()
+
+
+def _check_process() -> None:
+    """Drivers share a device's memory and commands with a forked process, and do not say what either then reads."""
+    if _first_process() != getpid():
+        raise EngineError(
+            "OpenCL has been used in the process that this one was forked from, and its drivers do not work in both",
+            hint="load the model after the fork, or start processes with multiprocessing's 'spawn'",
+        )
+
+
 def _devices() -> list[Any]:
     cl = opencl()
+    _check_process()
     try:
         platforms = cl.get_platforms()
     except cl.Error:  # the loader's way of saying that there is none
@@ -165,6 +184,8 @@ class Device:
             self.context = self.cl.Context([self.raw])
             self.queue = self.cl.CommandQueue(self.context)
         self.extensions = frozenset(str(self.raw.extensions).split())
+        self.lock = threading.RLock()
+        """Held while it is found out what the device can."""
         self._programs: dict[tuple[str, ...], Any] = {}
         self.paths = dict.fromkeys(SPELT.values(), NOT_OFFERED)
         """What kernels do without -> whether it is used here, and if not, why."""
@@ -188,7 +209,7 @@ class Device:
                 best += (DOT,)
             else:  # Intel's runtime has the function and takes it apart: two to five times slower than the plain one
                 self.paths[SPELT[DOT]] = "offered, and slower than plain on processors"
-        features = {feature.name for feature in self.raw.opencl_c_features} if self._language() == CL3 else set()
+        features = {feature.name for feature in self.raw.opencl_c_features} if self._has_c3() else set()
         if features >= {"__opencl_c_atomic_order_acq_rel", "__opencl_c_atomic_scope_device"}:
             best += (ARRIVALS,)
         some = [some for count in range(len(best), -1, -1) for some in combinations(best, count)]
@@ -216,17 +237,21 @@ class Device:
     @contextmanager
     def errors(self, deed: str) -> Iterator[None]:
         """What OpenCL says when something fails, as errors of this package."""
+        _check_process()
         try:
             yield
-        except self.cl.MemoryError as error:
-            raise EngineError(
-                f"the device {self.name} has no memory left to be {deed} with ({error})",
-                hint="use a shorter context, kv_cache='int8' or a format of fewer bits",
-            ) from None
         except self.cl.Error as error:
+            code = self.cl.status_code
+            if error.code in (code.MEM_OBJECT_ALLOCATION_FAILURE, code.INVALID_BUFFER_SIZE, code.OUT_OF_HOST_MEMORY):
+                raise EngineError(
+                    f"the device {self.name} has no memory left to be {deed} with ({error})",
+                    hint="use a shorter context, kv_cache='int8' or a format of fewer bits",
+                ) from None
+            reset = error.code == code.OUT_OF_RESOURCES  # what Intel's driver for GPUs says after a hang, too
             raise EngineError(
                 f"the device {self.name} could not be {deed}: {error}",
-                hint="a device that was lost comes back with a new process; see also the driver's log (dmesg)",
+                hint="a device that was lost comes back with a new process; see also the driver's log (dmesg)"
+                + ("; or memory is short: try a shorter context or kv_cache='int8'" if reset else ""),
             ) from None
 
     def program(self, *files: str, options: Sequence[str] = (), spelling: Spelling | None = None) -> Any:
@@ -234,27 +259,38 @@ class Device:
 
         ``spelling``: another than the device's.
         """
-        defines = [f"-D{name}" for name in (self.spelling if spelling is None else spelling)]
+        spelling = self.spelling if spelling is None else spelling
+        defines = [f"-D{name}" for name in spelling]
         key = (*files, *options, *defines)
         if key not in self._programs:
             source = "\n".join((KERNELS / f"{name}.cl").read_text("utf-8") for name in ("device", *files))
+            flags = [self._language(spelling), *NUMERICS, *defines, *options]
             with self.errors("programmed"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # remarks of the compiler
                 made = self.cl.Program(self.context, source)
-                self._programs[key] = made.build(
-                    [self._language(), *NUMERICS, *defines, *options], cache_dir=str(cache_folder() / "opencl")
-                )
+                self._programs[key] = made.build(flags, cache_dir=str(cache_folder() / "opencl"))
         return self._programs[key]
 
-    def _language(self) -> str:
-        """Kernels are written in OpenCL C 1.2; extensions are those of the newest that the device has."""
-        version = re.search(r"\d+", str(self.raw.opencl_c_version))
-        return CL3 if version is not None and int(version[0]) >= 3 else "-cl-std=CL1.2"
+    def _language(self, spelling: Spelling) -> str:
+        """Kernels are written in OpenCL C 1.2; what counts arrivals, and functions for integer dot products, in 3.0."""
+        return CL3 if self._has_c3() and {DOT, ARRIVALS} & {*spelling} else "-cl-std=CL1.2"
+
+    def _has_c3(self) -> bool:
+        """Whether it compiles OpenCL C 3.0.
+
+        Its ``opencl_c_version`` does not say: that is the newest one of which all older ones are part, and of Intel's
+        driver for GPUs, which has 3.0, it is 1.2.
+        """
+        try:
+            return any(one.version >> MAJOR >= 3 for one in self.raw.opencl_c_all_versions)
+        except self.cl.Error:  # before OpenCL 3.0 drivers do not know the question
+            return False
 
     def kernel(self, program: Any, name: str, *arguments: Any) -> Any:
-        """A kernel of its own, with arguments: buffers, None for no buffer, numpy scalars."""
-        made = self.cl.Kernel(program, name)
-        made.set_args(*arguments)
+        """A kernel of its own, with arguments: buffers, which it does not hold, None for no buffer, numpy scalars."""
+        with self.errors("programmed"):
+            made = self.cl.Kernel(program, name)
+            made.set_args(*arguments)
         return made
 
     @property
@@ -268,12 +304,12 @@ class Device:
 
     def enqueue(self, kernel: Any, lane_groups: int, rows: int = 1, width: int | None = None) -> None:
         """Run a kernel of lane groups, so many of them in each of ``rows``; ``width``: another than the device's."""
-        size = (self.lane_groups(lane_groups), rows)
-        self.cl.enqueue_nd_range_kernel(self.queue, kernel, size, (width or self.width, 1))
+        self.enqueue_plain(kernel, (self.lane_groups(lane_groups), rows), (width or self.width, 1))
 
     def enqueue_plain(self, kernel: Any, size: tuple[int, ...], local: tuple[int, ...] | None = None) -> None:
         """Run a kernel of single work-items, or of work-groups of its own size."""
-        self.cl.enqueue_nd_range_kernel(self.queue, kernel, size, local)
+        with self.errors("run"):
+            self.cl.enqueue_nd_range_kernel(self.queue, kernel, size, local)
 
     def empty(self, nbytes: int) -> Any:
         """A buffer that kernels read and write; not zeroed. At least of 4 bytes, since there are none of 0."""
@@ -290,7 +326,8 @@ class Device:
 
     def write(self, buffer: Any, array: npt.NDArray[Any]) -> None:
         """Copy an array into a buffer; it may be changed when this returns."""
-        self.cl.enqueue_copy(self.queue, buffer, array, is_blocking=True)
+        with self.errors("written to"):
+            self.cl.enqueue_copy(self.queue, buffer, array, is_blocking=True)
 
     def copy(self, source: Any, target: Any, nbytes: int, source_at: int = 0, target_at: int = 0) -> None:
         """Copy bytes of a buffer to another, or elsewhere in it, in the order of the queue."""
@@ -319,5 +356,5 @@ class Device:
 
 @cache
 def device_of(name: str | None, spelling: Spelling | None = None) -> Device:
-    """The device of that name, opened once a process: its programs are shared by models."""
+    """The device of that name, opened once: its queue and its programs are shared by models."""
     return Device(name, spelling)

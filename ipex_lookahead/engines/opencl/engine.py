@@ -112,6 +112,7 @@ class OpenClEngine:
             checked = plan(batch, self._decoder.pages, self.vocab_size, self.max_context)
             for sequence in checked.sequences:
                 claims.enter_context(sequence.cache.claim("the step"))
+                sequence.cache.set_step([])  # should it fail half-way, nothing of the step before can be kept either
             ids, logits = self._decoder.run(checked, max(int(top), 1), bool(batch.logits))
             if (ids < -1).any() or (ids[:, :1] < 0).any():
                 raise EngineError("the model's logits are not finite", hint="the checkpoint's weights are damaged")

@@ -21,18 +21,19 @@ TRIED = ("sym_int4", "asym_int4", "q6_k", "q2_k")
 
 def use_matrix_units(device: Device) -> None:
     """Decide once for a device; ``device.paths`` says how."""
-    if PATH in device.paths:
-        return
+    with device.lock:  # another thread, which loads another model, must not find it half decided
+        if PATH not in device.paths:
+            device.units, device.paths[PATH] = _decided(device)
+
+
+def _decided(device: Device) -> tuple[Units, str]:
     if EXTENSION not in device.extensions:
-        device.paths[PATH] = NOT_OFFERED
-        return
+        return Units(), NOT_OFFERED
     width = min(subgroup_sizes(device.cl, device.raw), default=0)
     if width not in WIDTHS:
-        device.paths[PATH] = f"offered for subgroups of {width}, and kernels have 8 and 16"
-        return
+        return Units(), f"offered for subgroups of {width}, and kernels have 8 and 16"
     wrong = difference(device, Units(width))
-    device.paths[PATH] = f"its self-test failed: {wrong}" if wrong else USED
-    device.units = Units() if wrong else Units(width)
+    return (Units(), f"its self-test failed: {wrong}") if wrong else (Units(width), USED)
 
 
 def difference(device: Device, units: Units) -> str:

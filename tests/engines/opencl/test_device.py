@@ -77,6 +77,50 @@ def test_a_gpu_is_chosen_before_what_else_there_is(monkeypatch: pytest.MonkeyPat
         module._chosen("xpu")
 
 
+class Old:
+    """A device of OpenCL 2.1: it refuses what came later."""
+
+    extensions = "cl_khr_integer_dot_product"
+
+    @property
+    def opencl_c_all_versions(self) -> Any:
+        raise FakeError
+
+    opencl_c_features = opencl_c_all_versions
+
+
+def versions(*majors: int) -> list[Any]:
+    return [SimpleNamespace(name="OpenCL C", version=major << 22) for major in majors]
+
+
+ORDERED = ("__opencl_c_int64", "__opencl_c_atomic_order_acq_rel", "__opencl_c_atomic_scope_device")
+ALL = "cl_intel_subgroups cl_intel_required_subgroup_size cl_khr_integer_dot_product"
+NEW = {"opencl_c_version": "OpenCL C 1.2", "opencl_c_features": [SimpleNamespace(name=name) for name in ORDERED]}
+
+
+@pytest.mark.parametrize(
+    ("raw", "best", "language"),
+    [
+        # Intel's driver for GPUs has OpenCL C 3.0, and says 1.2 of itself, which is part of all it has.
+        (SimpleNamespace(extensions=ALL, opencl_c_all_versions=versions(1, 1, 3), **NEW), tuple(module.SPELT), "3.0"),
+        (SimpleNamespace(extensions=ALL, opencl_c_all_versions=versions(1, 1), **NEW), (SUBGROUPS, DOT), "1.2"),
+        (SimpleNamespace(extensions="", opencl_c_all_versions=versions(1, 3), **NEW), (), "1.2"),
+        (Old(), (DOT,), "1.2"),
+    ],
+    ids=["GPU", "without 3.0", "without subgroups", "old"],
+)
+def test_what_a_device_says_it_has(raw: Any, best: tuple[str, ...], language: str) -> None:
+    device = Device.__new__(Device)
+    raw.type = 4
+    device.cl, device.raw, device.extensions = fake_opencl(list), raw, frozenset(raw.extensions.split())
+    device.paths = dict.fromkeys(module.SPELT.values(), module.NOT_OFFERED)
+    spellings = device._spellings()
+    assert spellings[0] == best
+    assert spellings[-1] == ()
+    assert device._language(best) == f"-cl-std=CL{language}"
+    assert device._language(()) == device._language((SUBGROUPS,)) == "-cl-std=CL1.2"
+
+
 pyopencl = pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-opencl runs these tests)")
 
 
