@@ -8,6 +8,9 @@
 
 #include "kernels/formats.h"
 
+// Every instruction set compiles what stands here in its own way, so none of it may become a function of its own.
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
 namespace ipex_lookahead {
 
 constexpr int kLanes = 16;      // outputs in a weight tile; lanes of every canonical reduction
@@ -32,17 +35,33 @@ struct Matrix {
   int64_t tiles() const { return (n_out + kLanes - 1) / kLanes; }
 };
 
-// Activation rows. `values` for float weights; the rest, made by quantize_row, for integer weights.
+constexpr int64_t kBand = 16;   // activation rows whose codes lie together, block after block
+
+// Activation rows, `count` from `first` on of the `total` that lie in this memory. `values` for float weights; the rest,
+// made by quantize_row, for integer weights, in bands of 16 rows (the last of those that are left), each [blocks][rows of
+// the band]: what a block of weights is multiplied by is one stretch of memory.
 struct Rows {
-  float* values = nullptr;        // [count][stride], zero from n_in to stride
-  int8_t* codes = nullptr;        // [count][stride]
-  float* scales = nullptr;        // [count][blocks]: value = scale * code
-  int32_t* bias4 = nullptr;       // [count][blocks]: -8 * sum of the block's codes
-  int32_t* bias8 = nullptr;       // [count][blocks]: -128 * sum of the block's codes
-  int32_t* halves = nullptr;      // [count][blocks]: sums of the first and of the last 16 codes, 16 bits each, first low
-  float* sums = nullptr;          // [count][blocks]: scale * sum of the block's codes
+  float* values = nullptr;        // [total][stride], zero from n_in to stride
+  int8_t* codes = nullptr;        // [bands][blocks][rows][32]
+  float* scales = nullptr;        // [bands][blocks][rows]: value = scale * code
+  int32_t* bias4 = nullptr;       // the same: -8 * sum of the block's codes
+  int32_t* bias8 = nullptr;       // -128 * sum of the block's codes
+  int32_t* halves = nullptr;      // sums of the first and of the last 16 codes, 16 bits each, first low
+  float* sums = nullptr;          // scale * sum of the block's codes
   int64_t stride = 0, blocks = 0;
-  int64_t count = 0;
+  int64_t first = 0, count = 0, total = 0;
+
+  ALWAYS_INLINE float* values_of(int64_t r) const { return values + (first + r) * stride; }
+  // Rows of r's band, and how many of these follow r, itself among them.
+  ALWAYS_INLINE int64_t band_rows(int64_t r) const {
+    const int64_t left = total - (first + r) / kBand * kBand;
+    return left < kBand ? left : kBand;
+  }
+  ALWAYS_INLINE int64_t together(int64_t r) const { return band_rows(r) - (first + r) % kBand; }
+  // Where block b of row r stands among scales and sums; its codes stand at 32 times that.
+  ALWAYS_INLINE int64_t at(int64_t r, int64_t b) const {
+    return (first + r) / kBand * kBand * blocks + b * band_rows(r) + (first + r) % kBand;
+  }
 };
 
 // What becomes of a gated layer's gate and up: f(gate) * up.

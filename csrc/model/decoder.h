@@ -226,11 +226,11 @@ void Decoder::add_to_hidden(Walk& walk, const Block& block, Vector after, const 
   const float multiplier = block.shape.residual_multiplier, *weight = block.at(after);
   const int64_t tiles = hidden_stride_ / kLanes;
   if (weight == nullptr && multiplier == 1) {
-    walk.split(tiles, 1, [&](int64_t begin, int64_t end) { linear(begin, end, hidden_.data(), true); }, most);
+    walk.split_tiles(tiles, [&](int64_t begin, int64_t end) { linear(begin, end, hidden_.data(), true); }, most);
     return;
   }
   float* const branch = branch_.data();
-  walk.split(tiles, 1, [&](int64_t begin, int64_t end) {
+  walk.split_tiles(tiles, [&](int64_t begin, int64_t end) {
     linear(begin, end, branch, false);
     if (weight != nullptr) return;
     const int64_t first = begin * kLanes, n = std::min<int64_t>(end * kLanes, shape_.hidden) - first;

@@ -84,7 +84,7 @@ void Decoder::experts(Walk& walk, const Block& block) {
   walk.enter(Phase::router);
   auto x = walk.inputs(rows_, shape_.hidden, integer, nullptr,
                        [&](int64_t row, float* out) { norm(hidden(row), block.at(Vector::mlp_norm), out); });
-  walk.split(block.router.tiles(), 1, [&](int64_t begin, int64_t end) {
+  walk.split_tiles(block.router.tiles(), [&](int64_t begin, int64_t end) {
     kernels_->linear(block.router, x.get(), begin, end, router_logits_.data(), stride, false);
   });
 
@@ -108,6 +108,11 @@ void Decoder::experts(Walk& walk, const Block& block) {
   };
 
   const Rows gated = gated_rows_.view(assigned, l.intermediate);
+  // Places [a, a + n) of expert e: an expert's rows are banded together, whatever the others have.
+  const auto gated_of = [&](int32_t e, int64_t a, int64_t n) {
+    const int64_t first = plan.begins[size_t(e)];
+    return rows_of(rows_apart(gated, first, plan.begins[size_t(e + 1)] - first), a - first, n);
+  };
   int64_t gathered = -1;  // the first of the places whose rows are in own.gathered
   // Groups [begin, end) of one expert's outputs, for all of its rows.
   const auto gate_up = [&](int32_t e, int64_t begin, int64_t end) {
@@ -125,7 +130,7 @@ void Decoder::experts(Walk& walk, const Block& block) {
         if (gathered != a) gather(x.get(), rows, n, codes, floats, those);
         gathered = a;
       }
-      kernels_->gate_up(mlp.gate, mlp.up, l.activation, those, begin, end, rows_of(gated, a, n), !is_float(mlp.down.format));
+      kernels_->gate_up(mlp.gate, mlp.up, l.activation, those, begin, end, gated_of(e, a, n), !is_float(mlp.down.format));
     }
   };
   walk.enter(Phase::gate_up);
@@ -151,7 +156,7 @@ void Decoder::experts(Walk& walk, const Block& block) {
     for (int64_t i = 0; i < plan.experts_touched; ++i) {
       const int32_t e = plan.touched[size_t(i)];
       const int64_t a = plan.begins[size_t(e)];
-      kernels_->linear(block.mlps[size_t(e)].down, rows_of(gated, a, plan.begins[size_t(e + 1)] - a), begin, end,
+      kernels_->linear(block.mlps[size_t(e)].down, gated_of(e, a, plan.begins[size_t(e + 1)] - a), begin, end,
                        made + a * width - first, width, false);
     }
     for (int64_t row = 0; row < rows_; ++row) {
@@ -167,8 +172,8 @@ void Decoder::experts(Walk& walk, const Block& block) {
   }, expert_tiles(assigned));
 }
 
-// Tiles of outputs that a thread adds up the experts of at a time.
-int64_t Decoder::expert_tiles(int64_t assigned) const { return std::max<int64_t>(1, kHeld / (assigned * kLanes)); }
+// Tiles of outputs that a thread adds up the experts of at a time: pairs of them.
+int64_t Decoder::expert_tiles(int64_t assigned) const { return 2 * std::max<int64_t>(1, kHeld / (2 * assigned * kLanes)); }
 
 void Decoder::reserve_experts(int64_t rows) {
   int64_t used = 0, of = 0;

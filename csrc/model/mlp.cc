@@ -29,7 +29,7 @@ void Decoder::mlp(Walk& walk, const Block& block) {
     return;
   }
   auto ordered = walk.inputs(rows_, block.shape.intermediate, integer_down, order, [&](int64_t row, float* out) {
-    std::copy_n(gated.values + row * gated.stride, block.shape.intermediate, out);
+    std::copy_n(gated.values_of(row), block.shape.intermediate, out);
   });
   add_to_hidden(walk, block, Vector::mlp_after, [&](int64_t begin, int64_t end, float* out, bool add) {
     down(ordered.get(), begin, end, out, add);

@@ -87,6 +87,13 @@ class Walk {
     });
   }
 
+  // The same for tiles of outputs, two by two as kernels take them.
+  template <typename Work>
+  void split_tiles(int64_t tiles, const Work& work, int64_t most = INT64_MAX) {
+    split((tiles + 1) / 2, 1, [&](int64_t begin, int64_t end) { work(2 * begin, std::min(2 * end, tiles)); },
+          std::max<int64_t>(1, most / 2));
+  }
+
   // Rows of `width` that linear layers read, each made by make(row, out), and quantised for `integer` weights. With an
   // `order` [width] the layers' input i is the row's value order[i]. Many are
   // made in a phase of their own. Few are made by every thread that gets something to do with them, when it first asks:
@@ -113,7 +120,7 @@ class Walk {
 
    private:
     void make_row(int64_t r) const {
-      float* out = rows_.values + r * rows_.stride;
+      float* out = rows_.values_of(r);
       const int64_t whole = width_ / kLanes * kLanes;
       std::memset(out + whole, 0, size_t(rows_.stride - whole) * sizeof(float));
       if (order_ == nullptr) {

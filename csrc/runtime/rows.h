@@ -38,7 +38,7 @@ class RowsMemory {
     r.sums = sums_.data();
     r.blocks = (width + kGroup - 1) / kGroup;
     r.stride = r.blocks * kGroup;
-    r.count = rows;
+    r.count = r.total = rows;
     return r;
   }
 
@@ -50,6 +50,13 @@ class RowsMemory {
 
 // `count` of the rows, from `first` on.
 inline Rows rows_of(Rows r, int64_t first, int64_t count) {
+  r.first += first;
+  r.count = count;
+  return r;
+}
+
+// `count` rows in bands of their own, in the memory that the rows from `first` on have: for who writes and reads them so.
+inline Rows rows_apart(Rows r, int64_t first, int64_t count) {
   r.values += first * r.stride;
   r.codes += first * r.stride;
   r.scales += first * r.blocks;
@@ -57,24 +64,23 @@ inline Rows rows_of(Rows r, int64_t first, int64_t count) {
   r.bias8 += first * r.blocks;
   r.halves += first * r.blocks;
   r.sums += first * r.blocks;
-  r.count = count;
+  r.count = r.total = count;
   return r;
 }
 
 // Copies n rows, what integer weights read and what float weights read.
 inline void gather(const Rows& from, const int32_t* rows, int64_t n, bool integer, bool floats, const Rows& to) {
   for (int64_t i = 0; i < n; ++i) {
-    const auto copy = [&](const auto* source, auto* target, int64_t width) {
-      std::copy_n(source + rows[i] * width, width, target + i * width);
-    };
-    if (floats) copy(from.values, to.values, from.stride);
-    if (!integer) continue;
-    copy(from.codes, to.codes, from.stride);
-    copy(from.scales, to.scales, from.blocks);
-    copy(from.bias4, to.bias4, from.blocks);
-    copy(from.bias8, to.bias8, from.blocks);
-    copy(from.halves, to.halves, from.blocks);
-    copy(from.sums, to.sums, from.blocks);
+    if (floats) std::copy_n(from.values_of(rows[i]), from.stride, to.values_of(i));
+    for (int64_t b = 0; integer && b < from.blocks; ++b) {
+      const int64_t source = from.at(rows[i], b), target = to.at(i, b);
+      std::copy_n(from.codes + source * kGroup, kGroup, to.codes + target * kGroup);
+      to.scales[target] = from.scales[source];
+      to.bias4[target] = from.bias4[source];
+      to.bias8[target] = from.bias8[source];
+      to.halves[target] = from.halves[source];
+      to.sums[target] = from.sums[source];
+    }
   }
 }
 

@@ -42,7 +42,7 @@ void LinearPool::run(const Matrix& matrix, const float* x, int64_t rows, float* 
   Rows r;
   r.blocks = matrix.blocks;
   r.stride = r.blocks * kGroup;
-  r.count = rows;
+  r.count = r.total = rows;
   const bool integer = !is_float(matrix.format);
   if (integer) {
     codes_.resize(size_t(rows * r.stride));
@@ -66,10 +66,12 @@ void LinearPool::run(const Matrix& matrix, const float* x, int64_t rows, float* 
     }
     if (integer) kernels_->quantize_row(r, i);
   };
-  const int64_t items = std::min<int64_t>(matrix.tiles(), 4 * threads_);
+  const int64_t pairs = (matrix.tiles() + 1) / 2;  // kernels take two tiles at a time
+  const int64_t items = std::min<int64_t>(pairs, 4 * threads_);
   const auto multiply = [&](int64_t item) {
-    const auto part = part_of(matrix.tiles(), items, item);
-    kernels_->linear(matrix, r, part.first, part.second, out, matrix.n_out, false);
+    const auto part = part_of(pairs, items, item);
+    const int64_t end = std::min(2 * part.second, matrix.tiles());
+    kernels_->linear(matrix, r, 2 * part.first, end, out, matrix.n_out, false);
   };
   phases_.begin(2);
   crew.run([&](int thread) {

@@ -63,7 +63,7 @@ struct Panel {
       const int64_t tiles_on = ((first + b) * Codes::kBytes + kPrefetchBytes) / (w.blocks * Codes::kBytes);
       const int64_t ahead = kPrefetchBytes + tiles_on * (kTiles - 1) * w.blocks * Codes::kBytes;
       prefetch_ahead(from + b * Codes::kBytes, ahead, Codes::kBytes);
-      scales.prefetch(first + b);
+      scales.prefetch(first + b, ahead / Codes::kBytes);
       u8x64 rows[8];
       unpack(from + b * Codes::kBytes, rows, Codes{});
       scaled[b] = scales.at(first + b);
@@ -128,12 +128,14 @@ struct BandPanel {
   void take_blocks(const Rows& x, int64_t row, int64_t rows, int64_t first, int64_t some) {
     const int64_t count = Whole != 0 ? Whole : some;
     for (int64_t m = 0; m < rows; ++m) {
-      const int8_t* from = x.codes + (row + m) * x.stride + first * kGroup;
-      for (int64_t b = 0; b < count; ++b) __builtin_memcpy(codes[b][m], from + b * kGroup, kGroup);
-      const int64_t at = (row + m) * x.blocks + first;
-      __builtin_memcpy(scales[m], x.scales + at, size_t(count) * sizeof(float));
-      __builtin_memcpy(sums[m], x.sums + at, size_t(count) * sizeof(float));
-      __builtin_memcpy(halves[m], x.halves + at, size_t(count) * sizeof(int32_t));
+      const int64_t at = x.at(row + m, first), step = x.band_rows(row + m);
+      for (int64_t b = 0; b < count; ++b) {
+        const int64_t i = at + b * step;
+        __builtin_memcpy(codes[b][m], x.codes + i * kGroup, kGroup);
+        scales[m][b] = x.scales[i];
+        sums[m][b] = x.sums[i];
+        halves[m][b] = x.halves[i];
+      }
     }
   }
 };

@@ -1,5 +1,6 @@
 // The kernels compiled for avx2. Everything but the one function below stays inside this file.
 #include <type_traits>
+#include <utility>
 
 #include "kernels/kernels.h"
 #include "simd.h"

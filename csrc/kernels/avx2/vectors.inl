@@ -86,6 +86,16 @@ SIMD_INLINE int32_t reduce_add(i32x16 a) {
   q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0xb1));
   return _mm_cvtsi128_si32(q);
 }
+// The sums of the first 16 and of the last 16 of 32 signed bytes: of bytes 128 more, less that.
+SIMD_INLINE void half_sums(const int8_t* codes, int32_t& first, int32_t& second) {
+  const __m128i flip = _mm_set1_epi8(-128), none = _mm_setzero_si128();
+  const __m128i* p = reinterpret_cast<const __m128i*>(codes);
+  const __m128i a = _mm_sad_epu8(_mm_xor_si128(_mm_loadu_si128(p), flip), none);
+  const __m128i b = _mm_sad_epu8(_mm_xor_si128(_mm_loadu_si128(p + 1), flip), none);
+  const __m128i sums = _mm_add_epi32(_mm_unpacklo_epi64(a, b), _mm_unpackhi_epi64(a, b));
+  first = _mm_cvtsi128_si32(sums) - 16 * 128;
+  second = _mm_extract_epi32(sums, 2) - 16 * 128;
+}
 
 // A row of a tile: 64 bytes, outputs 0 ... 7 in the first half.
 struct u8x64 {

@@ -17,6 +17,7 @@ using f32x16 = __m512;
 using i32x16 = __m512i;
 
 constexpr int kMaxRows = 16;      // rows of an integer tile held in registers
+constexpr int kTilesAtOnce = 2;  // of whole numbers, by all these rows
 constexpr int kMaxFloatRows = 4;  // rows of a float tile (four accumulators each)
 constexpr int kQueryTile = 4;     // queries x 4 chunks of values in registers
 constexpr int kSubBlocks = 4;     // queries x 4 sub-blocks of keys in registers
@@ -66,7 +67,16 @@ SIMD_INLINE bool any_greater(f32x16 a, float b) { return _mm512_cmp_ps_mask(a, _
 SIMD_INLINE bool any_nan(f32x16 a, f32x16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0; }
 SIMD_INLINE float reduce_max(f32x16 a) { return _mm512_reduce_max_ps(a); }
 SIMD_INLINE i32x16 add(i32x16 a, i32x16 b) { return _mm512_add_epi32(a, b); }
-SIMD_INLINE int32_t reduce_add(i32x16 a) { return _mm512_reduce_add_epi32(a); }
+// The sums of the first 16 and of the last 16 of 32 signed bytes: of bytes 128 more, less that.
+SIMD_INLINE void half_sums(const int8_t* codes, int32_t& first, int32_t& second) {
+  const __m128i flip = _mm_set1_epi8(-128), none = _mm_setzero_si128();
+  const __m128i* p = reinterpret_cast<const __m128i*>(codes);
+  const __m128i a = _mm_sad_epu8(_mm_xor_si128(_mm_loadu_si128(p), flip), none);
+  const __m128i b = _mm_sad_epu8(_mm_xor_si128(_mm_loadu_si128(p + 1), flip), none);
+  const __m128i sums = _mm_add_epi32(_mm_unpacklo_epi64(a, b), _mm_unpackhi_epi64(a, b));
+  first = _mm_cvtsi128_si32(sums) - 16 * 128;
+  second = _mm_extract_epi32(sums, 2) - 16 * 128;
+}
 
 SIMD_INLINE i32x16 load_i32(const int32_t* p) { return _mm512_loadu_si512(p); }
 SIMD_INLINE i32x16 widen_u8(const uint8_t* p) {
@@ -146,26 +156,20 @@ SIMD_INLINE __m512i broadcast4(const int8_t* a) {
   std::memcpy(&x, a, 4);
   return _mm512_set1_epi32(x);
 }
-// start + sum of codes * a, over 32 inputs.
+// start + sum of codes * a, over 32 inputs. One chain: two tiles by some rows are enough of them.
 template <int Most>
 SIMD_INLINE i32x16 dot(const CodeTile<Most>& t, const int8_t* a, int32_t start) {
-  __m512i even = _mm512_set1_epi32(start), odd = _mm512_setzero_si512();
-  for (int c = 0; c < 8; c += 2) {
-    even = _mm512_dpbusd_epi32(even, t.w[c], broadcast4(a + 4 * c));
-    odd = _mm512_dpbusd_epi32(odd, t.w[c + 1], broadcast4(a + 4 * c + 4));
-  }
-  return _mm512_add_epi32(even, odd);
+  __m512i sum = _mm512_set1_epi32(start);
+  for (int c = 0; c < 8; ++c) sum = _mm512_dpbusd_epi32(sum, t.w[c], broadcast4(a + 4 * c));
+  return sum;
 }
 
 // Sum of codes * a over the 16 inputs of one half, from start on.
 template <int Half, int Most>
 SIMD_INLINE i32x16 dot_half(const CodeTile<Most>& t, const int8_t* a, i32x16 start) {
-  __m512i even = start, odd = _mm512_setzero_si512();
-  for (int c = 0; c < 4; c += 2) {
-    even = _mm512_dpbusd_epi32(even, t.w[4 * Half + c], broadcast4(a + 4 * c));
-    odd = _mm512_dpbusd_epi32(odd, t.w[4 * Half + c + 1], broadcast4(a + 4 * c + 4));
-  }
-  return _mm512_add_epi32(even, odd);
+  __m512i sum = start;
+  for (int c = 0; c < 4; ++c) sum = _mm512_dpbusd_epi32(sum, t.w[4 * Half + c], broadcast4(a + 4 * c));
+  return sum;
 }
 
 // Independent integer dot products for measuring the peak: 64 multiply-adds a call.

@@ -13,6 +13,7 @@ namespace ipex_lookahead {
 namespace avx_vnni {
 
 constexpr int kMaxRows = 4;
+constexpr int kTilesAtOnce = 1;
 constexpr int kMaxFloatRows = 1;
 constexpr int kQueryTile = 1;
 constexpr int kSubBlocks = 4;

@@ -42,24 +42,26 @@ SIMD_INLINE f32x16 activated(const Activation& a, f32x16 gate, f32x16 up) {
 
 // Codes, scale and sums of one group of 32 values. The scale of a group that holds NaN or an infinity is NaN.
 SIMD_INLINE void quantize_group(const Rows& x, int64_t r, int64_t b, f32x16 low, f32x16 high) {
-  int8_t* codes = x.codes + r * x.stride + b * kGroup;
+  const int64_t at = x.at(r, b);
+  int8_t* codes = x.codes + at * kGroup;
   const float largest = reduce_max(max(abs(low), abs(high)));
   if (any_nan(low, high) || largest > __FLT_MAX__) {
     __builtin_memset(codes, 0, kGroup);
-    x.scales[r * x.blocks + b] = x.sums[r * x.blocks + b] = __builtin_nanf("");
-    x.bias4[r * x.blocks + b] = x.bias8[r * x.blocks + b] = x.halves[r * x.blocks + b] = 0;
+    x.scales[at] = x.sums[at] = __builtin_nanf("");
+    x.bias4[at] = x.bias8[at] = x.halves[at] = 0;
     return;
   }
   const bool tiny = !(largest > 1e-30f);  // also keeps 127 / largest finite
   const float scale = tiny ? 0.0f : largest / 127.0f;
   const f32x16 inverse = set1(tiny ? 0.0f : 127.0f / largest);
-  const i32x16 a = round(mul(low, inverse)), c = round(mul(high, inverse));
-  store_i8(codes, a);
-  store_i8(codes + kLanes, c);
-  const int32_t first = reduce_add(a), second = reduce_add(c), sum = first + second;
-  x.scales[r * x.blocks + b] = scale;
-  x.bias4[r * x.blocks + b] = -8 * sum;
-  x.bias8[r * x.blocks + b] = -128 * sum;
-  x.halves[r * x.blocks + b] = int32_t((uint32_t(first) & 0xffff) | uint32_t(second) << 16);
-  x.sums[r * x.blocks + b] = scale * float(sum);
+  store_i8(codes, round(mul(low, inverse)));
+  store_i8(codes + kLanes, round(mul(high, inverse)));
+  int32_t first, second;
+  half_sums(codes, first, second);
+  const int32_t sum = first + second;
+  x.scales[at] = scale;
+  x.bias4[at] = -8 * sum;
+  x.bias8[at] = -128 * sum;
+  x.halves[at] = int32_t((uint32_t(first) & 0xffff) | uint32_t(second) << 16);
+  x.sums[at] = scale * float(sum);
 }

@@ -6,7 +6,9 @@
 constexpr int64_t kPrefetchBytes = 8192;
 
 SIMD_INLINE void prefetch_ahead(const uint8_t* p, int64_t ahead, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + ahead + i, 0, 2);
+  const uint8_t* at = p + ahead;
+  __asm__("" : "+r"(at));  // one address and displacements, not a register for each line
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, 0, 2);
 }
 
 SIMD_INLINE void unpack(const uint8_t* p, u8x64 (&w)[8], Bytes) {

@@ -21,7 +21,7 @@ static void rms_norm(const float* x, const float* weight, int64_t n, float eps, 
 }
 
 static void quantize_row(const Rows& x, int64_t r) {
-  const float* values = x.values + r * x.stride;
+  const float* values = x.values_of(r);
   for (int64_t b = 0; b < x.blocks; ++b)
     quantize_group(x, r, b, load(values + b * kGroup), load(values + b * kGroup + kLanes));
 }

@@ -8,38 +8,80 @@
 #include "scales.inl"
 #include "outputs.inl"
 
-// acc[m] = the 16 outputs of one tile for row `row + m`, m = 0 .. M-1.
-template <class Format, int M>
-static void integer_tile(const Matrix& w, int64_t tile, const Rows& x, int64_t row, float* out) {
-  using Codes = typename Format::Codes;
-  const int64_t blocks = w.blocks;
-  const uint8_t* codes = w.codes + tile * blocks * Codes::kBytes;
-  const Scaling<Format> scales(w, tile);
-  const int8_t* a = x.codes + row * x.stride;
-  const float* a_scale = x.scales + row * x.blocks;
-  const float* a_sum = x.sums + row * x.blocks;
-  const int32_t* bias4 = x.bias4 + row * x.blocks;
-  const int32_t* bias8 = x.bias8 + row * x.blocks;
-  const int32_t* halves = x.halves + row * x.blocks;
+// One tile's streams.
+template <class Format>
+struct TileStreams {
+  const uint8_t* codes;
+  Scaling<Format> scales;
+  SIMD_METHOD TileStreams(const Matrix& w, int64_t tile)
+      : codes(w.codes + tile * w.blocks * Format::Codes::kBytes), scales(w, tile) {}
+  SIMD_METHOD void fetch(int64_t b, int64_t blocks_ahead) const {
+    prefetch_ahead(codes + b * Format::Codes::kBytes, blocks_ahead * Format::Codes::kBytes, Format::Codes::kBytes);
+    scales.prefetch(b, blocks_ahead);
+  }
+};
 
-  f32x16 acc[M];
-  for (int m = 0; m < M; ++m) acc[m] = zero();
-  for (int64_t b = 0; b < blocks; ++b) {
-    prefetch_ahead(codes + b * Codes::kBytes, kPrefetchBytes, Codes::kBytes);
-    scales.prefetch(b);
-    u8x64 unpacked[8];
-    unpack(codes + b * Codes::kBytes, unpacked, Codes{});
-    const auto scaled = scales.at(b);
-    scaled.weigh(unpacked);
-    const typename std::remove_const_t<decltype(scaled)>::Tile t(unpacked);
+// How many blocks ahead the tiles that are worked on together are fetched: what comes next is theirs, and behind their ends not
+// the next tile's, which is being read as well, but that of the next so many.
+class BlocksAhead {
+ public:
+  SIMD_METHOD BlocksAhead(int32_t distance, int32_t blocks)
+      : blocks_(blocks), left_(blocks - distance % blocks), ahead_(distance + distance / blocks * (kTilesAtOnce - 1) * blocks_) {}
+  SIMD_METHOD int64_t now() const { return ahead_; }
+  SIMD_METHOD void next() {
+    if (kTilesAtOnce == 1 || --left_ > 0) return;
+    left_ = blocks_;
+    ahead_ += (kTilesAtOnce - 1) * blocks_;
+  }
+
+ private:
+  const int64_t blocks_;
+  int64_t left_, ahead_;
+};
+
+// A block of one tile: its codes in registers, and its scales.
+template <class Format>
+struct UnpackedBlock {
+  using Scaled = decltype(std::declval<const Scaling<Format>>().at(0));
+  Scaled scaled;
+  typename Scaled::Tile codes;
+  SIMD_METHOD UnpackedBlock(const TileStreams<Format>& tile, int64_t b)
+      : scaled(tile.scales.at(b)), codes(tile_of(tile.codes + b * Format::Codes::kBytes, scaled)) {}
+
+ private:
+  SIMD_METHOD static typename Scaled::Tile tile_of(const uint8_t* from, const Scaled& scaled) {
+    u8x64 rows[8];
+    unpack(from, rows, typename Format::Codes{});
+    scaled.weigh(rows);
+    return typename Scaled::Tile(rows);
+  }
+};
+
+// out[t][m] = the 16 outputs of kTilesAtOnce tiles, `tile` and `tile + step`, for row `row + m`, m = 0 .. M-1, rows that lie in
+// one band. Two tiles are two streams, which bring more of the memory than one, and share what is loaded of the rows.
+template <class Format, int M>
+static void integer_tiles(const Matrix& w, int64_t tile, int64_t step, const Rows& x, int64_t row, float* out) {
+  const int64_t first = x.at(row, 0), band = x.band_rows(row);
+  const TileStreams<Format> tiles[2] = {{w, tile}, {w, tile + step}};
+  BlocksAhead ahead(kPrefetchBytes / kTilesAtOnce / Format::Codes::kBytes, w.blocks);
+
+  f32x16 acc[kTilesAtOnce][M];
+  for (int t = 0; t < kTilesAtOnce; ++t)
+    for (int m = 0; m < M; ++m) acc[t][m] = zero();
+  int64_t at = first;
+  for (int64_t b = 0; b < w.blocks; ++b, at += band, ahead.next()) {
+    for (int t = 0; t < kTilesAtOnce; ++t) tiles[t].fetch(b, ahead.now());
+    const UnpackedBlock<Format> blocks[2] = {{tiles[0], b}, {tiles[kTilesAtOnce - 1], b}};
 #pragma GCC unroll 16  // else the compiler keeps 16 rows' accumulators in memory
     for (int m = 0; m < M; ++m) {
-      const int64_t at = m * x.blocks + b;
-      const int8_t* codes_of_row = a + m * x.stride + b * kGroup;
-      acc[m] = scaled.add(acc[m], t, {codes_of_row, a_scale[at], a_sum[at], bias4[at], bias8[at], halves[at]});
+      const int64_t i = at + m;
+      const RowBlock r{x.codes + i * kGroup, x.scales[i], x.sums[i], x.bias4[i], x.bias8[i], x.halves[i]};
+#pragma GCC unroll 2
+      for (int t = 0; t < kTilesAtOnce; ++t) acc[t][m] = blocks[t].scaled.add(acc[t][m], blocks[t].codes, r);
     }
   }
-  for (int m = 0; m < M; ++m) store(out + m * kLanes, acc[m]);
+  for (int t = 0; t < kTilesAtOnce; ++t)
+    for (int m = 0; m < M; ++m) store(out + (t * M + m) * kLanes, acc[t][m]);
 }
 
 SIMD_INLINE f32x16 load_weights(const uint8_t* p, Fp32) { return load(reinterpret_cast<const float*>(p)); }
@@ -51,7 +93,7 @@ static void float_tile(const Matrix& w, int64_t tile, const Rows& x, int64_t row
   constexpr int64_t bytes = kLanes * Format::kSize;  // of the weights of one input
   const int64_t n_in = w.n_in;
   const uint8_t* weights = w.codes + tile * n_in * bytes;
-  const float* a = x.values + row * x.stride;
+  const float* a = x.values_of(row);
   f32x16 acc[M][4];
   for (int m = 0; m < M; ++m)
     for (int i = 0; i < 4; ++i) acc[m][i] = zero();
@@ -112,13 +154,13 @@ static void codebook_tile(const Matrix& w, int64_t tile, const Rows& x, int64_t 
   using Codes = typename Format::Codes;
   const uint8_t* codes = w.codes + tile * w.blocks * Codes::kBytes;
   const Scaling<Format> scales(w, tile);
-  const float* a = x.values + row * x.stride;
+  const float* a = x.values_of(row);
   f32x16 acc[M][4];
   for (int m = 0; m < M; ++m)
     for (int i = 0; i < 4; ++i) acc[m][i] = zero();
   for (int64_t b = 0; b < w.blocks; ++b) {
     prefetch_ahead(codes + b * Codes::kBytes, kPrefetchBytes, Codes::kBytes);
-    scales.prefetch(b);
+    scales.prefetch(b, kPrefetchBytes / Codes::kBytes);
     u8x64 rows[8];
     unpack(codes + b * Codes::kBytes, rows, Codes{});
     const f32x16 scale = scales.at(b).scale;
@@ -138,8 +180,8 @@ template <class Format, Arithmetic = Format::kArithmetic>
 struct Linear {  // of whole numbers
   static constexpr int kRows = kMaxRows;
   template <int M>
-  static void tile(const Matrix& w, int64_t t, const Rows& x, int64_t row, float* out) {
-    integer_tile<Format, M>(w, t, x, row, out);
+  static void tiles(const Matrix& w, int64_t tile, int64_t step, const Rows& x, int64_t row, float* out) {
+    integer_tiles<Format, M>(w, tile, step, x, row, out);
   }
   static void row(const Matrix& w, int64_t tile, int lane, float* out) {
     using Codes = typename Format::Codes;
@@ -172,8 +214,8 @@ template <class Format>
 struct Linear<Format, Arithmetic::codebook> {
   static constexpr int kRows = kMaxFloatRows;
   template <int M>
-  static void tile(const Matrix& w, int64_t t, const Rows& x, int64_t row, float* out) {
-    codebook_tile<Format, M>(w, t, x, row, out);
+  static void tiles(const Matrix& w, int64_t tile, int64_t step, const Rows& x, int64_t row, float* out) {
+    for (int t = 0; t < kTilesAtOnce; ++t) codebook_tile<Format, M>(w, tile + t * step, x, row, out + t * M * kLanes);
   }
   static void row(const Matrix& w, int64_t tile, int lane, float* out) {
     const Scaling<Format> scales(w, tile);
@@ -195,8 +237,8 @@ template <class Format>
 struct Linear<Format, Arithmetic::floats> {
   static constexpr int kRows = kMaxFloatRows;
   template <int M>
-  static void tile(const Matrix& w, int64_t t, const Rows& x, int64_t row, float* out) {
-    float_tile<Format, M>(w, t, x, row, out);
+  static void tiles(const Matrix& w, int64_t tile, int64_t step, const Rows& x, int64_t row, float* out) {
+    for (int t = 0; t < kTilesAtOnce; ++t) float_tile<Format, M>(w, tile + t * step, x, row, out + t * M * kLanes);
   }
   static void row(const Matrix& w, int64_t tile, int lane, float* out) {
     const uint8_t* weights = w.codes + tile * w.n_in * kLanes * Format::kSize;
@@ -208,18 +250,18 @@ struct Linear<Format, Arithmetic::floats> {
   }
 };
 
-// What there is for one format: a tile by 1 .. rows rows, and one row of the matrix as floats.
+// What there is for one format: kTilesAtOnce tiles by 1 .. rows rows, and one row of the matrix as floats.
 struct LinearFunctions {
   int rows;
-  void (*tile[kMaxRows > kMaxFloatRows ? kMaxRows : kMaxFloatRows])(const Matrix&, int64_t tile, const Rows&, int64_t row,
-                                                                    float* out);
+  void (*tiles[kMaxRows > kMaxFloatRows ? kMaxRows : kMaxFloatRows])(const Matrix&, int64_t tile, int64_t step, const Rows&,
+                                                                     int64_t row, float* out);
   void (*row)(const Matrix&, int64_t tile, int lane, float* out);
 };
 template <class Format, int M>
 struct FillTiles {
   static void fill(LinearFunctions& f) {
     FillTiles<Format, M - 1>::fill(f);
-    f.tile[M - 1] = Linear<Format>::template tile<M>;
+    f.tiles[M - 1] = Linear<Format>::template tiles<M>;
   }
 };
 template <class Format>
@@ -242,54 +284,59 @@ static const LinearFunctions& functions(WeightFormat format) {
   return all.of[int(format)];
 }
 
-// One tile for up to the register block's rows, with the bias added.
-SIMD_INLINE void biased_tile(const Matrix& w, const LinearFunctions& f, int64_t tile, const Rows& x, int64_t row, int rows,
-                             float* out) {
-  f.tile[rows - 1](w, tile, x, row, out);
-  if (w.bias != nullptr) {
-    const f32x16 bias = load(w.bias + tile * kLanes);
-    for (int m = 0; m < rows; ++m) store(out + m * kLanes, add(load(out + m * kLanes), bias));
+SIMD_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Tiles `tile` and, where there are two at once and a second before `end`, `tile + 1`, with the bias added: out[t][m].
+SIMD_INLINE void biased_tiles(const Matrix& w, const LinearFunctions& f, int64_t tile, int64_t end, const Rows& x, int64_t row,
+                              int rows, float* out) {
+  f.tiles[rows - 1](w, tile, tile + 1 < end, x, row, out);
+  if (w.bias == nullptr) return;
+  for (int64_t t = 0; t < least(end - tile, kTilesAtOnce); ++t) {
+    const f32x16 bias = load(w.bias + (tile + t) * kLanes);
+    for (int m = 0; m < rows; ++m) {
+      float* at = out + (t * rows + m) * kLanes;
+      store(at, add(load(at), bias));
+    }
   }
 }
+
+constexpr int kTileValues = kTilesAtOnce * kMaxRows * kLanes;
 
 static void linear(const Matrix& w, const Rows& x, int64_t begin, int64_t end, float* out, int64_t out_stride,
                    bool add_to) {
   const LinearFunctions& f = functions(w.format);
-  const int64_t block = f.rows;
-  alignas(64) float acc[kMaxRows * kLanes];
-  for (int64_t tile = begin; tile < end; ++tile)
-    for (int64_t row = 0; row < x.count; row += block) {
-      const int rows = int(x.count - row < block ? x.count - row : block);
-      biased_tile(w, f, tile, x, row, rows, acc);
-      for (int m = 0; m < rows; ++m)
-        store_outputs(out + (row + m) * out_stride + tile * kLanes, acc + m * kLanes, w.n_out - tile * kLanes, add_to);
+  alignas(64) float acc[kTileValues];
+  for (int64_t tile = begin; tile < end; tile += kTilesAtOnce)
+    for (int64_t row = 0, rows; row < x.count; row += rows) {
+      rows = least(f.rows, least(x.together(row), x.count - row));
+      biased_tiles(w, f, tile, end, x, row, int(rows), acc);
+      for (int64_t t = 0; t < least(end - tile, kTilesAtOnce); ++t)
+        for (int64_t m = 0; m < rows; ++m)
+          store_outputs(out + (row + m) * out_stride + (tile + t) * kLanes, acc + (t * rows + m) * kLanes,
+                        w.n_out - (tile + t) * kLanes, add_to);
     }
 }
 
+// Two tiles are a group of 32.
 static void gate_up(const Matrix& gate, const Matrix& up, const Activation& activation, const Rows& x, int64_t begin,
                     int64_t end, const Rows& out, bool quantize) {
   const LinearFunctions &of_gate = functions(gate.format), &of_up = functions(up.format);
-  const int64_t rows_at_once = of_gate.rows < of_up.rows ? of_gate.rows : of_up.rows;
-  alignas(64) float values[2][kMaxRows * kLanes];  // two tiles are a group of 32
-  alignas(64) float u[kMaxRows * kLanes];
+  alignas(64) float g[2 * kMaxRows * kLanes], u[2 * kMaxRows * kLanes];
   for (int64_t group = begin; group < end; ++group)
-    for (int64_t row = 0; row < x.count; row += rows_at_once) {
-      const int rows = int(x.count - row < rows_at_once ? x.count - row : rows_at_once);
-      for (int64_t half = 0; half < 2; ++half) {
-        const int64_t tile = 2 * group + half;
-        float* g = values[half];
-        if (tile >= gate.tiles()) {
-          for (int m = 0; m < rows; ++m) store(g + m * kLanes, zero());
-          continue;
-        }
-        biased_tile(gate, of_gate, tile, x, row, rows, g);
-        biased_tile(up, of_up, tile, x, row, rows, u);
-        for (int m = 0; m < rows; ++m)
-          store(g + m * kLanes, activated(activation, load(g + m * kLanes), load(u + m * kLanes)));
+    for (int64_t row = 0, rows; row < x.count; row += rows) {
+      rows = least(least(of_gate.rows, of_up.rows), least(x.together(row), x.count - row));
+      const int64_t first = 2 * group, last = least(first + 2, gate.tiles());
+      for (int64_t tile = first; tile < last; tile += kTilesAtOnce) {
+        biased_tiles(gate, of_gate, tile, last, x, row, int(rows), g + (tile - first) * rows * kLanes);
+        biased_tiles(up, of_up, tile, last, x, row, int(rows), u + (tile - first) * rows * kLanes);
       }
-      for (int m = 0; m < rows; ++m) {
-        const f32x16 low = load(values[0] + m * kLanes), high = load(values[1] + m * kLanes);
-        store_group(out, row + m, group, low, high, quantize);
+      for (int64_t m = 0; m < rows; ++m) {
+        f32x16 half[2] = {zero(), zero()};
+        for (int64_t t = 0; t < last - first; ++t) {
+          const int64_t at = (t * rows + m) * kLanes;
+          half[t] = activated(activation, load(g + at), load(u + at));
+        }
+        store_group(out, row + m, group, half[0], half[1], quantize);
       }
     }
 }

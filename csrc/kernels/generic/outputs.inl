@@ -14,7 +14,7 @@ SIMD_INLINE void store_group(const Rows& out, int64_t r, int64_t group, f32x16 l
   if (quantize) {
     quantize_group(out, r, group, low, high);
   } else {
-    float* at = out.values + r * out.stride + group * kGroup;
+    float* at = out.values_of(r) + group * kGroup;
     store(at, low);
     store(at + kLanes, high);
   }

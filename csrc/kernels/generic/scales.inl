@@ -108,10 +108,9 @@ struct SteppedBlock {
 };
 
 // `Bytes` a block of a stream beside the codes, fetched a cache line at a time.
-template <class Format, int Bytes, class T>
-SIMD_INLINE void prefetch_beside(const T* at, int64_t block) {
-  constexpr int64_t ahead = kPrefetchBytes / Format::Codes::kBytes * Bytes;
-  if (block % (64 / Bytes) == 0) prefetch_ahead(reinterpret_cast<const uint8_t*>(at), ahead, 64);
+template <int Bytes, class T>
+SIMD_INLINE void prefetch_beside(const T* at, int64_t block, int64_t blocks_ahead) {
+  if (block % (64 / Bytes) == 0) prefetch_ahead(reinterpret_cast<const uint8_t*>(at), blocks_ahead * Bytes, 64);
 }
 
 // What the policies have in common: where the tile's streams begin, and which scale a block has.
@@ -123,18 +122,20 @@ struct ScaleStreams {
   int shift;
 
   SIMD_METHOD ScaleStreams(const Matrix& w, int64_t tile) {
-    const int64_t first = tile * ((w.blocks + w.group_blocks - 1) / w.group_blocks) * kLanes;
+    const int groups = __builtin_ctz(uint32_t(w.group_blocks));  // a power of two: divisions would show
+    const int64_t first = tile * ((w.blocks + w.group_blocks - 1) >> groups) * kLanes;
     scales = w.scales + first;
     minimums = Scales::kMinimum ? w.minimums + first : nullptr;
     steps = Scales::kSteps ? w.steps + tile * step_bytes<Scales>(w.blocks) : nullptr;
-    shift = Scales::kBlocks == 8 ? 3 : __builtin_ctz(uint32_t(w.group_blocks));
+    shift = Scales::kBlocks == 8 ? 3 : groups;
   }
   SIMD_METHOD int64_t scale_at(int64_t b) const { return (b >> shift) * kLanes; }
-  SIMD_METHOD void prefetch(int64_t b) const {
+  SIMD_METHOD void prefetch(int64_t b, int64_t blocks_ahead) const {
     constexpr int bytes = Scales::kBlocks == 8 ? 4 : 32;  // as if no scale were shared: a line too often does no harm
-    if (kHalves<Scales>) prefetch_beside<Format, bytes>(scales + scale_at(b), b);
-    if (Scales::kMinimum) prefetch_beside<Format, bytes>(minimums + scale_at(b), b);
-    if (Scales::kSteps) prefetch_beside<Format, 16 * (Scales::kSteps ? Scales::kSteps : 1)>(steps + step_bytes<Scales>(b), b);
+    constexpr int step = 16 * (Scales::kSteps ? Scales::kSteps : 1);
+    if (kHalves<Scales>) prefetch_beside<bytes>(scales + scale_at(b), b, blocks_ahead);
+    if (Scales::kMinimum) prefetch_beside<bytes>(minimums + scale_at(b), b, blocks_ahead);
+    if (Scales::kSteps) prefetch_beside<step>(steps + step_bytes<Scales>(b), b, blocks_ahead);
   }
   SIMD_METHOD f32x16 scale(int64_t b) const { return load_f16(scales + scale_at(b)); }
   SIMD_METHOD f32x16 minimum(int64_t b) const { return Scales::kMinimum ? load_f16(minimums + scale_at(b)) : zero(); }

@@ -21,6 +21,7 @@ struct i32x16 {
 };
 
 constexpr int kMaxRows = 2;
+constexpr int kTilesAtOnce = 1;
 constexpr int kMaxFloatRows = 1;
 constexpr int kQueryTile = 1;
 constexpr int kSubBlocks = 1;
@@ -97,6 +98,13 @@ SIMD_INLINE int32_t reduce_add(i32x16 a) {
   int32_t s = 0;
   for (int i = 0; i < 16; ++i) s += a.v[i];
   return s;
+}
+SIMD_INLINE void half_sums(const int8_t* codes, int32_t& first, int32_t& second) {  // of 16 codes each
+  first = second = 0;
+  for (int i = 0; i < 16; ++i) {
+    first += codes[i];
+    second += codes[16 + i];
+  }
 }
 
 // A row of a tile: 64 bytes.
