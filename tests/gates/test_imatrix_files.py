@@ -1,4 +1,7 @@
-"""Importance matrices that are nearly right: a typed error, or means that are numbers, within bounds."""
+"""Importance matrices that are nearly right: a typed error, or means that are numbers, within bounds.
+
+What is read is put to a model, and now and then written and read again.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ipex_lookahead.checkpoints.imatrix import read_imatrix
+from ipex_lookahead.architectures import spec_for
+from ipex_lookahead.checkpoints.imatrix import read_imatrix, write_imatrix
 from ipex_lookahead.errors import ModelFormatError
 from tests.gates import cases, seed
 from tests.support import gguf_attacks
 from tests.support.forked import in_children
 from tests.support.gguf_bytes import GgufBytes
 from tests.support.imatrix_bytes import ENTRIES, older_kind, tensors_of
+from tests.support.tiny import TinyLlama
 
 VALUES = {"blk.0.ffn_down.weight": ([0.5 * i for i in range(12)], 7), "blk.0.attn_q.weight": ([1.0] * 8, 7)}
 CASES = cases(2_000, 20_000)
@@ -48,9 +53,16 @@ def older(chance: random.Random) -> bytes:
     return bytes(made.data)
 
 
-def outcome(path: Path) -> str:
+SPEC = spec_for(
+    TinyLlama(vocab=16, hidden=8, layers=1, heads=1, kv_heads=1, intermediate=12, context=64).config("float32")
+)
+"""A model whose matrices the entries are of."""
+
+
+def outcome(path: Path, *, again: bool) -> str:
     try:
         found = read_imatrix(path)
+        missing = found.missing([tensor for tensor in SPEC.tensors() if len(tensor.shape) == 2], SPEC)
     except ModelFormatError as error:
         return "refused" if error.field and str(path) in error.file else f"an error that names nothing: {error}"
     for means in found.means.values():
@@ -58,6 +70,13 @@ def outcome(path: Path) -> str:
         assert means.ndim == 1
         assert len(means) > 0
         assert (np.isfinite(means) & (means >= 0)).all()
+    assert missing
+    if again:
+        sums = {name: means.astype(np.float64) for name, means in found.means.items()}
+        write_imatrix(path, sums, dict.fromkeys(sums, 1.0), dataset="a", chunks=1, chunk=8)
+        assert {name: means.tobytes() for name, means in read_imatrix(path).means.items()} == {
+            name: means.tobytes() for name, means in found.means.items()
+        }
     return "read"
 
 
@@ -68,7 +87,7 @@ def test_any_file_is_an_error_of_ours_or_an_importance_matrix(tmp_path, attack):
     def case(number: int) -> str:
         logging.disable()
         path.write_bytes(attack(random.Random(f"{seed()} imatrix {attack.__name__} {number}")))
-        return outcome(path)
+        return outcome(path, again=number % 10 == 0)
 
     seen = in_children(case, CASES)
     print(attack.__name__, dict(seen))

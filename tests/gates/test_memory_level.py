@@ -22,8 +22,10 @@ from tests.gates import cases, seed
 
 GENERATIONS = cases(200, 1_000)
 WARM_UP = cases(100, 200)
+LOOK_EVERY = cases(2, 10)
 MOST_GROWTH_BYTES = 4 << 20
-"""A cache of this model takes 8 MiB when it is full, and a generation makes and drops up to four."""
+"""A cache of this model takes 8 MiB when it is full, a generation makes and drops up to four, and the allocator keeps
+some of them for the next: from one moment to another there are 12 MiB more or less. What leaks raises the lowest."""
 
 
 class Aborted(Exception):
@@ -65,10 +67,12 @@ def test_resident_memory_stays_level() -> None:
     engine = NativeEngine.random(spec_for(config), "sym_int4", threads=2)
     chance = random.Random(seed())
     strategies = ("auto", "prompt_lookup", "recycling", "jacobi")
-    aborted, level = 0, 0
+    aborted = 0
+    resident: list[int] = []
+    gc.freeze()  # what pytest and torch have made is not looked through again each time
     for i in range(GENERATIONS):
-        if i == WARM_UP:
-            level = resident_bytes()
+        if i >= WARM_UP and i % LOOK_EVERY == 0:
+            resident.append(resident_bytes())
         prompts = torch.tensor([[chance.randrange(105) for _ in range(12)]] * chance.choice((1, 1, 2, 4)))
         criteria = [Abort(chance.randint(1, 6))] if i % 5 == 4 else None
         how = LookaheadConfig(chance.choice(strategies), 8) if chance.random() < 0.7 else None
@@ -83,7 +87,9 @@ def test_resident_memory_stays_level() -> None:
             )
         except Aborted:
             aborted += 1
-    growth = resident_bytes() - level
+    gc.unfreeze()
+    half = len(resident) // 2
+    growth = min(resident[half:]) - min(resident[:half])
     print({"generations": GENERATIONS, "aborted": aborted, "growth_kb": growth // 1024})
     assert aborted == GENERATIONS // 5
     assert growth < MOST_GROWTH_BYTES

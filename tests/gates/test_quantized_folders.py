@@ -1,6 +1,7 @@
 """Quantised folders of other programs that are nearly right: a typed error, or a model that says 8 tokens.
 
-As ``test_model_files.py``: settings, tensors, and the numbers in those that are no weights (orders, zero points, JSON).
+As ``test_model_files.py``: settings, sizes, tensors, and the numbers in those that are no weights (orders, zero points,
+JSON).
 """
 
 from __future__ import annotations
@@ -11,21 +12,29 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from tests.gates.test_family_files import in_bounds
+from tests.gates import cases
+from tests.gates.test_family_files import config, in_bounds, tensors
 from tests.gates.test_model_files import fast_folder
 from tests.support import json_attacks, safetensors_attacks
-from tests.support.quantized_folders import Kind, awq, bnb4, bnb8, compressed, gptq, write_quantized
+from tests.support.quantized_folders import BF16, Kind, awq, bnb4, bnb8, compressed, gptq, write_quantized
 
 TINY = {"vocab": 96, "hidden": 64, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 64, "context": 64}
 KINDS = [
     gptq(4, 32, True), gptq(8, 32, False, ordered="shared"), gptq(4, 32, True, ordered="apart"), awq(32),
     compressed(4, "group", 32, False, ordered="shared"),
     compressed(8, "channel", -1, False, packed=False), bnb4("nf4", nested=True), bnb4("fp4"), bnb8(),
+    gptq(4, 32, False, version=2), gptq(4, 16, False, format="fp32"), gptq(4, 64, True, scale_dtype=BF16),
+    awq(64, old_names=True), compressed(4, "group", 64, False, packed_zeros=False),
+    compressed(4, "group", 64, True, scale_dtype=np.float32, format="fp32"),
+    compressed(8, "channel", -1, True, packed=False, dynamic=True), compressed(8, "tensor", -1, True, packed=False),
+    bnb4("nf4", blocksize=128, format="fp32"),
 ]  # fmt: skip
+CASES = cases(60, 1_200)
 Files = dict[str, bytes]
 
 
@@ -50,11 +59,6 @@ def settings(chance: random.Random, files: Files) -> Files:
     return {"config.json": json_attacks.text(chance, config)}
 
 
-def tensors(chance: random.Random, files: Files) -> Files:
-    """Header and data of the file of tensors."""
-    return {"model.safetensors": safetensors_attacks.attacked(chance, files["model.safetensors"])}
-
-
 def numbers(chance: random.Random, files: Files) -> Files:
     """A few bytes of one tensor: groups out of range, scales that are no numbers, other zero points, broken JSON."""
     header, data = safetensors_attacks.split(files["model.safetensors"])
@@ -74,6 +78,6 @@ def test_any_quantised_folder_is_an_error_of_ours_or_a_model_that_speaks(tmp_pat
     write_quantized(tmp_path / "base", kind, **TINY)
     with fast_folder(tmp_path) as fast:
         folder = Path(shutil.copytree(tmp_path / "base", fast / "case"))
-        for attack in (settings, tensors, numbers):
-            seen = in_bounds(folder, folder, f"{kind.name} {attack.__name__}", attack)
+        for attack in (settings, config, tensors, numbers):
+            seen = in_bounds(folder, folder, f"{kind.name} {attack.__name__}", attack, CASES, both=attack is numbers)
             print(kind.name, attack.__name__, dict(seen))

@@ -116,7 +116,10 @@ def _changed(chance: random.Random, made: dict[str, Any], known: Any) -> dict[st
     keys = sorted({*GIVEN, *known.used, *known.used, *known.all_neutral(), *known.all_refused()})
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
         way, key = chance.random(), chance.choice(keys)
-        if way < 0.2:
+        turned = [name for name in ("rope_scaling", "rope_parameters") if isinstance(made.get(name), dict)]
+        if way < 0.1 and turned:
+            made[turned[0]] = _rope_changed(chance, dict(made[turned[0]]))
+        elif way < 0.2:
             made[chance.choice(("rope_scaling", "rope_scaling", "rope_parameters"))] = rope(chance)
         elif way < 0.6:
             key = chance.choice(sorted({*SIZES, *known.used}))
@@ -125,6 +128,18 @@ def _changed(chance: random.Random, made: dict[str, Any], known: Any) -> dict[st
             made.pop(key, None)
         else:
             made[key] = near(chance, made.get(key))
+    return made
+
+
+def _rope_changed(chance: random.Random, made: dict[str, Any]) -> dict[str, Any]:
+    """A family's own rope object with one key gone or of another value; of one kind for each kind of layer, one's."""
+    key = chance.choice(sorted(made))
+    if isinstance(made[key], dict) and made[key]:
+        made[key] = _rope_changed(chance, dict(made[key]))
+    elif chance.random() < 0.25:
+        del made[key]
+    else:
+        made[key] = chance.choice(KINDS) if "type" in key else near(chance, made[key])
     return made
 
 
