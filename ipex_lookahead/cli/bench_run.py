@@ -12,6 +12,7 @@ import click
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import json_option, option
 from ipex_lookahead.cli.tables import print_table
+from ipex_lookahead.cli.types import Refused
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.terminal import bar, counted, may_draw, tell_people
 
@@ -36,7 +37,10 @@ def run(plan_file: str, output: str, no_pictures: bool, as_json: bool) -> None:
     from ipex_lookahead.bench.run import run as run_plan
     from ipex_lookahead.bench.run import write_whole
 
-    plan = read_plan(Path(plan_file))
+    try:
+        plan = read_plan(Path(plan_file))
+    except InputError as error:  # told as it is: the keys of a plan are no options
+        raise Refused(str(error), hint=error.hint or "configs/bench has plans to begin with") from error
     if not no_pictures:
         from ipex_lookahead.bench.plots.drawing import check_matplotlib
 
@@ -135,6 +139,8 @@ def _print(report: dict[str, Any], *, to_stderr: bool) -> None:
         )
         for row in rows_of(report)
     ]
+    if not rows:
+        return
     print_table(
         ("model", "format", "in-out", "batch", "lookahead", "1st-ms", "2+-ms", "ratio", "tok/step", "identical"),
         rows,

@@ -86,7 +86,7 @@ def serve(
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(
-            f"the server needs {', '.join(missing)}, which is not installed", hint="pip install 'ipex-lookahead[serve]'"
+            f"not installed: {', '.join(missing)}, which the server needs", hint="pip install 'ipex-lookahead[serve]'"
         )
 
     from ipex_lookahead.serving.keys import Keys

@@ -158,3 +158,13 @@ def test_info_shows_what_a_file_sets_for_each_command(tmp_path, capsys):
     shown = json.loads(capsys.readouterr().out)["settings"]
     assert {one["command"]: one["option"] for one in shown} == {name: f"--{key}" for name, key in wanted.items()}
     assert {one["from"] for one in shown} == {f"{file}, {name}" for name in wanted}
+
+
+def test_a_plan_is_refused_in_its_own_words(tmp_path, capsys):
+    """Its keys look like Python's arguments, which errors spell as options everywhere else."""
+    (tmp_path / "plan.yaml").write_text("low_bits: sym_int4\n")
+    assert run(["bench", "run", str(tmp_path / "plan.yaml"), "--output", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert "there is no key 'low_bits'; there are repo_id," in said[0]
+    assert ", low_bit, " in said[0]
+    assert said[1] == "hint: did you mean low_bit?"

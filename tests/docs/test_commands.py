@@ -89,7 +89,8 @@ def named(words: list[str]) -> tuple[click.Command, list[str]]:
 def test_commands_parse(command, workplace, monkeypatch):
     monkeypatch.chdir(workplace)
     at, words = named(words_of(command.line))
-    at.make_context(at.name, words, parent=click.Context(cli, info_name="ipex-lookahead"))  # --config looks at all
+    root = click.Context(cli, info_name="ipex-lookahead", **cli.context_settings)  # --config looks at all commands
+    at.make_context(at.name, words, parent=root)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in ("docs/LOG.md", "docs/commands.md")])
