@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -28,9 +28,10 @@ from ipex_lookahead.formats import FORMATS
 STEP_ROWS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT, PROMPT = 128, 256
 """Positions before the steps that are timed, and tokens of the prompt that is."""
-ROUNDS = 5
-BY_BYTES = 2
-"""Answers whose logits are compared."""
+ROUNDS, PATIENCE = 5, 5.0
+"""How often a step or a prompt is timed at most, and the seconds after which it is not timed again."""
+ALONE = 2
+"""Answers given one at a time, for their speed, and whose logits are compared; the others are given all together."""
 
 
 def is_meant(device: str) -> bool:
@@ -124,24 +125,26 @@ def _run(
     say("answers on the CPU")
     model = AutoModelForCausalLM.from_pretrained(source, progress=False, engine="native", threads=threads, **settings)
     ids = [torch.tensor([prompt]) for prompt in (prompts or encoded(model, count))[:count]]
-    expected, speed = answers_of(model, ids, max_new_tokens, 0)
+    expected, speed = answers_of(model, ids[:ALONE], max_new_tokens, 0)
     report["engines"].append(_tried("native", speed, []))
-    whole = [torch.cat([prompt, torch.tensor([answer])], 1) for prompt, answer in zip(ids, expected, strict=True)]
-    logits = [model(one).logits.numpy().tobytes() for one in whole[:BY_BYTES]]
+    whole = [torch.cat([prompt, torch.tensor([answer])], 1) for prompt, answer in zip(ids, expected, strict=False)]
+    logits = [model(one).logits.numpy().tobytes() for one in whole]
+    expected += together(model, ids[ALONE:], max_new_tokens, 0)
     del model
     gc.collect()
 
     say(f"loading onto {device}")
     model = AutoModelForCausalLM.from_pretrained(source, progress=False, engine="opencl", device=device, **settings)
-    same = sum(model(one).logits.numpy().tobytes() == other for one, other in zip(whole, logits, strict=False))
+    same = sum(model(one).logits.numpy().tobytes() == other for one, other in zip(whole, logits, strict=True))
     report["logits"] = {"equal": same, "answers": len(logits)}
-    say("exactness and speed")
     answers_of(model, ids[:1], max_new_tokens, 0)  # the first answer pays for programs and memory
     rows: list[dict[str, Any]] = []
     for config in (None, *LOOKAHEADS):
-        got, speed = answers_of(model, ids, max_new_tokens, config)
-        equal = sum(one == other for one, other in zip(got, expected, strict=True))
         name, drafted = ("none", 0) if config is None else (config.strategy, config.num_draft_tokens)
+        say("exactness and speed" + (f": {name}" if config else ""))
+        got, speed = answers_of(model, ids[:ALONE], max_new_tokens, config)
+        got += together(model, ids[ALONE:], max_new_tokens, config)
+        equal = sum(one == other for one, other in zip(got, expected, strict=True))
         rows.append({"strategy": name, "draft_tokens": drafted, **speed, "equal": equal, "answers": len(ids)})
     report["engines"].append(_tried("opencl", rows[0], rows))
     say("steps")
@@ -151,6 +154,31 @@ def _run(
 
 def _tried(engine: str, plain: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"engine": engine, "deterministic": False, "plain_tok_s": plain["tok_s"], "lookahead": rows}
+
+
+def together(model: Any, ids: Sequence[Any], max_new_tokens: int, lookahead: Any) -> list[list[int]]:
+    """Greedy answers to prompts, int64 [1, n] each, in one batch; padded behind as ``generate`` pads them."""
+    import torch
+
+    if not ids:
+        return []
+    longest = max(prompt.shape[1] for prompt in ids)
+    batch, mask = torch.zeros(2, len(ids), longest, dtype=torch.int64)
+    for row, prompt in enumerate(ids):
+        batch[row, longest - prompt.shape[1] :] = prompt
+        mask[row, longest - prompt.shape[1] :] = 1
+    settings = {"max_new_tokens": max_new_tokens, "do_sample": False, "lookahead": lookahead}
+    found: list[list[int]] = model.generate(batch, attention_mask=mask, **settings)[:, longest:].tolist()
+    return found
+
+
+def _rounds() -> Iterator[int]:
+    """0 for the round that builds programs, then those that count: one, and more while there is patience."""
+    started = perf_counter()
+    for number in range(1 + ROUNDS):
+        if number > 1 and perf_counter() - started > PATIENCE:
+            return
+        yield number
 
 
 def step_times(engine: Any) -> dict[str, float]:
@@ -164,11 +192,11 @@ def step_times(engine: Any) -> dict[str, float]:
     engine.forward(chain(cache, tokens[:CONTEXT], np.empty(0, np.int32)))
     cache.keep(range(CONTEXT))
     times: dict[int, list[float]] = {rows: [] for rows in STEP_ROWS}
-    for round_ in range(1 + ROUNDS):
+    for round_ in _rounds():
         for rows in STEP_ROWS:
             started = perf_counter()
             engine.forward(chain(cache, tokens[CONTEXT : CONTEXT + rows]))
-            if round_:  # the first builds programs
+            if round_:
                 times[rows].append(1e3 * (perf_counter() - started))
     return {str(rows): round(median(found), 3) for rows, found in times.items()}
 
@@ -180,7 +208,7 @@ def prompt_speed(engine: Any) -> float:
     from ipex_lookahead.engines.prefill import chain
 
     tokens, best = np.arange(PROMPT, dtype=np.int32) % engine.vocab_size, float("inf")
-    for _ in range(1 + 2):
+    for _ in _rounds():
         started = perf_counter()
         engine.forward(chain(engine.new_cache(), tokens, np.array([PROMPT - 1], np.int32)))
         best = min(best, perf_counter() - started)

@@ -114,7 +114,8 @@ def _of_opencl(report: dict[str, Any], width: int) -> list[str]:
         return []
     said = ["", *(f"- {name}: {state}" for name, state in report["paths"].items())]
     if "bandwidth" in report:
-        said += ["", ", ".join(f"{name.replace('_', ' ')} {rate} GB/s" for name, rate in report["bandwidth"].items())]
+        rates = ", ".join(f"{name.replace('_', ' ')} {rate} GB/s" for name, rate in report["bandwidth"].items())
+        said += ["", f"Memory: {rates}."]
     if "logits" in report:
         said += ["", f"Logits by bytes: {report['logits']['equal']} of {report['logits']['answers']} answers equal."]
     if "steps" in report:
@@ -126,11 +127,13 @@ def _of_opencl(report: dict[str, Any], width: int) -> list[str]:
 
 def _rows(tried: dict[str, Any]) -> list[tuple[object, ...]]:
     """An engine's rows of the table; none where it does not run."""
+    if tried.get("lookahead") == []:  # what others are compared with
+        return [(_name(tried), _speed(tried["plain_tok_s"]), "", "", "", "")]
     return [
         (
             _name(tried),
             _speed(tried["plain_tok_s"]),
-            f"{row['strategy']} {row['draft_tokens']}",
+            f"{row['strategy']} {row['draft_tokens'] or ''}".strip(),
             _speed(row["tok_s"]),
             row["tokens_per_step"],
             f"{row['equal']}/{row['answers']}",

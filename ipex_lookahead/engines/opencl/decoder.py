@@ -229,7 +229,7 @@ class Decoder:
 
     def _bind(self, s: Scratch, at_once: int) -> Iterator[Launch]:
         """A step's kernels in their order, with their arguments, for so many rows at once."""
-        spec, step, device = self.spec, self._step, self.device
+        spec, step = self.spec, self._step
         hidden = i32(spec.hidden)
         blocks = blocks_of(spec.hidden)
         groups = -(-blocks // NORM_BLOCKS)
@@ -244,7 +244,7 @@ class Decoder:
         ) -> Launch:
             counted = i32(STEP_WANTED if wanted else STEP_ROWS)
             arguments = (*w.arguments(), *x.arguments(), step, counted, out, i32(stride), i32(column), i32(add))
-            kernel = device.kernel(w.program(at_once), "linear", *arguments)
+            kernel = w.kernel("linear", at_once, *arguments)
             return self._lanes(kernel, w.tiles, at_once, wanted, w.width(at_once))
 
         def add_branch(block: Block, after: Any, one: Norm | None) -> Launch:
@@ -262,8 +262,7 @@ class Decoder:
         weights = self.weights
         embed = weights.embedding
         arguments = (*embed.arguments(), step, s.hidden, hidden, f32(spec.embedding_multiplier))
-        kernel = device.kernel(embed.program(at_once), "embed", *arguments)
-        yield self._lanes(kernel, -(-blocks // 16), width=embed.width(at_once))
+        yield self._lanes(embed.kernel("embed", 1, *arguments), -(-blocks // 16))
         for number, layer in enumerate(weights.layers):
             block, v = layer.block, layer.vectors
             yield norm(v["attention_norm"], block.attention_norm, s.x, layer.orders.get("q"))
@@ -288,7 +287,7 @@ class Decoder:
             if layer.paired:
                 both = (*gate.arguments(), *up.arguments())
                 arguments = (*both, *s.x.arguments(), *made.arguments(), step, i32(STEP_ROWS), *kind)
-                kernel = device.kernel(gate.program(at_once), "gate_up", *arguments)
+                kernel = gate.kernel("gate_up", at_once, *arguments)
                 yield self._lanes(kernel, made.blocks, at_once, width=gate.width(at_once))
             else:
                 yield linear(gate, s.x, s.gate, gate.n_out)
@@ -377,7 +376,7 @@ class Decoder:
             for stack in stacks:
                 w, tiles = stack.matrix, -(-stack.matrix.parts[0] // 16)
                 arguments = (*w.arguments(), *x.arguments(), *sizes, stack.places, i32(tiles), share, out, n)
-                kernel = device.kernel(w.program(1), "expert_linear", *arguments)
+                kernel = w.kernel("expert_linear", 1, *arguments)
                 yield Launch(kernel, device.lane_groups(tiles), width, pairs=mixture.used)
 
         if layer.paired:
@@ -385,7 +384,7 @@ class Decoder:
                 both = (*gate.matrix.arguments(), *up.matrix.arguments(), *s.x.arguments(), *made.arguments())
                 tiles = i32(-(-made.n // 16))
                 arguments = (*both, *sizes, gate.places, tiles, *kind)
-                kernel = device.kernel(gate.matrix.program(1), "expert_gate_up", *arguments)
+                kernel = gate.matrix.kernel("expert_gate_up", 1, *arguments)
                 yield Launch(kernel, device.lane_groups(made.blocks), width, pairs=mixture.used)
         else:
             yield from multiply(layer.gate, s.x, used, s.gate, i32(made.n))

@@ -1,4 +1,4 @@
-"""How kernels read each weight format: the names that ``kernels/linear.cl`` is built with (csrc/kernels/formats.h)."""
+"""How kernels read each weight format: the names that ``kernels/tiles.cl`` is built with (csrc/kernels/formats.h)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights and rows on a device, and the kernels that multiply them: ``kernels/linear.cl``."""
+"""Weights and rows on a device, and the kernels that multiply them: those over ``kernels/tiles.cl``."""
 
 from __future__ import annotations
 
@@ -95,18 +95,21 @@ class Matrix:
         shift = (share // GROUP).bit_length() - 1
         return (*self.buffers, i32(self.n_out), i32(self.n_in), i32(blocks_of(self.n_in)), i32(shift))
 
-    def program(self, rows: int) -> Any:
-        """The kernels of this format for so many rows at once."""
+    def kernel(self, name: str, rows: int, *arguments: Any) -> Any:
+        """The kernel in the file of that name for this format and so many rows at once, with its arguments."""
+        return self.device.kernel(self._program(name, rows), name, *arguments)
+
+    def _program(self, name: str, rows: int) -> Any:
         options = [*NAMES, *KERNEL_FORMATS[self.format].defines(), f"-DROWS={rows}"]
         units, spelling = self._units(rows), self.device.spelling
         if units.width:
             options += [f"-DMATRIX_WIDTH={units.width}", *(() if units.spelt_out else ("-DHAS_MATRIX_UNITS",))]
         if units.width == 8:  # a lane group is no subgroup then
-            spelling = tuple(name for name in spelling if name == DOT)
-        return self.device.program("linear", options=options, spelling=spelling)
+            spelling = tuple(one for one in spelling if one == DOT)
+        return self.device.program("tiles", name, options=options, spelling=spelling)
 
     def width(self, rows: int) -> int:
-        """Work-items of a work-group of that program's kernels."""
+        """Work-items of a work-group of kernels for so many rows at once."""
         return LANES if self._units(rows).width == 8 else self.device.width
 
     def _units(self, rows: int) -> Units:
@@ -176,7 +179,7 @@ class Product:
         at_once = at_once or rows_at_once(rows)
         arguments = (*matrix.arguments(), *made.arguments(), step, i32(STEP_ROWS), self._out, i32(matrix.n_out), i32(0))
         self._held = (matrix, values, made, step)  # a kernel does not hold its buffers
-        self._kernel = device.kernel(matrix.program(at_once), "linear", *arguments, i32(start is not None))
+        self._kernel = matrix.kernel("linear", at_once, *arguments, i32(start is not None))
         self._size = (matrix.tiles, -(-rows // at_once), matrix.width(at_once))
 
     def enqueue(self) -> None:

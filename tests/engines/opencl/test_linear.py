@@ -108,7 +108,7 @@ def test_embeddings_are_the_rows_of_the_matrix(device: Device, name: str, group:
             step[0], step[4::6] = len(tokens), tokens
             out = device.upload(np.zeros((len(tokens), shape[1]), f32))
             arguments = (device.upload(step), out, i32(shape[1]), f32(0.5))
-            kernel = device.kernel(matrix.program(1), "embed", *matrix.arguments(), *arguments)
+            kernel = matrix.kernel("embed", 1, *matrix.arguments(), *arguments)
             device.enqueue(kernel, -(-shape[1] // 32 // LANES) + 1, len(tokens))
             oracle = dequantize(weight)[tokens] * f32(0.5)
             assert device.read(out, oracle.shape, f32).tobytes() == oracle.tobytes()

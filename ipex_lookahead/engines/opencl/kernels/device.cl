@@ -153,6 +153,9 @@ typedef struct {
   global int2* sums;
   int blocks;
 } Rows;
+#define ROWS_ARGUMENTS(x) \
+  global float *x##_values, global char *x##_codes, global float *x##_scales, global int2 *x##_sums, int x##_blocks
+#define ROWS_OF(x) {x##_values, x##_codes, x##_scales, x##_sums, x##_blocks}
 
 // Values of one block: `low` and `high` are the lane's of its first and last 16. The scale of a block that holds NaN or an
 // infinity is NaN.

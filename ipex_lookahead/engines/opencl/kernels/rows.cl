@@ -12,10 +12,6 @@ static float normed(global const float* at, global const float* weight, int k, f
   return at[k] * inverse * weight[k];
 }
 
-#define ROWS_ARGUMENTS(x) \
-  global float *x##_values, global char *x##_codes, global float *x##_scales, global int2 *x##_sums, int x##_blocks
-#define ROWS_OF(x) {x##_values, x##_codes, x##_scales, x##_sums, x##_blocks}
-
 // Rows of `x`, all or those wanted, normed where there is a weight, as linear layers read them. A lane group makes one block
 // in `groups` of a row, and takes the row's norm for itself. order: null, or which value of x each is.
 LANE_GROUPS kernel void norm(global const float* x, int stride, int n, global const float* weight, float epsilon,

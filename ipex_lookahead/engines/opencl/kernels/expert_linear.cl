@@ -1,0 +1,16 @@
+// out[pair] = bias + x[pair / share] W^T of the pair's expert, n of its outputs; as `expert_gate_up` has them. ROWS 1.
+LANE_GROUPS kernel void expert_linear(MATRIX_ARGUMENTS(w), ROWS_ARGUMENTS(x), global const int* step,
+                                      global const int* experts, int chosen, int used, global const int* places,
+                                      int tiles, int share, global float* out, int n) {
+  experts += chosen;
+  const Matrix w = MATRIX(w);
+  const Rows x = ROWS_OF(x);
+  const int pair = get_global_id(1), pairs = step[STEP_ROWS] * used, column = lane_group_of() * LANES + lane_of();
+  if (lane_group_of() >= tiles || pair >= pairs) return;
+  const int place = places[experts[pair]];
+  if (place < 0) return;
+  const int tile = place * tiles + lane_group_of();
+  float acc;
+  tile_times_rows(w, tile, x, pair / share, pairs, &acc);
+  if (column < n) out[(size_t)pair * n + column] = biased(w, tile * LANES + lane_of(), acc);
+}

@@ -1,0 +1,351 @@
+// What kernels over prepacked tiles share, of one weight format and for ROWS rows at a time; csrc/kernels/generic/linear.inl
+// is the same on CPUs. A lane group computes one tile, a lane one of its 16 outputs, so that a word of four codes a lane is a
+// line of 64 bytes a lane group. The sums' order: see there. Each kernel is a file and a program of its own: what a model
+// does not need takes no time to compile.
+//
+// Names of formats.py: CODES and SCALES say how a tile is read, ZERO is what a code counts from.
+
+typedef struct {
+  global const uchar* codes;
+  global const half* scales;
+  global const half* minimums;
+  global const uchar* steps;
+  global const float* bias;
+  int n_out, n_in, blocks, shift;  // 2^shift blocks share a scale
+} Matrix;
+
+static inline int tiles_of(const Matrix w) { return (w.n_out + LANES - 1) / LANES; }
+
+// ---- codes: how 16 outputs x 32 inputs lie in CODE_BYTES -----------------------------------------------------------
+
+#if CODES == FLOATS
+#elif CODES == BYTES
+#define CODE_BYTES 512
+#elif CODES == NIBBLES || CODES == E2M1 || CODES == IQ4
+#define CODE_BYTES 256
+#elif CODES == NIBBLES5
+#define CODE_BYTES 320
+#elif CODES == NIBBLES6
+#define CODE_BYTES 384
+#elif CODES == CRUMBS
+#define CODE_BYTES 128
+#elif CODES == CRUMBS3
+#define CODE_BYTES 192
+#else
+#error "no such CODES"
+#endif
+
+#if CODES == E2M1
+constant uchar code_table[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
+#elif CODES == IQ4
+constant uchar code_table[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+#endif
+
+#define FOUR(byte) (0x01010101u * (byte))  // a byte in every place
+
+#if CODES != FLOATS
+// w[c]: the codes of inputs 4 c ... 4 c + 3 of the lane's output.
+static inline void unpack(global const uchar* block, int lane, uint* w) {
+  global const uint* p = (global const uint*)block + lane;
+#if CODES == BYTES
+  for (int c = 0; c < 8; ++c) w[c] = p[LANES * c];
+#elif CODES == CRUMBS || CODES == CRUMBS3
+  for (int h = 0; h < 2; ++h) {
+    const uint x = p[LANES * h];
+    for (int c = 0; c < 4; ++c) w[4 * h + c] = x >> 2 * c & FOUR(3);
+  }
+#else
+  for (int c = 0; c < 4; ++c) {
+    const uint x = p[LANES * c];
+    w[c] = x & FOUR(15);
+    w[c + 4] = x >> 4 & FOUR(15);
+  }
+#endif
+#if CODES == CRUMBS3
+  const uint third = p[LANES * 2];
+  for (int c = 0; c < 8; ++c) w[c] |= (third >> c & FOUR(1)) << 2;
+#elif CODES == NIBBLES5
+  const uint fifth = p[LANES * 4];
+  for (int c = 0; c < 8; ++c) w[c] |= (fifth >> c & FOUR(1)) << 4;
+#elif CODES == NIBBLES6
+  for (int h = 0; h < 2; ++h) {
+    const uint x = p[LANES * (4 + h)];
+    for (int c = 0; c < 4; ++c) w[4 * h + c] |= (x >> 2 * c & FOUR(3)) << 4;
+  }
+#elif CODES == E2M1 || CODES == IQ4
+  for (int c = 0; c < 8; ++c) {
+    const uchar4 x = as_uchar4(w[c]);
+    w[c] = as_uint((uchar4)(code_table[x.x], code_table[x.y], code_table[x.z], code_table[x.w]));
+  }
+#endif
+}
+#endif
+
+// ---- scales: what codes are multiplied by, and what is added -------------------------------------------------------
+
+#if SCALES == STEP_SCALE_AND_MINIMUM || SCALES == HALF_STEPS || SCALES == HALF_STEPS_AND_MINIMUMS
+#define STEPS 2
+#elif SCALES == EXPONENT_SCALE || SCALES == STEP_SCALE
+#define STEPS 1
+#endif
+#if SCALES == HALF_STEPS || SCALES == HALF_STEPS6 || SCALES == HALF_STEPS_AND_MINIMUMS
+#define HALVED  // steps for each half of a block
+#endif
+#if SCALES == GROUP_SCALE_AND_MINIMUM || SCALES == STEP_SCALE_AND_MINIMUM || SCALES == HALF_STEPS_AND_MINIMUMS
+#define MINIMUM
+#endif
+#if SCALES == GROUP_SCALE_AND_ZERO
+#define ZERO_POINT  // where others have their minimums; less ZERO, as codes are
+#endif
+
+// The lane's scale and minimum in one block; HALVED: to be multiplied by the half's step.
+typedef struct {
+  float scale, minimum;
+  float2 steps, minimum_steps;
+} Scaled;
+
+#if CODES != FLOATS
+static inline Scaled scaled_at(const Matrix w, int tile, int b, int lane) {
+  Scaled s;
+  const size_t groups = ((w.blocks - 1) >> w.shift) + 1, at = (tile * groups + (b >> w.shift)) * LANES + lane;
+  s.minimum = 0.0f;
+#ifdef MINIMUM
+  s.minimum = vload_half(at, w.minimums);
+#elif defined(ZERO_POINT)
+  s.minimum = vload_half(at, w.minimums) - ZERO;
+#endif
+#if SCALES == FLOAT_SCALE  // of two blocks
+  global const uchar* bytes = w.steps + ((size_t)tile * ((w.blocks + 1) / 2) + b / 2) * 64 + lane;
+  s.scale = as_float((uchar4)(bytes[0], bytes[LANES], bytes[2 * LANES], bytes[3 * LANES]));
+#elif SCALES != EXPONENT_SCALE
+  s.scale = vload_half(at, w.scales);
+#endif
+#if SCALES == HALVED_GROUP_SCALE
+  s.scale = s.scale * 0.5f;
+#endif
+#ifdef STEPS
+  global const uchar* step = w.steps + ((size_t)tile * w.blocks + b) * STEPS * LANES + lane;
+#endif
+#if SCALES == EXPONENT_SCALE
+  s.scale = as_float(*step < 2 ? 0x00200000u << *step : (uint)(*step - 1) << 23);
+#elif SCALES == STEP_SCALE
+  s.scale = s.scale * (convert_float(*step) - 32.0f);
+#elif SCALES == STEP_SCALE_AND_MINIMUM
+  s.scale = s.scale * convert_float(step[0]);
+  s.minimum = s.minimum * convert_float(step[LANES]);
+#elif SCALES == HALF_STEPS
+  s.steps = (float2)(convert_float((char)step[0]), convert_float((char)step[LANES]));
+#elif SCALES == HALF_STEPS6
+  global const uchar* eight = w.steps + ((size_t)tile * ((w.blocks + 7) / 8) + b / 8) * 192 + lane;
+  const uint low = eight[b % 8 * LANES], high = eight[(8 + b % 8 / 2) * LANES] >> b % 2 * 4;
+  const uint first = (low & 15) | (high & 3) << 4, second = low >> 4 | (high & 12) << 2;
+  s.steps = (float2)(convert_float(first) - 32.0f, convert_float(second) - 32.0f);
+#elif SCALES == HALF_STEPS_AND_MINIMUMS
+  s.steps = (float2)(convert_float(step[0] & 15), convert_float(step[LANES] & 15));
+  s.minimum_steps = (float2)(convert_float(step[0] >> 4), convert_float(step[LANES] >> 4));
+#endif
+  return s;
+}
+#endif
+
+// ---- a tile by ROWS rows ------------------------------------------------------------------------------------------
+
+#ifdef INTEGERS
+// The dot products of a block's codes with a row's, of its two halves or, where they share a scale, of both in `x`.
+typedef int2 Dots;
+
+// acc + a block's weights times a row's activations.
+static inline float add_dots(float acc, Dots dots, const Scaled s, const Rows x, size_t at) {
+  const float scale = x.scales[at];
+  const int2 sums = x.sums[at];
+#ifdef HALVED
+#ifdef MINIMUM
+  const float sum = fma(convert_float(sums.y), s.minimum_steps.y, convert_float(sums.x) * s.minimum_steps.x);
+  acc = fma(sum, s.minimum * scale, acc);
+#endif
+  dots -= ZERO * sums;
+  const float dot = fma(convert_float(dots.y), s.steps.y, convert_float(dots.x) * s.steps.x);
+  return fma(dot, s.scale * scale, acc);
+#else
+  float sum = convert_float(dots.x - ZERO * (sums.x + sums.y));
+#ifdef ZERO_POINT
+  sum = fma(s.minimum, convert_float(-(sums.x + sums.y)), sum);  // whole numbers
+#elif defined(MINIMUM)
+  acc = fma(s.minimum, scale * convert_float(sums.x + sums.y), acc);
+#endif
+  return fma(sum, s.scale * scale, acc);
+#endif
+}
+
+#ifdef MATRIX_WIDTH
+// The matrix units' way of many rows: MATRIX_WIDTH lanes, a subgroup of just so many, multiply 8 rows by their outputs. Of a row
+// each lane holds the codes of 32 / MATRIX_WIDTH inputs that follow each other; of the weights those of its own output.
+#define UNIT_ROWS 8
+#if MATRIX_WIDTH == 8
+typedef int Part;
+typedef int8 Parts;
+#else
+typedef short Part;
+typedef short8 Parts;
+#endif
+#ifdef HAS_MATRIX_UNITS
+#define MULTIPLY(parts, words) intel_sub_group_i8_u8_matrix_mad_k32(parts, words, (int8)(0))
+#else  // the same products spelled out
+#define MULTIPLY(parts, words) multiply(parts, words)
+static int8 multiply(Parts parts, uint8 words) {
+  Part part[UNIT_ROWS];
+  uint word[8];
+  int dots[UNIT_ROWS];
+  vstore8(parts, 0, part);
+  vstore8(words, 0, word);
+  for (int m = 0; m < UNIT_ROWS; ++m) {
+    dots[m] = 0;
+    for (int l = 0; l < MATRIX_WIDTH; ++l) {
+      const int other = intel_sub_group_shuffle((int)part[m], l);
+#if MATRIX_WIDTH == 8
+      dots[m] = add_dot(word[l], as_uint(other), dots[m]);
+#else
+      dots[m] = add_dot(word[l / 2] >> 16 * (l % 2) & 0xffff, as_uint(other) & 0xffff, dots[m]);
+#endif
+    }
+  }
+  return vload8(0, dots);
+}
+#endif
+
+// acc[m]: the lane's output for row `row` + m; rows beyond the last repeat it.
+static inline void tile_times_rows(const Matrix w, int tile, const Rows x, int row, int rows, float* acc) {
+  const int lane = lane_of();
+  global const uchar* codes = w.codes + (size_t)tile * w.blocks * CODE_BYTES;
+  for (int m = 0; m < ROWS; ++m) acc[m] = 0.0f;
+  for (int b = 0; b < w.blocks; ++b) {
+    uint four[8];
+    unpack(codes + (size_t)b * CODE_BYTES, lane, four);
+    const Scaled s = scaled_at(w, tile, b, lane);
+    const uint8 words = vload8(0, four);
+    for (int first = 0; first < ROWS && row + first < rows; first += UNIT_ROWS) {
+      Part part[UNIT_ROWS];
+      for (int m = 0; m < UNIT_ROWS; ++m) {
+        const size_t at = (size_t)min(row + first + m, rows - 1) * x.blocks + b;
+        part[m] = ((global const Part*)(x.codes + at * GROUP))[lane % MATRIX_WIDTH];
+      }
+      const Parts parts = vload8(0, part);
+      int low[UNIT_ROWS], high[UNIT_ROWS];
+#ifdef HALVED
+      vstore8(MULTIPLY(parts, ((uint8)(words.lo, (uint4)(0)))), 0, low);
+      vstore8(MULTIPLY(parts, ((uint8)((uint4)(0), words.hi))), 0, high);
+#else
+      vstore8(MULTIPLY(parts, words), 0, low);
+#endif
+      for (int m = 0; m < UNIT_ROWS; ++m) {
+#ifndef HALVED
+        high[m] = 0;
+#endif
+        const size_t at = (size_t)min(row + first + m, rows - 1) * x.blocks + b;
+        acc[first + m] = add_dots(acc[first + m], (Dots)(low[m], high[m]), s, x, at);
+      }
+    }
+  }
+}
+#else
+
+static inline float add_block(float acc, const uint* w, const Scaled s, const Rows x, size_t at) {
+  global const uint* a = (global const uint*)(x.codes + at * GROUP);
+  Dots dots = (Dots)(0);
+  for (int c = 0; c < 4; ++c) dots.x = add_dot(w[c], a[c], dots.x);
+#ifdef HALVED
+  for (int c = 4; c < 8; ++c) dots.y = add_dot(w[c], a[c], dots.y);
+#else
+  for (int c = 4; c < 8; ++c) dots.x = add_dot(w[c], a[c], dots.x);
+#endif
+  return add_dots(acc, dots, s, x, at);
+}
+
+// acc[m]: the lane's output for row `row` + m; rows beyond the last repeat it.
+static inline void tile_times_rows(const Matrix w, int tile, const Rows x, int row, int rows, float* acc) {
+  const int lane = lane_of();
+  global const uchar* codes = w.codes + (size_t)tile * w.blocks * CODE_BYTES;
+  for (int m = 0; m < ROWS; ++m) acc[m] = 0.0f;
+  for (int b = 0; b < w.blocks; ++b) {
+    uint four[8];
+    unpack(codes + (size_t)b * CODE_BYTES, lane, four);
+    const Scaled s = scaled_at(w, tile, b, lane);
+    for (int m = 0; m < ROWS; ++m) acc[m] = add_block(acc[m], four, s, x, (size_t)min(row + m, rows - 1) * x.blocks + b);
+  }
+}
+#endif
+#else
+
+#if CODES == FLOATS
+static inline float weight_at(global const uchar* codes, size_t at) {
+#if FLOAT_KIND == FP32
+  return ((global const float*)codes)[at];
+#elif FLOAT_KIND == FP16
+  return vload_half(at, (global const half*)codes);
+#else
+  return as_float((uint)((global const ushort*)codes)[at] << 16);
+#endif
+}
+#elif defined(MAGNITUDE)
+static inline float decoded(uint code) {
+  const uint magnitude = (code & ((1u << MAGNITUDE) - 1)) << MAGNITUDE_SHIFT, sign = code >> MAGNITUDE << 31;
+  return as_float(magnitude | sign) * as_float((uint)(POWER + 127) << 23);
+}
+#else
+#if TABLE == NF4
+constant float value_table[16] = {
+    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
+    -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f,
+    0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+#elif TABLE == NF3
+constant float value_table[8] = {-1.0f, -0.4786292016506195f, -0.2171417921781540f, 0.0f, 0.16093020141124725f,
+                                 0.33791524171829224f, 0.5626170039176941f, 1.0f};
+#else
+constant float value_table[16] = {
+    0.0f,  0.005208333333f,  0.66666667f,  1.0f,  0.33333333f,  0.5f,  0.16666667f,  0.25f,
+    -0.0f, -0.005208333333f, -0.66666667f, -1.0f, -0.33333333f, -0.5f, -0.16666667f, -0.25f};
+#endif
+static inline float decoded(uint code) { return value_table[code]; }
+#endif
+
+static inline void tile_times_rows(const Matrix w, int tile, const Rows x, int row, int rows, float* acc) {
+  const int lane = lane_of(), stride = x.blocks * GROUP;
+  float sums[ROWS][4];
+  for (int m = 0; m < ROWS; ++m)
+    for (int i = 0; i < 4; ++i) sums[m][i] = 0.0f;
+#if CODES == FLOATS
+  const size_t first = (size_t)tile * w.n_in * LANES + lane;
+  for (int k = 0; k < w.n_in; k += 4) {
+    for (int i = 0; i < 4; ++i) {
+      if (k + i >= w.n_in) break;
+      const float weight = weight_at(w.codes, first + (size_t)(k + i) * LANES);
+      for (int m = 0; m < ROWS; ++m)
+        sums[m][i] = fma(weight, x.values[(size_t)min(row + m, rows - 1) * stride + k + i], sums[m][i]);
+    }
+  }
+#else
+  global const uchar* codes = w.codes + (size_t)tile * w.blocks * CODE_BYTES;
+  for (int b = 0; b < w.blocks; ++b) {
+    uint four[8];
+    unpack(codes + (size_t)b * CODE_BYTES, lane, four);
+    const float scale = scaled_at(w, tile, b, lane).scale;
+    for (int c = 0; c < 8; ++c)
+      for (int i = 0; i < 4; ++i) {
+        const float weight = decoded(four[c] >> 8 * i & 255) * scale;
+        for (int m = 0; m < ROWS; ++m)
+          sums[m][i] = fma(weight, x.values[(size_t)min(row + m, rows - 1) * stride + b * GROUP + 4 * c + i], sums[m][i]);
+      }
+  }
+#endif
+  for (int m = 0; m < ROWS; ++m) acc[m] = (sums[m][0] + sums[m][1]) + (sums[m][2] + sums[m][3]);
+}
+#endif
+
+#define MATRIX_ARGUMENTS(w)                                                                                       \
+  global const uchar *w##_codes, global const half *w##_scales, global const half *w##_minimums,                  \
+      global const uchar *w##_steps, global const float *w##_bias, int w##_n_out, int w##_n_in, int w##_blocks, \
+      int w##_shift
+#define MATRIX(w) \
+  {w##_codes, w##_scales, w##_minimums, w##_steps, w##_bias, w##_n_out, w##_n_in, w##_blocks, w##_shift}
+
+static inline float biased(const Matrix w, int output, float x) { return w.bias ? x + w.bias[output] : x; }
