@@ -10,9 +10,11 @@ import pytest
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
+from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints import GgufCheckpoint
+from ipex_lookahead.checkpoints.gguf_save import save_gguf
 from ipex_lookahead.engines.gguf_export import export_gguf
-from ipex_lookahead.engines.weights import WeightPlan
+from ipex_lookahead.engines.weights import WeightPlan, read_matrix
 from ipex_lookahead.errors import InputError, LowBitFormatError, ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats.base import PackedWeight
 from tests.gates import cases, seed
@@ -29,14 +31,29 @@ def same(one: PackedWeight, two: PackedWeight) -> bool:
     )
 
 
-def written(source: Path, target: Path, low_bit: str | None) -> str:
+def write_mixed(checkpoint: GgufCheckpoint, target: Path, chance: random.Random) -> None:
+    """Some matrices in formats that nobody chose for them: no types of GGUF's, blocks that do not divide the rows."""
+    matrices = [tensor.name for tensor in checkpoint.spec.tensors() if tensor.is_matrix]
+    choices = ("sym_int4", "sym_int8", "q4_k", "nf4")
+    formats = {name: chance.choice(choices) for name in chance.sample(matrices, chance.randint(1, 2))}
+
+    def weight(tensor: Tensor) -> PackedWeight:
+        return read_matrix(checkpoint, tensor, WeightPlan(formats[tensor.name], 32, head=""), threads=1)
+
+    save_gguf(target, checkpoint, formats, weight, progress=lambda done, total: None)
+
+
+def written(source: Path, target: Path, low_bit: str | None, chance: random.Random) -> str:
     """Write and read again. Returns what happened; raises what must not."""
     try:
         checkpoint = GgufCheckpoint(source)
     except (ModelFormatError, UnsupportedModelError):
         return "refused"
     try:
-        export_gguf(checkpoint, target, WeightPlan(low_bit, 32).of_spec(checkpoint.spec), threads=1)
+        if low_bit == "mixed":
+            write_mixed(checkpoint, target, chance)
+        else:
+            export_gguf(checkpoint, target, WeightPlan(low_bit, 32).of_spec(checkpoint.spec), threads=1)
     except (ModelFormatError, LowBitFormatError, InputError):
         assert not target.exists()
         return "refused later"
@@ -64,7 +81,8 @@ def test_a_file_made_of_any_file_holds_its_model(tmp_path: Path) -> None:
             chance = random.Random(f"{seed()} written {number}")
             source.write_bytes(gguf_attacks.attacked(chance, DECODED if number % 8 == 0 else None))
             target.unlink(missing_ok=True)
-            return written(source, target, chance.choice((None, None, "sym_int4", "sym_int8", "q4_k", "asym_int5")))
+            low_bit = chance.choice((None, None, "sym_int4", "sym_int8", "q4_k", "asym_int5", "mixed"))
+            return written(source, target, low_bit, chance)
 
         seen = in_children(case, CASES)
     print(dict(seen))

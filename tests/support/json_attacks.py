@@ -51,6 +51,15 @@ LAYERS = (
     ),
 )
 """Lists that say something of each layer."""
+EXPERTS: tuple[dict[str, Any], ...] = (
+    {"num_experts": 4, "num_local_experts": 5},
+    {"num_experts": 4, "num_local_experts": 4},
+    {"num_local_experts": 1024, "num_experts": 1024, "num_hidden_layers": 64},
+    {"num_experts_per_tok": 1025},
+    {"mlp_only_layers": [9]},
+    {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+)
+"""What a mixture's keys say of each other."""
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "freq_factors", "", None, 3)
 TEXTS = (
     *(
@@ -121,6 +130,8 @@ def _changed(chance: random.Random, made: dict[str, Any], known: Any) -> dict[st
             made[turned[0]] = _rope_changed(chance, dict(made[turned[0]]))
         elif way < 0.2:
             made[chance.choice(("rope_scaling", "rope_scaling", "rope_parameters"))] = rope(chance)
+        elif way < 0.25 and "num_experts_per_tok" in known.used:
+            made |= chance.choice(EXPERTS)
         elif way < 0.6:
             key = chance.choice(sorted({*SIZES, *known.used}))
             made[key] = near(chance, made.get(key))
