@@ -41,7 +41,6 @@ ARGUMENTS = {
     "repetition_penalty": "--repetition-penalty",
     "presence_penalty": "--presence-penalty",
     "frequency_penalty": "--frequency-penalty",
-    "ipex-llm's save_low_bit": "ipex-llm's save_low_bit",  # another program's stays what it is
     "model.save_low_bit(folder)": "ipex-lookahead quantize",
     "save_low_bit": "ipex-lookahead quantize",
 }
@@ -60,7 +59,7 @@ PYTHON_ONLY = (
 
 _NAMES = "|".join(re.escape(name) for name in sorted([*ARGUMENTS, *PYTHON_ONLY], key=len, reverse=True))
 _VALUE = r"""True|False|\.\.\.|'[^']*'|"[^"]*"|\[[^\]]*\]|[\w.+-]*\w"""
-_PATTERN = re.compile(rf"""(?<![\w'"./-])({_NAMES})(?:(=)({_VALUE})?)?(?![\w/'"-])""")
+_PATTERN = re.compile(rf"""(?<![\w'"./-])(?<!ipex-llm's )({_NAMES})(?:(=)({_VALUE})?)?(?![\w/'"-])""")
 
 
 def in_options(text: str) -> str:
