@@ -88,7 +88,7 @@ def test_errors_are_printed_as_the_command_prints_them():
         "plot_lookahead.py": ["--output", "never-made.svg", "--repo-id-or-model-path"],
         "save_and_load_low_bit.py": ["--out", "never-made", "--model"],
     }
-    without_a_model = {"openai_client.py"}
+    without_a_model = {"openai_client.py", "ray_serve.py"}
     assert set(options) | without_a_model == {file.name for file in EXAMPLES.glob("*.py")}
     code = (
         "import runpy, sys\n"
