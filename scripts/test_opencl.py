@@ -4,8 +4,8 @@
     python3 scripts/test_opencl.py [arguments for pytest]
     python3 scripts/test_opencl.py --second-opinions [arguments for pytest on pocl]
 
-The second runs the kernels' plain spelling on Debian's pocl and under oclgrind alone, and asks for both; without it
-they follow where they are installed.
+The second runs the kernels' plain spelling on Debian's pocl (every test but the embedded model's) and under oclgrind
+(every kernel and format once) alone, and asks for both; without it they follow where they are installed.
 
 The environment is the .venv that ``make test`` uses, with pyopencl and Intel's runtime beside it (0.8 GB); it lies in
 the user's cache folder under a hash of the pinned versions and of where .venv is. It is made under another name and
@@ -26,7 +26,8 @@ PINS = ["pyopencl==2026.1.4", "intel-opencl-rt==2026.2.0", "intel-cmplr-lib-rt==
 NEEDED = 2 << 30
 """Bytes that making the environment takes, with what is unpacked on the way."""
 POCL = "/etc/OpenCL/vendors/pocl.icd"
-UNDER_OCLGRIND = ["tests/engines/opencl/test_engine.py", "-k", "plain and (lowest or counted and (mixtral or gpt_oss))"]
+UNDER_OCLGRIND = ["tests/engines/opencl/test_once.py", "-k", "plain"]
+"""Every kernel and every format in the smallest shapes: oclgrind interprets each work-item."""
 ON_POCL = ["tests/engines/opencl", "-k", "plain and not embedded"]
 ALONE = "--second-opinions"
 TESTS = ["tests/engines/opencl", "tests/engines/test_every_engine.py"]

@@ -47,7 +47,10 @@ def what_to_do() -> str:
     closed = [str(node) for node in sorted(Path("/dev/dri").glob("renderD*")) if not access(node, R_OK | W_OK)]
     if closed:
         return f"this user may not open {closed[0]}: sudo usermod -aG render $USER, then log in again"
-    return "install the GPU's OpenCL driver (Debian and Ubuntu: intel-opencl-icd); clinfo lists what it finds"
+    return (
+        "install the GPU's OpenCL driver (Debian and Ubuntu: intel-opencl-icd; for a GPU newer than the system a newer"
+        " one, see docs/intel_gpu.md); clinfo lists what it finds"
+    )
 
 
 def opencl() -> Any:
