@@ -14,8 +14,9 @@ from ipex_lookahead.drafting.draft import Draft, Outcome
 WORTH = 1.02
 """A draft must promise at least this much more speed than none: estimates err."""
 WORTH_BEHIND = 1.25
-ALLOWED_LOSS = 0.008
-"""Share of all time that drafting may be behind by, and one forward beside; then it must promise ``WORTH_BEHIND``."""
+ALLOWED_LOSS, FIRST_LOSS = 0.008, 0.75
+"""Drafting may be behind by this share of all time, and so many forwards beside; then it must promise
+``WORTH_BEHIND``."""
 DEAR = 0.06
 """A proposer whose time for a token is above this share of a forward is asked for no more than it can earn back."""
 DEAR_FADE = 0.9
@@ -32,6 +33,14 @@ WINDOW_PRIOR, WINDOW_FOLLOW = 0.07, 0.02
 """Tokens a step that a proposer's window is thought to bring (see ``drafting.auto``), and the weight of a new count."""
 ACCOUNT_STEPS = 12
 """Steps after which costs and gains are brought up to date."""
+ASKING = 2.5
+"""What a proposer costs that is asked, in units of its own time: what comes of it is observed, and all of that leaves
+the next forward colder caches (SmolLM2-135M, two cores of a Xeon: 31 to 45 microseconds of 103)."""
+BROUGHT_PRIOR, BROUGHT_FOLLOW = 0.1, 0.1
+"""What asking is thought to bring a step before it was tried, in forwards of one row, and the weight of a new step."""
+LONGEST_DOZE = 8
+"""Steps at most that a proposer is not asked because asking has brought less than it costs; 1, 2, 4, 8 in turn. Two
+tokens in a row that would have been right end it."""
 
 
 class Controller(Protocol):
@@ -102,7 +111,8 @@ class AdaptiveBudget:
     (:mod:`.cost`); every n is tried, since T has the steps of the kernels' tiles. Where the best R is below
     ``WORTH`` times that of no draft, none is verified. Acceptance is learned from drafts that were not verified too, so
     a draft source that becomes good is noticed without probing it; only a proposer whose own time counts (a second
-    model) is left alone for a growing number of steps, then tried again.
+    model) is left alone for a growing number of steps, then tried again. One that costs little dozes for a few steps
+    where asking it brings less still: on a text that repeats nothing the questions would be all there is.
 
     The sum of what drafting has gained and lost is kept: while it is behind by more than ``ALLOWED_LOSS`` of all the
     time spent, only drafts that look very good are verified. In a mixture of experts one wrong draft may cost as much
@@ -157,6 +167,9 @@ class AdaptiveBudget:
         self._careful = bool(curve.calibration.experts)
         self._dearest = inf  # seconds that the next step may take
         self._emitted = self._taking_part = 0
+        self._asked = self._dear = False
+        self._brought, self._asking = BROUGHT_PRIOR, 0.0
+        self._doze, self._next_doze = 0, 1
         self._spent = self._gained = 0.0
         # Of the proposer itself: seconds a token, tokens proposed in this step, and how often each depth was right.
         self._token_seconds = 0.0
@@ -169,12 +182,13 @@ class AdaptiveBudget:
 
     def join(self, sequence: int, proposer: Proposer | None) -> None:
         """A sequence of that number comes, with its proposer."""
+        self._brought, self._doze, self._next_doze = max(self._brought, BROUGHT_PRIOR), 0, 1
         if hasattr(proposer, "match_length"):
             self._matching[sequence] = proposer
         if self._widen and hasattr(proposer, "widen"):
             self._windows[sequence] = proposer
             self._window_rows = max(self._window_rows, self._windows[sequence].window_rows)
-            self._widening = self._may_widen()
+            self._widening = self._may_widen(0)
 
     def leave(self, sequence: int) -> None:
         """Forget a sequence; what its drafts have taught stays."""
@@ -183,8 +197,9 @@ class AdaptiveBudget:
 
     def budget(self, sequence: int, length: int) -> int:
         """Most rows to propose: all that are allowed, unless proposing itself takes time that counts."""
-        if self._pause:
+        if self._pause or self._doze:
             return 0
+        self._asked = True
         alone = self._time(1, length)
         if self._token_seconds <= DEAR * alone:
             return self._most if self._widening else self._reach
@@ -208,7 +223,7 @@ class AdaptiveBudget:
         """For each sequence the first tokens of its draft that are worth their rows."""
         live = len(drafts) + beside
         alone = self._time(live, length)
-        room = self._gained + ALLOWED_LOSS * self._spent + alone
+        room = self._gained + ALLOWED_LOSS * self._spent + FIRST_LOSS * alone
         behind = room < 0.0
         self._dearest = alone + max(room, alone) if self._careful else inf
         worth = (WORTH_BEHIND if behind else WORTH) * live / alone
@@ -290,10 +305,10 @@ class AdaptiveBudget:
                 best, worth = n + 1, rate
         return best, worth
 
-    def _may_widen(self) -> bool:
+    def _may_widen(self, length: int) -> bool:
         """Whether a window's rows are cheap enough to look closer: at least by themselves, beside one row."""
         rows = self._window_rows
-        return 0 < rows < self._most and self._times[rows] <= (1.0 + self._window_gain) * self._times[0]
+        return 0 < rows < self._most and self._time(rows + 1, length) <= (1.0 + self._window_gain) * self._times[0]
 
     def _widened(
         self, sequences: Sequence[int], drafts: Sequence[Draft], chosen: list[Draft], rate: float, length: int
@@ -334,10 +349,18 @@ class AdaptiveBudget:
                 cell[1] = cell[1] * DEAR_FADE + 1.0
             if self._pause and seen.tried and seen.tried[-1]:
                 self._pause, self._next_pause = min(self._pause, FIRST_PAUSE), FIRST_PAUSE  # it may have become good
+            if self._doze and len(seen.tried) > 1 and seen.tried[-1] and seen.tried[-2]:
+                self._doze, self._next_doze = 0, 1  # the text is being repeated
+                self._brought = max(self._brought, self._asking)
 
     def timed(self, rows: int, length: int, seconds: float, proposing: float, experts: int = 0) -> None:
         """Correct the cost curve, and keep account of what drafting brings."""
         emitted, live, proposed = self._emitted, self._taking_part or 1, self._proposed
+        if self._doze > 1:  # one such step in a row is enough to know what the others take
+            self._doze -= 1
+            self._spent += self._time(rows, length)
+            self._emitted = self._taking_part = 0
+            return
         self._steps.append((rows, length, seconds, proposing, proposed, emitted, live, experts))
         self._emitted = self._taking_part = self._proposed = 0
         if self._whole_chosen:
@@ -345,8 +368,26 @@ class AdaptiveBudget:
             self._whole_chosen = False
         if self._pause and not proposed:
             self._pause -= 1
+        if self._asked and not self._dear:
+            self._weigh(emitted / live, rows, live, length, proposing, experts)
+        elif self._doze:
+            self._doze -= 1
+        self._asked = False
         if len(self._steps) >= self._account_after or (self._careful and rows > live):
             self._account()
+
+    def _weigh(self, emitted: float, rows: int, live: int, length: int, proposing: float, experts: int) -> None:
+        """Whether it pays to ask at all: on a text that repeats nothing only the questions would be left."""
+        took = self._curve(rows, length, experts) if experts else self._time(rows, length)
+        alone = self._time(live, length)
+        # Once in a while another process has the core; that is not the proposer's doing.
+        asking = ASKING * min(proposing, DEAR * alone) / alone
+        self._brought += BROUGHT_FOLLOW * (emitted - took / alone - self._brought)
+        self._asking += BROUGHT_FOLLOW * (asking - self._asking) if self._asking else asking
+        if max(self._brought, 0.0) < self._asking:
+            self._doze, self._next_doze = self._next_doze, min(2 * self._next_doze, LONGEST_DOZE)
+        else:
+            self._next_doze = 1
 
     def _account(self) -> None:
         """Go through the last steps at once, which costs a fraction of going through each when caches are cold."""
@@ -357,14 +398,17 @@ class AdaptiveBudget:
                 each, known = proposing / proposed, self._token_seconds
                 # Once in a while another process has the core; that is not the proposer's doing.
                 self._token_seconds += 0.2 * (min(each, 3.0 * known) - known) if known else each
-            alone, took = curve(live, length), curve(rows, length, experts)
+            alone = self._time(live, length)
+            took = curve(rows, length, experts) if experts else self._time(rows, length)
             self._spent += took
-            self._gained += alone * (emitted / live) - took - self._token_seconds * proposed
+            asking = max(self._token_seconds * proposed, ASKING * min(proposing, DEAR * alone)) if proposed else 0.0
+            self._gained += alone * (emitted / live) - took - asking
         length = self._steps[-1][1]
         # What a dear proposer takes must be known at every step.
-        self._account_after = 1 if self._token_seconds > DEAR * curve(1, length) else ACCOUNT_STEPS
-        self._times = [curve(n, length) for n in range(1, self._most + 2)]
-        self._widening = self._may_widen()
+        self._dear = self._token_seconds > DEAR * curve(1, length)
+        self._account_after = 1 if self._dear else ACCOUNT_STEPS
+        self._times = [curve(n, length) for n in range(1, self._reach + 2)]
+        self._widening = self._may_widen(length)
         self._steps.clear()
 
     def _expect(self, number: int, draft: Draft) -> Expected:

@@ -68,8 +68,13 @@ class Table:
             proposer = sequence.proposer
             if proposer is not None:
                 budget = min(controller.budget(sequence.index, sequence.length), sequence.limit - sequence.length - 1)
+                sequence.asked = budget > 0
                 if budget > 0:
                     try:
+                        if sequence.untold:
+                            for outcome in sequence.untold:
+                                proposer.observe(outcome)
+                            sequence.untold.clear()
                         draft = proposer.propose(budget)
                         count = len(draft.tokens)
                         if count > budget or not engine.supports_tree:

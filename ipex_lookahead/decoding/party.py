@@ -49,6 +49,8 @@ class DecodingSequence:
         last, length: the last committed token, and how many are committed.
         finish: None while it goes on, else "stop", ``limit_reason`` or "cancelled".
         pages: its pages, as the scheduler's memory numbers them.
+        asked: whether its proposer was asked in this step.
+        untold: outcomes of steps since it was last asked, which it is told before it is asked again.
     """
 
     index: int
@@ -65,6 +67,8 @@ class DecodingSequence:
     length: int = 0
     finish: str | None = None
     pages: list[int] = field(default_factory=list)
+    asked: bool = False
+    untold: list[Outcome] = field(default_factory=list)
 
     @property
     def shows_prompt(self) -> bool:
@@ -283,6 +287,7 @@ class Party:
             return
         self.controller = self._begin(self.live)
         for sequence in self.live:
+            sequence.untold.clear()
             if sequence.proposer is not None:
                 before = sequence.prompt if sequence.committed is None else sequence.committed()[:-1]
                 sequence.proposer.begin([*before.tolist(), sequence.last])
@@ -336,7 +341,10 @@ class Party:
                 top: Any = output.top[first:end] if proposer.top and output.top is not None else None
                 outcome = Outcome(draft, accepted, emitted, scratch, top)
                 if sequence.finish is None:
-                    proposer.observe(outcome)
+                    if sequence.asked:
+                        proposer.observe(outcome)
+                    else:
+                        sequence.untold.append(outcome)
                 controller.observe(sequence.index, outcome)
             if draft.tokens:
                 stats.verified(draft, accepted)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipex_lookahead.decoding.controller import LONGEST_PAUSE, AdaptiveBudget
+from ipex_lookahead.decoding.controller import ASKING, LONGEST_PAUSE, AdaptiveBudget
 from ipex_lookahead.decoding.cost import ROWS, Calibration, CostCurve
 from ipex_lookahead.drafting.draft import Draft, Outcome
 
@@ -161,6 +161,55 @@ def test_a_dear_proposer_is_asked_for_no_more_than_pays() -> None:
     for _ in range(100):
         play.step([chain(8, 0.5)], [1], proposing=0.08 * 8)
     assert 0 < play.controller.budget(0, 100) < 4
+
+
+@pytest.mark.parametrize("asking", [0.005, 0.015, 0.03])
+@pytest.mark.parametrize("tiles", [TILES, STEEP])
+def test_a_proposer_that_brings_nothing_is_seldom_asked(asking: float, tiles: Calibration) -> None:
+    """Even one that costs little: what it takes itself, and as much again and a half for what it leaves behind."""
+    play = Play(tiles, 8)
+    for _ in range(128):
+        play.step([chain(4, 0.3)], [0], proposing=asking)
+    assert play.proposals < 48
+    assert play.plain_seconds / (play.seconds + (ASKING - 1) * asking * play.proposals) > 0.95
+    for _ in range(200):
+        play.step([chain(8, 0.3)], [8], proposing=asking)
+    if tiles is TILES:
+        assert sum(play.rows[-20:]) >= 60, "and taken up again when it has become good"
+
+
+def test_a_proposer_that_costs_nothing_is_always_asked() -> None:
+    play = Play(TILES, 8)
+    for _ in range(100):
+        play.step([chain(8, 0.3)], [0])
+    assert play.proposals == 100
+
+
+def test_a_text_that_is_being_repeated_wakes_it() -> None:
+    """The last draft, though not verified, goes on being compared with what comes."""
+    play = Play(STEEP, 8)
+    for _ in range(100):
+        play.step([chain(4, 0.3)], [0], proposing=0.03)
+    while play.controller.budget(0, 100) == 0:
+        play.step([chain(4, 0.3)], [0], proposing=0.03)
+    play.step([chain(4, 0.3)], [0], proposing=0.03)
+    assert sum(play.rows) == 0
+    controller = play.controller
+    assert controller.budget(0, 100) == 0
+    controller.select([0], [Draft([3, 4, 5], [-1, 0, 1], probs=[0.3] * 3)], 100)
+    for token, asked in ((3, False), (4, True)):
+        controller.observe(0, Outcome(Draft(), [], [token]))
+        assert (controller.budget(0, 100) > 0) == asked
+
+
+def test_a_new_sequence_is_asked_at_once() -> None:
+    play = Play(TILES, 8)
+    for _ in range(200):
+        play.step([chain(8, 0.3)], [0], proposing=0.03)
+    while play.controller.budget(0, 100):
+        play.step([chain(8, 0.3)], [0], proposing=0.03)
+    play.controller.join(1, None)
+    assert play.controller.budget(1, 100) > 0
 
 
 def test_scratch_rows_are_all_or_nothing() -> None:

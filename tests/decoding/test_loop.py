@@ -121,6 +121,30 @@ def test_the_controller_decides_and_is_told() -> None:
     assert (stats.steps, stats.drafted, stats.accepted, stats.tokens) == (3, 4, 4, 8)
 
 
+def test_a_proposer_that_was_not_asked_is_told_before_it_is_asked_again() -> None:
+    class Noting(OracleProposer):
+        def __init__(self) -> None:
+            super().__init__([1, 2, *TEXT])
+            self.calls: list[object] = []
+
+        def propose(self, budget: int) -> Draft:
+            self.calls.append(budget)
+            return super().propose(budget)
+
+        def observe(self, outcome: Outcome) -> None:
+            self.calls.append(list(outcome.emitted))
+            super().observe(outcome)
+
+    engine = scripted(TEXT, 32, 2)
+    proposer, watching = Noting(), Watching([1, 0, 0, 1, 0, 0])
+    emitted: list[int] = []
+    one = sequence(engine, proposer, accept=lambda token: emitted.append(token) or False)
+    decode(engine, [one], watching, GenerationStats())
+    assert emitted == TEXT
+    assert [list(outcome.emitted) for _, outcome in watching.outcomes] == [[6, 7], [8], [9], [10, 11], [12]]
+    assert proposer.calls == [1, [6, 7], [8], [9], 1, [10, 11]], "of the last step there is nobody left to tell"
+
+
 def test_scratch_rows_come_back_as_argmax_and_are_never_accepted() -> None:
     class Scratch(RandomProposer):
         def __init__(self) -> None:
