@@ -191,11 +191,6 @@ class _Watched:
         self.begin = inner.begin
         self.propose_seconds = self.observe_seconds = 0.0
 
-    @property
-    def match_length(self) -> int:
-        """Of the proposer, where it tells."""
-        return int(getattr(self._inner, "match_length", 0))
-
     def propose(self, budget: int) -> Draft:
         """Timed. Raises InputError for scratch rows."""
         began = perf_counter()

@@ -41,20 +41,18 @@ class Acceptance:
         self._source = source
         self._cells: dict[str | tuple[str, int], Cells] = {}
 
-    def expect(self, draft: Draft, match: int = 0) -> Expected:
+    def expect(self, draft: Draft) -> Expected:
         """Estimates for a draft's tokens, as far as they are worth a look; scratch rows left out.
 
         Args:
-            draft: as proposed.
-            match: length of the match it rests on, where the proposer tells; used for drafts without estimates.
+            draft: as proposed. Where it has no estimates, the length of its ``match`` counts.
 
         Example: a chain of two tokens with estimates 0.5 and 0.8 of a source that has so far been right half as often
         as it said has survivals 0.25 and 0.1.
         """
         count = len(draft.tokens) - draft.scratch
         parents, probs, sources = draft.parents, draft.probs, draft.sources
-        if match > LONGEST_MATCH:
-            match = LONGEST_MATCH
+        match = min(draft.match, LONGEST_MATCH)
         survival: list[float] = []
         chances: list[float] = []
         cells: list[Cell] = []

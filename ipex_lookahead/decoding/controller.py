@@ -128,8 +128,7 @@ class AdaptiveBudget:
         curve: the engine's cost curve.
         most: most rows a sequence may draft in a step.
         source: name of drafts that carry no sources of their own.
-        proposers: those of the sequences, by number; a proposer's ``match_length``, where it has one, tells how long
-            the match is that its last draft rests on.
+        proposers: those of the sequences, by number.
         widen: ask those that have ``widen`` to use it; for engines that take trees.
         in_step: whether the sequences advance in lockstep, as far in a step as all their drafts are right; then a
             depth is worth its rows only where it is likely for all of them at once.
@@ -153,7 +152,6 @@ class AdaptiveBudget:
         self._most = self._reach = most
         self._acceptance = Acceptance(source)
         self._widen = widen
-        self._matching: dict[int, Any] = {}
         self._windows: dict[int, Any] = {}
         self._window_rows = 0
         self._expected: dict[int, Expected] = {}
@@ -183,8 +181,6 @@ class AdaptiveBudget:
     def join(self, sequence: int, proposer: Proposer | None) -> None:
         """A sequence of that number comes, with its proposer."""
         self._brought, self._doze, self._next_doze = max(self._brought, BROUGHT_PRIOR), 0, 1
-        if hasattr(proposer, "match_length"):
-            self._matching[sequence] = proposer
         if self._widen and hasattr(proposer, "widen"):
             self._windows[sequence] = proposer
             self._window_rows = max(self._window_rows, self._windows[sequence].window_rows)
@@ -192,8 +188,8 @@ class AdaptiveBudget:
 
     def leave(self, sequence: int) -> None:
         """Forget a sequence; what its drafts have taught stays."""
-        for known in (self._matching, self._windows, self._expected):
-            known.pop(sequence, None)
+        self._windows.pop(sequence, None)
+        self._expected.pop(sequence, None)
 
     def budget(self, sequence: int, length: int) -> int:
         """Most rows to propose: all that are allowed, unless proposing itself takes time that counts."""
@@ -230,12 +226,12 @@ class AdaptiveBudget:
         self._whole_chosen = False
         if len(drafts) == 1:
             draft = drafts[0]
-            seen = self._expect(sequences[0], draft)
+            seen = self._expect(draft)
             taken, worth = self._worth(seen.survival, live, length, worth)
             chosen = [draft.first(taken)]
             expected = [seen]
         else:
-            expected = [self._expect(number, draft) for number, draft in zip(sequences, drafts, strict=True)]
+            expected = [self._expect(draft) for draft in drafts]
             if self._in_step:
                 taken, worth = self._worth_in_step(expected, drafts, length, worth)
                 chosen = [draft.first(taken) for draft in drafts]
@@ -411,10 +407,9 @@ class AdaptiveBudget:
         self._widening = self._may_widen(length)
         self._steps.clear()
 
-    def _expect(self, number: int, draft: Draft) -> Expected:
+    def _expect(self, draft: Draft) -> Expected:
         self._proposed += len(draft.tokens)
-        matching = self._matching.get(number)
-        return self._acceptance.expect(draft, 0 if matching is None else matching.match_length)
+        return self._acceptance.expect(draft)
 
     def _time(self, rows: int, length: int) -> float:
         """The cost curve at ``rows``, as it was at the last account."""

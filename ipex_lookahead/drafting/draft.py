@@ -21,6 +21,7 @@ class Draft:
         probs: for each token an estimate, 0 to 1, that it is accepted if its parent is; empty where none is made. A
             proposer that estimates puts the tokens best first, so that the controller may take the first few.
         sources: for each token the name of what put it forward, for statistics; empty where one name does for all.
+        match: how many of the last committed tokens it rests on having met before; 0 where that is not known.
 
     Example: after ``... 7``, ``Draft(tokens=[3, 4, 9], parents=[-1, 0, -1])`` says that 3 4 or 9 may follow.
     """
@@ -30,20 +31,21 @@ class Draft:
     scratch: int = 0
     probs: Sequence[float] = ()
     sources: Sequence[str] = ()
+    match: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @classmethod
-    def chain(cls, tokens: Sequence[int]) -> Draft:
+    def chain(cls, tokens: Sequence[int], match: int = 0) -> Draft:
         """One path: every token hangs from the one before."""
-        return cls(tokens, range(-1, len(tokens) - 1))
+        return cls(tokens, range(-1, len(tokens) - 1), match=match)
 
     def first(self, count: int) -> Draft:
         """The first ``count`` tokens and no scratch row: a tree again, since parents come before children."""
         if count >= len(self.tokens) and not self.scratch:
             return self
-        return Draft(self.tokens[:count], self.parents[:count], 0, self.probs[:count], self.sources[:count])
+        return Draft(self.tokens[:count], self.parents[:count], 0, self.probs[:count], self.sources[:count], self.match)
 
     def best_chain(self) -> Draft:
         """Of all paths the one that promises the most accepted tokens, and no scratch row: for engines without trees.
@@ -74,6 +76,7 @@ class Draft:
             0,
             [self.probs[at] for at in path] if self.probs else (),
             [self.sources[at] for at in path] if self.sources else (),
+            self.match,
         )
 
 

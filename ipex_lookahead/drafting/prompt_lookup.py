@@ -46,7 +46,7 @@ class PromptLookup:
         self._children: dict[int, int] = {}
         self._ended_at: list[int] = [-1]
         self._match = -1
-        self.match_length = 0
+        self._match_length = 0
         for token in prompt:
             self._commit(token)
 
@@ -59,7 +59,7 @@ class PromptLookup:
         period = len(found)
         while len(found) < budget:
             found.append(found[len(found) - period])
-        return Draft.chain(found)
+        return Draft.chain(found, self._match_length)
 
     def observe(self, outcome: Outcome) -> None:
         """Index the newly committed tokens."""
@@ -82,4 +82,4 @@ class PromptLookup:
                 if self._follow:
                     ended_at[child] = here
             node = child
-        self._match, self.match_length = match, length
+        self._match, self._match_length = match, length

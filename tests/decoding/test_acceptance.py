@@ -8,9 +8,9 @@ from ipex_lookahead.decoding.acceptance import LEAST, MOST, Acceptance
 from ipex_lookahead.drafting.draft import Draft
 
 
-def learn(acceptance: Acceptance, draft: Draft, emitted: list[int], times: int = 60, match: int = 0) -> None:
+def learn(acceptance: Acceptance, draft: Draft, emitted: list[int], times: int = 60) -> None:
     for _ in range(times):
-        acceptance.expect(draft, match).walk(emitted)
+        acceptance.expect(draft).walk(emitted)
 
 
 def test_estimates_are_believed_until_something_is_known() -> None:
@@ -51,12 +51,12 @@ def test_sources_depths_and_matches_are_told_apart() -> None:
     good, bad = acceptance.expect(draft).survival
     assert good > 0.8
     assert bad < 0.1
-    chain = Draft.chain([3, 4])
-    learn(acceptance, chain, [9], match=1)
-    assert acceptance.expect(chain, 1).survival[0] < 0.1
-    assert acceptance.expect(chain, 5).survival[0] > 0.5
-    learn(acceptance, chain, [3, 9], match=5)
-    first, second = acceptance.expect(chain, 5).survival
+    short, long = Draft.chain([3, 4], match=1), Draft.chain([3, 4], match=5)
+    learn(acceptance, short, [9])
+    assert acceptance.expect(short).survival[0] < 0.1
+    assert acceptance.expect(long).survival[0] > 0.5
+    learn(acceptance, long, [3, 9])
+    first, second = acceptance.expect(long).survival
     assert first > 0.8
     assert second < 0.1
 
@@ -98,8 +98,8 @@ def test_scratch_rows_are_not_expected() -> None:
 
 
 def test_what_is_too_unlikely_is_left_out_of_account() -> None:
-    draft = Draft.chain(range(64))
-    survival = Acceptance().expect(draft, 1).survival
+    draft = Draft.chain(range(64), match=1)
+    survival = Acceptance().expect(draft).survival
     assert 5 < len(survival) < 20
     assert min(survival) >= LEAST
 

@@ -279,17 +279,11 @@ def test_windows_of_a_batch_need_a_proposal() -> None:
         controller.observe(number, Outcome(draft, [], [-9]))
 
 
-def test_match_lengths_are_asked_of_the_proposer() -> None:
-    class Matching:
-        match_length = 1
-
-    proposer = Matching()
-    play = Play(TILES, 3, proposers=[proposer])
+def test_drafts_are_judged_by_the_match_that_they_rest_on() -> None:
+    play = Play(TILES, 3)
     for _ in range(40):
-        proposer.match_length = 1
-        play.step([chain(3)], [0])
-        proposer.match_length = 5
-        play.step([chain(3)], [3])
+        play.step([Draft.chain(range(3), match=1)], [0])
+        play.step([Draft.chain(range(3), match=5)], [3])
     assert play.rows[-2:] == [0, 3]
 
 

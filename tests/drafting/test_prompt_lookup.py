@@ -57,8 +57,9 @@ def test_ngrams_inside_an_accepted_draft_are_indexed() -> None:
     proposer = begun([1, 2, 3])
     proposer.observe(Outcome(Draft(), [], [40, 41, 42, 43]))
     proposer.observe(Outcome(Draft(), [], [9, 40, 41]))
-    assert chain(proposer.propose(2)) == [42, 43]
-    assert proposer.match_length == 2
+    draft = proposer.propose(2)
+    assert chain(draft) == [42, 43]
+    assert draft.match == draft.first(1).match == draft.best_chain().match == 2
 
 
 def test_begin_forgets_the_sequence_before() -> None:
