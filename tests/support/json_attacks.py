@@ -125,7 +125,7 @@ def _changed(chance: random.Random, made: dict[str, Any], known: Any) -> dict[st
     keys = sorted({*GIVEN, *known.used, *known.used, *known.all_neutral(), *known.all_refused()})
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
         way, key = chance.random(), chance.choice(keys)
-        turned = [name for name in ("rope_scaling", "rope_parameters") if isinstance(made.get(name), dict)]
+        turned = [name for name in ("rope_scaling", "rope_parameters") if made.get(name) and type(made[name]) is dict]
         if way < 0.1 and turned:
             made[turned[0]] = _rope_changed(chance, dict(made[turned[0]]))
         elif way < 0.2:
