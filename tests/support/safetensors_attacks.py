@@ -141,7 +141,7 @@ def resealed(file: bytes) -> bytes:
                 total.update(data[begin:end])
             before = f"{described} " if described.split()[0] not in FLOATS.values() else ""
             metadata[name] = f"{before}sha256:{total.hexdigest()}"
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, struct.error):
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError, struct.error):
         return file
     return join(json.dumps(header).encode(), data)
 
