@@ -1,4 +1,4 @@
-"""Write docs/commands.md from the commands themselves: every option, its variable and its default.
+"""Write docs/commands.md from the commands themselves: every option and its default.
 
 python scripts/commands_doc.py
 """
@@ -18,8 +18,10 @@ FILE = Path(__file__).resolve().parents[1] / "docs" / "commands.md"
 HEAD = """\
 # Commands
 
-`ipex-lookahead COMMAND --help` says the same in the terminal. Every option can also be set in the environment, by the
-variable beside it; the command line wins. `IPEX_LOOKAHEAD_DEBUG=1` (`--debug`) shows the traceback of an error.
+`ipex-lookahead COMMAND --help` says the same in the terminal. Every option can also be set in the environment, by a
+variable named after the program, the command and the option: `IPEX_LOOKAHEAD_BENCH_DECODE_MAX_NEW_TOKENS=64` sets
+`--max-new-tokens` of `bench decode`, and `1` sets an option that takes no value. The command line wins.
+`IPEX_LOOKAHEAD_DEBUG=1` (`--debug`) shows the traceback of an error.
 
 `--config FILE.yaml` of every command takes options from a file, beneath both:
 
@@ -58,7 +60,6 @@ def leaves(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tupl
 
 def described(path: tuple[str, ...], command: click.Command) -> list[str]:
     """A command's heading, what it does, examples, and its options in a table, by section."""
-    prefix = "_".join(["IPEX_LOOKAHEAD", *path]).upper().replace("-", "_")
     context = click.Context(command, info_name=" ".join(["ipex-lookahead", *path]))
     usage = " ".join([context.info_name or "", *command.collect_usage_pieces(context)])
     summary = " ".join((command.help or "").split())
@@ -69,11 +70,11 @@ def described(path: tuple[str, ...], command: click.Command) -> list[str]:
     order = [*SECTIONS, "Options"]
     options.sort(key=lambda option: order.index(section_of(option)))
     if options:
-        lines += ["| option | what it does | default | variable |", "|---|---|---|---|"]
+        lines += ["| option | what it does | default |", "|---|---|---|"]
     for option in options:
         names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
         takes = "" if option.is_flag else f" `{metavar_of(option, context)}`"
-        cells = (names + takes, option.help or "", default_of(option), f"`{option.variable(prefix)}`")
+        cells = (names + takes, option.help or "", default_of(option))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return [*lines, ""] if options else lines
 

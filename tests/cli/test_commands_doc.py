@@ -6,6 +6,9 @@ import re
 import runpy
 from pathlib import Path
 
+from ipex_lookahead.cli.options import Option
+from tests.cli.test_main import every_option
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -16,12 +19,15 @@ def test_the_document_is_up_to_date():
 
 
 def test_variables_are_named_after_options():
+    """As the document's head says, which does not repeat it for each."""
     text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-    assert "`IPEX_LOOKAHEAD_GENERATE_JSON`" in text
-    rows = re.findall(r"^\| `--([\w-]+)`.*`IPEX_LOOKAHEAD_([A-Z_]+)` \|$", text, re.MULTILINE)
-    assert len(rows) > 100
-    for option, variable in rows:
-        assert variable.endswith("_" + option.replace("-", "_").upper())
+    (example,) = re.findall(r"`IPEX_LOOKAHEAD_BENCH_DECODE_([A-Z_]+)=64` sets\n`--max-new-tokens`", text)
+    options = [option for option in every_option() if isinstance(option, Option)]
+    assert len(options) > 100
+    variables = {max(one.opts, key=len): one.variable("IPEX_LOOKAHEAD_BENCH_DECODE") for one in options}
+    assert variables["--max-new-tokens"] == f"IPEX_LOOKAHEAD_BENCH_DECODE_{example}"
+    for option, variable in variables.items():
+        assert variable == "IPEX_LOOKAHEAD_BENCH_DECODE_" + option.lstrip("-").replace("-", "_").upper()
 
 
 def test_variables_set_options(scripted, monkeypatch, capsys):

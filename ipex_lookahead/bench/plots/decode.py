@@ -97,7 +97,8 @@ def by_category(axes: Any, shown: Labelled, categories: list[str], prompts: list
     for number, (_, run) in enumerate(shown):
         style = look(number)
         at = [height(number, category) for category in categories]
-        axes.plot(run["prompt_acceptance_lengths"], at, linestyle="none", alpha=0.55, **{**style, "markersize": 3.5})
+        marks = {**style, "linestyle": "none", "markersize": 3.5}
+        axes.plot(run["prompt_acceptance_lengths"], at, alpha=0.55, **marks)
         for name in names:
             mean, middle = run["by_category"][name]["mean_acceptance_length"], height(number, name)
             axes.plot([mean, mean], [middle - 0.4 * step, middle + 0.4 * step], color=style["color"], linewidth=2.5)

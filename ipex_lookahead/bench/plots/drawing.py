@@ -24,6 +24,8 @@ STYLE: Any = {
 COLOURS = ("#1f5fa8", "#c2571a", "#2e7d4f", "#8b3fa0", "#a8871f", "#5a5a5a")
 """Told apart in print without colour by ``MARKS``, too."""
 MARKS = "os^Dvx"
+STROKES = ("-", "-.", ":", (0, (6, 2)))
+"""From one round of the colours to the next."""
 FAINT, ALERT, GRID = "#666666", "#c02a2a", "#dddddd"
 
 
@@ -106,8 +108,10 @@ def entitle(figure: Any, title: str, report: Mapping[str, Any]) -> None:
 
 
 def look(number: int) -> dict[str, Any]:
-    """Colour and mark of a picture's line of that number."""
-    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKS[number % len(MARKS)], "markersize": 5}
+    """Colour, mark and stroke of a picture's line of that number; no two of the first 24 are alike."""
+    around, colour = divmod(number, len(COLOURS))
+    mark = MARKS[(number + around) % len(MARKS)]
+    return {"color": COLOURS[colour], "marker": mark, "markersize": 5, "linestyle": STROKES[around % len(STROKES)]}
 
 
 def powers_of_two(axes: Any, values: list[int]) -> None:
