@@ -47,8 +47,11 @@ ALIASES = {
     "q5_0": "sym_int5",
     "q5_1": "asym_int5",
     "q8_0": "sym_int8",
+    "q4_k_m": "gguf_q4k_m",
+    "q4_k_s": "gguf_q4k_s",
 }
-"""Other people's name -> ours: ipex-llm's (its ``woq_int4`` is ``sym_int4`` in another order) and llama.cpp's."""
+"""Other people's name -> ours, a format's or a preset's: ipex-llm's (its ``woq_int4`` is ``sym_int4`` in another order)
+and llama.cpp's."""
 
 PRESETS = {
     "gguf_q4k_m": "llama.cpp's Q4_K_M: q4_k, and q6_k where it matters most",

@@ -40,7 +40,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 def unknown(kind: str, option: str, name: str, known: Iterable[str], ctx: click.Context | None = None) -> Refused:
     """The error for a name that is none of ``known``, with the nearest as hint."""
     known = list(known)
-    near = nearest(name, [one for one in known if one not in ALIASES]) or nearest(name, known)
+    same = next((one for one in known if one == name.lower()), None)
+    near = same or nearest(name, [one for one in known if one not in ALIASES]) or nearest(name, known)
     hint = f"did you mean {option} {near}?" if near else ""
     return Refused(f"{option}: there is no {kind} {name!r}; there are {', '.join(known)}", hint=hint, ctx=ctx)
 

@@ -170,6 +170,7 @@ def rules_of(name: object) -> Rules:
         raise _unknown(name)
     if is_rules_file(name):
         return read_rules(given_path(name))
+    name = ALIASES.get(name, name)
     if name in PRESETS:
         return read_rules(FOLDER / f"{name}.yaml", name)
     return Rules((format_of(name),), source=name)
@@ -177,9 +178,10 @@ def rules_of(name: object) -> Rules:
 
 def format_of(name: object) -> str:
     """A format's own name. Raises LowBitFormatError where it is none."""
-    if not isinstance(name, str) or name not in (*LOW_BITS, *ALIASES):
+    own = ALIASES.get(name, name) if isinstance(name, str) else None
+    if own not in LOW_BITS:
         raise _unknown(name)
-    return ALIASES.get(name, name)
+    return own
 
 
 def label_of(name: str) -> str:

@@ -83,6 +83,7 @@ def test_formats(command, option, refused):
 def test_a_name_of_our_own_is_nearer_than_another_one_for_it(refused):
     assert refused("generate", "hi", "--low-bit", "int4")[-1] == "hint: did you mean --low-bit sym_int4?"
     assert refused("generate", "hi", "--low-bit", "woq")[-1] == "hint: did you mean --low-bit woq_int4?"
+    assert refused("generate", "hi", "--low-bit", "Q4_K_M")[-1] == "hint: did you mean --low-bit q4_k_m?"
 
 
 def test_rules_are_read_before_the_model(refused, tmp_path):

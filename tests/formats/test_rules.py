@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ipex_lookahead.errors import LowBitFormatError
 from ipex_lookahead.formats import FORMATS
-from ipex_lookahead.formats.rules import FOLDER, Layers, ModelFacts, Rules, label_of, read_rules, rules_of
+from ipex_lookahead.formats.rules import FOLDER, Layers, ModelFacts, Rules, format_of, label_of, read_rules, rules_of
 from ipex_lookahead.low_bits import ALIASES, NAMES, NOT_MADE, PRESETS
 
 IPEX_LLM = (
@@ -64,10 +64,19 @@ def test_every_name_of_ipex_llm_is_known(name):
 def test_names():
     assert sorted(PRESETS) == sorted(path.stem for path in FOLDER.glob("*.yaml"))
     assert len(set(NAMES)) == len(NAMES), "a name means one thing"
-    assert set(ALIASES.values()) | set(NOT_MADE.values()) <= set(FORMATS)
+    assert set(ALIASES.values()) <= {*FORMATS, *PRESETS}
+    assert set(NOT_MADE.values()) <= set(FORMATS)
     assert not set(NOT_MADE) & set(NAMES)
     assert rules_of("fp8").default == ("fp8_e5m2",), "as in ipex-llm"
     assert (label_of("q8_0"), label_of("gguf_q4k_m"), label_of("/a/b.yaml")) == ("sym_int8", "gguf_q4k_m", "b.yaml")
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("q4_k_m", "gguf_q4k_m"), ("q4_k_s", "gguf_q4k_s")])
+def test_the_names_of_llama_cpps_mixtures_are_those_of_presets(theirs, ours):
+    assert rules_of(theirs) == rules_of(ours)
+    assert label_of(theirs) == ours
+    with pytest.raises(LowBitFormatError, match=theirs):
+        format_of(theirs)  # where one format is asked for
 
 
 def test_presets_are_beside_the_other_presets():
