@@ -363,8 +363,10 @@ NB_MODULE(_native, m) {
           [](Decoder& d, int layer, Slot slot, const std::string& format, int64_t n_out, int64_t n_in, int group,
              AnyMatrix codes, std::optional<HalfMatrix> scales, std::optional<HalfMatrix> minimums,
              std::optional<FloatVector> bias, int expert) {
-            d.set_matrix(layer, slot, plain_of(format, n_out, n_in, group, codes, scales, minimums),
-                         vector_of(bias, n_out, "the bias"), expert);
+            const PlainMatrix plain = plain_of(format, n_out, n_in, group, codes, scales, minimums);
+            const float* b = vector_of(bias, n_out, "the bias");
+            nb::gil_scoped_release release;
+            d.set_matrix(layer, slot, plain, b, expert);
           },
           "layer"_a, "slot"_a, "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none().noconvert(),
           "minimums"_a.none().noconvert(), "bias"_a.none() = nb::none(), "expert"_a = -1)
@@ -372,8 +374,10 @@ NB_MODULE(_native, m) {
           "set_lm_head",
           [](Decoder& d, const std::string& format, int64_t n_out, int64_t n_in, int group, AnyMatrix codes,
              std::optional<HalfMatrix> scales, std::optional<HalfMatrix> minimums, std::optional<FloatVector> bias) {
-            d.set_lm_head(plain_of(format, n_out, n_in, group, codes, scales, minimums),
-                          vector_of(bias, n_out, "the bias"));
+            const PlainMatrix plain = plain_of(format, n_out, n_in, group, codes, scales, minimums);
+            const float* b = vector_of(bias, n_out, "the bias");
+            nb::gil_scoped_release release;
+            d.set_lm_head(plain, b);
           },
           "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none().noconvert(),
           "minimums"_a.none().noconvert(), "bias"_a.none() = nb::none())
@@ -381,11 +385,13 @@ NB_MODULE(_native, m) {
           "set_embedding",
           [](Decoder& d, const std::string& format, int64_t n_out, int64_t n_in, int group, AnyMatrix codes,
              std::optional<HalfMatrix> scales, std::optional<HalfMatrix> minimums) {
-            d.set_embedding(plain_of(format, n_out, n_in, group, codes, scales, minimums));
+            const PlainMatrix plain = plain_of(format, n_out, n_in, group, codes, scales, minimums);
+            nb::gil_scoped_release release;
+            d.set_embedding(plain);
           },
           "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none().noconvert(),
           "minimums"_a.none().noconvert())
-      .def("tie_embedding", &Decoder::tie_embedding)
+      .def("tie_embedding", &Decoder::tie_embedding, nb::call_guard<nb::gil_scoped_release>())
       .def("set_vector",
            [](Decoder& d, int layer, Vector vector, FloatVector values) {
              d.set_vector(layer, vector, vector_of(values, d.length_of(layer, vector), "the vector"));
@@ -401,7 +407,7 @@ NB_MODULE(_native, m) {
       .def("set_final_norm",
            [](Decoder& d, FloatVector values) { d.set_final_norm(vector_of(values, d.shape().hidden, "the norm")); },
            "values"_a)
-      .def("missing", &Decoder::missing)
+      .def("missing", &Decoder::missing, nb::call_guard<nb::gil_scoped_release>())
       .def("new_cache", &Decoder::new_cache)
       .def("experts_touched", &Decoder::experts_touched, nb::call_guard<nb::gil_scoped_release>())
       .def("time_phases", &Decoder::time_phases, "on"_a, nb::call_guard<nb::gil_scoped_release>())
@@ -436,5 +442,5 @@ NB_MODULE(_native, m) {
       .def("export_final_norm", [](Decoder& d) { return export_vector(d.final_norm(), d.shape().hidden); })
       .def_prop_ro("isa", [](const Decoder& d) { return std::string(d.isa()); })
       .def_prop_ro("threads", &Decoder::threads)
-      .def_prop_ro("weight_bytes", &Decoder::weight_bytes);
+      .def_prop_ro("weight_bytes", &Decoder::weight_bytes, nb::call_guard<nb::gil_scoped_release>());
 }

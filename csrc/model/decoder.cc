@@ -205,7 +205,7 @@ void Decoder::set_embedding(const PlainMatrix& plain) {
 }
 
 void Decoder::tie_embedding() {
-  const Matrix shared = lm_head();
+  const Matrix shared = lm_head();  // once set it stays
   Crew crew(threads_);
   embedding_ = shared;
 }
@@ -224,29 +224,49 @@ const float* set_or_throw(const float* values, const std::string& name) {
 
 }  // namespace
 
+// Another thread may be setting weights, here and below.
 Matrix Decoder::matrix(int layer, Slot slot, int expert) const {
-  return set_or_throw(place(layer, slot, expert), name_of(layer, slot, expert));
+  const std::string name = name_of(layer, slot, expert);
+  const Matrix& at = place(layer, slot, expert);
+  Crew crew(threads_);
+  return set_or_throw(at, name);
 }
 const float* Decoder::vector(int layer, Vector vector) const {
   const std::string name = of_layer(kVectorNames[int(vector)], layer);
   if (length_of(layer, vector) == 0) throw std::invalid_argument("there is no " + name);
   return set_or_throw(blocks_[size_t(layer)].at(vector), name);
 }
-Matrix Decoder::lm_head() const { return set_or_throw(lm_head_, "lm_head"); }
-Matrix Decoder::embedding() const { return set_or_throw(embedding_, "embedding"); }
+Matrix Decoder::lm_head() const {
+  Crew crew(threads_);
+  return set_or_throw(lm_head_, "lm_head");
+}
+Matrix Decoder::embedding() const {
+  Crew crew(threads_);
+  return set_or_throw(embedding_, "embedding");
+}
 const float* Decoder::final_norm() const { return set_or_throw(final_norm_, "final norm"); }
 
+size_t Decoder::weight_bytes() const {
+  Crew crew(threads_);
+  return arena_.used();
+}
+
 std::string Decoder::missing() const {
+  Crew crew(threads_);
+  return absent();
+}
+
+std::string Decoder::absent() const {
   for (int i = 0; size_t(i) < blocks_.size(); ++i) {
     const Block& block = blocks_[size_t(i)];
-    const auto absent = [&](Slot slot, int expert) { return place(i, slot, expert).codes == nullptr; };
+    const auto unset = [&](Slot slot, int expert) { return place(i, slot, expert).codes == nullptr; };
     for (Slot slot : {Slot::q, Slot::k, Slot::v, Slot::o})
-      if (absent(slot, -1)) return name_of(i, slot, -1);
-    if (block.shape.experts > 0 && absent(Slot::router, -1)) return name_of(i, Slot::router, -1);
+      if (unset(slot, -1)) return name_of(i, slot, -1);
+    if (block.shape.experts > 0 && unset(Slot::router, -1)) return name_of(i, Slot::router, -1);
     for (int e = 0; size_t(e) < block.mlps.size(); ++e)
       for (Slot slot : {Slot::gate, Slot::up, Slot::down}) {
         const int expert = block.shape.experts > 0 ? e : -1;
-        if (absent(slot, expert)) return name_of(i, slot, expert);
+        if (unset(slot, expert)) return name_of(i, slot, expert);
       }
     for (int v = 0; v < kVectors; ++v)
       if (block.vectors[v] == nullptr && length_of(i, Vector(v)) > 0) return of_layer(kVectorNames[v], i);
@@ -259,8 +279,8 @@ std::string Decoder::missing() const {
 // A weight once set is never unset, so this looks once.
 void Decoder::check_complete() {
   if (complete_) return;
-  const std::string absent = missing();
-  if (!absent.empty()) throw std::runtime_error("the weight " + absent + " is not set");
+  const std::string name = absent();
+  if (!name.empty()) throw std::runtime_error("the weight " + name + " is not set");
   complete_ = true;
 }
 

@@ -65,7 +65,7 @@ class Decoder {
   const DecoderShape& shape() const { return shape_; }
   const char* isa() const { return kernels_->name; }
   int threads() const { return threads_; }
-  size_t weight_bytes() const { return arena_.used(); }
+  size_t weight_bytes() const;
   KVCache new_cache() const;
 
   // How long a vector of a layer is; 0 where the layer has none. Throws std::out_of_range for a layer that is not there.
@@ -139,6 +139,7 @@ class Decoder {
   void pack(Matrix& into, const PlainMatrix& plain, const float* bias, int64_t n_out, int64_t n_in, const std::string& name);
   const Block& block_at(int layer) const;
   const Matrix& place(int layer, Slot slot, int expert) const;
+  std::string absent() const;
   void check_complete();
   void check(const Step& step) const;
   void plan(const Step& step);

@@ -1,4 +1,4 @@
-// Threads that step, keep, crop, fork and set weights on the same cache and decoder at the same time, for ThreadSanitizer:
+// Threads that step, keep, crop, fork, set weights and ask for them on the same cache and decoder at the same time, for ThreadSanitizer:
 // what comes at a bad moment is refused, and what is not refused is right to the bit.
 //
 // All tokens are the same, so that the logits after n positions are known for every n.
@@ -137,6 +137,12 @@ int main(int argc, char** argv) {
       std::this_thread::yield();
     }
   });
+  std::thread asker([&] {
+    while (!stop) {
+      wrong += decoder.matrix(0, Slot::q).n_out != 64 || !decoder.missing().empty() || decoder.weight_bytes() == 0;
+      std::this_thread::yield();
+    }
+  });
   // Only this thread changes the length: a row more, or back to some page's middle, end or beginning.
   for (int round = 0; round < rounds; ++round) {
     if (shared.length() >= kLongest) {
@@ -154,6 +160,7 @@ int main(int argc, char** argv) {
   stepper.join();
   forker.join();
   setter.join();
+  asker.join();
   if (wrong != 0 || step(decoder, shared, kOne) != expected[size_t(shared.length() + 1)]) {
     std::fputs("cache_in_use_test: logits differ from those of a cache that nobody else used\n", stderr);
     return 1;

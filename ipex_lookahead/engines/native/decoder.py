@@ -46,6 +46,26 @@ def parts_of(block: Block) -> Iterator[tuple[str, int, Linear | Norm | Tensor]]:
         yield "mlp_after", -1, block.mlp_after
 
 
+def tensors_in_order(spec: ModelSpec) -> Iterator[Tensor]:
+    """All tensors in the order in which ``NativeEngine.build`` asks for them; a tied embedding is the head."""
+
+    def of(part: Linear | Norm | Tensor) -> Iterator[Tensor]:
+        if isinstance(part, Tensor):
+            yield part
+        else:
+            yield part.weight
+            if isinstance(part, Linear) and part.bias is not None:
+                yield part.bias
+
+    if not spec.tied:
+        yield spec.embedding
+    for block in spec.layers:
+        for _, _, part in parts_of(block):
+            yield from of(part)
+    yield from of(spec.final_norm)
+    yield from of(Linear(spec.embedding) if spec.head is None else spec.head)
+
+
 def empty_decoder(spec: ModelSpec, threads: int | None, kv_cache: str) -> Any:
     """An empty native decoder of that shape. Raises UnsupportedModelError for sizes that the core does not take."""
     if kv_cache not in KV_CACHES:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,19 @@ import numpy.typing as npt
 from ipex_lookahead.architectures.spec import Experts, Linear, ModelSpec, Norm, Tensor
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.checkpoints.placed import with_offset
+from ipex_lookahead.engines.ahead import ahead
 from ipex_lookahead.engines.base import Batch, Cache, StepOutput
 from ipex_lookahead.engines.input_order import SHARED, reordered, warn_of_decoded, with_order
 from ipex_lookahead.engines.machine import check_threads, default_threads
 from ipex_lookahead.engines.native.core import native_core
-from ipex_lookahead.engines.native.decoder import empty_decoder, kv_bytes_per_token, norms_of, parts_of, routers_of
+from ipex_lookahead.engines.native.decoder import (
+    empty_decoder,
+    kv_bytes_per_token,
+    norms_of,
+    parts_of,
+    routers_of,
+    tensors_in_order,
+)
 from ipex_lookahead.engines.native.linear import plain, streams
 from ipex_lookahead.engines.weights import WeightPlan, check_shape, random_matrix, read_matrix, read_vector
 from ipex_lookahead.errors import ContextLengthError, EngineError, ForgottenKeysError, InputError
@@ -27,6 +37,11 @@ from ipex_lookahead.formats.base import PackedWeight
 Floats = npt.NDArray[np.float32]
 Progress = Callable[[int, int, str], None]
 """Called as progress(tensors done, tensors in all, name of the tensor in hand)."""
+
+READ_AHEAD = 16 << 20
+"""Bytes of weights that may wait for their packing before a further one is read."""
+LARGE = 1 << 29
+"""Weights from which reading has a thread of its own. Small tensors cost more in taking turns than they gain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +141,8 @@ class NativeEngine:
     ) -> NativeEngine:
         """Read, quantise and pack the weights tensor by tensor, in the order a step reads them.
 
-        At no time more than the packed model and two tensors are in memory.
+        Of a large model one thread reads and quantises while this one and the core's pack what is there. At no time
+        more than the packed model, two tensors and ``READ_AHEAD`` are in memory.
 
         Raises:
             ModelFormatError: a tensor is missing, has another shape than the config says, or holds NaN or infinity.
@@ -139,20 +155,33 @@ class NativeEngine:
         # In no low-bit format unless the file's are: routers, and an embedding that the plan does not know.
         kept, routers = {*spec.kept()} - {plan.embedding}, routers_of(spec)
 
-        def matrix(tensor: Tensor) -> PackedWeight:
-            nonlocal done
-            if progress is not None:
-                progress(done, total, tensor.name)
-            done += 1
+        def read(tensor: Tensor) -> PackedWeight | Floats:
+            if not tensor.is_matrix:
+                return read_vector(checkpoint, tensor)
             weight = read_matrix(checkpoint, tensor, plan, keep=tensor.name in kept, threads=threads)
             if tensor.name in routers and weight.format not in FLOATS:  # the core has routers in floats alone
                 return PackedWeight("fp32", weight.shape, dequantize(weight))
             return weight
 
-        def vector(tensor: Tensor) -> Floats:
-            return read_vector(checkpoint, tensor)
+        in_order = map(read, tensors_in_order(spec))
+        large = sum(prod(tensor.shape) for tensor in spec.tensors()) >= LARGE
+        with ahead(in_order, lambda one: one.nbytes, READ_AHEAD) if large else nullcontext(in_order) as reads:
 
-        engine = cls.build(spec, plan.label, matrix, vector, threads=threads, kv_cache=kv_cache)
+            def matrix(tensor: Tensor) -> PackedWeight:
+                nonlocal done
+                if progress is not None:
+                    progress(done, total, tensor.name)
+                done += 1
+                weight = next(reads)
+                assert isinstance(weight, PackedWeight)
+                return weight
+
+            def vector(tensor: Tensor) -> Floats:
+                values = next(reads)
+                assert isinstance(values, np.ndarray)
+                return values
+
+            engine = cls.build(spec, plan.label, matrix, vector, threads=threads, kv_cache=kv_cache)
         if progress is not None:
             progress(total, total, "")
         return engine
