@@ -3,6 +3,7 @@
 # make test-ipex-llm  our loop on the real ipex-llm, in an environment of its own (5 GB, kept in the cache folder)
 # make test-opencl  the OpenCL engine on Intel's OpenCL runtime for CPUs, beside .venv (0.8 GB, kept in the cache folder)
 # make test-browser  the server's page in Chromium (apt install chromium), driven by Playwright beside .venv (0.2 GB)
+# make test-clients  the server with openai, anthropic, langchain, llama-index, lm-eval, llm, schemathesis and Ray (1 GB, kept)
 # make gates  the attacks of make test at full length: combinations, mutated files, kills, forks (half an hour)
 # make soak  random requests to our own server for 20 minutes (SECONDS=60): no lost or mixed answer, a level memory
 # make gates-coverage  how much of each reader of files those attacks run
@@ -15,7 +16,7 @@ PY := .venv/bin/python
 # What README's commands need beside the package: pictures and the server.
 USED := --with bench --with serve
 
-.PHONY: demo test test-ipex-llm test-opencl bench docs wheel gates gates-coverage soak sanitize lint types setup clean
+.PHONY: demo test test-ipex-llm test-opencl test-browser test-clients bench docs wheel gates gates-coverage soak sanitize lint types setup clean
 .DEFAULT_GOAL := demo
 
 define setup
@@ -48,6 +49,10 @@ test-opencl:
 test-browser:
 	$(call setup,--with test)
 	@$(PYTHON) scripts/test_browser.py $(PYTEST)
+
+test-clients:
+	$(call setup,--with test)
+	@$(PYTHON) scripts/test_clients.py $(PYTEST)
 
 bench:
 	$(call setup,$(USED))
