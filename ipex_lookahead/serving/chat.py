@@ -70,7 +70,7 @@ class Tool(Body):
 
     type: Literal["function"] = required("functions only")
     function: dict[str, Any] = required(
-        "`name`, `description`, `parameters`; `strict` is always on where calls are forced"
+        "`name`, `description`, `parameters`, `strict`: a schema that cannot be compiled is a 400"
     )
 
 

@@ -14,7 +14,7 @@ from ipex_lookahead.serving.failures import ApiError, refused
 from ipex_lookahead.serving.grammar import Grammar, inlined
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.server import Served
-from ipex_lookahead.serving.tools import Function, Parser, Style, in_words, style_of
+from ipex_lookahead.serving.tools import Function, Parser, Spell, Style, in_words, style_of
 from ipex_lookahead.tokenization.prompts import build_prompt
 
 Message = dict[str, Any]
@@ -78,7 +78,7 @@ def prepare(served: Served, talk: Talk) -> Prepared:
     """
     template = served.template
     style, knows_tools = style_of(template)
-    given = talk.functions if talk.may_call else ()
+    given = [_spoken(one) for one in talk.functions] if talk.may_call else []
     text_of = partial(_rendered, served, talk)
     spoken_of = bool(given) or any(m["role"] == "tool" or m.get("tool_calls") for m in talk.messages)
     if not template:
@@ -138,7 +138,7 @@ def _markers(served: Served, style: Style) -> dict[int, str]:
 
 def _grammar(served: Served, talk: Talk, style: Style, markers: Mapping[int, str]) -> Grammar | None:
     forced = talk.may_call and talk.choice != "auto"
-    if talk.schema is None and not forced:
+    if talk.schema is None and not talk.may_call:
         return None
     if not forced and not talk.may_call:
         return served.grammars.json_schema(talk.schema)
@@ -147,6 +147,8 @@ def _grammar(served: Served, talk: Talk, style: Style, markers: Mapping[int, str
     def spell(text: str) -> str:
         return f"<[{ids[text]}]>" if text in ids else json.dumps(text)
 
+    if talk.schema is None and not forced:
+        return _at_will(served, talk.functions, style, spell)
     wanted = [one for one in talk.functions if talk.choice in ("auto", "required", one["name"])]
     rules = style.grammar(wanted, spell, one=talk.one_call or talk.choice not in ("auto", "required"))
     if forced:
@@ -154,8 +156,41 @@ def _grammar(served: Served, talk: Talk, style: Style, markers: Mapping[int, str
     return served.grammars.lark(f"start: calls | answer\n{rules}answer: %json {inlined(talk.schema)}\n")
 
 
+def _at_will(served: Served, functions: Sequence[Function], style: Style, spell: Spell) -> Grammar | None:
+    """For calls that the model makes where it likes. None where their beginning cannot be told from text.
+
+    A function that is not ``strict`` may have any object for arguments where its schema cannot be compiled: agents send
+    schemas of many kinds, and one that is odd should not end every request.
+    """
+    rules = style.at_will(functions, spell)
+    if rules is None:
+        return None
+    try:
+        return served.grammars.lark(rules)
+    except InputError:
+        loose = [one if one.get("strict") or _compiles(served, one) else _loose(one) for one in functions]
+        return served.grammars.lark(style.at_will(loose, spell) or "")
+
+
+def _compiles(served: Served, function: Function) -> bool:
+    try:
+        served.grammars.json_schema(function.get("parameters") or {})
+    except InputError:
+        return False
+    return True
+
+
+def _loose(function: Function) -> Function:
+    return {key: value for key, value in function.items() if key != "parameters"}
+
+
+def _spoken(function: Function) -> Function:
+    """A function as templates are given it: ``strict`` is for the server."""
+    return {key: value for key, value in function.items() if key != "strict"}
+
+
 def functions_of(tools: Sequence[Mapping[str, Any]], limits: Limits, param: str = "tools") -> list[Function]:
-    """Functions with names and bounded schemas: ``{"name", "description"?, "parameters"?}`` each, checked."""
+    """Functions with names and bounded schemas: ``{"name", "description"?, "parameters"?, "strict"?}``, checked."""
     if len(tools) > limits.tools:
         raise refused(param, f"{len(tools)} tools are too many; at most {limits.tools} are taken")
     found: list[Function] = []
@@ -168,6 +203,8 @@ def functions_of(tools: Sequence[Mapping[str, Any]], limits: Limits, param: str 
             raise refused(f"{param}.{at}.parameters", "it must be a JSON schema, an object")
         bounded(parameters, limits, f"{param}.{at}.parameters")
         kept = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
+        if tool.get("strict") is True:
+            kept["strict"] = True
         if any(one["name"] == name for one in found):
             raise refused(f"{param}.{at}", f"there are two functions {name!r}; names must differ")
         found.append(kept)

@@ -123,6 +123,7 @@ def _function(tool: Mapping[str, Any], at: int) -> dict[str, Any]:
     only(tool, _TOOL, f"tools.{at}.")
     return {
         "name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema"),
+        "strict": tool.get("strict"),
     }  # fmt: skip
 
 

@@ -55,6 +55,10 @@ class Style(ABC):
     def grammar(self, functions: Sequence[Function], spell: Spell, *, one: bool) -> str:
         """The rule ``calls`` in Lark, as llguidance reads it: one call, or one or more, and nothing else."""
 
+    def at_will(self, functions: Sequence[Function], spell: Spell) -> str | None:
+        """The rule ``start``: any text, in which a call that has begun is one. None where beginnings say too little."""
+        return None
+
 
 class Tagged(Style):
     """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``: Hermes, Qwen, and many after them."""
@@ -72,6 +76,17 @@ class Tagged(Style):
         many = "call" if one else 'call ("\\n" call)*'
         begin, end = spell("<tool_call>"), spell("</tool_call>")
         return f'calls: {many}\ncall: {begin} "\\n" body "\\n" {end}\nbody: %json {schema}\n'
+
+    def at_will(self, functions: Sequence[Function], spell: Spell) -> str:
+        """See :class:`Style`."""
+        begin, end = spell(self.markers[0]), spell(self.end)
+        # A marker of letters is looked for in the text; one that is a token cannot be part of any.
+        head = f"head: TEXT {begin}" if begin.startswith("<[") else f"head[lazy]: TEXT {begin}"
+        schema = inlined(one_of(functions, "arguments"))
+        return (
+            f"start: call* rest\nrest: TEXT\ncall: head SPACE body SPACE {end}\n{head}\n"
+            f"body: %json {schema}\nTEXT: /(.|\\n)*/\nSPACE: /[ \\n]{{0,4}}/\n"
+        )
 
 
 class Bare(Style):

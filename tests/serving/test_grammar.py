@@ -10,6 +10,7 @@ import pytest
 
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.serving.conversation import Talk, prepare
 from ipex_lookahead.serving.server import Served
 from ipex_lookahead.serving.vocabulary import token_bytes
 from tests.serving.schemas import KEPT, REFUSED
@@ -135,6 +136,65 @@ def test_white_space_ends_in_forced_calls_too(client):
     given = {"messages": ASKED, "temperature": 0, "max_tokens": 700, "tools": tools, "tool_choice": named}
     (choice,) = client.post("/v1/chat/completions", json=given).json()["choices"]
     assert choice["finish_reason"] == "tool_calls"
+
+
+WEATHER = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"],
+           "additionalProperties": False}  # fmt: skip
+ODD = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
+
+
+def said_at_will(served, text, functions):
+    """How much of a text a model could say that may call these functions, and whether it could end there."""
+    talk = Talk([{"role": "user", "content": "Hi"}], functions)
+    grammar = prepare(served, talk).grammar
+    assert grammar is not None
+    process, cut = grammar.constrain(0)
+    ids = served.encode(text)
+    draft = cut(np.array([], np.int64), Draft.chain(ids))
+    if len(draft) < len(ids):
+        return served.tokenizer.decode(list(draft.tokens)), False
+    logits = process(np.array(ids, np.int64), np.zeros(served.vocab_size, np.float32))
+    return text, bool(np.isfinite(logits[sorted(served.eos_ids)]).all())
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        ("", True), ("No call, but < and <tool> and é.", True), ("{}", True), ("I look.\n<tool_call", True),
+        ('<tool_call>\n{"name": "w", "arguments": {"city": "Rome"}}\n</tool_call>', True),
+        ('Well. <tool_call>{"name":"w","arguments":{"city":"Oslo"}}</tool_call>\n<tool_call>', False),
+        ('<tool_call>\n{"name": "w"', False), ('<tool_call>\n{"name": "o", "arguments": {"x": [1, 1]}}', False),
+        ('<tool_call>\n{"name": "o", "arguments": {"x": [1, 1]}}</tool_call> Done.', True),
+    ],
+)  # fmt: skip
+def test_calls_at_will_are_free_text_until_one_begins(served, text, ends):
+    functions = [{"name": "w", "parameters": WEATHER}, {"name": "o", "parameters": ODD}]
+    assert said_at_will(served, text, functions) == (text, ends)
+
+
+@pytest.mark.parametrize(
+    ("text", "upto"),
+    [
+        ('<tool_call>\n{"name": "x', '<tool_call>\n{"name": "'),
+        (
+            'A <tool_call>{"name": "w", "arguments": {"city": "Paris',
+            'A <tool_call>{"name": "w", "arguments": {"city": "',
+        ),
+        ("<tool_call> no", "<tool_call> "),
+    ],
+)
+def test_what_has_begun_as_a_call_is_one(served, text, upto):
+    assert said_at_will(served, text, [{"name": "w", "parameters": WEATHER}]) == (upto, False)
+
+
+def test_a_strict_function_is_never_let_loose(client):
+    tool = {"type": "function", "function": {"name": "o", "parameters": ODD}}
+    given = {"messages": ASKED, "max_tokens": 2, "tools": [tool]}
+    assert client.post("/v1/chat/completions", json=given).status_code == 200
+    tool["function"]["strict"] = True
+    answer = client.post("/v1/chat/completions", json=given)
+    assert answer.status_code == 400
+    assert "uniqueItems" in answer.json()["error"]["message"]
 
 
 def state(served, lark):
