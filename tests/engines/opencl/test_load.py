@@ -125,13 +125,13 @@ def test_the_embedded_models_tokens_are_the_native_engines() -> None:
 
     Several sequences at a time, since a step of many rows takes the runtime for CPUs less than many steps of one.
     """
-    count = 60 if os.environ.get("IPEX_LOOKAHEAD_GATES") == "large" else 16
+    count, together = (60, 15) if os.environ.get("IPEX_LOOKAHEAD_GATES") == "large" else (16, 4)
     native, ours = (
         AutoModelForCausalLM.from_pretrained("default", engine=engine, progress=False)
         for engine in ("native", "opencl")
     )
     accepted = compared = 0
-    for number, batch in enumerate(in_batches(native.tokenizer, count, 4)):
+    for number, batch in enumerate(in_batches(native.tokenizer, count, together)):
         sampling = {"do_sample": True, "temperature": 0.8, "seed": number} if number % 2 else {"do_sample": False}
         expected = native.generate(**batch, max_new_tokens=64, **sampling)
         for lookahead in (None, LookaheadConfig("auto", 4, adaptive=False)):
