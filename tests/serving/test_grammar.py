@@ -60,6 +60,25 @@ def test_what_cannot_be_compiled_is_refused(served, client, schema):
     assert answer.status_code == 400, answer.text
 
 
+@pytest.mark.parametrize("choice", ["auto", "required", "f"])
+def test_objects_are_arguments_of_functions(served, choice):
+    """Among them those that llama.cpp stumbled over: its issues 25746, 25923, 19051, 27619 and 28081."""
+    objects = [schema for schema in KEPT if isinstance(schema, dict) and schema.get("type") == "object"]
+    assert len(objects) > 10
+    for schema in objects:
+        function = {"name": "f", "parameters": schema, "description": '{ "quoted" } ::= \n' * 9, "strict": True}
+        assert prepare(served, Talk([{"role": "user", "content": "Hi"}], [function], choice)).grammar is not None
+
+
+def test_a_broken_tool_ends_its_own_request_alone(client):
+    for parameters in REFUSED:
+        if isinstance(parameters, dict):
+            tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+            given = {"messages": ASKED, "max_tokens": 1, "tools": tools}
+            assert client.post("/v1/chat/completions", json={**given, "tool_choice": "required"}).status_code == 400
+            assert client.post("/v1/chat/completions", json=given).status_code == 200
+
+
 def test_fifty_schemas():
     assert len(KEPT) + len(REFUSED) >= 50
 
