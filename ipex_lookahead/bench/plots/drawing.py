@@ -121,3 +121,10 @@ def powers_of_two(axes: Any, values: list[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(values, labels=[f"{value:,}" for value in values])
     axes.xaxis.set_minor_locator(NullLocator())
+
+
+def logarithmic(axes: Any) -> None:
+    """A logarithmic y axis whose ticks are plain numbers: 1, 2, 3, 5 and their tens."""
+    axes.set_yscale("log")
+    for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        set_formatter(lambda value, place: f"{value:g}" if f"{value:e}"[0] in "1235" else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.bench.plots.drawing import ALERT, COLOURS, FAINT, entitle, look, picture
+from ipex_lookahead.bench.plots.drawing import ALERT, COLOURS, FAINT, entitle, logarithmic, look, picture
 from ipex_lookahead.terminal import counted
 
 
@@ -21,8 +21,8 @@ def plot_serve(report: dict[str, Any], file: Path) -> None:
             if values:
                 places = [100 * (rank + 1) / len(values) for rank in range(len(values))]
                 latency.plot(places, sorted(values), label=label, **{**look(number), "markersize": 3})
-        latency.set_yscale("log")
-        latency.set_xlim(0, 100)
+        logarithmic(latency)
+        latency.set_xlim(0, 101)  # the last mark is whole
         latency.set_xlabel("percent of the answers")
         latency.set_ylabel("milliseconds, at most")
         latency.legend(frameon=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.bench.plots.drawing import FAINT, entitle, look, picture, powers_of_two
+from ipex_lookahead.bench.plots.drawing import FAINT, entitle, logarithmic, look, picture, powers_of_two
 
 
 def plot_step(report: dict[str, Any], file: Path) -> None:
@@ -21,9 +21,7 @@ def plot_step(report: dict[str, Any], file: Path) -> None:
 def plot_kernels(report: dict[str, Any], file: Path) -> None:
     """Milliseconds of one matrix by rows, a line for each format and instruction set. Raises as ``plot_step``."""
     with picture(file, (8.0, 5.0)) as (figure, (axes,)):
-        axes.set_yscale("log")
-        for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            set_formatter(lambda value, place: f"{value:g}" if f"{value:e}"[0] in "1235" else "")
+        logarithmic(axes)
         _over_rows(axes, [(f"{one['format']}, {one['isa']}", one["steps"]) for one in report["kernels"]])
         axes.set_ylabel("milliseconds a matrix")
         outputs, inputs = report["shape"]
