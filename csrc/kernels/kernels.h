@@ -153,7 +153,7 @@ struct KernelTable {
   int32_t (*integer_peak)(int64_t repeats);
 };
 
-constexpr int kQueries = 16;  // queries attended to together
+constexpr int kQueries = 24;  // queries attended to together
 inline int64_t attention_scratch(int64_t step_rows) { return kQueries * (kBlock + step_rows + 2 * kLanes); }
 
 const KernelTable* scalar_kernels();

@@ -16,7 +16,6 @@ constexpr int kMaxRows = 4;
 constexpr int kTilesAtOnce = 1;
 constexpr int kMaxFloatRows = 1;
 constexpr int kQueryTile = 1;
-constexpr int kSubBlocks = 4;
 
 #include "vectors.inl"
 

@@ -19,8 +19,7 @@ using i32x16 = __m512i;
 constexpr int kMaxRows = 16;      // rows of an integer tile held in registers
 constexpr int kTilesAtOnce = 2;  // of whole numbers, by all these rows
 constexpr int kMaxFloatRows = 4;  // rows of a float tile (four accumulators each)
-constexpr int kQueryTile = 4;     // queries x 4 chunks of values in registers
-constexpr int kSubBlocks = 4;     // queries x 4 sub-blocks of keys in registers
+constexpr int kQueryTile = 12;    // queries x 2 vectors of keys or values in registers
 
 SIMD_INLINE f32x16 zero() { return _mm512_setzero_ps(); }
 SIMD_INLINE f32x16 set1(float x) { return _mm512_set1_ps(x); }

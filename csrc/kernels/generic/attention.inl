@@ -69,6 +69,17 @@ static void store_value(const float* v, uint8_t* values, float* scales, int64_t 
   if (F == KvFormat::int8) scales[slot] = scale;
 }
 
+// f(Q, i) for the queries [0, count), Q at a time: as many as registers hold, then fewer.
+template <int Q, class F>
+SIMD_INLINE void in_query_tiles(int i, int count, const F& f) {
+  for (; i + Q <= count; i += Q) f(std::integral_constant<int, Q>{}, i);
+  if constexpr (Q > 1) in_query_tiles<(Q > 8 ? 8 : Q > 4 ? 4 : Q - 1)>(i, count, f);
+}
+// Vectors of keys or values that Q queries are multiplied by together: of many queries few, so that what is widened from
+// memory is used often.
+template <int Q>
+constexpr int kWidened = Q > 4 ? 2 : 4;
+
 // Scores of Q queries against S sub-blocks of 16 slots: the keys are widened once for all queries. Meanwhile memory as
 // much as the keys take is fetched, `ahead` bytes from them.
 template <KvFormat F, int Q, int S>
@@ -101,8 +112,8 @@ SIMD_INLINE void score_page(const uint8_t* keys, int64_t ahead, const float* sca
                             int head_dim, float* const* scores, int64_t at, int64_t sub_blocks) {
   const int64_t step = int64_t(head_dim) * kLanes * kv_bytes(F);
   int64_t s = 0;
-  for (; s + kSubBlocks <= sub_blocks; s += kSubBlocks)
-    score_slots<F, Q, kSubBlocks>(keys + s * step, ahead, scales + s * kLanes, q, head_dim, scores, at + s * kLanes);
+  for (; s + kWidened<Q> <= sub_blocks; s += kWidened<Q>)
+    score_slots<F, Q, kWidened<Q>>(keys + s * step, ahead, scales + s * kLanes, q, head_dim, scores, at + s * kLanes);
   for (; s < sub_blocks; ++s)
     score_slots<F, Q, 1>(keys + s * step, ahead, scales + s * kLanes, q, head_dim, scores, at + s * kLanes);
 }
@@ -129,22 +140,10 @@ static void score_range(const Keys& keys, int head_dim, int64_t begin, int64_t e
     const uint8_t* then = next * kPage < end ? page_or(keys, next, keys.k_offset, page + keys.k_offset)
                                              : keys.pages[begin / kPage] + keys.v_offset;
     int64_t ahead = then - (page + keys.k_offset);
-    int i = 0;
-    for (; i + kQueryTile <= count; i += kQueryTile, ahead = 0)
-      score_page<F, kQueryTile>(k, ahead, scales, q + i, head_dim, scores + i, slot - begin, sub_blocks);
-    switch (count - i) {  // at least two less than kQueryTile remain where that is 4 or more
-      case 3:
-        score_page<F, kQueryTile < 3 ? 1 : 3>(k, ahead, scales, q + i, head_dim, scores + i, slot - begin, sub_blocks);
-        break;
-      case 2:
-        score_page<F, kQueryTile < 2 ? 1 : 2>(k, ahead, scales, q + i, head_dim, scores + i, slot - begin, sub_blocks);
-        break;
-      case 1:
-        score_page<F, 1>(k, ahead, scales, q + i, head_dim, scores + i, slot - begin, sub_blocks);
-        break;
-      default:
-        break;
-    }
+    in_query_tiles<kQueryTile>(0, count, [&](auto tile, int i) {
+      score_page<F, tile()>(k, ahead, scales, q + i, head_dim, scores + i, slot - begin, sub_blocks);
+      ahead = 0;  // has been fetched
+    });
     slot += sub_blocks * kLanes;
   }
 }
@@ -183,29 +182,17 @@ template <KvFormat F, int Q>
 SIMD_INLINE void add_values(const Keys& keys, int padded, int64_t begin, int64_t end, const float* const* e,
                             float* const* values) {
   int d = 0;
-  for (; d + 4 * kLanes <= padded; d += 4 * kLanes) add_values<F, Q, 4>(keys, padded, begin, end, e, d, values);
+  constexpr int width = kWidened<Q> * kLanes;
+  for (; d + width <= padded; d += width) add_values<F, Q, kWidened<Q>>(keys, padded, begin, end, e, d, values);
   for (; d < padded; d += kLanes) add_values<F, Q, 1>(keys, padded, begin, end, e, d, values);
 }
 
 template <KvFormat F>
 static void add_values(const Keys& keys, int padded, int64_t begin, int64_t end, const float* const* e, int count,
                        float* const* values) {
-  int i = 0;
-  for (; i + kQueryTile <= count; i += kQueryTile)
-    add_values<F, kQueryTile>(keys, padded, begin, end, e + i, values + i);
-  switch (count - i) {
-    case 3:
-      add_values<F, kQueryTile < 3 ? 1 : 3>(keys, padded, begin, end, e + i, values + i);
-      break;
-    case 2:
-      add_values<F, kQueryTile < 2 ? 1 : 2>(keys, padded, begin, end, e + i, values + i);
-      break;
-    case 1:
-      add_values<F, 1>(keys, padded, begin, end, e + i, values + i);
-      break;
-    default:
-      break;
-  }
+  in_query_tiles<kQueryTile>(0, count, [&](auto tile, int i) {
+    add_values<F, tile()>(keys, padded, begin, end, e + i, values + i);
+  });
 }
 
 // Turns the scores [begin, end) into exponentials in place (zero down to the last and up to the next multiple of 16); the

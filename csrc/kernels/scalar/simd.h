@@ -24,7 +24,6 @@ constexpr int kMaxRows = 2;
 constexpr int kTilesAtOnce = 1;
 constexpr int kMaxFloatRows = 1;
 constexpr int kQueryTile = 1;
-constexpr int kSubBlocks = 1;
 
 #define LANES(result, expression) \
   do {                            \
