@@ -8,7 +8,6 @@ Ray's own consistent hashing sends all turns of a conversation to one replica, w
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -16,67 +15,6 @@ import sys
 import click
 
 from ipex_lookahead.cli.running import run_command
-
-
-class Replica:
-    """One model with its service. ``ask`` runs the same application as ``ipex-lookahead serve``."""
-
-    def __init__(self, model: str, threads: int | None, slots: int) -> None:
-        from ipex_lookahead.cli.loading import load_text
-        from ipex_lookahead.generation.service import Service
-        from ipex_lookahead.serving.app import make_app
-        from ipex_lookahead.serving.server import Server, Settings
-
-        self._server = Server(Settings(names=("default", model), drafting={"lookahead": "auto"}))
-        self._server.ready(load_text(model, threads=threads, progress=False), lambda one: Service(one, slots=slots))
-        self._app = make_app(self._server)
-
-    async def ask(self, asked):
-        from ipex_lookahead.serving.relay import relayed
-
-        async for part in relayed(self._app, asked):
-            yield (part[0], [*part[1], (b"x-replica", b"%d" % os.getpid())]) if isinstance(part, tuple) else part
-
-    def check_health(self) -> None:
-        if self._server.state != "ready":
-            raise RuntimeError(f"the server is {self._server.state}")
-
-
-class Front:
-    """Sends each request to a replica, and says so where the replica is lost."""
-
-    def __init__(self, replicas) -> None:
-        self._replicas = replicas.options(stream=True)
-
-    async def __call__(self, request):
-        from ray.exceptions import RayError
-        from starlette.responses import JSONResponse, StreamingResponse
-
-        from ipex_lookahead.serving.failures import ApiError
-        from ipex_lookahead.serving.relay import Asked, opening
-
-        body, path = await request.body(), request.url.path
-        headers = [(name, value) for name, value in request.headers.raw if name != b"x-session-id"]
-        asked = Asked(request.method, path, request.url.query.encode(), headers, body)
-        parts = self._replicas.options(session_id=opening(body)).ask.remote(asked)
-        lost = ApiError(503, "the replica that was answering has ended; ask again", code="replica_lost")
-        try:
-            status, told = await anext(parts)
-        except RayError:
-            return JSONResponse(lost.body(path), 503, headers={"retry-after": "1"})
-
-        async def rest():
-            try:
-                async for part in parts:
-                    yield part
-            except RayError:
-                if b"text/event-stream" not in dict(told).get(b"content-type", b""):
-                    raise  # half an object: the connection breaks
-                yield b"event: error\ndata: " + json.dumps(lost.body(path)).encode() + b"\n\n"
-
-        answer = StreamingResponse(rest(), status)
-        answer.raw_headers = told
-        return answer
 
 
 @click.command()
@@ -92,6 +30,8 @@ def main(model: str, replicas: int, threads: int | None, slots: int, host: str, 
         import ray
         from ray import serve
         from ray.serve.config import HTTPOptions, RequestRouterConfig
+
+        from ipex_lookahead.serving.replicas import Front, Replica
     except ImportError:
         raise click.ClickException("this example needs Ray Serve: pip install 'ipex-lookahead[serve,ray]'") from None
 

@@ -1,7 +1,6 @@
 """The application where no socket is: a request and its answer as values, which another process can hand on.
 
-Ray Serve's front (``examples/ray_serve.py``) sends requests to replicas this way, and chooses the replica by
-:func:`opening`.
+Ray Serve's front (``replicas.py``) sends requests to replicas this way, and chooses the replica by :func:`opening`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -344,8 +345,12 @@ def test_keys_share_neither_prompts_nor_answers() -> None:
     made.close()
 
 
-def test_closing_ends_what_is_left(model: TextModel) -> None:
-    made = Service(model, slots=2)
+def test_closing_ends_what_is_left() -> None:
+    engine = markov(VOCAB, order=2, seed=4)
+    engine.before_forward = lambda: time.sleep(
+        0.02
+    )  # 4,000 tokens take longer than any machine needs to get to the end
+    made = Service(text_model(engine), slots=2)
     streams = [made.stream([number], Rules(4000)) for number in range(4)]
     assert next(iter(streams[0])).kind == "prefill"
     made.close()

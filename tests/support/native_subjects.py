@@ -30,6 +30,24 @@ def asym_int4(n_out: int, n_in: int) -> tuple[Any, ...]:
     return ("asym_int4", n_out, n_in, 32, np.full((n_out, n_in // 2), 0x5A, np.uint8), scales, scales.copy())
 
 
+def quantize_arguments() -> tuple[Any, ...]:
+    """A matrix to asym_int4: each group's minimum and scale are searched for."""
+    streams = (np.zeros((48, 32), np.uint8), np.zeros((48, 2), np.uint16), np.zeros((48, 2), np.uint16))
+    searched = ("minimum", 32, np.array([0, 15], np.float32), True, np.array([15, 14.6, 15.4], np.float32), 0)
+    return (
+        "asym_int4",
+        floats(48, 64),
+        "fp32",
+        floats(64),
+        *searched,
+        np.arange(256).astype(np.uint8),
+        1e10,
+        *streams,
+        2,
+        4,
+    )
+
+
 def rope(**changed: Any) -> Any:
     return _native.Rope(**{**ROPE, **changed})
 
@@ -201,9 +219,10 @@ GOOD: dict[str, Arguments] = {
     "amx_state": dict,
     "chosen_isa": lambda: {"name": ""},
     "most_search_lanes": dict,
-    "search": named(
-        "values importance size numbers whole tries step_limit minimum lanes",
-        lambda: (floats(4, 64), floats(2, 64), 16, floats(2), True, floats(3), -32, False, 4),
+    "quantize": named(
+        "format values kind importance searched size numbers whole tries step_limit code_of largest "
+        "codes scales minimums threads lanes",
+        quantize_arguments,
     ),
     "sample": named(
         "logits temperature top_k top_p min_p seed sequence position",
