@@ -1,6 +1,7 @@
 """Environments that are kept between runs in the user's cache folder: whole, or not there. Standard library only."""
 
 import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
@@ -51,6 +52,27 @@ def kept(name, key, needed, say, make):
             make(half)
             os.rename(half, folder)
     return folder
+
+
+def beside(python, name, pins, needed, say, fetched):
+    """The folder of an environment with ``pins`` beside the packages of ``python``; made if it is not there yet.
+
+    name, needed, say: as for ``kept``.
+    fetched: what that takes from the network, for people.
+    """
+    packages = output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
+    key = hashlib.sha256("\n".join([packages] + pins).encode()).hexdigest()[:12]
+
+    def make(folder):
+        say("making its environment (once; about {} fetched)".format(fetched))
+        subprocess.run([python, "-m", "venv", folder], check=True)
+        inside = os.path.join(folder, "bin", "python")
+        own = output([inside, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
+        with open(os.path.join(own, "beside.pth"), "w") as paths:  # a line of code: .pth files there are read too
+            paths.write("import site; site.addsitedir({!r})\n".format(packages))
+        pip(inside, *pins)
+
+    return kept(name, key, needed, say, make)
 
 
 def check_space(cache, needed):

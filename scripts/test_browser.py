@@ -9,14 +9,13 @@ Debian's; anybody else is told, and nothing is tested. Pictures of what was seen
 Standard library only.
 """
 
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
 
-from environments import as_program, kept, pip
-from setup import ROOT, SetupError, output
+from environments import as_program, beside
+from setup import ROOT, SetupError
 
 PINS = ["playwright==1.65.2"]
 NEEDED = 1 << 29
@@ -34,9 +33,7 @@ def main(arguments):
         say("SKIPPED, nothing was tested: no Chromium was found")
         say("apt install chromium, or name one: IPEX_LOOKAHEAD_CHROMIUM=/path/to/chrome")
         return 0
-    packages = output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
-    key = hashlib.sha256("\n".join([packages] + PINS).encode()).hexdigest()[:12]
-    folder = kept("browser", key, NEEDED, say, lambda half: make(python, packages, half))
+    folder = beside(python, "browser", PINS, NEEDED, say, "45 MB")
     say("running in {}".format(browser))
     pytest = [os.path.join(folder, "bin", "python"), "-m", "pytest"] + (arguments or TESTS)
     return subprocess.run(pytest, env=dict(os.environ, IPEX_LOOKAHEAD_CHROMIUM=browser), cwd=ROOT).returncode
@@ -62,16 +59,6 @@ def from_debian():
 def say(text):
     print("browser: " + text)
     sys.stdout.flush()
-
-
-def make(python, packages, folder):
-    say("making its environment (once; about 45 MB fetched)")
-    subprocess.run([python, "-m", "venv", folder], check=True)
-    inside = os.path.join(folder, "bin", "python")
-    own = output([inside, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
-    with open(os.path.join(own, "beside.pth"), "w") as beside:  # a line of code: .pth files there are read too
-        beside.write("import site; site.addsitedir({!r})\n".format(packages))
-    pip(inside, *PINS)
 
 
 if __name__ == "__main__":

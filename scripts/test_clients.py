@@ -6,13 +6,12 @@
 They go into an environment beside the .venv that ``make test`` uses, which is kept between runs. Standard library only.
 """
 
-import hashlib
 import os
 import subprocess
 import sys
 
-from environments import as_program, kept, pip
-from setup import ROOT, SetupError, output
+from environments import as_program, beside
+from setup import ROOT, SetupError
 
 PINS = [
     "openai==2.54.0", "anthropic==2.12.0", "langchain-openai==1.7.3", "llama-index-llms-openai-like==0.8.1",
@@ -27,9 +26,7 @@ def main(arguments):
     python = os.path.join(ROOT, ".venv", "bin", "python")
     if not os.path.exists(python):
         raise SetupError("there is no .venv yet", "make test-clients makes it first")
-    packages = output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
-    key = hashlib.sha256("\n".join([packages] + PINS).encode()).hexdigest()[:12]
-    folder = kept("clients", key, NEEDED, say, lambda half: make(python, packages, half))
+    folder = beside(python, "clients", PINS, NEEDED, say, "300 MB")
     # schemathesis brings a plugin for pytest, of which nothing is used; replicas import the package by PYTHONPATH
     command = [os.path.join(folder, "bin", "python"), "-m", "pytest", "-n0", "-p", "no:schemathesis"]
     return subprocess.run(command + (arguments or TESTS), env=dict(os.environ, PYTHONPATH=ROOT), cwd=ROOT).returncode
@@ -38,16 +35,6 @@ def main(arguments):
 def say(text):
     print("clients: " + text)
     sys.stdout.flush()
-
-
-def make(python, packages, folder):
-    say("making its environment (once; about 300 MB fetched)")
-    subprocess.run([python, "-m", "venv", folder], check=True)
-    inside = os.path.join(folder, "bin", "python")
-    own = output([inside, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
-    with open(os.path.join(own, "beside.pth"), "w") as beside:  # a line of code: .pth files there are read too
-        beside.write("import site; site.addsitedir({!r})\n".format(packages))
-    pip(inside, *PINS)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,13 @@ renamed when it is complete. The runtime's wheel does not say where it was insta
 reads is written here. Standard library only.
 """
 
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
 
-from environments import as_program, kept, pip
-from setup import ROOT, SetupError, output
+from environments import as_program, beside
+from setup import ROOT, SetupError
 
 PINS = ["pyopencl==2026.1.4", "intel-opencl-rt==2026.2.0", "intel-cmplr-lib-rt==2026.2.0"]
 NEEDED = 2 << 30
@@ -54,19 +53,7 @@ def say(text):
 
 def environment(python):
     """The folder of the environment; made if it is not there yet."""
-    packages = output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
-    key = hashlib.sha256("\n".join([packages] + PINS).encode()).hexdigest()[:12]
-    return kept("opencl", key, NEEDED, say, lambda half: make(python, packages, half))
-
-
-def make(python, packages, folder):
-    say("making its environment (once; about 275 MB fetched)")
-    subprocess.run([python, "-m", "venv", folder], check=True)
-    inside = os.path.join(folder, "bin", "python")
-    own = output([inside, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
-    with open(os.path.join(own, "beside.pth"), "w") as beside:  # a line of code: .pth files there are read too
-        beside.write("import site; site.addsitedir({!r})\n".format(packages))
-    pip(inside, *PINS)
+    return beside(python, "opencl", PINS, NEEDED, say, "275 MB")
 
 
 def variables(folder):

@@ -1,6 +1,8 @@
 // One search for every number of lanes, in vectors of the compiler's: a lane is a part, a column of search.py. search.cc
 // compiles it three times, for the baseline, AVX2 and AVX-512; all execute the same IEEE operations in the same order (no
-// fma: -ffp-contract=off), hence the same bits. Names and order are search.py's; what it explains is not said again.
+// fma: -ffp-contract=off), hence the same bits. Names and order are those of
+// search.py and columns.py; what they explain is not said again. It is over 500 lines because all of it is one template,
+// whose steps have to be inlined into each other to stay in registers, and is read beside its definition from top to end.
 #pragma once
 
 #include <algorithm>

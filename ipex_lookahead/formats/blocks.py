@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.formats.base import BadScale, GgufType, PackedWeight, Stream, check_streams
+from ipex_lookahead.formats.columns import Floats
 from ipex_lookahead.formats.float_base import from_binary16
 from ipex_lookahead.formats.groups import LARGEST, Rows, check_matrix, quantize_rows, row_chunks
-from ipex_lookahead.formats.search import Floats, Parts, Quantizer
+from ipex_lookahead.formats.search import Parts, Quantizer
 
 Bytes = npt.NDArray[np.uint8]
 SUB_BLOCK = 32

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.blocks import BlockFormat, Plane
-from ipex_lookahead.formats.search import Floats, Parts, TableSearch
+from ipex_lookahead.formats.columns import Floats
+from ipex_lookahead.formats.search import Parts, TableSearch
 
 INPUTS = 64
 """Inputs that share a scale."""

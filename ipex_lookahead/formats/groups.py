@@ -24,6 +24,7 @@ from ipex_lookahead.formats.base import (
     Stream,
     check_streams,
 )
+from ipex_lookahead.formats.columns import Floats
 from ipex_lookahead.formats.float_base import (
     CHUNK,
     check_float,
@@ -35,7 +36,6 @@ from ipex_lookahead.formats.float_base import (
 )
 from ipex_lookahead.formats.search import (
     CoreSearch,
-    Floats,
     MinimumSearch,
     Parts,
     Quantizer,

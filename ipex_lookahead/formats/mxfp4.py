@@ -12,7 +12,8 @@ import numpy.typing as npt
 from ipex_lookahead.errors import LowBitFormatError
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.blocks import BlockFormat, Plane, half_powers
-from ipex_lookahead.formats.search import CoreSearch, Floats, Parts, count_below
+from ipex_lookahead.formats.columns import Floats
+from ipex_lookahead.formats.search import CoreSearch, Parts, count_below
 
 TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 MIDDLES = np.array([0.5, 1.5, 2.5, 3.5, 5, 7, 10], np.float32)
