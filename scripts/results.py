@@ -27,8 +27,6 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
 PAGES = ("README.md", "docs/benchmarks.md")
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-OLDER = {"strategies", "engines"}
-"""Tables whose raw figures are not here: they stand as they are until they are measured."""
 FILES = {"mt_bench": "chat", "humaneval": "code", "gsm8k": "arithmetic", "code_edit": "code editing"}
 """Prompt file -> what README calls it."""
 LLAMAS = "smollm2-135m tinyllama-1.1b llama2-7b".split()
@@ -77,18 +75,15 @@ def rendered(page: str) -> str:
     """A page with its tables as the results have them."""
 
     def block(found: re.Match[str]) -> str:
-        lines = table(found[2])
-        return found[0] if lines is None else "".join([found[1], "\n".join(lines), "\n", found[4]])
+        return "".join([found[1], "\n".join(table(found[2])), "\n", found[4]])
 
     return BLOCK.sub(block, page)
 
 
-def table(name: str) -> list[str] | None:
-    """Its lines in Markdown; None for one of ``OLDER`` that has not been measured again."""
+def table(name: str) -> list[str]:
+    """Its lines in Markdown."""
     file = RESULTS / f"{name}.json"
     if not file.exists():
-        if name in OLDER:
-            return None
         raise click.ClickException(f"there is no {file}; measure it: python scripts/results.py --measure {name}")
     return TABLES[name](json.loads(file.read_text(encoding="utf-8")))
 
