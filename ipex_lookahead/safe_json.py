@@ -164,7 +164,7 @@ class _Text:
             raise self._explained(str(error), None) from None
         if not self._flat and _depth_exceeds(value, self.max_depth):
             raise self._explained(f"is nested deeper than {self.max_depth}", None)
-        if _SURROGATE_ESCAPE.search(self.data) and _has_surrogate(value):
+        if _SURROGATE_ESCAPE.search(self.data) and has_surrogate(value):
             raise self._explained("has half a surrogate pair", None)
         return value
 
@@ -364,7 +364,8 @@ def _depth_exceeds(value: Any, limit: int) -> bool:
     return True
 
 
-def _has_surrogate(value: Any) -> bool:
+def has_surrogate(value: Any) -> bool:
+    """Whether a text in a JSON value holds half a surrogate pair; without recursion, for values may be deep."""
     pending = [value]
     while pending:
         item = pending.pop()

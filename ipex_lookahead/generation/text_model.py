@@ -31,6 +31,7 @@ from ipex_lookahead.generation.lookahead import resolve_lookahead, second_model_
 from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.generation.run import Job, Tape, length_limit, run_stepwise, streamed
 from ipex_lookahead.generation.second_model import check_vocabulary
+from ipex_lookahead.safe_json import has_surrogate
 from ipex_lookahead.tokenization.text import TextTokenizer
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -363,6 +364,10 @@ class StopTexts:
     def __init__(self, tokenizer: TextTokenizer, texts: Sequence[str]) -> None:
         if not all(texts):
             raise InputError("a text to stop at is empty; give at least one character")
+        if has_surrogate(list(texts)):
+            raise InputError(
+                "a text to stop at holds a lone surrogate, which is no character; it must be valid Unicode"
+            )
         self._tokenizer = tokenizer
         self._texts = texts
         # A token has at least one byte; four more for a character that the cut goes through.

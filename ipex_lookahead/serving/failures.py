@@ -47,8 +47,8 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
-        self.param = param
+        self.message = _utf8(message)
+        self.param = None if param is None else _utf8(param)
         self.code = code
         self.headers = {**({"x-should-retry": "false"} if status < 429 else {}), **(headers or {})}
 
@@ -58,6 +58,11 @@ class ApiError(Exception):
         if path.startswith(MESSAGES):
             return {"type": "error", "error": {"type": kind, "message": self.message}}
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def _utf8(said: str) -> str:
+    """What a request called something may be no Unicode; the answer that repeats it is."""
+    return said.encode("utf-8", "backslashreplace").decode()
 
 
 def refused(param: str, message: str) -> ApiError:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
+from ipex_lookahead.safe_json import has_surrogate
 from ipex_lookahead.serving.failures import ApiError, refused
 
 HONOURED, NO_EFFECT, REFUSED = "honoured", "no effect", "refused"
@@ -49,7 +50,14 @@ class Body(BaseModel):
     """Whether fields that are not declared are let pass."""
 
     def check(self, place: str = "") -> None:
-        """Raise ApiError for the first field, here or further in, that is unknown or asks for what cannot be done."""
+        """Raise ApiError for the first field, here or further in, that is unknown or asks for what cannot be done.
+
+        Text that is no Unicode is refused too: JSON can spell half a surrogate pair, and nothing behind takes it.
+        """
+        for name, value in self:
+            if has_surrogate([name, value]):
+                said = "holds a lone surrogate, which is no character; send valid Unicode"
+                raise ApiError(400, f"{place}{name}: {said}", param=place + name, code="invalid_value")
         for name, field in type(self).model_fields.items():
             value, own, extra = getattr(self, name), place + (field.alias or name), _extra(field)
             if extra[_SUPPORT] == REFUSED and value is not None and value not in extra[_ALLOWED]:

@@ -14,13 +14,13 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ipex_lookahead.serving.failures import ApiError
+from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.server import Server
 
 log = logging.getLogger(__name__)
 OPEN = frozenset({"/", "/health", "/ready", "/page.js", "/page.css", "/favicon.ico"})
 """Paths that need no key."""
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_BODY_SECONDS = 30.0
 
 
 class Gate:
@@ -58,7 +58,7 @@ class Gate:
         except ApiError as error:
             await _tell(error, scope, sending)
         else:
-            await self._app(scope, _bounded(receive, self._server.limits.body_bytes), sending)
+            await self._app(scope, _bounded(receive, self._server.limits), sending)
         finally:
             route = getattr(scope.get("route"), "path", "")
             self._server.metrics.requested(route or "other", status or 500)
@@ -99,18 +99,18 @@ def _host(header: str) -> str:
     return header.rpartition(":")[0] if re.search(r":\d+$", header) else header
 
 
-def _bounded(receive: Receive, most: int) -> Receive:
+def _bounded(receive: Receive, limits: Limits) -> Receive:
     """The body as long as it is within the limits of size and time."""
-    read, complete = 0, False
+    read, complete, most, seconds = 0, False, limits.body_bytes, limits.body_seconds
 
     async def limited() -> Message:
         nonlocal read, complete
         if complete:
             return await receive()
         try:
-            message = await asyncio.wait_for(receive(), _BODY_SECONDS)
+            message = await asyncio.wait_for(receive(), seconds)
         except (asyncio.TimeoutError, TimeoutError):
-            raise HTTPException(408, f"the request's body did not come within {_BODY_SECONDS:g} s") from None
+            raise HTTPException(408, f"the request's body did not come within {seconds:g} s") from None
         read += len(message.get("body", b""))
         complete = not message.get("more_body", False)
         if read > most:

@@ -109,7 +109,10 @@ class _State:
         self._advance(ids)
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
-            raise LookaheadError(f"the grammar is too complex to go on in: {_short(self._matcher.get_error())}")
+            said = _short(self._matcher.get_error())
+            raise InputError(
+                f"the grammar is too complex to go on in: {said}", hint="simplify its patterns and lengths"
+            )
         allowed = np.unpackbits(mask, bitorder="little")[: logits.size].view(np.bool_)
         logits[: allowed.size][~allowed] = -np.inf
         logits[allowed.size :] = -np.inf

@@ -18,6 +18,8 @@ class Limits:
         schema_bytes: of one JSON schema, as JSON.
         tools: functions of a request.
         preparing: requests whose templates and grammars are worked on at once; others wait.
+        head_seconds: a connection that has sent no request's head for so long is closed.
+        body_seconds: between pieces of a request's body.
         ping_seconds: a stream says something at least so often.
         stalled_seconds: a reader that takes nothing for so long is dropped.
         drain_seconds: answers may go on for so long after SIGTERM.
@@ -33,6 +35,8 @@ class Limits:
     schema_bytes: int = 256 << 10
     tools: int = 128
     preparing: int = 4
+    head_seconds: float = 30.0
+    body_seconds: float = 30.0
     ping_seconds: float = 10.0
     stalled_seconds: float = 30.0
     drain_seconds: float = 30.0

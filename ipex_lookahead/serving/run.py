@@ -13,6 +13,7 @@ import uvicorn
 
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.serving.app import make_app
+from ipex_lookahead.serving.connection import impatient
 from ipex_lookahead.serving.server import Server
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ def serve(server: Server, bound: socket.socket, load: Callable[[], None]) -> Non
         log_config=None,
         access_log=False,
         server_header=False,
+        http=impatient(server.limits.head_seconds),
         limit_concurrency=_MOST_CONNECTIONS,
         timeout_graceful_shutdown=int(server.limits.drain_seconds + _AFTER_DRAIN),
         lifespan="off",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import numpy as np
 
 from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.errors import InputError, LookaheadError
+from ipex_lookahead.safe_json import has_surrogate
 from ipex_lookahead.serving.answers import Answers, Ask
 from ipex_lookahead.serving.failures import ApiError, from_ours
 from ipex_lookahead.serving.grammar import Grammars
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ipex_lookahead.generation.text_model import TextModel
 
 Result = TypeVar("Result")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _PROBES = 8
 """Tokens whose logits are part of the fingerprint."""
 
@@ -96,7 +95,7 @@ class Served:
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """A text's tokens, by default without what begins a text. Raises InputError for text that is no Unicode."""
-        if _SURROGATE.search(text):  # JSON can spell it; no tokenizer takes it
+        if has_surrogate(text):  # JSON can spell it; no tokenizer takes it
             raise InputError("the request holds a lone surrogate, which is no character; text must be valid Unicode")
         return self.tokenizer.encode(text, add_special_tokens=special)
 

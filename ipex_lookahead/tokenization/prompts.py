@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from ipex_lookahead.errors import InputError
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
+from ipex_lookahead.safe_json import has_surrogate
 
 LLAMA2_VOCABULARY = 32000
 """Llama-2's vocabulary size, which its descendants without a chat template share."""
@@ -40,7 +38,7 @@ def build_prompt(tokenizer: Any, config: Mapping[str, Any], text: str, system: s
         ModelFormatError: the chat template is faulty, or exceeds its budget.
     """
     for part in (text, system or ""):
-        if _SURROGATE.search(part):  # what Python makes of bytes on a command line that are not UTF-8
+        if has_surrogate(part):  # what Python makes of bytes on a command line that are not UTF-8
             raise InputError("the text holds a lone surrogate, which is no character; it must be valid UTF-8")
     if getattr(tokenizer, "chat_template", None):
         messages = [{"role": "system", "content": system}] if system is not None else []

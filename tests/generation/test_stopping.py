@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipex_lookahead.compat import StopStringCriteria
+from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation import stopping
 from ipex_lookahead.generation.stopping import StopStrings
+from ipex_lookahead.generation.text_model import StopTexts
 from tests.support.byte_tokenizer import byte_tokenizer
 
 
@@ -81,3 +83,9 @@ def test_a_version_that_does_not_tell_is_asked_always(monkeypatch):
     monkeypatch.setattr(stopping, "StopStringCriteria", Plain)
     criterion = StopStrings(None, "x")
     assert [bool(criterion(torch.tensor([[1]]), None)) for _ in range(2)] == [False, True]
+
+
+@pytest.mark.parametrize("texts", [[""], ["a", "\ud800"]])
+def test_texts_that_nothing_can_stop_at(texts):
+    with pytest.raises(InputError, match="a text to stop at"):
+        StopTexts(WORDS, texts)

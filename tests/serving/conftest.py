@@ -18,6 +18,7 @@ from ipex_lookahead.errors import QueueFullError
 from ipex_lookahead.generation.service import Event, Service
 from ipex_lookahead.generation.text_model import TextModel
 from ipex_lookahead.serving.app import make_app
+from ipex_lookahead.serving.connection import impatient
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.run import bind, url
 from ipex_lookahead.serving.server import Server, Settings
@@ -126,7 +127,13 @@ def live(model: TextModel) -> Iterator[Callable[..., Live]]:
         bound = bind("127.0.0.1", 0)
         if small_buffers:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        config = uvicorn.Config(make_app(server), log_config=None, lifespan="off", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            make_app(server),
+            log_config=None,
+            http=impatient(server.settings.limits.head_seconds),
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+        )
         made = uvicorn.Server(config)
         thread = threading.Thread(target=made.run, args=([bound],), daemon=True)
         thread.start()

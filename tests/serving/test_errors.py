@@ -169,6 +169,32 @@ def test_bodies_that_are_no_request(client, body):
     assert answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": ASKED, "stop": ["\ud800"]}),
+        ("/v1/chat/completions", {"messages": ASKED, "model": "\ud800"}),
+        ("/v1/chat/completions", {"messages": ASKED, "\ud800": 1}),
+        ("/v1/chat/completions", {"messages": ASKED, "logit_bias": {"\ud800": "x"}}),
+        ("/v1/chat/completions", {"messages": ASKED, "user": "\udfff"}),
+        ("/v1/chat/completions", {"messages": [{**ASKED[0], "name": "\ud800"}]}),
+        ("/v1/chat/completions", {"messages": ASKED, "prediction": {"type": "content", "content": "\ud800"}}),
+        ("/v1/chat/completions", {"messages": ASKED, "tools": [{"type": "function", "function": {"name": "\ud800"}}]}),
+        ("/v1/completions", {"prompt": "\ud800"}),
+        ("/v1/completions", {"prompt": ["x", "\ud800"]}),
+        ("/v1/responses", {"input": "x", "instructions": "\ud800"}),
+        ("/v1/messages", {"messages": ASKED, "max_tokens": 1, "system": "\ud800"}),
+        ("/v1/messages", {"messages": ASKED, "max_tokens": 1, "stop_sequences": ["\ud800"]}),
+        ("/tokenize", {"content": "\ud800"}),
+    ],
+)
+def test_text_that_is_no_unicode_is_refused_wherever_it_is(client, path, fields):
+    body = json.dumps(fields).encode()
+    answer = client.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == (404 if "model" in fields else 400), answer.text
+    assert answer.json()["error"]["message"]
+
+
 def test_a_prompt_that_leaves_no_room(client, model):
     long = [{"role": "user", "content": "x" * model.engine.max_context}]
     answer = client.post("/v1/chat/completions", json={"messages": long})

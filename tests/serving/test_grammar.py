@@ -11,9 +11,11 @@ import pytest
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.serving.conversation import Talk, prepare
+from ipex_lookahead.serving.grammar import Grammar
 from ipex_lookahead.serving.server import Served
 from ipex_lookahead.serving.vocabulary import token_bytes
 from tests.serving.schemas import KEPT, REFUSED
+from tests.support.chat_tokenizer import SIZE
 
 MOST = 2000
 ASKED = [{"role": "user", "content": "Hi"}]
@@ -58,6 +60,27 @@ def test_what_cannot_be_compiled_is_refused(served, client, schema):
     given = {"messages": ASKED, "max_tokens": 4, "response_format": wanted}
     answer = client.post("/v1/chat/completions", json=given)
     assert answer.status_code == 400, answer.text
+
+
+def test_what_outgrows_the_limits_on_the_way_is_the_schemas_fault():
+    """llguidance makes a pattern's states as they are reached and gives up at some number: "(a|b)*" 2,000 times."""
+
+    class Outgrown:
+        def deep_copy(self):
+            return self
+
+        def compute_bitmask(self):
+            return b""
+
+        def is_error(self):
+            return True
+
+        def get_error(self):
+            return "lexer error: too many expressions constructed\nand its state"
+
+    process, _ = Grammar(Outgrown(), SIZE, [0]).constrain(0)
+    with pytest.raises(InputError, match="too complex to go on in: lexer error: too many expressions constructed$"):
+        process(np.empty(0, np.int64), np.zeros(SIZE, np.float32))
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", "f"])

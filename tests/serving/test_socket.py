@@ -198,6 +198,44 @@ def test_a_body_that_is_too_large(live):
     assert answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "sent", [b"", b"POST /v1/chat", b"GET /health HTTP/1.1\r\nhost: x"], ids=["nothing", "a path", "a header"]
+)
+def test_a_head_that_does_not_come_ends_the_connection(live, sent):
+    running = live(limits=replace(LIMITS, head_seconds=0.1))
+    with socket.create_connection(("127.0.0.1", running.port), timeout=PATIENCE) as made:
+        made.sendall(sent)
+        assert made.recv(1) == b""
+
+
+def test_nor_does_the_head_of_the_next_request(live):
+    running = live(limits=replace(LIMITS, head_seconds=0.1))
+    with socket.create_connection(("127.0.0.1", running.port), timeout=PATIENCE) as made:
+        made.sendall(f"GET /health HTTP/1.1\r\nhost: 127.0.0.1:{running.port}\r\n\r\n".encode())
+        read_until(made, b"200 OK")
+        made.sendall(b"GET /he")
+        while made.recv(65536):
+            pass  # until it is closed
+
+
+def test_an_answer_may_take_longer_than_a_head(live):
+    running = live(limits=replace(LIMITS, head_seconds=0.05, ping_seconds=0.2))
+    made = connect(running, stream=True)
+    ticket = running.service.next()
+    read_until(made, b": waiting\n\n")
+    ticket.finish()
+    read_until(made, b"[DONE]")
+    made.close()
+
+
+def test_a_body_that_does_not_come(live):
+    running = live(limits=replace(LIMITS, body_seconds=0.1))
+    with socket.create_connection(("127.0.0.1", running.port), timeout=PATIENCE) as made:
+        head = f"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1:{running.port}\r\ncontent-type: application/json\r\n"
+        made.sendall(f"{head}content-length: 1000\r\n\r\n{{".encode())
+        assert b"408" in read_until(made, b"\r\n")
+
+
 def test_a_request_has_a_number(live):
     running = live()
     assert get(running.url + "/v1/models", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
