@@ -354,10 +354,11 @@ class Scheduler:
         if not live or self._time is None:
             return most
         rows, length = self._crowd.rows, max(sequence.length for sequence in live)
+        read = max((reader.sequence.cache.length for party in self._reading for reader in party.readers), default=0)
         allowed, least = DELAY * self._time(rows, length), LEAST_PIECE
         while least < most:
             middle = (least + most + 1) // 2
-            if self._time(rows + middle, length) <= allowed:
+            if self._time(rows + middle, max(length, read + middle)) <= allowed:
                 least = middle
             else:
                 most = middle - 1

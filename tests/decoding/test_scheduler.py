@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -131,9 +132,10 @@ def test_news_are_each_partys_in_order() -> None:
         assert all(len(event.tokens) == len(event.origins) for event in told)
 
 
-def test_a_long_prompt_delays_running_streams_by_no_more_than_said() -> None:
+@pytest.mark.parametrize("key_row_seconds", [0.0, 0.0005], ids=["", "attention is dear"])
+def test_a_long_prompt_delays_running_streams_by_no_more_than_said(key_row_seconds: float) -> None:
     engine = HashedEngine(VOCAB)
-    curve = CostCurve(CURVE)
+    curve = CostCurve(replace(CURVE, key_row_seconds=key_row_seconds))
     scheduler = Scheduler(engine, time=curve)
     stream, _ = party_of(engine, Ask((1, 2, 3), 300))
     scheduler.submit(stream)
@@ -144,9 +146,11 @@ def test_a_long_prompt_delays_running_streams_by_no_more_than_said() -> None:
     engine.batches.clear()
     while long.stats.tokens == 0:
         scheduler.step()
-    for counts in engine.batches:
+    read = 0
+    for step, counts in enumerate(engine.batches):
         assert len(counts) == 2, "the stream goes on at every step"
-        assert curve(sum(counts)) <= max(DELAY * curve(1), curve(1 + LEAST_PIECE))
+        read += counts[1]
+        assert curve(sum(counts), read) <= max(DELAY * curve(1, 3 + step), curve(1 + LEAST_PIECE, read))
     assert max(counts[1] for counts in engine.batches) > LEAST_PIECE
     assert stream.stats.tokens >= len(engine.batches)
 
