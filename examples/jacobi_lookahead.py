@@ -1,4 +1,4 @@
-"""Lookahead Decoding as its authors have it (ICML 2024): a window of parallel guesses, and n-grams that fall out of it.
+"""Lookahead Decoding as its authors have it (ICML 2024): a window of tokens improved in parallel, and its n-grams.
 
 python examples/jacobi_lookahead.py
 python examples/jacobi_lookahead.py --window 5 --ngram 4 --guesses 5

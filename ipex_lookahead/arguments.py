@@ -47,7 +47,7 @@ ONLY_DEFAULT: dict[str, tuple[tuple[Any, ...], str]] = {
         " and give the folder",
     ),
     "quantization_config": ((None,), "weights are packed as load_in_low_bit says; pass load_in_low_bit='sym_int4'"),
-    "disk_embedding": ((False, None), "the embedding is mapped from the file where it can be; leave it out"),
+    "disk_embedding": ((False, None), "weights are kept in memory, the embedding as the file has it; leave it out"),
     "pipeline_parallel_stages": ((1, None), "a model runs on one device; leave it out"),
     "torchscript": ((False, None), "models are not traced; leave it out"),
     "native": ((False, None), "ipex-llm's ggml files are not read; give a Hugging Face folder or a GGUF file"),

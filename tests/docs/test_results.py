@@ -28,6 +28,8 @@ def test_tables_are_what_the_results_give(results: Any) -> None:
     for page in results.PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")
         assert results.rendered(text) == text, f"{page}: python scripts/results.py writes its tables"
+        for _, name, lines, _ in results.BLOCK.findall(text):
+            assert lines.count("\n|") >= 2, f"{page}: the table {name} is empty"
     assert {"lookahead", "families"} <= {name for _, name in results.named_tables()}
 
 
