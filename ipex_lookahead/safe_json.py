@@ -14,6 +14,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping
+from itertools import chain
 from os import PathLike
 from typing import Any, NoReturn
 
@@ -353,14 +354,10 @@ def _finite(digits: str) -> float:
 def _depth_exceeds(value: Any, limit: int) -> bool:
     level = [value] if type(value) in _CONTAINERS else []
     for _ in range(limit):
-        level = [
-            item
-            for outer in level
-            for item in (outer.values() if isinstance(outer, dict) else outer)
-            if type(item) in _CONTAINERS
-        ]
-        if not level:
+        inside = [outer.values() if isinstance(outer, dict) else outer for outer in level]
+        if _CONTAINERS.isdisjoint(map(type, chain.from_iterable(inside))):  # of most of the values, without a loop
             return False
+        level = [item for items in inside for item in items if type(item) in _CONTAINERS]
     return True
 
 

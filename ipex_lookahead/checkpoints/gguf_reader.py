@@ -445,15 +445,15 @@ class _Cursor:
         while len(found) < count:
             window, position, end = self._window, self._position, len(self._window)
             try:
-                while len(found) < count and position + 8 <= end:
-                    (length,) = unpack(window, position)
-                    stop = position + 8 + length
+                for _ in range(count - len(found)):
+                    start = position + 8
+                    stop = start + unpack(window, position)[0]
                     if stop > end:
                         break
-                    found.append(window[position + 8 : stop].decode())
+                    found.append(window[start:stop].decode())
                     position = stop
-            except UnicodeDecodeError:
-                pass  # the slow path below finds it again and says where
+            except (UnicodeDecodeError, struct.error):
+                pass  # the slow path below finds it again and says where, or goes on with the next window
             self.keep(position - self._position, field)
             self._position = position
             if len(found) < count:

@@ -2,65 +2,69 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from queue import SimpleQueue
-from threading import Thread
 from typing import TypeVar
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
-class _End:
-    """There are no more items, or making the next one raised ``error``."""
-
-    def __init__(self, error: BaseException | None = None) -> None:
-        self.error = error
-
-
 @contextmanager
-def ahead(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[Iterator[T]]:
-    """``items`` in their order, made by a thread of their own while those before are in use.
+def ahead(
+    make: Callable[[S], T], wanted: Iterable[S], size: Callable[[S], int], *, run: int, most: int
+) -> Iterator[Iterator[T]]:
+    """What ``make`` makes of each of ``wanted``, in their order, by a thread of its own while those before are in use.
 
-    That thread makes one more as long as less than ``most`` bytes wait; so it may have ``most`` and one item in hand.
-    What making one raises is raised where it would be next. Leaving the context stops the thread after its item.
+    They are made and handed over in runs, since taking turns costs more than a small item does. A further run is begun
+    as long as it and those that are being made or wait come to at most ``most`` bytes; one always is. What making an
+    item raises is raised in place of its run. Leaving the context waits for the run in hand, and begins no more.
 
     Args:
-        items: made by iterating, in one thread.
-        size: bytes of an item.
-        most: bytes that may wait before a further item is begun.
+        make: called in that thread alone.
+        wanted: what to make.
+        size: bytes of what is made of it.
+        run: bytes at which a run ends.
+        most: bytes that may be in the making or wait.
     """
-    ready: SimpleQueue[T | _End] = SimpleQueue()
-    used: SimpleQueue[int | None] = SimpleQueue()  # bytes that wait no longer; None: the thread is to stop
+    runs = deque(_runs(wanted, size, run))
+    going: deque[tuple[Future[deque[T]], int]] = deque()
+    with ThreadPoolExecutor(1, "reading-ahead") as pool:
 
-    def work() -> None:
-        waiting = 0
+        def begin() -> None:
+            while runs and (not going or sum(held for _, held in going) + runs[0][1] <= most):
+                items, held = runs.popleft()
+                going.append((pool.submit(_made, make, items), held))
+
+        def taken() -> Iterator[T]:
+            while going:
+                made = going.popleft()[0].result()
+                begin()
+                while made:
+                    yield made.popleft()
+
+        begin()
         try:
-            for item in items:
-                waiting += size(item)
-                ready.put(item)
-                del item
-                while waiting >= most or not used.empty():
-                    if (taken := used.get()) is None:
-                        return
-                    waiting -= taken
-        except BaseException as error:  # it belongs to the thread that waits for the item
-            ready.put(_End(error))
-        else:
-            ready.put(_End())
+            yield taken()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
-    def taken() -> Iterator[T]:
-        while not isinstance(item := ready.get(), _End):
-            used.put(size(item))
-            yield item
-            del item
-        if item.error is not None:
-            raise item.error
 
-    thread = Thread(target=work, name="reading-ahead")
-    thread.start()
-    try:
-        yield taken()
-    finally:
-        used.put(None)
-        thread.join()
+def _runs(wanted: Iterable[S], size: Callable[[S], int], least: int) -> Iterator[tuple[list[S], int]]:
+    """Items of at least so many bytes together, and how many; the last may have fewer."""
+    items: list[S] = []
+    held = 0
+    for item in wanted:
+        items.append(item)
+        held += size(item)
+        if held >= least:
+            yield items, held
+            items, held = [], 0
+    if items:
+        yield items, held
+
+
+def _made(make: Callable[[S], T], items: list[S]) -> deque[T]:
+    return deque(map(make, items))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenizers import AddedToken
 
@@ -28,18 +28,9 @@ from ipex_lookahead.tokenization.sentencepiece_model import (
 from ipex_lookahead.tokenization.text import ROLES, BytePairText, SentencePieceText, TextTokenizer
 from ipex_lookahead.tokenization.tokenizer_json import read_pipeline
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 MAX_TOKENIZER = 64 << 20
 MAX_SETTINGS = 4 << 20
 MOST_TEMPLATES = 32
-
-
-def tokenizer_from_folder(path: Path, config: Mapping[str, Any]) -> PreTrainedTokenizerBase | None:
-    """As :func:`text_from_folder`, as a full transformers tokenizer that pads on the left."""
-    built = text_from_folder(path, config)
-    return None if built is None else built.for_transformers()
 
 
 def text_from_folder(path: Path, config: Mapping[str, Any]) -> TextTokenizer | None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from tokenizers import AddedToken, Tokenizer
 
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
-from ipex_lookahead.tokenization.byte_pair import byte_level_bpe, check_merges, spelled_bpe
+from ipex_lookahead.tokenization.byte_pair import Pair, byte_level_bpe, merge_pairs, spelled_bpe
 from ipex_lookahead.tokenization.chat_template import MAX_SOURCE
 from ipex_lookahead.tokenization.growth import check_added
 from ipex_lookahead.tokenization.sentencepiece_model import (
@@ -32,9 +32,6 @@ from ipex_lookahead.tokenization.sentencepiece_model import (
 from ipex_lookahead.tokenization.splitting import SPLITTINGS
 from ipex_lookahead.tokenization.text import BytePairText, SentencePieceText, TextTokenizer
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 Value = TypeVar("Value")
 
 MAX_ELEMENTS = 4 << 20
@@ -49,11 +46,6 @@ _ROLES = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
-
-
-def tokenizer_from_gguf(metadata: Mapping[str, Any], file: str | PathLike[str]) -> PreTrainedTokenizerBase:
-    """As :func:`text_from_gguf`, as a full transformers tokenizer that pads on the left."""
-    return text_from_gguf(metadata, file).for_transformers()
 
 
 def text_from_gguf(metadata: Mapping[str, Any], file: str | PathLike[str]) -> TextTokenizer:
@@ -113,23 +105,24 @@ class _Reader:
             )
         splitting = SPLITTINGS[name]
         vocabulary, merges = self.merged()
-        return self.with_added(byte_level_bpe(vocabulary, merges, splitting), bos=splitting.bos)
+        return self.with_added(byte_level_bpe(vocabulary, merges, splitting, self.bad_merges), bos=splitting.bos)
 
     def spelled(self) -> TextTokenizer:
         """``gemma4``: tokens as they are spelled, "▁" for spaces, and merges in order of rank."""
         unknown = self.special_id("unknown_token_id")
-        core = spelled_bpe(*self.merged(), None if unknown is None else self.tokens[unknown])
+        core = spelled_bpe(*self.merged(), None if unknown is None else self.tokens[unknown], self.bad_merges)
         return self.with_added(core, bos=False)
 
-    def merged(self) -> tuple[dict[str, int], list[tuple[str, str]]]:
-        """Tokens and merges, checked."""
+    def bad_merges(self, problem: str) -> ModelFormatError:
+        return self.fail("merges", problem)
+
+    def merged(self) -> tuple[dict[str, int], list[Pair]]:
+        """Tokens, checked, and merges."""
         vocabulary = {token: i for i, token in enumerate(self.tokens)}
         if len(vocabulary) != len(self.tokens):
             twice = next(token for i, token in enumerate(self.tokens) if vocabulary[token] != i)
             raise self.fail("tokens", f"holds {twice[:80]!r} twice")
-        return vocabulary, check_merges(
-            self.strings("merges"), vocabulary, lambda problem: self.fail("merges", problem)
-        )
+        return vocabulary, merge_pairs(self.strings("merges"), vocabulary, self.bad_merges)
 
     def with_added(self, core: Tokenizer, *, bos: bool) -> TextTokenizer:
         """The tokenizer on ``core``; ``bos``: whether it begins a text with one where the file does not say."""

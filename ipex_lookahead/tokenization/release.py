@@ -34,9 +34,14 @@ def panics_typed() -> Iterator[None]:
         raise ModelFormatError("tokenizer", "use", None, f"the tokenizers library panicked: {error}") from None
 
 
+def merges_are_pairs() -> bool:
+    """Whether merges are pairs in this release's JSON; before 0.20 both tokens stood in one string."""
+    return TOKENIZERS >= (0, 20)
+
+
 def merges_for_json(pairs: Sequence[tuple[str, str]]) -> list[Any]:
     """Merges as this release of tokenizers reads them from JSON: pairs, or before 0.20 both in one string."""
-    if TOKENIZERS >= (0, 20):
+    if merges_are_pairs():
         return list(pairs)
     if any(" " in left + right for left, right in pairs):
         raise UnsupportedModelError(

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, models
+from tokenizers import AddedToken, Tokenizer
 
 from ipex_lookahead.errors import LookaheadError, ModelFormatError, UnsupportedModelError
 from ipex_lookahead.safe_json import File, kind
-from ipex_lookahead.tokenization.byte_pair import check_merges
+from ipex_lookahead.tokenization.byte_pair import Pair, bpe, check_merges, merge_pairs
 from ipex_lookahead.tokenization.growth import MOST_AROUND, check_added, check_growth, leaves
-from ipex_lookahead.tokenization.release import check_whole_words, merges_for_json
+from ipex_lookahead.tokenization.release import check_whole_words, merges_are_pairs, merges_for_json
 from ipex_lookahead.tokenization.sentencepiece_model import MAX_PIECE_BYTES, MAX_PIECES
 from ipex_lookahead.tokenization.splitting import KNOWN_PATTERNS
 
@@ -111,7 +111,7 @@ class Pipeline:
         file: its name, for messages.
         description: what the library gets, without truncation or padding.
         vocab: the model's tokens and their ids, without added tokens.
-        merges: of byte-pair encoding, as pairs; empty for other models.
+        merges: of byte-pair encoding, as pairs, which ``core`` checks; empty for other models.
         apart: the first part that needs a process of its own, such as "pre_tokenizer.Split.pattern"; None: it may run
             in this one.
     """
@@ -119,7 +119,7 @@ class Pipeline:
     file: File
     description: dict[str, Any]
     vocab: dict[str, int]
-    merges: list[tuple[str, str]]
+    merges: list[Pair]
     apart: str | None
 
     def core(self) -> Tokenizer:
@@ -142,12 +142,15 @@ class Pipeline:
         core = Tokenizer.from_str(json.dumps(self.description | others))
         settings = ("unk_token", "fuse_unk", "byte_fallback", "ignore_merges")
         options = {name: model[name] for name in settings if model[name]}  # older releases have not all of them
-        core.model = models.BPE(self.vocab, self.merges, **options)
+        core.model = bpe(self.vocab, self.merges, self._bad_merges, **options)
         for special, tokens in groupby(self.description["added_tokens"], lambda token: token["special"]):
             made = [AddedToken(**{k: v for k, v in token.items() if k != "id"}) for token in tokens]
             (core.add_special_tokens if special else core.add_tokens)(made)
         self._check_spaces(core)
         return core
+
+    def _bad_merges(self, problem: str) -> ModelFormatError:
+        return ModelFormatError(self.file, "model.merges", None, problem)
 
     def _check_spaces(self, core: Tokenizer) -> None:
         """Refuse white space that takes the space beside it.
@@ -183,7 +186,7 @@ class _Reader:
         self.file = file
         self.limit = MAX_PIECES if vocab_size is None else vocab_size
         self.apart: str | None = None
-        self.merges: list[tuple[str, str]] = []
+        self.merges: list[Pair] = []
 
     def fail(self, field: str, problem: str) -> ModelFormatError:
         return ModelFormatError(self.file, field, None, problem)
@@ -206,6 +209,10 @@ class _Reader:
             part = description.get(stage)
             clean[stage] = None if part is None else self.part(self.object(part, stage), stage)
         self.growth(clean)
+        if self.merges:
+            if self.apart is not None or not merges_are_pairs():  # else whoever builds it here checks them
+                check_merges(self.merges, vocab, self.bad_merges)
+            model["merges"] = merges_for_json(self.merges)
         return Pipeline(self.file, clean, vocab, self.merges, self.apart)
 
     def growth(self, clean: Mapping[str, Any]) -> None:
@@ -248,6 +255,9 @@ class _Reader:
             raise self.fail("model.vocab", "two tokens have the same id")
         return (self.merged(model, vocab) if name == "BPE" else model), vocab
 
+    def bad_merges(self, problem: str) -> ModelFormatError:
+        return self.fail("model.merges", problem)
+
     def merged(self, model: dict[str, Any], vocab: dict[str, int]) -> dict[str, Any]:
         """A model of byte-pair encoding."""
         merges = model.get("merges")
@@ -259,12 +269,11 @@ class _Reader:
         if affix := next((key for key in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(key)), None):
             self.apart = self.apart or f"model.{affix}"
             return model
-        self.merges = check_merges(merges, vocab, lambda problem: self.fail("model.merges", problem))
+        self.merges = merge_pairs(merges, vocab, self.bad_merges)
         unknown = model.get("unk_token")
         if unknown is not None and (type(unknown) is not str or unknown not in vocab):
             raise self.fail("model.unk_token", f"is {str(unknown)[:80]!r}, which is not in the vocabulary")
-        clean: dict[str, Any] = {"type": "BPE", "vocab": vocab, "unk_token": unknown}
-        clean["merges"] = merges_for_json(self.merges)
+        clean: dict[str, Any] = {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": unknown}
         for name in ("fuse_unk", "byte_fallback", "ignore_merges"):
             clean[name] = self.setting(model.get(name, False), _FLAG, f"model.{name}")
         return clean

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -15,72 +14,76 @@ from tests.support.family_engines import each, load, some
 from tests.support.tiny_families import build, write_folder
 
 
-def counted(made: list[int], count: int) -> Iterator[int]:
-    for i in range(count):
-        made.append(i)
-        yield i
-
-
-@pytest.mark.parametrize("most", [1, 5, 10**9])
-def test_all_items_come_in_their_order(most):
-    with ahead(iter(range(1000)), lambda _: 1, most) as items:
-        assert list(items) == list(range(1000))
+@pytest.mark.parametrize(("run", "most"), [(1, 1), (1, 5), (7, 10), (7, 10**9), (10**9, 1)])
+def test_all_items_come_in_their_order(run, most):
+    with ahead(lambda i: i * i, range(500), lambda _: 1, run=run, most=most) as items:
+        assert list(items) == [i * i for i in range(500)]
 
 
 def test_nothing_comes_of_nothing():
-    with ahead(iter(()), lambda _: 1, 1) as items:
+    with ahead(lambda i: i, (), lambda _: 1, run=1, most=1) as items:
         assert list(items) == []
 
 
 def test_items_are_made_by_another_thread_while_those_before_are_in_use():
     second = threading.Event()
 
-    def make() -> Iterator[int]:
-        yield threading.get_ident()
-        second.set()
-        yield threading.get_ident()
+    def make(i: int) -> int:
+        if i == 1:
+            second.set()
+        return threading.get_ident()
 
-    with ahead(make(), lambda _: 1, 1) as items:
+    with ahead(make, range(2), lambda _: 1, run=1, most=1) as items:
         assert next(items) != threading.get_ident()
         assert second.wait(60), "the second was not begun while the first was in use"
 
 
-@pytest.mark.parametrize(("most", "size"), [(1, 1), (3, 1), (3, 2), (10, 4)])
-def test_no_more_than_the_bound_and_one_item_wait(most, size):
-    made: list[int] = []
+@pytest.mark.parametrize(("run", "most", "size"), [(1, 1, 1), (1, 3, 1), (2, 3, 1), (1, 10, 4), (1, 3, 9)])
+def test_no_more_than_the_bound_or_one_run_is_begun(run, most, size):
+    begun: list[int] = []
     taken = 0
-    with ahead(counted(made, 200), lambda _: size, most) as items:
+
+    def make(i: int) -> int:
+        begun.append(i)
+        return i
+
+    with ahead(make, range(200), lambda _: size, run=run * size, most=most) as items:
         for taken, _ in enumerate(items, 1):
-            waiting = (len(made) - taken) * size
-            assert waiting < most + 2 * size  # what is being made was counted when it was begun
+            ahead_of_it = (len(begun) - taken) * size
+            assert ahead_of_it <= max(most, run * size) + run * size  # the second term: the run in hand
 
 
-def test_an_error_comes_where_its_item_would():
-    def make() -> Iterator[int]:
-        yield 1
-        yield 2
-        raise KeyError("the third")
+def test_an_error_comes_in_place_of_its_run_after_those_before():
+    def make(i: int) -> int:
+        if i >= 4:
+            raise KeyError(f"item {i}")
+        return i
 
-    with ahead(make(), lambda _: 1, 10) as items:
-        assert [next(items), next(items)] == [1, 2]
-        with pytest.raises(KeyError, match="the third"):
+    with ahead(make, range(100), lambda _: 1, run=2, most=100) as items:
+        assert [next(items) for _ in range(4)] == [0, 1, 2, 3]
+        with pytest.raises(KeyError, match="item 4"):
             next(items)
 
 
 def test_leaving_early_stops_the_thread():
-    made: list[int] = []
-    with ahead(counted(made, 10**9), lambda _: 1, 4) as items:
+    begun: list[int] = []
+
+    def make(i: int) -> int:
+        begun.append(i)
+        return i
+
+    with ahead(make, range(10**4), lambda _: 1, run=1, most=4) as items:
         next(items)
-    assert "reading-ahead" not in {thread.name for thread in threading.enumerate()}
-    assert len(made) <= 6
+    assert not [one.name for one in threading.enumerate() if one.name.startswith("reading-ahead")]
+    assert len(begun) <= 5
 
 
 @each(some())
-def test_a_model_read_ahead_is_the_same(tmp_path, monkeypatch, model_type, variant):
+def test_a_model_read_in_small_runs_is_the_same(tmp_path, monkeypatch, model_type, variant):
     folder = write_folder(tmp_path, build(model_type, variant))
     expected = dict(load(folder).weights())
-    monkeypatch.setattr("ipex_lookahead.engines.native.engine.LARGE", 0)
     monkeypatch.setattr("ipex_lookahead.engines.native.engine.READ_AHEAD", 4096)  # both sides wait now and then
+    monkeypatch.setattr("ipex_lookahead.engines.native.engine.AT_A_TIME", 512)
     got = dict(load(folder).weights())
     assert got.keys() == expected.keys()
     for name, weight in got.items():

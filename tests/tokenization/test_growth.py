@@ -11,10 +11,11 @@ import pytest
 from tokenizers import pre_tokenizers
 
 from ipex_lookahead.errors import ModelFormatError
-from ipex_lookahead.tokenization.folder import text_from_folder, tokenizer_from_folder
+from ipex_lookahead.tokenization.folder import text_from_folder
 from ipex_lookahead.tokenization.gguf import text_from_gguf
 from ipex_lookahead.tokenization.growth import MOST_GROWTH, check_ids
 from ipex_lookahead.tokenization.sentencepiece_model import CONTROL, USER_DEFINED, Piece, read_model
+from tests.support.full_tokenizers import tokenizer_from_folder
 from tests.support.mutated.sound import charsmap
 
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.tokenization.gguf import tokenizer_from_gguf
 from ipex_lookahead.tokenization.prompts import build_prompt, llama2_prompt
+from tests.support.full_tokenizers import tokenizer_from_gguf
 
 LLAMA2 = {"model_type": "llama", "vocab_size": 32000}
 

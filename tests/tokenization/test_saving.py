@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from ipex_lookahead.tokenization.folder import tokenizer_from_folder
-from ipex_lookahead.tokenization.gguf import tokenizer_from_gguf
 from ipex_lookahead.tokenization.sentencepiece_model import NORMAL, Piece, read_model
+from tests.support.full_tokenizers import tokenizer_from_folder, tokenizer_from_gguf
 
 from .conftest import CHATML, TEXTS, metadata_of
 

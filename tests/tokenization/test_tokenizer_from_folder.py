@@ -13,11 +13,12 @@ from tokenizers import Tokenizer, decoders, models, normalizers, processors
 
 from ipex_lookahead.errors import LookaheadError, ModelFormatError, UnsupportedModelError
 from ipex_lookahead.tokenization import folder as folder_module
-from ipex_lookahead.tokenization.folder import text_from_folder, tokenizer_from_folder
+from ipex_lookahead.tokenization.folder import text_from_folder
 from ipex_lookahead.tokenization.gguf import text_from_gguf
 from ipex_lookahead.tokenization.splitting import GPT2, LLAMA3, QWEN2, TEKKEN
 from ipex_lookahead.tokenization.tokenizer_json import read_pipeline
 from tests.support import vocabularies
+from tests.support.full_tokenizers import tokenizer_from_folder
 
 from .conftest import CHATML, TEXTS
 

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from ipex_lookahead.errors import LookaheadError, ModelFormatError, UnsupportedModelError
 from ipex_lookahead.hub import cache_folder
-from ipex_lookahead.tokenization.folder import tokenizer_from_folder
-from ipex_lookahead.tokenization.gguf import tokenizer_from_gguf
 from ipex_lookahead.tokenization.sentencepiece_model import read_model
 from ipex_lookahead.tokenization.splitting import SPLITTINGS
+from tests.support.full_tokenizers import tokenizer_from_folder, tokenizer_from_gguf
 
 from .conftest import SENTENCES, TEXTS, metadata_of
 

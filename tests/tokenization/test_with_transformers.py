@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, TextIteratorStreamer, Te
 
 from ipex_lookahead.compat import StopStringCriteria
 from ipex_lookahead.errors import InputError, ModelFormatError
-from ipex_lookahead.tokenization.gguf import tokenizer_from_gguf
+from tests.support.full_tokenizers import tokenizer_from_gguf
 
 from .conftest import CHATML
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,7 @@ import numpy.typing as npt
 from ipex_lookahead.architectures.spec import Experts, Linear, ModelSpec, Norm, Tensor
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.checkpoints.placed import with_offset
+from ipex_lookahead.checkpoints.sizes import packed_bytes
 from ipex_lookahead.engines.ahead import ahead
 from ipex_lookahead.engines.base import Batch, Cache, StepOutput
 from ipex_lookahead.engines.input_order import SHARED, reordered, warn_of_decoded, with_order
@@ -39,9 +38,9 @@ Progress = Callable[[int, int, str], None]
 """Called as progress(tensors done, tensors in all, name of the tensor in hand)."""
 
 READ_AHEAD = 16 << 20
-"""Bytes of weights that may wait for their packing before a further one is read."""
-LARGE = 1 << 29
-"""Weights from which reading has a thread of its own. Small tensors cost more in taking turns than they gain."""
+"""Bytes of weights that may be read and wait for their packing, or one that is larger."""
+AT_A_TIME = 2 << 20
+"""Bytes of weights that are read and handed over at a time: taking turns costs more than a small tensor does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +140,8 @@ class NativeEngine:
     ) -> NativeEngine:
         """Read, quantise and pack the weights tensor by tensor, in the order a step reads them.
 
-        Of a large model one thread reads and quantises while this one and the core's pack what is there. At no time
-        more than the packed model, two tensors and ``READ_AHEAD`` are in memory.
+        One thread reads, checks and quantises while this one and the core's pack what is there. At no time more than
+        the packed model, two tensors and ``READ_AHEAD`` are in memory.
 
         Raises:
             ModelFormatError: a tensor is missing, has another shape than the config says, or holds NaN or infinity.
@@ -163,9 +162,10 @@ class NativeEngine:
                 return PackedWeight("fp32", weight.shape, dequantize(weight))
             return weight
 
-        in_order = map(read, tensors_in_order(spec))
-        large = sum(prod(tensor.shape) for tensor in spec.tensors()) >= LARGE
-        with ahead(in_order, lambda one: one.nbytes, READ_AHEAD) if large else nullcontext(in_order) as reads:
+        def size(tensor: Tensor) -> int:
+            return packed_bytes(checkpoint.info(tensor.name))
+
+        with ahead(read, tensors_in_order(spec), size, run=AT_A_TIME, most=READ_AHEAD) as reads:
 
             def matrix(tensor: Tensor) -> PackedWeight:
                 nonlocal done
