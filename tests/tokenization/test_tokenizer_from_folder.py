@@ -422,8 +422,24 @@ def test_what_is_saved_loads_again(request, tmp_path, kind):
     again = tokenizer_from_folder(tmp_path / "saved", config)
     for text in [*TEXTS, "<|start|>x<|end|></s>"]:
         assert again.encode(text) == tokenizer.encode(text)
+    saved = (tmp_path / "saved" / "tokenizer.json").read_text(encoding="utf-8")
+    assert kind == "spm" or "\n" not in saved, "a vocabulary with a token a line is read more slowly"
     for name in ("bos_token", "eos_token", "pad_token", "chat_template", "padding_side"):
         assert getattr(again, name) == getattr(tokenizer, name)
+
+
+@pytest.mark.parametrize("merge", [["a"], ["a", "b", "c"], ["a", 1], ["a", ["b"]], ["日", "本"], ["b", "a"]])
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_merge_at_fault_is_found_when_the_file_is_read(tmp_path, description, merge, apart):
+    """In this process by the library, which looks up each, and said in our words; before one of its own is started."""
+    description["model"]["merges"][3] = merge
+    if apart:
+        description["pre_tokenizer"] = {"type": "Split", "pattern": {"Regex": "(x+)+y"}, "behavior": "Isolated",
+                                        "invert": False}  # fmt: skip
+    write(tmp_path / "tokenizer.json", description)
+    with pytest.raises(ModelFormatError, match=r"model\.merges: merge 3, ") as caught:
+        text_from_folder(tmp_path, {})
+    assert caught.value.problem.endswith(("is not two tokens with one space between them", "not in the vocabulary"))
 
 
 def test_a_pipeline_is_what_the_library_makes_of_its_description(tmp_path, description):
