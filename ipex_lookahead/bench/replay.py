@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.controller import AdaptiveBudget, FixedBudget
+from ipex_lookahead.decoding.budget import AdaptiveBudget, FixedBudget
 from ipex_lookahead.decoding.cost import Calibration, CostCurve, from_json, to_json
 from ipex_lookahead.decoding.loop import decode
 from ipex_lookahead.decoding.party import DecodingSequence

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ipex_lookahead.decoding.controller import Controller
+from ipex_lookahead.decoding.budget import Controller
 from ipex_lookahead.decoding.party import NO_DRAFT, Party, Reader
 from ipex_lookahead.decoding.prefix_cache import PrefixCache
 from ipex_lookahead.drafting.base import Proposer

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ipex_lookahead.decoding.controller import Controller
+from ipex_lookahead.decoding.budget import Controller
 from ipex_lookahead.decoding.party import DecodingSequence, Lockstep, Party
 from ipex_lookahead.decoding.scheduler import Scheduler
 from ipex_lookahead.decoding.stats import GenerationStats

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.decoding.controller import Controller
+from ipex_lookahead.decoding.budget import Controller
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.decoding.verify import verify, verify_in_step
 from ipex_lookahead.drafting.base import Proposer

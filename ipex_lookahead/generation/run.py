@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.config import LookaheadConfig
+from ipex_lookahead.decoding.budget import AdaptiveBudget, Controller, FixedBudget
 from ipex_lookahead.decoding.choose import Choose, Ids, Logits, Processor
-from ipex_lookahead.decoding.controller import AdaptiveBudget, Controller, FixedBudget
 from ipex_lookahead.decoding.cost import CostCurve, EngineCosts
 from ipex_lookahead.decoding.loop import stepwise
 from ipex_lookahead.decoding.party import DecodingSequence

@@ -14,8 +14,8 @@ from time import perf_counter
 from typing import Any
 
 from ipex_lookahead.config import MAX_DRAFT, LookaheadConfig, is_memory
+from ipex_lookahead.decoding.budget import AdaptiveBudget, Controller, FixedBudget
 from ipex_lookahead.decoding.choose import Ids, Processor
-from ipex_lookahead.decoding.controller import AdaptiveBudget, Controller, FixedBudget
 from ipex_lookahead.decoding.party import DecodingSequence, Party, StepEvent
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, pages_of
 from ipex_lookahead.decoding.scheduler import Scheduler

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.controller import FixedBudget
+from ipex_lookahead.decoding.budget import FixedBudget
 from ipex_lookahead.decoding.loop import stepwise
 from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
 from ipex_lookahead.decoding.stats import GenerationStats

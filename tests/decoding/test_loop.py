@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipex_lookahead.decoding.controller import FixedBudget
+from ipex_lookahead.decoding.budget import FixedBudget
 from ipex_lookahead.decoding.loop import decode
 from ipex_lookahead.decoding.party import DecodingSequence
 from ipex_lookahead.decoding.stats import GenerationStats

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.controller import AdaptiveBudget, Controller, FixedBudget
+from ipex_lookahead.decoding.budget import AdaptiveBudget, Controller, FixedBudget
 from ipex_lookahead.decoding.cost import Calibration, CostCurve
 from ipex_lookahead.decoding.party import Party
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, pages_of

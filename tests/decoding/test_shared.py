@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ipex_lookahead.decoding import shared
-from ipex_lookahead.decoding.controller import FixedBudget
+from ipex_lookahead.decoding.budget import FixedBudget
 from ipex_lookahead.decoding.loop import decode
 from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.engines.base import Batch, StepOutput

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.controller import AdaptiveBudget, Controller, FixedBudget
+from ipex_lookahead.decoding.budget import AdaptiveBudget, Controller, FixedBudget
 from ipex_lookahead.decoding.cost import Calibration, CostCurve
 from ipex_lookahead.decoding.party import Party, StepEvent
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache

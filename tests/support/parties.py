@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.decoding.controller import Controller, FixedBudget
+from ipex_lookahead.decoding.budget import Controller, FixedBudget
 from ipex_lookahead.decoding.party import DecodingSequence, Party
 from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
 from ipex_lookahead.decoding.stats import GenerationStats

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ipex_lookahead.decoding.acceptance import LEAST, MOST, Acceptance
+from ipex_lookahead.decoding.budget.acceptance import LEAST, MOST, Acceptance
 from ipex_lookahead.drafting.draft import Draft
 
 

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipex_lookahead.decoding.controller import ASKING, LONGEST_PAUSE, AdaptiveBudget
+from ipex_lookahead.decoding.budget import AdaptiveBudget
+from ipex_lookahead.decoding.budget.asking import ASKING
+from ipex_lookahead.decoding.budget.dear import LONGEST_PAUSE
 from ipex_lookahead.decoding.cost import ROWS, Calibration, CostCurve
 from ipex_lookahead.drafting.draft import Draft, Outcome
 
