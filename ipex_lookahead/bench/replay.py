@@ -9,6 +9,7 @@ and those that need scratch rows cannot be replayed.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -172,7 +173,8 @@ class _Clocked:
     def __init__(self, inner: Any, curve: CostCurve) -> None:
         self._inner = inner
         self._curve = curve
-        self.budget, self.select, self.observe, self.leave = inner.budget, inner.select, inner.observe, inner.leave
+        self.budget, self.select, self.note, self.observe = inner.budget, inner.select, inner.note, inner.observe
+        self.join, self.leave = inner.join, inner.leave
         self.seconds = 0.0
 
     def timed(self, rows: int, length: int, seconds: float, proposing: float, experts: int = 0) -> None:
@@ -198,7 +200,7 @@ class _Watched:
         self.propose_seconds += perf_counter() - began
         if draft.scratch:
             raise InputError(f"{type(self._inner).__name__} needs scratch rows, of which a recording knows nothing")
-        return draft
+        return dataclasses.replace(draft, optional=None)  # of these a recording knows nothing either
 
     def observe(self, outcome: Outcome) -> None:
         """Timed."""
@@ -228,7 +230,7 @@ def replay(
         budget = config.num_draft_tokens
         inner: Any = FixedBudget(budget)
         if config.adaptive:
-            inner = AdaptiveBudget(curve, budget, config.strategy, [proposer])
+            inner = AdaptiveBudget(curve, budget, config.strategy)
         controller = _Clocked(inner, truth)
         engine = RecordedEngine(answer)
         prompt = np.array(answer.prompt, np.int32)

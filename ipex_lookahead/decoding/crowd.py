@@ -67,7 +67,7 @@ class Table:
             draft = NO_DRAFT
             proposer = sequence.proposer
             if proposer is not None:
-                budget = min(controller.budget(sequence.index, sequence.length), sequence.limit - sequence.length - 1)
+                budget = min(controller.budget(sequence.index), sequence.limit - sequence.length - 1)
                 sequence.asked = budget > 0
                 if budget > 0:
                     try:
@@ -86,16 +86,12 @@ class Table:
             drafts.append(draft)
         if not rows:
             return 0
-        self.drafts = controller.select(self.numbers, drafts, self.longest, beside)
+        selection = controller.select(drafts, beside)
+        controller.note(self.numbers, selection)
+        self.drafts = selection.drafts
         if len(drafts) == 1:
             return len(self.drafts[0].tokens)
         return sum([len(draft.tokens) for draft in self.drafts])
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence."""
-        live = self.live
-        return live[0].length if len(live) == 1 else max([sequence.length for sequence in live])
 
 
 class Crowd:

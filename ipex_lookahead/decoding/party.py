@@ -287,6 +287,7 @@ class Party:
             return
         self.controller = self._begin(self.live)
         for sequence in self.live:
+            self.controller.join(sequence.index)
             sequence.untold.clear()
             if sequence.proposer is not None:
                 before = sequence.prompt if sequence.committed is None else sequence.committed()[:-1]

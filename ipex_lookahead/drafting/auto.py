@@ -25,57 +25,37 @@ class Auto(PartialMatching):
     Example: after ``[9, 1, 2]`` the target emitted 3 and thought 4 likely too. When ``9 1 2`` comes again, 3 and 4 both
     follow the last 2, each once: 3 from ``suffix`` (``recycling`` agrees), 4 from ``recycling`` alone.
 
-    ``widen`` adds Lookahead Decoding's window as scratch rows. The n-grams that it brings join the tree, named
-    ``jacobi``. That pays where a forward of 20 rows costs what one of 5 does; the controller asks for it there.
+    Lookahead Decoding's window is offered as optional scratch rows. Once they have been evaluated it moves with the
+    text, and the n-grams that it brings join the tree, named ``jacobi``. That pays where a forward of 20 rows costs
+    what one of 5 does; the controller takes them there.
 
     Args:
         store: counted suffixes of earlier texts (``Store.suffixes``), or None.
-
-    Attributes:
-        window_rows: rows that ``widen`` adds once the window's levels are filled.
-        window_source: name of what comes of it, in ``Draft.sources``.
     """
-
-    window_rows = (NGRAM - 1) * COLUMNS - 1
-    window_source = "jacobi"
 
     def __init__(self, store: Any = None) -> None:
         super().__init__(depth=LONGEST_CONTEXT, width=SUCCESSORS, store=store)
         self._window: Window | None = None
+        self._moving = False
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Forget everything, then index the prompt. Raises InputError for ids that are no int32 >= 0."""
         super().begin(prompt)
-        self._window, self._pool = None, NGramPool(GUESSES)
-        self._prompt = prompt
+        self._window = Window(COLUMNS, NGRAM, prompt) if len(prompt) else None
+        self._optional, self._moving, self._pool = self._window, False, NGramPool(GUESSES)
         self._last = prompt[-1] if len(prompt) else -1
-        self._budget = 0
 
     def propose(self, budget: int) -> Draft:
         """A tree of at most ``budget`` tokens, the most likely paths first, with ``probs`` and ``sources``."""
-        self._budget = budget
         draft = super().propose(budget)
-        return draft if self._window is None else self._with_ngrams(draft)
-
-    def widen(self, draft: Draft) -> Draft:
-        """The draft, a part of the last proposal, with the window's rows behind it, if the budget has room for them."""
-        if self._window is None:
-            if not len(self._prompt):
-                return draft
-            self._window = Window(COLUMNS, NGRAM, self._prompt)
-        rows = self._window.rows
-        if len(draft.tokens) + rows > self._budget:
-            return draft
-        tokens, parents = list(draft.tokens), list(draft.parents)
-        self._window.append_to(tokens, parents)
-        return Draft(
-            tokens, parents, rows, [*draft.probs, *[0.0] * rows], [*draft.sources, *[self.window_source] * rows]
-        )
+        return self._with_ngrams(draft) if self._moving else draft
 
     def observe(self, outcome: Outcome) -> None:
         """Index the newly committed tokens, keep the likeliest ids after the tree's rows, and move the window."""
         emitted = outcome.emitted
-        if self._window is not None and emitted:
+        if outcome.draft.scratch:
+            self._moving = True
+        if self._moving and self._window is not None and emitted:
             for first, rest in self._window.observe(self._last, emitted, outcome.scratch_argmax):
                 self._pool.remember(first, rest)
             outcome = _without_scratch(outcome)
@@ -99,13 +79,13 @@ class Auto(PartialMatching):
                     tokens.append(token)
                     parents.append(at)
                     probs.append(FIRST_PROB if at < 0 else LATER_PROB)
-                    sources.append(self.window_source)
+                    sources.append(Window.source)
                 at = row
         survival: list[float] = []
         for parent, prob in zip(parents, probs, strict=True):
             survival.append(prob * (1.0 if parent < 0 else survival[parent]))
         # The sort is stable and no child is likelier than its parent, so parents stay before children.
-        order = sorted(range(len(tokens)), key=lambda row: -survival[row])[: self._budget]
+        order = sorted(range(len(tokens)), key=lambda row: -survival[row])[: draft.room]
         place = {row: at for at, row in enumerate(order)}
         return Draft(
             [tokens[row] for row in order],
@@ -113,6 +93,9 @@ class Auto(PartialMatching):
             0,
             [probs[row] for row in order],
             [sources[row] for row in order],
+            0,
+            draft.optional,
+            draft.room,
         )
 
 

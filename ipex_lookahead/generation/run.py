@@ -232,8 +232,7 @@ def run_stepwise(
                 sequence.proposer = second_model(config, draft_engine, job, sequence.cache)
             elif config is not None:
                 sequence.proposer = make(config) if store is None else make(config, store.suffixes)
-        proposers = [sequence.proposer for sequence in sequences]
-        return _controller(engine, config, proposers, costs, in_step=together is not None)
+        return _controller(config, costs, in_step=together is not None)
 
     lockstep = None if together is None else _Lockstep(tapes, chooses, together)
     try:
@@ -342,17 +341,8 @@ def choose_of(job: Job, tape: Tape, together: BatchRules | None = None) -> Choos
     return Choose(tape.prefix, job.processors, job.sampler, job.warpers, scores=job.scores, raw=job.raw)
 
 
-def _controller(
-    engine: Engine,
-    config: LookaheadConfig | None,
-    proposers: Sequence[Proposer | None],
-    costs: EngineCosts | None,
-    *,
-    in_step: bool,
-) -> Controller:
+def _controller(config: LookaheadConfig | None, costs: EngineCosts | None, *, in_step: bool) -> Controller:
     if config is None or not config.adaptive:
         return FixedBudget(config.num_draft_tokens if config is not None else 0)
     curve = CostCurve() if costs is None else costs.curve()
-    return AdaptiveBudget(
-        curve, config.num_draft_tokens, config.strategy, proposers, widen=engine.supports_tree, in_step=in_step
-    )
+    return AdaptiveBudget(curve, config.num_draft_tokens, config.strategy, in_step=in_step)

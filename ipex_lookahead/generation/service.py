@@ -390,10 +390,7 @@ class Service:
         sequence.proposer = proposer
         if proposer is not None and config is None:  # the prediction alone
             config = LookaheadConfig(num_draft_tokens=AUTO_TOKENS, adaptive=request.adaptive)
-        controller = self._controller(config if proposer is not None else None)
-        if isinstance(controller, AdaptiveBudget):
-            controller.join(sequence.index, proposer)
-        return controller
+        return self._controller(config if proposer is not None else None)
 
     def _proposer(self, request: _Request, config: LookaheadConfig, sequence: DecodingSequence) -> Proposer:
         if config.strategy in SECOND_MODEL and request.draft_engine is not None:
@@ -409,8 +406,7 @@ class Service:
             if config is None or not config.adaptive:
                 found = FixedBudget(0 if config is None else config.num_draft_tokens)
             else:
-                curve, widen = self.model.costs.curve(), self.model.engine.supports_tree
-                found = AdaptiveBudget(curve, config.num_draft_tokens, config.strategy, widen=widen)
+                found = AdaptiveBudget(self.model.costs.curve(), config.num_draft_tokens, config.strategy)
             self._controllers[config] = found
         return found
 

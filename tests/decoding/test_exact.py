@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.budget import FixedBudget
+from ipex_lookahead.decoding.budget import FixedBudget, Selection
 from ipex_lookahead.decoding.loop import stepwise
 from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
 from ipex_lookahead.decoding.stats import GenerationStats
@@ -151,13 +151,14 @@ class RandomBudgets(FixedBudget):
         super().__init__(0)
         self._rng = np.random.default_rng(seed)
 
-    def budget(self, sequence: int, length: int) -> int:
+    def budget(self, sequence: int) -> int:
         return int(self._rng.integers(0, 33))
 
-    def select(
-        self, sequences: Sequence[int], drafts: Sequence[Draft], length: int, beside: int = 0
-    ) -> Sequence[Draft]:
-        return [d if self._rng.random() < 0.3 else d.first(int(self._rng.integers(0, len(d) + 1))) for d in drafts]
+    def select(self, drafts: Sequence[Draft], beside: int = 0) -> Selection:
+        """All of a draft, a part of it, or a part of it with its optional rows."""
+        part = [int(self._rng.integers(0, len(d) + 1)) for d in drafts]
+        ways = [(d, d.first(n), d.widened(n)) for d, n in zip(drafts, part, strict=True)]
+        return Selection([found[int(self._rng.integers(0, 3))] for found in ways])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipex_lookahead.decoding.budget import FixedBudget
+from ipex_lookahead.decoding.budget import FixedBudget, Selection
 from ipex_lookahead.decoding.loop import decode
 from ipex_lookahead.decoding.party import DecodingSequence
 from ipex_lookahead.decoding.stats import GenerationStats
@@ -80,21 +80,23 @@ class Watching:
 
     def __init__(self, budgets: list[int]) -> None:
         self.budgets = budgets
-        self.asked: list[tuple[int, int]] = []
+        self.asked: list[int] = []
         self.outcomes: list[tuple[int, Outcome]] = []
         self.times: list[tuple[int, int]] = []
 
-    def budget(self, sequence: int, length: int) -> int:
-        self.asked.append((sequence, length))
+    def budget(self, sequence: int) -> int:
+        self.asked.append(sequence)
         return self.budgets[len(self.asked) - 1]
 
     def observe(self, sequence: int, outcome: Outcome) -> None:
         self.outcomes.append((sequence, outcome))
 
-    def select(
-        self, sequences: Sequence[int], drafts: Sequence[Draft], length: int, beside: int = 0
-    ) -> Sequence[Draft]:
-        return drafts
+    def select(self, drafts: Sequence[Draft], beside: int = 0) -> Selection:
+        return Selection(drafts)
+
+    def note(self, sequences: Sequence[int], selection: Selection) -> None: ...
+
+    def join(self, sequence: int) -> None: ...
 
     def leave(self, sequence: int) -> None: ...
 
@@ -114,7 +116,7 @@ def test_the_controller_decides_and_is_told() -> None:
     assert emitted == TEXT
     assert one.finish == "length"
     # After the first token: 2 drafted of 7 left; none of 4; then the room of 2, the bonus token being the last.
-    assert watching.asked == [(0, 3), (0, 6), (0, 7)]
+    assert watching.asked == [0, 0, 0]
     assert [len(outcome.draft) for _, outcome in watching.outcomes] == [2, 0, 2]
     assert [outcome.emitted for _, outcome in watching.outcomes] == [[6, 7, 8], [9], [10, 11, 12]]
     assert watching.times == [(3, 6), (1, 7), (3, 10)]

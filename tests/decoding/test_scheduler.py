@@ -59,7 +59,7 @@ def asks(seed: int, count: int) -> list[Ask]:
 def controllers(kind: str) -> Callable[[], Controller]:
     """What parties decode by: all by one, or each by its own."""
     if kind == "one for all":
-        one = AdaptiveBudget(CostCurve(CURVE), 16, "test", widen=True)
+        one = AdaptiveBudget(CostCurve(CURVE), 16, "test")
         return lambda: one
     return lambda: FixedBudget(7)
 

@@ -11,9 +11,9 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 
 from ipex_lookahead.drafting import Auto, Draft, Outcome
 from ipex_lookahead.drafting.auto import COLUMNS, NGRAM
-from ipex_lookahead.drafting.window import NGramPool
+from ipex_lookahead.drafting.window import NGramPool, Window
 
-ROWS = Auto.window_rows
+ROWS = Window(COLUMNS, NGRAM, [0]).most_rows
 
 
 def follow(text: list[int]) -> int:
@@ -22,9 +22,8 @@ def follow(text: list[int]) -> int:
 
 def step(proposer: Auto, text: list[int], budget: int, take: int, widen: bool = True) -> Draft:
     """Propose, take the first ``take`` rows and the window, answer every row by ``follow(its whole prefix)``."""
-    draft = proposer.propose(budget).first(take)
-    if widen and budget:
-        draft = proposer.widen(draft)
+    draft = proposer.propose(budget)
+    draft = draft.widened(take) if widen else draft.first(take)
     paths: list[list[int]] = []
     for token, parent in zip(draft.tokens, draft.parents, strict=True):
         paths.append([*(paths[parent] if parent >= 0 else []), token])
@@ -75,8 +74,8 @@ def test_its_ngrams_join_the_tree() -> None:
 def test_ngrams_stand_where_their_chances_put_them() -> None:
     proposer = Auto()
     proposer.begin([7, 1, 2, 7])
-    proposer.propose(8)
-    proposer.widen(Draft())
+    wide = proposer.propose(8).widened(0)
+    proposer.observe(Outcome(wide, [], [7], [9] * wide.scratch))
     proposer._pool = pool = NGramPool(5)
     pool.remember(7, (1, 9, 9))
     pool.remember(7, (5, 6, 4))
@@ -96,9 +95,8 @@ def test_what_guesses_made_the_model_think_is_not_recycled() -> None:
     """A scratch row's likeliest ids do not become successors: its context was never the text."""
     proposer = Auto()
     proposer.begin([3, 3, 3])
-    proposer.propose(40)
-    draft = proposer.widen(Draft([4], [-1], 0, [0.5], ["suffix"]))
-    assert set(draft.tokens[1:]) == {3}
+    draft = proposer.propose(40).widened(1)
+    assert draft.scratch == len(draft) - 1 == COLUMNS - 1
     top = np.array([[5, 6]] * 2 + [[8, 9]] * draft.scratch, np.int32)
     proposer.observe(Outcome(draft, [], [3], [8] * draft.scratch, top))
     tokens = set(proposer.propose(40).tokens)

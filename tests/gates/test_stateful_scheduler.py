@@ -66,7 +66,7 @@ class Requests(RuleBasedStateMachine):
         self.memory = None if pages is None else PrefixCache(pages)
         curve = CostCurve(Calibration((1, 4, 8, 32), (1.0, 1.2, 1.75, 5.0)))
         self.scheduler = Scheduler(self.engine, slots=slots, memory=self.memory, time=curve, prefill_rows=rows)
-        self.shared = AdaptiveBudget(curve, 12, "test", widen=True)
+        self.shared = AdaptiveBudget(curve, 12, "test")
         self.live: dict[int, Live] = {}
         self.submitted = 0
 

@@ -89,10 +89,6 @@ def party_of(
 
     def begin(_: Sequence[DecodingSequence]) -> Controller:
         sequence.proposer = proposer
-        decides = controller or FixedBudget(4)
-        join = getattr(decides, "join", None)
-        if join is not None:
-            join(number, proposer)
-        return decides
+        return controller or FixedBudget(4)
 
     return Party([sequence], GenerationStats(strategy="test"), begin, key=ask.key, **options), answer

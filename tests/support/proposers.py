@@ -6,8 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ipex_lookahead.drafting.auto import Auto
+from ipex_lookahead.drafting.auto import COLUMNS, NGRAM, Auto
 from ipex_lookahead.drafting.draft import Draft, Outcome
+
+ROWS = (NGRAM - 1) * COLUMNS - 1
+"""Of ``auto``'s window when it is filled."""
 
 
 class RandomProposer:
@@ -91,4 +94,4 @@ class WidenedAuto(Auto):
 
     def propose(self, budget: int) -> Draft:
         draft = super().propose(budget)
-        return self.widen(draft.first(max(1, budget - self.window_rows)))
+        return draft.widened(max(1, budget - ROWS))

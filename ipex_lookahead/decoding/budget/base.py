@@ -3,26 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from ipex_lookahead.decoding.budget.acceptance import Expected
 from ipex_lookahead.drafting.draft import Draft, Outcome
 
 
-class Controller(Protocol):
-    """Decides the budget of each sequence at each step, from what it has seen. It cannot change the output."""
+@dataclass(slots=True)
+class Selection:
+    """What is verified of a step's drafts, and why.
 
-    def budget(self, sequence: int, length: int) -> int:
-        """Most rows that sequence number ``sequence``, ``length`` tokens long, may draft in this step."""
+    Attributes:
+        drafts: for each sequence its draft, or the first part of it: ``Draft.first(n)`` or ``Draft.widened(n)``.
+        expected: for each sequence what was expected of all of its draft.
+        taken: tokens of the draft of which most were taken; None where drafts do not put the likeliest first.
+        proposed: tokens of all drafts as they were proposed.
+        whole: whether the drafts are whole for the sake of their scratch rows.
+    """
+
+    drafts: Sequence[Draft]
+    expected: Sequence[Expected] = ()
+    taken: int | None = None
+    proposed: int = 0
+    whole: bool = False
+
+
+class Controller(Protocol):
+    """Decides the budget of each sequence at each step, from what it has seen. It cannot change the output.
+
+    The order of calls is ``join`` for each sequence that comes; in every step ``budget``, then ``select`` and ``note``
+    where there is a draft, ``observe`` for each sequence, ``timed``; and ``leave``.
+    """
+
+    def join(self, sequence: int) -> None:
+        """A sequence of that number comes."""
         ...
 
-    def select(
-        self, sequences: Sequence[int], drafts: Sequence[Draft], length: int, beside: int = 0
-    ) -> Sequence[Draft]:
-        """For each of its sequences how much of the draft to verify: ``Draft.first(n)``, or all of it.
+    def budget(self, sequence: int) -> int:
+        """Most rows that sequence number ``sequence`` may draft in this step."""
+        ...
 
-        Called only where there is a draft at all; ``length`` is that of the longest sequence, ``beside`` the number of
-        rows that the forward has for others, who emit a token for each.
+    def select(self, drafts: Sequence[Draft], beside: int = 0) -> Selection:
+        """How much of each sequence's draft to verify. Asking changes nothing.
+
+        ``beside`` is the number of rows that the forward has for others, who emit a token for each.
         """
+        ...
+
+    def note(self, sequences: Sequence[int], selection: Selection) -> None:
+        """That is what is verified of the drafts of these sequences."""
         ...
 
     def observe(self, sequence: int, outcome: Outcome) -> None:
@@ -48,15 +78,19 @@ class FixedBudget:
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
 
-    def budget(self, sequence: int, length: int) -> int:
+    def join(self, sequence: int) -> None:
+        """Nothing to prepare."""
+
+    def budget(self, sequence: int) -> int:
         """Always the number given."""
         return self._tokens
 
-    def select(
-        self, sequences: Sequence[int], drafts: Sequence[Draft], length: int, beside: int = 0
-    ) -> Sequence[Draft]:
+    def select(self, drafts: Sequence[Draft], beside: int = 0) -> Selection:
         """All of every draft."""
-        return drafts
+        return Selection(drafts)
+
+    def note(self, sequences: Sequence[int], selection: Selection) -> None:
+        """Nothing to note."""
 
     def observe(self, sequence: int, outcome: Outcome) -> None:
         """Nothing to learn."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ class Step(NamedTuple):
 
 
 class Ledger:
-    """What was gained and lost, in seconds, and T(rows) as it was at the last account.
+    """What was gained and lost, in seconds, and T(rows) as it was at the last account, at the length of its last step.
 
     Args:
         curve: the engine's cost curve; corrected from step to step.
@@ -56,18 +57,19 @@ class Ledger:
         self.careful = bool(curve.calibration.experts)
         self.spent = self.gained = 0.0
         self.steps: list[Step] = []
-        self.times = [curve(n) for n in range(1, rows + 1)]
+        self._length = 0
+        self._times = [curve(n) for n in range(1, rows + 1)]
 
-    def time(self, rows: int, length: int) -> float:
+    def time(self, rows: int) -> float:
         """Seconds of a forward of so many rows, at the last account's prices."""
-        times = self.times
-        return times[rows - 1] if rows <= len(times) else self.curve(rows, length)
+        times = self._times
+        return times[rows - 1] if rows <= len(times) else self.times(rows)[rows - 1]
 
-    def times_to(self, rows: int, length: int) -> list[float]:
+    def times(self, rows: int) -> Sequence[float]:
         """Those of 1, 2, ... at least ``rows`` rows."""
-        times = self.times
+        times = self._times
         while len(times) < rows:
-            times.append(self.curve(len(times) + 1, length))
+            times.append(self.curve(len(times) + 1, self._length))
         return times
 
     def room(self, alone: float) -> float:
@@ -80,11 +82,12 @@ class Ledger:
 
     def book(self, step: Step, asking: float) -> None:
         """Account for a step; ``asking`` is what its proposers cost, seconds."""
-        took = self.curve(step.rows, step.length, step.experts) if step.experts else self.time(step.rows, step.length)
+        took = self.curve(step.rows, step.length, step.experts) if step.experts else self.time(step.rows)
         self.spent += took
-        self.gained += self.time(step.live, step.length) * (step.emitted / step.live) - took - asking
+        self.gained += self.time(step.live) * (step.emitted / step.live) - took - asking
 
-    def reprice(self, rows: int, length: int) -> None:
-        """The account is done: T as it is now, for up to ``rows`` rows."""
-        self.times = [self.curve(n, length) for n in range(1, rows + 1)]
+    def reprice(self, rows: int) -> None:
+        """The account is done: T as it is now, worked out for up to ``rows`` rows."""
+        self._length = self.steps[-1].length
+        self._times = [self.curve(n, self._length) for n in range(1, rows + 1)]
         self.steps.clear()

@@ -1,4 +1,4 @@
-"""The window: rows that a proposer can add which only bring drafts for later steps (``drafting.auto``)."""
+"""The window: optional rows that only bring drafts for later steps (``drafting.auto``)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ class WindowGain:
 
     Attributes:
         tokens: a step.
+        rows: of one that is filled; 0 before any was offered.
     """
 
     def __init__(self) -> None:
         self.tokens = WINDOW_PRIOR
+        self.rows = 0
 
     def brought(self, tokens: int) -> None:
         """A step has accepted so many of a window's tokens."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,13 @@ STEEP = Calibration((1, 2, 16), (1.0, 2.0, 16.0))
 """Every row costs as much as the first: no draft can pay."""
 
 
+def chosen_of(controller: AdaptiveBudget, drafts: Sequence[Draft]) -> Sequence[Draft]:
+    """What the controller takes of the drafts of sequences 0, 1, 2, ..., and takes note of."""
+    selection = controller.select(drafts)
+    controller.note(range(len(drafts)), selection)
+    return selection.drafts
+
+
 class Play:
     """A controller at work on a text that a proposer knows with some skill; the clock is the calibration itself."""
 
@@ -33,13 +43,13 @@ class Play:
 
     def step(self, drafts: list[Draft], right: list[int], proposing: float = 0.0) -> list[Draft]:
         """``right`` tokens of each draft's first path are right."""
-        budgets = [self.controller.budget(i, 100) for i in range(self.sequences)]
+        budgets = [self.controller.budget(i) for i in range(self.sequences)]
         self.proposals += any(budgets)
         drafts = [
             draft if budget >= len(draft) else draft.first(budget)
             for draft, budget in zip(drafts, budgets, strict=True)
         ]
-        chosen = list(self.controller.select(range(self.sequences), drafts, 100)) if any(map(len, drafts)) else drafts
+        chosen = list(chosen_of(self.controller, drafts)) if any(map(len, drafts)) else drafts
         emitted = 0
         for number, (full, draft) in enumerate(zip(drafts, chosen, strict=True)):
             accepted = list(range(min(right[number], len(draft) - draft.scratch)))
@@ -117,20 +127,20 @@ def test_a_source_that_becomes_good_is_noticed_without_probes() -> None:
 def test_rows_stop_at_the_edge_of_a_tile() -> None:
     """Tokens of middling survival fill the tile that is paid for and do not begin the next."""
     play = Play(TILES, 8)
-    chosen = play.controller.select([0], [Draft(range(8), [-1] * 8, probs=[0.12] * 8)], 100)
+    chosen = chosen_of(play.controller, [Draft(range(8), [-1] * 8, probs=[0.12] * 8)])
     assert len(chosen[0]) == 3
-    chosen = play.controller.select([0], [Draft(range(8), [-1] * 3 + [0] * 5, probs=[0.3] * 8)], 100)
+    chosen = chosen_of(play.controller, [Draft(range(8), [-1] * 3 + [0] * 5, probs=[0.3] * 8)])
     assert len(chosen[0]) == 3
 
 
 def test_a_batch_shares_the_rows() -> None:
     controller = AdaptiveBudget(CostCurve(TILES), 3)
     likely, unlikely = chain(3, 0.9), chain(3, 0.05)
-    chosen = controller.select([0, 1], [unlikely, likely], 100)
+    chosen = chosen_of(controller, [unlikely, likely])
     assert [len(d) for d in chosen] == [0, 2], "four rows in all: a tile"
-    chosen = controller.select([0, 1], [likely, likely], 100)
+    chosen = chosen_of(controller, [likely, likely])
     assert [len(d) for d in chosen] == [3, 3]
-    both = controller.select([0, 1], [Draft(), unlikely], 100)
+    both = chosen_of(controller, [Draft(), unlikely])
     assert [len(d) for d in both] == [0, 0]
 
 
@@ -162,7 +172,7 @@ def test_a_dear_proposer_is_asked_for_no_more_than_pays() -> None:
     play = Play(TILES, 8)
     for _ in range(100):
         play.step([chain(8, 0.5)], [1], proposing=0.08 * 8)
-    assert 0 < play.controller.budget(0, 100) < 4
+    assert 0 < play.controller.budget(0) < 4
 
 
 @pytest.mark.parametrize("asking", [0.005, 0.015, 0.03])
@@ -192,32 +202,32 @@ def test_a_text_that_is_being_repeated_wakes_it() -> None:
     play = Play(STEEP, 8)
     for _ in range(100):
         play.step([chain(4, 0.3)], [0], proposing=0.03)
-    while play.controller.budget(0, 100) == 0:
+    while play.controller.budget(0) == 0:
         play.step([chain(4, 0.3)], [0], proposing=0.03)
     play.step([chain(4, 0.3)], [0], proposing=0.03)
     assert sum(play.rows) == 0
     controller = play.controller
-    assert controller.budget(0, 100) == 0
-    controller.select([0], [Draft([3, 4, 5], [-1, 0, 1], probs=[0.3] * 3)], 100)
+    assert controller.budget(0) == 0
+    chosen_of(controller, [Draft([3, 4, 5], [-1, 0, 1], probs=[0.3] * 3)])
     for token, asked in ((3, False), (4, True)):
         controller.observe(0, Outcome(Draft(), [], [token]))
-        assert (controller.budget(0, 100) > 0) == asked
+        assert (controller.budget(0) > 0) == asked
 
 
 def test_a_new_sequence_is_asked_at_once() -> None:
     play = Play(TILES, 8)
     for _ in range(200):
         play.step([chain(8, 0.3)], [0], proposing=0.03)
-    while play.controller.budget(0, 100):
+    while play.controller.budget(0):
         play.step([chain(8, 0.3)], [0], proposing=0.03)
-    play.controller.join(1, None)
-    assert play.controller.budget(1, 100) > 0
+    play.controller.join(1)
+    assert play.controller.budget(1) > 0
 
 
 def test_scratch_rows_are_all_or_nothing() -> None:
     window = Draft(range(6), [-1] * 6, scratch=5, probs=[0.2] * 6)
     steep = AdaptiveBudget(CostCurve(STEEP), 8)
-    assert steep.select([0], [window], 100)[0].scratch == 0
+    assert chosen_of(steep, [window])[0].scratch == 0
     play = Play(Calibration((1, 8), (1.0, 1.2)), 8)
     assert play.step([window], [1])[0] is window
     for _ in range(200):
@@ -225,27 +235,30 @@ def test_scratch_rows_are_all_or_nothing() -> None:
     assert play.rows[-1] < 6, "steps with scratch rows that bring nothing are given up"
 
 
-class Windowed:
-    """A proposer with a window of four rows; ``right`` of its n-grams' tokens is accepted in every step."""
+class FourRows:
+    """A window that is full."""
 
-    window_rows = 4
-    window_source = "jacobi"
+    source = "jacobi"
+    rows = most_rows = 4
 
-    def widen(self, draft: Draft) -> Draft:
-        rows = range(len(draft), len(draft) + 4)
-        sources = [*draft.sources, *["jacobi"] * 4]
-        return Draft([*draft.tokens, *rows], [*draft.parents, *[-1] * 4], 4, [*draft.probs, *[0.0] * 4], sources)
+    def append_to(self, tokens: list[int], parents: list[int]) -> None:
+        tokens += range(4)
+        parents += [-1] * 4
+
+
+def windowed(draft: Draft, room: int = 9) -> Draft:
+    return replace(draft, sources=["suffix"] * len(draft), optional=FourRows(), room=room)
 
 
 def windowed_steps(calibration: Calibration, right: int, steps: int, most: int = 9) -> list[int]:
-    """Scratch rows of each step."""
-    controller = AdaptiveBudget(CostCurve(calibration), most, proposers=[Windowed()], widen=True)
+    """Scratch rows of each step; ``right`` of the window's tokens is accepted in every step."""
+    controller = AdaptiveBudget(CostCurve(calibration), most)
     scratch = []
     for _ in range(steps):
-        budget = controller.budget(0, 100)
+        budget = controller.budget(0)
         source = "jacobi" if right else "suffix"
-        draft = Draft(range(3), range(-1, 2), 0, [0.9] * 3, [source] * 3).first(budget)
-        (chosen,) = controller.select([0], [draft], 100)
+        draft = Draft(range(3), range(-1, 2), 0, [0.9] * 3, [source] * 3, 0, FourRows(), budget).first(budget)
+        (chosen,) = chosen_of(controller, [draft])
         assert len(chosen) <= budget
         scratch.append(chosen.scratch)
         accepted = list(range(min(right, len(chosen) - chosen.scratch)))
@@ -260,8 +273,6 @@ def test_a_window_is_added_where_its_rows_cost_nothing() -> None:
     assert windowed_steps(TILES, 1, 200) == [0] * 200
     assert windowed_steps(STEEP, 1, 50) == [0] * 50
     assert windowed_steps(flat, 1, 50, most=4) == [0] * 50, "the budget has no room for it"
-    without = AdaptiveBudget(CostCurve(flat), 9, proposers=[Windowed()])
-    assert without.select([0], [chain(2, 0.9)], 100)[0].scratch == 0, "an engine without trees"
 
 
 def test_a_window_that_brings_nothing_is_given_up() -> None:
@@ -271,14 +282,47 @@ def test_a_window_that_brings_nothing_is_given_up() -> None:
     assert sum(scratch[-50:]) == 0
 
 
-def test_windows_of_a_batch_need_a_proposal() -> None:
-    """A sequence that was not asked in this step has no room for rows, as far as anybody knows."""
+def test_windows_of_a_batch_are_each_drafts_own() -> None:
     flat = Calibration((1, 32), (1.0, 1.001))
-    controller = AdaptiveBudget(CostCurve(flat), 9, proposers=[Windowed(), Windowed(), None], widen=True)
-    chosen = controller.select([0, 1, 2], [chain(2, 0.9), Draft(), chain(2, 0.9)], 100)
-    assert [draft.scratch for draft in chosen] == [4, 0, 0]
+    controller = AdaptiveBudget(CostCurve(flat), 9)
+    drafts = [windowed(chain(2, 0.9)), Draft(), chain(2, 0.9), windowed(chain(2, 0.9), room=5)]
+    chosen = chosen_of(controller, drafts)
+    assert [draft.scratch for draft in chosen] == [4, 0, 0, 0], "one has none, and one has no room"
     for number, draft in enumerate(chosen):
         controller.observe(number, Outcome(draft, [], [-9]))
+
+
+@pytest.mark.parametrize("calibration", [TILES, STEEP, Calibration((1, 32), (1.0, 1.001))])
+@pytest.mark.parametrize("in_step", [False, True])
+def test_asking_what_to_take_changes_nothing(calibration: Calibration, in_step: bool) -> None:
+    """Of two controllers with one past, one that was asked a hundred things goes on as the other does."""
+    plain = AdaptiveBudget(CostCurve(calibration), 9, in_step=in_step)
+    rng = np.random.default_rng(4)
+
+    def drafts() -> list[Draft]:
+        found = []
+        for _ in range(2):
+            size = int(rng.integers(0, 10))
+            parents = [int(rng.integers(-1, row)) for row in range(size)]
+            tree = Draft(rng.integers(0, 9, size).tolist(), parents, probs=rng.random(size).tolist())
+            scratch = replace(tree, scratch=int(rng.integers(0, size + 1)))
+            found.append(windowed(tree) if rng.random() < 0.5 else scratch)
+        return found
+
+    for _ in range(60):
+        asked = deepcopy(plain)
+        for _ in range(5):
+            asked.select(drafts(), int(rng.integers(0, 3)))
+        step = drafts()
+        for controller in (plain, asked):
+            budgets = [controller.budget(0), controller.budget(1)]
+            chosen = chosen_of(controller, step)
+            for number, draft in enumerate(chosen):
+                controller.observe(number, Outcome(draft, [], [step[number].tokens[0] if len(step[number]) else 1]))
+            rows = 2 + sum(map(len, chosen))
+            controller.timed(rows, 100, calibration.seconds[0] * rows**0.3, 0.001)
+            controller.seen = (budgets, chosen)  # type: ignore[attr-defined]
+        assert plain.seen == asked.seen  # type: ignore[attr-defined]
 
 
 def test_drafts_are_judged_by_the_match_that_they_rest_on() -> None:
@@ -293,9 +337,9 @@ def test_drafts_are_judged_by_the_match_that_they_rest_on() -> None:
 def test_odd_clocks_do_no_harm(seconds: float) -> None:
     controller = AdaptiveBudget(CostCurve(), 5)
     for _ in range(100):
-        budget = controller.budget(0, 10)
+        budget = controller.budget(0)
         assert 0 <= budget <= 5
-        (draft,) = controller.select([0], [chain(budget)], 10)
+        (draft,) = chosen_of(controller, [chain(budget)])
         assert len(draft) <= budget
         controller.observe(0, Outcome(draft, [], [-1]))
         controller.timed(1 + len(draft), 10, seconds, seconds)
@@ -309,9 +353,9 @@ def in_lockstep(right: float, *, in_step: bool) -> tuple[float, int]:
     drafted = 0
     for _ in range(600):
         for number in range(4):
-            controller.budget(number, 50)
+            controller.budget(number)
         drafts = [Draft.chain([1, 2, 3])] * 4
-        chosen = controller.select(range(4), drafts, 50)
+        chosen = chosen_of(controller, drafts)
         lengths = [int((rng.random(3) < right).cumprod().sum()) for _ in range(4)]
         common = min(min(n, len(draft)) for n, draft in zip(lengths, chosen, strict=True))
         for number, (n, draft) in enumerate(zip(lengths, chosen, strict=True)):
@@ -370,8 +414,8 @@ class Mixture:
         controller = AdaptiveBudget(CostCurve(self.calibration(calibrated or self.experts)), 8)
         seconds = emitted = 0.0
         for _ in range(256):
-            full = chain(controller.budget(0, 100), prob)
-            draft = controller.select([0], [full], 100)[0] if full.tokens else full
+            full = chain(controller.budget(0), prob)
+            draft = chosen_of(controller, [full])[0] if full.tokens else full
             known = int(np.append(rng.random(len(full)) > right, True).argmax())
             accepted = list(range(min(known, len(draft))))
             tokens = [*accepted, len(accepted) if known > len(accepted) else -9]
