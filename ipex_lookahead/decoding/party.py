@@ -332,9 +332,9 @@ class Party:
             else:
                 accepted, emitted = walks[number]
             end = first + 1 + len(draft.tokens)
-            if sequence.finish is None:
-                sequence.cache.keep([0, *[row + 1 for row in accepted]] if accepted else _ROOT_ONLY)
-            else:
+            # Of a draft that it ends in, the last token's row is left: what follows it was never asked for.
+            sequence.cache.keep([0, *[row + 1 for row in accepted]][: len(emitted)] if accepted else _ROOT_ONLY)
+            if sequence.finish is not None:
                 self.thinner = True
             proposer = sequence.proposer
             if proposer is not None:

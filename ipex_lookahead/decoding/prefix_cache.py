@@ -1,7 +1,8 @@
 """Keys and values that outlive their request: what a prompt begins with is found again, in pages of 64 positions.
 
-A page is known by a hash of its tokens and of all pages before it. What is found is a fork, which shares its pages; so
-what a request computes is the same whether its beginning was kept, was given up, or was never there.
+A page is known by a hash of its tokens and of all pages before it; in the page where two texts part, tokens are
+compared. What is found is a fork, which shares its pages; so what a request computes is the same whether its beginning
+was kept, was given up, or was never there.
 
 The same object counts the pages of running sequences, so that both together stay within one budget: what is kept goes
 first, least recently used first.
@@ -30,12 +31,16 @@ def pages_of(positions: int) -> int:
 
 
 class _Kept:
-    """A sequence that is kept: its cache of whole pages, their hashes, and their numbers."""
+    """A sequence that is kept: its cache, its tokens, and its pages' numbers.
 
-    __slots__ = ("cache", "hashes", "pages")
+    ``hashes``: of no page, of its first whole page, of its first two, ...; so the last is that of all whole ones.
+    """
 
-    def __init__(self, cache: Cache, hashes: list[bytes], pages: list[int]) -> None:
+    __slots__ = ("cache", "hashes", "pages", "tokens")
+
+    def __init__(self, cache: Cache, tokens: npt.NDArray[np.int64], hashes: list[bytes], pages: list[int]) -> None:
         self.cache = cache
+        self.tokens = tokens
         self.hashes = hashes
         self.pages = pages
 
@@ -56,7 +61,7 @@ class PrefixCache:
         hits: positions found so far.
 
     Example: with 64 tokens ``a`` and ``b`` each, ``keep(a + b, ...)`` lets ``take(a + b + [1])`` find 128 positions,
-    and ``take(a + [1])`` find 64.
+    and ``take(a + b[:10] + [1])`` find 74.
     """
 
     def __init__(self, pages: int, *, keeps: bool = True) -> None:
@@ -69,8 +74,9 @@ class PrefixCache:
         self._kept: Counter[int] = Counter()  # page -> kept sequences that have it
         self._used = 0
         self._numbers = 0
-        self._by_end: OrderedDict[bytes, _Kept] = OrderedDict()  # least recently used first
-        self._by_page: dict[bytes, list[_Kept]] = {}
+        self._order: OrderedDict[_Kept, None] = OrderedDict()  # least recently used first
+        self._by_page: dict[bytes, list[_Kept]] = {}  # hash -> those that begin so
+        self._by_end: dict[bytes, list[_Kept]] = {}  # hash -> those that have no whole page more
 
     @property
     def used(self) -> int:
@@ -96,7 +102,7 @@ class PrefixCache:
             if more > self.available:
                 return False
             while self._used + more > self.pages:
-                self._give_up(next(iter(self._by_end.values())))
+                self._give_up(next(iter(self._order)))
             fresh = range(self._numbers, self._numbers + more)
             self._numbers += more
             self._hold(self._running, fresh)
@@ -118,11 +124,13 @@ class PrefixCache:
     # ---- kept ones ---------------------------------------------------------------------------------------------------
 
     def match(self, tokens: npt.NDArray[Any], key: str = "") -> int:
-        """Pages that ``take`` would find."""
-        return self._find(tokens, key)[1]
+        """Whole pages that ``take`` would find."""
+        return self._find(tokens, len(tokens) - 1, key)[1] // PAGE
 
     def take(self, tokens: npt.NDArray[Any], key: str = "") -> tuple[Cache, list[int]] | None:
         """What is kept of the beginning of a text, less than all of it, for a sequence that runs from now on.
+
+        The last of its pages is the sequence's own, where that is not whole: it will be written to.
 
         Args:
             tokens: integers [n].
@@ -132,75 +140,87 @@ class PrefixCache:
             A cache of its own and its pages' numbers, or None.
         """
         while True:
-            found, count = self._find(tokens, key)
+            found, count = self._find(tokens, len(tokens) - 1, key)
             if found is None:
                 return None
             cache = _cut(found.cache, count)
             if cache is not None:
                 break
-            for page in found.hashes[:count]:  # a window has moved on: of these it can give nothing
-                self._unlist(page, found)
-        pages = found.pages[:count]
+            for page in found.hashes[: count // PAGE + 1]:  # a window has moved on: of these it can give nothing
+                _unlist(self._by_page, page, found)
+        pages = found.pages[: count // PAGE]
         self._hold(self._running, pages)
-        self._by_end.move_to_end(found.hashes[-1])
-        self.hits += count * PAGE
+        self._order.move_to_end(found)
+        if not self.extend(pages, count):
+            count -= count % PAGE
+            if not count:
+                return None
+            cache.crop(count)
+        self.hits += count
         return cache, pages
 
     def keep(self, tokens: npt.NDArray[Any], cache: Cache, pages: Sequence[int], key: str = "") -> None:
-        """Keep a sequence's whole pages for later, in so far as they are not kept already.
+        """Keep a sequence for later, in so far as it is not kept already.
 
         Args:
-            tokens: what the cache holds, integers [n].
+            tokens: what the cache holds, or the first of it, integers [n]. Of a sequence that goes on these must be
+                whole pages: the next one it writes to.
             cache: a fork of it is kept.
             pages: its pages' numbers, those of a running sequence.
             key: who may find it.
         """
-        count = len(tokens) // PAGE
+        count = len(tokens)
         if not self._keeps or not count:
             return
-        hashes = list(_hashes(tokens[: count * PAGE], key))
-        last = hashes[-1]
-        if last in self._by_page:  # it, or a longer one
-            self._by_end.move_to_end(self._by_page[last][-1].hashes[-1])
+        found, held = self._find(tokens, count, key)
+        if found is not None and held == count:
+            self._order.move_to_end(found)
             return
         fork = _cut(cache, count)
         if fork is None:
             return
-        for number, page in enumerate(hashes[:-1], 1):
-            if page in self._by_end and _cut(fork, number) is not None:  # a beginning, which this one gives too
-                self._give_up(self._by_end[page])
-        kept = _Kept(fork, hashes, list(pages[:count]))
+        hashes = list(_hashes(tokens, key))
+        for page in hashes:
+            for shorter in list(self._by_end.get(page, ())):
+                held = len(shorter.tokens)
+                if held < count and (shorter.tokens == tokens[:held]).all() and _cut(fork, held) is not None:
+                    self._give_up(shorter)  # a beginning, which this one gives too
+        kept = _Kept(fork, np.array(tokens, np.int64), hashes, list(pages[: pages_of(count)]))
         self._hold(self._kept, kept.pages)
-        self._by_end[last] = kept
+        self._order[kept] = None
+        self._by_end.setdefault(hashes[-1], []).append(kept)
         for page in hashes:
             self._by_page.setdefault(page, []).append(kept)
 
     def clear(self) -> None:
         """Keep nothing of what is kept."""
-        while self._by_end:
-            self._give_up(next(iter(self._by_end.values())))
+        while self._order:
+            self._give_up(next(iter(self._order)))
 
-    def _find(self, tokens: npt.NDArray[Any], key: str) -> tuple[_Kept | None, int]:
-        found, count = None, 0
-        for number, page in enumerate(_hashes(tokens[: max(0, len(tokens) - 1)], key), 1):
-            holders = self._by_page.get(page)
-            if holders is None:
+    def _find(self, tokens: npt.NDArray[Any], most: int, key: str) -> tuple[_Kept | None, int]:
+        """Who has the longest beginning of a text, and how many of its tokens, at most ``most``."""
+        holders: list[_Kept] = []
+        whole = 0
+        for number, page in enumerate(_hashes(tokens[:most], key)):
+            if page not in self._by_page:
                 break
-            found, count = holders[-1], number
-        return found, count
+            holders, whole = self._by_page[page], number * PAGE
+        best, count = (holders[-1] if whole else None), whole
+        rest = tokens[whole : min(most, whole + PAGE)]
+        for kept in reversed(holders) if len(rest) else ():
+            same = _alike(kept.tokens[whole : whole + len(rest)], rest)
+            if whole + same > count:
+                best, count = kept, whole + same
+                if same == len(rest):
+                    break
+        return best, count
 
     def _give_up(self, kept: _Kept) -> None:
-        del self._by_end[kept.hashes[-1]]
+        del self._order[kept]
+        _unlist(self._by_end, kept.hashes[-1], kept)
         for page in kept.hashes:
-            self._unlist(page, kept)
+            _unlist(self._by_page, page, kept)
         self._drop(self._kept, kept.pages)
-
-    def _unlist(self, page: bytes, kept: _Kept) -> None:
-        holders = self._by_page.get(page, [])
-        if kept in holders:
-            holders.remove(kept)
-            if not holders:
-                del self._by_page[page]
 
     def _hold(self, holders: Counter[int], pages: Sequence[int]) -> None:
         for page in pages:
@@ -215,19 +235,37 @@ class PrefixCache:
             self._used -= page not in self._running and page not in self._kept
 
 
-def _cut(cache: Cache, pages: int) -> Cache | None:
-    """A fork of the first pages; None where a window's layers have given them back."""
+def _unlist(holders: dict[bytes, list[_Kept]], page: bytes, kept: _Kept) -> None:
+    """Take one out of a list, if it is in it."""
+    some = holders.get(page, [])
+    if kept in some:
+        some.remove(kept)
+        if not some:
+            del holders[page]
+
+
+def _cut(cache: Cache, length: int) -> Cache | None:
+    """A fork of the first positions; None where a window's layers have given them back."""
     fork = cache.fork()
     try:
-        fork.crop(pages * PAGE)
+        fork.crop(length)
     except ForgottenKeysError:
         return None
     return fork
 
 
+def _alike(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> int:
+    """How many tokens two texts begin with that are the same."""
+    if not len(some) or some[0] != others[0]:  # mostly
+        return 0
+    both = some == others[: len(some)]
+    return len(both) if both.all() else int(both.argmin())
+
+
 def _hashes(tokens: npt.NDArray[Any], key: str) -> Iterator[bytes]:
-    """For each whole page a hash of its tokens, of those before it, and of the key."""
+    """A hash of the key, and for each whole page one of its tokens, of those before it, and of the key."""
     known = hashlib.sha256(key.encode()).digest()
+    yield known
     whole = np.ascontiguousarray(tokens, "<i8")
     for end in range(PAGE, len(whole) + 1, PAGE):
         known = hashlib.sha256(known + whole[end - PAGE : end].tobytes()).digest()

@@ -189,7 +189,7 @@ class Scheduler:
                 party.read([(piece.reader, piece.rows, piece.done, piece.answer) for piece in own], argmax, output)
                 if not party.readers:
                     if self._memory is not None:
-                        self._keep(self._memory, party.sequences[0], party.key)
+                        self._keep(self._memory, party.sequences[0], party.key, goes_on=True)
                     party.begin()
                     self._reading.remove(party)
                     self._decoding.append(party)
@@ -312,9 +312,12 @@ class Scheduler:
         self._waiting.sort(key=_number)
         self.put_back += 1
 
-    def _keep(self, memory: PrefixCache, sequence: DecodingSequence, key: str) -> None:
+    def _keep(self, memory: PrefixCache, sequence: DecodingSequence, key: str, *, goes_on: bool = False) -> None:
         assert sequence.committed is not None
-        memory.keep(sequence.committed()[: sequence.cache.length], sequence.cache, sequence.pages, key)
+        length = sequence.cache.length
+        if goes_on:
+            length -= length % PAGE
+        memory.keep(sequence.committed()[:length], sequence.cache, sequence.pages, key)
 
     def _release(self, sequence: DecodingSequence) -> None:
         if self._memory is not None:

@@ -57,21 +57,60 @@ def found(memory: PrefixCache, ids: npt.NDArray[np.int64], key: str = "") -> int
     return cache.length
 
 
-def test_the_longest_beginning_in_whole_pages_is_found() -> None:
+def test_the_longest_beginning_is_found_to_the_token() -> None:
     memory = PrefixCache(100)
     text = tokens(300)
     kept(memory, text)
-    assert memory.kept == memory.used == 4
-    assert found(memory, text) == 256
-    assert found(memory, text[:257]) == 256
-    assert found(memory, text[:256]) == 192, "one token is left to be read: what follows the last is not kept"
-    assert found(memory, text[:64]) == found(memory, text[1:]) == found(memory, tokens(300, seed=1)) == 0
+    assert memory.kept == memory.used == 5
+    lengths = [300, 301, 299, 257, 256, 65, 64, 63, 2]
+    longer = np.append(text, 0)
+    held = [found(memory, longer[:length]) for length in lengths]
+    assert held == [min(length - 1, 300) for length in lengths], "what follows the last token is not kept"
     other = text.copy()
     other[130] = (other[130] + 1) % 11
-    assert found(memory, other) == 128
-    assert memory.hits == 256 + 256 + 192 + 128
-    kept(memory, np.concatenate([tokens(64, seed=2), text[64:]]))
-    assert found(memory, np.concatenate([tokens(64, seed=3), text[64:]])) == 0, "a page stands for all before it"
+    assert found(memory, other) == 130
+    assert memory.hits == sum(held) + 130
+    assert found(memory, text[:1]) == 0
+    shifted = (text + 1) % 11
+    assert found(memory, shifted) == 0
+    kept(memory, np.concatenate([shifted[:64], text[64:]]))
+    assert found(memory, np.concatenate([shifted[:63], text[63:]])) == 63, "a page stands for all before it"
+
+
+def test_of_many_that_begin_alike_the_longest_is_found() -> None:
+    memory = PrefixCache(100)
+    common = tokens(70)
+    ends = [np.concatenate([common, tokens(number, seed=5), tokens(40, seed=number)]) for number in range(0, 60, 7)]
+    for text in ends:
+        kept(memory, text)
+    for text in ends:
+        assert found(memory, text) == len(text) - 1
+        assert found(memory, np.concatenate([text[:-20], (text[-20:] + 1) % 11])) == len(text) - 20
+    assert found(memory, np.append(common, (ends[0][70] + 1) % 11)) >= 70
+
+
+def test_a_page_that_is_not_whole_is_the_finders_own() -> None:
+    """It is written to, so it counts; where there is no room for it, whole pages are all that is found."""
+    memory = PrefixCache(4)
+    text = tokens(100)
+    kept(memory, text)
+    assert memory.used == 2
+    got = memory.take(text)
+    assert got is not None
+    cache, pages = got
+    assert (cache.length, len(pages), memory.used) == (99, 2, 3)
+    others: list[int] = []
+    assert memory.extend(others, 2 * PAGE), "the kept page that nobody runs on makes way"
+    assert memory.used == 4
+    memory.release(pages)
+    assert found(memory, text) == 0
+
+    memory, text, running = PrefixCache(3), tokens(130), []
+    assert memory.extend(running, 130)
+    memory.keep(text[:128], read(text), running)
+    assert found(memory, text[:100]) == 64, "all pages run"
+    memory.release(running)
+    assert found(memory, text[:100]) == 99
 
 
 def test_a_key_finds_its_own_only() -> None:
@@ -79,7 +118,7 @@ def test_a_key_finds_its_own_only() -> None:
     text = tokens(200)
     kept(memory, text, "alice")
     assert found(memory, text, "bob") == found(memory, text) == 0
-    assert found(memory, text, "alice") == 192
+    assert found(memory, text, "alice") == 199
 
 
 def test_a_longer_text_takes_the_place_of_its_beginning() -> None:
@@ -87,8 +126,8 @@ def test_a_longer_text_takes_the_place_of_its_beginning() -> None:
     text = tokens(400)
     for length in (130, 200, 400, 256, 130):
         kept(memory, text[:length])
-    assert memory.kept == memory.used == 6
-    assert found(memory, text) == 384
+    assert memory.kept == memory.used == 7
+    assert found(memory, text) == 399
 
 
 def test_texts_with_a_common_beginning_share_its_pages() -> None:
@@ -103,13 +142,13 @@ def test_texts_with_a_common_beginning_share_its_pages() -> None:
 
 def test_the_least_recently_used_goes_first_and_the_budget_holds() -> None:
     memory = PrefixCache(6)
-    texts = [tokens(129, seed) for seed in range(3)]
+    texts = [np.append(seed, tokens(128, seed)) for seed in range(3)]
     for text in texts:
         kept(memory, text)
         assert memory.used <= 6
-    assert [found(memory, text) for text in texts] == [0, 128, 128], "each ran on three pages"
+    assert [found(memory, text) for text in texts] == [0, 128, 128], "each has three pages"
     found(memory, texts[1])
-    kept(memory, tokens(129, 9))
+    kept(memory, np.append(9, tokens(128, 9)))
     assert [found(memory, text) for text in texts] == [0, 128, 0]
     memory.clear()
     assert memory.used == memory.kept == 0
@@ -118,8 +157,8 @@ def test_the_least_recently_used_goes_first_and_the_budget_holds() -> None:
 
 def test_running_sequences_keep_their_pages() -> None:
     memory = PrefixCache(5)
-    text = tokens(300)
-    kept(memory, text)
+    text = tokens(257)
+    kept(memory, text[:256])
     got = memory.take(text)
     assert got is not None
     pages, other = got[1], []
@@ -202,7 +241,7 @@ def test_a_second_turn_reads_the_new_tokens_only() -> None:
     second = Ask((*first.prompt, *answer.tokens, 1, 2, 3), 10)
     engine.rows = 0
     got = run_all(engine, memory, [second])
-    assert engine.rows <= PAGE + 40 + 3 + 10, "but for the last page, which is not whole"
+    assert engine.rows == 1 + 3 + 9, "the last of the answer, what was said to it, and what follows"
     assert got == [alone(engine, second)]
 
 
@@ -225,11 +264,11 @@ def test_on_the_native_engine_where_windows_forget(tmp_path: Path, kv_cache: str
     wanted = [Ask(tuple(text[:length]), 6, seed) for seed, length in enumerate(lengths)]
     memory = PrefixCache(60)
     assert run_all(engine, memory, wanted) == run_all(engine, None, wanted)
-    assert memory.hits == 128 + 192 + 1344 + 192 + 128
+    assert memory.hits == 149 + 200 + 1399 + 199 + 129
     memory.clear()
     run_all(engine, memory, [wanted[2]])
     found = memory.hits
     run_all(engine, memory, [wanted[0]])
     assert memory.hits == found, "of 1,500 positions the first 200 are forgotten"
     run_all(engine, memory, [wanted[0]])
-    assert memory.hits == found + 192, "and were read again"
+    assert memory.hits == found + 199, "and were read again"
