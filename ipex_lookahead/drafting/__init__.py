@@ -9,7 +9,7 @@ from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.drafting.auto import Auto
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.drafting.draft_model import DraftChoice, DraftModel
+from ipex_lookahead.drafting.draft_model import DraftChoice, DraftModel, Keys
 from ipex_lookahead.drafting.jacobi import Jacobi
 from ipex_lookahead.drafting.prompt_lookup import PromptLookup
 from ipex_lookahead.drafting.recycling import Recycling
@@ -49,11 +49,17 @@ def make_proposer(config: LookaheadConfig, store: Any = None) -> Proposer:
 
 
 def make_second_model_proposer(
-    config: LookaheadConfig, engine: Engine, cache: Cache, choose: DraftChoice | None, end_tokens: Collection[int] = ()
-) -> Proposer:
+    config: LookaheadConfig,
+    engine: Engine,
+    cache: Cache,
+    choose: DraftChoice | None,
+    end_tokens: Collection[int] = (),
+    keys: Keys | None = None,
+) -> DraftModel:
     """A fresh proposer for one sequence, for a strategy of ``SECOND_MODEL``.
 
-    ``engine`` is the second model's, ``cache`` the target's; see :class:`DraftModel` and :class:`SelfSpeculation`.
+    ``engine`` is the second model's, ``cache`` the target's, ``keys`` for the second model where it has caches of its
+    own; see :class:`DraftModel` and :class:`SelfSpeculation`.
     """
     options: dict[str, Any] = {
         "min_prob": config.draft_min_prob,
@@ -63,7 +69,7 @@ def make_second_model_proposer(
     }
     if config.strategy == "self_speculation":
         return SelfSpeculation(engine, cache, choose, **options)
-    return DraftModel(engine, choose, **options)
+    return DraftModel(engine, choose, keys=keys, **options)
 
 
 __all__ = [
@@ -74,6 +80,7 @@ __all__ = [
     "DraftChoice",
     "DraftModel",
     "Jacobi",
+    "Keys",
     "Outcome",
     "PromptLookup",
     "Proposer",

@@ -9,6 +9,7 @@ only compares tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +26,24 @@ _MATCH_DECAY, _MATCH_GOAL, _STEP, _KEEP = 0.5, 0.9, 0.01, 0.9
 """ipex-llm's ``auto_parameters``: how the threshold follows the share of drafted tokens that is accepted."""
 
 
+class Keys(Protocol):
+    """Where a draft model's keys and values come from, and who has them afterwards."""
+
+    def take(self, tokens: npt.NDArray[np.int64]) -> Cache:
+        """A cache for a text, int64 [n]; it may hold the first tokens, but not all of them."""
+        ...
+
+    def room(self, positions: int) -> bool:
+        """Whether the cache may grow to so many positions."""
+        ...
+
+    def keep(self, tokens: npt.NDArray[np.int64], cache: Cache, *, ended: bool) -> None:
+        """The cache holds these tokens, int64 [n]. It goes on, or the sequence has ended and leaves it."""
+        ...
+
+
 class DraftModel:
-    """Drafts a chain with a second engine, whose cache it owns.
+    """Drafts a chain with a second engine, on a cache of that engine's.
 
     Say the prompt is ``[5, 6]`` and the draft model goes on with 7, 8, 9. ``begin`` feeds it 5. ``propose(2)`` feeds it
     6, which gives 7, then 7, which gives 8: the chain ``7 8``. If the target emits ``7 4``, the row of 7 stays in the
@@ -44,6 +61,7 @@ class DraftModel:
         adapt: let ``min_prob`` follow the acceptance, as ipex-llm's ``auto_th_stop_draft`` does: up by a thousandth
             after a step while fewer than nine tenths of the drafted tokens are accepted lately, else down.
         end_tokens: ids that end a sequence.
+        keys: gives the cache; None makes an empty one. Without room for it, drafts are empty.
     """
 
     top = 0
@@ -57,6 +75,7 @@ class DraftModel:
         min_tokens: int = 1,
         adapt: bool = False,
         end_tokens: Collection[int] = (),
+        keys: Keys | None = None,
     ) -> None:
         self._engine = engine
         self._choose = choose or most_likely
@@ -65,6 +84,7 @@ class DraftModel:
         self._min_tokens = min_tokens
         self._adapt = adapt
         self._end_tokens = frozenset(end_tokens)
+        self._keys = keys
         self.begin(())
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -82,7 +102,7 @@ class DraftModel:
         # The row of the last token stands at position length - 1; the draft's last token is never fed.
         budget = min(budget, self._engine.max_context - start + 1)
         self._drafted = 0
-        if budget <= 0 or not start:
+        if budget <= 0 or not start or not self._room(start + budget - 1):
             return Draft()
         self._reserve(start + budget)
         probs: list[float] = []
@@ -118,10 +138,21 @@ class DraftModel:
         if self._adapt and len(outcome.draft):
             self._follow(len(outcome.accepted) / len(outcome.draft))
 
+    def end(self) -> None:
+        """The sequence has ended, or pauses: leave the keys and values to whoever gave them."""
+        if self._keys is not None:
+            self._keys.keep(self._tokens[: self._cache.length], self._cache, ended=True)
+
     def _read_prompt(self) -> None:
-        self._cache: Cache = self._engine.new_cache()
-        if 1 < self._length <= self._engine.max_context:
-            self._feed(self._length - 1)
+        self._cache: Cache = self._engine.new_cache() if self._keys is None else self._keys.take(self._tokens)
+        end = self._length - 1
+        if self._cache.length < end < self._engine.max_context and self._room(end):
+            self._feed(end)
+            if self._keys is not None:
+                self._keys.keep(self._tokens[:end], self._cache, ended=False)
+
+    def _room(self, positions: int) -> bool:
+        return self._keys is None or self._keys.room(positions)
 
     def _crop(self, length: int) -> None:
         if self._cache.length > length:

@@ -83,6 +83,9 @@ class SelfSpeculation(DraftModel):
         self._cache = cache
         super().__init__(engine, choose, **options)
 
+    def end(self) -> None:
+        """The cache is the target's."""
+
     def propose(self, budget: int) -> Draft:
         """As :meth:`DraftModel.propose`; afterwards the cache is what it was."""
         length = self._cache.length

@@ -22,14 +22,15 @@ from ipex_lookahead.decoding.choose import Choose, Ids, Logits, Processor
 from ipex_lookahead.decoding.cost import CostCurve, EngineCosts
 from ipex_lookahead.decoding.loop import stepwise
 from ipex_lookahead.decoding.party import DecodingSequence
+from ipex_lookahead.decoding.prefix_cache import PrefixCache, pages_of
 from ipex_lookahead.decoding.sampling import Sampler
 from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.drafting import SECOND_MODEL, Proposer, make_proposer, make_second_model_proposer
+from ipex_lookahead.drafting import SECOND_MODEL, DraftModel, Proposer, make_proposer, make_second_model_proposer
 from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.base import Cache, Engine
 from ipex_lookahead.errors import ContextLengthError, InputError
-from ipex_lookahead.generation.second_model import SharedChoice
+from ipex_lookahead.generation.second_model import DraftKeys, SharedChoice
 
 DEFAULT_NEW_TOKENS = 20
 """Hugging Face's default where neither ``max_new_tokens`` nor ``max_length`` is given."""
@@ -181,6 +182,7 @@ def run_stepwise(
     costs: EngineCosts | None = None,
     stores: Stores | None = None,
     draft_engine: Engine | None = None,
+    draft_memory: PrefixCache | None = None,
     make: MakeProposer = make_proposer,
     together: BatchRules | None = None,
     cancelled: Callable[[], bool] | None = None,
@@ -198,6 +200,7 @@ def run_stepwise(
         costs: what forwards cost on this engine; None learns it from this generation alone.
         stores: keeps the store of ``config.store`` open between generations; None opens it for this one.
         draft_engine: the second model, for the strategies ``draft_model`` and ``self_speculation``.
+        draft_memory: keeps a draft model's keys and values for later generations; None: only for this one's sequences.
         make: makes the proposer of a sequence.
         together: rules for the whole batch, in lockstep.
         cancelled: asked between two pieces of the prompts and after each step; True ends all jobs ("cancelled").
@@ -226,10 +229,16 @@ def run_stepwise(
             )
         )
 
+    if draft_memory is None and len(jobs) > 1:
+        draft_memory = PrefixCache(sum(pages_of(job.limit) + 1 for job in jobs))
+    seconds: list[DraftModel] = []
+
     def begin(_: Sequence[DecodingSequence]) -> Controller:
         for job, sequence in zip(jobs, sequences, strict=True):
             if config is not None and draft_engine is not None and config.strategy in SECOND_MODEL:
-                sequence.proposer = second_model(config, draft_engine, job, sequence.cache)
+                second = second_model(config, draft_engine, job, sequence.cache, draft_memory)
+                seconds.append(second)
+                sequence.proposer = second
             elif config is not None:
                 sequence.proposer = make(config) if store is None else make(config, store.suffixes)
         return _controller(config, costs, in_step=together is not None)
@@ -249,6 +258,8 @@ def run_stepwise(
             ):
                 yield tapes
     finally:
+        for second in seconds:
+            second.end()
         for job, sequence in zip(jobs, sequences, strict=True):
             job.cache = sequence.cache
     if remembering is not None:
@@ -327,10 +338,17 @@ class _Lockstep:
         return [bool(a or b) for a, b in zip(ended, also, strict=True)]
 
 
-def second_model(config: LookaheadConfig, engine: Engine, job: Job, cache: Cache) -> Proposer:
-    """The proposer of a job, with the second model's ``engine``; ``cache`` is the target's."""
+def second_model(
+    config: LookaheadConfig, engine: Engine, job: Job, cache: Cache, memory: PrefixCache | None, key: str = ""
+) -> DraftModel:
+    """The proposer of a job, with the second model's ``engine``; ``cache`` is the target's.
+
+    ``memory`` is that of the second model's own caches, and ``key`` says whose beginnings are found there; None: the
+    cache is for this job alone. Whoever calls ends the proposer.
+    """
     shared = SharedChoice(job.draft_processors, job.sampler) if job.draft_processors or job.sampler else None
-    return make_second_model_proposer(config, engine, cache, shared, job.eos_ids)
+    keys = None if memory is None else DraftKeys(engine, memory, key)
+    return make_second_model_proposer(config, engine, cache, shared, job.eos_ids, keys)
 
 
 def choose_of(job: Job, tape: Tape, together: BatchRules | None = None) -> Choose | None:

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.decoding.choose import Processor
+from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache
 from ipex_lookahead.decoding.sampling import Sampler
 from ipex_lookahead.drafting.draft_model import most_likely
-from ipex_lookahead.engines.base import Engine
+from ipex_lookahead.engines.base import Cache, Engine
 from ipex_lookahead.errors import EngineError, InputError
 
 
@@ -52,6 +53,47 @@ def check_vocabulary(target: Any, draft: Any, engine: Engine) -> None:
             f"the draft model's tokenizer is another one: {token!r} is {other.get(token, 'unknown')} there and"
             f" {known.get(token, 'unknown')} in the target's; {instead}"
         )
+
+
+class DraftKeys:
+    """A draft model's keys and values of one sequence, within a memory that other sequences share and later ones find.
+
+    Args:
+        engine: the draft model's.
+        memory: for this engine's caches alone.
+        key: whose beginnings are found.
+    """
+
+    def __init__(self, engine: Engine, memory: PrefixCache, key: str = "") -> None:
+        self._engine = engine
+        self._memory = memory
+        self._key = key
+        self._pages: list[int] = []
+
+    def take(self, tokens: npt.NDArray[np.int64]) -> Cache:
+        """See :class:`~ipex_lookahead.drafting.draft_model.Keys`."""
+        self._release()
+        found = self._memory.take(tokens, self._key)
+        if found is None:
+            return self._engine.new_cache()
+        cache, self._pages = found
+        return cache
+
+    def room(self, positions: int) -> bool:
+        """See :class:`~ipex_lookahead.drafting.draft_model.Keys`."""
+        return self._memory.extend(self._pages, positions)
+
+    def keep(self, tokens: npt.NDArray[np.int64], cache: Cache, *, ended: bool) -> None:
+        """See :class:`~ipex_lookahead.drafting.draft_model.Keys`."""
+        count = len(tokens) if ended else len(tokens) // PAGE * PAGE
+        if self._pages:
+            self._memory.keep(tokens[:count], cache, self._pages, self._key)
+        if ended:
+            self._release()
+
+    def _release(self) -> None:
+        self._memory.release(self._pages)
+        self._pages = []
 
 
 class SharedChoice:

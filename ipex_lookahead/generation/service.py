@@ -20,7 +20,7 @@ from ipex_lookahead.decoding.party import DecodingSequence, Party, StepEvent
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, pages_of
 from ipex_lookahead.decoding.scheduler import Scheduler
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.drafting import SECOND_MODEL, Proposer, make_proposer
+from ipex_lookahead.drafting import SECOND_MODEL, DraftModel, Proposer, make_proposer
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.drafting.prediction import SOURCE, Filtered, Prediction
 from ipex_lookahead.engines.base import Engine
@@ -122,6 +122,7 @@ class _Request:
         self.stats = GenerationStats(strategy=SOURCE if config is None else config.strategy)
         self.stats.seed = None if job.sampler is None else job.sampler.seed
         self.party: Party | None = None
+        self.second: DraftModel | None = None
         self.submitted = perf_counter()
 
     @property
@@ -138,8 +139,9 @@ class Service:
         model: a loaded model.
         slots: most requests that are decoded at a time.
         queue: most requests that wait for a slot.
-        cache_memory: bytes of keys and values, of running requests and of what is kept for later ones. Engines that do
-            not say how many a position takes hold what their slots need.
+        cache_memory: bytes of keys and values, of running requests and of what is kept for later ones, a draft model's
+            own included: there is room for as many positions in both. Engines that do not say how many bytes a position
+            takes hold what their slots need.
 
     Attributes:
         state: "loading", "ready", "draining" or "closed".
@@ -158,11 +160,13 @@ class Service:
         self.running = self.waiting = self.steps = self.tokens = self.put_back = 0
         self.kv_bytes = self.cached_pages = self.cached_tokens = 0
         self._slots, self._queue = slots, queue
-        self._position_bytes = int(model.engine.describe().get("kv_bytes_per_token") or 0)
+        self._position_bytes = _position_bytes(model.engine)
+        self._draft_bytes = 0 if model.draft_engine is None else _position_bytes(model.draft_engine)
         pages = slots * pages_of(model.engine.max_context)
         if self._position_bytes:
-            pages = cache_memory // (PAGE * self._position_bytes)
+            pages = cache_memory // (PAGE * (self._position_bytes + self._draft_bytes))
         self._memory = PrefixCache(pages, keeps=model.engine.row_invariant)
+        self._draft_memory = None if model.draft_engine is None else PrefixCache(pages)
         self._controllers: dict[LookaheadConfig | None, Controller] = {}
         self._requests: dict[int, _Request] = {}
         self._by_party: dict[int, _Request] = {}
@@ -356,6 +360,8 @@ class Service:
         self.running, self.waiting = scheduler.running, scheduler.waiting
         self.steps, self.put_back = scheduler.steps, scheduler.put_back
         self.kv_bytes, self.cached_pages = memory.used * PAGE * self._position_bytes, memory.kept
+        if self._draft_memory is not None:
+            self.kv_bytes += self._draft_memory.used * PAGE * self._draft_bytes
         self.cached_tokens = memory.hits
         return True
 
@@ -394,7 +400,13 @@ class Service:
 
     def _proposer(self, request: _Request, config: LookaheadConfig, sequence: DecodingSequence) -> Proposer:
         if config.strategy in SECOND_MODEL and request.draft_engine is not None:
-            return second_model(config, request.draft_engine, request.job, sequence.cache)
+            if request.second is not None:  # the request was put back meanwhile
+                request.second.end()
+            memory = self._draft_memory
+            request.second = second_model(
+                config, request.draft_engine, request.job, sequence.cache, memory, request.key
+            )
+            return request.second
         name = request.store
         return make_proposer(config, None if name is None else self.model.stores.get(name).suffixes)
 
@@ -441,6 +453,8 @@ class Service:
             scheduler.cancel(event.id)
 
     def _end(self, request: _Request, event: Event) -> None:
+        if request.second is not None:
+            request.second.end()
         with self._changed:
             del self._requests[request.number]
             self._seconds += FOLLOW * (perf_counter() - request.submitted - self._seconds)
@@ -455,6 +469,11 @@ class Service:
             log.exception("request %d: its on_event has failed; the request ends", request.number)
             return False
         return True
+
+
+def _position_bytes(engine: Engine) -> int:
+    """Bytes of keys and values of a position; 0 where the engine does not say."""
+    return int(engine.describe().get("kv_bytes_per_token") or 0)
 
 
 def _as_ours(error: Exception | None) -> LookaheadError:

@@ -17,6 +17,7 @@ from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.choose import Ids, Processor
 from ipex_lookahead.decoding.cost import EngineCosts, cost_folder
 from ipex_lookahead.decoding.penalties import CountPenalties, LeastLength, NoRepeatedNGrams, RepetitionPenalty
+from ipex_lookahead.decoding.prefix_cache import PrefixCache, pages_of
 from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
 from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.decoding.stats import GenerationStats
@@ -77,6 +78,7 @@ class TextModel:
         costs: what a forward of n rows costs on this engine.
         forwards: those of the generations of all threads, which are run together where they meet.
         stores: the memories of earlier answers.
+        draft_engine: the draft model's, or None.
     """
 
     def __init__(
@@ -91,7 +93,8 @@ class TextModel:
         self.costs = EngineCosts(self.engine, cost_folder(), note)
         self.forwards = SharedForwards(self.engine)
         self.stores = Stores(self.engine.vocab_size, tokenizer.get_vocab)
-        self._draft: Engine | None = None
+        self.draft_engine: Engine | None = None
+        self._draft_memory: PrefixCache | None = None
         self._copy: Engine | None = None
         self._kept = Kept(self.engine)
 
@@ -111,7 +114,8 @@ class TextModel:
         Raises InputError where it has another vocabulary.
         """
         check_vocabulary(self, draft, draft.engine)
-        self._draft = draft.engine
+        self.draft_engine = draft.engine
+        self._draft_memory = PrefixCache(pages_of(draft.engine.max_context) + 1)  # one conversation
 
     def generate(
         self,
@@ -226,6 +230,7 @@ class TextModel:
             costs=self.costs,
             stores=self.stores,
             draft_engine=draft_engine,
+            draft_memory=self._draft_memory if keep else None,
             cancelled=cancelled,
             on_prefill=on_prefill,
             forwards=self.forwards,
@@ -268,11 +273,11 @@ class TextModel:
     ) -> tuple[LookaheadConfig | None, Engine | None]:
         """What ``lookahead`` means for this model, and the engine that drafts where a second one does."""
         named = isinstance(lookahead, LookaheadConfig) or (isinstance(lookahead, str) and lookahead != "auto")
-        if self._draft is not None and lookahead is not None and not named:
+        if self.draft_engine is not None and lookahead is not None and not named:
             lookahead = second_model_lookahead(lookahead, strategy="draft_model")
         config = resolve_lookahead(lookahead, None, adaptive)
         if config is None or config.strategy != "self_speculation":
-            return config, self._draft
+            return config, self.draft_engine
         if self._copy is None:
             self._copy = low_bit_copy(self.engine)
         return config, self._copy

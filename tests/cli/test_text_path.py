@@ -258,8 +258,7 @@ def test_what_is_kept_never_changes_an_answer(rules, lookahead, kv_cache, folder
     generate(encode("something else"))
     assert cached[0] == cached[4] == 0
     answered = len(second) - len(encode(" and then"))
-    assert answered - 24 < cached[1] <= answered - 2, "of the step that ended the answer nothing is kept"
-    assert lookahead is not None or cached[1] == answered - 2
+    assert cached[1] == answered - 1, "the answer's last token was no row yet"
     assert cached[2] == len(second) - 1, "one row is run, for what follows it"
     assert cached[3] == len(first) + 5
 
