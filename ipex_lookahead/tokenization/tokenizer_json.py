@@ -238,7 +238,7 @@ class _Reader:
     def model(self, model: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
         """What the library gets, and the ids of its tokens."""
         name = model.get("type", "BPE")
-        if name in _ELSEWHERE["model"]:
+        if isinstance(name, str) and name in _ELSEWHERE["model"]:
             self.apart = self.apart or f"model.{name}"
         elif name != "BPE":
             raise self.unsupported("model.type", name, ["BPE", *_ELSEWHERE["model"]])

@@ -28,27 +28,29 @@ SECONDS = 5.0
 MEMORY = 512 << 20
 
 
-def limited() -> None:
+def bound() -> int:
+    """Bytes of address space that this process may come to."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, hard if hard == 0 else 0))
+    return pages * resource.getpagesize() + MEMORY
 
 
 def child(numbers: range, folder: Path, out: int) -> None:
     """Try each; a line for each: its number before, what became of it after."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    limited()
+    most, hard = bound(), resource.getrlimit(resource.RLIMIT_AS)[1]
     for number in numbers:
         os.write(out, f"{number} ".encode())
         try:
             made = mutated.case(number, seed())
+            resource.setrlimit(resource.RLIMIT_AS, (most, hard))  # of who reads it, not of who makes it
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             outcome = f"{made.kind} {mutated.attempt(made, folder)}"
         except BaseException as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             outcome = f"{error!r}"[:400].replace("\n", " ") + f" at {where.filename}:{where.lineno}"
         signal.setitimer(signal.ITIMER_PROF, 0)
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
         os.write(out, (outcome + "\n").encode("utf-8", "replace"))
 
 

@@ -293,6 +293,7 @@ def damage(good: dict[str, Any]) -> dict[str, tuple[dict[str, Any], type[Lookahe
     regex = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
     case("model missing", "model", None, bad, "model: is null")
     case("model type", "model/type", "Mystery", unsupported, "Mystery.*known are BPE, Unigram, WordLevel, WordPiece")
+    case("model type a list", "model/type", ["BPE"], unsupported, "known are BPE, Unigram, WordLevel, WordPiece")
     case("model of another type", "model/type", "WordPiece", bad, "the tokenizers library does not take it")
     case("unigram of a vocabulary", "model/type", "Unigram", bad, "array of pieces and scores")
     case("vocab missing", "model/vocab", None, bad, "model.vocab")
