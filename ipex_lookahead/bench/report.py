@@ -112,14 +112,15 @@ def as_html(report: dict[str, Any], pictures: Iterable[tuple[str, str]]) -> str:
     """A page that stands alone: facts, the table, and pictures as (what they show, SVG)."""
     rows = list(rows_of(report))
     facts = {"date": report["date"], **report["versions"], **report["machine"]}
-    trials = f"{report['settings'].get('num_trials', 3)} trials after {report['settings'].get('warm_up', 1)} to warm up"
+    trials, warm_up = report["settings"].get("num_trials", 3), report["settings"].get("warm_up", 1)
+    means = f"means of {counted(trials, 'trial')}{f' after {warm_up} to warm up' if warm_up else ''}"
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>ipex-lookahead bench run</title><style>{_STYLE}</style></head><body>",
         "<h1>Speed with and without lookahead</h1>",
-        f"<p>Greedy answers of exactly so many tokens, modes in turn, means of {escape(trials)}. "
+        f"<p>Greedy answers of exactly so many tokens, modes in turn, {escape(means)}. "
         "<b>1st ms</b>: milliseconds to the first token; <b>2+ ms</b>: for each one after it; <b>ratio</b>: speed "
         "beside lookahead 0; <b>GB</b>: most memory; <b>same</b>: the tokens are those of plain decoding.</p>",
         *(f"<figure>{svg}<figcaption>{escape(title)}</figcaption></figure>" for title, svg in pictures),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ipex_lookahead.bench.plots.decode import Labelled, by_position, by_source
-from ipex_lookahead.bench.plots.drawing import FAINT, entitle, look, picture
+from ipex_lookahead.bench.plots.drawing import FAINT, entitle, from_zero, look, picture
 
 
 def plot_replay(report: dict[str, Any], file: Path) -> None:
@@ -24,7 +24,7 @@ def plot_replay(report: dict[str, Any], file: Path) -> None:
         speed.set_xticks(range(len(budgets)), labels=budgets)
         speed.set_xlabel("most drafted tokens a step")
         speed.set_ylabel("predicted tokens a second")
-        speed.set_ylim(bottom=0)
+        from_zero(speed)
         figure.legend(*speed.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
         by_position(position, largest)
         by_source(source, largest)

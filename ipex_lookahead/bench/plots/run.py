@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterable
 from typing import Any
 
-from ipex_lookahead.bench.plots.drawing import entitle, look, picture, powers_of_two
+from ipex_lookahead.bench.plots.drawing import entitle, from_zero, look, picture, powers_of_two
 
 Runs = list[tuple[dict[str, Any], dict[str, Any]]]
 """(case, one of its runs)."""
@@ -32,7 +32,7 @@ def over_lookahead(runs: Runs, report: dict[str, Any]) -> tuple[str, str] | None
         axes.set_xticks(range(len(names)), labels=["off" if name == "0" else name for name in names])
         axes.set_xlabel("lookahead: most drafted tokens a step")
         axes.set_ylabel("tokens a second after the first")
-        axes.set_ylim(bottom=0)
+        from_zero(axes)
         _label(figure, "Speed by lookahead", report)
     same = all(run["identical"] for _, run in runs)
     said = "every answer has" if same else "NOT every answer has"
@@ -58,7 +58,7 @@ def over_context(runs: Runs, report: dict[str, Any]) -> tuple[str, str] | None:
         for axes in (prompt, rest):
             powers_of_two(axes, lengths)
             axes.set_xlabel("tokens of the prompt")
-            axes.set_ylim(bottom=0)
+            from_zero(axes)
         _label(figure, "Speed over context", report)
     return "Speed over context: of the prompt, and of plain decoding behind it.", buffer.getvalue()
 

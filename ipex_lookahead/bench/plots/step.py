@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.bench.plots.drawing import FAINT, entitle, logarithmic, look, picture, powers_of_two
+from ipex_lookahead.bench.plots.drawing import FAINT, entitle, from_zero, logarithmic, look, picture, powers_of_two
 
 
 def plot_step(report: dict[str, Any], file: Path) -> None:
@@ -45,6 +45,6 @@ def _over_rows(axes: Any, lines: list[tuple[str, list[dict[str, Any]]]]) -> None
     axes.plot([], [], "--", linewidth=0.9, color=FAINT, label="flat ideal: as one row")
     powers_of_two(axes, counts)
     if len(lines) == 1:
-        axes.set_ylim(bottom=0)
+        from_zero(axes)
     axes.set_xlabel("rows: one, and those of drafted tokens")
     axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)

@@ -13,7 +13,10 @@ from ipex_lookahead.drafting.draft import Draft
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
+from matplotlib.figure import Figure  # noqa: E402
+
 from ipex_lookahead.bench.plots.decode import plot_decode  # noqa: E402
+from ipex_lookahead.bench.plots.drawing import from_zero, look  # noqa: E402
 from ipex_lookahead.bench.plots.exact import plot_exact  # noqa: E402
 from ipex_lookahead.bench.plots.replay import plot_replay  # noqa: E402
 from ipex_lookahead.bench.plots.step import plot_kernels, plot_step  # noqa: E402
@@ -124,3 +127,14 @@ def test_exact_counts_equal_answers_and_marks_others(tmp_path: Path) -> None:
     assert "3/4" in text
     assert "27 of 28 answers have plain" in text
     assert text.count("c02a2a") == 1
+
+
+def test_an_axis_from_zero_leaves_room_for_the_highest_mark() -> None:
+    figure = Figure()
+    axes = figure.subplots()
+    (line,) = axes.plot([0, 1], [11.2, 11.7], **look(0))
+    from_zero(axes)
+    low, high = axes.get_ylim()
+    (_, top), (_, place) = axes.transData.transform([(1, high), (1, 11.7)])
+    assert low == 0
+    assert top - place > line.get_markersize() / 2 * figure.dpi / 72
