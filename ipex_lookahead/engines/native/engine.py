@@ -37,9 +37,9 @@ Floats = npt.NDArray[np.float32]
 Progress = Callable[[int, int, str], None]
 """Called as progress(tensors done, tensors in all, name of the tensor in hand)."""
 
-READ_AHEAD = 16 << 20
+READ_AHEAD = 32 << 20
 """Bytes of weights that may be read and wait for their packing, or one that is larger."""
-AT_A_TIME = 2 << 20
+AT_A_TIME = 4 << 20
 """Bytes of weights that are read and handed over at a time: taking turns costs more than a small tensor does."""
 
 
