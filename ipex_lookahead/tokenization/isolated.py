@@ -9,16 +9,14 @@ call starts another. It ends with its parent; a fork starts its own.
 from __future__ import annotations
 
 import json
-import os
 import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.errors import ModelFormatError
 from ipex_lookahead.safe_json import File
 from ipex_lookahead.tokenization.growth import MOST_ADDED, MOST_GROWTH, most_ids
-from ipex_lookahead.tokenization.process import Stopped, Worker, importable
+from ipex_lookahead.tokenization.process import OnFork, Stopped, Worker, importable
 from ipex_lookahead.tokenization.text import TextTokenizer
 from ipex_lookahead.tokenization.tokenizer_json import Pipeline
 
@@ -48,8 +46,7 @@ class TokenizerProcess:
         self._description, self._file = description, file
         self._lock = threading.Lock()
         self._worker: Worker | None = None
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=_Fork(self))
+        OnFork(self)
         with self._lock:
             self._running()
 
@@ -114,17 +111,6 @@ class TokenizerProcess:
 
     def __reduce__(self) -> Any:
         return TokenizerProcess, (self._description, self._file)
-
-
-class _Fork:
-    """Tells a tokenizer, where it is still there, of a fork. Python keeps these for ever."""
-
-    def __init__(self, tokenizer: TokenizerProcess) -> None:
-        self._tokenizer = weakref.ref(tokenizer)
-
-    def __call__(self) -> None:
-        if (tokenizer := self._tokenizer()) is not None:
-            tokenizer.after_fork()
 
 
 class IsolatedText(TextTokenizer):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import signal
 import socket
 import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +114,7 @@ class Worker:
         status = self._process.returncode
         self.close()
         if status is not None and status < 0:
-            stopped = "" if -status in (signal.SIGPROF, signal.SIGABRT) else f" (signal {-status})"
-            return f"was stopped{stopped}: it takes more than {limits}"
+            return stopped_by(-status, limits)
         reason = said.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit status {status}"]
         return f"could not be run: {reason[0]}"
 
@@ -127,45 +124,24 @@ class Worker:
         self._process.returncode = 0  # else Popen says that it still runs
 
 
-class Ahead:
-    """Starts a worker before it is wanted, so that who wants one does not wait for Python's start and its imports.
+class OnFork:
+    """Tells an object with ``after_fork``, where it is still there, of a fork. Python keeps these for ever."""
 
-    Any thread may call. Every worker is handed out once. After a fork the child starts workers of its own.
+    def __init__(self, told: Any) -> None:
+        self._told = weakref.ref(told)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self)
 
-    Args:
-        start: makes a worker and tells it what to prepare.
-    """
+    def __call__(self) -> None:
+        """In the child."""
+        if (told := self._told()) is not None:
+            told.after_fork()
 
-    def __init__(self, start: Callable[[], Worker]) -> None:
-        self._start = start
-        self._ready: queue.SimpleQueue[tuple[int, Worker]] = queue.SimpleQueue()
 
-    def take(self) -> Worker:
-        """A worker. Raises what ``start`` raises."""
-        while True:
-            try:
-                owner, worker = self._ready.get_nowait()
-            except queue.Empty:
-                return self._start()
-            if owner != os.getpid():
-                worker.disown()
-            elif worker.runs:
-                return worker
-            else:
-                worker.close()
-
-    def prepare(self) -> None:
-        """Start the next one, unless one is ready or none can be started."""
-        if self._ready.empty():
-            with contextlib.suppress(InputError):  # ``take`` will say so
-                self._ready.put((os.getpid(), self._start()))
-
-    def close(self) -> None:
-        """End what was started and not taken."""
-        while not self._ready.empty():
-            with contextlib.suppress(queue.Empty):
-                owner, worker = self._ready.get_nowait()
-                worker.close() if owner == os.getpid() else worker.disown()
+def stopped_by(number: int, limits: str) -> str:
+    """What is said of a process that a signal of that number has ended, which has these limits."""
+    stopped = "" if number in (signal.SIGPROF, signal.SIGABRT) else f" (signal {number})"
+    return f"was stopped{stopped}: it takes more than {limits}"
 
 
 def importable() -> list[str]:
@@ -178,5 +154,7 @@ def _end(link: socket.socket, process: subprocess.Popen[bytes], owner: int) -> N
     if process.stderr is not None:
         process.stderr.close()
     if os.getpid() == owner:
+        if hasattr(os, "killpg") and process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # and those that it has forked
         process.kill()
         process.wait()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime
 import os
+import threading
 
 import pytest
 
 from ipex_lookahead.errors import InputError, ModelFormatError
 from ipex_lookahead.tokenization import process
-from ipex_lookahead.tokenization.chat_template import processes_ahead, render_chat, render_chats
+from ipex_lookahead.tokenization.chat_template import Renderer, render_chat, render_chats
 
 from .conftest import CHATML
 
@@ -190,52 +191,87 @@ def test_a_refusal_of_any_length_is_an_error_of_ours():
     assert len(str(refused.value)) < 3000
 
 
-def test_processes_that_are_started_ahead_serve_one_template_each():
-    ahead = processes_ahead()
-    try:
-        for text in ("one", "two", "three"):
-            found = render_chats(
-                "{{ messages[0].content }}{{ seen }}", [[{"role": "user", "content": text}]], {}, ahead
-            )
-            assert found == [text]
-        ready = ahead.take()
-        assert ready.runs
-        with pytest.raises(ModelFormatError, match="more than"):
-            render_chats(
-                "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", [[]], {}, ahead
-            )
-        assert render_chats("after", [[]], {}, ahead) == ["after"], "a template that was stopped harms none after it"
-        ready.close()
-    finally:
-        ahead.close()
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
 
-def test_a_process_that_died_while_it_waited_is_not_asked():
-    ahead = processes_ahead()
-    ahead.prepare()
-    waiting = ahead.take()
+@pytest.fixture
+def renderer():
+    made = Renderer()
+    yield made
+    made.close()
+
+
+def rendered(renderer: Renderer, template: str, *said: str) -> list[str]:
+    return render_chats(template, [[{"role": "user", "content": text}] for text in said], {}, renderer)
+
+
+def test_a_renderer_says_what_a_process_of_its_own_does(renderer):
+    for text in ("one", "two", "three"):
+        assert rendered(renderer, "{{ messages[0].content }}{{ seen }}", text) == [text]
+    chats = [[{"role": "user", "content": text}] for text in ("a", "b é 🙂")]
+    assert render_chats(CHATML, chats, {}, renderer) == render_chats(CHATML, chats, {})
+    with pytest.raises(InputError, match="refuses these messages: no"):
+        rendered(renderer, "{{ raise_exception('no') }}", "x")
+    with pytest.raises(ModelFormatError, match="line 1"):
+        rendered(renderer, "{% for %}", "x")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% set n = namespace(i=0) %}{% for i in range(9) %}{% set n.i = n.i + 1 %}{% endfor %}{{ n.i }}",
+        "{% macro say(x) %}{{ x }}{% endmacro %}{{ say(messages[0].content) }}",
+        "{{ [1, 2, 3, 4, 5, 6, 7, 8, 9] | random }}",
+    ],
+)
+def test_nothing_of_a_template_is_there_for_the_next(renderer, template):
+    before = rendered(renderer, "{{ say is defined }} {{ n is defined }} {{ messages | length }}", "a")
+    rendered(renderer, template, "secret")
+    assert rendered(renderer, "{{ say is defined }} {{ n is defined }} {{ messages | length }}", "a") == before
+
+
+def test_a_template_that_was_stopped_harms_none_after_it(renderer):
+    process_id = renderer._running()._process.pid
+    with pytest.raises(ModelFormatError, match="more than"):
+        rendered(renderer, ENDLESS, "x")
+    with pytest.raises(ModelFormatError, match=r"was stopped: it takes more than 1 s of processor time or 512 MiB"):
+        rendered(renderer, "{{ (9 ** 9999999) % 7 }}", "x")
+    assert rendered(renderer, "after", "x") == ["after"]
+    assert renderer._running()._process.pid == process_id, "what was stopped was another"
+
+
+def test_a_process_that_died_while_it_waited_is_not_asked(renderer):
+    waiting = renderer._running()
     waiting._process.kill()
     waiting._process.wait()
-    ahead._ready.put((os.getpid(), waiting))
-    assert render_chats("alive", [[]], {}, ahead) == ["alive"]
-    ahead.close()
-    assert ahead._ready.empty()
+    assert rendered(renderer, "alive", "x") == ["alive"]
 
 
-def test_a_child_starts_processes_of_its_own():
-    ahead = processes_ahead()
-    ahead.prepare()
+def test_a_child_starts_a_process_of_its_own(renderer):
+    parents = renderer._running()
     child = os.fork()
     if child == 0:
         found = None
         try:
-            found = render_chats("child", [[]], {}, ahead)
+            found = rendered(renderer, "child", "x")
         finally:
             os._exit(0 if found == ["child"] else 1)
     assert os.waitpid(child, 0)[1] == 0
-    parents = ahead.take()
     assert parents.runs, "the child has left it alone"
-    parents.close()
+    assert rendered(renderer, "parent", "x") == ["parent"]
+
+
+def test_threads_take_turns(renderer):
+    found: dict[int, list[str]] = {}
+    threads = [
+        threading.Thread(target=lambda n=n: found.update({n: rendered(renderer, "{{ messages[0].content }}", str(n))}))
+        for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {n: [str(n)] for n in range(8)}
 
 
 def test_a_machine_that_cannot_start_processes_says_so(monkeypatch):
