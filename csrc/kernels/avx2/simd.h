@@ -12,10 +12,15 @@
 namespace ipex_lookahead {
 namespace avx2 {
 
-constexpr int kMaxRows = 4;
-constexpr int kTilesAtOnce = 1;
-constexpr int kMaxFloatRows = 1;
-constexpr int kQueryTile = 1;
+constexpr int kMaxRows = 16;
+constexpr int kFixedRows = 4;     // up to so many have functions of their own
+constexpr int kTilesAtOnce = 2;
+constexpr int kRowsTogether = 4;  // by one tile's 16 outputs: 8 sums in registers beside two of weights
+constexpr int kMaxFloatRows = 16;  // of plain floats
+constexpr int kFixedFloatRows = 1, kFloatRowsOfTwoTiles = 0;  // 8 sums in registers
+constexpr int kFloatRowsTogether = 6;  // 12 sums
+constexpr int kQueryTile = 3;      // queries x 2 vectors of keys or values in registers
+constexpr int kQueriesOfFour = 1;  // so many queries have 4
 
 #include "vectors.inl"
 
@@ -24,6 +29,7 @@ constexpr int kQueryTile = 1;
 template <int Most>
 struct CodeTile {
   static constexpr bool kSigned = Most > 63;
+  static constexpr int kTaken = kSigned ? 128 : 0;  // from each code
   // Sums of pairs that still fit int16: a pair is at most 2 * Most * 127.
   static constexpr int kPairs = Most <= 15 ? 8 : Most <= 31 ? 4 : 2;
   __m256i w[2][8];
@@ -35,41 +41,53 @@ struct CodeTile {
     }
   }
 };
-template <int Pairs, int Rows = 8>
-SIMD_INLINE __m256i dot_unsigned(const __m256i* w, const int8_t* a, __m256i sum) {
-  for (int first = 0; first < Rows; first += Pairs) {
-    __m256i pairs = _mm256_maddubs_epi16(w[first], broadcast4(a + 4 * first));
-    for (int c = first + 1; c < first + Pairs; ++c)
-      pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w[c], broadcast4(a + 4 * c)));
-    sum = _mm256_add_epi32(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)), sum);
+SIMD_INLINE __m256i add_pairs(__m256i sum, __m256i pairs) {
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+// Sums are made where they stand: compilers put all products first, which no registers hold.
+SIMD_INLINE __m256i now(__m256i x) {
+  __asm__("" : "+x"(x));
+  return x;
+}
+// sums[m] += codes * a[m], over `Count` rows of the tile from `First` on; row by row, so that a weight is loaded once.
+template <int First, int Count, int M, int Most>
+SIMD_INLINE void add_unsigned(const CodeTile<Most>& t, const int8_t* a, i32x16 (&sums)[M]) {
+  constexpr int kPairs = CodeTile<Most>::kPairs < Count ? CodeTile<Most>::kPairs : Count;
+#pragma GCC unroll 4
+  for (int first = First; first < First + Count; first += kPairs) {
+    __m256i lo[M], hi[M];
+#pragma GCC unroll 8
+    for (int c = first; c < first + kPairs; ++c)
+#pragma GCC unroll 4
+      for (int m = 0; m < M; ++m) {
+        const __m256i x = broadcast4(a + m * kGroup + 4 * c);
+        const __m256i low = _mm256_maddubs_epi16(t.w[0][c], x), high = _mm256_maddubs_epi16(t.w[1][c], x);
+        lo[m] = c == first ? low : now(_mm256_add_epi16(lo[m], low));
+        hi[m] = c == first ? high : now(_mm256_add_epi16(hi[m], high));
+      }
+    for (int m = 0; m < M; ++m) sums[m] = {add_pairs(sums[m].lo, lo[m]), add_pairs(sums[m].hi, hi[m])};
   }
-  return sum;
 }
 // |w| as the unsigned operand and a with w's sign: a pair is at most 2 * 128 * 127 = 32,512, exact in int16.
-SIMD_INLINE __m256i dot_signed(const __m256i* w, const int8_t* a) {
-  const __m256i ones = _mm256_set1_epi16(1);
-  __m256i sum = _mm256_setzero_si256();
-  for (int c = 0; c < 8; ++c) {
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[c]), _mm256_sign_epi8(broadcast4(a + 4 * c), w[c]));
-    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+template <int First, int Count, int M, int Most>
+SIMD_INLINE void add_signed(const CodeTile<Most>& t, const int8_t* a, i32x16 (&sums)[M]) {
+#pragma GCC unroll 8
+  for (int c = First; c < First + Count; ++c) {
+    const __m256i low = _mm256_abs_epi8(t.w[0][c]), high = _mm256_abs_epi8(t.w[1][c]);
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) {
+      const __m256i x = broadcast4(a + m * kGroup + 4 * c);
+      sums[m].lo = add_pairs(sums[m].lo, _mm256_maddubs_epi16(low, _mm256_sign_epi8(x, t.w[0][c])));
+      sums[m].hi = add_pairs(sums[m].hi, _mm256_maddubs_epi16(high, _mm256_sign_epi8(x, t.w[1][c])));
+    }
   }
-  return sum;
 }
-// start + sum of codes * a, over 32 inputs. Where codes are signed, that is what `start` undoes.
-template <int Most>
-SIMD_INLINE i32x16 dot(const CodeTile<Most>& t, const int8_t* a, int32_t start) {
-  if (CodeTile<Most>::kSigned) return {dot_signed(t.w[0], a), dot_signed(t.w[1], a)};
-  constexpr int pairs = CodeTile<Most>::kPairs;
-  const __m256i from = _mm256_set1_epi32(start);
-  return {dot_unsigned<pairs>(t.w[0], a, from), dot_unsigned<pairs>(t.w[1], a, from)};
-}
-
-// Sum of codes * a over the 16 inputs of one half, from start on.
-template <int Half, int Most>
-SIMD_INLINE i32x16 dot_half(const CodeTile<Most>& t, const int8_t* a, i32x16 start) {
-  static_assert(!CodeTile<Most>::kSigned, "no format has halves of wide codes");
-  constexpr int pairs = CodeTile<Most>::kPairs < 4 ? CodeTile<Most>::kPairs : 4;
-  return {dot_unsigned<pairs, 4>(t.w[0] + 4 * Half, a, start.lo), dot_unsigned<pairs, 4>(t.w[1] + 4 * Half, a, start.hi)};
+template <int First, int Count, int M, int Most>
+SIMD_INLINE void add_products(const CodeTile<Most>& t, const int8_t* a, i32x16 (&sums)[M]) {
+  if constexpr (CodeTile<Most>::kSigned)
+    add_signed<First, Count>(t, a, sums);
+  else
+    add_unsigned<First, Count>(t, a, sums);
 }
 
 // Independent integer dot products for measuring the peak: 64 multiply-adds a call.

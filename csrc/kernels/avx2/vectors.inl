@@ -161,6 +161,7 @@ SIMD_INLINE f32x16 lookup(const float* table, i32x16 x) {  // by the lowest four
   const __m256 low = _mm256_loadu_ps(table), high = _mm256_loadu_ps(table + 8);
   return {lookup(low, high, x.lo), lookup(low, high, x.hi)};
 }
+SIMD_INLINE i32x16 set1_i32(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 SIMD_INLINE i32x16 widen_u8(const uint8_t* p) {
   const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return {_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(x, x))};

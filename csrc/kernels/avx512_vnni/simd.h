@@ -16,10 +16,15 @@ namespace avx512_vnni {
 using f32x16 = __m512;
 using i32x16 = __m512i;
 
-constexpr int kMaxRows = 16;      // rows of an integer tile held in registers
-constexpr int kTilesAtOnce = 2;  // of whole numbers, by all these rows
-constexpr int kMaxFloatRows = 4;  // rows of a float tile (four accumulators each)
-constexpr int kQueryTile = 12;    // queries x 2 vectors of keys or values in registers
+constexpr int kMaxRows = 16;      // of a tile at a time; of whole numbers held in registers
+constexpr int kFixedRows = 16;    // up to so many have functions of their own
+constexpr int kTilesAtOnce = 2;   // of whole numbers, by all these rows
+constexpr int kRowsTogether = 1;  // rows whose products are taken in turn: here one after the other
+constexpr int kMaxFloatRows = 4;  // of plain floats: to widen them again costs less than to keep them
+constexpr int kFixedFloatRows = 4, kFloatRowsOfTwoTiles = 1;  // 16 and 8 sums in registers
+constexpr int kFloatRowsTogether = 16;
+constexpr int kQueryTile = 12;      // queries x 2 vectors of keys or values in registers
+constexpr int kQueriesOfFour = 4;   // so many queries have 4
 
 SIMD_INLINE f32x16 zero() { return _mm512_setzero_ps(); }
 SIMD_INLINE f32x16 set1(float x) { return _mm512_set1_ps(x); }
@@ -77,6 +82,7 @@ SIMD_INLINE void half_sums(const int8_t* codes, int32_t& first, int32_t& second)
   second = _mm_extract_epi32(sums, 2) - 16 * 128;
 }
 
+SIMD_INLINE i32x16 set1_i32(int32_t x) { return _mm512_set1_epi32(x); }
 SIMD_INLINE i32x16 load_i32(const int32_t* p) { return _mm512_loadu_si512(p); }
 SIMD_INLINE i32x16 widen_u8(const uint8_t* p) {
   return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -145,6 +151,7 @@ SIMD_INLINE f32x16 lookup(const float* table, i32x16 x) {  // by the lowest four
 // 16 outputs x 32 inputs of unsigned codes, unpacked once and then used for every row.
 template <int Most>
 struct CodeTile {
+  static constexpr int kTaken = 0;  // from each code
   u8x64 w[8];
   SIMD_METHOD explicit CodeTile(const u8x64 (&rows)[8]) {
     for (int c = 0; c < 8; ++c) w[c] = rows[c];
@@ -155,20 +162,12 @@ SIMD_INLINE __m512i broadcast4(const int8_t* a) {
   std::memcpy(&x, a, 4);
   return _mm512_set1_epi32(x);
 }
-// start + sum of codes * a, over 32 inputs. One chain: two tiles by some rows are enough of them.
-template <int Most>
-SIMD_INLINE i32x16 dot(const CodeTile<Most>& t, const int8_t* a, int32_t start) {
-  __m512i sum = _mm512_set1_epi32(start);
-  for (int c = 0; c < 8; ++c) sum = _mm512_dpbusd_epi32(sum, t.w[c], broadcast4(a + 4 * c));
-  return sum;
-}
-
-// Sum of codes * a over the 16 inputs of one half, from start on.
-template <int Half, int Most>
-SIMD_INLINE i32x16 dot_half(const CodeTile<Most>& t, const int8_t* a, i32x16 start) {
-  __m512i sum = start;
-  for (int c = 0; c < 4; ++c) sum = _mm512_dpbusd_epi32(sum, t.w[4 * Half + c], broadcast4(a + 4 * c));
-  return sum;
+// sums[m] += codes * a[m], over `Count` rows of the tile from `First` on. One chain: two tiles by some rows are enough of them.
+template <int First, int Count, int M, int Most>
+SIMD_INLINE void add_products(const CodeTile<Most>& t, const int8_t* a, i32x16 (&sums)[M]) {
+  for (int m = 0; m < M; ++m)
+    for (int c = First; c < First + Count; ++c)
+      sums[m] = _mm512_dpbusd_epi32(sums[m], t.w[c], broadcast4(a + m * kGroup + 4 * c));
 }
 
 // Independent integer dot products for measuring the peak: 64 multiply-adds a call.

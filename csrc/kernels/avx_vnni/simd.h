@@ -12,16 +12,19 @@
 namespace ipex_lookahead {
 namespace avx_vnni {
 
-constexpr int kMaxRows = 4;
-constexpr int kTilesAtOnce = 1;
-constexpr int kMaxFloatRows = 1;
-constexpr int kQueryTile = 1;
+constexpr int kMaxRows = 16, kFixedRows = 4;
+constexpr int kTilesAtOnce = 2;
+constexpr int kRowsTogether = 4;  // by one tile's 16 outputs: 8 sums in registers beside two of weights
+constexpr int kMaxFloatRows = 16, kFixedFloatRows = 1, kFloatRowsOfTwoTiles = 0, kFloatRowsTogether = 6;
+constexpr int kQueryTile = 3;
+constexpr int kQueriesOfFour = 1;
 
 #include "../avx2/vectors.inl"
 
 // 16 outputs x 32 inputs of unsigned codes, unpacked once and then used for every row: [half][row].
 template <int Most>
 struct CodeTile {
+  static constexpr int kTaken = 0;  // from each code
   __m256i w[2][8];
   SIMD_METHOD explicit CodeTile(const u8x64 (&rows)[8]) {
     for (int c = 0; c < 8; ++c) {
@@ -30,27 +33,18 @@ struct CodeTile {
     }
   }
 };
-// The weights are the unsigned operand. Two chains a half, so that latency does not bind at one row.
-template <int Rows>
-SIMD_INLINE __m256i dot_rows(const __m256i* w, const int8_t* a, __m256i even) {
-  __m256i odd = _mm256_setzero_si256();
-  for (int c = 0; c < Rows; c += 2) {
-    even = _mm256_dpbusd_avx_epi32(even, w[c], broadcast4(a + 4 * c));
-    odd = _mm256_dpbusd_avx_epi32(odd, w[c + 1], broadcast4(a + 4 * c + 4));
-  }
-  return _mm256_add_epi32(even, odd);
-}
-// start + sum of codes * a, over 32 inputs.
-template <int Most>
-SIMD_INLINE i32x16 dot(const CodeTile<Most>& t, const int8_t* a, int32_t start) {
-  const __m256i from = _mm256_set1_epi32(start);
-  return {dot_rows<8>(t.w[0], a, from), dot_rows<8>(t.w[1], a, from)};
-}
-
-// Sum of codes * a over the 16 inputs of one half, from start on.
-template <int Half, int Most>
-SIMD_INLINE i32x16 dot_half(const CodeTile<Most>& t, const int8_t* a, i32x16 start) {
-  return {dot_rows<4>(t.w[0] + 4 * Half, a, start.lo), dot_rows<4>(t.w[1] + 4 * Half, a, start.hi)};
+// sums[m] += codes * a[m], over `Count` rows of the tile from `First` on; row by row, so that a weight is loaded once. The
+// weights are the unsigned operand.
+template <int First, int Count, int M, int Most>
+SIMD_INLINE void add_products(const CodeTile<Most>& t, const int8_t* a, i32x16 (&sums)[M]) {
+#pragma GCC unroll 8
+  for (int c = First; c < First + Count; ++c)
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) {
+      const __m256i x = broadcast4(a + m * kGroup + 4 * c);
+      sums[m].lo = _mm256_dpbusd_avx_epi32(sums[m].lo, t.w[0][c], x);
+      sums[m].hi = _mm256_dpbusd_avx_epi32(sums[m].hi, t.w[1][c], x);
+    }
 }
 
 // Independent integer dot products for measuring the peak: 64 multiply-adds a call.

@@ -69,16 +69,10 @@ static void store_value(const float* v, uint8_t* values, float* scales, int64_t 
   if (F == KvFormat::int8) scales[slot] = scale;
 }
 
-// f(Q, i) for the queries [0, count), Q at a time: as many as registers hold, then fewer.
-template <int Q, class F>
-SIMD_INLINE void in_query_tiles(int i, int count, const F& f) {
-  for (; i + Q <= count; i += Q) f(std::integral_constant<int, Q>{}, i);
-  if constexpr (Q > 1) in_query_tiles<(Q > 8 ? 8 : Q > 4 ? 4 : Q - 1)>(i, count, f);
-}
 // Vectors of keys or values that Q queries are multiplied by together: of many queries few, so that what is widened from
 // memory is used often.
 template <int Q>
-constexpr int kWidened = Q > 4 ? 2 : 4;
+constexpr int kWidened = Q > kQueriesOfFour ? 2 : 4;
 
 // Scores of Q queries against S sub-blocks of 16 slots: the keys are widened once for all queries. Meanwhile memory as
 // much as the keys take is fetched, `ahead` bytes from them.
@@ -140,7 +134,7 @@ static void score_range(const Keys& keys, int head_dim, int64_t begin, int64_t e
     const uint8_t* then = next * kPage < end ? page_or(keys, next, keys.k_offset, page + keys.k_offset)
                                              : keys.pages[begin / kPage] + keys.v_offset;
     int64_t ahead = then - (page + keys.k_offset);
-    in_query_tiles<kQueryTile>(0, count, [&](auto tile, int i) {
+    in_parts<kQueryTile>(0, count, [&](auto tile, int i) {
       score_page<F, tile()>(k, ahead, scales, q + i, head_dim, scores + i, slot - begin, sub_blocks);
       ahead = 0;  // has been fetched
     });
@@ -190,7 +184,7 @@ SIMD_INLINE void add_values(const Keys& keys, int padded, int64_t begin, int64_t
 template <KvFormat F>
 static void add_values(const Keys& keys, int padded, int64_t begin, int64_t end, const float* const* e, int count,
                        float* const* values) {
-  in_query_tiles<kQueryTile>(0, count, [&](auto tile, int i) {
+  in_parts<kQueryTile>(0, count, [&](auto tile, int i) {
     add_values<F, tile()>(keys, padded, begin, end, e + i, values + i);
   });
 }

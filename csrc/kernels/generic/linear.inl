@@ -8,6 +8,13 @@
 #include "scales.inl"
 #include "outputs.inl"
 
+// f(Q, i) for the things [i, count), Q at a time: as many as registers hold, then fewer.
+template <int Q, class F>
+SIMD_INLINE void in_parts(int i, int count, const F& f) {
+  for (; i + Q <= count; i += Q) f(std::integral_constant<int, Q>{}, i);
+  if constexpr (Q > 1) in_parts<(Q > 8 ? 8 : Q > 4 ? 4 : Q - 1)>(i, count, f);
+}
+
 // One tile's streams.
 template <class Format>
 struct TileStreams {
@@ -21,17 +28,18 @@ struct TileStreams {
   }
 };
 
-// How many blocks ahead the tiles that are worked on together are fetched: what comes next is theirs, and behind their ends not
+// How many blocks ahead the T tiles that are worked on together are fetched: what comes next is theirs, and behind their ends not
 // the next tile's, which is being read as well, but that of the next so many.
+template <int T>
 class BlocksAhead {
  public:
   SIMD_METHOD BlocksAhead(int32_t distance, int32_t blocks)
-      : blocks_(blocks), left_(blocks - distance % blocks), ahead_(distance + distance / blocks * (kTilesAtOnce - 1) * blocks_) {}
+      : blocks_(blocks), left_(blocks - distance % blocks), ahead_(distance + distance / blocks * (T - 1) * blocks_) {}
   SIMD_METHOD int64_t now() const { return ahead_; }
   SIMD_METHOD void next() {
-    if (kTilesAtOnce == 1 || --left_ > 0) return;
+    if (T == 1 || --left_ > 0) return;
     left_ = blocks_;
-    ahead_ += (kTilesAtOnce - 1) * blocks_;
+    ahead_ += (T - 1) * blocks_;
   }
 
  private:
@@ -57,60 +65,58 @@ struct UnpackedBlock {
   }
 };
 
-// out[t][m] = the 16 outputs of kTilesAtOnce tiles, `tile` and `tile + step`, for row `row + m`, m = 0 .. M-1, rows that lie in
-// one band. Two tiles are two streams, which bring more of the memory than one, and share what is loaded of the rows.
+// acc[t][m] += a block's products with the N rows from m on, row m standing at `at + m`.
+template <int N, class Format, int M>
+SIMD_INLINE void add_block(const UnpackedBlock<Format>* blocks, const Rows& x, int64_t at, int m,
+                           f32x16 (&acc)[kTilesAtOnce][M]) {
+#pragma GCC unroll 2
+  for (int t = 0; t < kTilesAtOnce; ++t) {
+    int64_t first = at + m;
+    f32x16* sums = acc[t] + m;
+    // As if each tile's were others: else the compiler keeps what it loads of many rows for the next tile, where no register is.
+    if (N > 2) __asm__ volatile("" : "+r"(first), "+r"(sums) : : "memory");
+    RowBlock rows[N];
+    for (int n = 0; n < N; ++n) {
+      const int64_t i = first + n;
+      rows[n] = {x.codes + i * kGroup, x.scales[i], x.sums[i], x.bias4[i], x.bias8[i], x.halves[i]};
+    }
+    add_rows<Format::kZero>(blocks[t].scaled, blocks[t].codes, rows, sums);
+  }
+}
+
+// out[t][m] = the 16 outputs of kTilesAtOnce tiles, `tile` and `tile + step`, for row `row + m`, m < rows, rows that lie in one
+// band. Two tiles are two streams, which bring more of the memory than one, and share what is loaded of the rows. M is the
+// number of rows where that has a function of its own, else the most that there are.
 template <class Format, int M>
-static void integer_tiles(const Matrix& w, int64_t tile, int64_t step, const Rows& x, int64_t row, float* out) {
+static void integer_tiles(const Matrix& w, int64_t tile, int64_t step, const Rows& x, int64_t row, int rows, float* out) {
+  if (M <= kFixedRows) rows = M;
   const int64_t first = x.at(row, 0), band = x.band_rows(row);
   const TileStreams<Format> tiles[2] = {{w, tile}, {w, tile + step}};
-  BlocksAhead ahead(kPrefetchBytes / kTilesAtOnce / Format::Codes::kBytes, w.blocks);
+  BlocksAhead<kTilesAtOnce> ahead(kPrefetchBytes / kTilesAtOnce / Format::Codes::kBytes, w.blocks);
 
   f32x16 acc[kTilesAtOnce][M];
   for (int t = 0; t < kTilesAtOnce; ++t)
-    for (int m = 0; m < M; ++m) acc[t][m] = zero();
+    for (int m = 0; m < rows; ++m) acc[t][m] = zero();
   int64_t at = first;
   for (int64_t b = 0; b < w.blocks; ++b, at += band, ahead.next()) {
     for (int t = 0; t < kTilesAtOnce; ++t) tiles[t].fetch(b, ahead.now());
     const UnpackedBlock<Format> blocks[2] = {{tiles[0], b}, {tiles[kTilesAtOnce - 1], b}};
+    if constexpr (kRowsTogether == 1) {
 #pragma GCC unroll 16  // else the compiler keeps 16 rows' accumulators in memory
-    for (int m = 0; m < M; ++m) {
-      const int64_t i = at + m;
-      const RowBlock r{x.codes + i * kGroup, x.scales[i], x.sums[i], x.bias4[i], x.bias8[i], x.halves[i]};
-#pragma GCC unroll 2
-      for (int t = 0; t < kTilesAtOnce; ++t) acc[t][m] = blocks[t].scaled.add(acc[t][m], blocks[t].codes, r);
+      for (int m = 0; m < M; ++m) add_block<1>(blocks, x, at, m, acc);
+    } else if constexpr (M <= kFixedRows) {
+      add_block<M>(blocks, x, at, 0, acc);
+    } else {
+      in_parts<kRowsTogether>(0, rows, [&](auto part, int m) { add_block<part()>(blocks, x, at, m, acc); });
     }
   }
   for (int t = 0; t < kTilesAtOnce; ++t)
-    for (int m = 0; m < M; ++m) store(out + (t * M + m) * kLanes, acc[t][m]);
+    for (int m = 0; m < rows; ++m) store(out + (t * rows + m) * kLanes, acc[t][m]);
 }
 
 SIMD_INLINE f32x16 load_weights(const uint8_t* p, Fp32) { return load(reinterpret_cast<const float*>(p)); }
 SIMD_INLINE f32x16 load_weights(const uint8_t* p, Fp16) { return load_f16(reinterpret_cast<const uint16_t*>(p)); }
 SIMD_INLINE f32x16 load_weights(const uint8_t* p, Bf16) { return load_bf16(reinterpret_cast<const uint16_t*>(p)); }
-
-template <class Format, int M>
-static void float_tile(const Matrix& w, int64_t tile, const Rows& x, int64_t row, float* out) {
-  constexpr int64_t bytes = kLanes * Format::kSize;  // of the weights of one input
-  const int64_t n_in = w.n_in;
-  const uint8_t* weights = w.codes + tile * n_in * bytes;
-  const float* a = x.values_of(row);
-  f32x16 acc[M][4];
-  for (int m = 0; m < M; ++m)
-    for (int i = 0; i < 4; ++i) acc[m][i] = zero();
-  int64_t k = 0;
-  for (; k + 4 <= n_in; k += 4) {
-    prefetch_ahead(weights + k * bytes, kPrefetchBytes, 4 * bytes);
-    for (int i = 0; i < 4; ++i) {
-      const f32x16 weight = load_weights(weights + (k + i) * bytes, Format{});
-      for (int m = 0; m < M; ++m) acc[m][i] = fma(weight, set1(a[m * x.stride + k + i]), acc[m][i]);
-    }
-  }
-  for (int i = 0; k + i < n_in; ++i) {
-    const f32x16 weight = load_weights(weights + (k + i) * bytes, Format{});
-    for (int m = 0; m < M; ++m) acc[m][i] = fma(weight, set1(a[m * x.stride + k + i]), acc[m][i]);
-  }
-  for (int m = 0; m < M; ++m) store(out + m * kLanes, add(add(acc[m][0], acc[m][1]), add(acc[m][2], acc[m][3])));
-}
 
 template <class Format, class = void>
 struct IsMinifloat : std::false_type {};
@@ -149,40 +155,144 @@ SIMD_INLINE void decode(u8x64 row, f32x16 scale, f32x16 (&w)[4]) {
   for (int i = 0; i < 4; ++i) w[i] = mul(w[i], scale);
 }
 
-template <class Format, int M>
-static void codebook_tile(const Matrix& w, int64_t tile, const Rows& x, int64_t row, float* out) {
-  using Codes = typename Format::Codes;
-  const uint8_t* codes = w.codes + tile * w.blocks * Codes::kBytes;
-  const Scaling<Format> scales(w, tile);
-  const float* a = x.values_of(row);
-  f32x16 acc[M][4];
-  for (int m = 0; m < M; ++m)
-    for (int i = 0; i < 4; ++i) acc[m][i] = zero();
-  for (int64_t b = 0; b < w.blocks; ++b) {
-    prefetch_ahead(codes + b * Codes::kBytes, kPrefetchBytes, Codes::kBytes);
-    scales.prefetch(b, kPrefetchBytes / Codes::kBytes);
+// A tile's weights of 32 inputs at a time as floats: f(k, the 16 outputs' weights of input k), ascending.
+template <class Format, Arithmetic = Format::kArithmetic>
+struct FloatStreams {
+  static constexpr int64_t kInput = kLanes * Format::kSize, kBytes = kGroup * kInput;
+  const uint8_t* weights;
+  const int64_t n_in;
+
+  SIMD_METHOD FloatStreams(const Matrix& w, int64_t tile) : weights(w.codes + tile * w.n_in * kInput), n_in(w.n_in) {}
+  SIMD_METHOD void fetch(int64_t b, int64_t blocks_ahead) const {
+    prefetch_ahead(weights + b * kBytes, blocks_ahead * kBytes, kBytes);
+  }
+  template <class F>
+  SIMD_METHOD void for_each_input(int64_t b, const F& f) const {
+    alignas(64) uint8_t filled[kBytes];
+    const uint8_t* from = n_in - b * kGroup < kGroup ? fill(b, filled) : weights + b * kBytes;
+#pragma GCC unroll 32  // else the sums go through memory
+    for (int k = 0; k < kGroup; ++k) f(k, load_weights(from + k * kInput, Format{}));
+  }
+
+ private:
+  // The last block of inputs that 32 does not divide, filled up with -0, which times 0 and added changes no sum, not even -0.
+  const uint8_t* fill(int64_t b, uint8_t* to) const {
+    for (int64_t i = 0; i < kBytes; ++i) to[i] = i % Format::kSize == Format::kSize - 1 ? 0x80 : 0;
+    __builtin_memcpy(to, weights + b * kBytes, size_t((n_in - b * kGroup) * kInput));
+    return to;
+  }
+};
+template <class Format>
+struct FloatStreams<Format, Arithmetic::codebook> : TileStreams<Format> {
+  static constexpr int64_t kBytes = Format::Codes::kBytes;
+  using TileStreams<Format>::TileStreams;
+  template <class F>
+  SIMD_METHOD void for_each_input(int64_t b, const F& f) const {
     u8x64 rows[8];
-    unpack(codes + b * Codes::kBytes, rows, Codes{});
-    const f32x16 scale = scales.at(b).scale;
+    unpack(this->codes + b * kBytes, rows, typename Format::Codes{});
+    const f32x16 scale = this->scales.at(b).scale;
 #pragma GCC unroll 8  // else the rows go through memory
     for (int c = 0; c < 8; ++c) {
       f32x16 weights[4];
       decode<Format>(rows[c], scale, weights);
-      const float* at = a + b * kGroup + 4 * c;
-      for (int m = 0; m < M; ++m)
-        for (int i = 0; i < 4; ++i) acc[m][i] = fma(weights[i], set1(at[m * x.stride + i]), acc[m][i]);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) f(4 * c + i, weights[i]);
     }
   }
-  for (int m = 0; m < M; ++m) store(out + m * kLanes, add(add(acc[m][0], acc[m][1]), add(acc[m][2], acc[m][3])));
+};
+
+SIMD_INLINE f32x16 joined(const f32x16 (&sums)[4]) { return add(add(sums[0], sums[1]), add(sums[2], sums[3])); }
+
+// Few rows: multiplied as weights are loaded, four sums of each row in registers; of T tiles at once where these are enough.
+template <class Format, int M, int T>
+SIMD_INLINE void few_rows_of(const Matrix& w, int64_t tile, int64_t step, const Rows& x, int64_t row, float* out) {
+  const FloatStreams<Format> tiles[2] = {{w, tile}, {w, tile + step}};
+  BlocksAhead<T> ahead(kPrefetchBytes / T / FloatStreams<Format>::kBytes, w.blocks);
+  f32x16 acc[T][M][4];
+  for (int t = 0; t < T; ++t)
+    for (int m = 0; m < M; ++m)
+      for (int i = 0; i < 4; ++i) acc[t][m][i] = zero();
+  for (int64_t b = 0; b < w.blocks; ++b, ahead.next()) {
+    const float* values[M];
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) {
+      values[m] = x.values_of(row + m) + b * kGroup;
+      __asm__("" : "+r"(values[m]));  // an address a row and displacements, not a register for each value
+    }
+#pragma GCC unroll 2
+    for (int t = 0; t < T; ++t) {
+      tiles[t].fetch(b, ahead.now());
+      tiles[t].for_each_input(b, [&](int k, f32x16 weights) {
+#pragma GCC unroll 4
+        for (int m = 0; m < M; ++m) acc[t][m][k % 4] = fma(weights, set1(values[m][k]), acc[t][m][k % 4]);
+      });
+    }
+  }
+  for (int t = 0; t < T; ++t)
+    for (int m = 0; m < M; ++m) store(out + (t * M + m) * kLanes, joined(acc[t][m]));
+}
+
+// acc[m][i] += the products of inputs 4 c + i with M rows. Of one i at a time, for so many sums fit the registers; and once for
+// all formats, for it is the same.
+template <int M>
+static void add_inputs(const f32x16 (&weights)[kGroup], const float (*values)[kGroup], f32x16 (*acc)[4]) {
+  for (int i = 0; i < 4; ++i) {
+    f32x16 sum[M];
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) sum[m] = acc[m][i];
+#pragma GCC unroll 8
+    for (int k = i; k < kGroup; k += 4)
+#pragma GCC unroll 16
+      for (int m = 0; m < M; ++m) sum[m] = fma(weights[k], set1(values[m][k]), sum[m]);
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) acc[m][i] = sum[m];
+  }
+}
+
+// Many rows: the weights of a block are made floats first, and the rows' values of it are copied to one place, since rows that
+// lie a power of two apart would drive each other out of the cache.
+template <class Format>
+SIMD_INLINE void many_rows_of(const Matrix& w, int64_t tile, int64_t step, const Rows& x, int64_t row, int rows, float* out) {
+  const FloatStreams<Format> tiles[2] = {{w, tile}, {w, tile + step}};
+  BlocksAhead<kTilesAtOnce> ahead(kPrefetchBytes / kTilesAtOnce / FloatStreams<Format>::kBytes, w.blocks);
+  f32x16 acc[kTilesAtOnce][kMaxRows][4];
+  for (int t = 0; t < kTilesAtOnce; ++t)
+    for (int m = 0; m < rows; ++m)
+      for (int i = 0; i < 4; ++i) acc[t][m][i] = zero();
+  for (int64_t b = 0; b < w.blocks; ++b, ahead.next()) {
+    alignas(64) float values[kMaxRows][kGroup];
+    for (int m = 0; m < rows; ++m)
+      for (int k = 0; k < kGroup; k += kLanes) store(values[m] + k, load(x.values_of(row + m) + b * kGroup + k));
+    for (int t = 0; t < kTilesAtOnce; ++t) {
+      tiles[t].fetch(b, ahead.now());
+      f32x16 weights[kGroup];
+      tiles[t].for_each_input(b, [&](int k, f32x16 of_input) { weights[k] = of_input; });
+      in_parts<kFloatRowsTogether>(
+          0, rows, [&](auto part, int m) { add_inputs<part()>(weights, values + m, acc[t] + m); });
+    }
+  }
+  for (int t = 0; t < kTilesAtOnce; ++t)
+    for (int m = 0; m < rows; ++m) store(out + (t * rows + m) * kLanes, joined(acc[t][m]));
+}
+
+// As integer_tiles, of float weights.
+template <class Format, int M>
+static void float_tiles(const Matrix& w, int64_t tile, int64_t step, const Rows& x, int64_t row, int rows, float* out) {
+  if constexpr (M > kFixedFloatRows) {
+    many_rows_of<Format>(w, tile, step, x, row, rows, out);
+  } else if constexpr (M <= kFloatRowsOfTwoTiles) {
+    few_rows_of<Format, M, 2>(w, tile, step, x, row, out);
+  } else {
+    for (int t = 0; t < kTilesAtOnce; ++t)
+      few_rows_of<Format, M, 1>(w, tile + t * step, 0, x, row, out + t * M * kLanes);
+  }
 }
 
 template <class Format, Arithmetic = Format::kArithmetic>
 struct Linear {  // of whole numbers
-  static constexpr int kRows = kMaxRows;
   template <int M>
-  static void tiles(const Matrix& w, int64_t tile, int64_t step, const Rows& x, int64_t row, float* out) {
-    integer_tiles<Format, M>(w, tile, step, x, row, out);
-  }
+  static constexpr auto tiles = integer_tiles<Format, M>;
+  static constexpr int kFixed = kFixedRows, kRows = kMaxRows;
   static void row(const Matrix& w, int64_t tile, int lane, float* out) {
     using Codes = typename Format::Codes;
     const Scaling<Format> scales(w, tile);
@@ -212,11 +322,9 @@ struct Linear {  // of whole numbers
 };
 template <class Format>
 struct Linear<Format, Arithmetic::codebook> {
-  static constexpr int kRows = kMaxFloatRows;
   template <int M>
-  static void tiles(const Matrix& w, int64_t tile, int64_t step, const Rows& x, int64_t row, float* out) {
-    for (int t = 0; t < kTilesAtOnce; ++t) codebook_tile<Format, M>(w, tile + t * step, x, row, out + t * M * kLanes);
-  }
+  static constexpr auto tiles = float_tiles<Format, M>;
+  static constexpr int kFixed = kFixedFloatRows, kRows = kMaxRows;
   static void row(const Matrix& w, int64_t tile, int lane, float* out) {
     const Scaling<Format> scales(w, tile);
     alignas(64) float values[4][kLanes];
@@ -235,11 +343,9 @@ struct Linear<Format, Arithmetic::codebook> {
 };
 template <class Format>
 struct Linear<Format, Arithmetic::floats> {
-  static constexpr int kRows = kMaxFloatRows;
   template <int M>
-  static void tiles(const Matrix& w, int64_t tile, int64_t step, const Rows& x, int64_t row, float* out) {
-    for (int t = 0; t < kTilesAtOnce; ++t) float_tile<Format, M>(w, tile + t * step, x, row, out + t * M * kLanes);
-  }
+  static constexpr auto tiles = float_tiles<Format, M>;
+  static constexpr int kFixed = kFixedFloatRows, kRows = kMaxFloatRows;
   static void row(const Matrix& w, int64_t tile, int lane, float* out) {
     const uint8_t* weights = w.codes + tile * w.n_in * kLanes * Format::kSize;
     alignas(64) float values[kLanes];
@@ -253,15 +359,14 @@ struct Linear<Format, Arithmetic::floats> {
 // What there is for one format: kTilesAtOnce tiles by 1 .. rows rows, and one row of the matrix as floats.
 struct LinearFunctions {
   int rows;
-  void (*tiles[kMaxRows > kMaxFloatRows ? kMaxRows : kMaxFloatRows])(const Matrix&, int64_t tile, int64_t step, const Rows&,
-                                                                     int64_t row, float* out);
+  void (*tiles[kMaxRows])(const Matrix&, int64_t tile, int64_t step, const Rows&, int64_t row, int rows, float* out);
   void (*row)(const Matrix&, int64_t tile, int lane, float* out);
 };
 template <class Format, int M>
 struct FillTiles {
   static void fill(LinearFunctions& f) {
     FillTiles<Format, M - 1>::fill(f);
-    f.tiles[M - 1] = Linear<Format>::template tiles<M>;
+    f.tiles[M - 1] = Linear<Format>::template tiles<(M <= Linear<Format>::kFixed ? M : Linear<Format>::kRows)>;
   }
 };
 template <class Format>
@@ -289,7 +394,7 @@ SIMD_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 // Tiles `tile` and, where there are two at once and a second before `end`, `tile + 1`, with the bias added: out[t][m].
 SIMD_INLINE void biased_tiles(const Matrix& w, const LinearFunctions& f, int64_t tile, int64_t end, const Rows& x, int64_t row,
                               int rows, float* out) {
-  f.tiles[rows - 1](w, tile, tile + 1 < end, x, row, out);
+  f.tiles[rows - 1](w, tile, tile + 1 < end, x, row, rows, out);
   if (w.bias == nullptr) return;
   for (int64_t t = 0; t < least(end - tile, kTilesAtOnce); ++t) {
     const f32x16 bias = load(w.bias + (tile + t) * kLanes);

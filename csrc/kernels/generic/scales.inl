@@ -1,8 +1,7 @@
 // Scales of a tile. `Scaling` is made for one tile; `at` loads what block b needs for all rows, as one of three kinds of
-// block: `weigh` makes of its codes what is multiplied, and `add` adds the block's product with one row to its accumulator:
-// acc + sum of weights * activations; `add_dots` does so where its dot products, of codes less kZero, are known: kDots of them,
-// of the whole block or of its halves. The dot products are whole numbers, exact in any order; every float operation stands
-// here, once, in its order.
+// block: `weigh` makes of its codes what is multiplied, and `add_dots` gives acc + sum of weights * activations of a row where
+// the dot products, of codes less kZero, are known: kDots of them, of the whole block or of its halves. The dot products are
+// whole numbers, exact in any order (`add_rows`); every float operation stands here, once, in its order.
 
 // One row of activations at one block.
 struct RowBlock {
@@ -12,9 +11,38 @@ struct RowBlock {
   int32_t halves;        // the sums of its halves, as in Rows
 };
 
-template <class Format>
-SIMD_INLINE int32_t start_of(const RowBlock& x) {  // undoes the codes' zero point
-  return Format::kZero == 0 ? 0 : Format::kZero == 8 ? x.bias4 : Format::kZero == 128 ? x.bias8 : (x.bias4 >> 3) * Format::kZero;
+// Where sums of codes begin, so that it is as if Zero had been taken from each; and the sums of one half.
+template <int Zero>
+SIMD_INLINE i32x16 start_of(const RowBlock& x) {
+  return set1_i32(Zero == 0 ? 0 : Zero == 8 ? x.bias4 : Zero == 128 ? x.bias8 : (x.bias4 >> 3) * Zero);
+}
+template <int Zero, int Half>
+SIMD_INLINE i32x16 start_of_half(const RowBlock& x) {
+  if (Zero == 0) return set1_i32(0);
+  return dot_pairs(set_pairs(Half == 0 ? -Zero : 0, Half == 0 ? 0 : -Zero), x.halves);
+}
+
+// acc[m] + sum of weights * activations, for M rows whose activations follow each other.
+template <int Zero, class Block, int M>
+SIMD_INLINE void add_rows(const Block& scaled, const typename Block::Tile& codes, const RowBlock (&x)[M], f32x16* acc) {
+  constexpr int left = Zero - Block::Tile::kTaken;
+  f32x16 dots[M][Block::kDots];
+  i32x16 sums[M];
+  if constexpr (Block::kDots == 1) {
+    for (int m = 0; m < M; ++m) sums[m] = start_of<left>(x[m]);
+    add_products<0, 8>(codes, x[0].codes, sums);
+    for (int m = 0; m < M; ++m) dots[m][0] = to_float(sums[m]);
+  } else {
+    for (int m = 0; m < M; ++m) sums[m] = start_of_half<left, 0>(x[m]);
+    add_products<0, 4>(codes, x[0].codes, sums);
+    for (int m = 0; m < M; ++m) {
+      dots[m][0] = to_float(sums[m]);
+      sums[m] = start_of_half<left, 1>(x[m]);
+    }
+    add_products<4, 4>(codes, x[0].codes, sums);
+    for (int m = 0; m < M; ++m) dots[m][1] = to_float(sums[m]);
+  }
+  for (int m = 0; m < M; ++m) acc[m] = scaled.add_dots(acc[m], dots[m], x[m]);
 }
 
 // One scale, and perhaps a minimum, for the 32 inputs.
@@ -25,10 +53,6 @@ struct WholeBlock {
   f32x16 scale, minimum;
 
   SIMD_METHOD void weigh(u8x64 (&)[8]) const {}
-  SIMD_METHOD f32x16 add(f32x16 acc, const Tile& t, const RowBlock& x) const {
-    const f32x16 sum[1] = {to_float(dot(t, x.codes, start_of<Format>(x)))};
-    return add_dots(acc, sum, x);
-  }
   SIMD_METHOD f32x16 add_dots(f32x16 acc, const f32x16 (&dots)[1], const RowBlock& x) const {
     f32x16 sum = dots[0];
     if (kZeroPoint<typename Format::Scales>)
@@ -51,12 +75,6 @@ struct HalvedBlock {
   f32x16 steps[2];
 
   SIMD_METHOD void weigh(u8x64 (&)[8]) const {}
-  SIMD_METHOD f32x16 add(f32x16 acc, const Tile& t, const RowBlock& x) const {
-    const i32x16 first = dot_pairs(set_pairs(-Format::kZero, 0), x.halves);
-    const i32x16 second = dot_pairs(set_pairs(0, -Format::kZero), x.halves);
-    const f32x16 sums[2] = {to_float(dot_half<0>(t, x.codes, first)), to_float(dot_half<1>(t, x.codes + 16, second))};
-    return add_dots(acc, sums, x);
-  }
   SIMD_METHOD f32x16 add_dots(f32x16 acc, const f32x16 (&dots)[2], const RowBlock& x) const {
     return fma(fma(dots[1], steps[1], mul(dots[0], steps[0])), mul(scale, set1(x.scale)), acc);
   }
@@ -80,20 +98,11 @@ struct SteppedBlock {
     for (int c = 0; c < 4; ++c) codes[c] = lookup4(first, codes[c]);
     for (int c = 4; c < 8; ++c) codes[c] = lookup4(second, codes[c]);
   }
-  SIMD_METHOD f32x16 add(f32x16 acc, const Tile& t, const RowBlock& x) const {
-    const f32x16 product[1] = {to_float(dot(t, x.codes, 0))};
-    return add_dots(acc, product, x);
-  }
   SIMD_METHOD f32x16 product(const f32x16 (&dots)[1]) const { return dots[0]; }
 #else
   static constexpr int kDots = 2;
   using Tile = CodeTile<Format::Codes::kMost>;
   SIMD_METHOD void weigh(u8x64 (&)[8]) const {}
-  SIMD_METHOD f32x16 add(f32x16 acc, const Tile& t, const RowBlock& x) const {
-    const i32x16 none = set_pairs(0, 0);
-    const f32x16 sums[2] = {to_float(dot_half<0>(t, x.codes, none)), to_float(dot_half<1>(t, x.codes + 16, none))};
-    return add_dots(acc, sums, x);
-  }
   SIMD_METHOD f32x16 product(const f32x16 (&dots)[2]) const {
     return fma(dots[1], to_float(steps[1]), mul(dots[0], to_float(steps[0])));
   }

@@ -20,10 +20,11 @@ struct i32x16 {
   int32_t v[16];
 };
 
-constexpr int kMaxRows = 2;
+constexpr int kMaxRows = 2, kFixedRows = 2;
 constexpr int kTilesAtOnce = 1;
-constexpr int kMaxFloatRows = 1;
-constexpr int kQueryTile = 1;
+constexpr int kRowsTogether = 1;
+constexpr int kMaxFloatRows = 1, kFixedFloatRows = 1, kFloatRowsOfTwoTiles = 0, kFloatRowsTogether = 1;
+constexpr int kQueryTile = 1, kQueriesOfFour = 1;
 
 #define LANES(result, expression) \
   do {                            \
@@ -196,6 +197,7 @@ SIMD_INLINE f32x16 lookup(const float* table, const i32x16& x) {  // by the lowe
   LANES(r, table[x.v[i] & 15]);
   return r;
 }
+SIMD_INLINE i32x16 set1_i32(int32_t x) { i32x16 r; LANES(r, x); return r; }
 SIMD_INLINE i32x16 load_i32(const int32_t* p) { i32x16 r; LANES(r, p[i]); return r; }
 SIMD_INLINE i32x16 widen_u8(const uint8_t* p) { i32x16 r; LANES(r, p[i]); return r; }
 // 2^(e - 128): what a byte of a shared exponent multiplies doubled values by; 0 and 1 give subnormals.
@@ -220,28 +222,19 @@ SIMD_INLINE i32x16 dot_pairs(i32x16 pairs, int32_t pair) {
 // 16 outputs x 32 inputs of unsigned codes: [input][output].
 template <int Most>
 struct CodeTile {
+  static constexpr int kTaken = 0;  // from each code
   int16_t w[32][16];
   SIMD_METHOD explicit CodeTile(const u8x64 (&rows)[8]) {
     for (int k = 0; k < 32; ++k)
       for (int n = 0; n < 16; ++n) w[k][n] = rows[k / 4].v[4 * n + k % 4];
   }
 };
-template <int Inputs>
-SIMD_INLINE i32x16 dot_inputs(const int16_t (*w)[16], const int8_t* a, i32x16 r) {
-  for (int k = 0; k < Inputs; ++k)
-    for (int i = 0; i < 16; ++i) r.v[i] += int32_t(w[k][i]) * a[k];
-  return r;
-}
-// start + sum of codes * a, over 32 inputs, and over the 16 of one half.
-template <int Most>
-SIMD_INLINE i32x16 dot(const CodeTile<Most>& t, const int8_t* a, int32_t start) {
-  i32x16 from;
-  LANES(from, start);
-  return dot_inputs<32>(t.w, a, from);
-}
-template <int Half, int Most>
-SIMD_INLINE i32x16 dot_half(const CodeTile<Most>& t, const int8_t* a, const i32x16& start) {
-  return dot_inputs<16>(t.w + 16 * Half, a, start);
+// sums[m] += codes * a[m], over 4 Count inputs from 4 First on.
+template <int First, int Count, int M, int Most>
+SIMD_INLINE void add_products(const CodeTile<Most>& t, const int8_t* a, i32x16 (&sums)[M]) {
+  for (int m = 0; m < M; ++m)
+    for (int k = 4 * First; k < 4 * (First + Count); ++k)
+      for (int i = 0; i < 16; ++i) sums[m].v[i] += int32_t(t.w[k][i]) * a[m * kGroup + k];
 }
 
 // Independent integer dot products for measuring the peak: 64 multiply-adds a call.
