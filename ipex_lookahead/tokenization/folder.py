@@ -133,7 +133,6 @@ class _Folder:
 
     def roles(self, ids: Mapping[str, int]) -> dict[str, str | None]:
         """The special tokens: as the settings name them, else by the config's ids."""
-        by_id = {i: text for text, i in ids.items()}
         found: dict[str, str | None] = {}
         for role in ROLES:
             named = self.settings.get(role)
@@ -143,11 +142,11 @@ class _Folder:
             i = self.config.get(f"{role}_id")
             i = i[0] if isinstance(i, list) and i else i
             if text is None and i is not None:
-                if type(i) is not int or i not in by_id:
+                text = next((token for token, number in ids.items() if number == i and type(i) is int), None)
+                if text is None:
                     raise ModelFormatError(
                         self.path / "config.json", f"{role}_id", None, f"is {i!r}, which is no id of the tokenizer"
                     )
-                text = by_id[i]
             found[role] = text
         if found["pad_token"] is None:
             found["pad_token"] = found["eos_token"]  # what pads is masked; it only has to be some token
