@@ -29,7 +29,7 @@ _IMPORTS = ("jinja2", "jinja2.debug", "jinja2.ext", "jinja2.sandbox")
 """What takes the time: a process that is kept has these when it is asked."""
 
 _FIRST = "{%- set a = [1] -%}{% for i in a if i is not none %}{{ i | tojson }}{% else %}{{ a[0] ~ 'x' }}{% endfor %}"
-"""Rendered once in the process that is kept, so that Jinja's own tables are there."""
+"""Compiled once in the process that is kept, so that Jinja's own tables are there."""
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -112,7 +112,7 @@ class Renderer:
         if self._worker is None:
             self._worker = _started()
             limits = {"steps": MAX_STEPS, "seconds": MAX_SECONDS, "memory": MAX_MEMORY, "output": MAX_OUTPUT}
-            first = {"import": _IMPORTS, "template": _FIRST, "variables": {}, "contexts": [{}], "limits": limits}
+            first = {"import": _IMPORTS, "template": _FIRST, "limits": limits}
             self._worker.tell(json.dumps({"path": importable(), **first}).encode("ascii"))
         return self._worker
 

@@ -17,8 +17,16 @@ import sys
 from typing import Any
 
 
-def render(request: dict[str, Any]) -> dict[str, Any]:
-    """Answer a request: {"ok": [texts]} or {"error": kind, "message": ...}."""
+class Raised(Exception):
+    """The template called raise_exception."""
+
+
+class Budget(Exception):
+    """The template took more steps, or wrote more, than it may."""
+
+
+def template_of(request: dict[str, Any]) -> Any:
+    """The template of a request, compiled. Its loops are counted from then on."""
     import jinja2
     import jinja2.debug  # while files may still be opened
     import jinja2.ext
@@ -26,21 +34,15 @@ def render(request: dict[str, Any]) -> dict[str, Any]:
     import jinja2.sandbox
     import jinja2.visitor
 
-    class Raised(Exception):
-        """The template called raise_exception."""
-
-    class Budget(Exception):
-        """The template took more steps, or wrote more, than it may."""
-
-    limits = request["limits"]
+    most = request["limits"]["steps"]
     steps = 0
 
     def counted(items: Any) -> Any:
         nonlocal steps
         for item in items:
             steps += 1
-            if steps > limits["steps"]:
-                raise Budget(f"it takes more than {limits['steps']} loop steps")
+            if steps > most:
+                raise Budget(f"it takes more than {most} loop steps")
             yield item
 
     class CountLoops(jinja2.visitor.NodeTransformer):
@@ -76,10 +78,23 @@ def render(request: dict[str, Any]) -> dict[str, Any]:
     )
     environment.filters.update(tojson=tojson, _counted=counted)
     environment.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
+    limit_resources(request["limits"])
+    return environment.from_string(request["template"])
 
-    limit_resources(limits)
+
+def render(request: dict[str, Any], template: Any = None) -> dict[str, Any]:
+    """Answer a request: {"ok": [texts]} or {"error": kind, "message": ...}.
+
+    ``template``: its template, where that is compiled already.
+    """
+    import jinja2
+
+    limits = request["limits"]
     try:
-        template = environment.from_string(request["template"])
+        if template is None:
+            template = template_of(request)
+        else:
+            limit_resources(limits)
         texts, size = [], 0
         for context in request["contexts"]:
             parts = []
@@ -102,7 +117,29 @@ def render(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": "failed", "message": f"{type(error).__name__}: {error}"[:2000]}
 
 
-def apart(request: dict[str, Any]) -> dict[str, Any]:
+class Kept:
+    """The template that was rendered last, compiled: a server has one or two, and most of the time goes into that."""
+
+    def __init__(self) -> None:
+        self._source = ""
+        self._template: Any = None
+
+    def template(self, request: dict[str, Any]) -> Any:
+        """The request's; None where it cannot be compiled, which whoever renders it will say.
+
+        Compiling sees no conversation, and is limited as rendering is.
+        """
+        if request["template"] != self._source:
+            self._source, self._template = request["template"], None
+            try:
+                self._template = template_of(request)
+            except Exception:
+                self._template = None
+            limit_time(0)
+        return self._template
+
+
+def apart(request: dict[str, Any], template: Any) -> dict[str, Any]:
     """Answer a request in a process of its own, forked from this one; what ends it is an answer too.
 
     So each template has a process that nothing was run in, and none waits for Python to start.
@@ -115,7 +152,7 @@ def apart(request: dict[str, Any]) -> dict[str, Any]:
             os.dup2(0, 1)  # our parent's answers
             os.close(reader)
             try:
-                answer = render(request)
+                answer = render(request, template)
             except BaseException as error:
                 answer = {"error": "broken", "message": f"{type(error).__name__}: {error}"[:2000]}
             limit_time(0)
@@ -209,13 +246,13 @@ def main() -> None:
     if "import" in request:
         for module in request["import"]:
             importlib.import_module(module)
-        render(request)  # what Jinja prepares once, those that are forked have
-        limit_time(0)
+        kept = Kept()
+        kept.template(request)  # what Jinja prepares once, those that are forked have
         gc.collect()
         gc.freeze()  # a collection in a fork would copy every page
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         while (request := read()) is not None:
-            write(apart(request))
+            write(apart(request, kept.template(request)))
         return
     if "template" in request:
         write(render(request))

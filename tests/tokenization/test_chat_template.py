@@ -235,9 +235,23 @@ def test_a_template_that_was_stopped_harms_none_after_it(renderer):
     with pytest.raises(ModelFormatError, match="more than"):
         rendered(renderer, ENDLESS, "x")
     with pytest.raises(ModelFormatError, match=r"was stopped: it takes more than 1 s of processor time or 512 MiB"):
-        rendered(renderer, "{{ (9 ** 9999999) % 7 }}", "x")
+        rendered(renderer, "{{ ((messages | length) + 8) ** 9999999 % 7 }}", "x")
     assert rendered(renderer, "after", "x") == ["after"]
     assert renderer._running()._process.pid == process_id, "what was stopped was another"
+    with pytest.raises(ModelFormatError, match=r"was stopped: it takes more than 1 s of processor time or 512 MiB"):
+        rendered(renderer, "{{ 9 ** 9999999 % 7 }}", "x")  # constants are computed when a template is compiled
+    assert rendered(renderer, "after", "x") == ["after"]
+
+
+def test_a_template_is_compiled_anew_when_it_is_another(renderer):
+    for _ in range(2):
+        for text in ("x", "y"):
+            assert rendered(renderer, "{{ messages[0].content }}", text) == [text]
+            assert rendered(renderer, "2 {{ messages[0].content }}", text) == [f"2 {text}"]
+            with pytest.raises(ModelFormatError, match="line 1: Expected an expression"):
+                rendered(renderer, "{% for %}", text)
+            with pytest.raises(ModelFormatError, match="too much memory"):
+                rendered(renderer, "{{ 'a' * 10**10 }}", text)
 
 
 def test_a_process_that_died_while_it_waited_is_not_asked(renderer):
