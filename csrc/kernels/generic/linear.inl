@@ -232,6 +232,31 @@ SIMD_INLINE void few_rows_of(const Matrix& w, int64_t tile, int64_t step, const 
     for (int m = 0; m < M; ++m) store(out + (t * M + m) * kLanes, joined(acc[t][m]));
 }
 
+// The same of one tile of plain floats: with no blocks to stop at, sums never leave their registers.
+template <class Format, int M>
+SIMD_INLINE void few_rows_of_one(const Matrix& w, int64_t tile, const Rows& x, int64_t row, float* out) {
+  constexpr int64_t bytes = kLanes * Format::kSize;  // of the weights of one input
+  const int64_t n_in = w.n_in;
+  const uint8_t* weights = w.codes + tile * n_in * bytes;
+  const float* a = x.values_of(row);
+  f32x16 acc[M][4];
+  for (int m = 0; m < M; ++m)
+    for (int i = 0; i < 4; ++i) acc[m][i] = zero();
+  int64_t k = 0;
+  for (; k + 4 <= n_in; k += 4) {
+    prefetch_ahead(weights + k * bytes, kPrefetchBytes, 4 * bytes);
+    for (int i = 0; i < 4; ++i) {
+      const f32x16 weight = load_weights(weights + (k + i) * bytes, Format{});
+      for (int m = 0; m < M; ++m) acc[m][i] = fma(weight, set1(a[m * x.stride + k + i]), acc[m][i]);
+    }
+  }
+  for (int i = 0; k + i < n_in; ++i) {
+    const f32x16 weight = load_weights(weights + (k + i) * bytes, Format{});
+    for (int m = 0; m < M; ++m) acc[m][i] = fma(weight, set1(a[m * x.stride + k + i]), acc[m][i]);
+  }
+  for (int m = 0; m < M; ++m) store(out + m * kLanes, joined(acc[m]));
+}
+
 // acc[m][i] += the products of inputs 4 c + i with M rows. Of one i at a time, for so many sums fit the registers; and once for
 // all formats, for it is the same.
 template <int M>
@@ -283,8 +308,12 @@ static void float_tiles(const Matrix& w, int64_t tile, int64_t step, const Rows&
   } else if constexpr (M <= kFloatRowsOfTwoTiles) {
     few_rows_of<Format, M, 2>(w, tile, step, x, row, out);
   } else {
-    for (int t = 0; t < kTilesAtOnce; ++t)
-      few_rows_of<Format, M, 1>(w, tile + t * step, 0, x, row, out + t * M * kLanes);
+    for (int t = 0; t < kTilesAtOnce; ++t) {
+      if constexpr (Format::kArithmetic == Arithmetic::floats)
+        few_rows_of_one<Format, M>(w, tile + t * step, x, row, out + t * M * kLanes);
+      else
+        few_rows_of<Format, M, 1>(w, tile + t * step, 0, x, row, out + t * M * kLanes);
+    }
   }
 }
 
