@@ -41,8 +41,8 @@ READERS = [
     "safe_json.py",
     "safe_yaml.py",
 ]
-"""What reads bytes of strangers. Writers, and what only hands on what these have read, are not here; nor are the processes that
-templates and some tokenizers run in (tokenization/isolated, process, worker): under their limits nothing can be counted."""
+"""What reads bytes of strangers. Writers, and what only hands on what these have read, are not here; nor are the
+processes of templates and of some tokenizers (tokenization/isolated, process, worker), which end without a count."""
 SETTINGS = """
 [run]
 source_pkgs = ipex_lookahead
