@@ -332,10 +332,6 @@ class Service:
             for request in left:
                 self._tell(request, Event("error", error=error))
 
-    @property
-    def _drained(self) -> bool:
-        return self.state == "draining" and not self._requests
-
     def _turn(self, scheduler: Scheduler) -> bool:
         """Take what has come in, and make a step; False: there is nothing more to do, ever."""
         with self._changed:
