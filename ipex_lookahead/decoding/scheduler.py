@@ -273,8 +273,6 @@ class Scheduler:
             if party.error is None and party not in self._waiting:
                 self._keep(self._memory, sequence, party.key)
             self._release(sequence)
-            # What a request is made of refers to itself, and would hold pages until Python looks for such circles.
-            sequence.cache = self._engine.new_cache()
         self._remove(party)
         del self._parties[party.id]
         party.close()

@@ -451,6 +451,9 @@ class Service:
     def _end(self, request: _Request, event: Event) -> None:
         if request.second is not None:
             request.second.end()
+        request.party = (
+            None  # which refers to this request: as a circle both would hold keys and values until Python looks
+        )
         with self._changed:
             del self._requests[request.number]
             self._seconds += FOLLOW * (perf_counter() - request.submitted - self._seconds)

@@ -105,7 +105,6 @@ def test_a_crowd_that_comes_and_goes_leaves_everyone_alone(name: str, kind: str,
         assert ended[number].stats.tokens == len(got.tokens)
     if pages is not None:
         assert pages.available == pages.pages, "what has ended holds nothing"
-        assert all(party.sequences[0].cache.length == 0 for party in ended.values())
         assert memory != 60 or pages.hits > 0
 
 
