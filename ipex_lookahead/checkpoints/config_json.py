@@ -79,11 +79,6 @@ def read_json(path: str | PathLike[str], *, limit: int = MAX_BYTES, max_depth: i
     return value
 
 
-def read_config(path: str | PathLike[str]) -> dict[str, Any]:
-    """``config.json`` as :func:`checked_config` gives it. Raises ModelFormatError or UnsupportedModelError."""
-    return checked_config(read_json(path), path)
-
-
 def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]:
     """The allow-listed part of a config, with usual values for what is missing, as the family declares it.
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ipex_lookahead.architectures import model_types
-from ipex_lookahead.checkpoints.config_json import read_config
 from ipex_lookahead.engines.hf_config import transformers_config
+from tests.support.family_configs import read_config
 from tests.support.tiny_families import Variant, as_of_old, config_of, variants
 
 EVERY = [(model_type, variant) for model_type in model_types() for variant in variants(model_type)]

@@ -16,8 +16,8 @@ import transformers
 
 from ipex_lookahead.architectures import family, model_types
 from ipex_lookahead.architectures.keys import GGUF_GIVEN, GIVEN, ConfigKeys
-from ipex_lookahead.checkpoints.config_json import read_config
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from tests.support.family_configs import read_config
 from tests.support.tiny_families import build, config_of, variants
 
 METHODS = {

@@ -10,8 +10,8 @@ import pytest
 
 from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.checkpoints import open_checkpoint
-from ipex_lookahead.checkpoints.config_json import read_config
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from tests.support.family_configs import read_config
 from tests.support.tiny_families import build, variants, write_folder
 
 OF_THE_4B: dict[str, Any] = {

@@ -13,12 +13,12 @@ from safetensors.numpy import load_file, save_file
 from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.architectures.spec import Experts
 from ipex_lookahead.checkpoints import Checkpoint, GgufCheckpoint, open_checkpoint
-from ipex_lookahead.checkpoints.config_json import read_config
 from ipex_lookahead.engines.hf_config import transformers_config
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from tests.support.family_configs import read_config
 from tests.support.gguf_families import write_gguf
 from tests.support.mxfp4 import rounded, write_mxfp4_folder
 from tests.support.spec_model import SpecModel

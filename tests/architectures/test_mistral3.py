@@ -10,8 +10,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from ipex_lookahead.checkpoints import open_checkpoint
-from ipex_lookahead.checkpoints.config_json import read_config
 from ipex_lookahead.errors import UnsupportedModelError
+from tests.support.family_configs import read_config
 from tests.support.tiny_families import build, variants, write_folder
 
 SMALL: dict[str, Any] = {

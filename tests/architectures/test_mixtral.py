@@ -14,12 +14,12 @@ from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.architectures.experts import MAX_EXPERTS, MAX_IN_ALL
 from ipex_lookahead.architectures.spec import Experts
 from ipex_lookahead.checkpoints import GgufCheckpoint, open_checkpoint
-from ipex_lookahead.checkpoints.config_json import read_config
 from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import ModelFormatError
 from tests.gates.test_family_files import parts_of
+from tests.support.family_configs import read_config
 from tests.support.gguf_bytes import Tensor
 from tests.support.gguf_bytes import build as gguf_bytes
 from tests.support.gguf_families import add_keys, gguf_tensors, write_gguf

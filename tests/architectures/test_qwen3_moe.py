@@ -11,8 +11,8 @@ import pytest
 from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.architectures.spec import Experts, GatedMlp
 from ipex_lookahead.checkpoints import GgufCheckpoint
-from ipex_lookahead.checkpoints.config_json import read_config
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from tests.support.family_configs import read_config
 from tests.support.gguf_families import write_gguf
 from tests.support.tiny_families import build, variants
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from ipex_lookahead.architectures.hparams import Source, check_rope
-from ipex_lookahead.checkpoints.config_json import read_config, read_generation_config
+from ipex_lookahead.checkpoints.config_json import read_generation_config
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from tests.support.family_configs import read_config
 from tests.support.tiny import TinyLlama
 
 BASE = TinyLlama().config("float32")

@@ -22,8 +22,8 @@ import transformers
 from ipex_lookahead import AutoModelForCausalLM
 from ipex_lookahead.architectures.keys import GIVEN
 from ipex_lookahead.architectures.llama import KEYS
-from ipex_lookahead.checkpoints.config_json import read_config
 from ipex_lookahead.errors import UnsupportedModelError
+from tests.support.family_configs import read_config
 from tests.support.tiny import TinyLlama, write_tiny_llama
 
 BASE = TinyLlama().config("float32")

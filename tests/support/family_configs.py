@@ -8,9 +8,14 @@ from typing import Any
 
 from ipex_lookahead.architectures import ModelSpec, spec_for
 from ipex_lookahead.checkpoints import GgufCheckpoint
-from ipex_lookahead.checkpoints.config_json import read_config
+from ipex_lookahead.checkpoints.config_json import checked_config, read_json
 from tests.support.gguf_families import write_gguf
 from tests.support.tiny_families import SIZES, build, variants
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A ``config.json`` as a folder's is read: the checked config. Raises as that does."""
+    return checked_config(read_json(path), path)
 
 
 def checked(folder: Path, model_type: str, *without: str, **values: Any) -> dict[str, Any]:
