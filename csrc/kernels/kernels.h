@@ -82,8 +82,8 @@ constexpr int64_t kv_bytes(KvFormat f) { return f == KvFormat::fp16 ? 2 : 1; }
 // One sequence's keys and values as attention sees them, offsets in bytes.
 struct Keys {
   uint8_t* const* pages = nullptr;  // page i holds slots 64 i ...; slot = position for committed rows
-  int64_t k_offset = 0;             // of this layer and head in a page: keys [4][head_dim][16]
-  int64_t v_offset = 0;             // values [64][head_dim16]
+  int64_t k_offset = 0;             // of this layer and head in a page: keys [4][head_dim][16]; of int8 by fours
+  int64_t v_offset = 0;             // values [64][head_dim16]; of int8 by fours (generic/attention_int8.inl)
   int64_t scale_offset = 0;         // int8 only: float key scales [64], then value scales [64]
   int64_t length = 0;               // committed positions; row r of the step lies in slot length + r
   const int32_t* depth = nullptr;   // [rows]: row r has position length + depth[r]

@@ -28,6 +28,27 @@ std::shared_ptr<uint8_t> new_page(int64_t bytes) {
   return std::shared_ptr<uint8_t>(static_cast<uint8_t*>(memory), std::free);
 }
 
+// Where one slot's elements lie in a page: `count` of `size` bytes, `stride` bytes apart.
+struct SlotPart {
+  int64_t begin, stride, size, count;
+  void copy(const SlotPart& to, const uint8_t* source, uint8_t* target) const {
+    for (int64_t i = 0; i < count; ++i)
+      std::memcpy(target + to.begin + i * to.stride, source + begin + i * stride, size_t(size));
+  }
+};
+
+// Keys are [4][head_dim][16], or of int8 [4][head_dim / 4][16][4]; values [64][head_dim16], or of int8 [16][head_dim16][4].
+SlotPart key_part(const CacheShape& shape, int64_t offset, int64_t slot) {
+  const bool by_fours = shape.format == KvFormat::int8;
+  const int64_t size = by_fours ? 4 : 2, count = by_fours ? shape.head_dim / 4 : shape.head_dim;
+  return {offset + (slot / kLanes * count * kLanes + slot % kLanes) * size, kLanes * size, size, count};
+}
+SlotPart value_part(const CacheShape& shape, int64_t offset, int64_t slot) {
+  const int64_t row = shape.head_dim16();
+  if (shape.format == KvFormat::fp16) return {offset + slot * row * 2, 0, row * 2, 1};
+  return {offset + slot / 4 * row * 4 + slot % 4, 4, 1, row};
+}
+
 int64_t pages_of(int64_t positions) { return (positions + kPage - 1) / kPage; }
 
 }  // namespace
@@ -151,19 +172,16 @@ void KVCache::fill_blank(int64_t length) {
 }
 
 void KVCache::move_slot(int64_t from, int64_t to) {
-  const int64_t d = shape_.head_dim, size = kv_bytes(shape_.format), row = shape_.head_dim16() * size;
   const int64_t s = from % kPage, t = to % kPage;
   for (size_t g = 0; g < groups_.size(); ++g) {
     const std::vector<uint8_t*>& raw = groups_[g].raw;
-    uint8_t *source = raw[size_t(from / kPage)], *target = raw[size_t(to / kPage)];
+    const uint8_t* source = raw[size_t(from / kPage)];
+    uint8_t* target = raw[size_t(to / kPage)];
     for (int layer = 0; layer < shape_.groups[g].layers; ++layer)
       for (int head = 0; head < shape_.kv_heads; ++head) {
         const int64_t k = shape_.k_offset(layer, head), v = shape_.v_offset(layer, head);
-        const uint8_t* key_from = source + k + (s / kLanes * d * kLanes + s % kLanes) * size;
-        uint8_t* key_to = target + k + (t / kLanes * d * kLanes + t % kLanes) * size;
-        for (int64_t i = 0; i < d; ++i)
-          std::memcpy(key_to + i * kLanes * size, key_from + i * kLanes * size, size_t(size));
-        std::memcpy(target + v + t * row, source + v + s * row, size_t(row));
+        key_part(shape_, k, s).copy(key_part(shape_, k, t), source, target);
+        value_part(shape_, v, s).copy(value_part(shape_, v, t), source, target);
         if (shape_.format == KvFormat::int8) {
           const int64_t at = shape_.scale_offset(layer, head);
           float* to_scales = reinterpret_cast<float*>(target + at);

@@ -31,6 +31,14 @@ from tests.support.scripted_engine import output_of
 Array = npt.NDArray[np.float32]
 
 
+def _kept(heads: Array, kv: Any) -> Array:
+    """Keys or values [kv_heads, head_dim] as a cache holds them; of int8 with a scale a head."""
+    if kv != "int8":
+        return heads.astype(kv)
+    scale = np.abs(heads).max(axis=1, keepdims=True) / 127
+    return np.rint(heads / np.where(scale > 0, scale, 1)) * scale
+
+
 class NumpyCache:
     """Keys and values as one list entry a position: for each layer (key, value), each [kv_heads, head_dim]."""
 
@@ -71,7 +79,7 @@ class SpecEngine:
         spec: the model.
         weights: floats by the names of the spec's tensors, [n_out, n_in] or [n].
         dtype: what is computed in.
-        kv: keys and values are rounded to that, as a cache does; None: they stay.
+        kv: keys and values are rounded to that, as a cache does: a dtype, or "int8"; None: they stay.
     """
 
     name = "numpy"
@@ -153,7 +161,7 @@ class SpecEngine:
         if a.rope is not None and a.rope.query_beta:
             query = query * (1 + a.rope.query_beta * np.log(1 + position // a.rope.query_original))
         if self._kv is not None:
-            key, value = key.astype(self._kv).astype(self._dtype), value.astype(self._kv).astype(self._dtype)
+            key, value = (_kept(each, self._kv).astype(self._dtype) for each in (key, value))
         seen = past if a.window is None else past[max(0, len(past) - a.window + 1) :]
         keys, values = (np.stack(list(rows)) for rows in zip(*seen, (key, value), strict=True))
         group = a.heads // a.kv_heads

@@ -90,6 +90,48 @@ SIMD_INLINE void add_products(const CodeTile<Most>& t, const int8_t* a, i32x16 (
     add_unsigned<First, Count>(t, a, sums);
 }
 
+// Whole numbers of 14 bits by fours, as numbers of 16.
+SIMD_INLINE void store_fours(uint8_t* out, i32x16 x) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.lo, x.hi), 0xd8);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), words);
+}
+SIMD_INLINE __m256i joined(__m256i a, __m256i b) { return _mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xd8); }
+// Q x S times sixteen sums of products of unsigned bytes with such numbers: four in a register, of two parts each.
+template <int Q, int S>
+struct Dots {
+  __m256i parts[Q][S][4];
+  SIMD_METHOD Dots() {
+#pragma GCC unroll 3
+    for (int i = 0; i < Q; ++i)
+#pragma GCC unroll 4
+      for (int s = 0; s < S; ++s)
+#pragma GCC unroll 4
+        for (int part = 0; part < 4; ++part) parts[i][s][part] = _mm256_setzero_si256();
+  }
+  // of(i, s) += the four at numbers(i) * four bytes a lane of 64 at p + s stride.
+  template <class Numbers>
+  SIMD_METHOD void add(const uint8_t* p, int64_t stride, const Numbers& numbers) {
+#pragma GCC unroll 3
+    for (int s = 0; s < S; ++s)
+#pragma GCC unroll 4
+      for (int part = 0; part < 4; ++part) {
+        const __m256i x = _mm256_cvtepu8_epi16(
+            _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + s * stride + 16 * part)));
+#pragma GCC unroll 3
+        for (int i = 0; i < Q; ++i) {
+          int64_t words;
+          std::memcpy(&words, numbers(i), 8);
+          const __m256i products = _mm256_madd_epi16(x, _mm256_set1_epi64x(words));
+          parts[i][s][part] = now(_mm256_add_epi32(parts[i][s][part], products));
+        }
+      }
+  }
+  SIMD_METHOD i32x16 of(int i, int s) const {
+    const __m256i* of_four = parts[i][s];
+    return {joined(of_four[0], of_four[1]), joined(of_four[2], of_four[3])};
+  }
+};
+
 // Independent integer dot products for measuring the peak: 64 multiply-adds a call.
 using DotAccumulator = i32x16;
 SIMD_INLINE DotAccumulator start_dots() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }

@@ -170,6 +170,49 @@ SIMD_INLINE void add_products(const CodeTile<Most>& t, const int8_t* a, i32x16 (
       sums[m] = _mm512_dpbusd_epi32(sums[m], t.w[c], broadcast4(a + m * kGroup + 4 * c));
 }
 
+// Whole numbers of 14 bits by fours, 8 bytes each: the upper seven bits of the four, rounded, then what is left of them.
+SIMD_INLINE void store_fours(uint8_t* out, i32x16 x) {
+  const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(64)), 7);
+  const __m128i high = _mm512_cvtepi32_epi8(upper);
+  const __m128i low = _mm512_cvtepi32_epi8(_mm512_sub_epi32(x, _mm512_slli_epi32(upper, 7)));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_unpacklo_epi32(high, low));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 16), _mm_unpackhi_epi32(high, low));
+}
+// Sums stay in registers: GCC 12 stores every one of them in each round otherwise.
+SIMD_INLINE __m512i now(__m512i x) {
+  __asm__("" : "+v"(x));
+  return x;
+}
+// Q x S times sixteen sums of products of unsigned bytes with such numbers.
+template <int Q, int S>
+struct Dots {
+  __m512i high[Q][S], low[Q][S];
+  SIMD_METHOD Dots() {
+#pragma GCC unroll 12
+    for (int i = 0; i < Q; ++i)
+#pragma GCC unroll 4
+      for (int s = 0; s < S; ++s) high[i][s] = low[i][s] = _mm512_setzero_si512();
+  }
+  // of(i, s) += the four at numbers(i) * four bytes a lane of 64 at p + s stride.
+  template <class Numbers>
+  SIMD_METHOD void add(const uint8_t* p, int64_t stride, const Numbers& numbers) {
+    __m512i x[S];
+#pragma GCC unroll 4
+    for (int s = 0; s < S; ++s) x[s] = load64(p + s * stride);
+#pragma GCC unroll 12
+    for (int i = 0; i < Q; ++i) {
+      const int8_t* at = reinterpret_cast<const int8_t*>(numbers(i));
+      const __m512i upper = broadcast4(at), lower = broadcast4(at + 4);
+#pragma GCC unroll 4
+      for (int s = 0; s < S; ++s) {
+        high[i][s] = now(_mm512_dpbusd_epi32(high[i][s], x[s], upper));
+        low[i][s] = now(_mm512_dpbusd_epi32(low[i][s], x[s], lower));
+      }
+    }
+  }
+  SIMD_METHOD i32x16 of(int i, int s) const { return _mm512_add_epi32(_mm512_slli_epi32(high[i][s], 7), low[i][s]); }
+};
+
 // Independent integer dot products for measuring the peak: 64 multiply-adds a call.
 using DotAccumulator = __m512i;
 SIMD_INLINE DotAccumulator start_dots() { return _mm512_setzero_si512(); }

@@ -47,6 +47,53 @@ SIMD_INLINE void add_products(const CodeTile<Most>& t, const int8_t* a, i32x16 (
     }
 }
 
+// Whole numbers of 14 bits by fours, 8 bytes each: the upper seven bits of the four, rounded, then what is left of them.
+SIMD_INLINE void store_fours(uint8_t* out, i32x16 x) {
+  const i32x16 up = add(x, set1_i32(64));
+  const i32x16 upper = {_mm256_srai_epi32(up.lo, 7), _mm256_srai_epi32(up.hi, 7)}, left = shl<7>(upper);
+  alignas(16) int8_t high[16], low[16];
+  store_i8(high, upper);
+  store_i8(low, {_mm256_sub_epi32(x.lo, left.lo), _mm256_sub_epi32(x.hi, left.hi)});
+  const __m128i h = _mm_load_si128(reinterpret_cast<const __m128i*>(high));
+  const __m128i l = _mm_load_si128(reinterpret_cast<const __m128i*>(low));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_unpacklo_epi32(h, l));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 16), _mm_unpackhi_epi32(h, l));
+}
+// Sums stay in registers: GCC 12 stores every one of them in each round otherwise.
+SIMD_INLINE __m256i now(__m256i x) {
+  __asm__("" : "+x"(x));
+  return x;
+}
+// Q x S times sixteen sums of products of unsigned bytes with such numbers.
+template <int Q, int S>
+struct Dots {
+  i32x16 high[Q][S], low[Q][S];
+  SIMD_METHOD Dots() {
+#pragma GCC unroll 3
+    for (int i = 0; i < Q; ++i)
+#pragma GCC unroll 4
+      for (int s = 0; s < S; ++s) high[i][s] = low[i][s] = set1_i32(0);
+  }
+  // of(i, s) += the four at numbers(i) * four bytes a lane of 64 at p + s stride.
+  template <class Numbers>
+  SIMD_METHOD void add(const uint8_t* p, int64_t stride, const Numbers& numbers) {
+#pragma GCC unroll 3
+    for (int s = 0; s < S; ++s) {
+      const u8x64 x = load64(p + s * stride);
+#pragma GCC unroll 3
+      for (int i = 0; i < Q; ++i) {
+        const int8_t* at = reinterpret_cast<const int8_t*>(numbers(i));
+        const __m256i upper = broadcast4(at), lower = broadcast4(at + 4);
+        high[i][s].lo = now(_mm256_dpbusd_avx_epi32(high[i][s].lo, x.lo, upper));
+        high[i][s].hi = now(_mm256_dpbusd_avx_epi32(high[i][s].hi, x.hi, upper));
+        low[i][s].lo = now(_mm256_dpbusd_avx_epi32(low[i][s].lo, x.lo, lower));
+        low[i][s].hi = now(_mm256_dpbusd_avx_epi32(low[i][s].hi, x.hi, lower));
+      }
+    }
+  }
+  SIMD_METHOD i32x16 of(int i, int s) const { return ipex_lookahead::avx_vnni::add(shl<7>(high[i][s]), low[i][s]); }
+};
+
 // Independent integer dot products for measuring the peak: 64 multiply-adds a call.
 using DotAccumulator = i32x16;
 SIMD_INLINE DotAccumulator start_dots() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }

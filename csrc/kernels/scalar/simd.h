@@ -237,6 +237,30 @@ SIMD_INLINE void add_products(const CodeTile<Most>& t, const int8_t* a, i32x16 (
       for (int i = 0; i < 16; ++i) sums[m].v[i] += int32_t(t.w[k][i]) * a[m * kGroup + k];
 }
 
+// Whole numbers of 14 bits by fours, as numbers of 16.
+SIMD_INLINE void store_fours(uint8_t* out, const i32x16& x) {
+  int16_t words[16];
+  for (int i = 0; i < 16; ++i) words[i] = int16_t(x.v[i]);
+  std::memcpy(out, words, sizeof words);
+}
+// Q x S times sixteen sums of products of unsigned bytes with such numbers.
+template <int Q, int S>
+struct Dots {
+  i32x16 sums[Q][S] = {};
+  // of(i, s) += the four at numbers(i) * four bytes a lane of 64 at p + s stride.
+  template <class Numbers>
+  void add(const uint8_t* p, int64_t stride, const Numbers& numbers) {
+    for (int i = 0; i < Q; ++i) {
+      int16_t words[4];
+      std::memcpy(words, numbers(i), sizeof words);
+      for (int s = 0; s < S; ++s)
+        for (int lane = 0; lane < 16; ++lane)
+          for (int k = 0; k < 4; ++k) sums[i][s].v[lane] += p[s * stride + 4 * lane + k] * words[k];
+    }
+  }
+  const i32x16& of(int i, int s) const { return sums[i][s]; }
+};
+
 // Independent integer dot products for measuring the peak: 64 multiply-adds a call.
 using DotAccumulator = i32x16;
 SIMD_INLINE DotAccumulator start_dots() { i32x16 r; LANES(r, 0); return r; }

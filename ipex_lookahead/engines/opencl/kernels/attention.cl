@@ -4,7 +4,9 @@
 
 #ifdef KV_INT8
 typedef char Kept;
-#define KEPT(p, i) convert_float((p)[i])
+// A query and a block's weights as whole numbers (csrc/kernels/generic/attention_int8.inl).
+#define MOST_QUERY 8191.0f
+#define MOST_WEIGHT 16319.0f
 #else
 typedef half Kept;
 #define KEPT(p, i) vload_half(i, p)
@@ -147,6 +149,32 @@ static void merge_block(const Rows out, int b, int row, global const float* part
   store_block(out, row, b, v[0], v[1] EXCHANGED);
 }
 
+#ifdef KV_INT8
+// Sets `largest` to that of n values in local memory, infinity where one is not finite; all work-items come together here.
+// Not a function: pocl 3.1 loses what is private over a function's barriers.
+#define FIND_LARGEST(largest, x, n)                                                           \
+  barrier(CLK_LOCAL_MEM_FENCE);                                                               \
+  if (me < LANES) {                                                                           \
+    float found = 0.0f;                                                                       \
+    for (int i = me; i < (n); i += LANES) {                                                   \
+      const float v = fabs((x)[i]);                                                           \
+      found = !isfinite(v) ? INFINITY : v > found ? v : found;                                \
+    }                                                                                         \
+    shared_values[me] = found;                                                                \
+  }                                                                                           \
+  barrier(CLK_LOCAL_MEM_FENCE);                                                               \
+  float largest = shared_values[0];                                                           \
+  for (int i = 1; i < LANES; ++i) largest = shared_values[i] > largest ? shared_values[i] : largest; \
+  barrier(CLK_LOCAL_MEM_FENCE);
+static float whole_factor(float largest, float most) {
+  return largest > 1e-30f && largest <= FLT_MAX ? most / largest : 0.0f;
+}
+static float whole_scale(float largest, float most) {
+  return !(largest <= FLT_MAX) ? NAN : largest > 1e-30f ? largest / most : 0.0f;
+}
+static int whole_number(float x, float factor) { return factor == 0.0f ? 0 : convert_int_rte(x * factor); }
+#endif
+
 // One work-group a (row, head), and a block of positions where partials are kept apart; else it walks all of them. A work-item
 // is a position of a block, then a dimension of the head. Where arrivals can be counted, the last work-group of as many heads
 // as fill blocks of 32 merges these; else `merge_heads` does.
@@ -171,6 +199,12 @@ void attend(global const float* qkv, int stride, int heads, int kv_heads, int he
   if (first < lowest || first > position / BLOCK) return;
   const int kv_head = head / (heads / kv_heads);
   for (int d = me; d < head_dim; d += ATTENDERS) q[d] = qkv[(size_t)row * stride + head * head_dim + d];
+#ifdef KV_INT8
+  local int whole_q[ATTENDERS * MOST_DIMS], whole_weights[BLOCK];
+  FIND_LARGEST(most_q, q, head_dim)
+  const float q_scale = whole_scale(most_q, MOST_QUERY);
+  for (int d = me; d < head_dim; d += ATTENDERS) whole_q[d] = whole_number(q[d], whole_factor(most_q, MOST_QUERY));
+#endif
   float state_max = 0.0f, state_sum = 0.0f, state[MOST_DIMS];
   for (int b = first; b <= last; ++b) {
     const int within = position - b * BLOCK, end = min(within + 1, BLOCK);
@@ -178,15 +212,22 @@ void attend(global const float* qkv, int stride, int heads, int kv_heads, int he
     barrier(CLK_LOCAL_MEM_FENCE);
     float score = -INFINITY;
     const bool seen = me >= begin && me < end;
+#ifdef KV_INT8
+    float value_scale = 0.0f;
+#endif
     if (seen) {
       const int p = b * BLOCK + me;
       const int slot = p < length || at[PATH] < 0 ? p : length + step[at[PATH] + p - length];
       const Head h = head_in(pages, step[at[PAGES] + slot / PAGE], kv_heads, kv_head, head_dim);
       global Kept* k = h.keys + key_at(slot % PAGE, 0, head_dim);
+#ifdef KV_INT8
+      int sum = 0;
+      for (int d = 0; d < head_dim; ++d) sum += k[d * LANES] * whole_q[d];
+      score = convert_float(sum) * q_scale * h.scales[slot % PAGE];
+      value_scale = h.scales[PAGE + slot % PAGE];
+#else
       score = 0.0f;
       for (int d = 0; d < head_dim; ++d) score = fma(KEPT(k, d * LANES), q[d], score);
-#ifdef KV_INT8
-      score = score * h.scales[slot % PAGE];
 #endif
       if (softcap > 0) score = capped(score, softcap, 1.0f / softcap);
     }
@@ -215,23 +256,35 @@ void attend(global const float* qkv, int stride, int heads, int kv_heads, int he
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     const float sum = shared_values[0];
+#ifdef KV_INT8
+    scores[me] = scores[me] * value_scale;
+    FIND_LARGEST(most, scores, BLOCK)
+    whole_weights[me] = whole_number(scores[me], whole_factor(most, MOST_WEIGHT));
+    barrier(CLK_LOCAL_MEM_FENCE);
+#endif
     float values[MOST_DIMS];
     for (int i = 0; i < MOST_DIMS; ++i) {
       const int d = me + i * ATTENDERS;
       if (d >= head_dim) break;
+#ifdef KV_INT8
+      int value = 0;
+#else
       float value = 0.0f;
+#endif
       for (int p = begin; p < end; ++p) {
         const int where = b * BLOCK + p;
         const int slot = where < length || at[PATH] < 0 ? where : length + step[at[PATH] + where - length];
         const Head h = head_in(pages, step[at[PAGES] + slot / PAGE], kv_heads, kv_head, head_dim);
+        const size_t element = (size_t)(slot % PAGE) * head_dim + d;
 #ifdef KV_INT8
-        const float weight = scores[p] * h.scales[PAGE + slot % PAGE];
+        value += h.values[element] * whole_weights[p];
+      }
+      values[i] = convert_float(value) * whole_scale(most, MOST_WEIGHT);
 #else
-        const float weight = scores[p];
-#endif
-        value = fma(KEPT(h.values, (size_t)(slot % PAGE) * head_dim + d), weight, value);
+        value = fma(KEPT(h.values, element), scores[p], value);
       }
       values[i] = value;
+#endif
     }
     const float highest = b == first ? top : state_max > top ? state_max : top;
     const float keep = exponential(state_max - highest), take = exponential(top - highest);

@@ -1,0 +1,248 @@
+// Keys and values of int8, attended to in whole numbers. A query's head, and the weights of a block's positions, become whole
+// numbers of at most 14 bits with a scale; what is summed are whole numbers, which is exact in any order:
+//   score(p)  ((sum over dimensions of query * key) * query's scale) * key's scale
+//   value(d)  (sum over the block's positions of weight * value) * weights' scale, weight = e * value's scale
+// No sum leaves 32 bits: 1,024 dimensions of 8191 * 255, 256 positions of 16319 * 255.
+//
+// Bytes are held 128 larger, unsigned as dot products of bytes want them, and by fours, as those add them: keys
+// [4][head_dim / 4][16 positions][4 dimensions], values [16][head_dim16][4 positions].
+
+#define INLINED __attribute__((always_inline))  // lambdas: or sums would live in memory
+
+constexpr float kMostQuery = 8191, kMostWeight = 127 * 128 + 63;  // two bytes of seven bits, the lower one rounded to
+constexpr int kFour = 4;
+constexpr int64_t kFourBytes = 64;  // 16 lanes of four bytes
+constexpr int64_t kPackedFour = 8;  // four whole numbers
+
+// What whole numbers stand for: times the scale. `excess` is what bytes 128 larger add to a sum over all of them.
+struct Scaled {
+  float scale = 0;
+  int32_t excess = 0;
+};
+
+// Makes whole numbers up to `most` of floats, in two passes over multiples of 16 of them: look() at all, then pack() them by
+// fours of 8 bytes (simd.h), which may be written over the floats. Floats that are not all finite have NaN for a scale.
+class WholeNumbers {
+ public:
+  SIMD_METHOD explicit WholeNumbers(float most)
+      : most_(most), largest_(zero()), zeros_(zero()), more_zeros_(zero()), sum_(zero()), inverse_(zero()) {}
+
+  SIMD_METHOD void look(const float* x, int64_t n) {
+    int64_t i = 0;
+    for (; i + 2 * kLanes <= n; i += 2 * kLanes) {  // two chains: one takes longer than what is added
+      look(load(x + i), zeros_);
+      look(load(x + i + kLanes), more_zeros_);
+    }
+    if (i < n) look(load(x + i), zeros_);
+  }
+  SIMD_METHOD void decide_scale() {
+    const float top = reduce_max(largest_);
+    const bool finite = reduce_add(add(zeros_, more_zeros_)) == 0.0f, tiny = !(top > 1e-30f);
+    scale_ = !finite ? __builtin_nanf("") : tiny ? 0.0f : top / most_;
+    inverse_ = set1(tiny || !finite ? 0.0f : most_ / top);
+  }
+  SIMD_METHOD void pack(const float* x, int64_t n, uint8_t* out) {
+    for (int64_t i = 0; i < n; i += kLanes) {
+      // (Within the bounds also what is not finite, which has no bounds of its own.)
+      const i32x16 whole = round(max(min(mul(load(x + i), inverse_), set1(most_)), set1(-most_)));
+      store_fours(out + 2 * i, whole);
+      sum_ = add(sum_, to_float(whole));  // exact: below 2^24
+    }
+  }
+  SIMD_METHOD Scaled scaled() const { return {scale_, 128 * int32_t(reduce_add(sum_))}; }
+
+ private:
+  SIMD_METHOD void look(f32x16 x, f32x16& zeros) {
+    largest_ = max(largest_, abs(x));
+    zeros = fma(x, zero(), zeros);  // NaN once one is not finite
+  }
+  float most_, scale_ = 0;
+  f32x16 largest_, zeros_, more_zeros_, sum_, inverse_;
+};
+
+SIMD_INLINE f32x16 scaled(i32x16 sums, const Scaled& by) {
+  return mul(to_float(add(sums, set1_i32(-by.excess))), set1(by.scale));
+}
+
+// Sixteen lanes that Q queries are multiplied with together: as many as their sums leave registers for.
+template <int Q>
+constexpr int kLanesTogether = kQueryTile / Q < 4 ? kQueryTile / Q : 4;
+
+// At one distance from each other, which the compiler knows: a register for each query's address would not be left.
+// A cache line more than a power of two, or they would drive each other out of the cache's sets.
+struct PackedQuery {
+  alignas(64) uint8_t fours[2 * kMaxHead + 64];
+};
+struct PackedWeights {
+  alignas(64) uint8_t fours[2 * kBlock + 64];
+};
+
+// Scores of Q queries against S sub-blocks of 16 slots. Meanwhile as much memory is fetched, `ahead` bytes from the keys.
+template <int Q, int S>
+SIMD_INLINE void score_slots(const uint8_t* keys, int64_t ahead, const float* scales, const PackedQuery* q,
+                             const Scaled* by, int fours, float* const* scores, int64_t at) {
+  const int64_t sub_block = fours * kFourBytes;
+  Dots<Q, S> sums;
+  for (int f = 0; f < fours; ++f) {
+    const uint8_t* k = keys + f * kFourBytes;
+    for (int s = 0; s < S; ++s) __builtin_prefetch(k + s * sub_block + ahead, 0, 2);
+    sums.add(k, sub_block, [&](int i) INLINED { return q[i].fours + f * kPackedFour; });
+  }
+  for (int i = 0; i < Q; ++i)
+    for (int s = 0; s < S; ++s)
+      store(scores[i] + at + s * kLanes, mul(scaled(sums.of(i, s), by[i]), load(scales + s * kLanes)));
+}
+
+// sums += w * V for the slots [begin, end), multiples of 4, in 16 C dimensions from d on; w(i) are the fours of a query's
+// weights, begin's first.
+template <int Q, int C, class W>
+SIMD_INLINE void weigh_slots(const Keys& keys, int padded, int64_t begin, int64_t end, int d, const W& w,
+                             Dots<Q, C>& sums) {
+  for_value_pages(keys, begin, end, [&](int64_t slot, int64_t stop, const uint8_t* page, int64_t ahead) INLINED {
+    const uint8_t* v = page + keys.v_offset + (slot % kPage / kFour * padded + d) * kFour;
+    for (; slot < stop; slot += kFour, v += padded * kFour) {
+      prefetch_ahead(v, ahead, C * kFourBytes);
+      const int64_t at = (slot - begin) / kFour * kPackedFour;
+      sums.add(v, kFourBytes, [&](int i) INLINED { return w(i) + at; });
+    }
+  });
+}
+
+struct Int8 {
+  struct Queries {
+    PackedQuery q[kQueries];
+    Scaled by[kQueries];
+
+    Queries(const QueryTile& t, int head_dim) {
+      alignas(64) float head[kMaxHead];
+      for (int i = 0; i < t.count; ++i) {
+        for (int d = 0; d < head_dim; d += kLanes) store(head + d, head_chunk(t.queries[i], d, head_dim));
+        WholeNumbers whole(kMostQuery);
+        whole.look(head, padded_head(head_dim));
+        whole.decide_scale();
+        whole.pack(head, padded_head(head_dim), q[i].fours);
+        by[i] = whole.scaled();
+      }
+    }
+  };
+
+  // The head's bytes, padded to a multiple of 16; returns their scale. A head with an element that is not finite is NaN.
+  static float encode(const float* x, int head_dim, uint8_t* out) {
+    f32x16 largest = zero(), zeros = zero();
+    for (int d = 0; d < head_dim; d += kLanes) {
+      largest = max(largest, abs(head_chunk(x, d, head_dim)));
+      zeros = fma(head_chunk(x, d, head_dim), zero(), zeros);
+    }
+    const float top = reduce_max(largest);
+    const bool finite = reduce_add(zeros) == 0.0f, tiny = !(top > 1e-30f);
+    const f32x16 inverse = set1(tiny || !finite ? 0.0f : 127.0f / top);
+    for (int d = 0; d < head_dim; d += kLanes)
+      store_i8(reinterpret_cast<int8_t*>(out) + d, round(mul(head_chunk(x, d, head_dim), inverse)));
+    for (int d = 0; d < padded_head(head_dim); ++d) out[d] ^= 0x80;
+    return !finite ? __builtin_nanf("") : tiny ? 0.0f : top / 127.0f;
+  }
+
+  static void store_key(const float* k, uint8_t* keys, float* scales, int64_t slot, int head_dim) {
+    alignas(64) uint8_t head[kMaxHead];
+    scales[slot] = encode(k, head_dim, head);
+    const int fours = head_dim / kFour;
+    uint8_t* at = keys + slot / kLanes * fours * kFourBytes + slot % kLanes * kFour;
+    for (int f = 0; f < fours; ++f) __builtin_memcpy(at + f * kFourBytes, head + f * kFour, kFour);
+  }
+
+  static void store_value(const float* v, uint8_t* values, float* scales, int64_t slot, int head_dim) {
+    alignas(64) uint8_t head[kMaxHead];
+    scales[slot] = encode(v, head_dim, head);
+    const int padded = padded_head(head_dim);
+    uint8_t* at = values + slot / kFour * padded * kFour + slot % kFour;
+    for (int d = 0; d < padded; ++d) at[d * kFour] = head[d];
+  }
+
+  // scores[i][slot - begin] for the slots from begin, a multiple of 16, to end (rounded up to one).
+  static void score_range(const Keys& keys, int head_dim, int64_t begin, int64_t end, const Queries& queries, int count,
+                          float* const* scores) {
+    const int fours = head_dim / kFour;
+    for_key_pages(keys, begin, end, [&](int64_t slot, int64_t sub_blocks, const uint8_t* page, int64_t ahead) {
+      const uint8_t* k = page + keys.k_offset + slot % kPage * fours * kFour;
+      const float* scales = reinterpret_cast<const float*>(page + keys.scale_offset) + slot % kPage;
+      in_parts<kQueryTile>(0, count, [&](auto tile, int i) {
+        constexpr int Q = tile(), S = kLanesTogether<Q>;
+        const auto slots = [&](auto some, int64_t s) {
+          score_slots<Q, some()>(k + s * fours * kFourBytes, ahead, scales + s * kLanes, queries.q + i, queries.by + i,
+                                 fours, scores + i, slot - begin + s * kLanes);
+        };
+        int64_t s = 0;
+        for (; s + S <= sub_blocks; s += S) slots(std::integral_constant<int, S>(), s);
+        for (; s < sub_blocks; ++s) slots(std::integral_constant<int, 1>(), s);
+        ahead = 0;  // has been fetched
+      });
+    });
+  }
+
+  // The slots of a step whose rows are no chain, and so in no order of positions: from a multiple of 16 on.
+  struct StepSlots {
+    int64_t begin, count;
+    StepSlots(const Keys& keys, const Attend& a)
+        : begin(keys.length / kLanes * kLanes),
+          count((keys.length + a.step_rows - begin + kLanes - 1) / kLanes * kLanes) {}
+  };
+
+  // A query's weights: of the slots that equal positions at `direct`, from span.from on; of the step's, where those do not, as
+  // floats and then as fours at t.exact[i]. Zero for what it does not see.
+  static Scaled weights(const Keys& keys, const QueryTile& t, const Span& span, int64_t end, const StepSlots* step, int i,
+                        uint8_t* direct) {
+    float *x = t.scores[i], *by_slot = t.exact[i];
+    const auto scales = [&](int64_t slot) {
+      return reinterpret_cast<const float*>(keys.pages[slot / kPage] + keys.scale_offset) + kPage + slot % kPage;
+    };
+    WholeNumbers whole(kMostWeight);
+    if (step != nullptr) {
+      for (int64_t s = 0; s < step->count; ++s) by_slot[s] = 0.0f;
+      for (int64_t p = span.prefix > t.begins[i] ? span.prefix : t.begins[i]; p < t.ends[i]; ++p) {
+        const int64_t slot = span.slot(keys, t.rows[i], p);
+        by_slot[slot - step->begin] = x[p] * *scales(slot);
+      }
+      whole.look(by_slot, step->count);
+    }
+    const int64_t begin = t.begins[i], stop = t.ends[i] < span.direct ? t.ends[i] : span.direct;
+    for (int64_t p = begin / kLanes * kLanes; p < stop; p += kLanes)
+      store(x + p, mul(load(x + p), load(scales(span.first + p))));
+    // Beyond what it sees there are whatever scores and scales there were.
+    for (int64_t p = span.from; p < begin && p < end; ++p) x[p] = 0.0f;
+    for (int64_t p = stop > span.from ? stop : span.from; p < end; ++p) x[p] = 0.0f;
+    whole.look(x + span.from, end - span.from);
+    whole.decide_scale();
+    whole.pack(x + span.from, end - span.from, direct);
+    if (step != nullptr) whole.pack(by_slot, step->count, reinterpret_cast<uint8_t*>(by_slot));
+    return whole.scaled();
+  }
+
+  static void add_values(const Keys& keys, const Attend& a, const QueryTile& t, const Span& span) {
+    const int padded = padded_head(a.head_dim);
+    const int64_t end = (span.direct + kLanes - 1) / kLanes * kLanes;
+    const StepSlots of_step(keys, a);
+    const StepSlots* step = !span.chain && span.highest > span.prefix ? &of_step : nullptr;
+    PackedWeights direct[kQueries];
+    Scaled by[kQueries];
+    for (int i = 0; i < t.count; ++i) by[i] = weights(keys, t, span, end, step, i, direct[i].fours);
+    in_parts<kQueryTile>(0, t.count, [&](auto tile, int i) {
+      constexpr int Q = tile(), C = kLanesTogether<Q>;
+      const auto dimensions = [&](auto some, int d) {
+        Dots<Q, some()> sums;
+        if (end > span.from)
+          weigh_slots(keys, padded, span.first + span.from, span.first + end, d,
+                      [&](int q) INLINED { return direct[i + q].fours; }, sums);
+        if (step != nullptr)
+          weigh_slots(keys, padded, step->begin, step->begin + step->count, d,
+                      [&](int q) INLINED { return reinterpret_cast<const uint8_t*>(t.exact[i + q]); }, sums);
+        for (int q = 0; q < Q; ++q)
+          for (int c = 0; c < some(); ++c) store(t.values[i + q] + d + c * kLanes, scaled(sums.of(q, c), by[i + q]));
+      };
+      int d = 0;
+      for (; d + C * kLanes <= padded; d += C * kLanes) dimensions(std::integral_constant<int, C>(), d);
+      for (; d < padded; d += kLanes) dimensions(std::integral_constant<int, 1>(), d);
+    });
+  }
+};
+
+#undef INLINED
