@@ -7,7 +7,8 @@
 # make gates  the attacks of make test at full length: combinations, mutated files, kills, forks (half an hour)
 # make soak  random requests to our own server for 20 minutes (SECONDS=60): no lost or mixed answer, a level memory
 # make gates-coverage  how much of each reader of files those attacks run
-# make docs  a site of README and docs in build/site       make wheel  wheels and an sdist in dist, each tried in a bare environment
+# make docs  a site of README and docs in build/site, its links checked
+# make wheel  wheels and an sdist in dist, each tried in a bare environment
 # make sanitize  the core under Address-, UndefinedBehavior- and ThreadSanitizer
 # Each does everything from a bare clone: .venv, torch's CPU build, the native core. PYTHON=... names another Python.
 
@@ -60,7 +61,7 @@ bench:
 
 docs:
 	$(call setup,--with docs)
-	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
 	@echo "open build/site/index.html, or, for its search: $(PY) -m http.server -d build/site"
 
 wheel:

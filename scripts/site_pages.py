@@ -1,7 +1,7 @@
 """What ``make docs`` adds to docs/*.md: README as the first page, the files beside it, presets and examples.
 
 mkdocs calls the functions (``hooks`` in mkdocs.yml). In the repository pages link to files wherever they lie; here such
-links are turned to the pages that hold them.
+links are turned to the pages that hold them. mkdocs is imported where it is used: tests read this file without it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,7 @@ import html
 import posixpath
 import re
 from pathlib import Path
-from typing import Any
-
-from mkdocs.exceptions import PluginError
-from mkdocs.structure.files import File
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 BESIDE = {
@@ -36,6 +33,7 @@ def on_files(files: Any, config: Any) -> Any:
         add(files, config, other or name, f"# Licence\n\n```text\n{text}```\n" if name == "LICENSE" else text)
     add(files, config, "presets.md", presets())
     add(files, config, "examples.md", examples())
+    add(files, config, "results.md", results())
     return files
 
 
@@ -68,20 +66,23 @@ def on_post_build(config: Any, **_: Any) -> None:
         for asked in re.findall(
             r"""<(?:script|img|iframe|link(?! rel="canonical"))[^>]*(?:src|href)="(?:https?:)?//[^>]*>""", text
         ):
-            raise PluginError(f"{file.name} asks another machine: {asked}")
+            refuse(f"{file.name} asks another machine: {asked}")
 
 
 def site_address(path: str, anchor: str) -> str:
     """The address of a file of the repository, ``path`` being seen from its root."""
+    if path == "docs/results":
+        return "results.md"
     if path.startswith("docs/"):
         return path.removeprefix("docs/") + anchor
     if path in BESIDE:
         return (BESIDE[path] or path) + anchor
     for folder in ("configs", "examples"):
         if path == folder or path.startswith(folder + "/"):
-            heading = re.sub(r"[^\w-]", "", path.removeprefix(folder).strip("/").lower())
+            inside = path.removeprefix(folder).strip("/")
+            heading = "" if inside == "README.md" else re.sub(r"[^\w-]", "", inside.lower())
             return ("presets.md" if folder == "configs" else "examples.md") + (f"#{heading}" if heading else "")
-    raise PluginError(f"a page links to {path}, which is on no page of the site: add it to scripts/site_pages.py")
+    refuse(f"a page links to {path}, which is on no page of the site: add it to scripts/site_pages.py")
 
 
 def presets() -> str:
@@ -102,6 +103,13 @@ def examples() -> str:
     return "\n".join(lines)
 
 
+def results() -> str:
+    """The files that tables are made of."""
+    lines = ["# Result files", "", "The tables of [docs/benchmarks.md](benchmarks.md) are made of these.", ""]
+    lines += [f"- [{file.name}](results/{file.name})" for file in sorted((ROOT / "docs" / "results").glob("*.json"))]
+    return "\n".join(lines)
+
+
 def fenced(language: str, file: Path) -> list[str]:
     """A file as a block of code."""
     return [f"```{language}", file.read_text(encoding="utf-8").rstrip("\n"), "```", ""]
@@ -109,4 +117,13 @@ def fenced(language: str, file: Path) -> list[str]:
 
 def add(files: Any, config: Any, name: str, text: str) -> None:
     """A page that is no file of docs."""
+    from mkdocs.structure.files import File
+
     files.append(File.generated(config, name, content=text))
+
+
+def refuse(message: str) -> NoReturn:
+    """End the build with a sentence."""
+    from mkdocs.exceptions import PluginError
+
+    raise PluginError(message)

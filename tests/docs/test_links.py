@@ -6,21 +6,9 @@ import re
 
 import pytest
 
-from tests.docs.pages import PAGES, ROOT
+from tests.docs.pages import LINK, PAGES, ROOT, anchors, prose
 
-LINK = re.compile(r"\]\(([^)\s]+)\)")
 PLACES = re.compile(r"`((?:tests|scripts|examples|docs|configs|csrc)/[\w./]+)`")
-
-
-def prose(text: str) -> str:
-    """A page without its blocks of code."""
-    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-
-
-def anchors(text: str) -> set[str]:
-    """The names of a page's headings, as they appear in addresses."""
-    headings = re.findall(r"^#+ (.+)$", prose(text), re.MULTILINE)
-    return {re.sub(r"[^\w\s-]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES)
