@@ -9,6 +9,7 @@ import sys
 
 import click
 
+from ipex_lookahead import InputError
 from ipex_lookahead.cli.running import run_command
 
 SCHEMA = {
@@ -26,12 +27,16 @@ SCHEMA = {
 @click.option("--max-new-tokens", default=64, type=click.IntRange(1))
 def main(prompt: str, url: str, key: str, max_new_tokens: int) -> None:
     try:
-        from openai import OpenAI
+        from openai import OpenAI, OpenAIError
     except ImportError:
         raise click.ClickException("this example needs OpenAI's client: pip install openai") from None
 
     client = OpenAI(base_url=f"{url}/v1", api_key=key)
-    model = client.models.list().data[0].id
+    try:
+        model = client.models.list().data[0].id
+    except OpenAIError as error:
+        hint = "start a server, ipex-lookahead serve, or name another: --url, --key"
+        raise InputError(f"{url} lists no models: {error}", hint=hint) from None
     messages = [{"role": "user", "content": prompt}]
     stream = client.chat.completions.create(
         model=model,

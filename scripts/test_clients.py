@@ -20,6 +20,7 @@ PINS = [
 NEEDED = 2 << 30
 """Bytes that making the environment takes, with what is unpacked on the way."""
 TESTS = ["tests/serving/test_clients.py", "tests/serving/test_schemathesis.py", "tests/serving/test_ray.py"]
+TESTS += ["tests/examples/test_examples.py::test_openai_client_on_a_server"]
 
 
 def main(arguments):

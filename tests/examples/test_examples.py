@@ -268,6 +268,10 @@ def test_openai_client_on_a_server(model):
         return
     assert done.returncode == 0, done.stderr
     assert re.search(r"^\d tokens$", done.stdout, re.MULTILINE)
+    gone = run("openai_client.py", "--url", url)
+    assert gone.returncode == 1
+    assert gone.stderr.startswith(f"error: {url} lists no models: ")
+    assert "ipex-lookahead serve" in gone.stderr
 
 
 def test_the_readme_of_examples_has_each_of_them():

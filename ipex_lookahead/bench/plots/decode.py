@@ -75,7 +75,7 @@ def over_lookahead(axes: Any, runs: list[dict[str, Any]], lines: dict[str, list[
     names = ["off" if name == 0 else str(name).replace(" ", "\n") for name in places]
     axes.set_xticks(range(len(names)), labels=names)
     several = any(len(some) > 1 for some in lines.values())
-    note = "; the other views: the largest of each line" if several else ""
+    note = "\n(the other views: the largest of each line)" if several else ""
     axes.set_xlabel(f"n_lookahead_tokens: most drafted tokens a step{note}")
     axes.set_ylabel("tokens a second after the first")
     axes.set_ylim(0, 1.15 * max(best.values()))
@@ -129,7 +129,7 @@ def by_position(axes: Any, shown: Labelled) -> None:
             axes.plot(*zip(*shares, strict=True), label=label, **look(number))
     axes.set_xlabel(f"position in the draft, where {LEAST_DRAFTED} or more were drafted")
     axes.set_ylabel("accepted of the drafted there (%)")
-    axes.set_ylim(0, 100)
+    axes.set_ylim(0, 104)  # the mark of 100 % is whole
     axes.xaxis.get_major_locator().set_params(integer=True)
 
 

@@ -103,8 +103,8 @@ def where_and_when(report: Mapping[str, Any]) -> str:
 
 
 def entitle(figure: Any, title: str, report: Mapping[str, Any]) -> None:
-    """What a picture shows, above all of it, and where and when that was measured."""
-    figure.suptitle(f"{title}\n{where_and_when(report)}", fontsize=9)
+    """What a picture shows, above all of it, and where and when that was measured; in more lines where it is narrow."""
+    figure.suptitle(f"{title}\n{where_and_when(report)}", fontsize=9, wrap=True)
 
 
 def look(number: int) -> dict[str, Any]:

@@ -56,9 +56,9 @@ def drawn(plot: Any, report: dict[str, Any], folder: Path) -> str:
 
 def test_decode_shows_speed_categories_positions_and_sources(tmp_path: Path) -> None:
     plain = Mode(0, [[answer(2.0)], [answer(2.0)]])
-    three = Mode(3, [[answer(1.0, 3)], [answer(2.5, 1)]])
+    three, eight = (Mode(number, [[answer(1.0, 3)], [answer(2.5, 1)]]) for number in (3, 8))
     cold, warm = (Mode("auto", [[answer(s, 4)], [answer(1.0, 4)]], memory=m) for s, m in ((0.8, "cold"), (0.5, "warm")))
-    text = drawn(plot_decode, decoded(plain, three, cold, warm), tmp_path)
+    text = drawn(plot_decode, decoded(plain, three, eight, cold, warm), tmp_path)
     for said in (*SAID, "m&lt;&amp;&gt;", "2 prompts", "slowest: 0.80 x, code/slow", "chat", "cold"):
         assert said in text, said
     for said in ("every answer has the tokens", "tokens a second", "suffix (auto warm)", "8 of 10", "off", "warm"):
@@ -73,7 +73,9 @@ def test_decode_says_where_tokens_differ(tmp_path: Path) -> None:
 
 
 def test_decode_without_lookahead_is_one_view(tmp_path: Path) -> None:
-    assert "position in the draft" not in drawn(plot_decode, decoded(Mode(0, [[answer(1.0)]] * 2)), tmp_path)
+    name = "owner/repository:A-Model-Of-Some-7B-Instruct-Q4_K_M.gguf"
+    report = decoded(Mode(0, [[answer(1.0)]] * 2)) | {"model": name}
+    assert "position in the draft" not in drawn(plot_decode, report, tmp_path)
 
 
 STEPS = [{"rows": rows, "ms": 10.0 + rows, "ratio": (10.0 + rows) / 11} for rows in (1, 4, 8)]
