@@ -3,7 +3,8 @@
 python scripts/results.py                     every table again, from the files
 python scripts/results.py --measure lookahead --prompts FOLDER   measure, write that file, then every table
 python scripts/results.py --measure llama-cpp --llama-bench PROGRAM   our shapes beside llama.cpp's own benchmark
-python scripts/results.py --here              measure this machine and print README's table for it (make bench)
+python scripts/results.py --here              print the table of this machine on our own ten prompts (make bench)
+python scripts/results.py --here --prompts FOLDER   the same on README's forty
 
 FOLDER is what scripts/fetch_prompts.py wrote. A table stands between <!-- table: NAME --> and <!-- end -->; what is
 between is overwritten.
@@ -33,7 +34,11 @@ LLAMAS = "smollm2-135m tinyllama-1.1b llama2-7b".split()
 FAMILIES = "qwen3-0.6b gemma3-1b phi4-mini mistral-7b qwen3-8b gpt-oss-20b qwen3-30b-a3b".split()
 MIXTURES = {"gpt-oss-20b", "qwen3-30b-a3b"}
 """Shapes whose rows, all alike in such a run, ask for the same experts: more than a few say nothing."""
-HERE = ["bench", "decode", "--lookahead", "3", "--lookahead", "auto"]
+HERE = ["bench", "decode", "--lookahead", "3", "--lookahead", "auto", "-n", "256", "--repeat", "3"]
+
+OURS = """
+Measured on the ten prompts that come with the package. README's table has forty others; the same for this machine:
+  .venv/bin/python scripts/fetch_prompts.py prompts && .venv/bin/python scripts/results.py --here --prompts prompts"""
 
 
 class Peers(NamedTuple):
@@ -49,13 +54,17 @@ class Peers(NamedTuple):
 @click.option("--prompts", help="The folder that scripts/fetch_prompts.py wrote.")
 @click.option("--python", "pythons", multiple=True, metavar="NAME=PATH", help="For compare, as bench compare has it.")
 @click.option("--llama-bench", help="llama.cpp's program, for llama-cpp and families: each shape in turn with ours.")
-@click.option("--here", is_flag=True, help="Measure this machine and print README's table for it.")
+@click.option("--here", is_flag=True, help="Measure this machine and print README's table of it.")
 def main(
     names: tuple[str, ...], prompts: str | None, pythons: tuple[str, ...], llama_bench: str | None, here: bool
 ) -> None:
     """See the top of the file."""
     if here:
-        print("\n".join(lookahead_table(run(*HERE))))
+        if names:
+            raise click.UsageError("--here prints a table and writes no file; --measure does that")
+        print("\n".join(lookahead_table(run(*HERE) if prompts is None else measure_lookahead(Peers(prompts)))))
+        if prompts is None:
+            click.echo(OURS, err=True)
         return
     for name in names:
         if name not in MEASURES:
@@ -97,7 +106,7 @@ def run(*arguments: str) -> dict[str, Any]:
 
 
 def measure_lookahead(peers: Peers) -> dict[str, Any]:
-    return without_paths(run(*HERE, "--prompts", str(peers.prompts), "--limit", "10", "-n", "256", "--repeat", "3"))
+    return without_paths(run(*HERE, "--prompts", str(peers.prompts), "--limit", "10"))
 
 
 def measure_strategies(peers: Peers) -> dict[str, Any]:

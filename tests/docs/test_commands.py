@@ -69,7 +69,8 @@ def workplace(tmp_path_factory):
     (folder / "notes.txt").write_text("A river was hidden. It is open again.\n")
     (folder / "answers.jsonl").touch()  # what bench replay would have recorded
     (folder / "prompts").mkdir()
-    (folder / "prompts" / "one.jsonl").write_text('{"id": "1", "category": "chat", "prompt": "Hi"}\n')
+    for name in ("mt_bench", "gsm8k"):  # of those that scripts/fetch_prompts.py writes
+        (folder / "prompts" / f"{name}.jsonl").write_text('{"id": "1", "category": "chat", "prompt": "Hi"}\n')
     for name in ("configs", "README.md"):
         (folder / name).symlink_to(ROOT / name)
     return folder

@@ -80,8 +80,16 @@ def test_lookahead_is_shown_cold_and_warm_by_category(results: Any, monkeypatch:
     runs += [answers("auto", "auto", "cold", 1.4), answers("auto", "auto", "warm", 1.6)]
     machine = {"processor": "P", "isa": "avx2", "threads": 2}
     report = {"runs": runs, "max_new_tokens": 64, "model": "default", "machine": machine, "version": "1", "date": "d"}
-    monkeypatch.setattr(results, "run", lambda *arguments: report)
-    lines = CliRunner().invoke(results.main, ["--here"], catch_exceptions=False).output.splitlines()
+    asked: list[str] = []
+    monkeypatch.setattr(results, "run", lambda *arguments: asked.extend(arguments) or report)
+    said = CliRunner().invoke(results.main, ["--here"], catch_exceptions=False)
+    lines = said.stdout.splitlines()
+    assert "ten prompts that come with the package" in said.stderr
+    assert "--prompts" not in asked
+    on_theirs = CliRunner().invoke(results.main, ["--here", "--prompts", "folder"], catch_exceptions=False)
+    assert (on_theirs.stdout, on_theirs.stderr) == (said.stdout, "")
+    assert asked[-4:] == ["--prompts", "folder", "--limit", "10"]
+    assert CliRunner().invoke(results.main, ["--here", "--measure", "lookahead"]).exit_code == 2
     assert lines[0] == "| 2 prompts, 64 tokens | tok/s | chat | code | mean | slowest prompt | same tokens |"
     assert lines[2] == "| without | 100 |  |  | 1.00 x |  | 2 of 2 |"
     assert lines[3] == "| `lookahead=3` | 120 | 1.20 x, 1.50 | 1.20 x, 1.50 | 1.20 x | 0.97 x, next 1.50 x | 2 of 2 |"
