@@ -1,6 +1,6 @@
 """Quantise once, save, and load the low-bit folder: the second start reads a fraction of the bytes.
 
-python examples/save_and_load_low_bit.py --model path/to/Llama-2-7b-chat-hf --out llama-2-7b-int4
+python examples/save_and_load_low_bit.py --model path/to/Llama-2-7b-chat-hf --low-bit sym_int4 --out llama-2-7b-int4
 """
 
 from __future__ import annotations
