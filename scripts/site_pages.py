@@ -45,6 +45,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     def turned(link: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join(folder, link[2]))
+        if not (ROOT / path).exists():
+            refuse(f"{origin} links to {path}, which is not there")
         said = title(path) if re.fullmatch(r"(docs/)?\w+\.md", link[1]) else link[1]
         return f"[{said}]({site_address(path, link[3] or '')})"
 
