@@ -107,7 +107,8 @@ def examples() -> str:
 
 def results() -> str:
     """The files that tables are made of."""
-    lines = ["# Result files", "", "The tables of [docs/benchmarks.md](benchmarks.md) are made of these.", ""]
+    shown = "The tables of [benchmarks](benchmarks.md) and [formats](formats.md) are made of these."
+    lines = ["# Result files", "", shown, ""]
     lines += [f"- [{file.name}](results/{file.name})" for file in sorted((ROOT / "docs" / "results").glob("*.json"))]
     return "\n".join(lines)
 
