@@ -41,10 +41,11 @@ class WholeNumbers {
     scale_ = !finite ? __builtin_nanf("") : tiny ? 0.0f : top / most_;
     inverse_ = set1(tiny || !finite ? 0.0f : most_ / top);
   }
+  // Within the bounds also what is not finite, which has no bounds of its own.
+  SIMD_METHOD i32x16 of(f32x16 x) const { return round(max(min(mul(x, inverse_), set1(most_)), set1(-most_))); }
   SIMD_METHOD void pack(const float* x, int64_t n, uint8_t* out) {
     for (int64_t i = 0; i < n; i += kLanes) {
-      // (Within the bounds also what is not finite, which has no bounds of its own.)
-      const i32x16 whole = round(max(min(mul(load(x + i), inverse_), set1(most_)), set1(-most_)));
+      const i32x16 whole = of(load(x + i));
       store_fours(out + 2 * i, whole);
       sum_ = add(sum_, to_float(whole));  // exact: below 2^24
     }
@@ -108,19 +109,26 @@ SIMD_INLINE void weigh_slots(const Keys& keys, int padded, int64_t begin, int64_
   });
 }
 
+struct PaddedHead {
+  alignas(64) float values[kMaxHead];
+  int size;
+  SIMD_METHOD PaddedHead(const float* x, int head_dim) : size(padded_head(head_dim)) {
+    for (int d = 0; d < size; d += kLanes) store(values + d, head_chunk(x, d, head_dim));
+  }
+};
+
 struct Int8 {
   struct Queries {
     PackedQuery q[kQueries];
     Scaled by[kQueries];
 
     Queries(const QueryTile& t, int head_dim) {
-      alignas(64) float head[kMaxHead];
       for (int i = 0; i < t.count; ++i) {
-        for (int d = 0; d < head_dim; d += kLanes) store(head + d, head_chunk(t.queries[i], d, head_dim));
+        const PaddedHead head(t.queries[i], head_dim);
         WholeNumbers whole(kMostQuery);
-        whole.look(head, padded_head(head_dim));
+        whole.look(head.values, head.size);
         whole.decide_scale();
-        whole.pack(head, padded_head(head_dim), q[i].fours);
+        whole.pack(head.values, head.size, q[i].fours);
         by[i] = whole.scaled();
       }
     }
@@ -128,18 +136,14 @@ struct Int8 {
 
   // The head's bytes, padded to a multiple of 16; returns their scale. A head with an element that is not finite is NaN.
   static float encode(const float* x, int head_dim, uint8_t* out) {
-    f32x16 largest = zero(), zeros = zero();
-    for (int d = 0; d < head_dim; d += kLanes) {
-      largest = max(largest, abs(head_chunk(x, d, head_dim)));
-      zeros = fma(head_chunk(x, d, head_dim), zero(), zeros);
-    }
-    const float top = reduce_max(largest);
-    const bool finite = reduce_add(zeros) == 0.0f, tiny = !(top > 1e-30f);
-    const f32x16 inverse = set1(tiny || !finite ? 0.0f : 127.0f / top);
-    for (int d = 0; d < head_dim; d += kLanes)
-      store_i8(reinterpret_cast<int8_t*>(out) + d, round(mul(head_chunk(x, d, head_dim), inverse)));
-    for (int d = 0; d < padded_head(head_dim); ++d) out[d] ^= 0x80;
-    return !finite ? __builtin_nanf("") : tiny ? 0.0f : top / 127.0f;
+    const PaddedHead head(x, head_dim);
+    WholeNumbers whole(127);
+    whole.look(head.values, head.size);
+    whole.decide_scale();
+    for (int d = 0; d < head.size; d += kLanes)
+      store_i8(reinterpret_cast<int8_t*>(out) + d, whole.of(load(head.values + d)));
+    for (int d = 0; d < head.size; ++d) out[d] ^= 0x80;
+    return whole.scaled().scale;
   }
 
   static void store_key(const float* k, uint8_t* keys, float* scales, int64_t slot, int head_dim) {
