@@ -95,6 +95,20 @@ SIMD_INLINE void store_fours(uint8_t* out, i32x16 x) {
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.lo, x.hi), 0xd8);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), words);
 }
+SIMD_INLINE __m256i broadcast8(const uint8_t* p) {
+  int64_t x;
+  std::memcpy(&x, p, 8);
+  return _mm256_set1_epi64x(x);
+}
+// sum + x * four such numbers, which are loaded for this product alone: compilers would keep those of three queries, for which
+// there is no register beside twelve sums, and one sum in memory instead.
+SIMD_INLINE __m256i add_anew(__m256i sum, __m256i x, const uint8_t* numbers) {
+  __m256i product;
+  __asm__("vpbroadcastq %3, %1\n\tvpmaddwd %2, %1, %1\n\tvpaddd %1, %0, %0"
+          : "+x"(sum), "=&x"(product)
+          : "x"(x), "m"(*reinterpret_cast<const uint8_t(*)[8]>(numbers)));
+  return sum;
+}
 SIMD_INLINE __m256i joined(__m256i a, __m256i b) { return _mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xd8); }
 // Q x S times sixteen sums of products of unsigned bytes with such numbers: four in a register, of two parts each.
 template <int Q, int S>
@@ -119,10 +133,11 @@ struct Dots {
             _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + s * stride + 16 * part)));
 #pragma GCC unroll 3
         for (int i = 0; i < Q; ++i) {
-          int64_t words;
-          std::memcpy(&words, numbers(i), 8);
-          const __m256i products = _mm256_madd_epi16(x, _mm256_set1_epi64x(words));
-          parts[i][s][part] = now(_mm256_add_epi32(parts[i][s][part], products));
+          const __m256i sum = parts[i][s][part];
+          if constexpr (Q > 2)
+            parts[i][s][part] = add_anew(sum, x, numbers(i));
+          else
+            parts[i][s][part] = now(_mm256_add_epi32(sum, _mm256_madd_epi16(x, broadcast8(numbers(i)))));
         }
       }
   }

@@ -7,6 +7,8 @@ struct i32x16 {
   __m256i lo, hi;
 };
 
+constexpr bool kFewRegisters = true;  // eight vectors of 16
+
 SIMD_INLINE f32x16 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 SIMD_INLINE f32x16 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 SIMD_INLINE f32x16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }

@@ -25,6 +25,7 @@ constexpr int kFixedFloatRows = 4, kFloatRowsOfTwoTiles = 1;  // 16 and 8 sums i
 constexpr int kFloatRowsTogether = 16;
 constexpr int kQueryTile = 12;      // queries x 2 vectors of keys or values in registers
 constexpr int kQueriesOfFour = 4;   // so many queries have 4
+constexpr bool kFewRegisters = false;
 
 SIMD_INLINE f32x16 zero() { return _mm512_setzero_ps(); }
 SIMD_INLINE f32x16 set1(float x) { return _mm512_set1_ps(x); }

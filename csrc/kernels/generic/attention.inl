@@ -150,8 +150,10 @@ struct Span {
   }
 };
 
+#define INLINED __attribute__((always_inline))  // lambdas: or sums would live in memory
 #include "attention_fp16.inl"
 #include "attention_int8.inl"
+#undef INLINED
 
 // `Kept`: Fp16 or Int8, how keys and values are held.
 template <class Kept>

@@ -17,6 +17,26 @@ SIMD_INLINE void store_halves(const float* x, int head_dim, uint16_t* out) {
 template <int Q>
 constexpr int kWidened = Q > kQueriesOfFour ? 2 : 4;
 
+// acc[i][s] += vector(s) * number(i). With sixteen registers the vectors come in turn, and of many numbers each anew for each
+// of them: one sum would else be in memory, a chain of stores and loads that takes twice as long as the products.
+template <int Q, int S, class Vector, class Number>
+SIMD_INLINE void add_products(f32x16 (&acc)[Q][S], const Vector& vector, const Number& number) {
+  if constexpr (kFewRegisters) {
+    for (int s = 0; s < S; ++s) {
+      if (Q > 2) __asm__ volatile("" : : : "memory");
+      const f32x16 v = vector(s);
+      for (int i = 0; i < Q; ++i) acc[i][s] = fma(v, set1(number(i)), acc[i][s]);
+    }
+  } else {
+    f32x16 v[S];
+    for (int s = 0; s < S; ++s) v[s] = vector(s);
+    for (int i = 0; i < Q; ++i) {
+      const f32x16 x = set1(number(i));
+      for (int s = 0; s < S; ++s) acc[i][s] = fma(v[s], x, acc[i][s]);
+    }
+  }
+}
+
 // Scores of Q queries against S sub-blocks of 16 slots: the keys are widened once for all queries. Meanwhile memory as
 // much as the keys take is fetched, `ahead` bytes from them.
 template <int Q, int S>
@@ -30,12 +50,9 @@ SIMD_INLINE void score_slots(const uint16_t* keys, int64_t ahead, const float* c
     if (d % kEvery == 0)
       for (int s = 0; s < S; ++s)
         __builtin_prefetch(reinterpret_cast<const uint8_t*>(keys + (int64_t(s) * head_dim + d) * kLanes) + ahead, 0, 2);
-    f32x16 k[S];
-    for (int s = 0; s < S; ++s) k[s] = load_f16(keys + (int64_t(s) * head_dim + d) * kLanes);
-    for (int i = 0; i < Q; ++i) {
-      const f32x16 x = set1(q[i][d]);
-      for (int s = 0; s < S; ++s) acc[i][s] = fma(k[s], x, acc[i][s]);
-    }
+    add_products(
+        acc, [&](int s) INLINED { return load_f16(keys + (int64_t(s) * head_dim + d) * kLanes); },
+        [&](int i) INLINED { return q[i][d]; });
   }
   for (int i = 0; i < Q; ++i)
     for (int s = 0; s < S; ++s) store(scores[i] + at + s * kLanes, acc[i][s]);
@@ -58,16 +75,12 @@ SIMD_INLINE void add_values(const Keys& keys, int padded, int64_t begin, int64_t
   f32x16 acc[Q][C];
   for (int i = 0; i < Q; ++i)
     for (int c = 0; c < C; ++c) acc[i][c] = load(values[i] + d + c * kLanes);
-  for_value_pages(keys, begin, end, [&](int64_t slot, int64_t stop, const uint8_t* page, int64_t ahead) {
+  for_value_pages(keys, begin, end, [&](int64_t slot, int64_t stop, const uint8_t* page, int64_t ahead) INLINED {
     const uint16_t* v = reinterpret_cast<const uint16_t*>(page + keys.v_offset) + slot % kPage * padded + d;
     for (; slot < stop; ++slot, v += padded) {
       prefetch_ahead(reinterpret_cast<const uint8_t*>(v), ahead, C * kLanes * 2);
-      f32x16 value[C];
-      for (int c = 0; c < C; ++c) value[c] = load_f16(v + c * kLanes);
-      for (int i = 0; i < Q; ++i) {
-        const f32x16 x = set1(e[i][slot - begin]);
-        for (int c = 0; c < C; ++c) acc[i][c] = fma(value[c], x, acc[i][c]);
-      }
+      add_products(
+          acc, [&](int c) INLINED { return load_f16(v + c * kLanes); }, [&](int i) INLINED { return e[i][slot - begin]; });
     }
   });
   for (int i = 0; i < Q; ++i)

@@ -7,8 +7,6 @@
 // Bytes are held 128 larger, unsigned as dot products of bytes want them, and by fours, as those add them: keys
 // [4][head_dim / 4][16 positions][4 dimensions], values [16][head_dim16][4 positions].
 
-#define INLINED __attribute__((always_inline))  // lambdas: or sums would live in memory
-
 constexpr float kMostQuery = 8191, kMostWeight = 127 * 128 + 63;  // two bytes of seven bits, the lower one rounded to
 constexpr int kFour = 4;
 constexpr int64_t kFourBytes = 64;  // 16 lanes of four bytes
@@ -101,9 +99,9 @@ SIMD_INLINE void weigh_slots(const Keys& keys, int padded, int64_t begin, int64_
                              Dots<Q, C>& sums) {
   for_value_pages(keys, begin, end, [&](int64_t slot, int64_t stop, const uint8_t* page, int64_t ahead) INLINED {
     const uint8_t* v = page + keys.v_offset + (slot % kPage / kFour * padded + d) * kFour;
-    for (; slot < stop; slot += kFour, v += padded * kFour) {
+    int64_t at = (slot - begin) / kFour * kPackedFour;
+    for (; slot < stop; slot += kFour, at += kPackedFour, v += padded * kFour) {
       prefetch_ahead(v, ahead, C * kFourBytes);
-      const int64_t at = (slot - begin) / kFour * kPackedFour;
       sums.add(v, kFourBytes, [&](int i) INLINED { return w(i) + at; });
     }
   });
@@ -248,5 +246,3 @@ struct Int8 {
     });
   }
 };
-
-#undef INLINED

@@ -8,10 +8,11 @@
 #include "scales.inl"
 #include "outputs.inl"
 
-// f(Q, i) for the things [i, count), Q at a time: as many as registers hold, then fewer.
+// f(Q, i) for the things [i, count), Q at a time: as many as registers hold, then fewer. Four are two pairs instead of three
+// and one: of what a query reads, widening is most.
 template <int Q, class F>
 SIMD_INLINE void in_parts(int i, int count, const F& f) {
-  for (; i + Q <= count; i += Q) f(std::integral_constant<int, Q>{}, i);
+  for (; i + Q <= count && !(Q == 3 && count - i == 4); i += Q) f(std::integral_constant<int, Q>{}, i);
   if constexpr (Q > 1) in_parts<(Q > 8 ? 8 : Q > 4 ? 4 : Q - 1)>(i, count, f);
 }
 

@@ -25,6 +25,7 @@ constexpr int kTilesAtOnce = 1;
 constexpr int kRowsTogether = 1;
 constexpr int kMaxFloatRows = 1, kFixedFloatRows = 1, kFloatRowsOfTwoTiles = 0, kFloatRowsTogether = 1;
 constexpr int kQueryTile = 1, kQueriesOfFour = 1;
+constexpr bool kFewRegisters = false;
 
 #define LANES(result, expression) \
   do {                            \
