@@ -149,7 +149,7 @@ struct KernelTable {
   int (*top_k)(const float* x, int64_t n, int64_t first, int k, float* values, int32_t* indices);
   // Reads a buffer from end to end; a multiple of 256 bytes. For measuring bandwidth.
   float (*read)(const uint8_t* data, int64_t bytes);
-  // `repeats` x 8 independent 16 x 4 integer dot products in registers. For measuring the peak.
+  // About `repeats` x 8 of 16 x 4 integer dot products in registers, as they are at their quickest. For measuring the peak.
   int32_t (*integer_peak)(int64_t repeats);
 };
 

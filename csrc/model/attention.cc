@@ -184,14 +184,14 @@ void Decoder::finish_heads(const Block& block, int64_t begin, int64_t end) {
         continue;
       }
       uint8_t* page = s.cache->pages(block.group)[slot / kPage];
-      float* scales = reinterpret_cast<float*>(page + cache_shape_.scale_offset(block.number, head.number));
+      float* scales = reinterpret_cast<float*>(page + cache_shape_.scale_offset(block.group, block.number, head.number));
       if (head.part == Part::k) {
         if (l.k_norm == HeadNorm::head) norm_head(base + k_column_, block.at(Vector::k_norm));
         rotate(base + k_column_, 1.0f);
         kernels_->store_key[format](base + k_column_, page + cache_shape_.k_offset(block.number, head.number), scales,
                                     slot % kPage, d);
       } else {
-        kernels_->store_value[format](base + v_column_, page + cache_shape_.v_offset(block.number, head.number),
+        kernels_->store_value[format](base + v_column_, page + cache_shape_.v_offset(block.group, block.number, head.number),
                                       scales + kPage, slot % kPage, d);
       }
     }
@@ -211,8 +211,8 @@ Keys Decoder::keys_of(const Sequence& s, const Block& block, int head) const {
   Keys keys;
   keys.pages = s.cache->pages(block.group);
   keys.k_offset = cache_shape_.k_offset(block.number, head);
-  keys.v_offset = cache_shape_.v_offset(block.number, head);
-  keys.scale_offset = cache_shape_.scale_offset(block.number, head);
+  keys.v_offset = cache_shape_.v_offset(block.group, block.number, head);
+  keys.scale_offset = cache_shape_.scale_offset(block.group, block.number, head);
   keys.length = s.length;
   keys.depth = depth_.data() + s.first_row;
   if (!s.chain) {

@@ -1,7 +1,5 @@
 #include "model/kv_cache.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -9,24 +7,42 @@
 #include <stdexcept>
 #include <string>
 
+#include "runtime/system_pages.h"
+
 namespace ipex_lookahead {
 namespace {
 
-// Pages of zeros. Large ones are the system's own, not malloc's: they live for minutes among a step's arrays, which live for
-// milliseconds, and a heap of both kinds is never given back (a server of a 135M model grew by 10 MiB a second).
-std::shared_ptr<uint8_t> new_page(int64_t bytes) {
+// `count` pages of zeros behind each other. Large ones are the system's own, not malloc's: they live for minutes among a step's
+// arrays, which live for milliseconds, and a heap of both kinds is never given back (a server of a 135M model grew by 10 MiB a
+// second). Each is given back by itself, also of many that were made together, as a prompt's are, for huge pages' sake.
+std::vector<std::shared_ptr<uint8_t>> new_pages(int64_t bytes, int64_t count) {
   constexpr size_t kLarge = size_t(1) << 17;
-  const size_t size = (size_t(bytes) + 63) & ~size_t(63);
-  if (size >= kLarge) {
-    void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) throw std::bad_alloc();
-    return std::shared_ptr<uint8_t>(static_cast<uint8_t*>(memory), [size](uint8_t* page) { munmap(page, size); });
+  std::vector<std::shared_ptr<uint8_t>> pages;
+  pages.reserve(size_t(count));
+  if (size_t(bytes) < kLarge) {
+    const size_t size = (size_t(bytes) + 63) / 64 * 64;
+    while (pages.size() < size_t(count)) {
+      void* memory = std::aligned_alloc(64, size);
+      if (memory == nullptr) throw std::bad_alloc();
+      std::memset(memory, 0, size);
+      pages.emplace_back(static_cast<uint8_t*>(memory), std::free);
+    }
+    return pages;
   }
-  void* memory = std::aligned_alloc(64, size);
-  if (memory == nullptr) throw std::bad_alloc();
-  std::memset(memory, 0, size);
-  return std::shared_ptr<uint8_t>(static_cast<uint8_t*>(memory), std::free);
+  // An odd number of system pages: at a distance of many times two, pages drive each other out of the cache's sets.
+  const size_t size = ((size_t(bytes) + kSystemPage - 1) / kSystemPage | 1) * kSystemPage;
+  uint8_t* const memory = map_zeros(size * size_t(count));
+  try {
+    while (pages.size() < size_t(count))
+      pages.emplace_back(memory + pages.size() * size, [size](uint8_t* page) { munmap(page, size); });
+  } catch (...) {  // the page whose owner there was no memory for has been given back
+    const size_t gone = pages.size() + 1;
+    if (gone < size_t(count)) munmap(memory + gone * size, (size_t(count) - gone) * size);
+    throw;
+  }
+  return pages;
 }
+std::shared_ptr<uint8_t> new_page(int64_t bytes) { return std::move(new_pages(bytes, 1)[0]); }
 
 // Where one slot's elements lie in a page: `count` of `size` bytes, `stride` bytes apart.
 struct SlotPart {
@@ -63,18 +79,18 @@ void KVCache::grow(size_t group, int64_t first, int64_t needed) {
   pages.held.reserve(size_t(needed));
   pages.raw.reserve(size_t(needed));
   const int64_t bytes = shape_.page_bytes(group);
-  for (int64_t i = first; i < needed; ++i) {
-    const size_t page = size_t(i);
-    if (page < pages.held.size() && pages.held[page].use_count() == 1) continue;
-    auto fresh = new_page(bytes);
-    if (page < pages.held.size()) {  // shared with a fork: go on with a copy
-      std::memcpy(fresh.get(), pages.held[page].get(), size_t(bytes));
-      pages.held[page] = std::move(fresh);
-      pages.raw[page] = pages.held[page].get();
-    } else {
-      pages.held.push_back(std::move(fresh));
-      pages.raw.push_back(pages.held.back().get());
-    }
+  const int64_t held = int64_t(pages.held.size());
+  for (size_t i = size_t(first); i < size_t(std::min(needed, held)); ++i) {
+    if (pages.held[i].use_count() == 1) continue;
+    auto fresh = new_page(bytes);  // shared with a fork: go on with a copy
+    std::memcpy(fresh.get(), pages.held[i].get(), size_t(bytes));
+    pages.held[i] = std::move(fresh);
+    pages.raw[i] = pages.held[i].get();
+  }
+  if (needed <= held) return;
+  for (auto& fresh : new_pages(bytes, needed - held)) {
+    pages.raw.push_back(fresh.get());
+    pages.held.push_back(std::move(fresh));
   }
 }
 
@@ -166,6 +182,9 @@ void KVCache::fill_blank(int64_t length) {
     pages.held.assign(size_t(pages.first), nullptr);
     pages.raw.assign(size_t(pages.first), nullptr);
     grow(g, pages.first, pages_of(length));
+    // Written to: what was never written to is one page of zeros for the whole of it, and in the cache.
+    for (int64_t i = pages.first; i < pages_of(length); ++i)
+      std::memset(pages.raw[size_t(i)], 0, size_t(shape_.page_bytes(g)));
   }
   length_ = length;
   parents_.clear();
@@ -179,11 +198,11 @@ void KVCache::move_slot(int64_t from, int64_t to) {
     uint8_t* target = raw[size_t(to / kPage)];
     for (int layer = 0; layer < shape_.groups[g].layers; ++layer)
       for (int head = 0; head < shape_.kv_heads; ++head) {
-        const int64_t k = shape_.k_offset(layer, head), v = shape_.v_offset(layer, head);
+        const int64_t k = shape_.k_offset(layer, head), v = shape_.v_offset(g, layer, head);
         key_part(shape_, k, s).copy(key_part(shape_, k, t), source, target);
         value_part(shape_, v, s).copy(value_part(shape_, v, t), source, target);
         if (shape_.format == KvFormat::int8) {
-          const int64_t at = shape_.scale_offset(layer, head);
+          const int64_t at = shape_.scale_offset(g, layer, head);
           float* to_scales = reinterpret_cast<float*>(target + at);
           const float* from_scales = reinterpret_cast<const float*>(source + at);
           to_scales[t] = from_scales[s];

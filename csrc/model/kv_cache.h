@@ -31,16 +31,21 @@ struct CacheShape {
   KvFormat format = KvFormat::fp16;
   int64_t max_context = 0;
   int head_dim16() const { return (head_dim + kLanes - 1) / kLanes * kLanes; }
-  // Bytes of one head's keys, values and scales in a page, and where each begins.
+  // Bytes of one head's keys, values and scales in a page.
   int64_t key_bytes() const { return int64_t(kPage) * head_dim * kv_bytes(format); }
   int64_t value_bytes() const { return int64_t(kPage) * head_dim16() * kv_bytes(format); }
   int64_t scale_bytes() const { return format == KvFormat::int8 ? 2 * kPage * int64_t(sizeof(float)) : 0; }
-  int64_t head_bytes() const { return key_bytes() + value_bytes() + scale_bytes(); }
-  // `layer` counts within its group.
-  int64_t k_offset(int layer, int head) const { return (int64_t(layer) * kv_heads + head) * head_bytes(); }
-  int64_t v_offset(int layer, int head) const { return k_offset(layer, head) + key_bytes(); }
-  int64_t scale_offset(int layer, int head) const { return v_offset(layer, head) + value_bytes(); }
-  int64_t page_bytes(size_t group) const { return int64_t(groups[group].layers) * kv_heads * head_bytes(); }
+  // A page holds the keys of every layer and head, then the values, then the scales: a head's keys are whole pages of the
+  // system then, where they are in size, and what fetches memory ahead stops at those. `layer` counts within its group.
+  int64_t heads_of(size_t group) const { return int64_t(groups[group].layers) * kv_heads; }
+  int64_t k_offset(int layer, int head) const { return (int64_t(layer) * kv_heads + head) * key_bytes(); }
+  int64_t v_offset(size_t group, int layer, int head) const {
+    return heads_of(group) * key_bytes() + (int64_t(layer) * kv_heads + head) * value_bytes();
+  }
+  int64_t scale_offset(size_t group, int layer, int head) const {
+    return heads_of(group) * (key_bytes() + value_bytes()) + (int64_t(layer) * kv_heads + head) * scale_bytes();
+  }
+  int64_t page_bytes(size_t group) const { return heads_of(group) * (key_bytes() + value_bytes() + scale_bytes()); }
   bool operator==(const CacheShape& o) const {
     return groups == o.groups && kv_heads == o.kv_heads && head_dim == o.head_dim && format == o.format &&
            max_context == o.max_context;

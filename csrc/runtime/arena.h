@@ -8,6 +8,8 @@
 #include <new>
 #include <vector>
 
+#include "runtime/system_pages.h"
+
 namespace ipex_lookahead {
 
 // A vector whose memory begins on a page: no value straddles cache lines by the accident of an address, and two runs of a
@@ -58,21 +60,12 @@ class Arena {
     void* base;
     size_t size, used;
   };
-  static constexpr size_t kHuge = size_t(2) << 20;
   static constexpr size_t kChunk = size_t(64) << 20;
 
   void grow(size_t bytes) {
     const size_t wanted = bytes > kChunk ? bytes : kChunk;
-    const size_t size = (wanted + kHuge - 1) / kHuge * kHuge;
-    // One huge page more than needed, so that the start can be moved up to a 2 MiB boundary.
-    uint8_t* raw = static_cast<uint8_t*>(
-        mmap(nullptr, size + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-    if (raw == MAP_FAILED) throw std::bad_alloc();
-    uint8_t* base = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(raw) + kHuge - 1) / kHuge * kHuge);
-    if (base > raw) munmap(raw, size_t(base - raw));
-    munmap(base + size, size_t(raw + kHuge - base));
-    madvise(base, size, MADV_HUGEPAGE);  // advice only: without huge pages it is merely slower
-    chunks_.push_back({base, size, 0});
+    const size_t size = (wanted + kHugePage - 1) / kHugePage * kHugePage;
+    chunks_.push_back({map_zeros(size, MAP_NORESERVE), size, 0});
   }
 
   std::vector<Chunk> chunks_;

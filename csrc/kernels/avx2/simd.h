@@ -147,16 +147,28 @@ struct Dots {
   }
 };
 
-// Independent integer dot products for measuring the peak: 64 multiply-adds a call.
-using DotAccumulator = i32x16;
-SIMD_INLINE DotAccumulator start_dots() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-SIMD_INLINE DotAccumulator more_dots(DotAccumulator a) {
-  const __m256i w = _mm256_set1_epi8(3), x = _mm256_set1_epi8(1), ones = _mm256_set1_epi16(1);
-  a.lo = _mm256_add_epi32(a.lo, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), ones));
-  a.hi = _mm256_add_epi32(a.hi, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), ones));
-  return a;
+// Integer dot products for measuring the peak, as many at a time as there are registers for: 64 multiply-adds a call, and after
+// eight of them, which is as many as 16 bits hold, the sums are widened.
+constexpr int kDotChains = 3;
+struct DotAccumulator {
+  __m256i lo, hi;
+  i32x16 sums;
+};
+SIMD_INLINE DotAccumulator start_dots() {
+  const __m256i none = _mm256_setzero_si256();
+  return {none, none, {none, none}};
 }
-SIMD_INLINE int32_t finish_dots(DotAccumulator a) { return reduce_add(a); }
+SIMD_INLINE void more_dots(DotAccumulator& a) {
+  __m256i x = _mm256_set1_epi8(1);
+  __asm__ volatile("" : "+x"(x));  // as if another one each time, which no compiler works out once for all
+  a.lo = now(_mm256_add_epi16(a.lo, _mm256_maddubs_epi16(_mm256_set1_epi8(3), x)));
+  a.hi = now(_mm256_add_epi16(a.hi, _mm256_maddubs_epi16(_mm256_set1_epi8(5), x)));
+}
+SIMD_INLINE void settle_dots(DotAccumulator& a) {
+  a.sums = {add_pairs(a.sums.lo, a.lo), add_pairs(a.sums.hi, a.hi)};
+  a.lo = a.hi = _mm256_setzero_si256();
+}
+SIMD_INLINE int32_t finish_dots(const DotAccumulator& a) { return reduce_add(a.sums); }
 
 }  // namespace avx2
 }  // namespace ipex_lookahead

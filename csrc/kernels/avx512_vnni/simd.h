@@ -215,11 +215,13 @@ struct Dots {
 };
 
 // Independent integer dot products for measuring the peak: 64 multiply-adds a call.
+constexpr int kDotChains = 8;
 using DotAccumulator = __m512i;
 SIMD_INLINE DotAccumulator start_dots() { return _mm512_setzero_si512(); }
-SIMD_INLINE DotAccumulator more_dots(DotAccumulator a) {
-  return _mm512_dpbusd_epi32(a, _mm512_set1_epi8(3), _mm512_set1_epi8(1));
+SIMD_INLINE void more_dots(DotAccumulator& a) {
+  a = _mm512_dpbusd_epi32(a, _mm512_set1_epi8(3), _mm512_set1_epi8(1));
 }
+SIMD_INLINE void settle_dots(DotAccumulator&) {}
 SIMD_INLINE int32_t finish_dots(DotAccumulator a) { return _mm512_reduce_add_epi32(a); }
 
 }  // namespace avx512_vnni

@@ -95,12 +95,14 @@ struct Dots {
 };
 
 // Independent integer dot products for measuring the peak: 64 multiply-adds a call.
+constexpr int kDotChains = 8;
 using DotAccumulator = i32x16;
 SIMD_INLINE DotAccumulator start_dots() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-SIMD_INLINE DotAccumulator more_dots(DotAccumulator a) {
+SIMD_INLINE void more_dots(DotAccumulator& a) {
   const __m256i w = _mm256_set1_epi8(3), x = _mm256_set1_epi8(1);
-  return {_mm256_dpbusd_avx_epi32(a.lo, w, x), _mm256_dpbusd_avx_epi32(a.hi, w, x)};
+  a = {_mm256_dpbusd_avx_epi32(a.lo, w, x), _mm256_dpbusd_avx_epi32(a.hi, w, x)};
 }
+SIMD_INLINE void settle_dots(DotAccumulator&) {}
 SIMD_INLINE int32_t finish_dots(DotAccumulator a) { return reduce_add(a); }
 
 }  // namespace avx_vnni

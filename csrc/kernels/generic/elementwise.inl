@@ -131,10 +131,17 @@ static float read(const uint8_t* data, int64_t bytes) {
 }
 
 static int32_t integer_peak(int64_t repeats) {
-  DotAccumulator acc[8];
+  constexpr int kSettled = 8;  // after so many of each chain
+  DotAccumulator acc[kDotChains];
   for (auto& a : acc) a = start_dots();
-  for (int64_t i = 0; i < repeats; ++i)
-    for (auto& a : acc) a = more_dots(a);
+  for (int64_t i = 0; i < repeats; i += kDotChains) {
+#pragma GCC unroll 8
+    for (int k = 0; k < kSettled; ++k)
+#pragma GCC unroll 8
+      for (auto& a : acc) more_dots(a);
+#pragma GCC unroll 8
+    for (auto& a : acc) settle_dots(a);
+  }
   int32_t sum = 0;
   for (auto& a : acc) sum += finish_dots(a);
   return sum;

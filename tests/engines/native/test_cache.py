@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.errors import ContextLengthError, InputError
 from tests.support.native import ids_of, load, one_by_one, run
+from tests.support.specs import make_spec, native_engine, random_weights
 from tests.support.tiny import write_tiny_llama
 
 
@@ -133,3 +136,25 @@ def test_the_context_ends_where_the_config_says(tmp_path: Path) -> None:
     with pytest.raises(ContextLengthError):
         run(engine, cache, ids_of(engine, 1))
     assert cache.length == 20
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc to read the resident memory from")
+@pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
+def test_blank_positions_are_memory_and_pages_are_given_back_one_by_one(kv_cache: str) -> None:
+    def resident() -> int:
+        gc.collect()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    spec = make_spec(context=8192, head_dim=64, heads=8, kv_heads=8, layers=4, vocab=33)
+    engine = native_engine(spec, random_weights(spec), "sym_int4", kv_cache=kv_cache)
+    whole = 8000 * engine.describe()["kv_bytes_per_token"]
+    before = resident()
+    cache = engine.new_cache(8000)
+    assert 0.95 * whole < resident() - before < 1.1 * whole  # not one page of zeros, seen 125 times
+    fork = cache.fork()
+    cache.crop(4000)
+    assert resident() - before > 0.95 * whole  # the fork holds them
+    fork.crop(0)
+    assert 0.4 * whole < resident() - before < 0.6 * whole  # half of the pages that were made together
+    del cache, fork
+    assert resident() - before < 0.1 * whole
