@@ -23,19 +23,18 @@ struct Scaled {
 class WholeNumbers {
  public:
   SIMD_METHOD explicit WholeNumbers(float most)
-      : most_(most), largest_(zero()), zeros_(zero()), more_zeros_(zero()), sum_(zero()), inverse_(zero()) {}
+      : most_(most), largest_(zero()), zeros_(zero()), inverse_(zero()), sum_(set1_i32(0)) {}
 
   SIMD_METHOD void look(const float* x, int64_t n) {
-    int64_t i = 0;
-    for (; i + 2 * kLanes <= n; i += 2 * kLanes) {  // two chains: one takes longer than what is added
-      look(load(x + i), zeros_);
-      look(load(x + i + kLanes), more_zeros_);
-    }
-    if (i < n) look(load(x + i), zeros_);
+    for (int64_t i = 0; i < n; i += kLanes) look(load(x + i));
+  }
+  SIMD_METHOD void look(f32x16 x) {
+    largest_ = max(largest_, abs(x));
+    zeros_ = fma(x, zero(), zeros_);  // NaN once one is not finite
   }
   SIMD_METHOD void decide_scale() {
     const float top = reduce_max(largest_);
-    const bool finite = reduce_add(add(zeros_, more_zeros_)) == 0.0f, tiny = !(top > 1e-30f);
+    const bool finite = reduce_add(zeros_) == 0.0f, tiny = !(top > 1e-30f);
     scale_ = !finite ? __builtin_nanf("") : tiny ? 0.0f : top / most_;
     inverse_ = set1(tiny || !finite ? 0.0f : most_ / top);
   }
@@ -45,18 +44,15 @@ class WholeNumbers {
     for (int64_t i = 0; i < n; i += kLanes) {
       const i32x16 whole = of(load(x + i));
       store_fours(out + 2 * i, whole);
-      sum_ = add(sum_, to_float(whole));  // exact: below 2^24
+      sum_ = add(sum_, whole);
     }
   }
-  SIMD_METHOD Scaled scaled() const { return {scale_, 128 * int32_t(reduce_add(sum_))}; }
+  SIMD_METHOD Scaled scaled() const { return {scale_, 128 * reduce_add(sum_)}; }
 
  private:
-  SIMD_METHOD void look(f32x16 x, f32x16& zeros) {
-    largest_ = max(largest_, abs(x));
-    zeros = fma(x, zero(), zeros);  // NaN once one is not finite
-  }
   float most_, scale_ = 0;
-  f32x16 largest_, zeros_, more_zeros_, sum_, inverse_;
+  f32x16 largest_, zeros_, inverse_;
+  i32x16 sum_;
 };
 
 SIMD_INLINE f32x16 scaled(i32x16 sums, const Scaled& by) {
@@ -207,12 +203,16 @@ struct Int8 {
       whole.look(by_slot, step->count);
     }
     const int64_t begin = t.begins[i], stop = t.ends[i] < span.direct ? t.ends[i] : span.direct;
-    for (int64_t p = begin / kLanes * kLanes; p < stop; p += kLanes)
-      store(x + p, mul(load(x + p), load(scales(span.first + p))));
-    // Beyond what it sees there are whatever scores and scales there were.
-    for (int64_t p = span.from; p < begin && p < end; ++p) x[p] = 0.0f;
-    for (int64_t p = stop > span.from ? stop : span.from; p < end; ++p) x[p] = 0.0f;
-    whole.look(x + span.from, end - span.from);
+    for (int64_t p = span.from; p < end; p += kLanes) {
+      f32x16 weights = mul(load(x + p), load(scales(span.first + p)));
+      store(x + p, weights);
+      if (p < begin || p + kLanes > stop) {  // beyond what it sees there are whatever scores and scales there were
+        for (int64_t i = p; i < begin && i < p + kLanes; ++i) x[i] = 0.0f;
+        for (int64_t i = stop > p ? stop : p; i < p + kLanes; ++i) x[i] = 0.0f;
+        weights = load(x + p);
+      }
+      whole.look(weights);
+    }
     whole.decide_scale();
     whole.pack(x + span.from, end - span.from, direct);
     if (step != nullptr) whole.pack(by_slot, step->count, reinterpret_cast<uint8_t*>(by_slot));
