@@ -155,13 +155,33 @@ SIMD_INLINE i32x16 zip(u8x64 lower, u8x64 upper) {
   return {zip<Half>(lower.lo, upper.lo), zip<Half>(lower.hi, upper.hi)};
 }
 SIMD_INLINE f32x16 as_float(i32x16 bits) { return {_mm256_castsi256_ps(bits.lo), _mm256_castsi256_ps(bits.hi)}; }
-SIMD_INLINE __m256 lookup(__m256 low, __m256 high, __m256i x) {  // bit 3 of an index, moved to the sign, chooses
-  return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, x), _mm256_permutevar8x32_ps(high, x),
-                          _mm256_castsi256_ps(_mm256_slli_epi32(x, 28)));
+// A table of 16 floats is looked up byte by byte, 32 codes at a time: a lookup of whole floats takes eight, and half the table.
+#define SIMD_TABLE_BY_BYTES
+// Byte `byte` of each of 16 floats, twice.
+SIMD_INLINE __m256i bytes_of(const float* table, int byte) {
+  alignas(16) uint8_t bytes[16];
+  for (int i = 0; i < 16; ++i) std::memcpy(bytes + i, reinterpret_cast<const uint8_t*>(table + i) + byte, 1);
+  return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)));
 }
-SIMD_INLINE f32x16 lookup(const float* table, i32x16 x) {  // by the lowest four bits
-  const __m256 low = _mm256_loadu_ps(table), high = _mm256_loadu_ps(table + 8);
-  return {lookup(low, high, x.lo), lookup(low, high, x.hi)};
+// w[i], of eight outputs, by the i-th byte of each 32-bit lane.
+SIMD_INLINE void lookup_fours(const __m256i (&table)[4], __m256i codes, __m256 (&w)[4]) {
+  const __m256i by_input = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+  const __m256i x = _mm256_shuffle_epi8(codes, by_input);
+  __m256i bytes[4];
+  for (int i = 0; i < 4; ++i) bytes[i] = _mm256_shuffle_epi8(table[i], x);
+  for (int half = 0; half < 2; ++half) {
+    const __m256i lower = half == 0 ? zip<0>(bytes[0], bytes[1]) : zip<1>(bytes[0], bytes[1]);
+    const __m256i upper = half == 0 ? zip<0>(bytes[2], bytes[3]) : zip<1>(bytes[2], bytes[3]);
+    w[2 * half] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(lower, upper));
+    w[2 * half + 1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(lower, upper));
+  }
+}
+SIMD_INLINE void lookup_fours(const float* table, u8x64 codes, f32x16 (&w)[4]) {
+  const __m256i by_byte[4] = {bytes_of(table, 0), bytes_of(table, 1), bytes_of(table, 2), bytes_of(table, 3)};
+  __m256 lo[4], hi[4];
+  lookup_fours(by_byte, codes.lo, lo);
+  lookup_fours(by_byte, codes.hi, hi);
+  for (int i = 0; i < 4; ++i) w[i] = {lo[i], hi[i]};
 }
 SIMD_INLINE i32x16 set1_i32(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 SIMD_INLINE i32x16 widen_u8(const uint8_t* p) {

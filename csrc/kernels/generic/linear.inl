@@ -127,11 +127,15 @@ struct IsMinifloat<Format, decltype(void(Format::kMagnitude))> : std::true_type 
 // What the codes of inputs 4 c ... 4 c + 3 stand for: each 32-bit lane of row c holds four codes of one output.
 template <class Format>
 SIMD_INLINE void decode(u8x64 row, f32x16 (&w)[4], std::false_type) {
+#ifdef SIMD_TABLE_BY_BYTES
+  lookup_fours(Format::kTable, row, w);
+#else
   const i32x16 codes = lanes(row);
   w[0] = lookup(Format::kTable, codes);
   w[1] = lookup(Format::kTable, shr<8>(codes));
   w[2] = lookup(Format::kTable, shr<16>(codes));
   w[3] = lookup(Format::kTable, shr<24>(codes));
+#endif
 }
 // Bytes are worked on first, and with a table for subnormals: moved into a float32's place and multiplied, subnormals would
 // be subnormal there too, which takes processors a hundred times as long.
