@@ -60,8 +60,8 @@ SIMD_INLINE void store_f16(uint16_t* p, f32x16 v) {
 SIMD_INLINE void store_i8(int8_t* p, i32x16 v) {  // saturating
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(v));
 }
-// Canonical order: lane i + lane i + 8, then 4, 2, 1.
 SIMD_INLINE int32_t reduce_add(i32x16 a) { return _mm512_reduce_add_epi32(a); }
+// Canonical order: lane i + lane i + 8, then 4, 2, 1.
 SIMD_INLINE float reduce_add(f32x16 a) {
   __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
   __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
