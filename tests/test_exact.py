@@ -74,7 +74,7 @@ def test_lookahead_never_changes_a_token(model: Any, prompts: list[list[int]], h
         for lookahead in (1, 3, 7):
             assert generate(model, ids, lookahead=lookahead, **how) == plain
             accepted += model.stats.accepted
-    # Something was really put at stake. How much is the controller's to say, by what steps take: less on a busy machine.
+    # Something was really put at stake; how much, the controller says by what steps take (less on a busy machine).
     assert accepted > 0
 
 
