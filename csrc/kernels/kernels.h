@@ -95,7 +95,7 @@ struct Keys {
 // the positions [256 block, 256 block + 256). A row that sees none of them is left out.
 struct Attend {
   int heads = 0, head_dim = 0;
-  const float* q = nullptr;  // q + r * q_stride + h * head_dim is a query
+  const float* q = nullptr;  // q + r * q_stride + h * head_dim is a query, prepared
   int64_t q_stride = 0;
   int64_t begin = 0, end = 0, step_rows = 0;
   int64_t block = 0;
@@ -131,6 +131,8 @@ struct KernelTable {
   // Write one head's key and value to a slot of a page, by KvFormat.
   void (*store_key[kKvFormats])(const float* k, uint8_t* keys, float* scales, int64_t slot_in_page, int head_dim);
   void (*store_value[kKvFormats])(const float* v, uint8_t* values, float* scales, int64_t slot_in_page, int head_dim);
+  // Makes of a head's query, in place, what attend() reads, by KvFormat.
+  void (*prepare_query[kKvFormats])(float* q, int head_dim);
   // Scores, softmax and weighted values over one block of positions, by KvFormat.
   void (*attend[kKvFormats])(const Keys& keys, const Attend& a);
   // state = merge(state, next), both partials.

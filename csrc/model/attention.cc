@@ -181,6 +181,7 @@ void Decoder::finish_heads(const Block& block, int64_t begin, int64_t end) {
       if (head.part == Part::q) {
         if (l.q_norm == HeadNorm::head) norm_head(base, block.at(Vector::q_norm));
         rotate(base, rope == nullptr ? l.query_scale : l.query_scale * rope->query[size_t(position)]);
+        kernels_->prepare_query[format](base, d);
         continue;
       }
       uint8_t* page = s.cache->pages(block.group)[slot / kPage];

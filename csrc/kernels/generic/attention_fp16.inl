@@ -103,6 +103,8 @@ struct Fp16 {
     const float* const* q;
   };
 
+  static void prepare_query(float*, int) {}
+
   static void store_key(const float* k, uint8_t* keys, float*, int64_t slot, int head_dim) {
     alignas(64) uint16_t head[kMaxHead];
     store_halves(k, head_dim, head);

@@ -118,15 +118,24 @@ struct Int8 {
 
     Queries(const QueryTile& t, int head_dim) {
       for (int i = 0; i < t.count; ++i) {
-        const PaddedHead head(t.queries[i], head_dim);
-        WholeNumbers whole(kMostQuery);
-        whole.look(head.values, head.size);
-        whole.decide_scale();
-        whole.pack(head.values, head.size, q[i].fours);
-        by[i] = whole.scaled();
+        __builtin_memcpy(q[i].fours, t.queries[i], 2 * size_t(head_dim));
+        __builtin_memcpy(by + i, t.queries[i] + head_dim / 2, sizeof(Scaled));
       }
     }
   };
+
+  // A head's floats become its whole numbers, two bytes each, and what these stand for behind them.
+  static void prepare_query(float* q, int head_dim) {
+    const PaddedHead head(q, head_dim);
+    WholeNumbers whole(kMostQuery);
+    whole.look(head.values, head.size);
+    whole.decide_scale();
+    PackedQuery packed;
+    whole.pack(head.values, head.size, packed.fours);
+    const Scaled by = whole.scaled();
+    __builtin_memcpy(q, packed.fours, 2 * size_t(head_dim));
+    __builtin_memcpy(q + head_dim / 2, &by, sizeof(Scaled));
+  }
 
   // The head's bytes, padded to a multiple of 16; returns their scale. A head with an element that is not finite is NaN.
   static float encode(const float* x, int head_dim, uint8_t* out) {

@@ -14,6 +14,7 @@ static const KernelTable* table(const char* name) {
                                       rope,
                                       {Fp16::store_key, Int8::store_key},
                                       {Fp16::store_value, Int8::store_value},
+                                      {Fp16::prepare_query, Int8::prepare_query},
                                       {attend<Fp16>, attend<Int8>},
                                       merge,
                                       scale,
