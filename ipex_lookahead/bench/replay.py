@@ -21,7 +21,8 @@ import numpy as np
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.budget import AdaptiveBudget, FixedBudget
-from ipex_lookahead.decoding.cost import Calibration, CostCurve, from_json, to_json
+from ipex_lookahead.decoding.calibration import Calibration, from_json, to_json
+from ipex_lookahead.decoding.cost import CostCurve
 from ipex_lookahead.decoding.loop import decode
 from ipex_lookahead.decoding.party import DecodingSequence
 from ipex_lookahead.decoding.stats import GenerationStats

@@ -19,34 +19,31 @@ import tempfile
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import accumulate
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from ipex_lookahead.architectures import spec_for
-from ipex_lookahead.engines.base import Batch, Cache, Engine
+from ipex_lookahead.decoding.calibration import (
+    ASSUMED,
+    WARM_UP,
+    Calibration,
+    calibrate,
+    from_json,
+    impossible,
+    possible,
+    timed_forward,
+    to_json,
+)
+from ipex_lookahead.engines.base import Engine
 from ipex_lookahead.engines.native.decoder import KV_CACHES, kv_bytes_per_token
 from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.errors import LookaheadError, ModelFormatError
 from ipex_lookahead.hub import cache_folder
 from ipex_lookahead.safe_json import load_object
 
-ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 16, 17, 20, 24, 32)
-"""Numbers of rows that are measured: every one that may be a tile's edge, as far as drafts go."""
-COARSER = ((0.2, (1, 4, 16)), (0.01, (1, 2, 4, 5, 8, 16, 32)))
-"""(seconds of a forward of one row, fewer numbers of rows for engines slower than that): a wait must be bounded."""
-ROUNDS = 5
-PATIENCE_SECONDS = 1.0
-"""So many rounds; none is begun after so long, since the forwards of slow engines last long enough to tell at once."""
-WARM_UP, WARM_UP_SECONDS = 12, 0.04
-"""Forwards of one row before the first round, as far as they fit in so long (two always): weights that fit in a cache
-come into it little by little. (84 MB on a Xeon whose cache others share: 4.9 ms, then 4.1, 3.4, 3.0, 2.7, 2.6, 2.2, and
-so it stays. A forward of one row after one of 32 takes 3.1 ms for the same reason.)"""
 CHECK_SECONDS = 0.015
 """Forwards of one row take so long, at least one, to see whether a kept calibration is still to be believed."""
 WORTH_A_FILE_SECONDS = 0.02
@@ -54,21 +51,11 @@ WORTH_A_FILE_SECONDS = 0.02
 TOO_DISTURBED = 1.35
 """Nor is one whose rounds differed by more than this factor: other processes had the machine. It serves for now.
 (SmolLM2-135M, five rounds: 1.05 to 1.27 on an idle machine, 1.42 to 1.78 beside a job at lower priority.)"""
-IMPOSSIBLE = 2.0
-"""n rows can be computed as n / m forwards of m rows, so no machine takes longer for them than for those; nor does it
-take less for more rows. A curve off by more than this factor is no machine's. (Below it are disturbances, of which
-``TOO_DISTURBED`` allows 1.35 up in one number of rows and down in another; and libraries with a quick way for one row
-alone: a float product of two rows may pack the weights first, and so read them twice and write them once.)"""
 ATTEMPTS = 2
 """An impossible curve is measured once more; whatever disturbed it may be over."""
 FILE_BYTES = 1 << 16
 TEMPORARY = ".costs-"
 """How the name of a file begins that is being written."""
-
-PER_KEY = 0.45
-PER_KEY_AND_ROW = 0.22
-"""What a position of context costs, in units of reading its keys and values as fast as weights are read (measured on
-a Zen 5 core, SmolLM2-135M, 64 to 1088 positions, 1 to 32 rows)."""
 
 FOLLOW = 0.08
 """Weight of a new time in the running mean of its number of rows."""
@@ -77,36 +64,6 @@ OUTLIER = 1.5
 FOLLOW_SPREAD, MOST_SPREAD = 0.15, 1.25
 """Weight of a new count of experts, which no other process disturbs, and the spread (see ``CostCurve``) beyond which
 one is not followed."""
-SAME_ROWS = 8
-"""Rows of one token at one position, which need no more experts than one row: what these take less than as many rows
-of different tokens is the price of the experts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """Measured seconds of a forward with an empty cache.
-
-    Attributes:
-        rows: ascending, the first one is 1.
-        seconds: for each of ``rows``.
-        key_seconds: what each position of context adds.
-        key_row_seconds: what each position of context adds for each row.
-        experts: for each of ``rows`` the experts that were read, in all layers; empty for a model without.
-        expert_seconds: what reading one more of them takes.
-        all_experts: how many there are, in all layers.
-    """
-
-    rows: tuple[int, ...]
-    seconds: tuple[float, ...]
-    key_seconds: float = 0.0
-    key_row_seconds: float = 0.0
-    experts: tuple[int, ...] = ()
-    expert_seconds: float = 0.0
-    all_experts: int = 0
-
-
-ASSUMED = Calibration((1, 2, 4, 5, 8, 16, 32), (1.0, 1.06, 1.18, 1.5, 1.75, 2.8, 5.0))
-"""Where nothing was measured: the shape of a CPU with int8 dot products, in units of one row's time."""
 
 
 class CostCurve:
@@ -234,9 +191,9 @@ class EngineCosts:
         That it takes more now is no reason: what is measured beside others is worth less than what is known.
         """
         batch = chain(self._engine.new_cache(), np.zeros(1, np.int32))
-        began, seconds = perf_counter(), [_forward(self._engine, batch)[0]]
+        began, seconds = perf_counter(), [timed_forward(self._engine, batch)[0]]
         while len(seconds) < WARM_UP and perf_counter() - began < CHECK_SECONDS:
-            seconds.append(_forward(self._engine, batch)[0])
+            seconds.append(timed_forward(self._engine, batch)[0])
         return min(seconds) * TOO_DISTURBED < known.seconds[0]
 
     def _measure(self, file: Path | None) -> Calibration:
@@ -250,91 +207,6 @@ class EngineCosts:
                     save(file, found, self._engine)
                 return found
         return possible(found)
-
-
-def calibrate(engine: Engine, *, patience: float = PATIENCE_SECONDS) -> tuple[Calibration, float]:
-    """Measure forwards of different numbers of rows on a scratch cache, in rounds; each counts by its lower quartile.
-
-    Rounds go up and down in turn, so that every forward comes after one of nearly as many rows, as it does in a text: a
-    large one leaves the caches to its own. A round costs about 30 forwards of one row, half or a fifth of that on slow
-    engines.
-
-    Returns:
-        The calibration, and by what factor the slowest round was off the quickest, over the numbers of rows in median;
-        where there was time for one round only, by what factor its forward of one row was off the one before it.
-
-    """
-    cache = engine.new_cache()
-    most = min(ROWS[-1], engine.max_context)
-    # All over the vocabulary: the first tokens of many are single bytes and marks, which may go to few experts.
-    tokens = (np.arange(most) * max(1, engine.vocab_size // most) % engine.vocab_size).astype(np.int32)
-    batches = {n: chain(cache, tokens[:n]) for n in range(1, most + 1)}
-    # The first one also wakes the threads; the second one tells how fast the engine is.
-    began = perf_counter()
-    _, counted = _forward(engine, batches[1])
-    once, _ = _forward(engine, batches[1])
-    warm = 2
-    while warm < WARM_UP and perf_counter() - began < WARM_UP_SECONDS:
-        once, _ = _forward(engine, batches[1])
-        warm += 1
-    grid = next((coarser for slow, coarser in COARSER if once > slow), ROWS)
-    rows = tuple(n for n in grid if n <= most)
-    same = max(n for n in rows if n <= SAME_ROWS)
-    if counted:  # numbers of their own for the rows of one token, beside those of the grid
-        batches[-same] = _siblings(cache, int(tokens[0]), same)
-    measured = [*rows, -same] if counted else [*rows]
-    times: dict[int, list[float]] = {n: [] for n in measured}
-    experts = dict.fromkeys(measured, 0)
-    began = perf_counter()
-    while not times[1] or (perf_counter() - began < patience and len(times[1]) < ROUNDS):
-        for n in measured if len(times[1]) % 2 == 0 else measured[::-1]:
-            seconds, experts[n] = _forward(engine, batches[n])
-            times[n].append(seconds)
-    quartile = {n: sorted(some)[len(some) // 4] for n, some in times.items()}
-    repeated = list(times.values()) if len(times[1]) > 1 else [[once, *times[1]]]
-    disturbance = median(max(some) / max(min(some), 1e-9) for some in repeated)
-    # More rows never cost less, nor read fewer experts: where it looks so, it is noise.
-    curve = tuple(accumulate((quartile[n] for n in rows), max))
-    facts = engine.describe()
-    weights = facts.get("step_bytes") or facts.get("weight_bytes") or 0
-    reading = curve[0] * (facts.get("kv_bytes_per_token") or 0) / weights if weights else 0.0
-    found = Calibration(rows, curve, PER_KEY * reading, PER_KEY_AND_ROW * reading)
-    if counted and facts.get("experts") and (more := experts[same] - experts[-same]) > 0:
-        price = min(max(0.0, quartile[same] - quartile[-same]) / more, curve[0] / experts[1])
-        found = replace(found, experts=tuple(accumulate((experts[n] for n in rows), max)), expert_seconds=price)
-        found = replace(found, all_experts=facts["experts"])
-    return found, disturbance
-
-
-def impossible(calibration: Calibration) -> str:
-    """Why no machine could have that curve; empty where one could. See ``IMPOSSIBLE``."""
-    known = list(zip(calibration.rows, calibration.seconds, strict=True))
-    for n, seconds in known:
-        for m, fewer in known:
-            if m < n and not fewer <= seconds <= IMPOSSIBLE * -(-n // m) * fewer:
-                return f"{n} rows take {seconds / fewer:.2f} times as long as {m}"
-    return ""
-
-
-def possible(calibration: Calibration) -> Calibration:
-    """The dearest curve under the given one that a machine could have: n rows cost at most n / m times m rows."""
-    seconds: list[float] = []
-    for i, n in enumerate(calibration.rows):
-        bounds = [-(-n // m) * known for m, known in zip(calibration.rows, seconds, strict=False)]
-        seconds.append(min([calibration.seconds[i], *bounds]))
-    return replace(calibration, seconds=tuple(seconds))
-
-
-def _siblings(cache: Cache, token: int, rows: int) -> Batch:
-    """The same token so many times at the same position."""
-    return Batch([cache], [rows], np.full(rows, token, np.int32), np.full(rows, -1, np.int32))
-
-
-def _forward(engine: Engine, batch: Batch) -> tuple[float, int]:
-    """Seconds, and experts that were read."""
-    began = perf_counter()
-    output = engine.forward(batch)
-    return perf_counter() - began, output.experts
 
 
 def cost_folder() -> Path:
@@ -457,39 +329,3 @@ def load(file: Path) -> Calibration | None:
         return from_json(load_object(file, FILE_BYTES))
     except ModelFormatError:
         return None
-
-
-def to_json(calibration: Calibration) -> dict[str, Any]:
-    """A calibration as plain values."""
-    return asdict(calibration)
-
-
-def from_json(found: Any) -> Calibration | None:
-    """The calibration that ``to_json`` spelled; None for anything that cannot be one."""
-    if not isinstance(found, dict):
-        return None
-    rows, seconds = found.get("rows"), found.get("seconds")
-    slopes: tuple[Any, Any] = (found.get("key_seconds"), found.get("key_row_seconds"))
-    if not (isinstance(rows, list) and isinstance(seconds, list) and rows and len(rows) == len(seconds)):
-        return None
-    if not all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= 1024 for n in rows) or rows[0] != 1:
-        return None
-    if not all(map(_is_time, (*seconds, *slopes))) or seconds[0] == 0:
-        return None
-    if sorted(set(rows)) != rows or sorted(seconds) != seconds:
-        return None
-    experts, price, of = found.get("experts", []), found.get("expert_seconds", 0.0), found.get("all_experts", 0)
-    if not (isinstance(experts, list) and len(experts) in (0, len(rows)) and _is_time(price)):
-        return None
-    if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 31 for n in (*experts, of)):
-        return None
-    if sorted(experts) != experts or (experts and not 0 < experts[0] <= experts[-1] <= of):
-        return None
-    calibration = Calibration(
-        tuple(rows), tuple(map(float, seconds)), float(slopes[0]), float(slopes[1]), tuple(experts), float(price), of
-    )
-    return None if impossible(calibration) else calibration
-
-
-def _is_time(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0.0 <= value < 3600.0

@@ -11,7 +11,8 @@ import torch
 from ipex_lookahead.bench.replay import Recording, load, record, replay, save
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.cost import Calibration, CostCurve, EngineCosts
+from ipex_lookahead.decoding.calibration import Calibration
+from ipex_lookahead.decoding.cost import CostCurve, EngineCosts
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import make_proposer
 from ipex_lookahead.drafting.draft import Draft

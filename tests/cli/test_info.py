@@ -186,7 +186,8 @@ def test_costs_are_forgotten(tmp_path, capsys, monkeypatch):
 
 def test_the_costs_of_a_model_are_its_own(tmp_path, capsys, monkeypatch):
     from ipex_lookahead import AutoModelForCausalLM
-    from ipex_lookahead.decoding.cost import Calibration, key_of, save
+    from ipex_lookahead.decoding.calibration import Calibration
+    from ipex_lookahead.decoding.cost import key_of, save
 
     monkeypatch.setenv("IPEX_LOOKAHEAD_CACHE", str(tmp_path / "cache"))
     folders = [write_tiny_llama(tmp_path / f"tiny{vocab}", vocab=vocab) for vocab in (96, 160)]

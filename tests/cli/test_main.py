@@ -302,12 +302,13 @@ def test_version(capsys):
 
 def test_info_shows_what_steps_were_measured_to_cost(tmp_path, monkeypatch, capsys):
     from ipex_lookahead.decoding import cost
+    from ipex_lookahead.decoding.calibration import Calibration
     from tests.support.scripted_engine import markov
 
     monkeypatch.setenv("IPEX_LOOKAHEAD_CACHE", str(tmp_path))
     assert run(["info", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step_costs"] == []
-    cost.save(cost.cost_folder() / "a.json", cost.Calibration((1, 4), (0.004, 0.005)), markov())
+    cost.save(cost.cost_folder() / "a.json", Calibration((1, 4), (0.004, 0.005)), markov())
     (cost.cost_folder() / "damaged.json").write_text("{")
     assert run(["info", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["step_costs"]

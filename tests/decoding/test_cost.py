@@ -1,4 +1,4 @@
-"""The cost curve: what is measured, kept, believed and learned."""
+"""The cost curve: what is kept of a calibration, believed and learned."""
 
 from __future__ import annotations
 
@@ -10,85 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipex_lookahead.decoding import cost
+from ipex_lookahead.decoding import calibration, cost
+from ipex_lookahead.decoding.calibration import Calibration, calibrate
 from ipex_lookahead.decoding.cost import (
-    Calibration,
     CostCurve,
     EngineCosts,
-    calibrate,
     forget_costs,
     known_costs,
     load,
     save,
 )
-from tests.support.scripted_engine import ScriptedEngine, markov
+from tests.support.scripted_engine import markov
+from tests.support.timed_engine import USED, free, mixture, steps_of_four, timed_engine, took
 from tests.support.tiny import TinyLlama
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A clock that only the engine moves."""
-    now = [0.0]
-    monkeypatch.setattr(cost, "perf_counter", lambda: now[0])
-    return now
-
-
-def timed_engine(clock: list[float], seconds: Any, max_context: int = 4096) -> ScriptedEngine:
-    """``seconds(rows)`` pass in each forward."""
-    engine = markov(vocab_size=12, max_context=max_context)
-    forward = engine.forward
-
-    def slow(batch: Any) -> Any:
-        clock[0] += seconds(len(batch.tokens))
-        return forward(batch)
-
-    engine.forward = slow  # type: ignore[method-assign]
-    return engine
-
-
-def steps_of_four(rows: int) -> float:
-    return 0.001 * (1 + (rows - 1) // 4)
-
-
-def test_calibration_measures_each_number_of_rows(clock: list[float]) -> None:
-    curve = CostCurve(calibrate(timed_engine(clock, steps_of_four))[0])
-    for rows in (1, 2, 3, 4, 5, 6, 8, 9, 12, 13, 16, 17, 20):
-        assert curve(rows) == pytest.approx(steps_of_four(rows)), rows
-    assert curve(4) < 1.01 * curve(1)
-    assert curve(5) > 1.9 * curve(4), "the tile's edge is a step, not a slope"
-    assert curve(64) > curve(32) > curve(31)
-
-
-def test_calibration_ends(clock: list[float]) -> None:
-    engine = timed_engine(clock, lambda rows: 0.004 * (1 + rows / 20))
-    calibrate(engine)
-    assert clock[0] < 0.6
-    assert len([1 for counts, _, _ in engine.batches if counts == [32]]) == cost.ROUNDS
-    slow = timed_engine(clock, lambda rows: 0.1 * (1 + rows / 20))
-    calibrate(slow)
-    assert len([1 for counts, _, _ in slow.batches if counts == [32]]) == 1
-
-
-@pytest.mark.parametrize(("alone", "most"), [(0.1, 2.5), (1.0, 10.0)])
-def test_slow_engines_are_measured_at_fewer_points(clock: list[float], alone: float, most: float) -> None:
-    curve = CostCurve(calibrate(timed_engine(clock, lambda rows: alone * (1 + rows / 20)))[0])
-    assert clock[0] < most
-    assert curve(4) == pytest.approx(alone * 1.2)
-
-
-def test_noise_is_not_believed(clock: list[float]) -> None:
-    """A hiccup in one round is no cost, and more rows are never cheaper."""
-    rng = np.random.default_rng(0)
-    engine = timed_engine(clock, lambda rows: 0.001 * (1 + rows / 8) * (10.0 if rng.random() < 0.05 else 1.0))
-    curve = CostCurve(calibrate(engine, patience=10.0)[0])
-    values = [seconds for _, seconds in curve.table()]
-    assert values == sorted(values)
-    assert curve(4) / curve(1) == pytest.approx(1.5 / 1.125)
-
-
-def test_a_short_context_is_not_exceeded(clock: list[float]) -> None:
-    calibration, _ = calibrate(timed_engine(clock, steps_of_four, max_context=7))
-    assert calibration.rows[-1] == 7
 
 
 def test_context_makes_a_forward_longer() -> None:
@@ -122,69 +56,6 @@ def test_an_assumed_curve_takes_its_unit_from_the_first_time() -> None:
     curve.timed(1, 100, 0.02)
     assert curve(1, 100) == pytest.approx(0.02)
     assert curve(4, 100) == pytest.approx(0.02 * 1.18)
-
-
-# ---- mixtures of experts ---------------------------------------------------------------------------------------------
-
-USED, EXPERTS = 2 * 4, 32 * 4
-"""Of 4 layers: each row goes to 2 of 32 in every one."""
-
-
-def free(rows: int) -> int:
-    """What rows read that know nothing of each other."""
-    return round(EXPERTS * (1 - (1 - USED / EXPERTS) ** rows))
-
-
-def took(experts: int) -> float:
-    """Reading an expert takes a millisecond, all else 10."""
-    return 0.01 + 0.001 * experts
-
-
-def mixture(clock: list[float], touched: Any = free) -> ScriptedEngine:
-    """``touched(n)`` experts are read for n different rows."""
-    engine = markov(vocab_size=64)
-    forward, describe = engine.forward, engine.describe
-
-    def counted(batch: Any) -> Any:
-        experts = touched(len({(token, parent) for token, parent in zip(batch.tokens, batch.parents, strict=True)}))
-        clock[0] += took(experts)
-        output = forward(batch)
-        output.experts = experts
-        return output
-
-    engine.forward = counted  # type: ignore[method-assign]
-    engine.describe = lambda: {**describe(), "experts": EXPERTS}  # type: ignore[method-assign]
-    return engine
-
-
-def test_what_an_expert_costs_is_measured(clock: list[float]) -> None:
-    found, _ = calibrate(mixture(clock))
-    assert found.expert_seconds == pytest.approx(0.001)
-    assert found.experts == tuple(map(free, found.rows))
-    assert found.all_experts == EXPERTS
-    dense, _ = calibrate(timed_engine(clock, steps_of_four))
-    assert (dense.experts, dense.expert_seconds, dense.all_experts) == ((), 0.0, 0)
-
-
-def test_an_expert_takes_no_more_than_a_step_of_them(clock: list[float]) -> None:
-    """Whatever disturbed the rows of one token, or those of several."""
-    engine = mixture(clock)
-    quiet = engine.forward
-
-    def disturbed(batch: Any) -> Any:
-        clock[0] += 5.0 if len(set(batch.tokens.tolist())) == cost.SAME_ROWS else 0.0
-        return quiet(batch)
-
-    engine.forward = disturbed  # type: ignore[method-assign]
-    found, _ = calibrate(engine)
-    assert 0 < found.expert_seconds <= found.seconds[0] / found.experts[0]
-
-
-def test_rows_of_a_calibration_that_share_their_experts_promise_nothing(clock: list[float]) -> None:
-    """Tokens that a model was not trained on go the same ways; those of a text will not."""
-    curve = CostCurve(calibrate(mixture(clock, lambda rows: USED + rows - 1))[0])
-    for rows in (1, 2, 4, 8, 16):
-        assert curve(rows) == pytest.approx(took(free(rows)), rel=0.02), rows
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.4, 1.0, 1.2])
@@ -222,29 +93,6 @@ def test_experts_are_kept_and_found_again(tmp_path: Path, clock: list[float]) ->
     assert load(tmp_path / "costs.json") == found
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"experts": [8]},
-        {"experts": "8"},
-        {"experts": [8, 4]},
-        {"experts": [0, 8]},
-        {"experts": [8, 1.5]},
-        {"experts": [True, 8]},
-        {"expert_seconds": -1.0},
-        {"expert_seconds": None},
-        {"all_experts": 11},
-        {"all_experts": "12"},
-        {"all_experts": None},
-    ],
-)
-def test_experts_that_cannot_be_are_not_believed(change: dict[str, Any]) -> None:
-    good = {"rows": [1, 2], "seconds": [1.0, 1.5], "key_seconds": 0.0, "key_row_seconds": 0.0}
-    mixture = {**good, "experts": [8, 12], "expert_seconds": 0.1, "all_experts": 12}
-    assert cost.from_json(mixture) == Calibration((1, 2), (1.0, 1.5), 0.0, 0.0, (8, 12), 0.1, 12)
-    assert cost.from_json({**mixture, **change}) is None
-
-
 def test_kept_and_found_again(tmp_path: Path, clock: list[float]) -> None:
     engine = timed_engine(clock, steps_of_four)
     said: list[str] = []
@@ -259,7 +107,7 @@ def test_kept_and_found_again(tmp_path: Path, clock: list[float]) -> None:
     assert again.table() == curve.table()
     assert len(said) == 1
     assert {tuple(counts) for counts, _, _ in engine.batches} == {(1,)}, "only a look at what one row takes"
-    assert len(engine.batches) <= cost.WARM_UP
+    assert len(engine.batches) <= calibration.WARM_UP
 
 
 @pytest.mark.parametrize("now", [0.5, 1.6])
@@ -278,27 +126,6 @@ def test_what_was_measured_while_others_had_the_machine_is_measured_again(
     else:
         assert curve.table() == slow.table()
         assert file.read_bytes() == kept
-
-
-def test_a_forward_is_measured_after_others_of_its_size(clock: list[float]) -> None:
-    """What the rows before have left in the caches counts: 1 ms more a factor of rows that the one before had more."""
-    before = [1]
-
-    def after(rows: int) -> float:
-        more, before[0] = before[0] / rows, rows
-        return 0.002 + 0.0001 * rows + (0.001 * more if more > 2 else 0.0)
-
-    curve = CostCurve(calibrate(timed_engine(clock, after))[0])
-    for rows in cost.ROWS:
-        assert curve(rows) == pytest.approx(0.002 + 0.0001 * rows), rows
-
-
-def test_weights_come_into_the_caches_before_anything_is_measured(clock: list[float]) -> None:
-    forwards = iter(range(10_000))
-    engine = timed_engine(clock, lambda n: 0.001 * (1 + n / 8) * max(1.0, 3.0 - 0.25 * next(forwards)))
-    curve, disturbance = calibrate(engine)
-    assert disturbance == pytest.approx(1.0)
-    assert curve.seconds[0] == pytest.approx(0.001125)
 
 
 def test_what_was_quick_is_not_written(tmp_path: Path, clock: list[float]) -> None:
@@ -328,7 +155,8 @@ def test_beside_another_process_nothing_is_written(seed: int, tmp_path: Path, cl
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_hiccup_is_neither_believed_nor_a_reason_not_to_write(seed: int, tmp_path: Path, clock: list[float]) -> None:
-    hiccups = set(np.random.default_rng(seed).choice(len(cost.ROWS) * cost.ROUNDS, 3, replace=False) + cost.WARM_UP)
+    forwards_of_rounds = len(calibration.ROWS) * calibration.ROUNDS
+    hiccups = set(np.random.default_rng(seed).choice(forwards_of_rounds, 3, replace=False) + calibration.WARM_UP)
     forwards = iter(range(1000))
     engine = timed_engine(clock, lambda rows: 0.002 * (1 + rows / 8) + 0.02 * (next(forwards) in hiccups))
     curve = EngineCosts(engine, tmp_path / "costs").curve()
@@ -424,7 +252,7 @@ def busy_at(rows: int, factor: float) -> Any:
 def test_an_impossible_curve_is_measured_again_then_and_by_the_next_process(tmp_path: Path, clock: list[float]) -> None:
     engine = timed_engine(clock, busy_at(2, 185.34))
     curve = EngineCosts(engine, tmp_path).curve()
-    assert len([1 for counts, _, _ in engine.batches if counts == [2]]) > cost.ROUNDS, "once more"
+    assert len([1 for counts, _, _ in engine.batches if counts == [2]]) > calibration.ROUNDS, "once more"
     assert not list(tmp_path.iterdir())
     assert [curve(n) / curve(1) for n in (1, 2, 4)] == pytest.approx([1.0, 2.0, 4.0]), "as dear as can be, for now"
     quiet = EngineCosts(timed_engine(clock, steps_of_four), tmp_path).curve()
@@ -457,7 +285,7 @@ def test_one_round_alone_is_believed_only_where_one_row_takes_what_it_took_befor
 def keep(folder: Path, name: str, **facts: Any) -> None:
     """A file as an engine with those facts would leave it, of this processor."""
     of = {"processor": cost.processor(), "engine": "native", "vocab_size": 96, **facts}
-    content = {"engine": of, **cost.to_json(Calibration((1, 4), (0.004, 0.005)))}
+    content = {"engine": of, **calibration.to_json(Calibration((1, 4), (0.004, 0.005)))}
     (folder / f"{name}.json").write_text(json.dumps(content))
 
 

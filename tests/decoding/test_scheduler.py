@@ -11,7 +11,8 @@ import pytest
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.budget import AdaptiveBudget, Controller, FixedBudget
-from ipex_lookahead.decoding.cost import Calibration, CostCurve
+from ipex_lookahead.decoding.calibration import Calibration
+from ipex_lookahead.decoding.cost import CostCurve
 from ipex_lookahead.decoding.party import Party
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, pages_of
 from ipex_lookahead.decoding.scheduler import DELAY, LEAST_PIECE, Scheduler

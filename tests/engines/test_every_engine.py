@@ -22,7 +22,8 @@ from ipex_lookahead import (
     LookaheadConfig,
     LowBitFormatError,
 )
-from ipex_lookahead.decoding.cost import Calibration, CostCurve, calibrate, identity
+from ipex_lookahead.decoding.calibration import Calibration, calibrate
+from ipex_lookahead.decoding.cost import CostCurve, identity
 from ipex_lookahead.drafting import PROPOSERS
 from ipex_lookahead.engines.native.core import core_missing
 from tests.support.byte_tokenizer import EOS, PAD, VOCAB, byte_tokenizer

@@ -22,7 +22,8 @@ from hypothesis.stateful import (
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.budget import AdaptiveBudget, Controller, FixedBudget
-from ipex_lookahead.decoding.cost import Calibration, CostCurve
+from ipex_lookahead.decoding.calibration import Calibration
+from ipex_lookahead.decoding.cost import CostCurve
 from ipex_lookahead.decoding.party import Party, StepEvent
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache
 from ipex_lookahead.decoding.scheduler import Scheduler

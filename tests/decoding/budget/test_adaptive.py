@@ -13,7 +13,8 @@ import pytest
 from ipex_lookahead.decoding.budget import AdaptiveBudget
 from ipex_lookahead.decoding.budget.asking import ASKING
 from ipex_lookahead.decoding.budget.dear import LONGEST_PAUSE
-from ipex_lookahead.decoding.cost import ROWS, Calibration, CostCurve
+from ipex_lookahead.decoding.calibration import ROWS, Calibration
+from ipex_lookahead.decoding.cost import CostCurve
 from ipex_lookahead.drafting.draft import Draft, Outcome
 
 TILES = Calibration((1, 2, 3, 4, 5, 8, 9, 16), (1.0, 1.05, 1.1, 1.15, 1.7, 1.75, 2.4, 3.2))

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipex_lookahead.decoding import cost
-from ipex_lookahead.decoding.cost import Calibration, impossible, possible
+from ipex_lookahead.decoding import calibration
+from ipex_lookahead.decoding.calibration import Calibration, impossible, possible
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from ipex_lookahead.decoding.cost import Calibration, impossible, possible
 def test_curves_that_machines_have(rows: tuple[int, ...], seconds: tuple[float, ...]) -> None:
     curve = Calibration(rows, seconds)
     assert impossible(curve) == ""
-    assert cost.from_json(json.loads(json.dumps(cost.to_json(curve)))) == curve
+    assert calibration.from_json(json.loads(json.dumps(calibration.to_json(curve)))) == curve
 
 
 @pytest.mark.parametrize(
@@ -40,13 +40,13 @@ def test_curves_that_machines_have(rows: tuple[int, ...], seconds: tuple[float, 
 def test_curves_that_no_machine_has(rows: tuple[int, ...], seconds: tuple[float, ...], said: str) -> None:
     curve = Calibration(rows, seconds)
     assert impossible(curve) == said
-    assert cost.from_json(json.loads(json.dumps(cost.to_json(curve)))) is None
+    assert calibration.from_json(json.loads(json.dumps(calibration.to_json(curve)))) is None
 
 
 @settings(deadline=None)
-@given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=len(cost.ROWS)).map(sorted))
+@given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=len(calibration.ROWS)).map(sorted))
 def test_what_is_made_possible_is_the_curve_as_far_as_it_can_be(seconds: list[float]) -> None:
-    curve = Calibration(cost.ROWS[: len(seconds)], tuple(seconds))
+    curve = Calibration(calibration.ROWS[: len(seconds)], tuple(seconds))
     mended = possible(curve)
     assert impossible(mended) == ""
     assert list(mended.seconds) == sorted(mended.seconds)

@@ -1,0 +1,128 @@
+"""What is measured of an engine before anything is drafted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ipex_lookahead.decoding import calibration
+from ipex_lookahead.decoding.calibration import Calibration, calibrate
+from ipex_lookahead.decoding.cost import CostCurve
+from tests.support.timed_engine import EXPERTS, USED, free, mixture, steps_of_four, timed_engine, took
+
+
+def test_calibration_measures_each_number_of_rows(clock: list[float]) -> None:
+    curve = CostCurve(calibrate(timed_engine(clock, steps_of_four))[0])
+    for rows in (1, 2, 3, 4, 5, 6, 8, 9, 12, 13, 16, 17, 20):
+        assert curve(rows) == pytest.approx(steps_of_four(rows)), rows
+    assert curve(4) < 1.01 * curve(1)
+    assert curve(5) > 1.9 * curve(4), "the tile's edge is a step, not a slope"
+    assert curve(64) > curve(32) > curve(31)
+
+
+def test_calibration_ends(clock: list[float]) -> None:
+    engine = timed_engine(clock, lambda rows: 0.004 * (1 + rows / 20))
+    calibrate(engine)
+    assert clock[0] < 0.6
+    assert len([1 for counts, _, _ in engine.batches if counts == [32]]) == calibration.ROUNDS
+    slow = timed_engine(clock, lambda rows: 0.1 * (1 + rows / 20))
+    calibrate(slow)
+    assert len([1 for counts, _, _ in slow.batches if counts == [32]]) == 1
+
+
+@pytest.mark.parametrize(("alone", "most"), [(0.1, 2.5), (1.0, 10.0)])
+def test_slow_engines_are_measured_at_fewer_points(clock: list[float], alone: float, most: float) -> None:
+    curve = CostCurve(calibrate(timed_engine(clock, lambda rows: alone * (1 + rows / 20)))[0])
+    assert clock[0] < most
+    assert curve(4) == pytest.approx(alone * 1.2)
+
+
+def test_noise_is_not_believed(clock: list[float]) -> None:
+    """A hiccup in one round is no cost, and more rows are never cheaper."""
+    rng = np.random.default_rng(0)
+    engine = timed_engine(clock, lambda rows: 0.001 * (1 + rows / 8) * (10.0 if rng.random() < 0.05 else 1.0))
+    curve = CostCurve(calibrate(engine, patience=10.0)[0])
+    values = [seconds for _, seconds in curve.table()]
+    assert values == sorted(values)
+    assert curve(4) / curve(1) == pytest.approx(1.5 / 1.125)
+
+
+def test_a_short_context_is_not_exceeded(clock: list[float]) -> None:
+    calibration, _ = calibrate(timed_engine(clock, steps_of_four, max_context=7))
+    assert calibration.rows[-1] == 7
+
+
+def test_what_an_expert_costs_is_measured(clock: list[float]) -> None:
+    found, _ = calibrate(mixture(clock))
+    assert found.expert_seconds == pytest.approx(0.001)
+    assert found.experts == tuple(map(free, found.rows))
+    assert found.all_experts == EXPERTS
+    dense, _ = calibrate(timed_engine(clock, steps_of_four))
+    assert (dense.experts, dense.expert_seconds, dense.all_experts) == ((), 0.0, 0)
+
+
+def test_an_expert_takes_no_more_than_a_step_of_them(clock: list[float]) -> None:
+    """Whatever disturbed the rows of one token, or those of several."""
+    engine = mixture(clock)
+    quiet = engine.forward
+
+    def disturbed(batch: Any) -> Any:
+        clock[0] += 5.0 if len(set(batch.tokens.tolist())) == calibration.SAME_ROWS else 0.0
+        return quiet(batch)
+
+    engine.forward = disturbed  # type: ignore[method-assign]
+    found, _ = calibrate(engine)
+    assert 0 < found.expert_seconds <= found.seconds[0] / found.experts[0]
+
+
+def test_rows_of_a_calibration_that_share_their_experts_promise_nothing(clock: list[float]) -> None:
+    """Tokens that a model was not trained on go the same ways; those of a text will not."""
+    curve = CostCurve(calibrate(mixture(clock, lambda rows: USED + rows - 1))[0])
+    for rows in (1, 2, 4, 8, 16):
+        assert curve(rows) == pytest.approx(took(free(rows)), rel=0.02), rows
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"experts": [8]},
+        {"experts": "8"},
+        {"experts": [8, 4]},
+        {"experts": [0, 8]},
+        {"experts": [8, 1.5]},
+        {"experts": [True, 8]},
+        {"expert_seconds": -1.0},
+        {"expert_seconds": None},
+        {"all_experts": 11},
+        {"all_experts": "12"},
+        {"all_experts": None},
+    ],
+)
+def test_experts_that_cannot_be_are_not_believed(change: dict[str, Any]) -> None:
+    good = {"rows": [1, 2], "seconds": [1.0, 1.5], "key_seconds": 0.0, "key_row_seconds": 0.0}
+    mixture = {**good, "experts": [8, 12], "expert_seconds": 0.1, "all_experts": 12}
+    assert calibration.from_json(mixture) == Calibration((1, 2), (1.0, 1.5), 0.0, 0.0, (8, 12), 0.1, 12)
+    assert calibration.from_json({**mixture, **change}) is None
+
+
+def test_a_forward_is_measured_after_others_of_its_size(clock: list[float]) -> None:
+    """What the rows before have left in the caches counts: 1 ms more a factor of rows that the one before had more."""
+    before = [1]
+
+    def after(rows: int) -> float:
+        more, before[0] = before[0] / rows, rows
+        return 0.002 + 0.0001 * rows + (0.001 * more if more > 2 else 0.0)
+
+    curve = CostCurve(calibrate(timed_engine(clock, after))[0])
+    for rows in calibration.ROWS:
+        assert curve(rows) == pytest.approx(0.002 + 0.0001 * rows), rows
+
+
+def test_weights_come_into_the_caches_before_anything_is_measured(clock: list[float]) -> None:
+    forwards = iter(range(10_000))
+    engine = timed_engine(clock, lambda n: 0.001 * (1 + n / 8) * max(1.0, 3.0 - 0.25 * next(forwards)))
+    curve, disturbance = calibrate(engine)
+    assert disturbance == pytest.approx(1.0)
+    assert curve.seconds[0] == pytest.approx(0.001125)
