@@ -6,6 +6,7 @@ curve's (:mod:`ipex_lookahead.decoding.cost`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from statistics import median
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ipex_lookahead.engines.base import Batch, Cache, Engine
+from ipex_lookahead.engines.base import Batch, Cache, Engine, TimesAttention
 from ipex_lookahead.engines.prefill import chain
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 16, 17, 20, 24, 32)
@@ -34,10 +35,15 @@ take less for more rows. A curve off by more than this factor is no machine's. (
 ``TOO_DISTURBED`` allows 1.35 up in one number of rows and down in another; and libraries with a quick way for one row
 alone: a float product of two rows may pack the weights first, and so read them twice and write them once.)"""
 
+CONTEXT, CONTEXT_STEP, CONTEXT_BYTES = 1024, 256, 64 << 20
+"""Positions at which attention is timed: a multiple of the step, and at least one, no more than these bytes hold."""
+CONTEXT_ROWS, CONTEXT_ROUNDS, CONTEXT_SECONDS = (1, 8), 5, 0.3
+"""With so many rows, in so many rounds, of which none is begun after so long."""
 PER_KEY = 0.45
 PER_KEY_AND_ROW = 0.22
-"""What a position of context costs, in units of reading its keys and values as fast as weights are read (measured on
-a Zen 5 core, SmolLM2-135M, 64 to 1088 positions, 1 to 32 rows)."""
+"""What a position of context costs where an engine cannot time its attention, in units of reading its keys and values
+as fast as weights are read (a Zen 5, SmolLM2-135M in AVX-512, 64 to 1,088 positions, 1 to 32 rows; a Zen 3, which has
+AVX2, takes 0.55 and 0.75)."""
 
 SAME_ROWS = 8
 """Rows of one token at one position, which need no more experts than one row: what these take less than as many rows
@@ -115,14 +121,37 @@ def calibrate(engine: Engine, *, patience: float = PATIENCE_SECONDS) -> tuple[Ca
     # More rows never cost less, nor read fewer experts: where it looks so, it is noise.
     curve = tuple(accumulate((quartile[n] for n in rows), max))
     facts = engine.describe()
-    weights = facts.get("step_bytes") or facts.get("weight_bytes") or 0
-    reading = curve[0] * (facts.get("kv_bytes_per_token") or 0) / weights if weights else 0.0
-    found = Calibration(rows, curve, PER_KEY * reading, PER_KEY_AND_ROW * reading)
+    found = Calibration(rows, curve, *_context_prices(engine, facts, curve[0]))
     if counted and facts.get("experts") and (more := experts[same] - experts[-same]) > 0:
         price = min(max(0.0, quartile[same] - quartile[-same]) / more, curve[0] / experts[1])
         found = replace(found, experts=tuple(accumulate((experts[n] for n in rows), max)), expert_seconds=price)
         found = replace(found, all_experts=facts["experts"])
     return found, disturbance
+
+
+def _context_prices(engine: Engine, facts: Mapping[str, Any], one_row: float) -> tuple[float, float]:
+    """Seconds that a position of context adds to a forward, and that it adds for each row.
+
+    A forward's time differs from another's by more than a thousand positions cost, so attention is timed by itself.
+    """
+    a_position = facts.get("kv_bytes_per_token") or 0
+    weights = facts.get("step_bytes") or facts.get("weight_bytes") or 0
+    reading = one_row * a_position / weights if weights else 0.0
+    few, many = CONTEXT_ROWS
+    room = min(CONTEXT, max(CONTEXT_BYTES // max(a_position, 1), CONTEXT_STEP), engine.max_context - many)
+    positions = room // CONTEXT_STEP * CONTEXT_STEP
+    if positions <= 0 or not isinstance(engine, TimesAttention):
+        return PER_KEY * reading, PER_KEY_AND_ROW * reading
+    cache = engine.new_cache(blank=positions)
+    batches = {n: chain(cache, np.arange(n, dtype=np.int32) % engine.vocab_size) for n in CONTEXT_ROWS}
+    times: dict[int, list[float]] = {n: [] for n in CONTEXT_ROWS}
+    began = perf_counter()
+    while not times[few] or (perf_counter() - began < CONTEXT_SECONDS and len(times[few]) < CONTEXT_ROUNDS):
+        for n in CONTEXT_ROWS:
+            times[n].append(engine.attention_seconds(batches[n]))
+    alone, together = (sorted(times[n])[len(times[n]) // 4] / positions for n in CONTEXT_ROWS)
+    a_row = min(max(0.0, together - alone) / (many - few), alone / few)
+    return alone - few * a_row, a_row
 
 
 def impossible(calibration: Calibration) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -123,4 +123,17 @@ class Engine(Protocol):
         ``step_bytes``, where it is there: what of the weights a step of one row reads, all but idle experts;
         ``experts``, in a mixture: how many there are, in all layers.
         """
+        ...
+
+
+@runtime_checkable
+class TimesAttention(Protocol):
+    """An engine that can tell what a position of context costs."""
+
+    def new_cache(self, blank: int = 0) -> Cache:
+        """A sequence of ``blank`` positions that nothing has been computed for."""
+        ...
+
+    def attention_seconds(self, batch: Batch) -> float:
+        """Run a forward, and tell what its attention took, that of all layers together."""
         ...

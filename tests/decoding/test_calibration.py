@@ -10,6 +10,7 @@ import pytest
 from ipex_lookahead.decoding import calibration
 from ipex_lookahead.decoding.calibration import Calibration, calibrate
 from ipex_lookahead.decoding.cost import CostCurve
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.timed_engine import EXPERTS, USED, free, mixture, steps_of_four, timed_engine, took
 
 
@@ -126,3 +127,60 @@ def test_weights_come_into_the_caches_before_anything_is_measured(clock: list[fl
     curve, disturbance = calibrate(engine)
     assert disturbance == pytest.approx(1.0)
     assert curve.seconds[0] == pytest.approx(0.001125)
+
+
+def with_context(
+    clock: list[float], a_position: float, a_row: float, most: float, max_context: int = 4096
+) -> ScriptedEngine:
+    """An engine that can time its attention, which takes ``most`` a position whatever the rows."""
+    engine = timed_engine(clock, steps_of_four, max_context)
+    new, facts = engine.new_cache, engine.describe()
+    blanks = []
+
+    def new_cache(blank: int = 0) -> Any:
+        blanks.append(blank)
+        return new()
+
+    def attention_seconds(batch: Any) -> float:
+        engine.forward(batch)
+        return blanks[-1] * min(a_position + a_row * len(batch.tokens), most)
+
+    engine.blanks = blanks  # type: ignore[attr-defined]
+    engine.new_cache = new_cache  # type: ignore[method-assign, assignment]
+    engine.attention_seconds = attention_seconds  # type: ignore[attr-defined]
+    engine.describe = lambda: {**facts, "kv_bytes_per_token": 1024, "weight_bytes": 1 << 20}  # type: ignore[method-assign]
+    return engine
+
+
+def test_what_a_position_of_context_costs_is_measured(clock: list[float]) -> None:
+    found, _ = calibrate(with_context(clock, 3e-6, 2e-6, most=1.0))
+    assert (found.key_seconds, found.key_row_seconds) == pytest.approx((3e-6, 2e-6))
+
+
+def test_rows_that_wait_for_the_same_keys_cost_nothing_more(clock: list[float]) -> None:
+    found, _ = calibrate(with_context(clock, 5e-6, 1e-6, most=4e-6))
+    assert (found.key_seconds, found.key_row_seconds) == pytest.approx((4e-6, 0.0))
+
+
+def test_rows_alone_make_the_price(clock: list[float]) -> None:
+    """Of eight rows that take more than eight times one row nothing becomes negative."""
+    found, _ = calibrate(with_context(clock, -1e-6, 2e-6, most=1.0))
+    assert (found.key_seconds, found.key_row_seconds) == pytest.approx((0.0, 1e-6))
+
+
+@pytest.mark.parametrize(("max_context", "positions"), [(4096, 1024), (1000, 768), (264, 256)])
+def test_context_is_measured_as_far_as_there_is_some(clock: list[float], max_context: int, positions: int) -> None:
+    engine = with_context(clock, 3e-6, 2e-6, 1.0, max_context)
+    calibrate(engine)
+    assert engine.blanks[-1] == positions  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("max_context", [263, 4096])
+def test_context_is_assumed_where_it_cannot_be_measured(clock: list[float], max_context: int) -> None:
+    engine = with_context(clock, 1.0, 1.0, 10.0, max_context)
+    if max_context > 1000:
+        del engine.attention_seconds  # type: ignore[attr-defined]
+    found, _ = calibrate(engine)
+    reading = found.seconds[0] * 1024 / (1 << 20)
+    assert found.key_seconds == pytest.approx(calibration.PER_KEY * reading)
+    assert found.key_row_seconds == pytest.approx(calibration.PER_KEY_AND_ROW * reading)

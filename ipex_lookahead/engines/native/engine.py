@@ -344,6 +344,15 @@ class NativeEngine:
         """Where the time of the steps since ``time_phases(True)`` went, in a step's order."""
         return [PhaseTime(*one) for one in self._decoder.phase_times()]
 
+    def attention_seconds(self, batch: Batch) -> float:
+        """Run a forward, and tell what its attention took, that of all layers together."""
+        self.time_phases(True)
+        try:
+            self.forward(batch)
+            return next(phase.seconds for phase in self.phase_times() if phase.name == "attention")
+        finally:
+            self.time_phases(False)
+
     def describe(self) -> dict[str, Any]:
         """Facts for ``info`` and for reports."""
         return {

@@ -424,3 +424,20 @@ def test_a_forked_process_computes_with_threads_of_its_own(folder: Path) -> None
     os.close(write)
     assert os.read(read, 4) == b"same"
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_attention_is_timed_by_forwards_that_are_like_any_other(folder: Path) -> None:
+    engine = load(folder)
+    cache = engine.new_cache(blank=200)
+    batch = Batch([cache], [3], np.array([3, 4, 5], np.int32), chain(3))
+    expected = engine.forward(batch).argmax
+    seconds = engine.attention_seconds(batch)
+    assert 0.0 < seconds < 5.0
+    assert sum(phase.count for phase in engine.phase_times()), "of that one forward"
+    counts = [phase.count for phase in engine.phase_times()]
+    np.testing.assert_array_equal(engine.forward(batch).argmax, expected)
+    assert [phase.count for phase in engine.phase_times()] == counts, "later steps are not timed"
+    with pytest.raises(InputError):
+        engine.attention_seconds(Batch([cache], [1], np.array([10**6], np.int32), chain(1)))
+    engine.forward(batch)
+    assert not sum(phase.count for phase in engine.phase_times()), "nor those after one that failed"
