@@ -32,14 +32,14 @@ struct CodeTile {
   static constexpr int kTaken = kSigned ? 128 : 0;  // from each code
   // Sums of pairs that still fit int16: a pair is at most 2 * Most * 127.
   static constexpr int kPairs = Most <= 15 ? 8 : Most <= 31 ? 4 : 2;
-  __m256i w[2][8];
-  SIMD_METHOD explicit CodeTile(const u8x64 (&rows)[8]) {
+  u8x64 rows[8];
+  SIMD_METHOD void settle() {
+    if (!kSigned) return;
     const __m256i bias = _mm256_set1_epi8(-128);
-    for (int c = 0; c < 8; ++c) {
-      w[0][c] = kSigned ? _mm256_xor_si256(rows[c].lo, bias) : rows[c].lo;
-      w[1][c] = kSigned ? _mm256_xor_si256(rows[c].hi, bias) : rows[c].hi;
-    }
+    for (int c = 0; c < 8; ++c) rows[c] = {_mm256_xor_si256(rows[c].lo, bias), _mm256_xor_si256(rows[c].hi, bias)};
   }
+  // Stored here and now, once, for rows that go past it one part after the other: compilers store and load each code twice.
+  SIMD_METHOD void lay_down() { __asm__("" : "+m"(rows)); }
 };
 SIMD_INLINE __m256i add_pairs(__m256i sum, __m256i pairs) {
   return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
@@ -61,7 +61,7 @@ SIMD_INLINE void add_unsigned(const CodeTile<Most>& t, const int8_t* a, i32x16 (
 #pragma GCC unroll 4
       for (int m = 0; m < M; ++m) {
         const __m256i x = broadcast4(a + m * kGroup + 4 * c);
-        const __m256i low = _mm256_maddubs_epi16(t.w[0][c], x), high = _mm256_maddubs_epi16(t.w[1][c], x);
+        const __m256i low = _mm256_maddubs_epi16(t.rows[c].lo, x), high = _mm256_maddubs_epi16(t.rows[c].hi, x);
         lo[m] = c == first ? low : now(_mm256_add_epi16(lo[m], low));
         hi[m] = c == first ? high : now(_mm256_add_epi16(hi[m], high));
       }
@@ -73,12 +73,12 @@ template <int First, int Count, int M, int Most>
 SIMD_INLINE void add_signed(const CodeTile<Most>& t, const int8_t* a, i32x16 (&sums)[M]) {
 #pragma GCC unroll 8
   for (int c = First; c < First + Count; ++c) {
-    const __m256i low = _mm256_abs_epi8(t.w[0][c]), high = _mm256_abs_epi8(t.w[1][c]);
+    const __m256i low = _mm256_abs_epi8(t.rows[c].lo), high = _mm256_abs_epi8(t.rows[c].hi);
 #pragma GCC unroll 4
     for (int m = 0; m < M; ++m) {
       const __m256i x = broadcast4(a + m * kGroup + 4 * c);
-      sums[m].lo = add_pairs(sums[m].lo, _mm256_maddubs_epi16(low, _mm256_sign_epi8(x, t.w[0][c])));
-      sums[m].hi = add_pairs(sums[m].hi, _mm256_maddubs_epi16(high, _mm256_sign_epi8(x, t.w[1][c])));
+      sums[m].lo = add_pairs(sums[m].lo, _mm256_maddubs_epi16(low, _mm256_sign_epi8(x, t.rows[c].lo)));
+      sums[m].hi = add_pairs(sums[m].hi, _mm256_maddubs_epi16(high, _mm256_sign_epi8(x, t.rows[c].hi)));
     }
   }
 }

@@ -154,10 +154,9 @@ SIMD_INLINE f32x16 lookup(const float* table, i32x16 x) {  // by the lowest four
 template <int Most>
 struct CodeTile {
   static constexpr int kTaken = 0;  // from each code
-  u8x64 w[8];
-  SIMD_METHOD explicit CodeTile(const u8x64 (&rows)[8]) {
-    for (int c = 0; c < 8; ++c) w[c] = rows[c];
-  }
+  u8x64 rows[8];
+  SIMD_METHOD void settle() {}
+  SIMD_METHOD void lay_down() {}  // registers hold it
 };
 SIMD_INLINE __m512i broadcast4(const int8_t* a) {
   int32_t x;
@@ -169,7 +168,7 @@ template <int First, int Count, int M, int Most>
 SIMD_INLINE void add_products(const CodeTile<Most>& t, const int8_t* a, i32x16 (&sums)[M]) {
   for (int m = 0; m < M; ++m)
     for (int c = First; c < First + Count; ++c)
-      sums[m] = _mm512_dpbusd_epi32(sums[m], t.w[c], broadcast4(a + m * kGroup + 4 * c));
+      sums[m] = _mm512_dpbusd_epi32(sums[m], t.rows[c], broadcast4(a + m * kGroup + 4 * c));
 }
 
 // Whole numbers of 14 bits by fours, 8 bytes each: the upper seven bits of the four, rounded, then what is left of them.

@@ -25,13 +25,9 @@ constexpr int kQueriesOfFour = 1;
 template <int Most>
 struct CodeTile {
   static constexpr int kTaken = 0;  // from each code
-  __m256i w[2][8];
-  SIMD_METHOD explicit CodeTile(const u8x64 (&rows)[8]) {
-    for (int c = 0; c < 8; ++c) {
-      w[0][c] = rows[c].lo;
-      w[1][c] = rows[c].hi;
-    }
-  }
+  u8x64 rows[8];
+  SIMD_METHOD void settle() {}
+  SIMD_METHOD void lay_down() { __asm__("" : "+m"(rows)); }  // as in avx2/simd.h
 };
 // sums[m] += codes * a[m], over `Count` rows of the tile from `First` on; row by row, so that a weight is loaded once. The
 // weights are the unsigned operand.
@@ -42,8 +38,8 @@ SIMD_INLINE void add_products(const CodeTile<Most>& t, const int8_t* a, i32x16 (
 #pragma GCC unroll 4
     for (int m = 0; m < M; ++m) {
       const __m256i x = broadcast4(a + m * kGroup + 4 * c);
-      sums[m].lo = _mm256_dpbusd_avx_epi32(sums[m].lo, t.w[0][c], x);
-      sums[m].hi = _mm256_dpbusd_avx_epi32(sums[m].hi, t.w[1][c], x);
+      sums[m].lo = _mm256_dpbusd_avx_epi32(sums[m].lo, t.rows[c].lo, x);
+      sums[m].hi = _mm256_dpbusd_avx_epi32(sums[m].hi, t.rows[c].hi, x);
     }
 }
 

@@ -52,17 +52,14 @@ class BlocksAhead {
 template <class Format>
 struct UnpackedBlock {
   using Scaled = decltype(std::declval<const Scaling<Format>>().at(0));
+  // Of halves less a zero point more sums live at a time: a row fewer.
+  static constexpr int kTogether = Scaled::kDots > 1 && Format::kZero != 0 ? kRowsTogether - 1 : kRowsTogether;
   Scaled scaled;
   typename Scaled::Tile codes;
-  SIMD_METHOD UnpackedBlock(const TileStreams<Format>& tile, int64_t b)
-      : scaled(tile.scales.at(b)), codes(tile_of(tile.codes + b * Format::Codes::kBytes, scaled)) {}
-
- private:
-  SIMD_METHOD static typename Scaled::Tile tile_of(const uint8_t* from, const Scaled& scaled) {
-    u8x64 rows[8];
-    unpack(from, rows, typename Format::Codes{});
-    scaled.weigh(rows);
-    return typename Scaled::Tile(rows);
+  SIMD_METHOD UnpackedBlock(const TileStreams<Format>& tile, int64_t b) : scaled(tile.scales.at(b)) {
+    unpack(tile.codes + b * Format::Codes::kBytes, codes.rows, typename Format::Codes{});
+    scaled.weigh(codes.rows);
+    codes.settle();
   }
 };
 
@@ -74,8 +71,8 @@ SIMD_INLINE void add_block(const UnpackedBlock<Format>* blocks, const Rows& x, i
   for (int t = 0; t < kTilesAtOnce; ++t) {
     int64_t first = at + m;
     f32x16* sums = acc[t] + m;
-    // As if each tile's were others: else the compiler keeps what it loads of many rows for the next tile, where no register is.
-    if (N > 2) __asm__ volatile("" : "+r"(first), "+r"(sums) : : "memory");
+    // As if each tile's were others: else the compiler keeps what it loads of rows for the next tile, where no register is.
+    if (N > 2 || M > kFixedRows) __asm__ volatile("" : "+r"(first), "+r"(sums) : : "memory");
     RowBlock rows[N];
     for (int n = 0; n < N; ++n) {
       const int64_t i = first + n;
@@ -101,14 +98,17 @@ static void integer_tiles(const Matrix& w, int64_t tile, int64_t step, const Row
   int64_t at = first;
   for (int64_t b = 0; b < w.blocks; ++b, at += band, ahead.next()) {
     for (int t = 0; t < kTilesAtOnce; ++t) tiles[t].fetch(b, ahead.now());
-    const UnpackedBlock<Format> blocks[2] = {{tiles[0], b}, {tiles[kTilesAtOnce - 1], b}};
+    UnpackedBlock<Format> blocks[2] = {{tiles[0], b}, {tiles[kTilesAtOnce - 1], b}};
+    if (M > kFixedRows && !std::is_same<typename Format::Codes, Bytes>::value)  // which lie there as they are
+      for (int t = 0; t < kTilesAtOnce; ++t) blocks[t].codes.lay_down();
     if constexpr (kRowsTogether == 1) {
 #pragma GCC unroll 16  // else the compiler keeps 16 rows' accumulators in memory
       for (int m = 0; m < M; ++m) add_block<1>(blocks, x, at, m, acc);
     } else if constexpr (M <= kFixedRows) {
       add_block<M>(blocks, x, at, 0, acc);
     } else {
-      in_parts<kRowsTogether>(0, rows, [&](auto part, int m) { add_block<part()>(blocks, x, at, m, acc); });
+      constexpr int together = UnpackedBlock<Format>::kTogether;
+      in_parts<together>(0, rows, [&](auto part, int m) { add_block<part()>(blocks, x, at, m, acc); });
     }
   }
   for (int t = 0; t < kTilesAtOnce; ++t)

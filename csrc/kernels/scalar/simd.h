@@ -224,11 +224,13 @@ SIMD_INLINE i32x16 dot_pairs(i32x16 pairs, int32_t pair) {
 template <int Most>
 struct CodeTile {
   static constexpr int kTaken = 0;  // from each code
+  u8x64 rows[8];
   int16_t w[32][16];
-  SIMD_METHOD explicit CodeTile(const u8x64 (&rows)[8]) {
+  SIMD_METHOD void settle() {
     for (int k = 0; k < 32; ++k)
       for (int n = 0; n < 16; ++n) w[k][n] = rows[k / 4].v[4 * n + k % 4];
   }
+  SIMD_METHOD void lay_down() {}
 };
 // sums[m] += codes * a[m], over 4 Count inputs from 4 First on.
 template <int First, int Count, int M, int Most>
