@@ -137,12 +137,16 @@ def _context_prices(engine: Engine, facts: Mapping[str, Any], one_row: float) ->
     a_position = facts.get("kv_bytes_per_token") or 0
     weights = facts.get("step_bytes") or facts.get("weight_bytes") or 0
     reading = one_row * a_position / weights if weights else 0.0
+    assumed = PER_KEY * reading, PER_KEY_AND_ROW * reading
     few, many = CONTEXT_ROWS
     room = min(CONTEXT, max(CONTEXT_BYTES // max(a_position, 1), CONTEXT_STEP), engine.max_context - many)
     positions = room // CONTEXT_STEP * CONTEXT_STEP
     if positions <= 0 or not isinstance(engine, TimesAttention):
-        return PER_KEY * reading, PER_KEY_AND_ROW * reading
-    cache = engine.new_cache(blank=positions)
+        return assumed
+    try:
+        cache = engine.new_cache(blank=positions)
+    except MemoryError:  # what is asked for may be short, and fit
+        return assumed
     batches = {n: chain(cache, np.arange(n, dtype=np.int32) % engine.vocab_size) for n in CONTEXT_ROWS}
     times: dict[int, list[float]] = {n: [] for n in CONTEXT_ROWS}
     began = perf_counter()

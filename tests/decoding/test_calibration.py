@@ -175,11 +175,22 @@ def test_context_is_measured_as_far_as_there_is_some(clock: list[float], max_con
     assert engine.blanks[-1] == positions  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("max_context", [263, 4096])
-def test_context_is_assumed_where_it_cannot_be_measured(clock: list[float], max_context: int) -> None:
-    engine = with_context(clock, 1.0, 1.0, 10.0, max_context)
-    if max_context > 1000:
+@pytest.mark.parametrize("reason", ["a short context", "an engine that cannot tell", "no memory"])
+def test_context_is_assumed_where_it_cannot_be_measured(
+    clock: list[float], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = with_context(clock, 1.0, 1.0, 10.0, 263 if reason == "a short context" else 4096)
+    if reason == "an engine that cannot tell":
         del engine.attention_seconds  # type: ignore[attr-defined]
+    if reason == "no memory":
+        new = engine.new_cache
+
+        def new_cache(blank: int = 0) -> Any:
+            if blank:
+                raise MemoryError
+            return new()
+
+        monkeypatch.setattr(engine, "new_cache", new_cache)
     found, _ = calibrate(engine)
     reading = found.seconds[0] * 1024 / (1 << 20)
     assert found.key_seconds == pytest.approx(calibration.PER_KEY * reading)
