@@ -32,8 +32,8 @@ so it stays. A forward of one row after one of 32 takes 3.1 ms for the same reas
 IMPOSSIBLE = 2.0
 """n rows can be computed as n / m forwards of m rows, so no machine takes longer for them than for those; nor does it
 take less for more rows. A curve off by more than this factor is no machine's. (Below it are disturbances, of which
-``TOO_DISTURBED`` allows 1.35 up in one number of rows and down in another; and libraries with a quick way for one row
-alone: a float product of two rows may pack the weights first, and so read them twice and write them once.)"""
+``cost.TOO_DISTURBED`` allows 1.35 up in one number of rows and down in another; and libraries with a quick way for one
+row alone: a float product of two rows may pack the weights first, and so read them twice and write them once.)"""
 
 CONTEXT, CONTEXT_STEP, CONTEXT_BYTES = 1024, 256, 64 << 20
 """Positions at which attention is timed: a multiple of the step, and at least one, no more than these bytes hold."""

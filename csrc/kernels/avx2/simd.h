@@ -24,7 +24,7 @@ constexpr int kQueriesOfFour = 1;  // so many queries have 4
 
 #include "vectors.inl"
 
-// 16 outputs x 32 inputs of codes, unpacked once and then used for every row: [half][row]. Codes beyond 63 are kept signed
+// 16 outputs x 32 inputs of codes, unpacked once and then used for every row of activations. Codes beyond 63 are kept signed
 // (less 128): two products of 255 * 127 would not fit the 16 bits that maddubs adds in.
 template <int Most>
 struct CodeTile {

@@ -21,7 +21,7 @@ constexpr int kQueriesOfFour = 1;
 
 #include "../avx2/vectors.inl"
 
-// 16 outputs x 32 inputs of unsigned codes, unpacked once and then used for every row: [half][row].
+// 16 outputs x 32 inputs of unsigned codes, unpacked once and then used for every row of activations.
 template <int Most>
 struct CodeTile {
   static constexpr int kTaken = 0;  // from each code

@@ -59,7 +59,7 @@ struct UnpackedBlock {
   SIMD_METHOD UnpackedBlock(const TileStreams<Format>& tile, int64_t b) : scaled(tile.scales.at(b)) {
     unpack(tile.codes + b * Format::Codes::kBytes, codes.rows, typename Format::Codes{});
     scaled.weigh(codes.rows);
-    codes.settle();
+    codes.settle();  // as its instruction set multiplies them
   }
 };
 
