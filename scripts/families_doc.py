@@ -23,7 +23,9 @@ These keep every promise, from safetensors and from GGUF, on the engines `native
 REFUSED = """\
 A switch of a config that changes what a model computes is obeyed or refused by name, never passed over. Of Mistral's
 GGUF files llama.cpp's converter leaves out the window that the first of them had; they call themselves `llama`, and
-load as that. Phi-3 has 4,096 positions, more with `max_context=`.
+load as that. Phi-3 has 4,096 positions, more with `max_context=`. Where config.json ties the lm_head to the embedding
+and the files hold both, the file's lm_head is used if it differs, as transformers 5 does, and `ipex-lookahead info`
+says so.
 
 ### What is refused
 

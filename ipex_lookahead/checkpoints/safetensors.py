@@ -10,6 +10,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from math import prod
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from ipex_lookahead.architectures import ModelSpec, family, spec_for
 from ipex_lookahead.architectures.hparams import shown
-from ipex_lookahead.architectures.keys import renamed
+from ipex_lookahead.architectures.keys import Family, renamed
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import checked_config, read_generation_config, read_json
@@ -34,10 +35,11 @@ from ipex_lookahead.checkpoints.placed import (
     with_offset,
 )
 from ipex_lookahead.checkpoints.quantized import KEY, scheme_of, without_scheme
-from ipex_lookahead.checkpoints.quantized_layers import Layer, Scheme
+from ipex_lookahead.checkpoints.quantized_layers import Found, Layer, Scheme
 from ipex_lookahead.checkpoints.safetensors_reader import MAX_NAME, SafetensorsFile, StoredTensor
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats.base import PackedWeight
+from ipex_lookahead.formats.float_base import widen
 from ipex_lookahead.safe_json import JsonObject
 
 SINGLE = "model.safetensors"
@@ -45,6 +47,9 @@ INDEX = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 16 << 20
 MAX_SHARDS = 512
 
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_COMPARED = 1 << 20
+"""Values of two tensors that are compared at a time."""
 _UNUSED = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
 """Ends of the names of tensors that old releases of transformers saved and that follow from the config."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -60,10 +65,12 @@ class SafetensorsCheckpoint:
 
     Attributes:
         scheme: how its matrices are quantised; None: they are floats, or the family has a way of its own.
+        own_head: the config has the embedding for the lm_head, and the files hold another one, which is used.
     """
 
     spec: ModelSpec
     scheme: Scheme | None = None
+    own_head: bool = False
 
     def __init__(self, path: str | PathLike[str], *, other_family: bool = False) -> None:
         """Open and validate the config, the index and every header.
@@ -113,8 +120,10 @@ class SafetensorsCheckpoint:
         """Find the family's weights among the tensors, under the names that its spec knows them by."""
         known = family(self.config["model_type"])
         names = {renamed(known, name) or "" for name in self._tensors}
-        if self.config["tie_word_embeddings"] is None:
-            self.config["tie_word_embeddings"] = "lm_head.weight" not in names
+        said = self.config["tie_word_embeddings"]
+        if said is not False:
+            self.config["tie_word_embeddings"] = not self._has_own_head(known, names)
+            self.own_head = said is True and not self.config["tie_word_embeddings"]
         self.spec = spec_for(self.config)
         self._weights = {
             name: fused_experts(in_blocks(tensor, names), names) for name, tensor in tensors_by_name(self.spec).items()
@@ -135,7 +144,7 @@ class SafetensorsCheckpoint:
                 check_kind(file, in_file, tensor, most_dimensions=max(2, wanted.get(name, 2)))
             found[name] = (file, tensor)
             known_here = name in wanted or name in bytes_of or name in parts
-            if not known_here and not name.endswith(_UNUSED) and name != "lm_head.weight":
+            if not known_here and not name.endswith(_UNUSED) and name != HEAD:
                 unused.append(in_file)
         self._tensors = found
         self._layers = {
@@ -151,6 +160,18 @@ class SafetensorsCheckpoint:
                 "computes, the text will be wrong", self.path, self.spec.model_type, ", ".join(unused[:8]),
                 f" and {len(unused) - 8} more" if unused[8:] else "",
             )  # fmt: skip
+
+    def _has_own_head(self, known: Family, names: Collection[str]) -> bool:
+        """Whether the files hold an lm_head that is not the embedding, whatever the config says of it.
+
+        As transformers 5 has it: where both are there and differ, the file's is the head. A quantised one differs.
+        """
+        if self.scheme is not None and self.scheme.parts(HEAD, names):
+            return True
+        stored = {renamed(known, name): found for name, found in self._tensors.items()}
+        if HEAD not in stored or EMBEDDING not in stored:
+            return HEAD in stored
+        return not same_values(stored[HEAD], stored[EMBEDDING])
 
     def _parts(self, wanted: Mapping[str, int], names: Collection[str]) -> dict[str, dict[str, str]]:
         """The tensors of each quantised matrix, by the name that a float one would have."""
@@ -320,6 +341,32 @@ def read_float(file: SafetensorsFile, name: str, tensor: StoredTensor) -> Packed
         at = tensor.offset + bad * values.itemsize
         raise ModelFormatError(file.path, name, at, f"value {bad} is NaN or infinite")
     return PackedWeight(kind, tensor.shape, values)
+
+
+def same_values(one: Found, other: Found) -> bool:
+    """Whether two float tensors are equal in shape and values, read piece by piece up to the first difference.
+
+    Raises ModelFormatError if a file has been cut meanwhile.
+    """
+    if one[1].shape != other[1].shape or not {one[1].dtype, other[1].dtype} <= {*_FORMATS}:
+        return False
+    count = prod(one[1].shape)
+    return all(_same_piece(one, other, first, min(count, first + _COMPARED)) for first in range(0, count, _COMPARED))
+
+
+def _same_piece(one: Found, other: Found, first: int, last: int) -> bool:
+    kind, other_kind = _FORMATS[one[1].dtype], _FORMATS[other[1].dtype]
+    bits, other_bits = _piece(one, first, last), _piece(other, first, last)
+    if kind == other_kind and np.array_equal(bits, other_bits):
+        return True
+    return np.array_equal(widen(bits, kind), widen(other_bits, other_kind))
+
+
+def _piece(found: Found, first: int, last: int) -> npt.NDArray[np.generic]:
+    file, stored = found
+    values: npt.NDArray[np.generic] = np.empty(last - first, _CODES[_FORMATS[stored.dtype]])
+    file.file.read_into(stored.offset + first * values.itemsize, values, stored.name)
+    return values
 
 
 def read_part(file: SafetensorsFile, tensor: Tensor, stored: StoredTensor) -> PackedWeight:

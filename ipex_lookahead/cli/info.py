@@ -170,6 +170,7 @@ LABELS = {
     "unknown_keys": "unknown metadata",
     "quantised_by": "quantised by",
     "decoded": "decoded when loaded",
+    "output_layer": "output layer",
     "requantized_from": "rounded twice, before in",
     "problem": "cannot be run",
     "hint": "what to do",

@@ -27,6 +27,7 @@ from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.hub.choosing import PICKLES
 
 MAX_SETTINGS = 4 << 20
+OWN_HEAD = "the file's own lm_head.weight, though config.json ties it to the embedding"
 
 _SIZES: dict[str, tuple[str, ...]] = {
     "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
@@ -162,6 +163,7 @@ def _folder(folder: Path, kind: str) -> dict[str, Any]:
         **({"decoded": sorted(decoded)} if decoded else {}),
         **{word: size if type(size) is int else None for word, size in found.items()},
         **({"quantised_by": by} if (by := _quantiser(quantised, checkpoint)) else {}),
+        **({"output_layer": OWN_HEAD} if getattr(checkpoint, "own_head", False) else {}),
         **({"requantized_from": said} if (said := _rounded_from(checkpoint)) else {}),
         "tokenizer": _tokenizer(folder),
         "chat_template": _has_chat_template(folder),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
+from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint, same_values
 from ipex_lookahead.checkpoints.safetensors_reader import DTYPE_BITS, SafetensorsFile
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from tests.support.tiny import TinyLlama, write_tiny_llama
@@ -356,3 +356,46 @@ def test_reading_takes_one_tensors_memory(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < one * 1.1
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("at", [None, 0, 1 << 20, (1 << 20) + 4095])
+@pytest.mark.parametrize("dtypes", [("F32", "F32"), ("BF16", "BF16"), ("BF16", "F32")])
+def test_equal_values_are_seen_to_the_last(tmp_path: Path, dtypes: tuple[str, str], at: int | None) -> None:
+    """``at``: the only value that differs, in the first piece or the second, and the last of all."""
+    one = np.linspace(1, 2, (1 << 20) + 4096, dtype=np.float32).view(np.uint32) >> 16 << 16
+    other = one.copy()
+    if at is not None:
+        other[at] ^= 1 << 16
+    kept = [
+        (values if kind == "F32" else (values >> 16).astype(np.uint16)).tobytes()
+        for values, kind in zip((one, other), dtypes, strict=True)
+    ]
+    ends = [len(kept[0]), len(kept[0]) + len(kept[1])]
+    header = {
+        "a": {"dtype": dtypes[0], "shape": [257, 4096], "data_offsets": [0, ends[0]]},
+        "b": {"dtype": dtypes[1], "shape": [257, 4096], "data_offsets": ends},
+    }
+    (tmp_path / "x.safetensors").write_bytes(raw_file(json.dumps(header), b"".join(kept)))
+    file = SafetensorsFile(tmp_path / "x.safetensors")
+    tracemalloc.start()
+    same = same_values((file, file.tensors["a"]), (file, file.tensors["b"]))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    file.close()
+    assert same is (at is None)
+    assert peak < 24 << 20  # a piece of each, however long they are
+
+
+def test_tensors_of_other_shapes_or_kinds_are_not_equal(tmp_path: Path) -> None:
+    header = {
+        "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+        "b": {"dtype": "F32", "shape": [3, 2], "data_offsets": [24, 48]},
+        "c": {"dtype": "I32", "shape": [2, 3], "data_offsets": [48, 72]},
+    }
+    (tmp_path / "x.safetensors").write_bytes(raw_file(json.dumps(header), bytes(72)))
+    file = SafetensorsFile(tmp_path / "x.safetensors")
+    a, b, c = ((file, file.tensors[name]) for name in "abc")
+    assert same_values(a, a)
+    assert not same_values(a, b)
+    assert not same_values(a, c)
+    file.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import ipex_lookahead
 from ipex_lookahead.cli.main import run
@@ -258,3 +258,19 @@ def test_opencl_devices_are_listed_by_the_names_that_device_takes(monkeypatch, c
     assert run(["info", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert facts["opencl"] == {"devices": [], "problem": "pyopencl is absent; install it"}
+
+
+def test_an_output_layer_of_its_own_is_said(tmp_path, capsys):
+    """The config ties it to the embedding, and the file has another one."""
+    folder = write_tiny_llama(tmp_path / "m", tie=True)
+    assert "output_layer" not in facts_of(folder, capsys)
+    tensors = load_file(folder / "model.safetensors")
+    head = tensors["model.embed_tokens.weight"]
+    save_file({**tensors, "lm_head.weight": head.copy()}, folder / "model.safetensors")
+    assert "output_layer" not in facts_of(folder, capsys)
+    before = facts_of(folder, capsys)["parameters"]
+    save_file({**tensors, "lm_head.weight": 2 * head}, folder / "model.safetensors")
+    facts = facts_of(folder, capsys)
+    assert facts["output_layer"] == "the file's own lm_head.weight, though config.json ties it to the embedding"
+    assert facts["parameters"] == before + head.size
+    assert "output layer" in words_of(folder, capsys)
