@@ -21,6 +21,7 @@ from ipex_lookahead.cli.options import (
     option,
     penalty_options,
     sampling_options,
+    special_tokens_option,
 )
 from ipex_lookahead.terminal import counted, is_terminal, may_draw
 
@@ -40,6 +41,7 @@ LEAVING = ("exit", "quit")
 @sampling_options
 @penalty_options
 @option("--system", metavar="TEXT", help="What the model is told before the conversation.")
+@special_tokens_option
 @option(
     "--show-accepted/--hide-accepted",
     default=None,
@@ -54,6 +56,7 @@ def chat(
     draft_model: str | None,
     max_new_tokens: int,
     system: str | None,
+    special_tokens_in_content: bool,
     show_accepted: bool | None,
     history: bool,
     **options: Any,
@@ -82,6 +85,7 @@ def chat(
         "threads": threads,
         "kv_cache": kv_cache,
         "draft_model": draft_model,
+        "special_tokens_in_content": special_tokens_in_content,
     }
     loaded = load_text(model, **settings, **placing, progress=True)
     drafting = ahead.arguments()

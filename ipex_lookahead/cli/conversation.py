@@ -102,7 +102,7 @@ def chat_encoder(tokenizer: Any, config: Mapping[str, Any]) -> Encode:
 
     What was encoded once is remembered: a template runs in a process of its own, and every turn asks for those before.
     """
-    from ipex_lookahead.tokenization.prompts import LLAMA2_VOCABULARY, build_prompt
+    from ipex_lookahead.tokenization.prompts import LLAMA2_VOCABULARY, build_prompt, chat_prompt
 
     plain = config.get("model_type") != "llama" or config.get("vocab_size") != LLAMA2_VOCABULARY
     known: dict[tuple[tuple[str, str], ...], list[int]] = {}
@@ -115,8 +115,7 @@ def chat_encoder(tokenizer: Any, config: Mapping[str, Any]) -> Encode:
 
     def made(messages: list[Message]) -> list[int]:
         if getattr(tokenizer, "chat_template", None):
-            text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-            return list(tokenizer.encode(text, add_special_tokens=False))
+            return chat_prompt(tokenizer, messages)
         system = messages[0]["content"] if messages[0]["role"] == "system" else None
         said = [message["content"] for message in messages[system is not None :]]
         if plain:

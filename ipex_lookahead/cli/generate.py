@@ -23,6 +23,7 @@ from ipex_lookahead.cli.options import (
     option,
     penalty_options,
     sampling_options,
+    special_tokens_option,
 )
 from ipex_lookahead.cli.reading import read_prompt
 from ipex_lookahead.cli.spelling import in_options
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 @option("--stop", multiple=True, metavar="TEXT", help="End where this text appears; may be given several times.")
 @option("--system", metavar="TEXT", help="What the model is told before the prompt.")
 @option("--raw", is_flag=True, help="Continue the prompt as it is, without the chat template.")
+@special_tokens_option
 @option("--output", "-o", type=click.Path(), metavar="FILE", help="Write what would be printed to this file.")
 @option("--overwrite", is_flag=True, help="Replace the file of --output.")
 @option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
@@ -77,6 +79,7 @@ def generate(
     stop: tuple[str, ...],
     system: str | None,
     raw: bool,
+    special_tokens_in_content: bool,
     output: str | None,
     overwrite: bool,
     as_json: bool,
@@ -105,6 +108,7 @@ def generate(
     from ipex_lookahead.cli.loading import load_text
 
     placing |= {"low_bit": low_bit, "threads": threads, "kv_cache": kv_cache}
+    placing["special_tokens_in_content"] = special_tokens_in_content
     loaded = load_text(model, draft_model=draft_model, **placing, progress=not quiet)
     rules, drafting = sampling.rules(max_new_tokens, stop), ahead.arguments()
     encode = partial(_encode, loaded, system=system, raw=raw)

@@ -12,17 +12,25 @@ if TYPE_CHECKING:
     from ipex_lookahead.generation.text_model import TextModel
 
 
-def load_text(name: str, *, draft_model: str | None = None, progress: bool, **settings: Any) -> TextModel:
+def load_text(
+    name: str,
+    *,
+    draft_model: str | None = None,
+    special_tokens_in_content: bool = False,
+    progress: bool,
+    **settings: Any,
+) -> TextModel:
     """The model for a command that answers text: on the native engine neither torch nor transformers is imported.
 
     ``settings`` are those of :func:`ipex_lookahead.auto.load_text_model`; ``draft_model`` loads a second model, which
-    drafts for the first wherever it generates.
+    drafts for the first wherever it generates; ``special_tokens_in_content`` is the tokenizer's attribute.
 
     Raises InputError where the checkpoint carries no tokenizer, or the draft model has another vocabulary.
     """
     from ipex_lookahead.auto import load_text_model
 
     model = load_text_model(name, progress=progress, note=tell_people if progress else None, **settings)
+    model.tokenizer.special_tokens_in_content = special_tokens_in_content
     if draft_model is not None:
         model.use_draft_model(load_text_model(draft_model, progress=progress, **settings))
     # The vocabulary's objects stay: looking through them for garbage takes as long as many decoding steps.

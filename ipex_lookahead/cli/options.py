@@ -47,6 +47,13 @@ def option(*names: str, **settings: Any) -> Decorator:
     return click.option(*names, cls=Option, **settings)
 
 
+special_tokens_option = option(
+    "--special-tokens-in-content",
+    is_flag=True,
+    help="Control tokens that a message spells, such as <|im_end|>, are control tokens, not the text that they are.",
+)
+
+
 def comma_separated(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
     """Callback: ``1,2,4`` as whole numbers above zero."""
     try:

@@ -13,7 +13,14 @@ import click
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.lookahead import NO_COPY, Lookahead, strategy_options
 from ipex_lookahead.cli.names import STRATEGIES
-from ipex_lookahead.cli.options import PLACING, draft_model_option, engine_options, model_options, option
+from ipex_lookahead.cli.options import (
+    PLACING,
+    draft_model_option,
+    engine_options,
+    model_options,
+    option,
+    special_tokens_option,
+)
 from ipex_lookahead.cli.types import Size, Strategy, Tokens
 from ipex_lookahead.errors import InputError
 
@@ -56,6 +63,7 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
     help="Most tokens of a prompt and its answer; the model's own if not given.",
 )
 @option("--drain-seconds", type=click.FloatRange(0), default=30.0, help="Answers may go on for so long after SIGTERM.")
+@special_tokens_option
 @option("--no-page", is_flag=True, help="No page at /.")
 @option("--quiet", "-q", is_flag=True, help="Say nothing but errors.")
 @option("--verbose", "-v", is_flag=True, help="A line for each request.")
@@ -74,6 +82,7 @@ def serve(
     cache_memory: int,
     max_context: int | None,
     drain_seconds: float,
+    special_tokens_in_content: bool,
     no_page: bool,
     quiet: bool,
     verbose: bool,
@@ -123,6 +132,7 @@ def serve(
         from ipex_lookahead.generation.service import Service
 
         loading = {"low_bit": low_bit, "threads": threads, "kv_cache": kv_cache, "max_context": max_context, **placing}
+        loading["special_tokens_in_content"] = special_tokens_in_content
         loaded = load_text(model, draft_model=draft_model, progress=not quiet, **loading)
         server.ready(loaded, lambda one: Service(one, slots=slots, queue=queue, cache_memory=cache_memory))
         tell(f"{settings.names[0]} is ready at {url(bound)} (API at {url(bound)}/v1)")

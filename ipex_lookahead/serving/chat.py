@@ -156,7 +156,7 @@ class ChatRequest(Sampled):
 
     def _variables(self) -> dict[str, Any]:
         given = dict(self.chat_template_kwargs or {})
-        taken = {"messages", "tools", "add_generation_prompt", "conversation", "tokenize"} & given.keys()
+        taken = {"messages", "tools", "add_generation_prompt"} & given.keys()
         if taken:
             raise refused("chat_template_kwargs", f"{min(taken)!r} is set by the server")
         if self.reasoning_effort is not None:

@@ -79,23 +79,23 @@ def prepare(served: Served, talk: Talk) -> Prepared:
     template = served.template
     style, knows_tools = style_of(template)
     given = [_spoken(one) for one in talk.functions] if talk.may_call else []
-    text_of = partial(_rendered, served, talk)
+    ids_of = partial(_encoded, served, talk)
     spoken_of = bool(given) or any(m["role"] == "tool" or m.get("tool_calls") for m in talk.messages)
     if not template:
         ids = _without_template(served, talk)
     elif spoken_of and not knows_tools:
-        ids = served.encode(text_of(in_words(talk.messages, given), None) + talk.begun)
+        ids = ids_of(in_words(talk.messages, given), None)
     else:
         tools = [{"type": "function", "function": dict(one)} for one in given] or None
         messages = [_with_objects(message) for message in talk.messages]
-        ids = served.encode(text_of(messages, tools) + talk.begun)
+        ids = ids_of(messages, tools)
     markers = _markers(served, style) if given else {}
     return Prepared(ids, _grammar(served, talk, style, markers), style if given else None, markers)
 
 
-def _rendered(served: Served, talk: Talk, messages: Sequence[Message], tools: Any) -> str:
-    text = served.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tools=tools, **talk.variables)
-    return str(text)
+def _encoded(served: Served, talk: Talk, messages: Sequence[Message], tools: Any) -> list[int]:
+    variables = {**talk.variables, "add_generation_prompt": True, "tools": tools}
+    return served.tokenizer.prompt_ids(messages, variables, talk.begun)
 
 
 def _without_template(served: Served, talk: Talk) -> list[int]:
@@ -109,7 +109,7 @@ def _without_template(served: Served, talk: Talk) -> list[int]:
         )
     system = talk.messages[0]["content"] if len(roles) == 2 else None
     ids = build_prompt(served.tokenizer, served.model.config, talk.messages[-1]["content"], system)
-    return ids + (served.encode(talk.begun) if talk.begun else [])
+    return ids + (served.tokenizer.encode_content(talk.begun, add_special_tokens=False) if talk.begun else [])
 
 
 def _with_objects(message: Message) -> Message:

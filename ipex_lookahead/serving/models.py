@@ -44,6 +44,7 @@ def _model(server: Server, name: str) -> dict[str, Any]:
         "meta": {
             "n_vocab": served.vocab_size,
             "n_ctx": served.max_context,
+            "special_tokens_in_content": "text" if served.keeps_content_apart else "control tokens",
             **{fact: served.facts[fact] for fact in _TOLD if fact in served.facts},
         },
     }

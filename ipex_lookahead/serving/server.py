@@ -63,6 +63,7 @@ class Served:
     Attributes:
         eos_ids: ids that end an answer.
         defaults: the model's own generation config.
+        keeps_content_apart: whether control tokens that messages spell stay text.
     """
 
     def __init__(self, model: TextModel, service: Service) -> None:
@@ -71,6 +72,7 @@ class Served:
         self.tokenizer = model.tokenizer
         if self.tokenizer.chat_template is not None:
             self.tokenizer.render_often()
+        self.keeps_content_apart = self.tokenizer.keeps_content_apart()
         self.vocab_size = model.engine.vocab_size
         self.max_context = model.engine.max_context
         self.eos_ids = model.eos_ids

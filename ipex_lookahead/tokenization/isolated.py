@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.errors import ModelFormatError
 from ipex_lookahead.safe_json import File
+from ipex_lookahead.tokenization.content import Encode, respelled
 from ipex_lookahead.tokenization.growth import MOST_ADDED, MOST_GROWTH, most_ids
 from ipex_lookahead.tokenization.process import OnFork, Stopped, Worker, importable
 from ipex_lookahead.tokenization.text import TextTokenizer
@@ -132,6 +133,7 @@ class IsolatedText(TextTokenizer):
             if token not in known:
                 added.append({"id": pipeline.vocab[token], "content": token, **flags, "special": True})
         self._vocab = pipeline.vocab | {token["content"]: token["id"] for token in added}
+        self._added = {token["content"]: bool(token["special"]) for token in added}
         self._silent = frozenset(token["id"] for token in added if token["special"])
         description = pipeline.description | {"added_tokens": sorted(added, key=lambda token: token["id"])}
         if "add_bos_token" in options or "add_eos_token" in options:
@@ -140,6 +142,7 @@ class IsolatedText(TextTokenizer):
             description["post_processor"] = self._around(before, after)
         self._description = json.dumps(description, ensure_ascii=False)
         self._longest = max(map(len, self._vocab))
+        self._file = pipeline.file
         self._process = TokenizerProcess(self._description, pipeline.file)
 
     def _around(self, before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
@@ -156,9 +159,17 @@ class IsolatedText(TextTokenizer):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """See :class:`TextTokenizer`."""
-        question = {"text": text, "special": add_special_tokens, "most": most_ids(text)}
-        ids: list[int] = self._process.ask(question, len(text.encode("utf-8")), "encoding")
-        return ids
+        return _encoded(self._process, text, add_special_tokens)
+
+    @property
+    def added_tokens(self) -> Mapping[str, bool]:
+        """See :class:`TextTokenizer`."""
+        return self._added
+
+    def _respelled(self, spellings: Mapping[str, str]) -> Encode:
+        description = json.dumps(respelled(json.loads(self._description), spellings), ensure_ascii=False)
+        process = TokenizerProcess(description, self._file)
+        return lambda text, special: _encoded(process, text, special)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """See :class:`TextTokenizer`."""
@@ -189,3 +200,9 @@ class IsolatedText(TextTokenizer):
         from ipex_lookahead.tokenization.tokenizers import RehearsedTokenizer
 
         return RehearsedTokenizer.of(self, self._description, self._options)
+
+
+def _encoded(process: TokenizerProcess, text: str, add_special_tokens: bool) -> list[int]:
+    question = {"text": text, "special": add_special_tokens, "most": most_ids(text)}
+    ids: list[int] = process.ask(question, len(text.encode("utf-8")), "encoding")
+    return ids

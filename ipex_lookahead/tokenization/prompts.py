@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.safe_json import has_surrogate
+from ipex_lookahead.tokenization.text import TextTokenizer
 
 LLAMA2_VOCABULARY = 32000
 """Llama-2's vocabulary size, which its descendants without a chat template share."""
@@ -25,7 +26,8 @@ def build_prompt(tokenizer: Any, config: Mapping[str, Any], text: str, system: s
     """Token ids of the prompt for one turn.
 
     The tokenizer's chat template if it has one; else Llama-2's format for Llama models with its vocabulary; else the
-    text as it stands, after ``system`` and an empty line if that is given.
+    text as it stands, after ``system`` and an empty line if that is given. With a ``TextTokenizer`` control tokens that
+    the text spells are text (:mod:`ipex_lookahead.tokenization.content`).
 
     Args:
         tokenizer: a ``TextTokenizer`` or a ``transformers`` tokenizer.
@@ -43,8 +45,16 @@ def build_prompt(tokenizer: Any, config: Mapping[str, Any], text: str, system: s
     if getattr(tokenizer, "chat_template", None):
         messages = [{"role": "system", "content": system}] if system is not None else []
         messages.append({"role": "user", "content": text})
-        rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return list(tokenizer.encode(rendered, add_special_tokens=False))
+        return chat_prompt(tokenizer, messages)
+    encode = tokenizer.encode_content if isinstance(tokenizer, TextTokenizer) else tokenizer.encode
     if config.get("model_type") == "llama" and config.get("vocab_size") == LLAMA2_VOCABULARY:
-        return list(tokenizer.encode(llama2_prompt(text, system)))
-    return list(tokenizer.encode(text if system is None else f"{system}\n\n{text}"))
+        return list(encode(llama2_prompt(text, system)))
+    return list(encode(text if system is None else f"{system}\n\n{text}"))
+
+
+def chat_prompt(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Token ids that the chat template makes of messages, the assistant's opening included. Raises as above."""
+    if isinstance(tokenizer, TextTokenizer):
+        return tokenizer.prompt_ids(messages, {"add_generation_prompt": True})
+    rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return list(tokenizer.encode(rendered, add_special_tokens=False))

@@ -7,15 +7,19 @@ give the same ids and the same text. Methods have transformers' names, so a func
 
 from __future__ import annotations
 
+import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer, processors
 
+from ipex_lookahead.errors import LookaheadError
 from ipex_lookahead.tokenization.chat_template import Renderer, chat_template_of, render_chats
+from ipex_lookahead.tokenization.content import ContentGuard, Encode, respelled
 from ipex_lookahead.tokenization.growth import check_ids
 from ipex_lookahead.tokenization.pieces import Pieces
 from ipex_lookahead.tokenization.release import panics_typed
@@ -36,7 +40,10 @@ class TextTokenizer(ABC):
 
     Attributes:
         chat_template: Jinja source, or several by name, or None.
+        special_tokens_in_content: whether control tokens that messages spell are taken for such; see :mod:`.content`.
     """
+
+    special_tokens_in_content = False
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
@@ -44,10 +51,27 @@ class TextTokenizer(ABC):
         self._roles: dict[str, str] = {role: token for role in ROLES if (token := options.get(role)) is not None}
         self._additional: list[str] = list(options.get("additional_special_tokens") or ())
         self._renderer: Renderer | None = None
+        self._guards: dict[str, ContentGuard] = {}
 
     @abstractmethod
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, special tokens that it spells among them; by default with bos and eos round it."""
+
+    def encode_content(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """As ``encode``, but what the text spells is text, unless ``special_tokens_in_content``."""
+        guard = self._guard("")
+        if self.special_tokens_in_content or not guard.spells(text):
+            return self.encode(text, add_special_tokens)
+        return guard.encode_as_text(text, add_special_tokens)
+
+    @property
+    @abstractmethod
+    def added_tokens(self) -> Mapping[str, bool]:
+        """The tokens that are found in a text as they are spelled, and whether each is special."""
+
+    @abstractmethod
+    def _respelled(self, spellings: Mapping[str, str]) -> Encode:
+        """Encodes as this does, but knows the given added tokens by other spellings alone."""
 
     @abstractmethod
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
@@ -100,7 +124,7 @@ class TextTokenizer(ABC):
         tools: Sequence[Mapping[str, Any]] | None = None,
         **others: Any,
     ) -> Any:
-        """The prompt that the chat template makes of messages: text, or ids with ``tokenize``.
+        """The prompt that the chat template makes of messages: text, or ids with ``tokenize`` (``prompt_ids``).
 
         Args:
             conversation: messages, ``{"role": ..., "content": ...}`` each.
@@ -113,12 +137,66 @@ class TextTokenizer(ABC):
             InputError: there is no template, or it refuses the messages.
             ModelFormatError: it is faulty.
         """
-        variables: dict[str, Any] = {**self._roles, "tools": tools, "add_generation_prompt": add_generation_prompt}
-        if self._additional:
-            variables["additional_special_tokens"] = self._additional
-        template = chat_template_of(self, None, for_tools=bool(tools))
-        text = render_chats(template, [conversation], variables | others, self._renderer)[0]
-        return self.encode(text, add_special_tokens=False) if tokenize else text
+        variables = {**others, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        if tokenize:
+            return self.prompt_ids(conversation, variables)
+        return self._rendered(chat_template_of(self, None, bool(tools)), conversation, {**self._own(), **variables})
+
+    def prompt_ids(
+        self, conversation: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], answer: str = ""
+    ) -> list[int]:
+        """Ids of the prompt that the chat template makes of messages.
+
+        What messages, variables and ``answer`` spell is text, never a control token (:mod:`.content`), unless
+        ``special_tokens_in_content``.
+
+        Args:
+            conversation: messages, ``{"role": ..., "content": ...}`` each.
+            variables: the template's, of which ``tools`` may choose it.
+            answer: the beginning of an answer, which the prompt ends with.
+
+        Raises:
+            InputError: there is no template, or it refuses the messages.
+            ModelFormatError: it is faulty.
+        """
+        template, own = chat_template_of(self, None, for_tools=bool(variables.get("tools"))), self._own()
+        if not self.special_tokens_in_content:
+            guard = self._guard(template)
+            given = {**own, **{name: guard.value(value) for name, value in variables.items()}}
+            text = self._rendered(template, guard.messages(conversation), given) + guard.answer(answer)
+            if not guard.rewritten(text):
+                return guard.encode(text) if guard.marked(text) else self.encode(text, add_special_tokens=False)
+        return self.encode(self._rendered(template, conversation, {**own, **variables}) + answer, False)
+
+    def _own(self) -> dict[str, Any]:
+        """The template's variables that the tokenizer brings."""
+        return {**self._roles, **({"additional_special_tokens": self._additional} if self._additional else {})}
+
+    def keeps_content_apart(self) -> bool:
+        """Whether what content spells stays text: not where a template changes what messages say."""
+        if self.special_tokens_in_content:
+            return False
+        if self.chat_template is None:
+            return True
+        template = chat_template_of(self, None, for_tools=False)
+        guard = self._guard(template)
+        if not guard.control:
+            return True
+        said = [{"role": "user", "content": f"one {guard.control[0]} two"}]
+        try:
+            marked, plain = (self._rendered(template, one, self._own()) for one in (guard.messages(said), said))
+        except LookaheadError:  # it wants other messages; then each request is looked at by itself
+            return True
+        return not guard.rewritten(marked) and guard.without_marks(marked) == plain
+
+    def _rendered(self, template: str, conversation: Sequence[Any], variables: Mapping[str, Any]) -> str:
+        return render_chats(template, [conversation], variables, self._renderer)[0]
+
+    def _guard(self, template: str) -> ContentGuard:
+        if template not in self._guards:
+            self._guards.clear()  # of templates there is one, or two
+            self._guards[template] = ContentGuard(self.added_tokens, template, self._respelled)
+        return self._guards[template]
 
 
 class BytePairText(TextTokenizer):
@@ -172,6 +250,22 @@ class BytePairText(TextTokenizer):
         """See :class:`TextTokenizer`."""
         return frozenset(i for i, token in self.core.get_added_tokens_decoder().items() if token.special)
 
+    @cached_property
+    def added_tokens(self) -> Mapping[str, bool]:
+        """See :class:`TextTokenizer`."""
+        return {token.content: bool(token.special) for token in self.core.get_added_tokens_decoder().values()}
+
+    def _respelled(self, spellings: Mapping[str, str]) -> Encode:
+        core = Tokenizer.from_str(json.dumps(respelled(json.loads(self.core.to_str()), spellings)))
+
+        def encode(text: str, add_special_tokens: bool) -> list[int]:
+            with panics_typed():
+                ids: list[int] = core.encode(text, add_special_tokens=add_special_tokens).ids
+            check_ids(text, ids)
+            return ids
+
+        return encode
+
     def for_transformers(self) -> PreTrainedTokenizerBase:
         """See :class:`TextTokenizer`."""
         from ipex_lookahead.tokenization.tokenizers import BytePairTokenizer
@@ -218,10 +312,32 @@ class SentencePieceText(TextTokenizer):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """See :class:`TextTokenizer`."""
+        return self._encoded(text, add_special_tokens, self._split, self._pieces)
+
+    def _encoded(self, text: str, add_special_tokens: bool, split: _Splitter, pieces: Pieces) -> list[int]:
         ids: list[int] = []
-        for part in self._split(text):
-            ids += [part] if isinstance(part, int) else self._pieces.encode(part)
+        for part in split(text):
+            ids += [part] if isinstance(part, int) else pieces.encode(part)
         return [*self._before, *ids, *self._after] if add_special_tokens else ids
+
+    @cached_property
+    def added_tokens(self) -> Mapping[str, bool]:
+        """See :class:`TextTokenizer`."""
+        special = self.silent_ids
+        return {text: i in special or self._tokens[i].special for i, text in self._added.items()}
+
+    def _respelled(self, spellings: Mapping[str, str]) -> Encode:
+        from ipex_lookahead.tokenization.sentencepiece_model import USER_DEFINED, read_model
+
+        split = _Splitter({spellings.get(text, text): i for i, text in self._added.items()}, self._tokens)
+        model = read_model(self._pieces.model, "tokenizer.model")
+        # Of the pieces only those of the user's are found in a text by what they are spelled like.
+        known = [
+            replace(piece, text=spellings.get(piece.text, piece.text)) if piece.type == USER_DEFINED else piece
+            for piece in model.pieces
+        ]
+        pieces = self._pieces if known == model.pieces else Pieces(replace(model, pieces=known).serialize())
+        return lambda text, special: self._encoded(text, special, split, pieces)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """See :class:`TextTokenizer`."""
