@@ -69,6 +69,10 @@ def main(
     with_it = "with lookahead", f"{after.decode_tok_s:.1f}", f"{after.mean_acceptance_length:.2f}", ratio, same
     print()
     print_table(("", "tok/s", "tokens/step", "ratio", "identical"), [without, with_it], title=title)
+    if name == "default":
+        from ipex_lookahead.cli.recommended import suggestion
+
+        print(f"\n{suggestion()}")
     if plain != ahead:
         raise click.ClickException("the two outputs differ; lookahead must never change the output. Please report this")
 

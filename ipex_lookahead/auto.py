@@ -60,10 +60,10 @@ class AutoModelForCausalLM:
         progress: bool = True,
         **others: Any,
     ) -> LookaheadModelForCausalLM:
-        """Load a checkpoint: a folder, a GGUF file, a hub id, or ``"default"`` for the embedded model.
+        """Load a checkpoint: a folder, a GGUF file, a short name, a hub id, or ``"default"``, the embedded model.
 
         Args:
-            pretrained_model_name_or_path: where the checkpoint is.
+            pretrained_model_name_or_path: where the checkpoint is; `ipex-lookahead pull` lists the short names.
             load_in_low_bit: a key of ``FORMATS`` such as ``sym_int4``, a preset such as ``gguf_q4k_m``, or the path of
                 a ``.yaml`` file of rules (``formats/rules.py``); for engine="ipex-llm" one of ipex-llm's; None keeps
                 every tensor as it is in the file.

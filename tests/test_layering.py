@@ -52,6 +52,7 @@ LEVELS = {
 SAME_LEVEL = {
     ("checkpoints", "tokenization"),
     ("hub", "safe_json"),
+    ("hub", "safe_yaml"),
     ("config", "paths"),
     ("config", "safe_yaml"),
     ("safe_yaml", "safe_json"),

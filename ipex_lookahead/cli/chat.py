@@ -59,6 +59,7 @@ def chat(
     special_tokens_in_content: bool,
     show_accepted: bool | None,
     history: bool,
+    prompt: str | None = None,
     **options: Any,
 ) -> None:
     """Talk with a model. /help lists what can be typed; Ctrl-C stops an answer, Ctrl-D leaves."""
@@ -100,6 +101,10 @@ def chat(
         show_accepted=may_draw(sys.stdout) if show_accepted is None else show_accepted,
         tell=lambda line: aside.print(Text(line, style="dim")),
     )
+    if prompt is not None:  # given by ``run``: one answer
+        if not session.answer(prompt):
+            raise click.exceptions.Exit(1)
+        return
     if by_hand:
         facts = loaded.engine.describe()
         head = f"{model} · {facts.get('low_bit')} · {facts.get('isa')} · {counted(facts.get('threads', 1), 'thread')}"

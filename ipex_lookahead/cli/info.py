@@ -12,6 +12,7 @@ import click
 
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import option
+from ipex_lookahead.cli.recommended import machine_memory
 from ipex_lookahead.cli.settings import Settings, merged, settings_of
 from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.tables import print_facts, print_table
@@ -23,8 +24,6 @@ PACKAGES = ("ipex-lookahead", "torch", "transformers", "tokenizers", "safetensor
 
 MOST_COSTS = 8
 """Measured cost curves that are listed, the newest first."""
-READ_BYTES = 256 << 20
-"""What is read to measure the memory's speed: far more than any cache holds."""
 
 
 @command(
@@ -78,7 +77,7 @@ def machine_facts() -> dict[str, Any]:
             "architecture": platform.machine(),
             "system": platform.platform(),
             "cores_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "memory_bytes": machine_memory(),
         },
         "engine": _engine(),
         "opencl": _opencl(),
@@ -92,6 +91,7 @@ def _engine() -> dict[str, Any]:
     """The core's facts and the machine's roofs, or why there are none: people run this when something is wrong."""
     facts: dict[str, Any] = {"isa_available": [], "threads": None, "isa_chosen": None}
     try:
+        from ipex_lookahead.bench.bandwidth import measured_bandwidth
         from ipex_lookahead.engines.machine import default_threads
         from ipex_lookahead.engines.native import core
 
@@ -99,7 +99,7 @@ def _engine() -> dict[str, Any]:
         facts["amx"] = core.amx_state()
         facts["threads"] = default_threads()
         facts["isa_chosen"] = isa = core.chosen_isa()
-        facts["read_gb_s"] = round(core.read_bandwidth(READ_BYTES, facts["threads"], isa) / 1e9, 1)
+        facts["read_gb_s"] = round(measured_bandwidth() / 1e9, 1)
         facts["integer_gops"] = round(2 * core.integer_peak(facts["threads"], isa) / 1e9)
     except (ImportError, EngineError) as error:
         facts["problem"] = str(error)

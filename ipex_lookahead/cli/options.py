@@ -66,7 +66,7 @@ def comma_separated(ctx: click.Context, param: click.Parameter, value: str) -> l
 
 
 model_option = option(
-    "--model", "-m", type=Model(), default="default", help="A folder, a .gguf file, a hub id, or 'default'."
+    "--model", "-m", type=Model(), default="default", help="A folder, a .gguf file, a short name, a hub id, 'default'."
 )
 low_bit_option = option("--low-bit", type=LowBit(), help=f"{WEIGHTS}; as the file has it if not given.")
 kv_cache_option = option(

@@ -1,4 +1,4 @@
-"""``ipex-lookahead pull``: fetch a model, and say what it is."""
+"""``ipex-lookahead pull``: fetch a model and say what it is; or list those that are recommended."""
 
 from __future__ import annotations
 
@@ -11,16 +11,27 @@ from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.types import Model
 
 
-@command("ipex-lookahead pull owner/repo:model.Q4_0.gguf", "ipex-lookahead pull owner/repo")
-@click.argument("model", type=Model())
+@command(
+    "ipex-lookahead pull",
+    "ipex-lookahead pull qwen3-4b",
+    "ipex-lookahead pull owner/repo:model.Q4_0.gguf",
+    "ipex-lookahead pull owner/repo",
+)
+@click.argument("model", required=False, type=Model())
 @option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def pull(model: str, as_json: bool) -> None:
-    """Fetch MODEL from the hub: owner/repo, owner/repo:file.gguf, owner/repo:Q8_0, or the address of its page.
+def pull(model: str | None, as_json: bool) -> None:
+    """Fetch MODEL from the hub: a short name, owner/repo[:file.gguf], owner/repo:Q8_0, or the address of its page.
+
+    Without MODEL: the recommended models by their short names, what each takes, and the speed to expect here.
 
     Only what is needed is fetched, never pickles or code; an interrupted fetch goes on where it stopped, and large
-    files are checked by their checksum. Wherever --model is asked for, the same names are taken. Behind a proxy set
-    HTTPS_PROXY; for private models HF_TOKEN, or hf auth login; HF_HOME is where models are kept.
+    files are checked by their checksum. Wherever --model is asked for, the same names are taken; a file or folder of
+    a short name's spelling comes before it. Behind a proxy set HTTPS_PROXY; for private models HF_TOKEN, or hf auth
+    login; HF_HOME is where models are kept.
     """
+    if model is None:
+        _list_recommended(as_json=as_json)
+        return
     from ipex_lookahead.cli.model_facts import describe, main_format
     from ipex_lookahead.errors import UnsupportedModelError
     from ipex_lookahead.hub import resolve_model
@@ -36,4 +47,13 @@ def pull(model: str, as_json: bool) -> None:
     if facts["engine"] is None:
         raise UnsupportedModelError(f"it was fetched, but cannot be run: {facts['problem']}", hint=facts["hint"])
     if not as_json:
-        click.echo(f"try it: ipex-lookahead chat --model {model}")
+        click.echo(f"try it: ipex-lookahead run {model}")
+
+
+def _list_recommended(*, as_json: bool) -> None:
+    from ipex_lookahead.cli.recommended import facts, print_recommended
+
+    if as_json:
+        click.echo(json.dumps(facts()))
+    else:
+        print_recommended()

@@ -165,13 +165,16 @@ class Size(AnyType):
 
 
 class Model(AnyType):
-    """A model's name: a folder, a .gguf file, a hub id, or "default"."""
+    """A model's name: a folder, a .gguf file, a short name, a hub id, or "default"."""
 
     name = "model"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Models where the path points, and "default"; where there are none the shell's own files and folders."""
+        """Models where the path points, short names; where there are none the shell's own files and folders."""
+        from ipex_lookahead.hub.recommended import recommended_models
+
         found = {"default": "the model that comes with the package"} | dict.fromkeys(_models(incomplete), "")
+        found |= {name: f"{model.download / 1e9:.1f} GB" for name, model in recommended_models().items()}
         return _items(found, incomplete) or [CompletionItem(incomplete, type="file")]
 
 

@@ -1,7 +1,8 @@
-"""What people write for a model: ``default``, a path, ``owner/repo``, one file of it, or a pasted page's address."""
+"""What people write for a model: ``default``, a path, a short name, ``owner/repo``, a file of it, a page's address."""
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from dataclasses import dataclass, replace
@@ -9,10 +10,12 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.hub.recommended import recommended_models
 
 HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 FORMS = (
-    "a folder with config.json, a .gguf file, owner/repo, owner/repo:file.gguf, a model page's address, or 'default'"
+    "a folder with config.json, a .gguf file, a short name (ipex-lookahead pull lists them), owner/repo, "
+    "owner/repo:file.gguf, a model page's address, or 'default'"
 )
 
 _PART = r"[A-Za-z0-9][\w.-]*"
@@ -44,7 +47,7 @@ class HubName:
 
 
 def parse_name(name: str) -> Path | HubName | None:
-    """What a model name stands for; None for ``default``. What lies on this machine comes before the hub.
+    """What a model name stands for; None for ``default``. What lies on this machine comes before other names.
 
     Raises:
         InputError: a path that does not exist, or no kind of name.
@@ -54,12 +57,16 @@ def parse_name(name: str) -> Path | HubName | None:
     path = Path(os.path.expanduser(name)) if not name.startswith("~") or "/" in name else Path(name)
     if name and _exists(path):
         return path
+    if "/" not in name and (short := recommended_models().get(name.lower())) is not None:
+        name = short.model
     if "://" in name or name.partition("/")[0].lower() in HOSTS:
         return _from_address(name)
     found = _HUB_NAME.fullmatch(name)
     if found and not (name.startswith((".", "~", "/")) or (found["file"] is None and _is_file_name(name))):
         return _checked(HubName(found["repo"], found["revision"], found["file"]), name)
     hint = f"give {FORMS}"
+    if "/" not in name and (near := difflib.get_close_matches(name.lower(), recommended_models(), 1)):
+        hint = f"did you mean {near[0]}?"
     parts = name.split("/")
     if len(parts) > 2 and _is_file_name(name) and re.fullmatch(rf"{_PART}/{_PART}", "/".join(parts[:2]), re.ASCII):
         hint = f"a file of a repository on the hub is written {'/'.join(parts[:2])}:{'/'.join(parts[2:])}"

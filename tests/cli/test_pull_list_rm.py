@@ -19,6 +19,13 @@ from tests.support.gguf_bytes import build, llama_parts
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
 
 ROOT = Path(ipex_lookahead.__file__).parent.parent
+LETTERS = {
+    "model": "gpt2",
+    "pre": "gpt-2",
+    "tokens": ["ab", *(chr(97 + i) for i in range(26)), *(chr(0x100 + i) for i in range(69))],
+    "merges": ["a b"],
+}
+"""A vocabulary of letters, as a GGUF file has it."""
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +126,28 @@ def test_one_file_of_several(command, hub, repositories, tmp_path):
     assert [blob.stat().st_size for blob in blobs] == [len(repositories["owner/ggufs"]["tiny.Q4_0.gguf"])]
     assert command("rm", "-y", "owner/ggufs:tiny.Q4_0.gguf")[0] == 0
     assert not (tmp_path / "hf" / "hub" / "models--owner--ggufs").exists(), "nothing is left to keep"
+
+
+def test_a_short_name_is_pulled_run_and_removed(command, hub, tmp_path):
+    short, repo = "smollm2-360m", "HuggingFaceTB/SmolLM2-360M-Instruct-GGUF"
+    words = {f"tokenizer.ggml.{key}": value for key, value in LETTERS.items()}
+    made = write_tiny_gguf(tmp_path / "made.gguf", quant="Q8_0", metadata=words)
+    hub.repositories[repo] = {"smollm2-360m-instruct-q8_0.gguf": made.read_bytes()}
+    status, out, err = command("run", short, "ab", "-n", "3", "--hide-accepted")
+    assert status == 0, err
+    assert f"looking for {repo} on the hub" in err
+    assert "3 tokens" in err
+    hub.refused[repo] = (503, "")  # it is kept: the hub is not needed any more
+    status, out, err = command("pull", short)
+    assert (status, out.splitlines()[-1]) == (0, f"try it: ipex-lookahead run {short}"), err
+    for arguments in (("generate", "-m", short, "-n", "2", "ab"), ("info", short, "--json")):
+        status, out, err = command(*arguments)
+        assert status == 0, err
+    assert json.loads(out)["model"] == short
+    status, out, err = command("rm", "--yes", short)
+    assert (status, out.startswith(f"removed {short}: ")) == (0, True), err
+    status, out, err = command("run", short, "ab")
+    assert (status, "hint: " in err) == (1, True)
 
 
 def test_what_cannot_be_run_is_said(command):

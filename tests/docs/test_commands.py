@@ -22,6 +22,7 @@ PARSED = {
     "pull": "it needs a network; tests/cli/test_pull_list_rm.py",
     "rm": "it removes what was fetched; tests/cli/test_pull_list_rm.py",
     "chat": "it talks; tests/cli/test_chat.py",
+    "run": "it fetches, and talks; tests/cli/test_pull_list_rm.py",
     "doctor": "it measures for a minute; tests/cli/test_doctor.py",
     "compare-engines": "it loads PyTorch's models; tests/cli/test_compare_engines.py",
     "convert-ipex-llm": "it takes a folder that ipex-llm saved; tests/ipex_llm",

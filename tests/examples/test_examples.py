@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ipex_lookahead.hub.recommended import recommended_models
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.tiny import write_tiny_llama
 
@@ -49,6 +50,15 @@ def test_lookahead_with_every_option(model):
     assert done.returncode == 0, done.stderr
     assert "sym_int4" in done.stdout
     assert "· 1 thread ·" in done.stdout
+
+
+def test_the_demo_ends_with_a_model_to_try():
+    """As ``make demo`` runs it, but for the length: with the embedded model."""
+    done = run("lookahead.py", "--prompt", "Hello", "--n-predict", "4")
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.splitlines()[-1]
+    assert re.fullmatch(r"a larger model that suits this machine \(.*\): ipex-lookahead run \S+", last)
+    assert last.split()[-1] in recommended_models()
 
 
 def test_lookahead_fails_where_outputs_differ(model):

@@ -1,0 +1,173 @@
+"""The recommended models: what the list says follows from the configs that their makers published."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+from pathlib import Path
+
+import pytest
+
+from ipex_lookahead.architectures import ModelSpec, model_types, spec_for
+from ipex_lookahead.architectures.spec import Experts
+from ipex_lookahead.checkpoints.base import TensorInfo
+from ipex_lookahead.checkpoints.config_json import checked_config
+from ipex_lookahead.checkpoints.sizes import packed_bytes
+from ipex_lookahead.engines.native.decoder import kv_bytes_per_token
+from ipex_lookahead.engines.weights import WeightPlan, matrices
+from ipex_lookahead.errors import InputError
+from ipex_lookahead.formats import get_format
+from ipex_lookahead.hub.choosing import GGUF_TYPES, choose, type_in
+from ipex_lookahead.hub.names import HubName, parse_name
+from ipex_lookahead.hub.recommended import POSITIONS, PROGRAM_BYTES, recommended_models
+from ipex_lookahead.safe_json import JsonObject
+
+MODELS = recommended_models()
+ROOT = Path(__file__).resolve().parents[2]
+WORDS = (
+    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "vocab_size", "max_position_embeddings",
+)  # fmt: skip
+TIED = {"tie_word_embeddings": True}
+LONG = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.0] * 48}
+# The numbers of WORDS, and what else the makers' config.json says that bears on sizes.
+PUBLISHED = {
+    "smollm2-360m": ((32, 960, 2560, 15, 5, 64, 49152, 8192), TIED),
+    "qwen3-0.6b": ((28, 1024, 3072, 16, 8, 128, 151936, 40960), TIED),
+    "gemma3-1b": ((26, 1152, 6912, 4, 1, 256, 262144, 32768), {"sliding_window": 512}),
+    "llama3.2-1b": ((16, 2048, 8192, 32, 8, 64, 128256, 131072), TIED),
+    "qwen3-1.7b": ((28, 2048, 6144, 16, 8, 128, 151936, 40960), TIED),
+    "smollm3-3b": ((36, 2048, 11008, 16, 4, 128, 128256, 65536), TIED),
+    "llama3.2-3b": ((28, 3072, 8192, 24, 8, 128, 128256, 131072), TIED),
+    "ministral3-3b": ((26, 3072, 9216, 32, 8, 128, 131072, 262144), TIED),
+    "gemma3-4b": ((34, 2560, 10240, 8, 4, 256, 262144, 131072), {"sliding_window": 1024}),
+    "phi4-mini": (
+        (32, 3072, 8192, 24, 8, 128, 200064, 131072),
+        {**TIED, "partial_rotary_factor": 0.75, "original_max_position_embeddings": 4096, "rope_scaling": LONG},
+    ),
+    "qwen3-4b": ((36, 2560, 9728, 32, 8, 128, 151936, 40960), TIED),
+    "llama3.1-8b": ((32, 4096, 14336, 32, 8, 128, 128256, 131072), {}),
+    "qwen3-8b": ((36, 4096, 12288, 32, 8, 128, 151936, 40960), {}),
+    "gpt-oss-20b": (
+        (24, 2880, 2880, 64, 8, 64, 201088, 131072),
+        {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128},
+    ),
+    "qwen3-30b-a3b": (
+        (48, 2048, 6144, 32, 4, 128, 151936, 40960),
+        {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True},
+    ),
+}
+FORMATS = {"Q8_0": ("sym_int8", "sym_int8"), "Q4_K_M": ("gguf_q4k_m", "q4_k"), "MXFP4": ("sym_int8", "sym_int8")}
+"""Type in a file's name -> the plan for its matrices, and the format of an embedding that is no lm_head."""
+EVERY = pytest.mark.parametrize("name", MODELS)
+
+
+def spec_of(name: str) -> ModelSpec:
+    sizes, more = PUBLISHED[name]
+    raw = {"model_type": MODELS[name].family, **dict(zip(WORDS, sizes, strict=True)), **more}
+    return spec_for(
+        checked_config(JsonObject({k: JsonObject(v) if type(v) is dict else v for k, v in raw.items()}), name)
+    )
+
+
+def file_of(name: str) -> HubName:
+    found = parse_name(name)
+    assert isinstance(found, HubName)
+    return found
+
+
+def kind_of(name: str) -> str:
+    file = file_of(name).file or ""
+    return type_in(file) or file
+
+
+def weighed(name: str) -> tuple[int, float]:
+    """(bytes of all tensors, bytes that a token reads) as llama.cpp's types have them."""
+    spec, kind = spec_of(name), kind_of(name)
+    mixture, embedding = FORMATS[kind]
+    plan, shapes = WeightPlan(mixture).of_spec(spec), matrices(spec)
+    shares: dict[str, float] = {}
+    for block in spec.layers:
+        if isinstance(block.mlp, Experts):
+            for expert in block.mlp.experts:
+                for linear in (expert.gate, expert.up, expert.down):
+                    shares[linear.weight.name] = block.mlp.used / len(block.mlp.experts)
+    total, read = 0, 0.0
+    for tensor in spec.tensors():
+        idle_embedding = tensor.name == spec.embedding.name and not spec.tied
+        if idle_embedding:
+            low_bit = embedding
+        elif tensor.name in shapes:
+            low_bit = (
+                "mxfp4" if kind == "MXFP4" and tensor.name in shares else plan.target(tensor.name, tensor.shape)[0]
+            )
+        else:
+            low_bit = "fp32"
+        sizes = get_format(low_bit).group_sizes
+        size = packed_bytes(TensorInfo(tensor.shape, low_bit, 32 if 32 in sizes else sizes[0]))
+        total += size
+        read += 0 if idle_embedding else size * shares.get(tensor.name, 1.0)
+    return total, read
+
+
+def test_every_model_is_looked_up_here():
+    assert set(PUBLISHED) == set(MODELS)
+    assert 12 <= len(MODELS) <= 16
+    downloads = [model.download for model in MODELS.values()]
+    assert downloads == sorted(downloads), "from small to large"
+
+
+@EVERY
+def test_it_can_be_loaded(name):
+    model, kind = MODELS[name], kind_of(name)
+    assert model.family in model_types(), "a family that runs natively"
+    assert kind in GGUF_TYPES
+    asked = file_of(name)
+    listed = asked.file if asked.file.endswith(".gguf") else f"{asked.repo.partition('/')[2]}-{kind}.gguf"
+    assert choose(asked, {listed: model.download, "README.md": 1}).entry == listed
+    assert model.licence in ("Apache-2.0", "MIT", "Gemma", "Llama 3.1", "Llama 3.2")
+
+
+@EVERY
+def test_figures_follow_from_the_shape(name):
+    model, spec = MODELS[name], spec_of(name)
+    assert model.parameters == pytest.approx(sum(prod(tensor.shape) for tensor in spec.tensors()), rel=0.002)
+    total, read = weighed(name)
+    # Beside tensors a file holds its vocabulary; llama.cpp gives phi3's joined q, k and v more bits than ours apart.
+    assert total < model.download < 1.001 * total + 9_000_000 + (65_000_000 if model.family == "phi3" else 0)
+    assert model.read == pytest.approx(read, rel=0.025 if model.family == "phi3" else 0.002)
+    assert model.position == kv_bytes_per_token(spec, "fp16")
+    assert model.memory == model.download + POSITIONS * model.position + PROGRAM_BYTES
+    assert model.bits == pytest.approx(8 * total / model.parameters, rel=0.03)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if MODELS[name].draft])
+def test_a_draft_model_has_the_vocabulary_and_is_much_smaller(name):
+    draft = MODELS[name].draft
+    assert spec_of(draft).vocab == spec_of(name).vocab
+    assert MODELS[draft].family == MODELS[name].family
+    assert 3 * MODELS[draft].read < MODELS[name].read
+
+
+def test_a_short_name_is_its_repository(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    expected = HubName("Qwen/Qwen3-4B-GGUF", file="Qwen3-4B-Q4_K_M.gguf")
+    assert parse_name("qwen3-4b") == parse_name("Qwen3-4B") == expected
+    (tmp_path / "qwen3-4b").mkdir()
+    assert parse_name("qwen3-4b") == (tmp_path / "qwen3-4b").relative_to(tmp_path), "a path of that name comes first"
+    for nearly in ("qwen3-4", "qwen-4b", "llama3.2-3"):
+        with pytest.raises(InputError, match=re.escape(f"no model at {nearly!r}")) as error:
+            parse_name(nearly)
+        assert error.value.hint.removeprefix("did you mean ").rstrip("?") in MODELS
+    with pytest.raises(InputError) as error:
+        parse_name("something else")
+    assert "a short name (ipex-lookahead pull lists them)" in error.value.hint
+
+
+def test_the_page_groups_them_by_memory():
+    page = (ROOT / "docs" / "which_model.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([\d.]+) GB \| (`[^|]+`) \|$", page.partition("## By size")[0], re.MULTILINE)
+    listed = {name: float(free) for free, names in rows for name in re.findall(r"`([^`]+)`", names)}
+    assert set(listed) == set(MODELS)
+    for name, free in listed.items():
+        assert 0.6 * free < MODELS[name].memory / 1e9 <= free, name
