@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.cost import EngineCosts, cost_folder
+from ipex_lookahead.decoding.cost import EngineCosts
+from ipex_lookahead.decoding.kept_costs import cost_folder
 from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.base import Proposer

@@ -36,9 +36,7 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def costs_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Calibrations of test models go to a folder of the tests', not among those of the user's models."""
-    folder = tmp_path_factory.mktemp("costs")
+    """Calibrations of test models, also those of processes that tests start, lie apart from those of the user's."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ipex_lookahead.model.cost_folder", lambda: folder)
-        patch.setattr("ipex_lookahead.generation.text_model.cost_folder", lambda: folder)
+        patch.setenv("IPEX_LOOKAHEAD_COSTS", str(tmp_path_factory.mktemp("costs")))
         yield

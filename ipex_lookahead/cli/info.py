@@ -68,7 +68,7 @@ def _show_settings(settings: Settings, *, as_json: bool) -> None:
 
 def machine_facts() -> dict[str, Any]:
     """Machine, instruction sets, threads, memory in bytes, versions, cache folder, what steps were measured to cost."""
-    from ipex_lookahead.decoding.cost import cost_folder, known_costs, processor
+    from ipex_lookahead.decoding.kept_costs import cost_folder, known_costs, processor
     from ipex_lookahead.hub import cache_folder
 
     return {
@@ -121,7 +121,7 @@ def _opencl() -> dict[str, Any]:
 def model_facts(name: str, *, progress: bool) -> dict[str, Any]:
     """What a model is, from its headers, and what its steps were measured to cost; no weight is read."""
     from ipex_lookahead.cli.model_facts import describe, licence_of
-    from ipex_lookahead.decoding.cost import cost_folder, known_costs
+    from ipex_lookahead.decoding.kept_costs import cost_folder, known_costs
     from ipex_lookahead.hub import DEFAULT, resolve_model
 
     path = resolve_model(name, progress=progress)
@@ -134,7 +134,7 @@ def model_facts(name: str, *, progress: bool) -> dict[str, Any]:
 
 def forget_step_costs(model: str | None) -> int:
     """Delete the measured costs of a model's steps, or of all; returns how many were deleted."""
-    from ipex_lookahead.decoding.cost import cost_folder, forget_costs
+    from ipex_lookahead.decoding.kept_costs import cost_folder, forget_costs
 
     config = None
     if model is not None:
@@ -228,7 +228,8 @@ def _spoken_costs(costs: dict[str, Any]) -> str:
     )
     size = f"{(costs['weight_bytes'] or 0) / 1e6:,.0f} MB"
     head = f"{size} {costs['low_bit']} {costs['isa']} {counted(costs['threads'], 'thread')}"
-    return f"{head}: {alone:.2f} ms, {more}"
+    noisy = " (measured while the machine was busy)" if costs["noisy"] else ""
+    return f"{head}: {alone:.2f} ms, {more}{noisy}"
 
 
 def _spoken(label: str, fact: object) -> str:

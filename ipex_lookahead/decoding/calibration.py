@@ -6,7 +6,7 @@ curve's (:mod:`ipex_lookahead.decoding.cost`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from statistics import median
@@ -22,9 +22,10 @@ ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 16, 17, 20, 24, 32)
 """Numbers of rows that are measured: every one that may be a tile's edge, as far as drafts go."""
 COARSER = ((0.2, (1, 4, 16)), (0.01, (1, 2, 4, 5, 8, 16, 32)))
 """(seconds of a forward of one row, fewer numbers of rows for engines slower than that): a wait must be bounded."""
-ROUNDS = 5
+ROUNDS, MORE_ROUNDS = 5, 10
 PATIENCE_SECONDS = 1.0
-"""So many rounds; none is begun after so long, since the forwards of slow engines last long enough to tell at once."""
+"""So many rounds, or where they are disturbed so many more; none is begun after so long, since the forwards of slow
+engines last long enough to tell at once."""
 WARM_UP, WARM_UP_SECONDS = 12, 0.04
 """Forwards of one row before the first round, as far as they fit in so long (two always): weights that fit in a cache
 come into it little by little. (84 MB on a Xeon whose cache others share: 4.9 ms, then 4.1, 3.4, 3.0, 2.7, 2.6, 2.2, and
@@ -32,8 +33,12 @@ so it stays. A forward of one row after one of 32 takes 3.1 ms for the same reas
 IMPOSSIBLE = 2.0
 """n rows can be computed as n / m forwards of m rows, so no machine takes longer for them than for those; nor does it
 take less for more rows. A curve off by more than this factor is no machine's. (Below it are disturbances, of which
-``cost.TOO_DISTURBED`` allows 1.35 up in one number of rows and down in another; and libraries with a quick way for one
+``NOISY`` allows 1.35 up in one number of rows and down in another; and libraries with a quick way for one
 row alone: a float product of two rows may pack the weights first, and so read them twice and write them once.)"""
+
+NOISY = 1.35
+"""What was measured in rounds that differed by this factor and more is noisy: other processes had the machine too.
+(SmolLM2-135M, five rounds: 1.05 to 1.27 on an idle machine, 1.42 to 1.78 beside a job at lower priority.)"""
 
 CONTEXT, CONTEXT_STEP, CONTEXT_BYTES = 1024, 256, 64 << 20
 """Positions at which attention is timed: a multiple of the step, and at least one, no more than these bytes hold."""
@@ -80,6 +85,8 @@ ASSUMED = Calibration((1, 2, 4, 5, 8, 16, 32), (1.0, 1.06, 1.18, 1.5, 1.75, 2.8,
 def calibrate(engine: Engine, *, patience: float = PATIENCE_SECONDS) -> tuple[Calibration, float]:
     """Measure forwards of different numbers of rows on a scratch cache, in rounds; each counts by its lower quartile.
 
+    Where other processes disturb the rounds each counts by its least, since they only add to a forward's time.
+
     Rounds go up and down in turn, so that every forward comes after one of nearly as many rows, as it does in a text: a
     large one leaves the caches to its own. A round costs about 30 forwards of one row, half or a fifth of that on slow
     engines.
@@ -97,12 +104,10 @@ def calibrate(engine: Engine, *, patience: float = PATIENCE_SECONDS) -> tuple[Ca
     # The first one also wakes the threads; the second one tells how fast the engine is.
     began = perf_counter()
     _, counted = timed_forward(engine, batches[1])
-    once, _ = timed_forward(engine, batches[1])
-    warm = 2
-    while warm < WARM_UP and perf_counter() - began < WARM_UP_SECONDS:
-        once, _ = timed_forward(engine, batches[1])
-        warm += 1
-    grid = next((coarser for slow, coarser in COARSER if once > slow), ROWS)
+    warm = [timed_forward(engine, batches[1])[0]]
+    while 1 + len(warm) < WARM_UP and perf_counter() - began < WARM_UP_SECONDS:
+        warm.append(timed_forward(engine, batches[1])[0])
+    grid = next((coarser for slow, coarser in COARSER if min(warm) > slow), ROWS)
     rows = tuple(n for n in grid if n <= most)
     same = max(n for n in rows if n <= SAME_ROWS)
     if counted:  # numbers of their own for the rows of one token, beside those of the grid
@@ -111,19 +116,20 @@ def calibrate(engine: Engine, *, patience: float = PATIENCE_SECONDS) -> tuple[Ca
     times: dict[int, list[float]] = {n: [] for n in measured}
     experts = dict.fromkeys(measured, 0)
     began = perf_counter()
-    while not times[1] or (perf_counter() - began < patience and len(times[1]) < ROUNDS):
+    while not times[1] or (perf_counter() - began < patience and _goes_on(times)):
         for n in measured if len(times[1]) % 2 == 0 else measured[::-1]:
             seconds, experts[n] = timed_forward(engine, batches[n])
             times[n].append(seconds)
-    quartile = {n: sorted(some)[len(some) // 4] for n, some in times.items()}
-    repeated = list(times.values()) if len(times[1]) > 1 else [[once, *times[1]]]
-    disturbance = median(max(some) / max(min(some), 1e-9) for some in repeated)
+    repeated = list(times.values()) if len(times[1]) > 1 else [[warm[-1], *times[1]]]
+    disturbance = _disturbance(repeated)
+    noisy = disturbance >= NOISY
+    least = {n: sorted(some)[0 if noisy else len(some) // 4] for n, some in times.items()}
     # More rows never cost less, nor read fewer experts: where it looks so, it is noise.
-    curve = tuple(accumulate((quartile[n] for n in rows), max))
+    curve = _without_bumps([least[n] for n in rows]) if noisy else tuple(accumulate((least[n] for n in rows), max))
     facts = engine.describe()
     found = Calibration(rows, curve, *_context_prices(engine, facts, curve[0]))
     if counted and facts.get("experts") and (more := experts[same] - experts[-same]) > 0:
-        price = min(max(0.0, quartile[same] - quartile[-same]) / more, curve[0] / experts[1])
+        price = min(max(0.0, least[same] - least[-same]) / more, curve[0] / experts[1])
         found = replace(found, experts=tuple(accumulate((experts[n] for n in rows), max)), expert_seconds=price)
         found = replace(found, all_experts=facts["experts"])
     return found, disturbance
@@ -175,6 +181,29 @@ def possible(calibration: Calibration) -> Calibration:
         bounds = [-(-n // m) * known for m, known in zip(calibration.rows, seconds, strict=False)]
         seconds.append(min([calibration.seconds[i], *bounds]))
     return replace(calibration, seconds=tuple(seconds))
+
+
+def _goes_on(times: Mapping[int, Sequence[float]]) -> bool:
+    """Whether another round is to be run, as far as patience goes."""
+    done = len(times[1])
+    return done < ROUNDS or (done < MORE_ROUNDS and _disturbance(times.values()) >= NOISY)
+
+
+def _disturbance(repeated: Iterable[Sequence[float]]) -> float:
+    """By what factor the slowest of some times was off the quickest, over the numbers of rows in median."""
+    return median(max(some) / max(min(some), 1e-9) for some in repeated)
+
+
+def _without_bumps(seconds: Sequence[float]) -> tuple[float, ...]:
+    """No number of rows takes longer than a larger one: where it looks so, its forwards were disturbed."""
+    return tuple(accumulate(reversed(seconds), min))[::-1]
+
+
+def quickest(one: Calibration, other: Calibration) -> Calibration:
+    """Of two calibrations of one engine the shorter time of each number of rows: disturbances only add to them."""
+    if one.rows != other.rows:
+        return other
+    return replace(other, seconds=_without_bumps([*map(min, one.seconds, other.seconds)]))
 
 
 def _siblings(cache: Cache, token: int, rows: int) -> Batch:

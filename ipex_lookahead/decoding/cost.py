@@ -9,53 +9,40 @@ of a text may need ten experts of a layer or thirty. How many a draft will need 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
-import platform
-import re
-import tempfile
 import threading
+import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
-from ipex_lookahead.architectures import spec_for
+from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.calibration import (
     ASSUMED,
+    NOISY,
     WARM_UP,
     Calibration,
     calibrate,
-    from_json,
     impossible,
     possible,
+    quickest,
     timed_forward,
-    to_json,
 )
+from ipex_lookahead.decoding.kept_costs import MOST_DISTURBED, Measured, file_of, load, save, used
 from ipex_lookahead.engines.base import Engine
-from ipex_lookahead.engines.native.decoder import KV_CACHES, kv_bytes_per_token
 from ipex_lookahead.engines.prefill import chain
-from ipex_lookahead.errors import LookaheadError, ModelFormatError
-from ipex_lookahead.hub import cache_folder
-from ipex_lookahead.safe_json import load_object
 
 CHECK_SECONDS = 0.015
 """Forwards of one row take so long, at least one, to see whether a kept calibration is still to be believed."""
 WORTH_A_FILE_SECONDS = 0.02
 """A calibration that took less is not written down: doing it again is as quick."""
-TOO_DISTURBED = 1.35
-"""Nor is one whose rounds differed by more than this factor: other processes had the machine. It serves for now.
-(SmolLM2-135M, five rounds: 1.05 to 1.27 on an idle machine, 1.42 to 1.78 beside a job at lower priority.)"""
-ATTEMPTS = 2
-"""An impossible curve is measured once more; whatever disturbed it may be over."""
-FILE_BYTES = 1 << 16
-TEMPORARY = ".costs-"
-"""How the name of a file begins that is being written."""
+QUIET = 1.2
+"""Forwards of one row in a row differ by less where nobody else has the machine."""
+AGAIN_SECONDS = 600.0
+"""A noisy calibration is measured again after so long at the earliest: a start that looks quiet may not stay so."""
 
 FOLLOW = 0.08
 """Weight of a new time in the running mean of its number of rows."""
@@ -154,6 +141,10 @@ class CostCurve:
 class EngineCosts:
     """The cost curve of one loaded engine: from the file of an earlier run, or calibrated when first asked for.
 
+    A calibration that other processes disturbed is kept too, marked as noisy: it is better than what would be assumed,
+    and a machine that is always busy would measure at every start. It is measured again at a start that looks quiet,
+    and what was less disturbed stays.
+
     Args:
         engine: the loaded engine.
         folder: where calibrations are kept; None keeps none.
@@ -169,163 +160,66 @@ class EngineCosts:
         self._curve: CostCurve | None = None
         self._measuring = threading.Lock()
 
+    def ready(self, config: LookaheadConfig | None) -> None:
+        """Measure now what a generation with this configuration will ask for: before its clock and its answer begin."""
+        if config is not None and config.adaptive:
+            self.curve()
+
     def curve(self) -> CostCurve:
         """The curve, the same object for every generation: what one learns, the next knows."""
         with self._measuring:
-            return self._known()
+            if self._curve is None:
+                self._curve = CostCurve(self._known())
+            return self._curve
 
-    def _known(self) -> CostCurve:
-        if self._curve is None:
-            file = None if self._folder is None else self._folder / f"{key_of(self._engine)}.json"
-            found = None if file is None else load(file)
-            if found is None or self._was_slowed(found):
-                if self._progress is not None:
-                    self._progress("measuring what a decoding step costs on this machine (once)")
-                found = self._measure(file)
-            self._curve = CostCurve(found)
-        return self._curve
+    def _known(self) -> Calibration:
+        file = None if self._folder is None else file_of(self._folder, self._engine)
+        kept = None if file is None else load(file, self._engine)
+        if file is not None and kept is not None:
+            used(file)
+            now = self._one_row(3 if kept.noisy else 1)
+            # One row takes much less now: other processes had the machine, and the curve has their shape. That it takes
+            # more now is no reason: what is measured beside others is worth less than what is known.
+            slowed = min(now) * NOISY < kept.calibration.seconds[0]
+            if not (_is_old(kept) and (slowed or _is_quiet(now)) if kept.noisy else slowed):
+                return kept.calibration
+            if slowed:
+                kept = None
+        if self._progress is not None:
+            self._progress("measuring what a decoding step costs on this machine (once)")
+        return self._measure(file, kept)
 
-    def _was_slowed(self, known: Calibration) -> bool:
-        """Whether one row takes much less now: then other processes had the machine, and the curve has their shape.
-
-        That it takes more now is no reason: what is measured beside others is worth less than what is known.
-        """
+    def _one_row(self, least: int) -> list[float]:
+        """What forwards of one row take now; at least so many."""
         batch = chain(self._engine.new_cache(), np.zeros(1, np.int32))
         began, seconds = perf_counter(), [timed_forward(self._engine, batch)[0]]
-        while len(seconds) < WARM_UP and perf_counter() - began < CHECK_SECONDS:
+        while len(seconds) < least or (len(seconds) < WARM_UP and perf_counter() - began < CHECK_SECONDS):
             seconds.append(timed_forward(self._engine, batch)[0])
-        return min(seconds) * TOO_DISTURBED < known.seconds[0]
+        return seconds
 
-    def _measure(self, file: Path | None) -> Calibration:
-        """A calibration, written down where it will still be true tomorrow; else the next process measures again."""
-        for _ in range(ATTEMPTS):
-            began = perf_counter()
-            found, disturbance = calibrate(self._engine)
-            quick = perf_counter() - began < WORTH_A_FILE_SECONDS
-            if not impossible(found):
-                if file is not None and not quick and disturbance < TOO_DISTURBED:
-                    save(file, found, self._engine)
-                return found
-        return possible(found)
-
-
-def cost_folder() -> Path:
-    """Where calibrations are kept: ``costs`` in the cache folder."""
-    return cache_folder() / "costs"
-
-
-def known_costs(folder: Path, config: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-    """The calibrations of this processor in a folder, the newest first: what they are of, and milliseconds by rows.
-
-    Args:
-        folder: see :func:`cost_folder`.
-        config: a checkpoint's config; then only those of models of that shape (a base and an instruct model share
-            theirs), in whatever format. None = of all models.
-    """
-    found = []
-    for file, of in _files(folder):
-        calibration = load(file)
-        if calibration is not None and of.get("processor") == processor() and _is_of(of, config):
-            milliseconds = {
-                str(n): round(1000 * s, 3) for n, s in zip(calibration.rows, calibration.seconds, strict=True)
-            }
-            names = ("engine", "isa", "threads", "low_bit", "weight_bytes", "vocab_size")
-            found.append({**{name: of.get(name) for name in names}, "milliseconds": milliseconds})
-    return found
+    def _measure(self, file: Path | None, noisy: Measured | None) -> Calibration:
+        """A calibration, written down where a machine can have it. ``noisy``: stays where this is no better."""
+        began = perf_counter()
+        found, disturbance = calibrate(self._engine)
+        quick = perf_counter() - began < WORTH_A_FILE_SECONDS
+        if impossible(found):  # whatever disturbed it may be over
+            again, disturbance = calibrate(self._engine)
+            if impossible(again):
+                found, disturbance = possible(quickest(found, again)), max(disturbance, NOISY)
+            else:
+                found = again
+        if noisy is not None and noisy.disturbance <= disturbance:
+            found, disturbance = noisy.calibration, noisy.disturbance
+        if file is not None and not quick:
+            save(file, Measured(found, min(disturbance, MOST_DISTURBED), time.time()), self._engine)
+        return found
 
 
-def forget_costs(folder: Path, config: Mapping[str, Any] | None = None) -> int:
-    """Delete the calibrations that a folder holds, so that they are measured again; how many were deleted.
-
-    Args:
-        folder: see :func:`cost_folder`; one that is not there holds none.
-        config: as for :func:`known_costs`; None deletes damaged files and what an interrupted write left over, too.
-
-    Raises:
-        OSError: a file cannot be deleted.
-    """
-    if config is None:
-        doomed = [*folder.glob("*.json"), *folder.glob(f"{TEMPORARY}*")]
-    else:
-        doomed = [file for file, of in _files(folder) if _is_of(of, config)]
-    for file in doomed:
-        file.unlink(missing_ok=True)
-    return len(doomed)
+def _is_quiet(seconds: Sequence[float]) -> bool:
+    """Whether forwards one after the other took as long as each other, once the caches were warm."""
+    warm = seconds[len(seconds) // 2 :] if len(seconds) > 3 else seconds[1:]
+    return max(warm) < QUIET * min(warm)
 
 
-def _files(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Files of calibrations, the newest first, and what engine each says that it is of."""
-    for file in sorted(folder.glob("*.json"), key=_changed, reverse=True):
-        try:
-            found = load_object(file, FILE_BYTES).get("engine")
-        except ModelFormatError:
-            continue
-        if isinstance(found, dict):
-            yield file, found
-
-
-def _is_of(engine: Mapping[str, Any], config: Mapping[str, Any] | None) -> bool:
-    """Whether an engine's identity may be that of a model with this config."""
-    if config is None:
-        return True
-    if engine.get("vocab_size") != config.get("vocab_size"):
-        return False
-    if "family" in engine:  # torch's engines name it
-        return bool(engine["family"] == config.get("model_type"))
-    try:
-        spec = spec_for(dict(config))
-    except LookaheadError:
-        return False
-    return engine.get("kv_bytes_per_token") in [kv_bytes_per_token(spec, kind) for kind in KV_CACHES]
-
-
-def _changed(file: Path) -> float:
-    try:
-        return file.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def key_of(engine: Engine) -> str:
-    """Name of the file of an engine's calibration: the machine and the model's shape, hashed."""
-    return hashlib.sha256(json.dumps(identity(engine), sort_keys=True).encode()).hexdigest()[:24]
-
-
-def identity(engine: Engine) -> dict[str, Any]:
-    """What a calibration depends on."""
-    facts = engine.describe()
-    names = ("engine", "isa", "threads", "low_bit", "weight_bytes", "kv_cache", "kv_bytes_per_token")
-    where = {name: facts[name] for name in ("device", "family", "dtype", "deterministic") if name in facts}
-    known = {"processor": processor(), "vocab_size": engine.vocab_size, **{name: facts.get(name) for name in names}}
-    return known | where  # what only some engines tell comes last, so that others' calibrations keep their names
-
-
-def processor() -> str:
-    """The processor's model name."""
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE)
-    except OSError:
-        found = None
-    return found[1] if found else platform.processor() or platform.machine()
-
-
-def save(file: Path, calibration: Calibration, engine: Engine) -> None:
-    """Write a calibration, by another name and a rename. A folder that cannot be written to is no error."""
-    temporary = None
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=file.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            json.dump({"engine": identity(engine), **to_json(calibration)}, out, indent=1)
-        os.replace(temporary, file)
-    except OSError:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-
-
-def load(file: Path) -> Calibration | None:
-    """An earlier calibration; None where there is none, or none that can be believed."""
-    try:
-        return from_json(load_object(file, FILE_BYTES))
-    except ModelFormatError:
-        return None
+def _is_old(measured: Measured) -> bool:
+    return abs(time.time() - measured.at) >= AGAIN_SECONDS

@@ -1,4 +1,4 @@
-"""Where a model runs: the two protocols every engine fulfils."""
+"""Where a model runs: the two protocols every engine fulfils, and what some can tell besides."""
 
 from __future__ import annotations
 
@@ -123,6 +123,16 @@ class Engine(Protocol):
         ``step_bytes``, where it is there: what of the weights a step of one row reads, all but idle experts;
         ``experts``, in a mixture: how many there are, in all layers.
         """
+        ...
+
+
+@runtime_checkable
+class NamesKernels(Protocol):
+    """An engine that can tell its kernels from those of another version: what was timed on those is not true of it."""
+
+    @property
+    def kernels(self) -> str:
+        """Which kernels it runs, in a word that another build of them does not have."""
         ...
 
 

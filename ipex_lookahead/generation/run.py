@@ -210,6 +210,8 @@ def run_stepwise(
     Yields:
         For each job its tape, after each forward, and returns the same. Closing the generator abandons what goes on.
     """
+    if costs is not None and any(job.limit - len(job.prompt) > 1 for job in jobs):
+        costs.ready(config)
     stats = GenerationStats() if stats is None else stats
     stats.sequences = len(jobs)
     stats.seed = next((job.sampler.seed for job in jobs if job.sampler is not None), None)

@@ -15,7 +15,8 @@ import numpy as np
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.choose import Ids, Processor
-from ipex_lookahead.decoding.cost import EngineCosts, cost_folder
+from ipex_lookahead.decoding.cost import EngineCosts
+from ipex_lookahead.decoding.kept_costs import cost_folder
 from ipex_lookahead.decoding.penalties import CountPenalties, LeastLength, NoRepeatedNGrams, RepetitionPenalty
 from ipex_lookahead.decoding.prefix_cache import PrefixCache, pages_of
 from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
@@ -216,6 +217,9 @@ class TextModel:
         if limit == len(ids):
             stats.sequences, stats.finish_reasons = 1, [reason]
             return
+        if limit - len(ids) == 1:
+            config = None  # the one token comes with the prompt: there is nothing to draft
+        self.costs.ready(config)
         keep = keep and self.engine.row_invariant
         job.cache = cache = self._kept.take(job.prompt) if keep else self.engine.new_cache()
         if on_prefill is not None:
@@ -223,9 +227,7 @@ class TextModel:
         (tape,) = yield from run_stepwise(
             self.engine,
             [job],
-            config
-            if limit - len(ids) > 1
-            else None,  # the first token comes with the prompt: there is nothing to draft
+            config,
             stats=stats,
             costs=self.costs,
             stores=self.stores,

@@ -163,18 +163,20 @@ def test_labels_are_words(tmp_path, capsys):
 
 
 def write_costs(folder, vocab, rows=(1, 2)):
-    from ipex_lookahead.decoding.cost import processor
+    from ipex_lookahead.decoding.kept_costs import FORMAT, processor
+    from ipex_lookahead.engines.native.core import core_build
 
     folder.mkdir(parents=True, exist_ok=True)
     about = {"processor": processor(), "vocab_size": vocab, "engine": "native", "isa": "avx2", "threads": 2,
              "low_bit": "sym_int4", "weight_bytes": 10**6, "kv_cache": "fp16", "kv_bytes_per_token": 128}  # fmt: skip
     seconds = [0.01 * (1 + 0.1 * n) for n in range(len(rows))]
-    content = {"engine": about, "rows": rows, "seconds": seconds, "key_seconds": 0.0, "key_row_seconds": 0.0}
+    about = {"format": FORMAT, "kernels": core_build(), "disturbance": 1.1, "at": 0.0, "engine": about}
+    content = {**about, "rows": rows, "seconds": seconds, "key_seconds": 0.0, "key_row_seconds": 0.0}
     (folder / f"{vocab:024}.json").write_text(json.dumps(content))
 
 
 def test_costs_are_forgotten(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("IPEX_LOOKAHEAD_CACHE", str(tmp_path))
+    monkeypatch.setenv("IPEX_LOOKAHEAD_COSTS", str(tmp_path / "costs"))
     for vocab in (96, 97):
         write_costs(tmp_path / "costs", vocab)
     assert run(["info", "--forget-costs"]) == 0
@@ -187,18 +189,21 @@ def test_costs_are_forgotten(tmp_path, capsys, monkeypatch):
 def test_the_costs_of_a_model_are_its_own(tmp_path, capsys, monkeypatch):
     from ipex_lookahead import AutoModelForCausalLM
     from ipex_lookahead.decoding.calibration import Calibration
-    from ipex_lookahead.decoding.cost import key_of, save
+    from ipex_lookahead.decoding.kept_costs import Measured, file_of, save
 
-    monkeypatch.setenv("IPEX_LOOKAHEAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("IPEX_LOOKAHEAD_COSTS", str(tmp_path / "costs"))
     folders = [write_tiny_llama(tmp_path / f"tiny{vocab}", vocab=vocab) for vocab in (96, 160)]
     for milliseconds, folder in enumerate(folders, 1):
         engine = AutoModelForCausalLM.from_pretrained(folder, engine="native", threads=1, progress=False).engine
         seconds = (milliseconds / 1000, 1.1 * milliseconds / 1000)
-        save(tmp_path / "cache" / "costs" / f"{key_of(engine)}.json", Calibration((1, 2), seconds), engine)
+        measured = Measured(Calibration((1, 2), seconds), 1.1 * milliseconds, 0.0)  # the second one is noisy
+        save(file_of(tmp_path / "costs", engine), measured, engine)
     for milliseconds, folder in enumerate(folders, 1):
         (curve,) = facts_of(folder, capsys)["step_costs"]
         assert curve["milliseconds"]["1"] == milliseconds
-        assert f"{milliseconds}.00 ms, 2 rows 1.10x" in " ".join(words_of(folder, capsys).split())
+        words = " ".join(words_of(folder, capsys).split())
+        assert f"{milliseconds}.00 ms, 2 rows 1.10x" in words
+        assert ("(measured while the machine was busy)" in words) == curve["noisy"] == (milliseconds == 2)
     assert run(["info", str(folders[0]), "--forget-costs"]) == 0
     assert capsys.readouterr().out == "forgot 1 cost curve; they are measured again\n"
     assert [len(facts_of(folder, capsys)["step_costs"]) for folder in folders] == [0, 1]

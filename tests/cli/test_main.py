@@ -301,21 +301,23 @@ def test_version(capsys):
 
 
 def test_info_shows_what_steps_were_measured_to_cost(tmp_path, monkeypatch, capsys):
-    from ipex_lookahead.decoding import cost
+    from ipex_lookahead.decoding import kept_costs
     from ipex_lookahead.decoding.calibration import Calibration
     from tests.support.scripted_engine import markov
 
     monkeypatch.setenv("IPEX_LOOKAHEAD_CACHE", str(tmp_path))
+    monkeypatch.delenv("IPEX_LOOKAHEAD_COSTS")
     assert run(["info", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step_costs"] == []
-    cost.save(cost.cost_folder() / "a.json", Calibration((1, 4), (0.004, 0.005)), markov())
-    (cost.cost_folder() / "damaged.json").write_text("{")
+    measured = kept_costs.Measured(Calibration((1, 4), (0.004, 0.005)), 1.1, 0.0)
+    kept_costs.save(tmp_path / "costs" / "a.json", measured, markov())
+    (kept_costs.cost_folder() / "damaged.json").write_text("{")
     assert run(["info", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["step_costs"]
     assert found["milliseconds"] == {"1": 4.0, "4": 5.0}
     assert found["low_bit"] == "fp32"
     assert run(["info"]) == 0
     assert "1 measured" in capsys.readouterr().out
-    monkeypatch.setattr(cost, "processor", lambda: "another")
+    monkeypatch.setattr(kept_costs, "processor", lambda: "another")
     assert run(["info", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step_costs"] == []

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,33 @@ def test_costs_are_not_measured_for_one_token(folder, monkeypatch):
 
     monkeypatch.setattr(cost, "calibrate", lambda *a, **k: pytest.fail("one token needs no draft"))
     assert run(["generate", "-q", "-n", "1", "--model", str(folder), "Hi"]) == 0
+
+
+@pytest.mark.parametrize("through", ["text", "transformers"])
+def test_costs_are_measured_before_the_clock_runs_and_the_answer_begins(through, folder, tmp_path, monkeypatch):
+    from ipex_lookahead.decoding import calibration, cost, party
+
+    monkeypatch.setattr(party, "perf_counter", lambda: time.perf_counter() + 1000 * happened.count("measured"))
+    happened: list[str] = []
+
+    def measure(engine):
+        happened.append("measured")
+        return calibration.calibrate(engine)
+
+    monkeypatch.setattr(cost, "calibrate", measure)
+    monkeypatch.setenv("IPEX_LOOKAHEAD_COSTS", str(tmp_path))
+    if through == "text":
+        model = load_text_model(str(folder), threads=1, note=lambda said: happened.append("said"))
+        told = {"on_prefill": lambda done, total: happened.append("prompt")}
+        model.generate([5] * 20, Rules(8), lookahead="auto", on_token=lambda token: happened.append("token"), **told)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(folder, threads=1, progress=False)
+        monkeypatch.setattr(model.costs, "_progress", lambda said: happened.append("said"))
+        model.generate(torch.full((1, 20), 5), max_new_tokens=8, lookahead="auto")
+    assert happened[:2] == ["said", "measured"]
+    assert happened.count("measured") == 1
+    stats = model.stats
+    assert max(stats.prefill_seconds, stats.first_token_seconds, stats.decode_seconds) < 1000
 
 
 def test_a_prompt_tells_how_far_it_is(both):

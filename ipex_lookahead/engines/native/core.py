@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from ipex_lookahead.errors import EngineError, InputError
@@ -31,6 +34,15 @@ def native_core() -> Any:
 def core_missing() -> str:
     """Why there is no native core; empty where there is one."""
     return "" if _missing is None else str(_missing)
+
+
+@cache
+def core_build() -> str:
+    """Which build of the core this is: a hash of its file, so that what was measured on other kernels is told from it.
+
+    Empty where there is no core.
+    """
+    return "" if _native is None else hashlib.sha256(Path(_native.__file__).read_bytes()).hexdigest()[:16]
 
 
 def available_isas() -> list[str]:

@@ -18,7 +18,7 @@ from ipex_lookahead.engines.ahead import ahead
 from ipex_lookahead.engines.base import Batch, Cache, StepOutput
 from ipex_lookahead.engines.input_order import SHARED, reordered, warn_of_decoded, with_order
 from ipex_lookahead.engines.machine import check_threads, default_threads
-from ipex_lookahead.engines.native.core import native_core
+from ipex_lookahead.engines.native.core import core_build, native_core
 from ipex_lookahead.engines.native.decoder import (
     empty_decoder,
     kv_bytes_per_token,
@@ -352,6 +352,11 @@ class NativeEngine:
             return next(phase.seconds for phase in self.phase_times() if phase.name == "attention")
         finally:
             self.time_phases(False)
+
+    @property
+    def kernels(self) -> str:
+        """See :class:`ipex_lookahead.engines.base.NamesKernels`."""
+        return core_build()
 
     def describe(self) -> dict[str, Any]:
         """Facts for ``info`` and for reports."""

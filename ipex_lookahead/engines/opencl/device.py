@@ -7,6 +7,7 @@ not pass, and not at all where that does not either.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import re
@@ -355,6 +356,13 @@ class Device:
             "compute_units": int(self.raw.max_compute_units),
             "spelling": ", ".join(SPELT[name] for name in self.spelling) or "plain",
         }
+
+
+@cache
+def sources() -> str:
+    """A hash of the kernels' sources."""
+    files = sorted(KERNELS.glob("*.cl"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 @cache

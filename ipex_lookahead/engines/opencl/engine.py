@@ -16,7 +16,7 @@ from ipex_lookahead.engines.base import Batch, StepOutput
 from ipex_lookahead.engines.native.decoder import KV_CACHES
 from ipex_lookahead.engines.opencl.cache import OpenClCache
 from ipex_lookahead.engines.opencl.decoder import Decoder
-from ipex_lookahead.engines.opencl.device import Device
+from ipex_lookahead.engines.opencl.device import Device, sources
 from ipex_lookahead.engines.opencl.layers import Floats
 from ipex_lookahead.engines.opencl.step import MOST_TOP, plan
 from ipex_lookahead.engines.weights import WeightPlan, check_shape, read_matrix, read_vector
@@ -120,6 +120,11 @@ class OpenClEngine:
             for sequence in checked.sequences:
                 sequence.cache.set_step(sequence.parents)
         return StepOutput(ids[:, 0], logits, ids if top else None, experts)
+
+    @property
+    def kernels(self) -> str:
+        """See :class:`ipex_lookahead.engines.base.NamesKernels`: the kernels' sources, and what compiled them."""
+        return f"{sources()} {self._decoder.device.facts()['driver']}"
 
     def describe(self) -> dict[str, Any]:
         """Facts for ``info`` and for reports."""

@@ -17,6 +17,7 @@ import torch
 
 from ipex_lookahead.engines.base import Batch, StepOutput
 from ipex_lookahead.engines.machine import check_threads
+from ipex_lookahead.engines.native.core import core_build
 from ipex_lookahead.engines.torch.cache import BufferSequence, SequenceCache, sequence_kinds
 from ipex_lookahead.engines.torch.device import device_facts, forward_errors, torch_threads
 from ipex_lookahead.engines.torch.fitness import Trial, fitness_of, refuse_unfit
@@ -138,6 +139,11 @@ class TorchEngine:
                     answers.append(logits)
                 first += count
             return self._output(answers, batch)
+
+    @property
+    def kernels(self) -> str:
+        """See :class:`ipex_lookahead.engines.base.NamesKernels`: torch's version, and our core's."""
+        return f"torch {torch.__version__} {core_build()}"
 
     def describe(self) -> dict[str, Any]:
         """Facts for ``info`` and for reports."""
