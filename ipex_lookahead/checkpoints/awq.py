@@ -1,12 +1,22 @@
-"""AWQ's checkpoints (arXiv 2306.00978) in the layout "gemm", as AutoAWQ writes them.
+"""AWQ's checkpoints (arXiv 2306.00978), as AutoAWQ writes them, in its three layouts.
 
-A layer ``NAME`` has 4 bits, 8 codes a word, all words along the outputs; the codes of outputs 8 j ... 8 j + 7 lie in a
-word in the order 0, 2, 4, 6, 1, 3, 5, 7, lowest bits first:
+A layer ``NAME`` has 4 bits. In "gemm" all words of 8 codes lie along the outputs; the codes of outputs 8 j ... 8 j + 7
+are in a word in the order 0, 2, 4, 6, 1, 3, 5, 7, lowest bits first:
   NAME.qweight  int32 [n_in, n_out / 8]
   NAME.qzeros   int32 [groups, n_out / 8]
   NAME.scales   [groups, n_out]
+In "gemv" words lie along the inputs, in their order; rows of zero points and scales are filled up with zeros:
+  NAME.qweight  int32 [n_out, n_in / 8]
+  NAME.qzeros   int32 [n_out, width]
+  NAME.scales   [n_out, width * 8], of which the first ``groups`` count
+In "gemv_fast" a word is 16 bits and holds a code of each of four outputs, in 64 inputs in an order of their own
+(``_fast_codes``), and a zero point is what -scale * zero is in binary16:
+  NAME.qweight  int16 [n_out / 4, n_in]
+  NAME.qzeros   [width * 8, n_out]
+  NAME.scales   [width * 8, n_out]
 
-w[o, i] = scales[g, o] * (code - zero[g, o]), g = i // group_size.
+w[o, i] = scales[g, o] * (code - zero[g, o]), g = i // group_size; in "gemv_fast" scales[g, o] * code + qzeros[g, o].
+``width`` is what ``_width`` gives.
 """
 
 from __future__ import annotations
@@ -21,30 +31,34 @@ import numpy.typing as npt
 from ipex_lookahead.architectures.hparams import Source, shown
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
+from ipex_lookahead.checkpoints.quantized_groups import Grouped, codes_of, fitting
 from ipex_lookahead.checkpoints.quantized_layers import (
     FLOATS,
-    Grouped,
     Layer,
     Settings,
     check_plain,
     choice,
-    codes_of,
     group_size,
     named_parts,
     rows_of,
     unsupported,
 )
 from ipex_lookahead.formats.base import PackedWeight
+from ipex_lookahead.formats.float_base import to_binary16
+from ipex_lookahead.formats.groups import pack_nibbles
 from ipex_lookahead.safe_json import JsonObject
 
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _BACK = tuple(_ORDER.index(output) for output in range(8))
 
 
+_LAYOUTS = ("gemm", "gemv", "gemv_fast")
+
+
 def _layout(source: Source, key: str, value: Any) -> str:
-    if not isinstance(value, str) or value.lower() != "gemm":
-        raise unsupported(source, key, value, "gemm")
-    return "gemm"
+    if not isinstance(value, str) or value.lower() not in _LAYOUTS:
+        raise unsupported(source, key, value, *_LAYOUTS)
+    return value.lower()
 
 
 _SETTINGS = Settings(
@@ -69,7 +83,7 @@ _SETTINGS = Settings(
         "desc_act": (None, False),
         "dynamic": (None, {}),
         "pack_dtype": (None, "int32"),
-        "checkpoint_format": (None, "gemm"),
+        "checkpoint_format": (None, *_LAYOUTS),
     },
 )  # fmt: skip
 _PARTS = ("qweight", "qzeros", "scales")
@@ -77,7 +91,7 @@ _PARTS = ("qweight", "qzeros", "scales")
 
 @dataclass(frozen=True, slots=True)
 class Awq:
-    """The scheme; see ``quantized_layers.Scheme``."""
+    """The scheme in the layout "gemm"; see ``quantized_layers.Scheme``."""
 
     grouped: Grouped
     name: str = "awq"
@@ -88,12 +102,9 @@ class Awq:
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
         """See ``Scheme.info``. Reads scales that are not binary16."""
-        check_plain(tensor, layer, "qweight")
+        _check_parts(tensor, layer)
         n_out, n_in = tensor.hf.shape
         groups = self.grouped.groups(n_in)
-        for part in ("qzeros", "scales"):
-            if part not in layer:
-                raise layer.error("qweight", f"is there without {part}")
         if n_out % 8:
             raise layer.error("qweight", f"belongs to {n_out} outputs, which are no whole words of 8 codes")
         layer.check("qweight", (n_in, n_out // 8), "I32")
@@ -108,10 +119,95 @@ class Awq:
         return self.grouped.weight(info, codes, layer.floats("scales")[:, rows].T, zeros)
 
 
+@dataclass(frozen=True, slots=True)
+class AwqGemv(Awq):
+    """The scheme in the layout "gemv"."""
+
+    def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
+        """See ``Scheme.info``. Reads scales that are not binary16."""
+        _check_parts(tensor, layer)
+        n_out, n_in = tensor.hf.shape
+        width = _width(self.grouped, layer, n_in)
+        if n_in % 8:
+            raise layer.error("qweight", f"belongs to {n_in} inputs, which are no whole words of 8 codes")
+        layer.check("qweight", (n_out, n_in // 8), "I32")
+        layer.check("qzeros", (n_out, width), "I32")
+        layer.check("scales", (n_out, width * 8), *FLOATS)
+        return self.grouped.info_of(tensor, layer, "scales")
+
+    def read(self, tensor: Tensor, layer: Layer, info: TensorInfo) -> PackedWeight:
+        """See ``Scheme.read``."""
+        rows, groups = rows_of(tensor), self.grouped.groups(tensor.hf.shape[1])
+        codes, zeros = (codes_of(layer.read(part)[rows], 4) for part in ("qweight", "qzeros"))
+        return self.grouped.weight(info, codes, layer.floats("scales")[rows, :groups], zeros[:, :groups])
+
+
+@dataclass(frozen=True, slots=True)
+class AwqGemvFast(Awq):
+    """The scheme in the layout "gemv_fast": scale * code + minimum, as ``asym_int4`` has it."""
+
+    def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
+        """See ``Scheme.info``."""
+        _check_parts(tensor, layer)
+        n_out, n_in = tensor.hf.shape
+        rows, size = _width(self.grouped, layer, n_in) * 8, self.grouped.size(n_in)
+        if n_out % 4 or n_in % 64:
+            raise layer.error("qweight", f"belongs to {n_out} outputs, {n_in} inputs; they lie in fours and in 64s")
+        layer.check("qweight", (n_out // 4, n_in), "I16")
+        for part in ("qzeros", "scales"):
+            layer.check(part, (rows, n_out), "F16")
+        group_size = fitting("asym_int4", size, n_in)
+        if group_size is None:
+            return TensorInfo(tensor.shape, "fp32", decoded_from=f"int4, groups of {size}")
+        return TensorInfo(tensor.shape, "asym_int4", group_size)
+
+    def read(self, tensor: Tensor, layer: Layer, info: TensorInfo) -> PackedWeight:
+        """See ``Scheme.read``."""
+        rows, n_in = rows_of(tensor), tensor.hf.shape[1]
+        codes = _fast_codes(layer.read("qweight"))[rows]
+        scales, minimums = (layer.floats(part)[:, rows].T for part in ("scales", "qzeros"))
+        of_inputs = np.arange(n_in) // self.grouped.size(n_in)
+        if info.format == "fp32":
+            return PackedWeight("fp32", info.shape, codes * scales[:, of_inputs] + minimums[:, of_inputs])
+        first = of_inputs[:: info.group_size]
+        scale, minimum = (to_binary16(np.ascontiguousarray(numbers[:, first])) for numbers in (scales, minimums))
+        return PackedWeight("asym_int4", info.shape, pack_nibbles(codes), info.group_size, scale, minimum)
+
+
+def _check_parts(tensor: Tensor, layer: Layer) -> None:
+    check_plain(tensor, layer, "qweight")
+    for part in ("qzeros", "scales"):
+        if part not in layer:
+            raise layer.error("qweight", f"is there without {part}")
+
+
+def _width(grouped: Grouped, layer: Layer, n_in: int) -> int:
+    """Words in a row of zero points. Raises ModelFormatError for groups of which no kernel of AutoAWQ's knows."""
+    size = grouped.size(n_in)
+    words_of = {32: 4, 64: 2}
+    if size < 128 and size not in words_of or n_in % size:
+        raise layer.error("qweight", f"has {n_in} inputs in groups of {size}; this layout has 32, 64, or 128 and more")
+    words = words_of.get(size, 1)
+    return -(-(n_in // size) // (8 * words)) * words
+
+
 def _in_order(words: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
     """Words [n, n_out / 8] to the codes [n, n_out] in the order of the outputs."""
     codes = codes_of(words, 4)
     return codes.reshape(len(codes), -1, 8)[:, :, _BACK].reshape(codes.shape)
+
+
+def _fast_codes(words: npt.NDArray[np.int16]) -> npt.NDArray[np.uint8]:
+    """Words [n_out / 4, n_in] to codes [n_out, n_in].
+
+    64 neighbouring words hold 64 inputs of four outputs, 16 words an output, four codes a word, the lowest bits first.
+    Of 32 inputs, position 8 a + 4 b + c there is input 8 c + 2 a + b.
+    """
+    fours, n_in = words.shape
+    data = words.view(np.uint16)
+    codes = np.stack([(data >> shift & 15).astype(np.uint8) for shift in (0, 4, 8, 12)], axis=-1)
+    rows = codes.reshape(fours, n_in // 64, 4, 2, 4, 2, 4)  # of 64 inputs: four outputs, two times 32, a, b, c
+    return np.ascontiguousarray(rows.transpose(0, 2, 1, 3, 6, 4, 5)).reshape(4 * fours, n_in)
 
 
 def awq(raw: JsonObject, source: Source) -> Awq:
@@ -122,4 +218,5 @@ def awq(raw: JsonObject, source: Source) -> Awq:
             raise source.error(other, "is missing")
         if key in settings and settings[key] != settings[other]:
             raise source.error(key, f"is {shown(settings[key])}, but {other} is {shown(settings[other])}")
-    return Awq(Grouped(4, settings["group_size"], symmetric=False))
+    layout = {"gemm": Awq, "gemv": AwqGemv, "gemv_fast": AwqGemvFast}[settings["version"]]
+    return layout(Grouped(4, settings["group_size"], symmetric=False))

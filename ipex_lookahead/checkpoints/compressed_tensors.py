@@ -1,6 +1,7 @@
-"""Checkpoints of the compressed-tensors library (llm-compressor): int4 and int8, packed or as bytes.
+"""Checkpoints of the compressed-tensors library (llm-compressor): settings, and int4 and int8, packed or as bytes.
 
-A layer ``NAME`` is, with b bits, 32 / b codes a word, lowest bits first, codes counted from -2^(b-1):
+Floats of eight and four bits are in ``compressed_floats.py``. Of whole numbers a layer ``NAME`` is, with b bits, 32 / b
+codes a word, lowest bits first, codes counted from -2^(b-1):
   NAME.weight_packed      int32 [n_out, ceil(n_in * b / 32)]; in the formats of bytes NAME.weight, int8 [n_out, n_in]
   NAME.weight_scale       [n_out, groups]; [n_out, 1] for one a row, [1] for one in all
   NAME.weight_zero_point  int32 [ceil(n_out * b / 32), groups], words along the outputs, or int8 [n_out, groups];
@@ -22,15 +23,18 @@ import numpy as np
 from ipex_lookahead.architectures.hparams import Source, boolean, shown
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
+from ipex_lookahead.checkpoints.compressed_floats import CompressedFp8, CompressedMxfp4, CompressedNvfp4
+from ipex_lookahead.checkpoints.quantized_floats import FloatBlocks
+from ipex_lookahead.checkpoints.quantized_groups import Grouped, codes_of
 from ipex_lookahead.checkpoints.quantized_layers import (
     FLOATS,
     Array,
-    Grouped,
     Layer,
+    Scheme,
     Settings,
+    block_shape,
     check_plain,
     choice,
-    codes_of,
     group_size,
     inside,
     named_parts,
@@ -40,9 +44,13 @@ from ipex_lookahead.checkpoints.quantized_layers import (
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.safe_json import JsonObject
 
-_PACKED, _BYTES = ("pack-quantized",), ("int-quantized", "naive-quantized")
+_PACKED, _INT, _EITHER = ("pack-quantized",), ("int-quantized",), ("naive-quantized",)
+_FLOAT8, _FLOAT4 = ("float-quantized", "mxfp8-quantized"), ("nvfp4-pack-quantized", "mxfp4-pack-quantized")
 _SETTINGS = Settings(
-    used={"format": choice(*_PACKED, *_BYTES), "config_groups": lambda source, key, value: value},
+    used={
+        "format": choice(*_PACKED, *_INT, *_EITHER, *_FLOAT8, *_FLOAT4),
+        "config_groups": lambda source, key, value: value,
+    },
     neutral={"global_compression_ratio", "ignore", "version"},
     refused={
         "quant_method": ("compressed-tensors",),
@@ -57,7 +65,9 @@ _GROUP = Settings(
     neutral={"targets", "format"},
     refused={"output_activations": (None,)},
 )
-_WEIGHTS = Settings(
+_FOUND = ("actorder", "observer", "observer_kwargs", "scale_dtype", "zp_dtype")
+"""Keys that say how weights were found, or what their tensors say themselves."""
+_INTEGERS = Settings(
     used={
         "num_bits": choice(4, 8),
         "type": choice("int"),
@@ -65,15 +75,43 @@ _WEIGHTS = Settings(
         "strategy": choice("group", "channel", "tensor"),
         "group_size": group_size,
     },
-    neutral={"actorder", "observer", "observer_kwargs", "scale_dtype", "zp_dtype"},
+    neutral=_FOUND,
+    refused={"dynamic": (None, False), "block_structure": (None,)},
+)
+_FLOATS8 = Settings(
+    used={
+        "num_bits": choice(8),
+        "type": choice("float"),
+        "symmetric": choice(True),
+        "strategy": choice("group", "channel", "tensor", "block"),
+        "group_size": group_size,
+        "block_structure": block_shape,
+    },
+    neutral=_FOUND,
+    refused={"dynamic": (None, False)},
+)
+_FLOATS4 = Settings(
+    used={
+        "num_bits": choice(4),
+        "type": choice("float"),
+        "symmetric": choice(True),
+        "strategy": choice("group", "tensor_group"),
+        "group_size": group_size,
+    },
+    neutral=_FOUND,
     refused={"dynamic": (None, False), "block_structure": (None,)},
 )
 _ACTIVATIONS = Settings(
     used={"num_bits": choice(8), "type": choice("int"), "dynamic": choice(True)},
-    neutral={"actorder", "observer", "observer_kwargs", "scale_dtype", "strategy", "symmetric", "zp_dtype"},
+    neutral={*_FOUND, "strategy", "symmetric"},
     refused={"group_size": (None,), "block_structure": (None,)},
 )
 """Activations quantised as they come: the core quantises its own so, to eight bits in groups of 32, which is finer."""
+_FLOAT_ACTIVATIONS = Settings(
+    used={"num_bits": choice(4, 8), "type": choice("float")},
+    neutral={*_FOUND, "strategy", "symmetric", "dynamic", "group_size", "block_structure"},
+)
+"""Activations that were to be rounded to floats of eight or four bits: the core loses less."""
 _PARTS = ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
 
 
@@ -177,7 +215,7 @@ class CompressedTensors:
         return None
 
 
-def compressed_tensors(raw: JsonObject, source: Source) -> CompressedTensors:
+def compressed_tensors(raw: JsonObject, source: Source) -> Scheme:
     """The scheme that a ``quantization_config`` describes. Raises UnsupportedModelError or ModelFormatError."""
     settings = _SETTINGS.read(raw, source, "compressed-tensors")
     groups = settings.get("config_groups")
@@ -192,7 +230,7 @@ def compressed_tensors(raw: JsonObject, source: Source) -> CompressedTensors:
     return kinds.pop()
 
 
-def _group(name: str, raw: Any, source: Source, form: str) -> CompressedTensors:
+def _group(name: str, raw: Any, source: Source, form: str) -> Scheme:
     spelled = f"{source.places.get('config_groups', ('config_groups', None))[0]}.{name}"
     group = inside(source, spelled, _object(raw, source, "config_groups", f"{name} is"))
     settings = _GROUP.read(raw, group, "compressed-tensors")
@@ -200,21 +238,43 @@ def _group(name: str, raw: Any, source: Source, form: str) -> CompressedTensors:
         raise unsupported(group, "format", raw["format"], form)
     weights = _object(settings.get("weights"), group, "weights", "is")
     at = inside(source, f"{spelled}.weights", weights)
-    said = _WEIGHTS.read(weights, at, "compressed-tensors")
+    floats = form in (*_FLOAT8, *_FLOAT4) or form in _EITHER and weights.get("type") == "float"
+    said = (_FLOATS4 if form in _FLOAT4 else _FLOATS8 if floats else _INTEGERS).read(weights, at, "compressed-tensors")
     activations = settings.get("input_activations")
     if activations is not None:
         found = _object(activations, group, "input_activations", "is")
-        if found.get("dynamic") is not True:
+        if not floats and found.get("dynamic") is not True:
             raise unsupported(group, "input_activations", found, None, "dynamic ones of 8 bits")
-        _ACTIVATIONS.read(found, inside(source, f"{spelled}.input_activations", found), "compressed-tensors")
+        of_activations = _FLOAT_ACTIVATIONS if floats else _ACTIVATIONS
+        of_activations.read(found, inside(source, f"{spelled}.input_activations", found), "compressed-tensors")
     for key in ("num_bits", "strategy"):
         if key not in said:
             raise at.error(key, "is missing")
-    if said["strategy"] == "group" and said.get("group_size", -1) == -1:
-        raise at.error("group_size", "is missing or -1, but strategy is 'group'")
+    if said["strategy"] in ("group", "tensor_group") and said.get("group_size", -1) == -1:
+        raise at.error("group_size", f"is missing or -1, but strategy is {said['strategy']!r}")
+    if form in _FLOAT4:
+        return _of_four_bits(said, at, form)
+    if floats:
+        return CompressedFp8(_blocks(said, at))
     size = said["group_size"] if said["strategy"] == "group" else -1
     grouped = Grouped(said["num_bits"], size, said.get("symmetric", True))
     return CompressedTensors(grouped, said["strategy"], "weight_packed" if form in _PACKED else "weight")
+
+
+def _of_four_bits(said: dict[str, Any], source: Source, form: str) -> Scheme:
+    kind, size = (CompressedNvfp4(), 16) if form.startswith("nvfp4") else (CompressedMxfp4(), 32)
+    if said["group_size"] != size:
+        raise unsupported(source, "group_size", said["group_size"], size)
+    return kind
+
+
+def _blocks(said: dict[str, Any], source: Source) -> FloatBlocks:
+    strategy = said["strategy"]
+    if strategy == "block":
+        if "block_structure" not in said:
+            raise source.error("block_structure", "is missing, but strategy is 'block'")
+        return FloatBlocks(*said["block_structure"])
+    return FloatBlocks(-1 if strategy == "tensor" else 1, said["group_size"] if strategy == "group" else -1)
 
 
 def _object(value: Any, source: Source, key: str, words: str) -> JsonObject:

@@ -1,14 +1,15 @@
 """GPTQ's checkpoints (arXiv 2210.17323), as AutoGPTQ and GPTQModel write them.
 
-A layer ``NAME`` is, with b bits, 32 / b codes a word, lowest bits first:
+A layer ``NAME`` is, with b bits, lowest bits first, codes of 3 bits going on across words, 32 of them in three:
   NAME.qweight  int32 [n_in * b / 32, n_out], words along the inputs
   NAME.qzeros   int32 [groups, n_out * b / 32], words along the outputs
   NAME.scales   [groups, n_out]
   NAME.g_idx    int32 [n_in], the group of each input; missing: neighbours
 
-w[o, i] = scales[g, o] * (code - zero[g, o]). The first version ("gptq", or none given) stores each word of zero points
-less 1 in every code, "gptq_v2" as they are. 1 is added to whole words here, with carries from code to code, as
-GPTQModel does: that undoes a subtraction with borrows exactly.
+w[o, i] = scales[g, o] * (code - zero[g, o]). The first version ("gptq", or none given) stores zero points less 1,
+"gptq_v2" as they are. 1 is added to whole words here, with carries from code to code, as GPTQModel does: that undoes a
+subtraction with borrows exactly. With 3 bits, whose codes lie across words, each zero point has its 1 taken on its own
+there, 0 becoming 7, and is given it back so.
 """
 
 from __future__ import annotations
@@ -21,15 +22,14 @@ import numpy as np
 from ipex_lookahead.architectures.hparams import Source, boolean
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
+from ipex_lookahead.checkpoints.quantized_groups import Grouped, codes_of, in_whole_words
 from ipex_lookahead.checkpoints.quantized_layers import (
     FLOATS,
     Array,
-    Grouped,
     Layer,
     Settings,
     check_plain,
     choice,
-    codes_of,
     group_size,
     named_parts,
     rows_of,
@@ -39,7 +39,7 @@ from ipex_lookahead.safe_json import JsonObject
 
 _SETTINGS = Settings(
     used={
-        "bits": choice(4, 8),
+        "bits": choice(2, 3, 4, 8),
         "group_size": group_size,
         "sym": boolean,
         "desc_act": boolean,
@@ -65,6 +65,8 @@ _SETTINGS = Settings(
     },
 )  # fmt: skip
 _REQUIRED = ("bits", "group_size")
+_ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
+"""A word whose codes are all 1."""
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
 
 
@@ -97,22 +99,25 @@ class Gptq:
     def _check(self, tensor: Tensor, layer: Layer) -> None:
         check_plain(tensor, layer, "qweight")
         (n_out, n_in), bits = tensor.hf.shape, self.grouped.bits
-        groups, a_word = self.grouped.groups(n_in), 32 // bits
+        groups, whole = self.grouped.groups(n_in), in_whole_words(bits)
         for part in ("qzeros", "scales"):
             if part not in layer:
                 raise layer.error("qweight", f"is there without {part}")
         for size, what in ((n_in, "inputs"), (n_out, "outputs")):
-            if size % a_word:
-                raise layer.error("qweight", f"belongs to {size} {what}, which are no whole words of {a_word} codes")
-        layer.check("qweight", (n_in // a_word, n_out), "I32")
-        layer.check("qzeros", (groups, n_out // a_word), "I32")
+            if size % whole:
+                words = f"words of {whole} codes" if bits != 3 else "triples of words, of 32 codes"
+                raise layer.error("qweight", f"belongs to {size} {what}, which are no whole {words}")
+        layer.check("qweight", (n_in * bits // 32, n_out), "I32")
+        layer.check("qzeros", (groups, n_out * bits // 32), "I32")
         layer.check("scales", (groups, n_out), *FLOATS)
 
     def _zeros(self, layer: Layer, rows: slice) -> Array | None:
         words, bits = layer.read("qzeros").view(np.uint32), self.grouped.bits
-        if self.first_version:
-            words = words + np.uint32(0x11111111 if bits == 4 else 0x01010101)
+        if self.first_version and bits != 3:
+            words = words + np.uint32(_ONES[bits])
         zeros: Array = codes_of(words.view(np.int32), bits)
+        if self.first_version and bits == 3:
+            zeros = zeros + np.uint8(1) & np.uint8(7)
         middle = 1 << (bits - 1)
         if not self.grouped.symmetric:
             kept: Array = zeros[:, rows].T
@@ -122,7 +127,7 @@ class Gptq:
             raise layer.error(
                 "qzeros",
                 f"zero point {at} is {zeros.reshape(-1)[at]}, but sym is true: all are {middle}",
-                at * bits // 32,
+                at * bits // 32,  # the word in which it begins
             )
         return None
 

@@ -8,6 +8,7 @@ from ipex_lookahead.architectures.hparams import Places, Source, shown
 from ipex_lookahead.checkpoints.awq import awq
 from ipex_lookahead.checkpoints.bitsandbytes import bitsandbytes
 from ipex_lookahead.checkpoints.compressed_tensors import compressed_tensors
+from ipex_lookahead.checkpoints.fp8 import fp8
 from ipex_lookahead.checkpoints.gptq import gptq
 from ipex_lookahead.checkpoints.quantized_layers import Reader, Scheme, inside
 from ipex_lookahead.errors import UnsupportedModelError
@@ -19,6 +20,7 @@ SCHEMES: dict[str, Reader] = {
     "awq": awq,
     "compressed-tensors": compressed_tensors,
     "bitsandbytes": bitsandbytes,
+    "fp8": fp8,
 }
 """``quant_method`` -> what reads such a folder. A scheme is one file here and one line."""
 

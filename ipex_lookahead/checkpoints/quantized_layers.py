@@ -1,8 +1,9 @@
-"""What the schemes of quantised folders have in common: a layer's tensors, settings, and scale * (code - zero).
+"""What the schemes of quantised folders have in common: a layer's tensors, and settings.
 
 A layer that GPTQ, AWQ, compressed-tensors or bitsandbytes has quantised lies in several tensors: codes, scales, perhaps
 zero points and an order of inputs. A scheme's file knows their names, shapes and meaning; the values that these define
-are kept exactly: in an integer format where one holds them, else as float32, which ``TensorInfo.decoded_from`` says.
+are kept exactly: in a low-bit format where one holds them (``quantized_groups.py``, ``quantized_floats.py``), else as
+floats, which ``TensorInfo.decoded_from`` says.
 """
 
 from __future__ import annotations
@@ -22,11 +23,8 @@ from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.placed import run_of
 from ipex_lookahead.checkpoints.safetensors_reader import DTYPE_BITS, SafetensorsFile, StoredTensor
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
-from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.formats.base import PackedWeight
-from ipex_lookahead.formats.float_base import from_binary16, to_binary16, widen
-from ipex_lookahead.formats.groups import GROUP_SIZES
-from ipex_lookahead.formats.zero_points import SIZES, pack_codes
+from ipex_lookahead.formats.float_base import widen
 from ipex_lookahead.safe_json import JsonObject
 
 Found = tuple[SafetensorsFile, StoredTensor]
@@ -36,7 +34,7 @@ FLOATS = {"F16": "fp16", "BF16": "bf16", "F32": "fp32"}
 LARGEST = float(np.finfo(np.float32).max) / 256
 """The largest number beside codes: times any of them it is still one."""
 _DTYPES: dict[str, type[np.generic]] = {
-    "I8": np.int8, "U8": np.uint8, "I32": np.int32, "I64": np.int64,
+    "I8": np.int8, "U8": np.uint8, "I16": np.int16, "I32": np.int32, "I64": np.int64,
     "F16": np.uint16, "BF16": np.uint16, "F32": np.float32,
 }  # fmt: skip
 
@@ -130,112 +128,6 @@ class Layer:
         return wide
 
 
-def is_half(values: npt.NDArray[np.float32]) -> bool:
-    """Whether binary16 holds all of the values."""
-    return bool((from_binary16(to_binary16(values)) == values).all())
-
-
-@dataclass(frozen=True, slots=True)
-class Grouped:
-    """How values follow from codes: scale * (code - zero), scale and zero shared by groups of a row's inputs.
-
-    Attributes:
-        bits: 4 or 8.
-        group: inputs of a group; -1: all.
-        symmetric: zero is the middle code, ``2 ** (bits - 1)``, everywhere.
-    """
-
-    bits: int
-    group: int
-    symmetric: bool
-
-    def size(self, n_in: int) -> int:
-        """Inputs in a group of a row of ``n_in``."""
-        return n_in if self.group == -1 else self.group
-
-    def groups(self, n_in: int) -> int:
-        """Groups in a row."""
-        return -(-n_in // self.size(n_in))
-
-    def info(self, tensor: Tensor, group_of: Array | None = None, *, decoded: str = "") -> TensorInfo:
-        """What holds such a matrix exactly; float32 where ``decoded`` says why, or 32 divides no group.
-
-        ``group_of`` is what :meth:`order` gives: inputs sorted by it must be in whole groups.
-        """
-        n_in = tensor.shape[1]
-        if group_of is not None and not np.array_equal(np.sort(group_of), np.arange(n_in) // self.size(n_in)):
-            decoded = decoded or "groups of many sizes"
-        size = self.size(n_in)
-        fitting = [n for n in (GROUP_SIZES if self.symmetric else SIZES) if size % n == 0 or size >= n_in]
-        if not fitting and not decoded:
-            decoded = f"groups of {size}"
-        if decoded:
-            return TensorInfo(tensor.shape, "fp32", decoded_from=f"int{self.bits}, {decoded}")
-        kept = f"{'sym' if self.symmetric else 'zero'}_int{self.bits}"
-        return TensorInfo(tensor.shape, kept, max(fitting), ordered=group_of is not None)
-
-    def info_of(
-        self, tensor: Tensor, layer: Layer, scales: str = "scales", group_of: Array | None = None
-    ) -> TensorInfo:
-        """:meth:`info` of a matrix with these ``scales``, which are read where they are not binary16."""
-        whole = layer.kind(scales) == "F16" or is_half(layer.floats(scales))
-        return self.info(tensor, group_of, decoded="" if whole else "scales that are no binary16 numbers")
-
-    def order(self, tensor: Tensor, layer: Layer, part: str) -> Array | None:
-        """The group of each input as the tensor ``part`` says; None where neighbours are together as they lie.
-
-        Raises ModelFormatError for a group that there is not.
-        """
-        if part not in layer:
-            return None
-        n_in = tensor.hf.shape[1]
-        layer.check(part, (n_in,), "I32")
-        found, groups = layer.read(part), self.groups(n_in)
-        if (bad := (found < 0) | (found >= groups)).any():
-            at = int(bad.argmax())
-            raise layer.error(part, f"value {at} is {found[at]}; groups are from 0 to {groups - 1}", at)
-        return None if np.array_equal(found, np.arange(n_in) // self.size(n_in)) else found
-
-    def weight(
-        self,
-        info: TensorInfo,
-        codes: npt.NDArray[np.uint8],
-        scales: npt.NDArray[np.float32],
-        zeros: Array | None,
-        group_of: Array | None = None,
-    ) -> PackedWeight:
-        """The matrix as ``info`` says.
-
-        Args:
-            info: from :meth:`info`.
-            codes: uint8 [n_out, n_in].
-            scales: float32 [n_out, groups].
-            zeros: whole numbers [n_out, groups]; None where ``symmetric``.
-            group_of: the group of each input [n_in]; None: ``group`` neighbours are one.
-        """
-        n_in, size = codes.shape[1], self.size(codes.shape[1])
-        middle = 1 << (self.bits - 1)
-        if info.format == "fp32":
-            index = np.arange(n_in) // size if group_of is None else group_of
-            values = codes.astype(np.float32)
-            values -= np.float32(middle) if zeros is None else zeros.astype(np.float32)[:, index]
-            values *= scales[:, index]
-            return PackedWeight("fp32", info.shape, values)
-        order = None if group_of is None else np.argsort(group_of, kind="stable").astype(np.int32)
-        if order is not None:
-            codes = codes[:, order]
-        index = np.arange(0, n_in, info.group_size) // size
-        halves = to_binary16(np.ascontiguousarray(scales[:, index]))
-        stream = FORMATS[info.format].streams[0]
-        if zeros is None:
-            whole = pack_codes(codes, stream, np.uint8(middle))
-            packed = whole if self.bits == 4 else (whole ^ np.uint8(128)).view(np.int8)
-            return PackedWeight(info.format, info.shape, packed, info.group_size, halves, order=order)
-        packed = pack_codes(codes, stream, zeros[:, -1:])
-        kept = np.ascontiguousarray(zeros[:, index]).astype(np.float16).view(np.uint16)
-        return PackedWeight(info.format, info.shape, packed, info.group_size, halves, kept, order)
-
-
 def rows_of(tensor: Tensor) -> slice:
     """Which of the file's rows are this weight: a fused tensor holds several weights' rows."""
     run = run_of(tensor, tensor.hf)
@@ -246,18 +138,6 @@ def check_plain(tensor: Tensor, layer: Layer, part: str) -> None:
     """Raise for a matrix whose place in a folder is no plain one: experts in one tensor, inputs before outputs."""
     if tensor.hf.layout != "plain" or tensor.hf.expert is not None:
         raise layer.error(part, "is a quantised tensor of all experts; they are read where each is a layer of its own")
-
-
-def nibbles(packed: Array) -> npt.NDArray[np.uint8]:
-    """Rows of bytes [..., n] to codes of four bits [..., 2 n], the low one first."""
-    data = np.ascontiguousarray(packed).view(np.uint8)
-    return np.stack((data & 15, data >> 4), axis=-1).reshape(*data.shape[:-1], -1)
-
-
-def codes_of(words: Array, bits: int) -> npt.NDArray[np.uint8]:
-    """Rows of int32 words [..., n] to the codes of 4 or 8 bits in them [..., n * 32 / bits], the lowest bits first."""
-    bytes_of = np.ascontiguousarray(words).astype("<i4", copy=False).view(np.uint8)
-    return nibbles(bytes_of) if bits == 4 else bytes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +207,13 @@ def group_size(source: Source, key: str, value: Any) -> int:
     if type(value) is not int or not (value == -1 or 1 <= value <= 1 << 16):
         raise source.error(key, f"is {shown(value)}; it must be a whole number from 1 to 65536, or -1")
     return value
+
+
+def block_shape(source: Source, key: str, value: Any) -> tuple[int, int]:
+    """A check for outputs and inputs of a block: two whole numbers from 1 to 65,536."""
+    if not isinstance(value, list) or len(value) != 2 or not all(type(n) is int and 1 <= n <= 1 << 16 for n in value):
+        raise source.error(key, f"is {shown(value)}; it must be two whole numbers from 1 to 65536")
+    return value[0], value[1]
 
 
 Reader = Callable[[JsonObject, Source], Scheme]

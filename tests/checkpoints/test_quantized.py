@@ -13,8 +13,10 @@ import pytest
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
-from ipex_lookahead.formats import dequantize
+from ipex_lookahead.formats import FLOATS, dequantize
+from tests.support import quantized_float_folders as floats
 from tests.support import quantized_folders as folders
+from tests.support.quantized_float_folders import FLOAT_KINDS
 from tests.support.quantized_folders import KINDS, ORDERED, Kind, write_quantized, write_tensors
 from tests.support.tiny_families import build, variants
 
@@ -26,11 +28,11 @@ def each(kinds: list[Kind]) -> pytest.MarkDecorator:
 
 
 def test_every_kind_has_a_name_of_its_own() -> None:
-    names = [kind.name for kind in (*KINDS, *ORDERED)]
+    names = [kind.name for kind in (*KINDS, *ORDERED, *FLOAT_KINDS)]
     assert len({*names}) == len(names)
 
 
-@each([*KINDS, *ORDERED])
+@each([*KINDS, *ORDERED, *FLOAT_KINDS])
 def test_values_are_those_that_the_scheme_defines(tmp_path: Path, kind: Kind) -> None:
     """To the last bit of float32, and every tensor that the model has."""
     values = write_quantized(tmp_path, kind)
@@ -42,7 +44,7 @@ def test_values_are_those_that_the_scheme_defines(tmp_path: Path, kind: Kind) ->
         assert np.array_equal(dequantize(weight), values[name]), name
         if "_proj" in name:
             assert info.format == kind.format
-            assert bool(info.decoded_from) == (info.format == "fp32")
+            assert bool(info.decoded_from) == (info.format in FLOATS)
     checkpoint.close()
 
 
@@ -106,6 +108,8 @@ def change_tensors(folder: Path, change: Callable[[dict[str, Any]], Any]) -> Non
 
 
 GPTQ, AWQ = folders.gptq(4, 32, True), folders.awq(32)
+FP8, NVFP4, MXFP4 = floats.fp8(), floats.nvfp4(), floats.mxfp4()
+CT8 = floats.compressed_fp8("block", rows=128, columns=128)
 PACKED, BNB = folders.compressed(4, "group", 32, False), folders.bnb4("nf4", nested=True)
 IN_GROUP = "config_groups__group_0__"
 
@@ -115,7 +119,7 @@ IN_GROUP = "config_groups__group_0__"
     [
         (GPTQ, {"quant_method": "aqlm"}, "quant_method is aqlm|quant_method 'aqlm'"),
         (GPTQ, {"quant_method": ...}, "quant_method"),
-        (GPTQ, {"bits": 3}, "bits is 3; what is read is 4 or 8"),
+        (GPTQ, {"bits": 5}, "bits is 5; what is read is 2 or 3 or 4 or 8"),
         (GPTQ, {"bits": 4.0}, "bits is 4.0"),
         (GPTQ, {"bits": True}, "bits is True|bits is true"),
         (GPTQ, {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
@@ -123,11 +127,16 @@ IN_GROUP = "config_groups__group_0__"
         (GPTQ, {"adapter": {"name": "lora"}}, "adapter is"),
         (GPTQ, {"rotation": "hadamard"}, "rotation is 'hadamard'"),
         (GPTQ, {"new_switch": 7}, "new_switch is 7; this key of gptq is not known"),
-        (AWQ, {"version": "gemv"}, "version is 'gemv'; what is read is 'gemm'"),
+        (AWQ, {"version": "exllama"}, "version is 'exllama'; what is read is 'gemm' or 'gemv' or 'gemv_fast'"),
         (AWQ, {"zero_point": False}, "zero_point is"),
         (AWQ, {"bits": 8}, "bits is 8"),
         (AWQ, {"desc_act": True}, "desc_act is"),
-        (PACKED, {"format": "nvfp4-pack-quantized"}, "format is 'nvfp4-pack-quantized'"),
+        (PACKED, {"format": "mxfp6-pack-quantized"}, "format is 'mxfp6-pack-quantized'"),
+        (
+            PACKED,
+            {"format": "nvfp4-pack-quantized"},
+            "format is 'pack-quantized'; what is read is 'nvfp4-pack-quantized'",
+        ),
         (PACKED, {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is"),
         (PACKED, {IN_GROUP + "weights__type": "float"}, r"config_groups\.group_0\.weights\.type is 'float'"),
         (PACKED, {IN_GROUP + "weights__num_bits": 6}, r"num_bits is 6"),
@@ -136,6 +145,16 @@ IN_GROUP = "config_groups__group_0__"
         (PACKED, {IN_GROUP + "output_activations": {}}, "output_activations is"),
         (PACKED, {IN_GROUP + "input_activations": {"dynamic": False}}, "input_activations is"),
         (PACKED, {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config is"),
+        (FP8, {"fmt": "e5m2"}, "fmt is 'e5m2'"),
+        (FP8, {"scale_fmt": "e8m23"}, "scale_fmt is 'e8m23'"),
+        (FP8, {"expert_dtype": "fp4"}, "expert_dtype is 'fp4'"),
+        (FP8, {"modules_to_convert": ["embed_tokens"]}, "modules_to_convert is"),
+        (FP8, {"new_switch": 7}, "new_switch is 7; this key of fp8 is not known"),
+        (CT8, {IN_GROUP + "weights__type": "int"}, r"config_groups\.group_0\.weights\.type is 'int'"),
+        (CT8, {IN_GROUP + "weights__symmetric": False}, "symmetric is"),
+        (CT8, {IN_GROUP + "input_activations__type": "int"}, r"input_activations\.type is 'int'"),
+        (NVFP4, {IN_GROUP + "weights__group_size": 32}, "group_size is 32; what is read is 16"),
+        (NVFP4, {IN_GROUP + "weights__strategy": "channel"}, "strategy is 'channel'"),
         (BNB, {"load_in_8bit": True}, "load_in_4bit is"),
         (BNB, {"bnb_4bit_quant_type": "int4"}, "bnb_4bit_quant_type is 'int4'"),
         (BNB, {"llm_int8_has_fp16_weight": True}, "llm_int8_has_fp16_weight is"),
@@ -166,6 +185,10 @@ def test_settings_that_are_not_read_are_refused_with_key_and_value(
         (PACKED, {IN_GROUP + "weights__group_size": None}, "is missing or -1, but strategy"),
         (PACKED, {IN_GROUP + "weights__symmetric": 3}, r"group_0\.weights\.symmetric at byte"),
         (BNB, {"load_in_4bit": 1}, r"quantization_config\.load_in_4bit at byte"),
+        (FP8, {"weight_block_size": [128]}, r"weight_block_size at byte \d+: is \[128\]"),
+        (FP8, {"weight_block_size": [128, 0]}, "weight_block_size at byte"),
+        (CT8, {IN_GROUP + "weights__block_structure": None}, "block_structure.*is missing"),
+        (NVFP4, {IN_GROUP + "weights__group_size": None}, "is missing or -1, but strategy is 'tensor_group'"),
     ],
 )
 def test_settings_that_cannot_be_are_errors_with_their_place(
@@ -204,6 +227,8 @@ def dropped(part: str) -> Callable[[dict[str, Any]], Any]:
     return lambda tensors: tensors.pop(f"{LAYER}.{part}")
 
 
+THREE, POWERS = folders.gptq(3, 32, True), floats.fp8(dtype="exponents")
+GEMV, FAST = (folders.awq(32, layout=layout) for layout in ("gemv", "gemv_fast"))
 ORDER, INT8 = folders.gptq(4, 32, True, ordered="shared"), folders.compressed(8, "channel", -1, True, packed=False)
 
 
@@ -230,6 +255,27 @@ ORDER, INT8 = folders.gptq(4, 32, True, ordered="shared"), folders.compressed(8,
         (PACKED, put("weight_scale", (2, 1), float("nan")), "weight_scale", "value 9 is NaN"),
         (INT8, replaced("weight_scale", lambda t: t[:-1]), "weight_scale", r"\[127, 1\]"),
         (INT8, replaced("weight", lambda t: t.short()), "weight", "is I16"),
+        (THREE, replaced("qweight", lambda t: t[:-1]), "qweight", r"is I32 \[11, 128\]; .* I32 \[12, 128\]"),
+        (THREE, put("qzeros", (0, 0), 0), "qzeros", "zero point 0 is 1, but sym is true: all are 4"),
+        (GEMV, replaced("scales", lambda t: t[:, :-1]), "scales", r"F16 \[128, 31\]; .*\[128, 32\]"),
+        (GEMV, dropped("qzeros"), "qweight", "without qzeros"),
+        (FAST, replaced("qweight", lambda t: t.int()), "qweight", r"is I32 .* I16 \[32, 128\]"),
+        (FAST, put("qzeros", (0, 0), float("nan")), "qzeros", "value 0 is NaN or infinite"),
+        (FP8, put("weight", (1, 2), float("nan")), "weight", "value 130 is NaN"),
+        (FP8, put("weight_scale_inv", (0, 0), float("inf")), "weight_scale_inv", "value 0 is NaN or infinite"),
+        (FP8, put("weight_scale_inv", (0, 0), 1e34), "weight_scale_inv", r"value 0 is 1e\+34; it must be at most"),
+        (FP8, replaced("weight_scale_inv", lambda t: t.int()), "weight_scale_inv", "is I32"),
+        (FP8, replaced("weight_scale_inv", lambda t: t.repeat(2, 1)), "weight_scale_inv", r"\[2, 1\]; .* \[1, 1\]"),
+        (FP8, replaced("weight", lambda t: t.float()), "weight", "is F32"),
+        (FP8, dropped("weight"), "weight_scale_inv", "without weight"),
+        (POWERS, replaced("weight_scale_inv", lambda t: t.fill_(float("nan"))), "weight_scale_inv", "value 0 is 255"),
+        (CT8, replaced("weight_scale", lambda t: t[0]), "weight_scale", r"is BF16 \[1\]"),
+        (NVFP4, put("weight_global_scale", 0, 0.0), "weight_global_scale", "is 0; scales are divided by it"),
+        (NVFP4, put("weight_global_scale", 0, 1e-37), "weight_global_scale", "which makes values infinite"),
+        (NVFP4, put("weight_scale", (3, 1), float("nan")), "weight_scale", "value .* is NaN"),
+        (NVFP4, dropped("weight_global_scale"), "weight_packed", "without weight_global_scale"),
+        (MXFP4, put("weight_scale", (3, 1), 255), "weight_scale", "value 13 is NaN or infinite"),
+        (MXFP4, replaced("weight_packed", lambda t: t[:, :-1]), "weight_packed", r"is U8 \[128, 63\]"),
         (BNB, replaced("weight.absmax", lambda t: t[:-1]), "absmax", r"\[255\]"),
         (BNB, dropped("weight.nested_absmax"), "absmax", "nested_absmax is not there"),
         (BNB, dropped("weight.quant_state.bitsandbytes__nf4"), "weight", "0 quant_state tensors"),

@@ -77,6 +77,80 @@ def test_compressed_tensors(
     check(tmp_path, expected, f"{'sym' if symmetric else 'zero'}_int{bits}")
 
 
+@pytest.mark.parametrize(
+    ("form", "arguments", "held"),
+    [
+        ("float-quantized", {"strategy": "tensor"}, "fp8_e4m3_fp32"),
+        ("float-quantized", {"strategy": "channel"}, "fp8_e4m3_fp32"),
+        ("float-quantized", {"strategy": "block", "block_structure": [64, 64]}, "fp8_e4m3_fp32"),
+        ("mxfp8-quantized", {"strategy": "group", "group_size": 32, "scale_dtype": torch.uint8}, "fp8_e4m3"),
+        ("mxfp4-pack-quantized", {"strategy": "group", "group_size": 32, "num_bits": 4}, "mxfp4"),
+        ("nvfp4-pack-quantized", {"strategy": "tensor_group", "group_size": 16, "num_bits": 4}, "bf16"),
+    ],
+)
+def test_floats_of_compressed_tensors(tmp_path: Path, form: str, arguments: dict[str, Any], held: str) -> None:
+    """Bit for bit; scales in float32, since the library rounds to the dtype that they have."""
+    pytest.importorskip("compressed_tensors", reason="the compressed-tensors package is not installed")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+
+    scheme = QuantizationScheme(
+        targets=["Linear"], weights=QuantizationArgs(**{"num_bits": 8, "type": "float", "symmetric": True, **arguments})
+    )
+    compressor = BaseCompressor.get_value_from_registry(form)
+    tensors: dict[str, torch.Tensor] = {}
+    expected: dict[str, torch.Tensor] = {}
+    for name, values in projections().items():
+        n_out, n_in = values.shape
+        rows, columns = {
+            "tensor": (n_out, n_in), "channel": (1, n_in), "block": (64, 64)
+        }.get(arguments["strategy"], (1, arguments.get("group_size", 0)))  # fmt: skip
+        largest = values.reshape(n_out // rows, rows, n_in // columns, columns).abs().amax(dim=(1, 3))
+        most = 6.0 if form.endswith("4-pack-quantized") else 448.0
+        state = {"weight": values, "weight_scale": largest / most}
+        if form.startswith("mx"):
+            state["weight_scale"] = torch.exp2(torch.ceil(torch.log2(largest / most)))
+        if form.startswith("nvfp4"):
+            state["weight_global_scale"] = most * 448 / largest.max().reshape(1)
+            state["weight_scale"] = (largest / most * state["weight_global_scale"]).to(torch.float8_e4m3fn).float()
+        if arguments["strategy"] == "tensor":
+            state["weight_scale"] = state["weight_scale"].reshape(1)
+        made = compressor.compress(dict(state), scheme)
+        tensors |= {f"{name.removesuffix('weight')}{part}": tensor for part, tensor in made.items()}
+        back = dict(made)
+        if form == "mxfp8-quantized":  # in float32 instead of the bfloat16 that scales of bytes become
+            back["weight_scale"] = torch.exp2(made["weight_scale"].float() - 127)
+            expected[name] = BaseCompressor.get_value_from_registry("naive-quantized").decompress(back, scheme)[
+                "weight"
+            ]
+        else:
+            expected[name] = compressor.decompress(back, scheme)["weight"].float()
+    settings = QuantizationConfig(
+        config_groups={"group_0": scheme}, ignore=["lm_head"], format=form, quantization_status="compressed"
+    ).model_dump(mode="json")
+    write(tmp_path, tensors, settings)
+    check(tmp_path, expected, held)
+
+
+def test_fp8_of_transformers(tmp_path: Path) -> None:
+    """What transformers makes of a folder with blocks of 128 x 128 where there is no GPU."""
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    tensors: dict[str, torch.Tensor] = {}
+    expected: dict[str, torch.Tensor] = {}
+    for name, values in projections().items():
+        n_out, n_in = values.shape
+        rows, columns = min(n_out, 64), 64
+        largest = values.reshape(n_out // rows, rows, n_in // columns, columns).abs().amax(dim=(1, 3))
+        scales = largest / 448
+        spread = scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+        tensors[name] = (values / spread).to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = scales
+        expected[name] = Fp8Dequantize(None)._dequantize_one(tensors[name], scales, torch.float32)
+    write(tmp_path, tensors, {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 64]})
+    check(tmp_path, expected, "fp8_e4m3_fp32")
+
+
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("blocksize", [64, 128])
 @pytest.mark.parametrize("quant_type", ["nf4", "fp4"])

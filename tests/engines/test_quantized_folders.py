@@ -1,4 +1,4 @@
-"""Folders of GPTQ, AWQ, compressed-tensors and bitsandbytes on the engines: logits, exactness, saving."""
+"""Folders of GPTQ, AWQ, compressed-tensors, bitsandbytes and fp8 on the engines: logits, exactness, saving."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ipex_lookahead import AutoModelForCausalLM, LookaheadConfig
 from ipex_lookahead.drafting import PROPOSERS
 from ipex_lookahead.formats import FLOATS
 from tests.support.native import chain, ids_of, load, one_by_one, run
+from tests.support.quantized_float_folders import compressed_fp8, fp8, mxfp4, nvfp4
 from tests.support.quantized_folders import (
     ORDERED,
     SIZES,
@@ -31,7 +32,9 @@ from tests.support.tiny import TinyLlama
 KINDS = [
     gptq(4, 32, True), gptq(4, 128, False), gptq(8, -1, False), gptq(8, 64, True), gptq(4, 16, True, format="fp32"),
     awq(64), compressed(4, "group", 32, False), compressed(8, "channel", -1, True, packed=False),
-    bnb4("nf4", nested=True), bnb4("fp4"), bnb8(), *ORDERED,
+    bnb4("nf4", nested=True), bnb4("fp4"), bnb8(), *ORDERED, gptq(2, 32, True), gptq(2, 64, False), gptq(3, 32, True),
+    gptq(3, -1, False), awq(32, layout="gemv"), awq(32, "asym_int4", layout="gemv_fast"),
+    fp8(), fp8(16, 32, dtype="exponents"), compressed_fp8("channel"), nvfp4(), mxfp4(),
 ]  # fmt: skip
 EACH = pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
 
@@ -56,7 +59,7 @@ def test_logits_are_those_of_transformers_with_the_dequantised_weights(tmp_path:
     ids = ids_of(engine, 60)
     expected = transformers_logits(values, ids)
     got = run(engine, engine.new_cache(), ids)
-    whole = kind.format not in FLOATS and kind.format not in ("bnb_nf4", "bnb_fp4")
+    whole = kind.format not in FLOATS and kind.format not in ("bnb_nf4", "bnb_fp4", "fp8_e4m3", "fp8_e4m3_fp32")
     assert np.linalg.norm(got - expected) < (0.03 if whole else 0.001) * np.linalg.norm(expected)
 
 

@@ -61,6 +61,11 @@ class Kind:
 
 def words(codes: Array, bits: int) -> Array:
     """Codes [..., n] as int32 words [..., n * bits / 32], the first in the lowest bits; filled up with zeros."""
+    if bits == 3:  # one stream of bits: 32 codes in three words
+        assert codes.shape[-1] % 32 == 0
+        stream = (codes[..., None].astype(np.uint8) >> np.arange(3, dtype=np.uint8)) & 1
+        data = np.packbits(stream.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little")
+        return np.ascontiguousarray(data).view(np.int32)
     a_word = 32 // bits
     codes = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, -codes.shape[-1] % a_word)]).astype(np.uint64)
     parts = codes.reshape(*codes.shape[:-1], -1, a_word) << (np.arange(a_word, dtype=np.uint64) * np.uint64(bits))
@@ -128,9 +133,9 @@ def gptq(
         made = grouped(
             values, rng, bits=bits, group=group, symmetric=symmetric, ordered=ordered, scale_dtype=scale_dtype
         )
-        stored = words(made.zeros.T, bits)
-        if version == 1:  # as GPTQModel does it: 1 less in every code of a word, with borrows
-            ones = 0x11111111 if bits == 4 else 0x01010101
+        stored = words(made.zeros.T if version == 2 or bits != 3 else made.zeros.T - 1 & 7, bits)
+        if version == 1 and bits != 3:  # as GPTQModel does it: 1 less in every code of a word, with borrows
+            ones = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}[bits]
             stored = (stored.view(np.uint32).astype(np.int64) - ones & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
         tensors = {
             "qweight": words(made.codes, bits).T,
@@ -148,12 +153,15 @@ def gptq(
     kind = "sym" if symmetric else "zero"
     name = f"gptq-{bits}-{group}-{kind}-v{version}{f'-{ordered}' if ordered else ''}{'' if index else '-no-index'}"
     name += "" if scale_dtype is np.float16 else "-bf16"
-    return Kind(name, pack, settings, format or f"{kind}_int{bits}")
+    held = {(2, False): "sym_int3", (3, False): "sym_int4"}.get((bits, symmetric), f"{kind}_int{bits}")
+    return Kind(name, pack, settings, format or held)
 
 
-def awq(group: int, format: str = "zero_int4", *, old_names: bool = False) -> Kind:
+def awq(group: int, format: str = "zero_int4", *, old_names: bool = False, layout: str = "gemm", **sizes: Any) -> Kind:
     def pack(values: Array, rng: np.random.Generator) -> Packed:
         made = grouped(values, rng, bits=4, group=group, symmetric=False)
+        if layout != "gemm":
+            return awq_gemv(made, group) if layout == "gemv" else awq_gemv_fast(made, group)
         order = [0, 2, 4, 6, 1, 3, 5, 7]
 
         def packed(codes: Array) -> Array:
@@ -165,9 +173,47 @@ def awq(group: int, format: str = "zero_int4", *, old_names: bool = False) -> Ki
     names = ("w_bit", "q_group_size") if old_names else ("bits", "group_size")
     settings = {
         "quant_method": "awq", names[0]: 4, names[1]: group, "zero_point": True,
-        "version": "GEMM" if old_names else "gemm", "modules_to_not_convert": None, "do_fuse": False,
+        "version": layout.upper() if old_names else layout, "modules_to_not_convert": None, "do_fuse": False,
     }  # fmt: skip
-    return Kind(f"awq-{group}{'-old' * old_names}", pack, settings, format)
+    name = f"awq-{group}{'-old' * old_names}{'' if layout == 'gemm' else '-' + layout}"
+    return Kind(name + "".join(f"-{key}{n}" for key, n in sizes.items()), pack, settings, format, sizes)
+
+
+def zeros_width(n_in: int, group: int) -> int:
+    """Words in a row of zero points: 8 groups a word, and 2 words at a time for groups of 64, 4 for 32."""
+    at_a_time = {32: 4, 64: 2}.get(group, 1)
+    count = (n_in // (n_in if group == -1 else group) + 7) // 8
+    return (count + at_a_time - 1) // at_a_time * at_a_time
+
+
+def awq_gemv(made: Groups, group: int) -> Packed:
+    width = zeros_width(made.codes.shape[1], group)
+    scales, zeros = (np.pad(a, ((0, 0), (0, 8 * width - a.shape[1]))) for a in (made.scales, made.zeros))
+    return Packed({"qweight": words(made.codes, 4), "qzeros": words(zeros, 4), "scales": scales}, made.values())
+
+
+def awq_gemv_fast(made: Groups, group: int) -> Packed:
+    """Word by word: of which output and which inputs its four codes are."""
+    n_out, n_in = made.codes.shape
+    packed = np.zeros((n_out // 4, n_in), np.int64)
+    for word in range(n_in):
+        block, row, start = word // 64, word % 64 // 16, word % 16 * 4
+        for nibble in range(4):
+            half, place = divmod(start + nibble, 32)
+            pair, rest = divmod(place, 8)
+            column = 64 * block + 32 * half + 8 * (rest % 4) + 2 * pair + rest // 4
+            packed[:, word] |= made.codes[row::4, column] << 4 * nibble
+    minimums = (-made.scales.astype(np.float32) * made.zeros.astype(np.float32)).astype(np.float16)
+    values = (
+        made.scales.astype(np.float32)[:, made.group_of] * made.codes + minimums.astype(np.float32)[:, made.group_of]
+    )
+    rows = 8 * zeros_width(n_in, group) - made.scales.shape[1]
+    tensors = {
+        "qweight": packed.astype(np.uint16).view(np.int16),
+        "qzeros": np.pad(minimums.T, ((0, rows), (0, 0))),
+        "scales": np.pad(made.scales.T, ((0, rows), (0, 0))),
+    }
+    return Packed(tensors, values.astype(np.float32))
 
 
 def compressed(
@@ -280,6 +326,9 @@ def bnb8() -> Kind:
 KINDS = [
     *(gptq(4, group, symmetric) for group in (32, 64, 128, -1) for symmetric in (True, False)),
     *(gptq(8, group, symmetric, version=2) for group in (64, -1) for symmetric in (True, False)),
+    *(gptq(bits, group, symmetric) for bits in (2, 3) for group in (32, 128, -1) for symmetric in (True, False)),
+    *(gptq(bits, 64, symmetric, version=2) for bits in (2, 3) for symmetric in (True, False)),
+    gptq(3, 16, False, format="fp32"),
     gptq(4, 32, False, version=2),
     gptq(8, 32, False),
     gptq(4, 32, True, index=False),
@@ -287,6 +336,10 @@ KINDS = [
     gptq(4, 64, True, scale_dtype=BF16),
     *(awq(group) for group in (32, 64, -1)),
     awq(64, old_names=True),
+    *(awq(group, layout="gemv", intermediate=256) for group in (32, 64, 128, -1)),
+    *(awq(group, "asym_int4", layout="gemv_fast", intermediate=256) for group in (32, 64, 128, -1)),
+    awq(64, "asym_int4", layout="gemv_fast", old_names=True, hidden=640, intermediate=704, heads=5, kv_heads=5),
+    awq(64, layout="gemv", old_names=True, hidden=640, intermediate=704, heads=5, kv_heads=5),
     *(compressed(bits, "group", 32, symmetric) for bits in (4, 8) for symmetric in (True, False)),
     *(compressed(bits, "channel", -1, symmetric) for bits in (4, 8) for symmetric in (True, False)),
     compressed(4, "group", 64, False, packed_zeros=False),
@@ -305,6 +358,8 @@ ORDERED = [
     gptq(4, 32, True, ordered="shared"),
     gptq(4, 64, False, ordered="shared"),
     gptq(8, 32, False, ordered="shared", version=2),
+    gptq(2, 32, False, ordered="shared"),
+    gptq(3, 32, True, ordered="shared"),
     compressed(4, "group", 32, True, ordered="shared"),
     compressed(8, "group", 64, False, ordered="shared"),
     gptq(4, 32, False, ordered="apart"),
@@ -337,6 +392,9 @@ def write_tensors(
         made = kind.pack(np.asarray(weight, np.float32), rng)
         values[name] = made.values
         for part, array in made.tensors.items():
+            if isinstance(array, torch.Tensor):
+                tensors[name.removesuffix("weight") + part] = array
+                continue
             kept = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape).copy())
             tensors[name.removesuffix("weight") + part] = kept.view(torch.bfloat16) if array.dtype == BF16 else kept
     folder.mkdir(parents=True, exist_ok=True)

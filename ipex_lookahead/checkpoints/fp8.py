@@ -1,0 +1,81 @@
+"""Folders of ``quant_method`` fp8: e4m3 floats with scales, as DeepSeek, Qwen and MiniMax publish them.
+
+A layer ``NAME`` is, with blocks of ``weight_block_size`` (128 x 128) outputs and inputs:
+  NAME.weight            F8_E4M3 [n_out, n_in]
+  NAME.weight_scale_inv  [ceil(n_out / 128), ceil(n_in / 128)]; without blocks one number for all, which AutoFP8 calls
+                         ``weight_scale``; floats, or the exponents of powers of two ("ue8m0")
+  NAME.activation_scale, NAME.input_scale   not of the weights: activations stay floats here
+
+w[o, i] = weight[o, i] * scale[o // 128, i // 128], whatever the "inv" in its name says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ipex_lookahead.architectures.hparams import Source
+from ipex_lookahead.architectures.spec import Tensor
+from ipex_lookahead.checkpoints.base import TensorInfo
+from ipex_lookahead.checkpoints.quantized_floats import FloatBlocks
+from ipex_lookahead.checkpoints.quantized_layers import (
+    Layer,
+    Settings,
+    block_shape,
+    check_plain,
+    choice,
+    named_parts,
+    rows_of,
+)
+from ipex_lookahead.formats.base import PackedWeight
+from ipex_lookahead.safe_json import JsonObject
+
+_SETTINGS = Settings(
+    used={"weight_block_size": block_shape, "scale_fmt": choice("float", "ue8m0")},
+    neutral={"activation_scheme", "dequantize", "ignored_layers", "modules_to_not_convert"},
+    refused={
+        "quant_method": ("fp8",),
+        "fmt": (None, "e4m3", "float8_e4m3fn"),
+        "expert_dtype": (None, "fp8"),
+        "kv_cache_scheme": (None,),
+        "modules_to_convert": (None, []),
+    },
+)
+_SCALES = ("weight_scale_inv", "weight_scale")
+_PARTS = ("weight", *_SCALES, "activation_scale", "input_scale")
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    """The scheme; see ``quantized_layers.Scheme``."""
+
+    blocks: FloatBlocks
+    name: str = "fp8"
+
+    def parts(self, name: str, names: Collection[str]) -> dict[str, str]:
+        """See ``Scheme.parts``."""
+        return named_parts(name, _PARTS, names, *_SCALES)
+
+    def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
+        """See ``Scheme.info``."""
+        scales = self._scales(layer)
+        check_plain(tensor, layer, scales)
+        if "weight" not in layer:
+            raise layer.error(scales, "is there without weight")
+        return self.blocks.info(tensor, layer, "weight", scales)
+
+    def read(self, tensor: Tensor, layer: Layer, info: TensorInfo) -> PackedWeight:
+        """See ``Scheme.read``."""
+        return self.blocks.weight(info, layer, "weight", self._scales(layer), rows_of(tensor))
+
+    def _scales(self, layer: Layer) -> str:
+        first, second = _SCALES
+        if first in layer and second in layer:
+            raise layer.error(second, f"is there beside {first}")
+        return first if first in layer else second
+
+
+def fp8(raw: JsonObject, source: Source) -> Fp8:
+    """The scheme that a ``quantization_config`` describes. Raises UnsupportedModelError or ModelFormatError."""
+    settings = _SETTINGS.read(raw, source, "fp8")
+    return Fp8(FloatBlocks(*settings.get("weight_block_size", (-1, -1))))
