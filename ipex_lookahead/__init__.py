@@ -14,12 +14,14 @@ from ipex_lookahead.errors import (
     InputError,
     LookaheadError,
     LowBitFormatError,
+    MissingPackageError,
     ModelFormatError,
     QueueFullError,
     SaveError,
     ServiceError,
     UnsupportedModelError,
 )
+from ipex_lookahead.extras import need_torch
 from ipex_lookahead.lookahead_decoding import LookaheadDecoding
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ __all__ = [
     "LookaheadDecoding",
     "LookaheadError",
     "LowBitFormatError",
+    "MissingPackageError",
     "ModelFormatError",
     "QueueFullError",
     "SaveError",
@@ -52,7 +55,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch only when it is asked for, so that the command line starts quickly."""
+    """Import what needs torch only when it is asked for, so that the command line starts quickly, and runs without."""
+    if name in ("AutoModelForCausalLM", "optimize_model", "wrap"):
+        need_torch(f"ipex_lookahead.{name}")
     if name == "AutoModelForCausalLM":
         from ipex_lookahead.auto import AutoModelForCausalLM
 

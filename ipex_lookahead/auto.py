@@ -22,6 +22,7 @@ from ipex_lookahead.engines.native.core import core_missing
 from ipex_lookahead.engines.opencl.device import installed as pyopencl_installed
 from ipex_lookahead.engines.weights import check_format, check_low_bit, not_converted
 from ipex_lookahead.errors import InputError, UnsupportedModelError
+from ipex_lookahead.extras import need_torch
 from ipex_lookahead.hub import resolve_model
 from ipex_lookahead.paths import given_path
 from ipex_lookahead.terminal import bar, may_draw
@@ -232,6 +233,8 @@ def _load(request: LoadRequest, asked: str, name: str, reason: str) -> LoadedMod
     """Load onto the engine of that name. ``asked``: the engine as the caller gave it."""
     if asked == "auto":  # what is slower than people may expect is said without being asked for
         log.log(logging.INFO if name == "native" else logging.WARNING, "engine: %s, since %s", name, reason)
+    if name in ("torch", "ipex-llm"):
+        need_torch(f"engine={name!r} ({reason})")
     with cycles_left_alone():
         loaded: LoadedModel = import_module(ENGINES[name]).load(request)
     loaded.engine.facts["chosen"] = f"{name}: {reason}"
@@ -242,6 +245,7 @@ def _load(request: LoadRequest, asked: str, name: str, reason: str) -> LoadedMod
 
 def _loaded(request: LoadRequest, asked: str, name: str, reason: str, speculative: bool) -> LookaheadModelForCausalLM:
     """The model on the engine of that name. A pickle of it holds these arguments, and calls this again."""
+    need_torch("a model with transformers' methods")
     from transformers import GenerationConfig
 
     from ipex_lookahead.engines.hf_config import transformers_config

@@ -7,7 +7,8 @@
     ├── InputError            what the caller passed: empty prompt, negative budget, bad sampling parameter
     │   └── ContextLengthError   more positions than the model or its cache can hold
     ├── EngineError           the engine cannot run here (no compiled core, forced ISA absent)
-    │   └── ForgottenKeysError   a sequence was cut to where a window no longer holds its keys; it is to be read again
+    │   ├── ForgottenKeysError   a sequence was cut to where a window no longer holds its keys; it is to be read again
+    │   └── MissingPackageError  a package that this needs is not installed; an ImportError too
     ├── ServiceError          a service takes no request now: it is loading, draining or closed
     │   └── QueueFullError       as many requests wait as may; ``retry_after`` says when to come again
     ├── DownloadError         a model could not be fetched, or its checksum is wrong
@@ -73,6 +74,10 @@ class EngineError(LookaheadError, RuntimeError):
 
 class ForgottenKeysError(EngineError):
     """A sequence was to be cut back further than a sliding window keeps its keys. The cache is as it was."""
+
+
+class MissingPackageError(EngineError, ImportError):
+    """A package that this needs, and that not every installation has, is not there. The message says how to get it."""
 
 
 class ServiceError(LookaheadError, RuntimeError):

@@ -19,6 +19,7 @@ from ipex_lookahead.checkpoints.low_bit import MARKER
 from ipex_lookahead.engines.foreign import Extent, foreign_config
 from ipex_lookahead.engines.weights import WeightPlan, check_low_bit, not_converted
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.extras import need_torch
 from ipex_lookahead.formats import FLOATS
 from ipex_lookahead.hub import resolve_model
 from ipex_lookahead.paths import given_path
@@ -162,6 +163,7 @@ class AutoModelForTokenClassification(_TaskModel):
 
 def _load(auto: str, path: Path, plan: WeightPlan, dtype: Any, device: Any, threads: int | None, progress: bool) -> Any:
     """A folder with transformers' class ``auto``, its linear layers as the plan says."""
+    need_torch(auto)
     import transformers
 
     from ipex_lookahead.engines.torch.device import check_device

@@ -30,8 +30,11 @@ OLDEST = (3, 10)
 TORCH = "torch==2.13.0"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 BUILD = ["scikit-build-core>=0.11", "nanobind>=2.4", "cmake>=3.26", "ninja>=1.10"]
+BUILD_DIR = "build/core-{wheel_tag}"
+"""Where objects are kept, so that only what has changed is compiled; pip alone builds in a folder that it removes."""
 NATIVE_SOURCES = ["pyproject.toml", "CMakeLists.txt", "csrc"]
 EXTRAS = ("test", "bench", "docs", "serve", "xpu", "dev")
+"""What may be asked for; the extra ``torch`` is always installed, since examples and tests are in Python's classes."""
 IMPORTS = "import torch, transformers, tokenizers, sentencepiece, safetensors, numpy, click, rich, jinja2, yaml, gguf"
 
 
@@ -205,7 +208,7 @@ def refuse_cuda():
 
 
 def install_dependencies(extras):
-    """Everything in pyproject.toml but torch, the build tools, and the package itself (editable)."""
+    """Everything in pyproject.toml, transformers too, the build tools, and the package itself (editable)."""
     key = digest(["pyproject.toml"])
     stages = ["dependencies"] + ["dependencies-" + extra for extra in extras]
     if all(stamped(stage, key) for stage in stages):
@@ -232,7 +235,7 @@ def install_package(dependencies, extras):
     """Build the core and install the package, editable; with its dependencies or alone."""
     key = installed_key()
     say("building the native core and installing the package (about a minute the first time)")
-    target = ROOT + ("[" + ",".join(extras) + "]" if extras else "")
+    target = ROOT + ("[" + ",".join(["torch"] + extras) + "]" if dependencies else "")
     flags = [] if dependencies else ["--no-deps", "--no-index"]
     try:
         pip("install", "--no-build-isolation", *(flags + ["--editable", target]))
@@ -252,7 +255,9 @@ def pip(*arguments, **options):
     """Run pip and show what it fetches; ``quiet`` keeps a failure's log from the terminal."""
     write(INSTALLING, "")
     command = [PYTHON, "-m", "pip", "--disable-pip-version-check"] + list(arguments)
-    environment = dict(os.environ, PIP_NO_INPUT="1", CMAKE_BUILD_PARALLEL_LEVEL=str(jobs()))
+    environment = dict(
+        os.environ, PIP_NO_INPUT="1", CMAKE_BUILD_PARALLEL_LEVEL=str(jobs()), SKBUILD_BUILD_DIR=BUILD_DIR
+    )
     said = []
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True

@@ -12,6 +12,7 @@ PACKAGE = "ipex_lookahead"
 
 LEVELS = {
     "errors": 0,
+    "extras": 0,
     "low_bits": 0,
     "absent": 0,
     "compat": 1,
@@ -40,6 +41,7 @@ LEVELS = {
     "wrapping": 10,
     "lookahead_decoding": 11,
     "": 12,
+    "__main__": 15,
     "transformers": 12,
     "utils": 12,
     "vllm": 12,
@@ -51,6 +53,7 @@ LEVELS = {
 
 SAME_LEVEL = {
     ("checkpoints", "tokenization"),
+    ("extras", "errors"),
     ("hub", "safe_json"),
     ("hub", "safe_yaml"),
     ("config", "paths"),
@@ -77,6 +80,7 @@ ONLY_IN = {
 NEVER = ("pickle", "argparse", "dill", "marshal", "shelve")
 QUICK = (
     "errors.py",
+    "extras.py",
     "config.py",
     "auto.py",
     "formats/",

@@ -16,6 +16,7 @@ PUBLIC = {
     "ModelFormatError",
     "UnsupportedModelError",
     "LowBitFormatError",
+    "MissingPackageError",
     "InputError",
     "ContextLengthError",
     "EngineError",

@@ -230,7 +230,7 @@ def test_second_run_starts_nothing_and_a_changed_source_builds_again(setup, read
     monkeypatch.setattr(setup, "output", lambda command: "True" if "import sys, pip" in command[-1] else "")
     setup.main(["--with", "test"])
     assert len(built) == 2, "the build tools, then the package with its dependencies"
-    assert built[1][-1].endswith("[test]")
+    assert built[1][-1].endswith("[torch,test]")
     built.clear()
     setup.main(["--with", "test"])
     setup.main([])
@@ -246,6 +246,17 @@ def test_second_run_starts_nothing_and_a_changed_source_builds_again(setup, read
     (tmp_path / "pyproject.toml").write_text("another dependency")
     setup.main([])
     assert len(built) == 2
+
+
+def test_only_the_set_up_builds_in_the_sources_folder(setup, ready_venv, monkeypatch):
+    """Who installs from a folder that cannot be written must not be asked to write there."""
+    seen = {}
+    real = subprocess.Popen
+    quick = [sys.executable, "-c", "print()"]
+    monkeypatch.setattr(setup.subprocess, "Popen", lambda command, **o: seen.update(o["env"]) or real(quick, **o))
+    setup.pip("install", "x")
+    assert seen["SKBUILD_BUILD_DIR"].startswith("build/core-")
+    assert "build-dir" not in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
 def test_failed_build_is_tried_again(setup, ready_venv, monkeypatch):

@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from ipex_lookahead.errors import LookaheadError
+from ipex_lookahead.extras import torch_needed
 
 DONE, FAILED, MISUSED, INTERRUPTED, READER_GONE = 0, 1, 2, 130, 141
 """Exit statuses; the last two are what a shell gives for SIGINT and SIGPIPE."""
@@ -95,6 +96,8 @@ def _report(error: Exception, spell: Callable[[str], str]) -> None:
         _say(f"error: {spell(str(error))}")
         if error.hint:
             _say(f"hint: {spell(error.hint)}")
+    elif isinstance(error, ModuleNotFoundError) and error.name in ("torch", "transformers"):
+        _say(f"error: {torch_needed('this', error.name)}")
     elif isinstance(error, MemoryError):
         _say("error: out of memory")
         _say(f"hint: a smaller model or format, such as {spell('load_in_low_bit=' + repr('sym_int4'))}, needs less")

@@ -23,6 +23,7 @@ from ipex_lookahead.cli.options import (
 )
 from ipex_lookahead.cli.types import Size, Strategy, Tokens
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.extras import installing
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 """Packages of the extra ``serve``."""
@@ -94,9 +95,7 @@ def serve(
     ahead.check()
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise InputError(
-            f"not installed: {', '.join(missing)}, which the server needs", hint="pip install 'ipex-lookahead[serve]'"
-        )
+        raise InputError(f"not installed: {', '.join(missing)}, which the server needs", hint=installing("serve"))
 
     from ipex_lookahead.serving.keys import Keys
     from ipex_lookahead.serving.limits import Limits

@@ -59,6 +59,16 @@ def raising(error):
     return load
 
 
+def test_python_dash_m_is_the_command():
+    """Where pip's folder of programs is not on the PATH."""
+    python = [sys.executable, "-m", "ipex_lookahead"]
+    done = subprocess.run([*python, "--version"], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout.split()[0]) == (0, "ipex-lookahead")
+    done = subprocess.run([*python, "nonsense"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2
+    assert "hint: ipex-lookahead --help" in done.stderr
+
+
 @pytest.mark.parametrize("columns", ["80", "50"])
 @pytest.mark.parametrize("command", [(), ("bench",), *leaf_commands()], ids=" ".join)
 def test_help_fits_the_terminal(command, columns, capsys, monkeypatch):

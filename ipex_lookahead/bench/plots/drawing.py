@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.extras import installing
 from ipex_lookahead.terminal import counted
 
 SUFFIXES = (".svg", ".png")
@@ -43,9 +44,7 @@ def check_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise InputError(
-            "drawing needs matplotlib, which is not installed", hint='pip install "ipex-lookahead[bench]"'
-        ) from None
+        raise InputError("drawing needs matplotlib, which is not installed", hint=installing("bench")) from None
 
 
 @contextmanager

@@ -28,6 +28,7 @@ import numpy.typing as npt
 from ipex_lookahead.engines.opencl.recording import recorder_of
 from ipex_lookahead.engines.opencl.self_test import check
 from ipex_lookahead.errors import EngineError, InputError
+from ipex_lookahead.extras import installing
 from ipex_lookahead.hub.folders import cache_folder
 
 KERNELS = Path(__file__).parent / "kernels"
@@ -60,7 +61,7 @@ def opencl() -> Any:
         return importlib.import_module("pyopencl")
     except ImportError as error:
         raise EngineError(
-            f"engine='opencl' needs pyopencl, which cannot be imported: {error}", hint="pip install ipex-lookahead[xpu]"
+            f"engine='opencl' needs pyopencl, which cannot be imported: {error}", hint=installing("xpu")
         ) from None
 
 
