@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ipex_lookahead")
 
+_ON_CPU = "on the CPU is what the native engine is for"
+"""Why the native engine is chosen, behind the family's name."""
+
 
 class AutoModelForCausalLM:
     """Loads causal language models, with the names that ipex-llm's users know."""
@@ -232,12 +235,14 @@ def load_text_model(
 def _load(request: LoadRequest, asked: str, name: str, reason: str) -> LoadedModel:
     """Load onto the engine of that name. ``asked``: the engine as the caller gave it."""
     if asked == "auto":  # what is slower than people may expect is said without being asked for
-        log.log(logging.INFO if name == "native" else logging.WARNING, "engine: %s, since %s", name, reason)
+        said = f"{family_of(request.path) or 'GGUF'} {reason}" if reason == _ON_CPU else reason
+        log.log(logging.INFO if name == "native" else logging.WARNING, "engine: %s, since %s", name, said)
     if name in ("torch", "ipex-llm"):
         need_torch(f"engine={name!r} ({reason})")
     with cycles_left_alone():
         loaded: LoadedModel = import_module(ENGINES[name]).load(request)
-    loaded.engine.facts["chosen"] = f"{name}: {reason}"
+    said = f"{loaded.checkpoint_config['model_type']} {reason}" if reason == _ON_CPU else reason
+    loaded.engine.facts["chosen"] = f"{name}: {said}"
     if loaded.no_tokenizer:
         loaded.engine.facts["no_tokenizer"] = loaded.no_tokenizer
     return loaded
@@ -320,7 +325,7 @@ def _choose(engine: str, request: LoadRequest) -> tuple[str, str]:
         return "torch", "ipex=True is for torch models"
     if missing := core_missing():
         return "torch", f"the native core is not built ({missing})"
-    return "native", f"{family or 'llama'} on the CPU is what the native engine is for"
+    return "native", _ON_CPU
 
 
 @contextmanager

@@ -43,6 +43,8 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _ANY_ESCAPE = re.compile(rb"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _WORDS = ((b"true", True), (b"false", False), (b"null", None))
+_FLOAT, _NOT_FINITE = "__float__", ("NaN", "Infinity", "-Infinity")
+_FLOATS = tuple((word.encode(), float(word)) for word in _NOT_FINITE)
 
 
 class JsonObject(dict[str, Any]):
@@ -103,15 +105,18 @@ def parse(
     start: int = 0,
     max_depth: int = MAX_DEPTH,
     max_values: int = MAX_VALUES,
+    any_float: bool = False,
 ) -> Any:
     """The value that the whole of ``data`` spells, whose first byte lies at offset ``start`` of ``file``.
 
     Objects come back as :class:`JsonObject`. Raises ModelFormatError, naming ``field`` and the offset, for anything
     that RFC 8259 does not allow, and for duplicate keys, numbers of more than 64 characters or too large for a float,
     lone surrogates, nesting deeper than ``max_depth``, and more than ``max_values`` values or 2 Mi objects and arrays.
+    ``any_float``: NaN and infinities are read, as transformers 4 (``Infinity``) and 5 (``{"__float__": "Infinity"}``)
+    write them.
     Time and memory are linear in ``len(data)``.
     """
-    return _Text(data, file, field, start, max_depth, max_values).value()
+    return _Text(data, file, field, start, max_depth, max_values, any_float).value()
 
 
 def kind(value: Any) -> str:
@@ -133,8 +138,11 @@ _CONTAINERS = frozenset({JsonObject, list})
 class _Text:
     """One text, parsed in C; the slow parser only says where things are."""
 
-    def __init__(self, data: bytes, file: File, field: str, start: int, max_depth: int, max_values: int) -> None:
+    def __init__(
+        self, data: bytes, file: File, field: str, start: int, max_depth: int, max_values: int, any_float: bool
+    ) -> None:
         self.data, self.file, self.field, self.start, self.max_depth = data, file, field, start, max_depth
+        self.any_float = any_float
         openings = data.count(b"{") + data.count(b"[")
         self.values = openings + data.count(b",") + 1  # at most so many; strings may hold some of these too
         self._flat = openings <= max_depth
@@ -153,7 +161,11 @@ class _Text:
         try:
             text = self.data.decode("utf-8")
             value = json.loads(
-                text, object_pairs_hook=self._object, parse_constant=_refuse, parse_float=_finite, parse_int=whole
+                text,
+                object_pairs_hook=self._object,
+                parse_constant=float if self.any_float else _refuse,
+                parse_float=_finite,
+                parse_int=whole,
             )
         except UnicodeDecodeError as error:
             raise self._explained("is not valid UTF-8", error.start) from None
@@ -169,11 +181,13 @@ class _Text:
             raise self._explained("has half a surrogate pair", None)
         return value
 
-    def _object(self, pairs: list[tuple[str, Any]]) -> JsonObject:
+    def _object(self, pairs: list[tuple[str, Any]]) -> JsonObject | float:
         found = JsonObject(pairs, self, self._objects)
         self._objects += 1
         if len(found) != len(pairs):
             raise ValueError("has the same key twice")
+        if self.any_float and len(pairs) == 1 and pairs[0][0] == _FLOAT and pairs[0][1] in _NOT_FINITE:
+            return float(pairs[0][1])
         return found
 
     def _explained(self, problem: str, at: int | None) -> ModelFormatError:
@@ -227,7 +241,7 @@ class _Parser:
             return self._object(depth) if first == 0x7B else self._array(depth)
         if first == 0x22:  # "
             return self._string()
-        for word, meaning in _WORDS:
+        for word, meaning in (*_WORDS, *(_FLOATS if self.text.any_float else ())):
             if self.data.startswith(word, self.at):
                 self.at += len(word)
                 return meaning

@@ -30,6 +30,35 @@ def refused(text: str | bytes, **limits: int) -> ModelFormatError:
     return caught.value
 
 
+WORDS = {"Infinity": "inf", "-Infinity": "-inf", "NaN": "nan"}
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_numbers_that_are_not_finite_as_transformers_writes_them(word: str) -> None:
+    """A literal of release 4, an object of 5; and where things are behind it."""
+    for written in (word, json.dumps({"__float__": word})):
+        text = f'{{"a": [0.0, {written}], "b": {{"c": 1}}, "d": {written}}}'
+        value = parse(text.encode(), "x.json", "x.json", any_float=True)
+        assert [str(one) for one in (*value["a"], value["d"])] == ["0.0", WORDS[word], WORDS[word]]
+        assert value["b"].at["c"] == text.index("1}")
+        assert value.at["d"] == text.rindex(written)
+    assert refused(f"[{word}]").offset == 1
+    assert parse(json.dumps({"__float__": word}).encode(), "x.json") == {"__float__": word}
+
+
+@pytest.mark.parametrize(
+    "text", ['{"__float__": "infinity"}', '{"__float__": 1}', '{"__float__": "NaN", "x": 1}', '{"__float": "NaN"}',
+             '{"__float__": ["NaN"]}']
+)  # fmt: skip
+def test_other_objects_stay_objects(text: str) -> None:
+    assert parse(text.encode(), "x.json", any_float=True) == json.loads(text)
+
+
+@pytest.mark.parametrize("text", ["Infinit", "+Infinity", "nan", "[NaN, ]", "--Infinity"])
+def test_faults_beside_them_have_their_place(text: str) -> None:
+    assert refused(text, any_float=True).offset is not None
+
+
 @given(JSON, st.sampled_from([None, 1]), st.booleans())
 def test_what_the_standard_library_writes(value: Any, indent: int | None, ascii_only: bool) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)

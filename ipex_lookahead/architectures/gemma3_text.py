@@ -7,7 +7,6 @@ from typing import Any
 from ipex_lookahead.architectures import gemma2
 from ipex_lookahead.architectures.hparams import SIZES, Source, boolean, check_even_heads, one_of, whole
 from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys, GgufKeys, GgufSource
-from ipex_lookahead.architectures.names import text_part
 from ipex_lookahead.architectures.rope import local_rope, rope
 from ipex_lookahead.architectures.spec import Block, ModelSpec
 from ipex_lookahead.architectures.windows import fill_layer_types, gguf_layer_types, layer_types, window_of, window_size
@@ -82,9 +81,6 @@ GGUF = GgufKeys(
     constants={"attention_bias": False},
     complete=_complete,
 )
-
-
-rename = text_part
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any, Protocol
 
 from ipex_lookahead.architectures.hparams import SIZES, Check, Source, shown
@@ -102,6 +101,8 @@ class ConfigKeys:
         defaults: what the family's transformers config class takes for keys that are missing; one of ``SIZES`` that has
             no default must be there, but for ``num_key_value_heads`` (as many as heads) and ``head_dim`` (an even
             share of the hidden size).
+        flat_rope: of two kinds of layers with ropes of their own: a rope object that names no kind is that of
+            ``full_attention``, and its base all layers'.
         nullable: used keys for which null is a value of its own, not the default.
         neutral, refused: more of both.
         check: what the keys must be to each other; raises, and may write usual values into the config.
@@ -112,6 +113,7 @@ class ConfigKeys:
 
     used: Mapping[str, Check] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    flat_rope: bool = False
     nullable: Collection[str] = ()
     neutral: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, Refusal] = field(default_factory=dict)
@@ -289,17 +291,6 @@ class Family(Protocol):
     def spec(config: dict[str, Any]) -> Any:
         """The ``ModelSpec`` that a checked config describes."""
         ...
-
-    @staticmethod
-    def rename(name: str) -> str | None:
-        """A tensor's name in a folder as the spec has it; None for what is not part of the text model. Optional."""
-        ...
-
-
-def renamed(family: ModuleType | Family, name: str) -> str | None:
-    """The name by which a family's spec knows a tensor of a folder; None for one that it does not want."""
-    rename = getattr(family, "rename", None)
-    return name if rename is None else rename(name)
 
 
 def same(value: Any, other: Any) -> bool:

@@ -61,12 +61,23 @@ def _complete(file: GgufSource, config: dict[str, Any]) -> None:
     config["mlp_bias"] = "blk.0.ffn_gate.bias" in file.tensors
 
 
+def is_dense(file: GgufSource) -> bool:
+    """Whether a file of the architecture has no experts: with some it is a mixtral."""
+    return bool(file.scalar("llama.expert_count", 0) == 0)
+
+
+def has_even_heads(file: GgufSource) -> bool:
+    """Whether the heads divide the hidden size, as transformers' Llama needs it; with others it is a mistral."""
+    hidden, heads = (file.metadata.get(f"llama.{key}") for key in ("embedding_length", "attention.head_count"))
+    return not (type(hidden) is int and type(heads) is int and heads > 0 and hidden % heads)
+
+
 GGUF = GgufKeys(
     "llama",
     "LlamaForCausalLM",
     constants={"hidden_act": "silu"},
     complete=_complete,
-    claims=lambda file: file.scalar("llama.expert_count", 0) == 0,  # with experts it is a mixtral
+    claims=lambda file: is_dense(file) and has_even_heads(file),
 )
 
 

@@ -7,7 +7,6 @@ from typing import Any
 from ipex_lookahead.architectures import mistral
 from ipex_lookahead.architectures.hparams import Source, boolean, one_of
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
-from ipex_lookahead.architectures.names import text_part
 from ipex_lookahead.architectures.spec import ModelSpec
 from ipex_lookahead.architectures.windows import window_size
 from ipex_lookahead.errors import UnsupportedModelError
@@ -63,9 +62,6 @@ GGUF = GgufKeys(
     },
     complete=_complete,
 )
-
-
-rename = text_part
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:

@@ -1,15 +1,17 @@
 """Mistral 7B, Mistral Nemo, Mistral Small: a Llama with heads of a size of their own and, at first, a window.
 
-Their GGUF files call themselves ``llama`` and know no window (llama.cpp's converter leaves it out).
+Their GGUF files call themselves ``llama`` and know no window (llama.cpp's converter leaves it out). Those with a
+hidden size that the heads do not divide are read as this family: transformers' Llama takes none such.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from ipex_lookahead.architectures import llama
 from ipex_lookahead.architectures.hparams import boolean, one_of
-from ipex_lookahead.architectures.keys import ConfigKeys
-from ipex_lookahead.architectures.names import Names, text_part
+from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
+from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import Block, ModelSpec
 from ipex_lookahead.architectures.windows import window_size
@@ -28,10 +30,12 @@ KEYS = ConfigKeys(
     nullable=("sliding_window",),
     refused={"layer_types": ((None,), "has layers of several kinds, which transformers' Mistral passes over")},
 )
-GGUF = None
-
-
-rename = text_part
+GGUF = GgufKeys(
+    "llama",
+    "MistralForCausalLM",
+    constants={"sliding_window": None},
+    claims=lambda file: llama.is_dense(file) and not llama.has_even_heads(file),
+)
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:

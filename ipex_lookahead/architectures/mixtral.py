@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ipex_lookahead.architectures import llama
 from ipex_lookahead.architectures.experts import check_experts, count, need_counts
 from ipex_lookahead.architectures.hparams import boolean, one_of
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
@@ -48,7 +49,7 @@ GGUF = GgufKeys(
     used={"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
     constants={"sliding_window": None},
     complete=lambda file, config: need_counts(file, "llama"),
-    claims=lambda file: file.scalar("llama.expert_count", 0) != 0,
+    claims=lambda file: not llama.is_dense(file),
 )
 
 

@@ -21,20 +21,6 @@ from ipex_lookahead.architectures.spec import (
 
 SILU = Activation("silu")
 
-_TEXT = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head.": "lm_head."}
-"""How the text part's tensors are called in a model with eyes, before transformers 4.52 and since."""
-_OTHER = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
-
-
-def text_part(name: str) -> str | None:
-    """The text part's name for a tensor of a model with eyes, and None for one of its other parts."""
-    if name.startswith(_OTHER):
-        return None
-    for theirs, ours in _TEXT.items():
-        if name.startswith(theirs):
-            return ours + name.removeprefix(theirs)
-    return name
-
 
 class Names:
     """Makes the tensors of one model.

@@ -47,6 +47,7 @@ KEYS = replace(
         LOCAL_THETA: SIZES["rope_theta"],
     },
     defaults={**olmo2.KEYS.defaults, "rope_theta": _THETA, "sliding_window": 4096},
+    flat_rope=True,
     nullable=("sliding_window",),
     refused={},
     check=_check,

@@ -33,11 +33,14 @@ from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.quantized_groups import Grouped, codes_of, fitting
 from ipex_lookahead.checkpoints.quantized_layers import (
+    AUTO_ROUND_NEUTRAL,
+    AUTO_ROUND_REFUSED,
     FLOATS,
     Layer,
     Settings,
     check_plain,
     choice,
+    exclusions,
     group_size,
     named_parts,
     rows_of,
@@ -62,7 +65,9 @@ def _layout(source: Source, key: str, value: Any) -> str:
 
 
 _SETTINGS = Settings(
+    provenance=True,
     used={
+        "dynamic": exclusions,
         "bits": choice(4),
         "w_bit": choice(4),
         "group_size": group_size,
@@ -72,16 +77,17 @@ _SETTINGS = Settings(
         "format": _layout,
     },
     neutral={
+        *AUTO_ROUND_NEUTRAL,
         "act_group_aware", "backend", "batch_size", "block_name_to_quantize", "cache_block_outputs", "damp_percent",
-        "dataset", "do_fuse", "exllama_config", "fuse_max_seq_len", "lm_head", "max_input_length", "meta",
+        "dataset", "do_fuse", "exllama_config", "hyb_act", "fuse_max_seq_len", "lm_head", "max_input_length", "meta",
         "model_seqlen", "module_name_preceding_first_block", "modules_in_block_to_quantize", "modules_to_fuse",
         "modules_to_not_convert", "pad_token_id", "sym", "tokenizer", "true_sequential",
     },
     refused={
+        **AUTO_ROUND_REFUSED,
         "quant_method": ("awq",),
         "method": ("awq",),
         "desc_act": (None, False),
-        "dynamic": (None, {}),
         "pack_dtype": (None, "int32"),
         "checkpoint_format": (None, *_LAYOUTS),
     },

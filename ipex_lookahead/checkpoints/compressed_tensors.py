@@ -47,6 +47,7 @@ from ipex_lookahead.safe_json import JsonObject
 _PACKED, _INT, _EITHER = ("pack-quantized",), ("int-quantized",), ("naive-quantized",)
 _FLOAT8, _FLOAT4 = ("float-quantized", "mxfp8-quantized"), ("nvfp4-pack-quantized", "mxfp4-pack-quantized")
 _SETTINGS = Settings(
+    provenance=True,
     used={
         "format": choice(*_PACKED, *_INT, *_EITHER, *_FLOAT8, *_FLOAT4),
         "config_groups": lambda source, key, value: value,

@@ -15,6 +15,7 @@ from typing import Any
 from ipex_lookahead.architectures import family
 from ipex_lookahead.architectures.hparams import (
     MAX_CONTEXT,
+    ROPE,
     SIZES,
     Place,
     Places,
@@ -43,6 +44,7 @@ _OUTER = ("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype"
 _DERIVED = ("num_key_value_heads", "head_dim")
 _IN_ROPE = ("partial_rotary_factor", LOCAL_THETA)
 """A family's own keys that may stand in the rope object."""
+_FLAT = ("rope_type", "type", "rope_theta", *ROPE)
 _DTYPES = ("float32", "float16", "bfloat16")
 
 _GENERATION = {
@@ -63,8 +65,13 @@ _GENERATION = {
 _log = logging.getLogger(__name__)
 
 
-def read_json(path: str | PathLike[str], *, limit: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> JsonObject:
-    """A JSON file whose top is an object. Raises ModelFormatError; reads nothing of a file larger than ``limit``."""
+def read_json(
+    path: str | PathLike[str], *, limit: int = MAX_BYTES, max_depth: int = MAX_DEPTH, any_float: bool = True
+) -> JsonObject:
+    """A JSON file whose top is an object. Raises ModelFormatError; reads nothing of a file larger than ``limit``.
+
+    ``any_float``: see ``safe_json.parse``; what a key may be is its check's to say.
+    """
     path = Path(path)
     file = BinaryFile(path)
     try:
@@ -73,7 +80,7 @@ def read_json(path: str | PathLike[str], *, limit: int = MAX_BYTES, max_depth: i
         data = file.read(0, file.size, path.name)
     finally:
         file.close()
-    value = parse(data, path, path.name, max_depth=max_depth)
+    value = parse(data, path, path.name, max_depth=max_depth, any_float=any_float)
     if not isinstance(value, JsonObject):
         raise ModelFormatError(path, path.name, 0, "is not a JSON object")
     return value
@@ -216,10 +223,15 @@ def _layered_rope(raw: JsonObject, source: Source, keys: ConfigKeys) -> tuple[di
     """Ropes by kind of layer: that of ``full_attention``, and the base of ``sliding_attention``'s, which is plain."""
     key, kinds = "rope_parameters", ("full_attention", "sliding_attention")
     ropes = raw[key]
-    if not isinstance(ropes, JsonObject) or not {*ropes} <= {*kinds}:
+    flat = keys.flat_rope and isinstance(ropes, JsonObject) and not {*ropes} & {*kinds}
+    # Release 5 writes kinds beside a flat object that it has read and passed over.
+    strange = isinstance(ropes, JsonObject) and {*ropes} - {*kinds, *(_FLAT if {*kinds} <= {*ropes} else ())}
+    if not isinstance(ropes, JsonObject) or (strange and not flat):
         raise source.error(key, f"is {shown(ropes)}; in this family it must be an object with {' and '.join(kinds)}")
     if raw.get("rope_scaling"):
         raise UnsupportedModelError(f"{source.file}: both {key} and rope_scaling are there; it must be one of them")
+    if flat:
+        return _flat_rope(raw, key, source, keys)
     for kind in kinds:
         _check_rope_object(JsonObject({f"{key}.{kind}": ropes.get(kind)}), f"{key}.{kind}", source, keys)
     far, near = (ropes.get(kind) or JsonObject() for kind in kinds)
@@ -239,6 +251,23 @@ def _layered_rope(raw: JsonObject, source: Source, keys: ConfigKeys) -> tuple[di
             known["rope_theta"] = known["rope_scaling.rope_theta"]
         if "rope_theta" in near:
             known[LOCAL_THETA] = (f"{key}.sliding_attention.rope_theta", near.at["rope_theta"])
+        return known
+
+    return found, Source(source.file, Places(places))
+
+
+def _flat_rope(raw: JsonObject, key: str, source: Source, keys: ConfigKeys) -> tuple[dict[str, Any], Source]:
+    """One rope for all layers, of which those with a window have the base alone."""
+    _check_rope_object(raw, key, source, keys)
+    rope: JsonObject = raw[key]
+    base = "rope_theta"
+    found = {**rope, **({LOCAL_THETA: rope[base]} if rope.get(base) is not None else {})}
+
+    def places() -> dict[str, Place]:
+        inside = {f"rope_scaling.{name}": (f"{key}.{name}", at) for name, at in rope.at.items()}
+        known = {**source.places, "rope_scaling": (key, raw.at[key]), **inside}
+        if base in rope:
+            known[base] = known[LOCAL_THETA] = known[f"rope_scaling.{base}"]
         return known
 
     return found, Source(source.file, Places(places))

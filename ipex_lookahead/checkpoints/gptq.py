@@ -24,12 +24,15 @@ from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.quantized_groups import Grouped, codes_of, in_whole_words
 from ipex_lookahead.checkpoints.quantized_layers import (
+    AUTO_ROUND_NEUTRAL,
+    AUTO_ROUND_REFUSED,
     FLOATS,
     Array,
     Layer,
     Settings,
     check_plain,
     choice,
+    exclusions,
     group_size,
     named_parts,
     rows_of,
@@ -38,7 +41,9 @@ from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.safe_json import JsonObject
 
 _SETTINGS = Settings(
+    provenance=True,
     used={
+        "dynamic": exclusions,
         "bits": choice(2, 3, 4, 8),
         "group_size": group_size,
         "sym": boolean,
@@ -47,18 +52,19 @@ _SETTINGS = Settings(
         "format": choice("gptq", "gptq_v2"),
     },
     neutral={
+        *AUTO_ROUND_NEUTRAL,
         "act_group_aware", "backend", "batch_size", "block_name_to_quantize", "cache_block_outputs",
-        "damp_auto_increment", "damp_percent", "dataset", "disable_exllama", "exllama_config", "lm_head",
+        "damp_auto_increment", "damp_percent", "dataset", "disable_exllama", "exllama_config", "hyb_act", "lm_head",
         "max_input_length", "meta",
         "model_file_base_name", "model_name_or_path", "model_seqlen", "module_name_preceding_first_block",
         "modules_in_block_to_quantize", "modules_to_not_convert", "mse", "pad_token_id", "quantizer", "static_groups",
         "tokenizer", "true_sequential", "use_cuda_fp16", "use_exllama",
     },
     refused={
+        **AUTO_ROUND_REFUSED,
         "quant_method": ("gptq",),
         "method": ("gptq",),
         "adapter": (None,),
-        "dynamic": (None, {}),
         "is_marlin_format": (None, False),
         "pack_dtype": (None, "int32"),
         "rotation": (None,),

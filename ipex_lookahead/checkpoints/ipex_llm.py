@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures import ModelSpec, family, spec_for
+from ipex_lookahead.architectures import ModelSpec, spec_for
 from ipex_lookahead.architectures.hparams import shown
-from ipex_lookahead.architectures.keys import renamed
 from ipex_lookahead.architectures.spec import Place, Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import checked_config, read_generation_config, read_json
@@ -30,6 +29,7 @@ from ipex_lookahead.checkpoints.ipex_llm_blocks import BLOCKS, Block
 from ipex_lookahead.checkpoints.placed import run_of, tensors_by_name, with_offset
 from ipex_lookahead.checkpoints.safetensors import INDEX, SINGLE, SafetensorsCheckpoint, read_float, read_part
 from ipex_lookahead.checkpoints.safetensors_reader import SafetensorsFile, StoredTensor
+from ipex_lookahead.checkpoints.tensor_names import renamed
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats import FORMATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
@@ -125,8 +125,7 @@ class IpexLlmCheckpoint:
             self.spec = spec_for(self.config)
             settings = self.path / "generation_config.json"
             self.generation_config: dict[str, Any] = read_generation_config(settings, self.config["vocab_size"])
-            known = family(self.config["model_type"])
-            self._names = {ours: name for name in self._files.names() if (ours := renamed(known, name)) is not None}
+            self._names = {ours: name for name in self._files.names() if (ours := renamed(name)) is not None}
             self._weights = tensors_by_name(self.spec)
             self._routers = set(self.spec.kept()) - {self.spec.embedding.name}
             self._found = {name: self._find(tensor) for name, tensor in self._weights.items()}

@@ -24,15 +24,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures import ModelSpec, family, spec_for
+from ipex_lookahead.architectures import ModelSpec, spec_for
 from ipex_lookahead.architectures.hparams import Places, Source, boolean, shown, text, whole
-from ipex_lookahead.architectures.keys import renamed
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import checked_config, read_generation_config, read_json
 from ipex_lookahead.checkpoints.placed import Run, fused_experts, run_of, tensors_by_name, with_offset
 from ipex_lookahead.checkpoints.safetensors import SINGLE, check_kind, read_float, read_part
 from ipex_lookahead.checkpoints.safetensors_reader import MAX_DIM, SafetensorsFile, StoredTensor
+from ipex_lookahead.checkpoints.tensor_names import renamed
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats import FLOATS as FLOAT_FORMATS
 from ipex_lookahead.formats import FORMATS
@@ -200,7 +200,7 @@ class LowBitCheckpoint:
 
     def _renamed(self, name: str) -> str | None:
         """A stored tensor's name as the spec has it; None for one of another part of a larger model."""
-        return renamed(family(self.config["model_type"]), name) if self._weights else name
+        return renamed(name) if self._weights else name
 
     def _take(self, stored: dict[str, StoredTensor], weight: str, part: StoredStream) -> StoredTensor:
         name = weight + part.suffix

@@ -8,6 +8,7 @@ floats, which ``TensorInfo.decoded_from`` says.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -140,19 +141,49 @@ def check_plain(tensor: Tensor, layer: Layer, part: str) -> None:
         raise layer.error(part, "is a quantised tensor of all experts; they are read where each is a layer of its own")
 
 
+_MAY_MATTER = re.compile(
+    "act|adapt|asym|bias|bit|block|book|channel|clip|code|column|cut|delta|dense|double|dtype|dynamic|exclu|expert|"
+    "extra|fold|format|fp|grid|group|hada|ignor|inver|kv|layer|layout|lora|mask|merg|method|mix|modul|nest|norm|offset|"
+    "order|outlier|overrid|pack|perm|precision|prun|rank|residual|rot|row|scal|schem|shift|skip|smooth|spars|split|stat|"
+    "stor|svd|swap|swiz|sym|target|tile|transf|transpos|type|vector|weight|zero"
+)
+"""Parts of words for what stored weights are, which of them are meant, and what is done to them or beside them."""
+
+
+def may_matter(key: str, value: Any) -> bool:
+    """Whether a setting that nobody here has heard of may change what weights mean.
+
+    A program may note whatever it likes of how it found its weights, and what was found is what lies in the tensors,
+    whose names, dtypes and shapes are checked. So a key is taken for a note unless it, or one inside its value, has a
+    word of ``_MAY_MATTER`` in it. null, [] and {} say nothing.
+    """
+    if value is None or value in ([], {}):
+        return False
+    if _MAY_MATTER.search(key.lower()):
+        return True
+    if isinstance(value, dict):
+        return any(may_matter(inner, one) for inner, one in value.items())
+    return isinstance(value, list) and any(may_matter("", one) for one in value)
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The keys of a ``quantization_config`` that a scheme knows; any other that is not null is refused, with its value.
+    """The keys of a ``quantization_config`` that a scheme knows.
+
+    Any other that is not null is refused, with its value, but for words of provenance.
 
     Attributes:
         used: key -> check.
         neutral: keys that say how the weights were found or which kernel is to run, not what they are.
         refused: key -> the values that change nothing here.
+        provenance: whether keys that nobody here has heard of may say how the weights were found (``iters``,
+            ``provider``, ...): those without effect are passed over, see :func:`may_matter`.
     """
 
     used: Mapping[str, Check] = field(default_factory=dict)
     neutral: Collection[str] = ()
     refused: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    provenance: bool = False
 
     def read(self, raw: JsonObject, source: Source, scheme: str) -> dict[str, Any]:
         """The used keys, checked. Raises UnsupportedModelError or ModelFormatError."""
@@ -164,7 +195,7 @@ class Settings:
             elif key in self.refused:
                 if not any(same(value, harmless) for harmless in self.refused[key]):
                     raise unsupported(source, key, value, *self.refused[key])
-            elif key not in self.neutral and value is not None:
+            elif key not in self.neutral and (may_matter(key, value) if self.provenance else value is not None):
                 raise UnsupportedModelError(
                     f"{source.file}: {_spelled(source, key)} is {shown(value)}; this key of {scheme} is not known here,"
                     " and it may change what weights mean",
@@ -202,6 +233,15 @@ def _spelled(source: Source, key: str) -> str:
     return source.places.get(key, (key, None))[0]
 
 
+def exclusions(source: Source, key: str, value: Any) -> None:
+    """A check for GPTQModel's settings by module: some may be left as they were (``-:PATTERN``), none be otherwise.
+
+    Which those are, the tensors tell.
+    """
+    if not isinstance(value, dict) or not all(pattern.startswith("-:") for pattern in value):
+        raise unsupported(source, key, value, None, {})
+
+
 def group_size(source: Source, key: str, value: Any) -> int:
     """A check for inputs in a group: 1 to 65,536, or -1 for all."""
     if type(value) is not int or not (value == -1 or 1 <= value <= 1 << 16):
@@ -215,6 +255,13 @@ def block_shape(source: Source, key: str, value: Any) -> tuple[int, int]:
         raise source.error(key, f"is {shown(value)}; it must be two whole numbers from 1 to 65536")
     return value[0], value[1]
 
+
+AUTO_ROUND_NEUTRAL = frozenset({
+    "act_data_type", "act_dynamic", "act_group_size", "act_sym", "enable_norm_bias_tuning", "quant_nontext_module",
+    "scale_dtype", "to_quant_block_names",
+})  # fmt: skip
+AUTO_ROUND_REFUSED: Mapping[str, tuple[Any, ...]] = {"data_type": (None, "int"), "act_bits": (None, 16, 32)}
+"""AutoRound's words among those of the layouts that it exports, as far as they could be taken for more than notes."""
 
 Reader = Callable[[JsonObject, Source], Scheme]
 """From a ``quantization_config`` to what reads the weights."""

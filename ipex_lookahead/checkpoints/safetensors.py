@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from ipex_lookahead.architectures import ModelSpec, family, spec_for
 from ipex_lookahead.architectures.hparams import shown
-from ipex_lookahead.architectures.keys import Family, renamed
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import checked_config, read_generation_config, read_json
@@ -37,6 +36,7 @@ from ipex_lookahead.checkpoints.placed import (
 from ipex_lookahead.checkpoints.quantized import KEY, scheme_of, without_scheme
 from ipex_lookahead.checkpoints.quantized_layers import Found, Layer, Scheme
 from ipex_lookahead.checkpoints.safetensors_reader import MAX_NAME, SafetensorsFile, StoredTensor
+from ipex_lookahead.checkpoints.tensor_names import renamed
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.float_base import widen
@@ -118,11 +118,10 @@ class SafetensorsCheckpoint:
 
     def _place(self) -> None:
         """Find the family's weights among the tensors, under the names that its spec knows them by."""
-        known = family(self.config["model_type"])
-        names = {renamed(known, name) or "" for name in self._tensors}
+        names = {renamed(name) or "" for name in self._tensors}
         said = self.config["tie_word_embeddings"]
         if said is not False:
-            self.config["tie_word_embeddings"] = not self._has_own_head(known, names)
+            self.config["tie_word_embeddings"] = not self._has_own_head(names)
             self.own_head = said is True and not self.config["tie_word_embeddings"]
         self.spec = spec_for(self.config)
         self._weights = {
@@ -136,7 +135,7 @@ class SafetensorsCheckpoint:
         found: dict[str, tuple[SafetensorsFile, StoredTensor]] = {}
         unused: list[str] = []
         for in_file, (file, tensor) in self._tensors.items():
-            if (name := renamed(known, in_file)) is None:
+            if (name := renamed(in_file)) is None:
                 continue
             if name in found:
                 raise ModelFormatError(file.path, in_file, tensor.entry, f"is there under another name of {name} too")
@@ -161,14 +160,14 @@ class SafetensorsCheckpoint:
                 f" and {len(unused) - 8} more" if unused[8:] else "",
             )  # fmt: skip
 
-    def _has_own_head(self, known: Family, names: Collection[str]) -> bool:
+    def _has_own_head(self, names: Collection[str]) -> bool:
         """Whether the files hold an lm_head that is not the embedding, whatever the config says of it.
 
         As transformers 5 has it: where both are there and differ, the file's is the head. A quantised one differs.
         """
         if self.scheme is not None and self.scheme.parts(HEAD, names):
             return True
-        stored = {renamed(known, name): found for name, found in self._tensors.items()}
+        stored = {renamed(name): found for name, found in self._tensors.items()}
         if HEAD not in stored or EMBEDDING not in stored:
             return HEAD in stored
         return not same_values(stored[HEAD], stored[EMBEDDING])
@@ -217,7 +216,7 @@ class SafetensorsCheckpoint:
         return file
 
     def _open_shards(self, index: Path) -> None:
-        raw = read_json(index, limit=MAX_INDEX_BYTES, max_depth=4)
+        raw = read_json(index, limit=MAX_INDEX_BYTES, max_depth=4, any_float=False)
         weight_map = raw.get("weight_map")
         if not isinstance(weight_map, JsonObject) or not weight_map:
             raise ModelFormatError(

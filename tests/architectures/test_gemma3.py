@@ -6,13 +6,25 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from tests.support.family_configs import read_config
-from tests.support.tiny_families import build, variants, write_folder
+from tests.support.family_engines import in_chunks, load
+from tests.support.tiny_families import (
+    Variant,
+    build,
+    config_of,
+    distance,
+    logits,
+    text,
+    variants,
+    with_weights,
+    write_folder,
+)
 
 OF_THE_4B: dict[str, Any] = {
     "architectures": ["Gemma3ForConditionalGeneration"],
@@ -84,6 +96,19 @@ def test_the_other_parts_are_passed_over_in_silence(tmp_path: Path, caplog: pyte
     assert names == [tensor.name for tensor in checkpoint.spec.tensors()]
     assert not caplog.records
     assert checkpoint.config["model_type"] == checkpoint.spec.model_type == "gemma3_text"
+
+
+def test_logits_are_as_long_as_transformers_class_leaves_them(tmp_path: Path) -> None:
+    """It caps none, whatever ``final_logit_softcapping`` says; the class for text alone does."""
+    plain = variants("gemma3")[0]
+    inside = config_of("gemma3", plain).text_config.to_dict()
+    capped = Variant("capped", {"text_config": {**inside, "final_logit_softcapping": 0.5}})
+    model = with_weights(config_of("gemma3", capped))
+    ids = text(model)
+    expected = logits(model, ids)
+    assert np.abs(expected).max() > 0.5
+    engine = load(write_folder(tmp_path, model))
+    assert distance(in_chunks(engine, ids, [len(ids)]), expected) < 1e-2
 
 
 def test_one_weight_under_two_names_is_an_error(tmp_path: Path) -> None:

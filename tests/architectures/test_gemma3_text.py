@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from ipex_lookahead.architectures import spec_for
-from ipex_lookahead.architectures.gemma3_text import rename
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from tests.support.family_configs import checked, opened, spec_of, windows
 
@@ -85,24 +84,6 @@ def test_a_pattern_is_spelled_out_and_a_list_goes_before_it(tmp_path: Path) -> N
 def test_what_cannot_be_run(tmp_path: Path, values: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         checked(tmp_path, "gemma3_text", **SIZES | values)
-
-
-@pytest.mark.parametrize(
-    ("name", "ours"),
-    [
-        ("model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),
-        ("language_model.model.norm.weight", "model.norm.weight"),
-        ("model.language_model.embed_tokens.weight", "model.embed_tokens.weight"),
-        ("language_model.lm_head.weight", "lm_head.weight"),
-        ("vision_tower.vision_model.post_layernorm.weight", None),
-        ("model.vision_tower.embeddings.patch_embedding.weight", None),
-        ("multi_modal_projector.mm_soft_emb_norm.weight", None),
-        ("model.multi_modal_projector.mm_input_projection_weight", None),
-        ("something.else", "something.else"),
-    ],
-)
-def test_names_of_the_text_part(name: str, ours: str | None) -> None:
-    assert rename(name) == ours
 
 
 def test_a_file_without_a_window_has_none(tmp_path: Path) -> None:

@@ -239,10 +239,18 @@ def test_bad_values(tmp_path: Path, raw: dict[str, Any], field: str, words: str)
         assert text[: error.offset].endswith(f'"{key}": ')
 
 
-@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_literals_that_are_no_numbers(tmp_path: Path, literal: str) -> None:
+@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e999", '{"__float__": "NaN"}'])
+def test_numbers_that_no_size_is(tmp_path: Path, literal: str) -> None:
     text = json.dumps(BASE).replace("1e-05", literal)
     assert refused(tmp_path, text).offset == text.index(literal)
+
+
+@pytest.mark.parametrize("literal", ["Infinity", '{"__float__": "Infinity"}'])
+def test_a_number_without_end_where_nobody_asks(tmp_path: Path, literal: str) -> None:
+    """As transformers writes a limit that is none (``time_step_limit``)."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(BASE)[:-1] + f', "time_step_limit": [0.0, {literal}]}}', encoding="utf-8")
+    assert read_config(path) == config_of(tmp_path, BASE)
 
 
 @pytest.mark.parametrize(

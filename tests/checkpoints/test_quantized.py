@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipex_lookahead.checkpoints import open_checkpoint
+from ipex_lookahead.checkpoints import awq, compressed_tensors, gptq, open_checkpoint
+from ipex_lookahead.checkpoints.quantized_layers import may_matter
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats import FLOATS, dequantize
@@ -123,11 +124,16 @@ IN_GROUP = "config_groups__group_0__"
         (GPTQ, {"bits": 4.0}, "bits is 4.0"),
         (GPTQ, {"bits": True}, "bits is True|bits is true"),
         (GPTQ, {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
-        (GPTQ, {"dynamic": {"-:x": {}}}, "dynamic is"),
+        (GPTQ, {"dynamic": {"-:x": {}, "+:y": {"bits": 8}}}, "dynamic is"),
         (GPTQ, {"adapter": {"name": "lora"}}, "adapter is"),
         (GPTQ, {"rotation": "hadamard"}, "rotation is 'hadamard'"),
-        (GPTQ, {"new_switch": 7}, "new_switch is 7; this key of gptq is not known"),
         (AWQ, {"version": "exllama"}, "version is 'exllama'; what is read is 'gemm' or 'gemv' or 'gemv_fast'"),
+        (GPTQ, {"new_scale_factor": 7}, "new_scale_factor is 7; this key of gptq is not known"),
+        (GPTQ, {"hadamard": False}, "hadamard is False"),
+        (GPTQ, {"act_bits": 8}, "act_bits is 8"),
+        (GPTQ, {"data_type": "fp"}, "data_type is 'fp'"),
+        (GPTQ, {"extra_config": {"model.layers.0.mlp": {"bits": 8}}}, "extra_config is"),
+        (AWQ, {"by": {"whom": [{"input_rotation": "random"}]}}, "by is"),
         (AWQ, {"zero_point": False}, "zero_point is"),
         (AWQ, {"bits": 8}, "bits is 8"),
         (AWQ, {"desc_act": True}, "desc_act is"),
@@ -169,6 +175,41 @@ def test_settings_that_are_not_read_are_refused_with_key_and_value(
         open_checkpoint(tmp_path)
     assert "config.json" in str(caught.value)
     assert caught.value.hint
+
+
+AUTO_ROUND: dict[str, Any] = {
+    "provider": "auto-round", "autoround_version": "0.12.3", "iters": 200, "hyb_act": False, "data_type": "int",
+    "act_bits": 16, "act_group_size": 128, "act_sym": True, "act_dynamic": True, "act_data_type": "int", "amp": True,
+    "enable_quanted_input": True, "enable_minmax_tuning": True, "enable_norm_bias_tuning": False, "seqlen": 2048,
+    "lr": 0.005, "minmax_lr": 0.005, "gradient_accumulate_steps": 1, "nsamples": 128, "low_gpu_mem_usage": True,
+    "to_quant_block_names": "model.layers", "scale_dtype": "torch.float16", "super_bits": None, "model_free": True,
+    "super_group_size": None, "extra_config": {}, "dynamic": {"-:.*lm_head.*": {}}, "batch_size": 8,
+}  # fmt: skip
+"""The keys that its exports to other layouts have carried."""
+NOTES: dict[str, Any] = {
+    "found_by": "somebody",
+    "with_seed": 7,
+    "on": ["cuda:0", {"memory_gib": 80}],
+    "tool": {"name": "x", "commit": "y"},
+}
+
+
+@pytest.mark.parametrize("notes", [AUTO_ROUND, NOTES], ids=["auto-round", "others"])
+@each([GPTQ, AWQ])
+def test_notes_on_how_weights_were_found_change_nothing(tmp_path: Path, kind: Kind, notes: dict[str, Any]) -> None:
+    values = write_quantized(tmp_path, kind)
+    change_settings(tmp_path, **notes)
+    checkpoint = open_checkpoint(tmp_path)
+    for name in checkpoint.names():
+        assert np.array_equal(dequantize(checkpoint.read(name)), values[name]), name
+    checkpoint.close()
+
+
+def test_every_key_that_a_scheme_has_a_word_on_would_else_be_taken_for_one_that_matters() -> None:
+    """What those that are refused are called is what tells a setting from a note: the rule knows them all."""
+    for settings in (gptq._SETTINGS, awq._SETTINGS, compressed_tensors._SETTINGS):
+        for key in {*settings.used, *settings.refused} - {"version"}:
+            assert may_matter(key, True), key
 
 
 @pytest.mark.parametrize(

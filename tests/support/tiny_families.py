@@ -144,6 +144,7 @@ FAMILIES: dict[str, Family] = {
             Variant("window apart", {**_APART, "sliding_window": 9}, gguf=False, why="its files say llama: no window"),
             Variant("odd tied", {**ODD, **_TIED, "rope_parameters": {**_PLAIN, "rope_theta": 1e6}}),
             Variant("yarn apart", {**_APART, "rope_parameters": YARN}),
+            Variant("uneven", {**_APART, "num_attention_heads": 6, "num_key_value_heads": 3}),
         ),
     ),
     "ministral3": Family(

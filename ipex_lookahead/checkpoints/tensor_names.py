@@ -1,0 +1,24 @@
+"""What a folder's tensors are called: a text model's, one's without its head, and a model's that sees."""
+
+from __future__ import annotations
+
+_TEXT = ("language_model.model.", "model.language_model.", "language_model.", "model.text_model.", "text_model.")
+"""What a text part's names begin with, by family and release: the whole was saved, or it without its head."""
+_OWN = ("embed_tokens.", "layers.", "norm.")
+"""What stands behind that, and behind ``model.``: a model saved without its head (``AutoModel``) has these alone."""
+_OTHER = (
+    "vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "connector.", "image_newline",
+    "view_separator",
+)  # fmt: skip
+"""Parts that see, and what brings what they saw to the text part."""
+
+
+def renamed(name: str) -> str | None:
+    """The name by which a spec knows a tensor of a folder; None for one of a part that is not the text model's."""
+    if name.removeprefix("model.").startswith(_OTHER):
+        return None
+    for prefix in (*_TEXT, ""):
+        rest = name.removeprefix(prefix)
+        if name.startswith(prefix) and rest.startswith(_OWN):
+            return f"model.{rest}"
+    return name.removeprefix("language_model.") if name.startswith("language_model.lm_head.") else name
