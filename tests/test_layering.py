@@ -15,6 +15,7 @@ LEVELS = {
     "extras": 0,
     "low_bits": 0,
     "absent": 0,
+    "cgroups": 0,
     "compat": 1,
     "config": 1,
     "terminal": 0,

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from ipex_lookahead.bench.plan import TASKS, Case, Plan
 from ipex_lookahead.config import LookaheadConfig
+from ipex_lookahead.engines.machine import peak_memory
 from ipex_lookahead.errors import InputError, LookaheadError, SaveError
 from ipex_lookahead.safe_json import load_object
 from ipex_lookahead.temporary import temporary_file
@@ -254,13 +255,7 @@ def _peak_memory() -> Iterator[Callable[[], int | None]]:
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
-    def peak() -> int | None:
-        with suppress(OSError, ValueError, IndexError):
-            status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-            return int(status.split("VmHWM:")[1].split()[0]) * 1024
-        return None
-
-    yield peak
+    yield peak_memory
 
 
 def _keep(report: dict[str, Any], folder: Path) -> None:

@@ -12,7 +12,6 @@ import click
 
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import option
-from ipex_lookahead.cli.recommended import machine_memory
 from ipex_lookahead.cli.settings import Settings, merged, settings_of
 from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.tables import print_facts, print_table
@@ -69,6 +68,7 @@ def _show_settings(settings: Settings, *, as_json: bool) -> None:
 def machine_facts() -> dict[str, Any]:
     """Machine, instruction sets, threads, memory in bytes, versions, cache folder, what steps were measured to cost."""
     from ipex_lookahead.decoding.kept_costs import cost_folder, known_costs, processor
+    from ipex_lookahead.engines.machine import machine_memory
     from ipex_lookahead.hub import cache_folder
 
     return {

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 from ipex_lookahead.cli.tables import print_table
+from ipex_lookahead.engines.machine import machine_memory
 from ipex_lookahead.errors import EngineError
 from ipex_lookahead.hub.recommended import POSITIONS, Recommended, recommended_models
 
@@ -17,11 +17,6 @@ MEMORY_SHARE = 0.7
 FLUENT = 7.0
 """Tokens a second that are read along with: slower models are not the one to try. One that thinks needs twice as many,
 which says as much again before its answer."""
-
-
-def machine_memory() -> int:
-    """Bytes of memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def bandwidth() -> float | None:

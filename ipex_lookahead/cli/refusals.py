@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ipex_lookahead.cgroups import cpu_quota
 from ipex_lookahead.cli.names import NEEDS_DRAFT_MODEL
 from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.types import LowBit, Refused, unknown
@@ -132,11 +133,19 @@ def _check_texts(ctx: click.Context) -> None:
 
 
 def _warn_of_threads(threads: int | None) -> None:
+    if threads is None:
+        return
     usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    if threads is not None and threads > usable:
+    quota = cpu_quota()
+    if threads > usable:
         processors = "processor" if usable == 1 else "processors"
         click.echo(
             f"warning: {threads} threads share {usable} {processors}; more threads than processors are slower", err=True
+        )
+    elif quota is not None and threads > quota:
+        click.echo(
+            f"warning: {threads} threads share a quota of {quota:g} processors, and stop each other when it is used up",
+            err=True,
         )
 
 

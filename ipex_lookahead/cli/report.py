@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 from typing import Any
 
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.engines.machine import peak_memory
 
 
 def stats_line(stats: GenerationStats) -> str:
@@ -22,8 +21,9 @@ def stats_line(stats: GenerationStats) -> str:
     cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""
     parts += [
         f"prompt {stats.prompt_tokens}{cached} at {stats.prefill_tok_s:.0f} tok/s",
-        f"peak {peak_memory() / 1e9:.2f} GB",
     ]
+    if (peak := peak_memory()) is not None:
+        parts.append(f"peak {peak / 1e9:.2f} GB")
     if stats.seed is not None:
         parts.append(f"seed {stats.seed}")
     return " · ".join(parts)
@@ -89,9 +89,3 @@ def print_details(stats: GenerationStats) -> None:
 def drafted_share(stats: GenerationStats) -> float:
     """The part of the emitted tokens that came from drafts, 0 to 1."""
     return stats.accepted / stats.tokens if stats.tokens else 0.0
-
-
-def peak_memory() -> int:
-    """The most memory this process has had resident, bytes."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

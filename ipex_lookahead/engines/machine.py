@@ -1,10 +1,11 @@
-"""How many threads this process should use: the physical cores it may run on, and no more than its CPU quota."""
+"""What of the machine this process may use: physical cores and memory, and no more than its control groups allow."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from ipex_lookahead.cgroups import cpu_quota, memory_limit
 from ipex_lookahead.errors import InputError
 
 MAX_THREADS = 1024
@@ -15,9 +16,29 @@ def default_threads() -> int:
     if (wanted := os.environ.get("IPEX_LOOKAHEAD_THREADS")) not in (None, ""):
         return check_threads(wanted, "IPEX_LOOKAHEAD_THREADS")
     cores = len(_physical_cores(_allowed_cpus()))
-    quota = _cpu_quota()
+    quota = cpu_quota()
     # Rounded down: one thread more than the quota pays is stopped half-way through every step.
     return max(1, cores if quota is None else min(cores, int(quota)))
+
+
+def machine_memory() -> int:
+    """Bytes of memory that this process can have: the machine's, or what its control groups allow if that is less."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = memory_limit()
+    return physical if limit is None else min(physical, limit)
+
+
+def peak_memory() -> int | None:
+    """The most memory that this process has had resident, bytes; None where Linux does not say.
+
+    Not ``getrusage``'s: that is handed on through fork and exec, so a small process that a large one has started would
+    show the large one's. Since the kernel counts from the start, or from when ``/proc/self/clear_refs`` was last told.
+    """
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def check_threads(value: object, name: str = "threads") -> int:
@@ -48,18 +69,3 @@ def _physical_cores(cpus: set[int]) -> set[str]:
             siblings = str(cpu)
         cores.add(siblings)
     return cores
-
-
-def _cpu_quota() -> float | None:
-    """CPUs that the cgroup's quota pays for (v2, then v1), or None where there is none."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return None if quota == "max" else float(quota) / float(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        quota_us = float(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text())
-        period_us = float(Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text())
-        return quota_us / period_us if quota_us > 0 else None
-    except (OSError, ValueError):
-        return None

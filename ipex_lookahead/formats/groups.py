@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ipex_lookahead.cgroups import cpu_quota
 from ipex_lookahead.errors import LowBitFormatError
 from ipex_lookahead.formats.base import (
     GROUP,
@@ -370,5 +371,7 @@ def native_core() -> Any | None:
 
 
 def _usable_cpus() -> int:
-    """CPUs this process may run on, where the system tells; else all of them."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """CPUs this process may run on and its quota pays for, where the system tells; else all of them."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota()
+    return cpus if quota is None else max(1, min(cpus, int(quota)))

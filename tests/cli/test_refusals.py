@@ -179,5 +179,9 @@ def test_more_threads_than_processors_are_warned_about(scripted, capsys, monkeyp
     out, err = capsys.readouterr()
     assert out == "a fine day\n"
     assert err.splitlines()[0] == ("warning: 1000 threads share 2 processors; more threads than processors are slower")
+    monkeypatch.setattr("ipex_lookahead.cli.refusals.cpu_quota", lambda: 2.0)
     assert run(["generate", "hi", "--threads", "2"]) == 0
     assert "warning" not in capsys.readouterr().err
+    monkeypatch.setattr("ipex_lookahead.cli.refusals.cpu_quota", lambda: 1.5)
+    assert run(["generate", "hi", "--threads", "2"]) == 0
+    assert "2 threads share a quota of 1.5 processors" in capsys.readouterr().err

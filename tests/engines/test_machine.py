@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,7 @@ def test_hyper_threads_of_one_core_count_once(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("IPEX_LOOKAHEAD_THREADS", raising=False)
     monkeypatch.setattr(machine, "_allowed_cpus", lambda: {0, 1, 2, 3, 8})
     monkeypatch.setattr(machine, "_physical_cores", lambda cpus: {str(c % 4) for c in cpus})
-    monkeypatch.setattr(machine, "_cpu_quota", lambda: None)
+    monkeypatch.setattr(machine, "cpu_quota", lambda: None)
     assert machine.default_threads() == 4
 
 
@@ -34,19 +36,36 @@ def test_a_quota_is_rounded_down_and_never_below_one(
 ) -> None:
     monkeypatch.delenv("IPEX_LOOKAHEAD_THREADS", raising=False)
     monkeypatch.setattr(machine, "_physical_cores", lambda cpus: set(map(str, range(8))))
-    monkeypatch.setattr(machine, "_cpu_quota", lambda: quota)
+    monkeypatch.setattr(machine, "cpu_quota", lambda: quota)
     assert machine.default_threads() == expected
 
 
-@pytest.mark.parametrize(("text", "expected"), [("max 100000\n", None), ("150000 100000\n", 1.5)])
-def test_the_cgroups_quota_is_read(
-    text: str, expected: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("limit", "expected"), [(None, 8 << 30), (1 << 60, 8 << 30), (3 << 30, 3 << 30)])
+def test_memory_is_the_machines_or_what_the_groups_allow(
+    limit: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "cpu.max"
-    file.write_text(text)
-    real = Path
-    monkeypatch.setattr(machine, "Path", lambda p: file if str(p).endswith("cpu.max") else real(tmp_path / "absent"))
-    assert machine._cpu_quota() == expected
+    monkeypatch.setattr(machine, "memory_limit", lambda: limit)
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2 << 20}.get)
+    assert machine.machine_memory() == expected
+
+
+def test_the_peak_is_this_processs_own() -> None:
+    """Of a process that one with a gigabyte has started: the system's usage of resources shows the gigabyte."""
+    child = (
+        "import resource; from ipex_lookahead.engines.machine import peak_memory;"
+        " print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, peak_memory())"
+    )
+    parent = f"import os, sys; big = bytearray(1 << 30); os.execv(sys.executable, [sys.executable, '-c', {child!r}])"
+    said = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True).stdout.split()
+    usage, peak = map(int, said)
+    assert usage > 1 << 30
+    assert 1 << 20 < peak < 1 << 29
+
+
+def test_the_peak_is_unknown_where_linux_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("", "VmHWM:", "VmHWM: many kB"):
+        monkeypatch.setattr(Path, "read_text", lambda *a, text=text, **k: text)
+        assert machine.peak_memory() is None
 
 
 def test_affinity_limits_the_cores() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -198,3 +199,10 @@ def test_groups_as_long_as_files_have_them(name, group_size):
             with_lanes(lanes, weight, name, group_size).arrays(), expected.arrays(), strict=True
         ):
             assert np.array_equal(array, wanted)
+
+
+@pytest.mark.parametrize(("quota", "expected"), [(None, 4), (2.7, 2), (0.3, 1), (64.0, 4)])
+def test_no_more_threads_quantise_than_the_quota_pays_for(quota, expected, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(groups, "cpu_quota", lambda: quota)
+    assert groups._usable_cpus() == expected
