@@ -21,7 +21,9 @@ from ipex_lookahead.checkpoints.gguf_config import gguf_config
 from ipex_lookahead.checkpoints.gguf_decoded import kept_in, read_decoded
 from ipex_lookahead.checkpoints.gguf_metadata import ROPE_TENSORS
 from ipex_lookahead.checkpoints.gguf_parts import GgufParts
-from ipex_lookahead.checkpoints.gguf_reader import GgufTensor, names_of_read_types
+from ipex_lookahead.checkpoints.gguf_reader import GgufTensor
+from ipex_lookahead.checkpoints.gguf_repacked import read_repacked
+from ipex_lookahead.checkpoints.gguf_types import REPACKED_TYPES, names_of_read_types
 from ipex_lookahead.checkpoints.placed import Run, row_order, run_of, split_experts, tensors_by_name, with_offset
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats import FLOATS, FORMATS
@@ -30,6 +32,7 @@ from ipex_lookahead.formats.base import PackedWeight
 _log = logging.getLogger(__name__)
 
 _READ_AT_ONCE = 4 << 20
+_REPACKED = {kind.name for kind in REPACKED_TYPES.values()}
 
 
 class GgufCheckpoint:
@@ -152,6 +155,8 @@ class GgufCheckpoint:
         """
         tensor, source = self._find(name)
         run, order = run_of(tensor, tensor.gguf), row_order(tensor, tensor.gguf)
+        if source.type.name in _REPACKED:
+            return read_repacked(source, tensor.shape, run, order)
         if source.type.decoded:
             return read_decoded(source, tensor.shape, run, order, self._kept_in(source))
         if source.type.format in FLOATS:

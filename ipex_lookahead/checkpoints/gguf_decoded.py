@@ -10,7 +10,7 @@ and sym_int8 the first is nearest, with 2e-4 of their root mean square (bf16 1.7
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,6 @@ from ipex_lookahead.formats.float_base import from_binary16, narrow, to_binary16
 from ipex_lookahead.formats.search import Parts
 
 Blocks = npt.NDArray[np.uint8]
-_VALUES_AT_ONCE = 1 << 20
 
 
 def _twice(steps: npt.NDArray[Any]) -> npt.NDArray[np.int16]:
@@ -80,24 +79,13 @@ def kept_in(source: GgufTensor) -> str:
     if kind is None or kind.divisor == 1:
         return source.type.format
     per_row = source.shape[-1] // source.type.block
-    for _, _, blocks in _pieces(source, 0, source.nbytes // source.type.nbytes // per_row, source.shape[-1]):
+    for _, _, blocks in source.pieces(0, source.nbytes // source.type.nbytes // per_row):
         scale = kind.scale(blocks.reshape(-1, source.type.nbytes))
         part = to_binary16(from_binary16(scale) / np.float32(kind.divisor))
         with np.errstate(invalid="ignore"):
             if (from_binary16(part) * np.float32(kind.divisor) != from_binary16(scale)).any():
                 return "fp16"
     return source.type.format
-
-
-def _pieces(source: GgufTensor, first: int, rows: int, columns: int) -> Iterator[tuple[int, int, Blocks]]:
-    """Rows ``first`` and on, some at a time: (row, offset in the file, blocks [rows, bytes])."""
-    row_bytes = columns // source.type.block * source.type.nbytes
-    step = max(1, _VALUES_AT_ONCE // columns)
-    for start in range(0, rows, step):
-        at = source.offset + (first + start) * row_bytes
-        blocks = np.empty((min(rows - start, step), row_bytes), np.uint8)
-        source.file.read_into(at, blocks, source.name)
-        yield start, at, blocks
 
 
 def read_decoded(
@@ -115,7 +103,7 @@ def read_decoded(
     rows, columns = shape
     stream, group_size = target.streams[0], target.group_sizes[0]
     codes = np.empty(stream.shape(shape, group_size), stream.dtype)
-    for start, at, blocks in _pieces(source, run.first, rows, columns):
+    for start, at, blocks in source.pieces(run.first, rows):
         with np.errstate(all="ignore"):  # what is no number is found below
             values = np.ascontiguousarray(dequantize(blocks, kind), np.float32)
             wrong = ~np.isfinite(values) | (to_binary16(np.abs(values)) == 0x7C00)

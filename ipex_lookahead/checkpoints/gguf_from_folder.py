@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.gguf_metadata import METADATA, has_metadata
-from ipex_lookahead.checkpoints.gguf_reader import TENSOR_TYPES, GgufFile, GgufTensor
+from ipex_lookahead.checkpoints.gguf_reader import GgufFile, GgufTensor
+from ipex_lookahead.checkpoints.gguf_types import TENSOR_TYPES
 from ipex_lookahead.checkpoints.low_bit import LowBitCheckpoint
 from ipex_lookahead.checkpoints.placed import row_order, run_of, with_offset
 from ipex_lookahead.errors import InputError

@@ -12,7 +12,8 @@ import struct
 from pathlib import Path
 
 from ipex_lookahead.checkpoints.gguf_parts import GgufParts
-from ipex_lookahead.checkpoints.gguf_reader import MAGIC, TENSOR_TYPES, GgufTensor
+from ipex_lookahead.checkpoints.gguf_reader import MAGIC, GgufTensor
+from ipex_lookahead.checkpoints.gguf_types import TENSOR_TYPES
 from ipex_lookahead.errors import ModelFormatError
 
 METADATA = "metadata.gguf"

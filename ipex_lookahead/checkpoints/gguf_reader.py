@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -18,8 +19,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.checkpoints.files import BinaryFile
+from ipex_lookahead.checkpoints.gguf_types import (
+    OTHER_TYPES,
+    Q2_0_OF_128,
+    READ_TYPES,
+    REMOVED_TYPES,
+    REPACKED_TYPES,
+    TensorType,
+    names_of_read_types,
+)
 from ipex_lookahead.errors import ModelFormatError
-from ipex_lookahead.formats import FORMATS
 
 MAGIC = b"GGUF"
 MAX_RECORDS = 65_536
@@ -37,6 +46,7 @@ READ_ARRAYS = ("tokenizer.", "llama.")
 MAX_ARRAY_STRINGS = 2 << 20
 """Most strings in all arrays together: a Python string takes several times the bytes a short one has in the file."""
 MAX_DIM = 1 << 40
+_VALUES_AT_ONCE = 1 << 20
 
 _METADATA_AT = 4 + 4 + 8 + 8
 _SMALLEST_ENTRY = 8 + 1 + 4 + 1
@@ -58,52 +68,6 @@ _SCALARS = {
     12: (struct.Struct("<d"), np.float64),
 }
 
-
-@dataclass(frozen=True, slots=True)
-class TensorType:
-    """How a tensor's values are stored: ``block`` of them take ``nbytes`` bytes.
-
-    ``format`` is a key of ``FORMATS``, and empty for a type that is not read. ``decoded``: the type is none of ours,
-    and ``format`` is what its values are kept in.
-    """
-
-    name: str
-    block: int
-    nbytes: int
-    format: str
-    decoded: bool = False
-
-
-TENSOR_TYPES = {
-    low_bit.gguf.number: TensorType(low_bit.gguf.name, low_bit.gguf.inputs, low_bit.gguf.record.itemsize, name)
-    for name, low_bit in FORMATS.items()
-    if low_bit.gguf is not None
-}
-"""The tensor types that are read, by their number in the file."""
-
-DECODED_TYPES = {
-    number: TensorType(*known, decoded=True)
-    for number, known in {
-        16: ("IQ2_XXS", 256, 66, "fp16"), 17: ("IQ2_XS", 256, 74, "fp16"), 18: ("IQ3_XXS", 256, 98, "q6_k"),
-        19: ("IQ1_S", 256, 50, "q6_k"), 21: ("IQ3_S", 256, 110, "q6_k"), 22: ("IQ2_S", 256, 82, "fp16"),
-        29: ("IQ1_M", 256, 56, "q6_k"), 34: ("TQ1_0", 256, 54, "sym_int2"), 35: ("TQ2_0", 256, 66, "sym_int2"),
-        40: ("NVFP4", 64, 36, "fp16"),
-    }.items()
-}  # fmt: skip
-"""Types that are decoded when they are read; ``gguf_decoded.py`` says why these formats."""
-
-OTHER_TYPES = {
-    number: TensorType(*known, "")
-    for number, known in {
-        9: ("Q8_1", 32, 40), 15: ("Q8_K", 256, 292), 24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4),
-        27: ("I64", 1, 8), 28: ("F64", 1, 8), 41: ("Q1_0", 128, 18),
-    }.items()
-}  # fmt: skip
-"""Types whose sizes are known, so that a file of them can be described, and whose values are not read."""
-REMOVED_TYPES = {
-    4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8",
-    38: "IQ4_NL_8_8",
-}  # fmt: skip
 
 _log = logging.getLogger(__name__)
 
@@ -133,6 +97,20 @@ class GgufTensor:
     def error(self, offset: int | None, problem: str, *, hint: str = "") -> ModelFormatError:
         """The error to raise about this tensor."""
         return ModelFormatError(self.file.path, self.name, offset, problem, hint=hint)
+
+    def pieces(self, first: int, rows: int) -> Iterator[tuple[int, int, npt.NDArray[np.uint8]]]:
+        """Rows ``first`` and on, some at a time: (row, offset in the file, blocks [rows, bytes])."""
+        row_bytes = self.shape[-1] // self.type.block * self.type.nbytes
+        step = max(1, _VALUES_AT_ONCE // self.shape[-1])
+        for start in range(0, rows, step):
+            at = self.offset + (first + start) * row_bytes
+            blocks = np.empty((min(rows - start, step), row_bytes), np.uint8)
+            self.file.read_into(at, blocks, self.name)
+            yield start, at, blocks
+
+
+Entry = tuple[str, tuple[int, ...], TensorType, int, int, int]
+"""Of the tensor table: name, shape, type, offset from the first tensor's, and where entry and offset stand."""
 
 
 class GgufFile:
@@ -273,7 +251,12 @@ class GgufFile:
         entries = [self._read_tensor(f"tensor {index}") for index in range(self._tensor_count)]
         start = _padded(cursor.at, self._alignment)
         expected = 0
+        wide = self._has_wide_q2_0(entries, start)
         for name, shape, kind, offset, entry, offset_at in entries:
+            if wide and kind is REPACKED_TYPES[42]:
+                kind = Q2_0_OF_128
+                if shape[-1] % kind.block:
+                    raise self.error(name, entry, f"has rows of {shape[-1]}, which are no whole blocks of {kind.block}")
             nbytes = math.prod(shape) // kind.block * kind.nbytes
             if offset != expected:
                 raise self.error(
@@ -293,7 +276,15 @@ class GgufFile:
         if self.file.size > start + expected:
             _log.warning("%s: %d bytes follow the last tensor", self.path, self.file.size - start - expected)
 
-    def _read_tensor(self, field: str) -> tuple[str, tuple[int, ...], TensorType, int, int, int]:
+    def _has_wide_q2_0(self, entries: list[Entry], start: int) -> bool:
+        """Whether a tensor of type Q2_0 has no room for blocks of 64 inputs: then they are of 128, and fewer bytes."""
+        ends = [*(offset for _, _, _, offset, *_ in entries[1:]), self.file.size - start]
+        return any(
+            kind is REPACKED_TYPES[42] and math.prod(shape) // kind.block * kind.nbytes > end - offset
+            for (_, shape, kind, offset, *_), end in zip(entries, ends, strict=False)
+        )
+
+    def _read_tensor(self, field: str) -> Entry:
         cursor = self._cursor
         entry = cursor.at
         name = cursor.name(f"name of {field}", MAX_NAME)
@@ -323,7 +314,7 @@ class GgufFile:
         return name, shape[::-1], kind, offset, entry, at
 
     def _tensor_type(self, name: str, number: int, at: int) -> TensorType:
-        for known in (TENSOR_TYPES, DECODED_TYPES, OTHER_TYPES):
+        for known in (READ_TYPES, OTHER_TYPES):
             if number in known:
                 return known[number]
         supported = names_of_read_types()
@@ -336,11 +327,6 @@ class GgufFile:
     def close(self) -> None:
         """Release the file."""
         self.file.close()
-
-
-def names_of_read_types() -> str:
-    """The types whose values are read, for error messages."""
-    return ", ".join(sorted(kind.name for kind in (TENSOR_TYPES | DECODED_TYPES).values()))
 
 
 class _Cursor:

@@ -11,8 +11,8 @@ from ipex_lookahead.hub.names import HubName
 
 GGUF_TYPES = (
     "Q4_0", "Q4_K_M", "Q4_K_S", "Q4_K", "Q4_1", "Q5_K_M", "Q5_K_S", "Q5_K", "Q5_0", "Q5_1", "Q8_0", "Q6_K", "IQ4_XS",
-    "IQ4_NL", "MXFP4", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q3_K", "Q2_K", "BF16", "F16", "F32", "TQ2_0", "TQ1_0",
-    "NVFP4", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S",
+    "IQ4_NL", "MXFP4", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q3_K", "Q2_K", "BF16", "F16", "F32", "TQ2_0", "TQ1_0", "Q2_0",
+    "Q1_0", "NVFP4", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S",
 )  # fmt: skip
 """What names of GGUF files say of types that are read, the one to take first where a repository offers several; types
 that are decoded come last. (_S, _M and _L are mixtures of the K types; IQ3_M, IQ3_XS and IQ2_M of IQ types.)"""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from ipex_lookahead.checkpoints.gguf import GgufCheckpoint
-from ipex_lookahead.checkpoints.gguf_reader import DECODED_TYPES, TENSOR_TYPES
+from ipex_lookahead.checkpoints.gguf_types import DECODED_TYPES, TENSOR_TYPES
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from tests.support.gguf_bytes import (
     ARRAY,

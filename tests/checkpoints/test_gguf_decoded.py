@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ipex_lookahead.checkpoints.gguf import GgufCheckpoint
-from ipex_lookahead.checkpoints.gguf_reader import DECODED_TYPES
+from ipex_lookahead.checkpoints.gguf_types import DECODED_TYPES
 from ipex_lookahead.cli.info import fact_rows
 from ipex_lookahead.cli.model_facts import describe
 from ipex_lookahead.engines.requantize import requantized

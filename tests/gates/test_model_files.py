@@ -60,6 +60,10 @@ def decoded(chance: random.Random, files: dict[str, bytes]) -> Files:
     return {"m.gguf": gguf_attacks.attacked(chance, DECODED)}
 
 
+def repacked(chance: random.Random, files: dict[str, bytes]) -> Files:
+    return {"m.gguf": gguf_attacks.attacked(chance, REPACKED)}
+
+
 def parts(chance: random.Random, files: dict[str, bytes]) -> Files:
     return gguf_attacks.attacked_parts(chance)
 
@@ -96,7 +100,7 @@ def saved(chance: random.Random, files: dict[str, bytes]) -> Files:
     return {"config.json": json_attacks.text(chance, made)}
 
 
-DECODED = gguf_attacks.decoded_parts()
+DECODED, REPACKED = gguf_attacks.decoded_parts(), gguf_attacks.repacked_parts()
 
 
 def theirs(chance: random.Random, files: dict[str, bytes]) -> Files:
@@ -147,6 +151,7 @@ TINY = {"vocab": 96, "hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "inte
 KINDS: dict[str, tuple[Attack, int]] = {
     "gguf": (gguf, cases(6000, 45_000)),
     "decoded": (decoded, cases(400, 4_000)),
+    "repacked": (repacked, cases(400, 4_000)),
     "parts": (parts, cases(1200, 9_000)),
     "config": (config, cases(4000, 30_000)),
     "generation": (generation, cases(1200, 9_000)),
@@ -167,8 +172,9 @@ def write_base(folder: Path, kind: str) -> Path:
     if kind.startswith("ipex_llm"):
         write_ipex_llm(folder / "theirs", "asym_int5", **TINY | {"hidden": 64})
         return folder / "theirs" if kind.endswith("pickle") else convert_ipex_llm(folder / "theirs", folder / "new")
-    if kind in ("gguf", "decoded", "parts"):
-        files = {"m.gguf": gguf_attacks.sound() if kind == "gguf" else bytes(build(*DECODED).data)}
+    if kind in ("gguf", "decoded", "repacked", "parts"):
+        made = bytes(build(*(REPACKED if kind == "repacked" else DECODED)).data)
+        files = {"m.gguf": gguf_attacks.sound() if kind == "gguf" else made}
         for name, data in (gguf_attacks.sound_parts() if kind == "parts" else files).items():
             (folder / name).write_bytes(data)
         return folder
@@ -308,8 +314,10 @@ def attacked(kind: str, base: Path, target: Path) -> None:
     attack, count = KINDS[kind]
     files = {path.name: path.read_bytes() for path in base.iterdir() if path.is_file()}
     shutil.copytree(base, target)
-    opened = target / "m.gguf" if kind in ("gguf", "decoded") else target
-    compared = kind != "immense" and not kind.startswith("ipex_llm")  # no other reader of these is here
+    opened = target / "m.gguf" if kind in ("gguf", "decoded", "repacked") else target
+    compared = kind not in ("immense", "repacked") and not kind.startswith(
+        "ipex_llm"
+    )  # no other reader of these is here
     say = converted if kind == "ipex_llm_pickle" else speak
     assert say(opened, through_generate=True, compared=compared) == "spoke"
 

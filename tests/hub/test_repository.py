@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ipex_lookahead import hub
-from ipex_lookahead.checkpoints.gguf_reader import DECODED_TYPES, TENSOR_TYPES
+from ipex_lookahead.checkpoints.gguf_types import READ_TYPES
 from ipex_lookahead.errors import DownloadError, InputError, LookaheadError, UnsupportedModelError
 from ipex_lookahead.hub.cached import cached_models, removal_of
 from ipex_lookahead.hub.choosing import GGUF_TYPES, choose, type_in
@@ -133,10 +133,10 @@ def test_all_parts_of_a_split_file_are_taken_and_the_first_is_the_model(name, se
 @pytest.mark.parametrize(
     ("name", "files", "says", "hint"),
     [
-        ("o/m:m.Q1_0.gguf", GGUFS | {"m.Q1_0.gguf": b""}, "type Q1_0 by its name", "o/m:m.Q4_0.gguf"),
+        ("o/m:m.Q8_K.gguf", GGUFS | {"m.Q8_K.gguf": b""}, "type Q8_K by its name", "o/m:m.Q4_0.gguf"),
         ("o/m:Q5_K_M", GGUFS, "no such file", "m.Q8_0.gguf"),
         ("o/m:absent.gguf", GGUFS, "no such file", "m.Q8_0.gguf"),
-        ("o/m", {"m.Q1_0.gguf": b"", "m.Q8_1.gguf": b""}, "none whole and of a type", "llama-quantize --allow"),
+        ("o/m", {"m.Q8_K.gguf": b"", "m.Q8_1.gguf": b""}, "none whole and of a type", "llama-quantize --allow"),
         ("o/m", {"a.gguf": b"x", "b.gguf": b"y"}, "has 2 GGUF files; name one", "o/m:FILE with one of a.gguf"),
         ("o/m:Q8_0", {"a/m.Q8_0.gguf": b"", "b/m.Q8_0.gguf": b""}, "2 files of it", "b/m.Q8_0.gguf"),
         ("o/m:a-Q8_0-00002-of-00003.gguf", SPLIT | {"a-Q8_0-00002-of-00003.gguf": b""}, "one of 3 parts .* has not "
@@ -158,7 +158,7 @@ def test_what_cannot_be_taken_is_refused_before_it_is_fetched(name, files, says,
 def test_the_types_that_are_chosen_by_name_are_those_that_are_read():
     mixtures = {"IQ3_M", "IQ3_XS", "IQ2_M"}
     kinds = {kind if kind.startswith("IQ") else re.sub("_[SML]$", "", kind) for kind in {*GGUF_TYPES} - mixtures}
-    assert kinds == {kind.name for kind in (TENSOR_TYPES | DECODED_TYPES).values()}
+    assert kinds == {kind.name for kind in READ_TYPES.values()}
 
 
 @pytest.mark.parametrize(

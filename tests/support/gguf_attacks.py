@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from gguf import GGMLQuantizationType
 
 from ipex_lookahead.architectures import family, model_types
 from ipex_lookahead.architectures.keys import GGUF_GIVEN
-from ipex_lookahead.checkpoints.gguf_reader import DECODED_TYPES
+from ipex_lookahead.checkpoints.gguf_types import DECODED_TYPES, REPACKED_TYPES
 from tests.support import json_attacks
 from tests.support.gguf_bytes import (
     _BYTES,
@@ -102,25 +103,43 @@ def parts(*, quantised: bool) -> tuple[list[Entry], list[Tensor]]:
     return [(types, ARRAY, (I32, [2, 1, 1, 3])) if entry[0] == types else entry for entry in entries], tensors
 
 
-def decoded_parts() -> tuple[list[Entry], list[Tensor]]:
-    """Entries and tensors of a file without a fault that has every type whose values are decoded."""
+def llama_of_256(of: Callable[[str, tuple[int, ...]], tuple[int, bytes]]) -> tuple[list[Entry], list[Tensor]]:
+    """Entries and tensors of a file without a fault; ``of`` gives type and data of each matrix with 256 inputs."""
     entries, _ = parts(quantised=False)
     sizes = {"llama.embedding_length": 256, "llama.block_count": 2}
     entries = [(key, kind, sizes.get(key, value)) for key, kind, value in entries]
-    kinds = itertools.cycle(GGMLQuantizationType[known.name] for known in DECODED_TYPES.values())
     shapes: dict[str, tuple[int, ...]] = {"token_embd": (256, 4), "output_norm": (256,), "output": (256, 4)}
     for at in ("blk.0.", "blk.1."):
         shapes |= {f"{at}{name}": (256, 8) for name in ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")}
         shapes |= {f"{at}{name}": (8, 256) for name in ("attn_output", "ffn_down")}
         shapes |= {f"{at}{name}": (256,) for name in ("attn_norm", "ffn_norm")}
     made: list[Tensor] = []
-    for name, dims in shapes.items():
-        if len(dims) == 1 or dims[0] == 8:
-            made.append(tensor(f"{name}.weight", dims, 0))
-        else:
-            kind = next(kinds)
-            made.append((f"{name}.weight", dims, int(kind), random_blocks(dims[::-1], kind).tobytes()))
+    for short, dims in shapes.items():
+        name = f"{short}.weight"
+        made.append(tensor(name, dims, 0) if len(dims) == 1 or dims[0] == 8 else (name, dims, *of(name, dims)))
     return entries, made
+
+
+def decoded_parts() -> tuple[list[Entry], list[Tensor]]:
+    """Entries and tensors of a file without a fault that has every type whose values are decoded."""
+    kinds = itertools.cycle(GGMLQuantizationType(number) for number in DECODED_TYPES)
+
+    def of(_: str, dims: tuple[int, ...]) -> tuple[int, bytes]:
+        kind = next(kinds)
+        return int(kind), random_blocks(dims[::-1], kind).tobytes()
+
+    return llama_of_256(of)
+
+
+def repacked_parts() -> tuple[list[Entry], list[Tensor]]:
+    """As :func:`decoded_parts`, of the types whose codes are put into other blocks."""
+    kinds = itertools.cycle(REPACKED_TYPES)
+
+    def of(name: str, dims: tuple[int, ...]) -> tuple[int, bytes]:
+        made = tensor(name, dims, next(kinds))
+        return made[2], made[3]
+
+    return llama_of_256(of)
 
 
 SPLIT = ("split.no", "split.count", "split.tensors.count")
