@@ -32,7 +32,7 @@ def main(prompts: tuple[str, ...], name: str, lookahead: int, max_new_tokens: in
     pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     ids = torch.tensor([[pad] * (longest - len(one)) + one for one in asked])  # padded on the left
     mask = torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in asked])
-    settings = {"max_new_tokens": max_new_tokens, "lookahead": lookahead}
+    settings = {"max_new_tokens": max_new_tokens, "do_sample": False, "lookahead": lookahead}
     model.generate(ids[:1], attention_mask=mask[:1], max_new_tokens=4, lookahead=lookahead)  # warm-up
 
     started = time.perf_counter()

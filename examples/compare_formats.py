@@ -28,8 +28,8 @@ def main(name: str, formats: tuple[str, ...], prompt: str, max_new_tokens: int) 
     for low_bit in formats:
         model = AutoModelForCausalLM.from_pretrained(name, load_in_low_bit=low_bit)
         ids = torch.tensor([build_prompt(model.tokenizer, model.config.to_dict(), prompt)])
-        model.generate(ids, max_new_tokens=2)  # warm-up
-        answer = model.generate(ids, max_new_tokens=max_new_tokens)[0, ids.shape[1] :].tolist()
+        model.generate(ids, max_new_tokens=2, do_sample=False)  # warm-up
+        answer = model.generate(ids, max_new_tokens=max_new_tokens, do_sample=False)[0, ids.shape[1] :].tolist()
         first = first or answer
         alike = next((at for at, (a, b) in enumerate(zip(first, answer, strict=False)) if a != b), len(answer))
         megabytes = model.engine.describe()["weight_bytes"] / 1e6

@@ -61,11 +61,11 @@ def main(prompt: str, reference: Path | None, name: str, max_new_tokens: int) ->
     def proposer(config: LookaheadConfig) -> Copier:  # called once for each sequence
         return Copier(known)
 
-    out = model.generate(ids, max_new_tokens=max_new_tokens, lookahead=8, proposer=proposer)
+    out = model.generate(ids, max_new_tokens=max_new_tokens, do_sample=False, lookahead=8, proposer=proposer)
     print(model.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
     stats = model.stats
     print(f"\n{stats.mean_acceptance_length:.2f} tokens a step, {stats.accepted} of {stats.drafted} drafted were right")
-    plain = model.generate(ids, max_new_tokens=max_new_tokens, lookahead=0)
+    plain = model.generate(ids, max_new_tokens=max_new_tokens, do_sample=False, lookahead=0)
     print("equal to plain decoding:", "yes" if torch.equal(out, plain) else "no")
 
 

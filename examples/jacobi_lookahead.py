@@ -31,10 +31,10 @@ def main(prompt: str, name: str, window: int, ngram: int, guesses: int, max_new_
     settings = {"strategy": "jacobi", "window": window, "ngram": ngram, "guesses": guesses}
     always = LookaheadConfig(num_draft_tokens=rows_a_step, adaptive=False, **settings)
     adaptive = LookaheadConfig(num_draft_tokens=rows_a_step, **settings)
-    model.generate(ids, max_new_tokens=8, lookahead=adaptive)  # warm-up; what rows cost is measured once
+    model.generate(ids, max_new_tokens=8, do_sample=False, lookahead=adaptive)  # warm-up; rows are timed once
     rows, texts = [], []
     for label, lookahead in (("off", 0), ("whole window, always", always), ("where it pays", adaptive)):
-        out = model.generate(ids, max_new_tokens=max_new_tokens, lookahead=lookahead)
+        out = model.generate(ids, max_new_tokens=max_new_tokens, do_sample=False, lookahead=lookahead)
         texts.append(out[0].tolist())
         stats = model.stats
         same = "yes" if texts[-1] == texts[0] else "NO"

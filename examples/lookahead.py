@@ -1,4 +1,4 @@
-"""Generate twice, without and with lookahead, and compare speed and tokens.
+"""Generate twice, greedily, without and with lookahead, and compare speed and tokens.
 
 python examples/lookahead.py
 python examples/lookahead.py --repo-id-or-model-path meta-llama/Llama-2-7b-chat-hf --low-bit sym_int4
@@ -29,7 +29,9 @@ def generate(model: Any, ids: list[int], new_tokens: int, lookahead: int) -> tup
     """The new tokens, shown and timed as they come, and what is known of them."""
     streamer = TextStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True)
     start = time.perf_counter()
-    out = model.generate(torch.tensor([ids]), max_new_tokens=new_tokens, lookahead=lookahead, streamer=streamer)
+    out = model.generate(
+        torch.tensor([ids]), max_new_tokens=new_tokens, do_sample=False, lookahead=lookahead, streamer=streamer
+    )
     seconds = time.perf_counter() - start
     new = out[0, len(ids) :].tolist()
     print(f"Tokens generated {len(new)}")
@@ -48,13 +50,13 @@ def generate(model: Any, ids: list[int], new_tokens: int, lookahead: int) -> tup
 def main(
     name: str, prompt: str, n_predict: int, n_lookahead_tokens: int, low_bit: str | None, threads: int | None
 ) -> None:
-    """Generate twice, without and with lookahead, and compare."""
+    """Generate twice, greedily whatever the model recommends, without and with lookahead, and compare."""
     model = AutoModelForCausalLM.from_pretrained(name, load_in_low_bit=low_bit, threads=threads)
     if model.tokenizer is None:
         raise click.ClickException(f"{name} carries no tokenizer")
     ids = build_prompt(model.tokenizer, model.config.to_dict(), prompt)
     for lookahead in (0, n_lookahead_tokens):  # warm-up
-        model.generate(torch.tensor([ids]), max_new_tokens=min(n_predict, 16), lookahead=lookahead)
+        model.generate(torch.tensor([ids]), max_new_tokens=min(n_predict, 16), do_sample=False, lookahead=lookahead)
 
     print("--- without lookahead ---")
     plain, before = generate(model, ids, n_predict, 0)

@@ -43,7 +43,7 @@ def main(
     model.generate(ids, max_new_tokens=8, **drafting)  # warm-up; what rows cost is measured once
     rows, outs = [], []
     for label, settings in ways.items():
-        outs.append(model.generate(ids, max_new_tokens=max_new_tokens, **settings))
+        outs.append(model.generate(ids, max_new_tokens=max_new_tokens, do_sample=False, **settings))
         stats = model.stats
         speed = f"{stats.decode_tok_s:.1f}", f"{stats.mean_acceptance_length:.2f}"
         identical = "yes" if torch.equal(outs[0], outs[-1]) else "NO"

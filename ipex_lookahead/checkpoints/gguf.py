@@ -17,7 +17,7 @@ from ipex_lookahead.architectures.hparams import shown
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.finite import first_not_finite
-from ipex_lookahead.checkpoints.gguf_config import gguf_config
+from ipex_lookahead.checkpoints.gguf_config import gguf_config, gguf_sampling
 from ipex_lookahead.checkpoints.gguf_decoded import kept_in, read_decoded
 from ipex_lookahead.checkpoints.gguf_metadata import ROPE_TENSORS
 from ipex_lookahead.checkpoints.gguf_parts import GgufParts
@@ -58,6 +58,9 @@ class GgufCheckpoint:
             self._file.read_tensor_table()
             refuse_unread_types(self._file)
             self.config: dict[str, Any] = gguf_config(self._file, model_type)
+            ids = ("bos_token_id", "eos_token_id", "pad_token_id")
+            self.generation_config: dict[str, Any] = {key: self.config[key] for key in ids if key in self.config}
+            self.generation_config |= gguf_sampling(self._file)
             self.spec: ModelSpec = spec_for(self.config)
             self._tensors = {
                 name: split_experts(tensor, self._file.tensors) for name, tensor in tensors_by_name(self.spec).items()
@@ -79,8 +82,6 @@ class GgufCheckpoint:
                 "%s: unknown metadata, which is passed over: %s; if it changes what the model computes, the text will "
                 "be wrong", self.path, names,
             )  # fmt: skip
-        ids = ("bos_token_id", "eos_token_id", "pad_token_id")
-        self.generation_config: dict[str, Any] = {key: self.config[key] for key in ids if key in self.config}
 
     def _model_type(self) -> str:
         key = "general.architecture"

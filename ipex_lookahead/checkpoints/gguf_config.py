@@ -19,6 +19,7 @@ from ipex_lookahead.architectures.hparams import (
     Source,
     check_rope,
     check_sizes,
+    real,
     shown,
     token_id,
     whole,
@@ -54,6 +55,14 @@ _IDS = {
     "eot_token_id": "tokenizer.ggml.eot_token_id",
     "eom_token_id": "tokenizer.ggml.eom_token_id",
 }
+_SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+_SAMPLED = {
+    "temperature": real(-1e6, 1e6),
+    "top_k": whole(-(2**31), 2**31 - 1),
+    "top_p": real(0, 1),
+    "min_p": real(0, 1),
+}
+"""Setting of a generation config -> its key after ``general.sampling.``, and what it may be there."""
 _PER_LAYER = (
     "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_experts_per_tok", "moe_intermediate_size",
 )  # fmt: skip
@@ -257,6 +266,24 @@ class _Reader:
             at = int(np.argmax(wrong))
             raise tensor.error(tensor.offset + 4 * at, f"divisor {at} is {values[at]}; it must be {low:g} to {high:g}")
         return [float(value) for value in values]
+
+
+def gguf_sampling(file: GgufParts) -> dict[str, Any]:
+    """``general.sampling.*`` in transformers' words: what llama.cpp's converter took from ``generation_config.json``.
+
+    A ``temp`` of 0 or less is greedy decoding in llama.cpp, and a ``top_k`` of 0 or less keeps all. Other samplers of
+    llama.cpp's, and its penalty of the last 64 tokens, have no counterpart here and are passed over.
+    Raises ModelFormatError for a value outside its range.
+    """
+    keys = {name: f"general.sampling.{key}" for name, key in _SAMPLING.items()}
+    source = Source(file.path, {name: (key, file.offsets.get(key)) for name, key in keys.items()})
+    given = {name: file.scalar(key) for name, key in keys.items() if key in file.metadata}
+    found = {name: _SAMPLED[name](source, name, _shortest(value)) for name, value in given.items()}
+    if found.get("temperature", 1.0) < 1e-6:
+        return {"do_sample": False}
+    if "top_k" in found:
+        found["top_k"] = max(0, found["top_k"])
+    return {"do_sample": True, **found} if found else {}
 
 
 def _shortest(value: Any) -> Any:

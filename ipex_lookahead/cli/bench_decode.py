@@ -14,13 +14,13 @@ from ipex_lookahead.cli.options import (
     SAMPLING_OPTIONS,
     Sampling,
     draft_model_option,
+    greedy_sampling_options,
     json_option,
     limit_option,
     model_options,
     option,
     plot_option,
     prompts_option,
-    sampling_options,
 )
 from ipex_lookahead.cli.progress import progress_bar
 from ipex_lookahead.cli.tables import print_table
@@ -52,7 +52,7 @@ from ipex_lookahead.terminal import counted
 )
 @strategy_options
 @option("--repeat", type=click.IntRange(1), default=1, help="Runs of each prompt in each mode; the median counts.")
-@sampling_options
+@greedy_sampling_options
 @option(
     "--layout",
     type=click.Choice(["spec-bench", "speed-bench"]),
@@ -90,7 +90,7 @@ def decode(
         from ipex_lookahead.bench.plots.drawing import check_plot
 
         check_plot(plot)
-    if sampling.temperature > 0 and sampling.seed is None:
+    if sampling.temperature and sampling.seed is None:
         sampling.seed = 0  # without a fixed seed there is nothing to compare
 
     from ipex_lookahead.bench.decode import generator, measure, modes_of, summarise

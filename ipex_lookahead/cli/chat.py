@@ -89,6 +89,7 @@ def chat(
         "special_tokens_in_content": special_tokens_in_content,
     }
     loaded = load_text(model, **settings, **placing, progress=True)
+    sampling.check(loaded)
     drafting = ahead.arguments()
     session = Session(
         loaded,
@@ -108,6 +109,7 @@ def chat(
     if by_hand:
         facts = loaded.engine.describe()
         head = f"{model} · {facts.get('low_bit')} · {facts.get('isa')} · {counted(facts.get('threads', 1), 'thread')}"
+        head += f"\n{session.sampling_in_words()}"
         aside.print(Panel(Text(f"{head}\n/help lists the commands, Ctrl-D leaves"), expand=False))
         lines = typed([f"/{name}" for name in SLASHES], history, session.tell)
     else:

@@ -110,6 +110,7 @@ def generate(
     placing |= {"low_bit": low_bit, "threads": threads, "kv_cache": kv_cache}
     placing["special_tokens_in_content"] = special_tokens_in_content
     loaded = load_text(model, draft_model=draft_model, **placing, progress=not quiet)
+    sampling.check(loaded)
     rules, drafting = sampling.rules(max_new_tokens, stop), ahead.arguments()
     encode = partial(_encode, loaded, system=system, raw=raw)
     facts = {"model": model, **_engine_facts(loaded), "lookahead": ahead.lookahead}
@@ -127,11 +128,19 @@ def generate(
         if as_json:
             write(json.dumps({**facts, **_answer_facts(loaded, answer)}) + "\n")
     if not quiet and not as_json:
+        from ipex_lookahead.cli.ending import ending, is_loop
         from ipex_lookahead.cli.report import print_details, stats_line
 
-        click.echo(stats_line(loaded.stats), err=True)
+        click.echo(stats_line(loaded.stats, loop=is_loop(loaded.stats, answer.ids)), err=True)
+        limit = f"--max-new-tokens {max_new_tokens}"
+        for line in ending(loaded.stats, answer.ids, limit=limit, setting=_flag):
+            click.echo(line, err=True)
         if verbose:
             print_details(loaded.stats)
+
+
+def _flag(name: str, value: float) -> str:
+    return f"--{name.replace('_', '-')} {value:g}"
 
 
 def _encode(loaded: TextModel, text: str, *, system: str | None, raw: bool) -> list[int]:
@@ -227,7 +236,9 @@ def _engine_facts(loaded: TextModel) -> dict[str, Any]:
 
 
 def _answer_facts(loaded: TextModel, answer: Answer) -> dict[str, Any]:
+    from ipex_lookahead.cli.ending import is_loop
     from ipex_lookahead.cli.report import stats_json
 
-    facts = {"text": answer.text, "token_ids": answer.ids, "finish_reason": loaded.stats.finish_reasons[0]}
-    return {**facts, **stats_json(loaded.stats)}
+    stats = loaded.stats
+    facts = {"text": answer.text, "token_ids": answer.ids, "finish_reason": stats.finish_reasons[0]}
+    return {**facts, "repeats_itself": is_loop(stats, answer.ids), **stats_json(stats)}

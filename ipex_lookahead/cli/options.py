@@ -15,6 +15,7 @@ from ipex_lookahead.low_bits import LOW_BITS, PRESETS
 
 if TYPE_CHECKING:
     from ipex_lookahead.generation.rules import Rules
+    from ipex_lookahead.generation.text_model import TextModel
 
 FORMATS = f"{', '.join([*LOW_BITS][:-1])} or {[*LOW_BITS][-1]}"
 """The formats in a sentence."""
@@ -135,13 +136,25 @@ json_option = option("--json", "as_json", is_flag=True, help="One JSON object as
 
 
 def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--temperature --top-k --top-p --min-p --seed``."""
+    """``--temperature --top-k --top-p --min-p --seed``; what is not given is recommended for the model, or greedy."""
+    own = "0 always takes the likeliest token. What is recommended for the model if not given, else 0."
+    seed = "Of the sampler: the same seed, the same text. 0 if not given, or drawn with a --temperature of yours."
+    return _sampling_options(command, option("--temperature", type=click.FloatRange(0), help=own), seed)
+
+
+def greedy_sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for what compares: greedy where nothing is given, whatever is recommended."""
+    own = option("--temperature", type=click.FloatRange(0), default=0.0, help="0 always takes the likeliest token.")
+    return _sampling_options(command, own, "Of the sampler: the same seed, the same text.")
+
+
+def _sampling_options(command: Callable[..., Any], temperature: Decorator, seed: str) -> Callable[..., Any]:
     for decorate in (
-        option("--seed", type=click.IntRange(0, 2**63 - 1), help="Of the sampler: the same seed, the same text."),
+        option("--seed", type=click.IntRange(0, 2**63 - 1), help=seed),
         option("--min-p", type=click.FloatRange(0, 1), help="Keep tokens at least this likely, beside the likeliest."),
         option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Keep the likeliest up to this sum."),
         option("--top-k", type=click.IntRange(0), help="Keep this many of the likeliest; 0 keeps all."),
-        option("--temperature", type=click.FloatRange(0), default=0.0, help="0 always takes the likeliest token."),
+        temperature,
     ):
         command = decorate(command)
     return command
@@ -178,9 +191,9 @@ PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 @dataclass(slots=True)
 class Sampling:
-    """How tokens are chosen; ``temperature`` 0 is greedy."""
+    """How tokens are chosen; ``temperature`` 0 is greedy, and None what is recommended for the model."""
 
-    temperature: float = 0.0
+    temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
@@ -193,17 +206,23 @@ class Sampling:
         """The settings beside the temperature that are set."""
         return {name: getattr(self, name) for name in SAMPLER_SETTINGS if getattr(self, name) is not None}
 
-    def check(self) -> None:
-        """Raise UsageError for a setting that greedy decoding would ignore."""
-        if self.temperature == 0 and (ignored := self.given()):
+    def check(self, model: TextModel | None = None) -> None:
+        """Raise UsageError for a setting that greedy decoding would ignore; once more when the model is known."""
+        temperature = self.temperature if model is None else self.effective(model)
+        if temperature == 0 and (ignored := self.given()):
             flag = "--" + next(iter(ignored)).replace("_", "-")
+            why = "" if self.temperature == 0 else ", which is this model's where none is given"
             raise click.UsageError(
-                f"{flag} has no effect at temperature 0; add --temperature 0.7, say, or leave it out"
+                f"{flag} has no effect at temperature 0{why}; add --temperature 0.7, say, or leave it out"
             )
+
+    def effective(self, model: TextModel) -> float:
+        """The temperature that answers of this model have."""
+        return model.resolved(self.rules(1)).temperature or 0.0
 
     def arguments(self) -> dict[str, Any]:
         """As keyword arguments of the model's ``generate`` for transformers' users, which has no penalties by count."""
-        if self.temperature == 0:
+        if not self.temperature:
             return {"do_sample": False}
         return {"do_sample": True, "temperature": self.temperature, **self.given()}
 

@@ -9,10 +9,13 @@ from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.engines.machine import peak_memory
 
 
-def stats_line(stats: GenerationStats) -> str:
-    """One line: tokens, speed, tokens a step, share drafted, prompt speed, peak memory, and the seed of sampling."""
+def stats_line(stats: GenerationStats, *, loop: bool = False) -> str:
+    """One line: tokens, speed, tokens a step, share drafted, prompt speed, peak memory, temperature and seed.
+
+    Of an answer that is a ``loop`` the line tells no speed of decoding: nothing is drafted as easily.
+    """
     parts = [f"{stats.tokens} {'token' if stats.tokens == 1 else 'tokens'}"]
-    if stats.tokens > 1:  # the first comes with the prompt: of one alone there is no speed to tell
+    if stats.tokens > 1 and not loop:  # the first comes with the prompt: of one alone there is no speed to tell
         parts += [
             f"{stats.decode_tok_s:.1f} tok/s",
             f"{stats.mean_acceptance_length:.2f} tokens/step",
@@ -25,7 +28,7 @@ def stats_line(stats: GenerationStats) -> str:
     if (peak := peak_memory()) is not None:
         parts.append(f"peak {peak / 1e9:.2f} GB")
     if stats.seed is not None:
-        parts.append(f"seed {stats.seed}")
+        parts.append(f"temperature {stats.temperature:g}, seed {stats.seed}")
     return " · ".join(parts)
 
 
@@ -40,6 +43,7 @@ def stats_json(stats: GenerationStats) -> dict[str, Any]:
         "ttft_ms": 1000 * stats.first_token_seconds,
         "mean_acceptance_length": stats.mean_acceptance_length,
         "acceptance_rate": stats.acceptance_rate,
+        "temperature": stats.temperature or 0.0,
         "seed": stats.seed,
         "drafted_share": drafted_share(stats),
         **details_json(stats),

@@ -8,6 +8,7 @@ from typing import Any
 
 from ipex_lookahead.cli.accepted import MarkedAnswer, Painter
 from ipex_lookahead.cli.conversation import Conversation, Turn, chat_encoder
+from ipex_lookahead.cli.ending import ending, is_loop
 from ipex_lookahead.cli.options import Sampling
 from ipex_lookahead.cli.report import stats_line
 from ipex_lookahead.cli.spelling import in_options
@@ -86,6 +87,20 @@ class Session:
             self.conversation.turns.append(turn)
         return bool(turn.ids)
 
+    @property
+    def temperature(self) -> float:
+        """Of the answers: the one that was set, else what is recommended for the model."""
+        return self.sampling.effective(self._model)
+
+    def sampling_in_words(self) -> str:
+        """How answers are drawn, and who says so."""
+        rules = self._model.resolved(self.sampling.rules(1))
+        if not rules.temperature:
+            return "temperature 0: always the likeliest token"
+        seed = "a seed for each answer" if rules.seed is None else f"seed {rules.seed}"
+        said = f"temperature {rules.temperature:g}, top_k {rules.top_k}, top_p {rules.top_p:g}, {seed}"
+        return said if self.sampling.temperature is not None else f"{said}; from {self._model.recommended_by}"
+
     def past_turn(self, user: str, answer: str) -> Turn:
         """A turn whose answer is known as text only."""
         return Turn(user, answer, self._tokenize(answer))
@@ -129,7 +144,10 @@ class Session:
         if interrupted:
             self.tell("stopped; what has come is kept (/undo forgets it)" if streamed.ids else "stopped")
         else:
-            self.tell(stats_line(self.last_stats))
+            self.tell(stats_line(self.last_stats, loop=is_loop(self.last_stats, streamed.ids)))
+            limit = f"/set max_new_tokens={self.max_new_tokens}"
+            for line in ending(self.last_stats, streamed.ids, limit=limit, setting=_set):
+                self.tell(line)
         if marked is not None:
             self._explain_colours()
         kept = streamed.ids
@@ -146,3 +164,7 @@ class Session:
 
     def _tokenize(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+def _set(name: str, value: float) -> str:
+    return f"/set {name}={value:g}"

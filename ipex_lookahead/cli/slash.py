@@ -15,6 +15,7 @@ from ipex_lookahead.cli.report import stats_line
 from ipex_lookahead.cli.tables import fact_lines, terminal_width
 from ipex_lookahead.config import MAX_DRAFT
 from ipex_lookahead.errors import InputError, ModelFormatError
+from ipex_lookahead.generation.recommended import SEED
 from ipex_lookahead.safe_json import load_object
 from ipex_lookahead.temporary import temporary_file
 from ipex_lookahead.terminal import counted
@@ -90,10 +91,10 @@ def _retry(session: Session, _: str) -> None:
     """Another answer where chance may make one; what was there stays if none comes."""
     if not session.conversation.turns:
         raise InputError("there is no answer to give again")
-    if session.sampling.temperature == 0:
+    if session.temperature == 0:
         session.tell("at temperature 0 the answer is the same; /set temperature=0.7 makes others possible")
-    elif session.sampling.seed is not None:
-        session.sampling.seed = (session.sampling.seed + 1) % 2**63
+    elif session.sampling.seed is not None or session.sampling.temperature is None:
+        session.sampling.seed = ((session.sampling.seed or SEED) + 1) % 2**63
         session.tell(f"seed: {session.sampling.seed}")
     before = session.conversation.turns.pop()
     if not session.answer(before.user):
@@ -138,11 +139,13 @@ def _set(session: Session, text: str) -> None:
         if key == "max_new_tokens":
             session.max_new_tokens = int(chosen or 0)
         else:
-            setattr(session.sampling, key, 0.0 if key == "temperature" and chosen is None else chosen)
+            setattr(session.sampling, key, chosen)
     shown = {f.name: getattr(session.sampling, f.name) for f in fields(Sampling)}
     shown["max_new_tokens"] = session.max_new_tokens
     session.tell(", ".join(f"{name}={value}" for name, value in shown.items() if value is not None))
-    if session.sampling.temperature == 0 and session.sampling.given():
+    if session.sampling.temperature is None:
+        session.tell(session.sampling_in_words())
+    if session.temperature == 0 and session.sampling.given():
         session.tell("at temperature 0 the likeliest token is always taken; the other settings wait")
 
 

@@ -74,6 +74,11 @@ class Sampler:
         self._sequence = sequence
         self._implementation = implementation or fastest_implementation()
 
+    @property
+    def temperature(self) -> float:
+        """Of what is drawn."""
+        return self._params[0]
+
     def __call__(self, logits: npt.NDArray[np.float32], position: int) -> int:
         """The token at an absolute position.
 

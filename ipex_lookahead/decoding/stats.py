@@ -30,6 +30,7 @@ class GenerationStats:
         finish_reasons: for each sequence "stop" (an end token, stop string or criterion), "length" (as asked for),
             "context" (the model can hold no more), "cancelled" or "abandoned" (an exception ended the generation).
         seed: of the sampling, whether it was given or drawn; None for greedy decoding.
+        temperature: of the sampling; None for greedy decoding.
         per_step: for each step (drafted, accepted, proposer seconds, engine seconds).
         strategy: the name under which drafts without sources of their own are counted.
         drafted_by_source, accepted_by_source: draft tokens by the name of what put them forward.
@@ -54,6 +55,7 @@ class GenerationStats:
     sequences: int = 1
     finish_reasons: list[str] = field(default_factory=list)
     seed: int | None = None
+    temperature: float | None = None
     per_step: list[tuple[int, int, float, float]] = field(default_factory=list)
     strategy: str = ""
     drafted_by_source: Counter[str] = field(default_factory=Counter)

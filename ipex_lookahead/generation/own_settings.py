@@ -35,7 +35,7 @@ def generate_as_transformers(
     Args:
         engine: where the model runs.
         ids: the prompt.
-        rules: how tokens are chosen; what is None in them the generation config says.
+        rules: how tokens are chosen, resolved; what is None in them the generation config says.
         defaults: the model's generation config.
         own: processors that come after those of the config, as the loop calls them.
         tokenizer: transformers', or None where there are no texts to stop at.
@@ -55,7 +55,7 @@ def generate_as_transformers(
         raise InputError(
             f"the model's generation config: {error}", hint="change it in generation_config.json, or take it out there"
         ) from error
-    sampled = rules.temperature > 0
+    sampled = bool(rules.temperature)
     asked = {name: getattr(rules, name) for name in ("top_k", "top_p", "min_p")} if sampled else {}
     asked |= {"temperature": rules.temperature if sampled else None, "repetition_penalty": rules.repetition_penalty}
     yield from generate_stepwise(

@@ -214,7 +214,9 @@ def run_stepwise(
         costs.ready(config)
     stats = GenerationStats() if stats is None else stats
     stats.sequences = len(jobs)
-    stats.seed = next((job.sampler.seed for job in jobs if job.sampler is not None), None)
+    sampler = next((job.sampler for job in jobs if job.sampler is not None), None)
+    if sampler is not None:
+        stats.seed, stats.temperature = sampler.seed, sampler.temperature
     if config is not None:
         stats.strategy = config.strategy
     stores = Stores(engine.vocab_size) if stores is None else stores

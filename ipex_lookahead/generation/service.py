@@ -120,7 +120,8 @@ class _Request:
         self.of_prompt = None if prompt_logprobs is None else PromptLogprobs(job.prompt.tolist(), prompt_logprobs)
         self.tape = Tape(job)
         self.stats = GenerationStats(strategy=SOURCE if config is None else config.strategy)
-        self.stats.seed = None if job.sampler is None else job.sampler.seed
+        if job.sampler is not None:
+            self.stats.seed, self.stats.temperature = job.sampler.seed, job.sampler.temperature
         self.party: Party | None = None
         self.second: DraftModel | None = None
         self.submitted = perf_counter()

@@ -30,6 +30,7 @@ from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.checks import token_ids
 from ipex_lookahead.generation.kept import Kept
 from ipex_lookahead.generation.lookahead import resolve_lookahead, second_model_lookahead
+from ipex_lookahead.generation.recommended import resolved, with_recommended
 from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.generation.run import Job, Tape, length_limit, run_stepwise, streamed
 from ipex_lookahead.generation.second_model import check_vocabulary
@@ -76,6 +77,7 @@ class TextModel:
         engine, tokenizer: its parts.
         config: the model's config.
         stats: of the last answer, also of one that was interrupted.
+        recommended_by: who recommends its sampling, for people; "" where nobody does.
         costs: what a forward of n rows costs on this engine.
         forwards: those of the generations of all threads, which are run together where they meet.
         stores: the memories of earlier answers.
@@ -89,7 +91,9 @@ class TextModel:
         self.tokenizer = tokenizer
         self.config: dict[str, Any] = loaded.checkpoint_config
         self.stats = GenerationStats()
-        self._defaults: Mapping[str, Any] = loaded.generation_config
+        self._defaults, self.recommended_by = with_recommended(
+            loaded.generation_config, self.config, tokenizer.chat_template
+        )
         self._eos = frozenset(token_ids("eos_token_id", self._defaults.get("eos_token_id"), self.engine.vocab_size))
         self.costs = EngineCosts(self.engine, cost_folder(), note)
         self.forwards = SharedForwards(self.engine)
@@ -106,8 +110,12 @@ class TextModel:
 
     @property
     def generation_defaults(self) -> Mapping[str, Any]:
-        """The model's own generation config, by transformers' names."""
+        """The model's own generation config, by transformers' names, with the sampling recommended for it."""
         return self._defaults
+
+    def resolved(self, rules: Rules) -> Rules:
+        """The rules with what they leave to the model; see :func:`ipex_lookahead.generation.recommended.resolved`."""
+        return resolved(rules, self._defaults)
 
     def use_draft_model(self, draft: TextModel) -> None:
         """Let a smaller model draft wherever ``generate`` gets a ``lookahead`` that names no other strategy.
@@ -202,6 +210,7 @@ class TextModel:
         self.stats = stats = GenerationStats()
         if not ids:
             raise InputError("the prompt is empty; give at least one token")
+        rules = self.resolved(rules)
         config, draft_engine = self.drafting(lookahead, adaptive)
         limit, reason = length_limit(len(ids), self.engine.max_context, max_new_tokens=rules.max_new_tokens)
         if self._asks_for_more(rules):
@@ -253,6 +262,7 @@ class TextModel:
 
         Raises InputError where the model's own generation config asks for what only Hugging Face's processors do.
         """
+        rules = self.resolved(rules)
         if unknown := self._asks_for_more(rules):
             raise InputError(
                 f"the model's generation config sets {', '.join(unknown)}, which only generate knows",
@@ -290,14 +300,11 @@ class TextModel:
         return otherwise if found is None else found
 
     def _sampler(self, rules: Rules, sequence: int = 0) -> Sampler | None:
-        if rules.temperature == 0:
+        """Of rules that are resolved."""
+        if not rules.temperature:
             return None
-        params = SamplingParams(
-            rules.temperature,
-            self._setting("top_k", rules.top_k, 50),
-            self._setting("top_p", rules.top_p, 1.0),
-            self._setting("min_p", rules.min_p, 0.0),
-        )
+        top_p = 1.0 if rules.top_p is None else rules.top_p
+        params = SamplingParams(rules.temperature, rules.top_k or 0, top_p, rules.min_p or 0.0)
         return Sampler(params, secrets.randbits(63) if rules.seed is None else rules.seed, sequence)
 
     def _processors(self, rules: Rules, prompt_length: int) -> list[Processor]:
@@ -321,7 +328,7 @@ class TextModel:
             for name, neutral in _NEUTRAL.items()
             if (value := self._defaults.get(name)) is not None
             and value not in neutral
-            and (rules.temperature > 0 or name not in _OF_SAMPLING)
+            and (rules.temperature or name not in _OF_SAMPLING)
         ]
 
     def _as_transformers(

@@ -218,7 +218,7 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     if likely:
         drafting["prediction"] = await server.prepare(lambda: served.encode(likely))
     asked = body.max_completion_tokens or body.max_tokens
-    rules = body.rules(served.defaults, limits, new_tokens(served, len(prepared.prompt), asked))
+    rules = body.rules(limits, new_tokens(served, len(prepared.prompt), asked))
     drafting |= {"key": owner(request), "top_logprobs": alternatives}
     asks = [prepared.ask(talk, rules=rules, options={**drafting, "sequence": i}) for i in range(count)]
     answers = server.start(asks)

@@ -81,7 +81,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     asks = [
         Ask(
             ids,
-            body.rules(served.defaults, limits, new_tokens(served, len(ids), wanted)),
+            body.rules(limits, new_tokens(served, len(ids), wanted)),
             {**drafting, "sequence": sequence},
             silent_too=alternatives is not None,
         )

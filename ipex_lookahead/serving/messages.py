@@ -17,7 +17,7 @@ from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
 from ipex_lookahead.serving.handling import answer, owner, server_of
 from ipex_lookahead.serving.limits import Limits
-from ipex_lookahead.serving.sampling import LOOKAHEAD, SEED, drafting, stops, temperature
+from ipex_lookahead.serving.sampling import LOOKAHEAD, SEED, TEMPERATURE, drafting, stops
 from ipex_lookahead.serving.sse import comment, event
 from ipex_lookahead.serving.tools import Call
 from ipex_lookahead.serving.usage import timings
@@ -100,9 +100,9 @@ class MessagesRequest(CountRequest):
 
     max_tokens: int = required("most tokens", ge=1)
     stream: bool | None = honoured("server-sent events")
-    temperature: float | None = honoured("0 takes the likeliest token; the model's own default, else 1", ge=0, le=100)
-    top_p: float | None = honoured("the model's own default, else 1", gt=0, le=1)
-    top_k: int | None = honoured("0 keeps all; the model's own default, else 50", ge=0)
+    temperature: float | None = honoured(TEMPERATURE, ge=0, le=100)
+    top_p: float | None = honoured("the model's own, else 1", gt=0, le=1)
+    top_k: int | None = honoured("0 keeps all; the model's own, else 50", ge=0)
     stop_sequences: list[str] | None = honoured("up to 16 texts; the answer ends before the first that appears")
     seed: int | None = honoured(SEED, ge=0, le=2**63 - 1)
     lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
@@ -184,7 +184,7 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
     talk = body.talk(server.limits)
     rules = Rules(
         body.max_tokens,
-        temperature=temperature(body.temperature, served.defaults),
+        temperature=body.temperature,
         top_k=body.top_k,
         top_p=body.top_p,
         seed=body.seed,

@@ -45,6 +45,7 @@ def _model(server: Server, name: str) -> dict[str, Any]:
             "n_vocab": served.vocab_size,
             "n_ctx": served.max_context,
             "special_tokens_in_content": "text" if served.keeps_content_apart else "control tokens",
+            "sampling": served.sampling,
             **{fact: served.facts[fact] for fact in _TOLD if fact in served.facts},
         },
     }

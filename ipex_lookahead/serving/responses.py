@@ -25,7 +25,7 @@ from ipex_lookahead.serving.failures import ApiError, refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
 from ipex_lookahead.serving.handling import answer, new_tokens, now, owner, server_of
 from ipex_lookahead.serving.limits import Limits
-from ipex_lookahead.serving.sampling import LOOKAHEAD, SEED, drafting, temperature
+from ipex_lookahead.serving.sampling import LOOKAHEAD, SEED, TEMPERATURE, drafting
 from ipex_lookahead.serving.server import Server
 from ipex_lookahead.serving.sse import comment, event
 from ipex_lookahead.serving.tools import Call
@@ -60,8 +60,8 @@ class ResponsesRequest(Body):
     instructions: str | None = honoured("what the model is told first")
     max_output_tokens: int | None = honoured("most tokens; what the context holds if left out", ge=1)
     stream: bool | None = honoured("server-sent events")
-    temperature: float | None = honoured("0 takes the likeliest token; the model's own default, else 1", ge=0, le=100)
-    top_p: float | None = honoured("the model's own default, else 1", gt=0, le=1)
+    temperature: float | None = honoured(TEMPERATURE, ge=0, le=100)
+    top_p: float | None = honoured("the model's own, else 1", gt=0, le=1)
     seed: int | None = honoured(SEED, ge=0, le=2**63 - 1)
     tools: list[dict[str, Any]] | None = honoured("functions; given to the chat template")
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = honoured("forced by grammar")
@@ -180,21 +180,17 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
     talk = body.talk(server.limits)
     options = {**drafting(body.lookahead), "key": owner(request)}
     prepared = await server.prepare(lambda: prepare(served, talk))
-    rules = Rules(
-        new_tokens(served, len(prepared.prompt), body.max_output_tokens),
-        temperature=temperature(body.temperature, served.defaults),
-        top_p=body.top_p,
-        seed=body.seed,
-    )
+    most = new_tokens(served, len(prepared.prompt), body.max_output_tokens)
+    rules = served.model.resolved(Rules(most, temperature=body.temperature, top_p=body.top_p, seed=body.seed))
     answers = server.start([prepared.ask(talk, rules=rules, options=options)])
-    writer = _Writer(server, body, answers)
+    writer = _Writer(server, body, rules, answers)
     return await answer(request, server, answers, writer, stream=bool(body.stream), ignored=body.ignored())
 
 
 class _Writer:
     """One response in OpenAI's shapes."""
 
-    def __init__(self, server: Server, body: ResponsesRequest, answers: Answers) -> None:
+    def __init__(self, server: Server, body: ResponsesRequest, rules: Rules, answers: Answers) -> None:
         self._answers = answers
         self._number = 0
         self._head = {
@@ -213,11 +209,11 @@ class _Writer:
             "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
             "store": False,
             "system_fingerprint": server.fingerprint,
-            "temperature": body.temperature,
+            "temperature": rules.temperature,
             "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
-            "top_p": body.top_p,
+            "top_p": rules.top_p,
             "truncation": "disabled",
             "usage": None,
             "metadata": body.metadata if isinstance(body.metadata, dict) else {},

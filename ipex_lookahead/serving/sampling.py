@@ -18,9 +18,10 @@ from ipex_lookahead.serving.limits import Limits
 
 LOOKAHEAD = "most drafted tokens a step, 0 is off; the server's `--lookahead` if left out; never changes the answer"
 SEED = (
-    "the same seed, request and `system_fingerprint` give the same bytes; drawn where it is left out, and told in"
-    " `timings.seed`"
+    "the same seed, request and `system_fingerprint` give the same bytes; where it is left out 0, or drawn where a"
+    " temperature is given; told in `timings.seed`"
 )
+TEMPERATURE = "0 takes the likeliest token; the model's own, else 0"
 
 
 class StreamOptions(Body):
@@ -37,15 +38,15 @@ class Sampled(Body):
     stream: bool | None = honoured("server-sent events")
     stream_options: StreamOptions | None = honoured("`include_usage`")
     n: int | None = honoured("so many answers; answer i is drawn with the seed and the number i", ge=1)
-    temperature: float | None = honoured("0 takes the likeliest token; the model's own default, else 1", ge=0, le=100)
-    top_p: float | None = honoured("as OpenAI; the model's own default, else 1", gt=0, le=1)
-    top_k: int | None = honoured("0 keeps all; the model's own default, else 50", ge=0)
-    min_p: float | None = honoured("the model's own default, else 0", ge=0, le=1)
+    temperature: float | None = honoured(TEMPERATURE, ge=0, le=100)
+    top_p: float | None = honoured("as OpenAI; the model's own, else 1", gt=0, le=1)
+    top_k: int | None = honoured("0 keeps all; the model's own, else 50", ge=0)
+    min_p: float | None = honoured("the model's own, else 0", ge=0, le=1)
     seed: int | None = honoured(SEED, ge=0, le=2**63 - 1)
     stop: str | list[str] | None = honoured("up to 16 texts; the answer ends before the first that appears")
     presence_penalty: float | None = honoured("as OpenAI defines it", ge=-2, le=2)
     frequency_penalty: float | None = honoured("as OpenAI defines it", ge=-2, le=2)
-    repetition_penalty: float | None = honoured("Hugging Face's; the model's own default, else 1", gt=0, le=100)
+    repetition_penalty: float | None = honoured("Hugging Face's; the model's own, else 1", gt=0, le=100)
     logit_bias: dict[str, float] | None = honoured("token ids to what is added to their logits, -100 to 100")
     user: Any = no_effect("nobody is told of users")
     lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
@@ -75,11 +76,11 @@ class Sampled(Body):
     json_schema: Any = refused_unless("use `response_format`")
     grammar: Any = refused_unless("use `response_format`", "")
 
-    def rules(self, defaults: Mapping[str, Any], limits: Limits, max_new_tokens: int) -> Rules:
+    def rules(self, limits: Limits, max_new_tokens: int) -> Rules:
         """How the answer is made. Raises ApiError for a list that is too long."""
         return Rules(
             max_new_tokens,
-            temperature=temperature(self.temperature, defaults),
+            temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
             min_p=self.min_p,
@@ -107,14 +108,6 @@ def drafting(lookahead: int | str | None) -> dict[str, Any]:
     if isinstance(lookahead, int) and not 0 <= lookahead <= MAX_DRAFT:
         raise refused("lookahead", f"it is {lookahead}; it must be 0 to {MAX_DRAFT} or 'auto'")
     return {} if lookahead is None else {"lookahead": lookahead}
-
-
-def temperature(given: float | None, defaults: Mapping[str, Any]) -> float:
-    """What was given, else the model's own, else 1."""
-    if given is not None:
-        return given
-    own = defaults.get("temperature") if defaults.get("do_sample", True) else 0.0
-    return 1.0 if own is None else float(own)
 
 
 def stops(given: str | list[str] | None, limits: Limits, param: str = "stop") -> tuple[str, ...]:

@@ -15,6 +15,8 @@ import numpy as np
 
 from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.errors import InputError, LookaheadError
+from ipex_lookahead.generation.recommended import SETTINGS
+from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.safe_json import has_surrogate
 from ipex_lookahead.serving.answers import Answers, Ask
 from ipex_lookahead.serving.failures import ApiError, from_ours
@@ -62,8 +64,9 @@ class Served:
 
     Attributes:
         eos_ids: ids that end an answer.
-        defaults: the model's own generation config.
         keeps_content_apart: whether control tokens that messages spell stay text.
+        defaults: the model's own generation config, with the sampling recommended for it.
+        sampling: of a request that says nothing of it, by the fields' names.
     """
 
     def __init__(self, model: TextModel, service: Service) -> None:
@@ -78,6 +81,8 @@ class Served:
         self.eos_ids = model.eos_ids
         self.defaults: Mapping[str, Any] = model.generation_defaults
         self.facts: dict[str, Any] = model.engine.describe()
+        own = model.resolved(Rules(1, temperature=None))
+        self.sampling = {name: getattr(own, name) for name in (*SETTINGS, "seed")}
 
     @cached_property
     def tokens(self) -> list[bytes]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.generation.recommended import resolved
 from ipex_lookahead.generation.rules import Rules
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 
@@ -21,8 +22,10 @@ class ScriptedModel:
     """Answers with the given texts in turn; remembers what it was asked.
 
     ``interrupt_after`` stops the next answer with KeyboardInterrupt after that many tokens; ``signal_after`` sends the
-    process the signal that a terminal sends for Ctrl-C.
+    process the signal that a terminal sends for Ctrl-C. ``generation_defaults`` is its generation config.
     """
+
+    recommended_by = "its makers"
 
     def __init__(self, tokenizer: Any, answers: list[str], context: int = 2048) -> None:
         self.tokenizer = tokenizer
@@ -31,9 +34,14 @@ class ScriptedModel:
         self.engine = SimpleNamespace(max_context=context, describe=lambda: facts)
         self.asked: list[tuple[list[int], dict[str, Any]]] = []
         self.stats = GenerationStats()
+        self.generation_defaults: dict[str, Any] = {}
         self.interrupt_after: int | None = None
         self.signal_after: int | None = None
         self._answers = list(answers)
+
+    def resolved(self, rules: Rules) -> Rules:
+        """As ``TextModel.resolved``."""
+        return resolved(rules, self.generation_defaults)
 
     def generate(
         self,
@@ -71,8 +79,10 @@ class ScriptedModel:
             self.stats = statistics(len(ids), done)  # as the real one, also of what was interrupted
             reason = "stop" if len(new) == len(whole) else "length"
             self.stats.finish_reasons = ["cancelled" if stopped else reason]
+            rules = self.resolved(rules)
             if rules.temperature:
                 self.stats.seed = 1234 if rules.seed is None else rules.seed
+                self.stats.temperature = rules.temperature
         return new[:done]
 
 

@@ -14,6 +14,7 @@ from ipex_lookahead.cli import messages
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.cli.slash import SLASHES
 from ipex_lookahead.errors import ContextLengthError
+from ipex_lookahead.generation.recommended import SEED
 
 
 @pytest.fixture
@@ -167,6 +168,32 @@ def test_retry(scripted, talk):
     assert "assistant\nthree<" in asked(model), "the last answer is the one that counts"
 
 
+def test_retry_of_recommended_sampling_takes_the_next_seed(scripted, talk):
+    model = scripted("one", "two")
+    model.generation_defaults = {"do_sample": True, "temperature": 0.2}
+    _, err = talk("first", "/retry", "/retry")
+    assert [settings.get("seed") for _, settings in model.asked] == [None, SEED + 1, SEED + 2]
+    assert f"temperature 0.2, seed {SEED + 2}" in err
+
+
+def test_the_models_own_sampling_is_shown_and_set_again(scripted, talk):
+    model = scripted()
+    model.generation_defaults = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
+    _, err = talk("/set", "/set temperature=0.5", "/set temperature=none", "hi")
+    own = f"temperature 0.2, top_k 50, top_p 0.9, seed {SEED}; from its makers\n"
+    assert err.count(own) == 2
+    assert "temperature=0.5" in err
+    assert "temperature" not in model.asked[0][1]
+
+
+def test_a_loop_is_told_in_the_words_of_chat(scripted, talk):
+    scripted("and on " * 50)
+    _, err = talk("/set max_new_tokens=100", "hi")
+    assert "stopped at the token limit (/set max_new_tokens=100)\n" in err
+    assert "the answer repeats itself: try /set temperature=0.7 or a larger model\n" in err
+    assert "100 tokens · prompt" in err
+
+
 def test_retry_at_temperature_0_says_that_nothing_changes(scripted, talk):
     model = scripted("one")
     _, err = talk("first", "/retry")
@@ -265,7 +292,7 @@ def test_bad_slash_arguments(line, scripted, talk):
     assert "error: " in err
     assert out == "a fine day\n", "the chat goes on"
     assert model.asked[0][1]["lookahead"] == 3
-    assert model.asked[0][1]["temperature"] == 0
+    assert "temperature" not in model.asked[0][1]
 
 
 def test_stats(scripted, talk):

@@ -73,11 +73,48 @@ def test_settings_reach_the_model(scripted):
     }
 
 
-def test_greedy_by_default(scripted):
+def test_sampling_is_left_to_the_model(scripted, capsys):
     model = scripted()
     assert run(["generate", "hi"]) == 0
-    asked = model.asked[0][1]
-    assert asked == {"max_new_tokens": 256, "temperature": 0, "lookahead": 3}
+    assert model.asked[0][1] == {"max_new_tokens": 256, "lookahead": 3}
+    assert "seed" not in capsys.readouterr().err, "nothing is recommended for it"
+    model.generation_defaults = {"do_sample": True, "temperature": 0.2}
+    assert run(["generate", "hi", "--seed", "5"]) == 0
+    assert "temperature 0.2, seed 5" in capsys.readouterr().err
+
+
+def test_settings_that_a_greedy_model_ignores(scripted, capsys):
+    model = scripted()
+    assert run(["generate", "hi", "--top-p", "0.9"]) == 2
+    assert (
+        "--top-p has no effect at temperature 0, which is this model's where none is given" in capsys.readouterr().err
+    )
+    assert model.asked == []
+
+
+LOOP = "and on " * 50
+
+
+def test_a_loop_is_told_and_its_speed_is_not(scripted, capsys):
+    scripted(LOOP)
+    assert run(["generate", "hi", "-n", "100"]) == 0
+    told = capsys.readouterr().err
+    assert "stopped at the token limit (--max-new-tokens 100)\n" in told
+    assert "the answer repeats itself: try --temperature 0.7 or a larger model\n" in told
+    assert "100 tokens · prompt" in told, "no speed of decoding between them"
+    assert run(["generate", "hi", "-n", "100", "--temperature", "0.8"]) == 0
+    assert "try --repetition-penalty 1.1 or a larger model" in capsys.readouterr().err
+    assert run(["generate", "hi", "-n", "100", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["repeats_itself"] is True
+
+
+def test_a_limit_without_a_loop(scripted, capsys):
+    scripted("a fine day")
+    assert run(["generate", "hi", "-n", "4"]) == 0
+    told = capsys.readouterr().err
+    assert "stopped at the token limit (--max-new-tokens 4)" in told
+    assert "repeats" not in told
+    assert "tok/s · " in told
 
 
 @pytest.mark.parametrize("arguments", [["-"], []])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ipex_lookahead.generation.recommended import SEED
 from ipex_lookahead.generation.rules import Rules
 
 ASKED = [{"role": "user", "content": "Hi"}]
@@ -109,6 +110,35 @@ def test_a_drawn_seed_is_told_and_draws_the_same_again(client):
     assert first["choices"] == again["choices"]
     assert first["system_fingerprint"] == again["system_fingerprint"]
     assert first["system_fingerprint"].startswith("fp_")
+
+
+OWN = {"do_sample": True, "temperature": 30.0, "top_p": 0.8}
+
+
+def silent(client: Any, path: str, **fields: Any) -> Any:
+    """The answer to a request that says nothing of sampling."""
+    answer = client.post(path, json={"max_tokens": 16, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_the_sampling_of_a_request_that_says_nothing(client, model, monkeypatch):
+    """What is recommended for the model, with a seed that is always the same; without a recommendation greedy."""
+    silence = {"messages": ASKED}
+    assert silent(client, "/v1/chat/completions", **silence)["choices"] == ask(client)["choices"]
+    monkeypatch.setattr(model, "_defaults", {**model.generation_defaults, **OWN})
+    said = expected(model, Rules(16, temperature=30, top_p=0.8, seed=SEED))
+    assert said != expected(model, Rules(16)), "or this shows nothing"
+    found = silent(client, "/v1/chat/completions", **silence)
+    assert found["choices"][0]["message"]["content"] == said
+    assert found["timings"]["seed"] == SEED
+    assert silent(client, "/v1/messages", **silence)["content"][0]["text"] == said
+    part = silent(client, "/v1/chat/completions", **silence, temperature=20, seed=3)
+    own_top_p = expected(model, Rules(16, temperature=20, top_p=0.8, seed=3))
+    assert part["choices"][0]["message"]["content"] == own_top_p, "each setting by itself"
+    ids = model.tokenizer.encode("One")
+    drawn = model.tokenizer.decode(model.generate(ids, Rules(16, temperature=None)), skip_special_tokens=True)
+    assert silent(client, "/v1/completions", prompt="One")["choices"][0]["text"] == drawn
 
 
 def test_biased_tokens_win_or_never_come(client, model):

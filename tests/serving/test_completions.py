@@ -117,6 +117,8 @@ def test_models(client, model):
     assert [one["id"] for one in listed] == ["tiny", "other-name"]
     assert listed[0]["max_model_len"] == model.engine.max_context
     assert client.get("/v1/models/other-name").json() == listed[1]
+    own = {"temperature": 0.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "seed": None}
+    assert listed[0]["meta"]["sampling"] == own, "of a request that says nothing of it"
     assert client.get("/models").json()["data"] == listed
 
 

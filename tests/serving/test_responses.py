@@ -8,8 +8,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from ipex_lookahead.generation.recommended import SEED
 from ipex_lookahead.generation.rules import Rules
-from tests.serving.test_chat import HOT, expected
+from tests.serving.test_chat import HOT, OWN, expected
 from tests.serving.test_messages import SCHEMA
 
 TOOLS = [{"type": "function", "name": "w", "parameters": SCHEMA}]
@@ -40,6 +41,19 @@ def test_the_answer_is_the_models(client, model):
     assert (found["status"], found["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert found["usage"]["output_tokens"] == 16
     assert found["usage"]["output_tokens_details"] == {"reasoning_tokens": 0}
+
+
+def test_the_sampling_that_was_used_is_told(client, model, monkeypatch):
+    assert (ask(client)["temperature"], ask(client)["top_p"]) == (HOT["temperature"], 1.0)
+    given = {"input": "Hi", "max_output_tokens": 16}
+    found = client.post("/v1/responses", json=given).json()
+    assert (found["temperature"], found["timings"]["seed"]) == (0.0, None), "nothing is recommended for this model"
+    monkeypatch.setattr(model, "_defaults", {**model.generation_defaults, **OWN})
+    found = client.post("/v1/responses", json=given).json()
+    assert (found["temperature"], found["top_p"], found["timings"]["seed"]) == (30.0, 0.8, SEED)
+    said = expected(model, Rules(16, temperature=None))
+    assert found["output"][0]["content"][0]["text"] == said
+    assert client.post("/v1/responses", json={**given, "temperature": 0}).json()["temperature"] == 0.0
 
 
 def test_streamed_the_same(client):

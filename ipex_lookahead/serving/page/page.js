@@ -116,7 +116,7 @@ async function ask(conversation, target, figures, more, signal) {
       messages: conversation.map(({ role, content }) => ({ role, content })),
       stream: true,
       return_draft_trace: true,
-      temperature: Number(at("temperature").value) || 0,
+      ...(at("temperature").value === "" ? {} : { temperature: Number(at("temperature").value) }), // else the model's
       max_tokens: Math.max(1, Number(at("most").value) || 256),
       ...more,
     }),
@@ -249,6 +249,7 @@ async function connect() {
   if (response && response.ok) {
     const model = (await response.json()).data[0];
     at("model").textContent = `${model.id} · ${model.meta.low_bit || model.meta.engine} · ${model.max_model_len} tokens`;
+    at("temperature").placeholder = model.meta.sampling.temperature;
     return;
   }
   if (response && response.status === 401) {

@@ -1,0 +1,54 @@
+"""Answers that end at a limit, and loops among them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ipex_lookahead.cli.ending import TAIL, ending, is_loop, repeats
+from ipex_lookahead.decoding.stats import GenerationStats
+
+VARIED = random.Random(3).choices(range(1000), k=300)
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 17, 32])
+def test_one_thing_again_and_again(period):
+    said = VARIED[:period] * (TAIL // period + 1)
+    assert repeats(VARIED + said[-TAIL:])
+    assert repeats(said[-TAIL:]), "also where nothing stands before"
+
+
+@pytest.mark.parametrize("apart", [64, 100, 200])
+def test_a_long_part_once_more(apart):
+    assert repeats(VARIED[:apart] + VARIED[:TAIL])
+    assert not repeats(VARIED[:apart] + VARIED[: TAIL - 1])
+
+
+def test_what_does_not_repeat():
+    assert not repeats([])
+    assert not repeats([5] * (TAIL - 1)), "too short to tell"
+    assert not repeats(VARIED)
+    assert not repeats([5] * TAIL + VARIED[:40]), "it found its way out"
+    assert not repeats(list(range(40)) + list(range(24))), "a word said again is no loop"
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_one"), [("length", True), ("context", True), ("stop", False), ("cancelled", False)]
+)
+def test_only_what_met_a_limit_is_a_loop(reason, is_one):
+    stats = GenerationStats(finish_reasons=[reason])
+    assert is_loop(stats, [7] * 100) is is_one
+    assert not is_loop(stats, VARIED)
+    told = ending(stats, [7] * 100, limit="-n 100", setting=lambda name, value: f"{name} {value}")
+    assert bool(told) is is_one
+
+
+def test_an_answer_that_never_began():
+    assert not is_loop(GenerationStats(), [])
+    assert ending(GenerationStats(), [], limit="", setting=lambda name, value: "") == []
+
+
+def test_the_context_is_named():
+    told = ending(GenerationStats(finish_reasons=["context"]), VARIED, limit="-n 9", setting=lambda name, value: "")
+    assert told == ["stopped where the model's context ends"]
