@@ -45,6 +45,12 @@ CAPACITY = 131_072
 MEMORY_CAPACITY = 32_768
 """Tokens of a store that has no file, which nobody may have asked for: up to 40 mebibytes."""
 
+MEMORY_IN_ALL = 8 * MEMORY_CAPACITY
+"""Tokens of all stores without a file: where there are more, those that were used least recently go."""
+
+MOST_MEMORIES = 1024
+"""And there are no more of them than that, however small."""
+
 _MOST = 2**24
 """Tokens of the largest file that is read at all."""
 _MAGIC, _VERSION = b"ipex-lookahead S", 1
@@ -202,11 +208,20 @@ class Stores:
     def _get(self, path: str) -> Store:
         key = path if is_memory(path) else os.path.realpath(given_path(path))
         if key not in self._open and is_memory(path):
+            self._make_room()
             self._open[key] = Store(self._vocab_size, capacity=MEMORY_CAPACITY)
         elif key not in self._open:
             digest = b"" if self._vocabulary is None else vocabulary_digest(self._vocabulary())
             self._open[key] = Store.open(key, self._vocab_size, digest)
-        return self._open[key]
+        found = self._open[key] = self._open.pop(key)  # the last in order is the one that was used last
+        return found
+
+    def _make_room(self) -> None:
+        """Drop stores without a file, the least recently used first, until another full one has room."""
+        memories = deque(key for key in self._open if is_memory(key))
+        tokens = sum(len(self._open[key]) for key in memories)
+        while tokens + MEMORY_CAPACITY > MEMORY_IN_ALL or len(memories) >= MOST_MEMORIES:
+            tokens -= len(self._open.pop(memories.popleft()))
 
     def forget(self) -> None:
         """Drop every store that has no file."""

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
 
-from ipex_lookahead.config import MAX_DRAFT, LookaheadConfig, is_memory
+from ipex_lookahead.config import MAX_DRAFT, MEMORY_STORE, LookaheadConfig, is_memory
 from ipex_lookahead.decoding.budget import AdaptiveBudget, Controller, FixedBudget
 from ipex_lookahead.decoding.choose import Ids, Processor
 from ipex_lookahead.decoding.party import DecodingSequence, Party, StepEvent
@@ -103,6 +103,7 @@ class _Request:
         draft_filter: DraftFilter | None,
         prediction: Sequence[int],
         key: str,
+        salt: str,
         top_logprobs: int | None,
         prompt_logprobs: int | None,
         adaptive: bool,
@@ -115,7 +116,7 @@ class _Request:
         self.on_event = on_event
         self.draft_filter = draft_filter
         self.prediction = prediction
-        self.key = key
+        self._owner, self._salt = key, salt
         self.top_logprobs = top_logprobs
         self.of_prompt = None if prompt_logprobs is None else PromptLogprobs(job.prompt.tolist(), prompt_logprobs)
         self.tape = Tape(job)
@@ -127,10 +128,22 @@ class _Request:
         self.submitted = perf_counter()
 
     @property
+    def key(self) -> str:
+        """Whose kept prompts it finds."""
+        return f"{self._owner}#{self._salt}" if self._salt else self._owner
+
+    @property
     def store(self) -> str | None:
-        """The name of the memory of answers that it reads and adds to: every key has its own."""
+        """The name of the memory of answers that it reads and adds to: every key has its own, also in files.
+
+        What has a salt is remembered in memory only: salts are made up by whoever asks.
+        """
         name = None if self.config is None else self.config.remembering
-        return f"{name}:{self.key}" if name is not None and self.key and is_memory(name) else name
+        if name is None or not self.key:
+            return name
+        if self._salt:
+            return f"{MEMORY_STORE}:{self.key}"
+        return f"{name}:{self.key}" if is_memory(name) else f"{name}.{self.key}"
 
 
 class Service:
@@ -193,6 +206,7 @@ class Service:
         draft_filter: DraftFilter | None = None,
         prediction: Sequence[int] = (),
         key: str = "",
+        salt: str = "",
         sequence: int = 0,
         top_logprobs: int | None = None,
         prompt_logprobs: int | None = None,
@@ -208,7 +222,9 @@ class Service:
             processors: change the logits after the model's own, called once for each emitted position, in order.
             draft_filter: cuts a draft to what may follow, before it costs a row.
             prediction: ids that the answer may resemble: one more source of drafts, named "prediction".
-            key: whose memory of answers and of prompts is used; other keys' do not show, not even in the times.
+            key: whose memory of answers and of prompts is used; other keys' do not show, not even in the times. Letters
+                and digits: a store in a file has one for each key, with the key behind its name.
+            salt: divides a key's memory further, so that two users of one key need not learn of each other.
             sequence: the answer's number in the noise, for several answers with one seed, 0 to 2**32 - 1.
             top_logprobs: tell the tokens' log probabilities and those of so many others, 0 to 64; None tells none.
             prompt_logprobs: the same of the prompt's tokens, for which all of it is read, whatever is kept of it.
@@ -245,6 +261,7 @@ class Service:
                 draft_filter=draft_filter,
                 prediction=prediction,
                 key=key,
+                salt=salt,
                 top_logprobs=top_logprobs,
                 prompt_logprobs=prompt_logprobs,
                 adaptive=adaptive is not False,

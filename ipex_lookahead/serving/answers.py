@@ -16,6 +16,7 @@ from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.serving.failures import ApiError, from_ours
 from ipex_lookahead.serving.text import AnswerText, Piece
 from ipex_lookahead.serving.tools import Call, Parser
+from ipex_lookahead.serving.usage import whole_pages
 
 if TYPE_CHECKING:
     from ipex_lookahead.generation.service import Event, Service, Ticket, TokenLogprob
@@ -201,7 +202,8 @@ class Answers:
             self._done[index] = True
             raise from_ours(event.error or LookaheadError("the answer failed"))
         if event.kind == "prefill":
-            return [Delta(index, progress=(event.done, event.total), prompt=event.prompt_logprobs or ())]
+            done = event.done if event.done == event.total else whole_pages(event.done)
+            return [Delta(index, progress=(done, event.total), prompt=event.prompt_logprobs or ())]
         ask, text = self.asks[index], self._texts[index]
         if event.kind == "tokens":
             shown = text.put(event.tokens, event.origins, event.logprobs)

@@ -21,7 +21,7 @@ from ipex_lookahead.serving.conversation import (
 )
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
-from ipex_lookahead.serving.handling import answer, new_tokens, now, owner, server_of
+from ipex_lookahead.serving.handling import answer, memory_of, new_tokens, now, server_of
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.logprobs import chat_logprobs, draft_trace
 from ipex_lookahead.serving.sampling import LogitBias, Sampled
@@ -219,7 +219,7 @@ async def chat(request: Request, body: ChatRequest) -> Response:
         drafting["prediction"] = await server.prepare(lambda: served.encode(likely))
     asked = body.max_completion_tokens or body.max_tokens
     rules = body.rules(limits, new_tokens(served, len(prepared.prompt), asked))
-    drafting |= {"key": owner(request), "top_logprobs": alternatives}
+    drafting |= {**memory_of(request, body.cache_salt), "top_logprobs": alternatives}
     asks = [prepared.ask(talk, rules=rules, options={**drafting, "sequence": i}) for i in range(count)]
     answers = server.start(asks)
     writer = _Writer(server, served, body, answers)

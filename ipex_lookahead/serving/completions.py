@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from ipex_lookahead.serving.answers import Answers, Ask, Delta
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import honoured, no_effect, refused_unless, required
-from ipex_lookahead.serving.handling import answer, new_tokens, now, owner, server_of
+from ipex_lookahead.serving.handling import answer, memory_of, new_tokens, now, server_of
 from ipex_lookahead.serving.logprobs import draft_trace, legacy_logprobs, prompt_logprobs, spelled
 from ipex_lookahead.serving.sampling import LogitBias, Sampled
 from ipex_lookahead.serving.server import Served, Server
@@ -74,7 +74,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     if body.logit_bias:
         drafting["processors"] = [LogitBias.of(body.logit_bias, served.vocab_size, limits)]
     prompts = await server.prepare(lambda: _encoded(served, given))
-    drafting |= {"key": owner(request), "top_logprobs": alternatives}
+    drafting |= {**memory_of(request, body.cache_salt), "top_logprobs": alternatives}
     if body.echo:
         drafting["prompt_logprobs"] = alternatives
     wanted = _TOKENS if body.max_tokens is None else body.max_tokens

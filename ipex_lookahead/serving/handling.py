@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
@@ -23,9 +24,10 @@ def server_of(request: Request) -> Server:
     return found
 
 
-def owner(request: Request) -> str:
-    """Whose memory of answers and prompts is used; "" where no keys are asked for."""
-    return str(request.scope.get("owner", ""))
+def memory_of(request: Request, salt: str | None = None) -> dict[str, str]:
+    """Whose memory of answers and prompts is used, as the service takes it; "" where no keys are asked for."""
+    apart = "" if salt is None else hashlib.sha256(salt.encode()).hexdigest()[:32]
+    return {"key": str(request.scope.get("owner", "")), "salt": apart}
 
 
 def new_tokens(served: Served, prompt: int, asked: int | None) -> int:

@@ -15,12 +15,12 @@ from ipex_lookahead.serving.answers import Answers, Finish
 from ipex_lookahead.serving.conversation import Message, Talk, bounded, chosen, functions_of, prepare, text_of
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
-from ipex_lookahead.serving.handling import answer, owner, server_of
+from ipex_lookahead.serving.handling import answer, memory_of, server_of
 from ipex_lookahead.serving.limits import Limits
-from ipex_lookahead.serving.sampling import LOOKAHEAD, SEED, TEMPERATURE, drafting, stops
+from ipex_lookahead.serving.sampling import LOOKAHEAD, SALT, SEED, TEMPERATURE, drafting, stops
 from ipex_lookahead.serving.sse import comment, event
 from ipex_lookahead.serving.tools import Call
-from ipex_lookahead.serving.usage import timings
+from ipex_lookahead.serving.usage import cached, timings
 
 router = APIRouter()
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
@@ -112,6 +112,7 @@ class MessagesRequest(CountRequest):
     inference_geo: Any = no_effect("it is run here")
     user_profile_id: Any = no_effect("nobody is told of users")
     workspace_id: Any = no_effect("nobody is told of users")
+    cache_salt: str | None = honoured(SALT, min_length=1, max_length=1024)
     diagnostics: Any = no_effect("`usage` says what was found in the cache")
 
 
@@ -190,7 +191,7 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
         seed=body.seed,
         stop=stops(body.stop_sequences, server.limits, "stop_sequences"),
     )
-    options = {**drafting(body.lookahead), "key": owner(request)}
+    options = {**drafting(body.lookahead), **memory_of(request, body.cache_salt)}
     prepared = await server.prepare(lambda: prepare(served, talk))
     answers = server.start([prepared.ask(talk, rules=rules, options=options)])
     writer = _Writer(body.model or server.settings.names[0], len(prepared.prompt), answers)
@@ -281,8 +282,8 @@ def _ended(finish: Finish) -> dict[str, Any]:
 def _usage(stats: GenerationStats) -> dict[str, int]:
     """Tokens that were cached are counted apart here."""
     return {
-        "input_tokens": stats.prompt_tokens - stats.cached_tokens,
+        "input_tokens": stats.prompt_tokens - cached(stats),
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": stats.cached_tokens,
+        "cache_read_input_tokens": cached(stats),
         "output_tokens": stats.tokens,
     }

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.serving.usage import cached
 
 if TYPE_CHECKING:
     from ipex_lookahead.generation.service import Service
@@ -51,7 +52,7 @@ class Metrics:
         """An answer ended."""
         self._ended.labels(reason).inc()
         self._prompt.inc(stats.prompt_tokens)
-        self._cached.inc(stats.cached_tokens)
+        self._cached.inc(cached(stats))
         self._generated.inc(stats.tokens)
         stats.fold()
         for source, count in stats.drafted_by_source.items():

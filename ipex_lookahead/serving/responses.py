@@ -23,13 +23,13 @@ from ipex_lookahead.serving.conversation import (
 )
 from ipex_lookahead.serving.failures import ApiError, refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
-from ipex_lookahead.serving.handling import answer, new_tokens, now, owner, server_of
+from ipex_lookahead.serving.handling import answer, memory_of, new_tokens, now, server_of
 from ipex_lookahead.serving.limits import Limits
-from ipex_lookahead.serving.sampling import LOOKAHEAD, SEED, TEMPERATURE, drafting
+from ipex_lookahead.serving.sampling import LOOKAHEAD, SALT, SEED, TEMPERATURE, drafting
 from ipex_lookahead.serving.server import Server
 from ipex_lookahead.serving.sse import comment, event
 from ipex_lookahead.serving.tools import Call
-from ipex_lookahead.serving.usage import timings
+from ipex_lookahead.serving.usage import cached, timings
 
 router = APIRouter()
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
@@ -73,6 +73,7 @@ class ResponsesRequest(Body):
     store: Any = no_effect("nothing is stored")
     user: Any = no_effect("nobody is told of users")
     service_tier: Any = no_effect("there is one")
+    cache_salt: str | None = honoured(SALT, min_length=1, max_length=1024)
     prompt_cache_key: Any = no_effect("prompts are found by their tokens, within one API key")
     prompt_cache_retention: Any = no_effect("the least recently used are dropped first")
     safety_identifier: Any = no_effect("nobody is told of users")
@@ -178,7 +179,7 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
     served = server.known(body.model)
     body.check()
     talk = body.talk(server.limits)
-    options = {**drafting(body.lookahead), "key": owner(request)}
+    options = {**drafting(body.lookahead), **memory_of(request, body.cache_salt)}
     prepared = await server.prepare(lambda: prepare(served, talk))
     most = new_tokens(served, len(prepared.prompt), body.max_output_tokens)
     rules = served.model.resolved(Rules(most, temperature=body.temperature, top_p=body.top_p, seed=body.seed))
@@ -235,7 +236,7 @@ class _Writer:
             "output": output,
             "usage": {
                 "input_tokens": stats.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": stats.cached_tokens},
+                "input_tokens_details": {"cached_tokens": cached(stats)},
                 "output_tokens": stats.tokens,
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": stats.prompt_tokens + stats.tokens,

@@ -23,6 +23,8 @@ SEED = (
 )
 TEMPERATURE = "0 takes the likeliest token; the model's own, else 0"
 
+SALT = "vLLM's: kept prompts and remembered answers are apart for each salt within a key; the answer is the same"
+
 
 class StreamOptions(Body):
     """``stream_options``."""
@@ -56,7 +58,7 @@ class Sampled(Body):
     return_progress: Any = no_effect("llama.cpp's: streams tell their progress in comments")
     priority: Any = no_effect("vLLM's: first come, first served")
     request_id: Any = no_effect("vLLM's: answers have ids of their own")
-    cache_salt: Any = no_effect("vLLM's: caches are apart for each API key")
+    cache_salt: str | None = honoured(SALT, min_length=1, max_length=1024)
     keep_alive: Any = no_effect("Ollama's: the model stays loaded")
     ignore_eos: Any = refused_unless("say -100 for the ids in `logit_bias`", False)
     min_tokens: Any = refused_unless("there is no least length", 0)

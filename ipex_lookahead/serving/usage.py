@@ -5,10 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ipex_lookahead.decoding.prefix_cache import PAGE
 from ipex_lookahead.decoding.stats import GenerationStats
 
 PREDICTION = "prediction"
 """The source that a request's own ``prediction`` drafts under."""
+
+
+def cached(stats: GenerationStats) -> int:
+    """Prompt tokens that were found, in whole pages.
+
+    To the token it would tell how far a guessed prompt agrees with somebody else's of the same key and salt.
+    """
+    return whole_pages(stats.cached_tokens)
+
+
+def whole_pages(tokens: int) -> int:
+    """So many tokens, less what does not fill a page."""
+    return tokens - tokens % PAGE
 
 
 def usage(stats: Sequence[GenerationStats], sharing: int = 1) -> dict[str, Any]:
@@ -24,7 +38,7 @@ def usage(stats: Sequence[GenerationStats], sharing: int = 1) -> dict[str, Any]:
         "completion_tokens": new,
         "total_tokens": prompt + new,
         "prompt_tokens_details": {
-            "cached_tokens": sum(one.cached_tokens for one in stats[::sharing]),
+            "cached_tokens": sum(cached(one) for one in stats[::sharing]),
             "audio_tokens": 0,
         },
         "completion_tokens_details": {
@@ -39,12 +53,12 @@ def usage(stats: Sequence[GenerationStats], sharing: int = 1) -> dict[str, Any]:
 def timings(stats: GenerationStats) -> dict[str, Any]:
     """llama.cpp's ``timings`` of one answer, which other programs read, and what only is here."""
     stats.fold()
-    read = stats.prompt_tokens - stats.cached_tokens
+    read = stats.prompt_tokens - cached(stats)
     return {
-        "cache_n": stats.cached_tokens,
+        "cache_n": cached(stats),
         "prompt_n": read,
         "prompt_ms": _ms(stats.prefill_seconds),
-        "prompt_per_second": round(stats.prefill_tok_s, 3),
+        "prompt_per_second": round(read / stats.prefill_seconds, 3) if stats.prefill_seconds > 0 else 0.0,
         "predicted_n": stats.tokens,
         "predicted_ms": _ms(stats.decode_seconds),
         "predicted_per_second": round(stats.decode_tok_s, 3),

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 from ipex_lookahead.drafting import Auto, Suffix
-from ipex_lookahead.drafting.store import Store, vocabulary_digest
+from ipex_lookahead.drafting.store import (
+    MEMORY_CAPACITY,
+    MEMORY_IN_ALL,
+    MOST_MEMORIES,
+    Store,
+    Stores,
+    vocabulary_digest,
+)
 from ipex_lookahead.errors import InputError, LookaheadError, SaveError
 
 DIGEST = vocabulary_digest({"a": 0, "b": 1})
@@ -64,6 +71,22 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, texts: list[list[i
     again = file.with_name("y")
     back.save(again)
     assert again.read_bytes() == file.read_bytes()
+
+
+def test_memories_are_bounded_together_and_the_least_recently_used_go() -> None:
+    stores = Stores(100)
+    full = list(range(100)) * (MEMORY_CAPACITY // 200)
+    for number in range(40):
+        stores.add(f"memory:{number}", [full])
+        stores.get("memory:0")
+    kept = [name for name in stores._open if len(stores._open[name])]
+    assert "memory:0" in kept
+    assert "memory:39" in kept
+    assert "memory:1" not in kept
+    assert sum(len(store) for store in stores._open.values()) <= MEMORY_IN_ALL
+    for number in range(3 * MOST_MEMORIES):
+        stores.get(f"memory:small {number}")
+    assert len(stores._open) <= MOST_MEMORIES
 
 
 def test_where_there_is_no_file_a_store_begins(tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ import gc
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.party import DecodingSequence
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.engines.loading import LoadedModel
@@ -347,6 +349,46 @@ def test_keys_share_neither_prompts_nor_answers() -> None:
     assert len({id(names.get(name)) for name in ("memory", "memory:alice", "memory:bob")}) == 3
     assert all(len(names.get(name)) for name in ("memory", "memory:alice", "memory:bob"))
     made.close()
+
+
+def test_salts_divide_a_keys_memory() -> None:
+    made = Service(text_model(HashedEngine(VOCAB)), cache_memory=200 * 64)
+    prompt = np.random.default_rng(0).integers(0, VOCAB, 130).tolist()
+    answers = set()
+
+    def cached(key: str, salt: str) -> int:
+        events = list(made.stream(prompt, Rules(30), key=key, salt=salt, lookahead="auto"))
+        answers.add(tuple(tokens_of(events)))
+        assert events[-1].stats is not None
+        return events[-1].stats.cached_tokens
+
+    asked = [("", "x"), ("", "y"), ("alice", "x"), ("", ""), ("alice", ""), ("", "x"), ("alice", "x")]
+    assert [cached(*one) for one in asked] == [0, 0, 0, 0, 0, 129, 129]
+    assert len(answers) == 1
+    names = ("memory", "memory:#x", "memory:#y", "memory:alice#x", "memory:alice")
+    assert len({id(made.model.stores.get(name)) for name in names}) == 5
+    made.close()
+
+
+def test_a_store_in_a_file_is_one_for_each_key(tmp_path: Path) -> None:
+    """Drafts come of the asker's own answers only: ``draft_by_source`` would tell of others'."""
+    config = LookaheadConfig("auto", 8, store=str(tmp_path / "answers.store"))
+
+    def from_store(made: Service, key: str, salt: str = "") -> int:
+        stats = list(made.stream([1, 2, 3], Rules(40), key=key, salt=salt, lookahead=config, adaptive=False))[-1].stats
+        assert stats is not None
+        stats.fold()
+        return stats.drafted_by_source["store"]
+
+    for opened in range(2):  # the second time from what the first has written
+        made = Service(text_model(HashedEngine(VOCAB)))
+        known = opened == 1
+        assert [from_store(made, key) > 0 for key in ("alice", "bob", "")] == [known] * 3
+        assert [from_store(made, key) > 0 for key in ("alice", "bob", "")] == [True] * 3
+        assert from_store(made, "alice", "salt") == 0
+        made.close()
+        found = sorted(file.name for file in tmp_path.iterdir())
+        assert found == ["answers.store", "answers.store.alice", "answers.store.bob"]
 
 
 def drafted_for() -> tuple[TextModel, HashedEngine, HashedEngine]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
+import httpx
 import pytest
 
 from ipex_lookahead.generation.recommended import SEED
@@ -220,3 +222,44 @@ def test_control_tokens_in_content_where_the_server_is_told_so(client, model, se
 def test_any_name_may_be_a_variable_of_the_template(client, name):
     asked = {"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {name: 1}}
     assert client.post("/apply-template", json=asked).status_code == 200
+
+
+def test_what_was_found_is_told_in_whole_pages(client):
+    messages = [{"role": "user", "content": "a" * 150}]
+    seen = []
+    for _ in range(2):
+        asked = {"messages": messages, "max_tokens": 1, "cache_salt": "of this test", "stream": False}
+        found = client.post("/v1/chat/completions", json=asked).json()
+        cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
+        timings = found["choices"][0].get("timings") or found["timings"]
+        assert timings["cache_n"] == cached
+        assert timings["cache_n"] + timings["prompt_n"] == found["usage"]["prompt_tokens"]
+        seen.append(cached)
+    assert seen == [0, 128]
+
+
+@pytest.mark.parametrize("salt", ["", 1, "x" * 1025])
+def test_a_salt_is_a_short_text(client, salt):
+    asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "cache_salt": salt}
+    assert client.post("/v1/chat/completions", json=asked).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "messages"])
+def test_every_api_takes_a_salt(live, path):
+    """The service is told of it by a digest, beside the key's name."""
+    started = live()
+    hi = [{"role": "user", "content": "hi"}]
+    body = {"completions": {"prompt": "hi"}, "responses": {"input": "hi"}}.get(path, {"messages": hi})
+    salts = []
+    for salt in ("x", "y", None):
+        asked = {**body, "max_tokens": 4, "cache_salt": salt}
+        if path == "responses":
+            asked["max_output_tokens"] = asked.pop("max_tokens")
+        done = threading.Thread(target=httpx.post, args=(f"{started.url}/v1/{path}",), kwargs={"json": asked})
+        done.start()
+        ticket = started.service.next()
+        salts.append(ticket.options["salt"])
+        ticket.finish()
+        done.join(60)
+    assert len(set(salts)) == 3
+    assert salts[2] == ""

@@ -54,12 +54,13 @@ def test_a_client_that_leaves_is_cancelled(live, stream, when):
     made = connect(running, stream=stream)
     ticket = running.service.next()
     if when == "reading the prompt":
-        ticket.tell(Event("prefill", done=3, total=9))
+        ticket.tell(Event("prefill", done=130, total=900))
     elif when == "answering":
         ticket.say(LETTER)
     if stream:
         read_until(
-            made, {"waiting": b"assistant", "reading the prompt": b": prefill 3/9", "answering": b'"content":"'}[when]
+            made,
+            {"waiting": b"assistant", "reading the prompt": b": prefill 128/900", "answering": b'"content":"'}[when],
         )
     assert not ticket.cancelled.is_set()
     made.close()
