@@ -16,8 +16,9 @@ from ipex_lookahead.errors import InputError, LookaheadError
 from ipex_lookahead.tokenization.text import TextTokenizer
 
 DraftFilter = Callable[[Ids, Draft], Draft]
-_OPTIONS: Any = {"whitespace_pattern": r"[ \n\t]{0,24}"}
-"""White space between the parts of JSON: enough to indent, and not enough to say nothing for ever."""
+_OPTIONS: Any = {"whitespace_pattern": r"( |\n[ \t]{0,24})?"}
+"""White space between two parts of JSON: none, a space, or one line's end and an indentation. A model that would go on
+with empty lines or spaces, as small ones do, has to come to the next part."""
 
 
 def inlined(schema: Any) -> str:

@@ -52,6 +52,48 @@ def test_every_answer_validates(served, schema):
         jsonschema.validate(json.loads(walked(served, schema, seed)), schema)
 
 
+OBJECT = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "list": {"type": "array", "items": {"type": "integer"}}},
+    "required": ["name", "list"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("indent", [None, 1, 2, 4, "\t"])
+def test_every_usual_layout_of_json_is_allowed(served, indent):
+    text = json.dumps({"name": "Lena", "list": [1, 2]}, indent=indent)
+    assert allowed(served, text) == len(text)
+    close = json.dumps({"name": "Lena", "list": [1, 2]}, separators=(",", ":"))
+    assert allowed(served, close) == len(close)
+
+
+@pytest.mark.parametrize(
+    ("text", "reached"),
+    [
+        ('{"name": "Lena"\n\n,\n', '{"name": "Lena"\n'),
+        ('{"name":  "Lena"', '{"name": '),
+        ('{\n\n"name"', "{\n"),
+        ('{"name": "Lena",' + "\n" + 25 * " ", '{"name": "Lena",' + "\n" + 24 * " "),
+        ('{"name": "Lena", "list": [1 \n', '{"name": "Lena", "list": [1 '),
+    ],
+)
+def test_white_space_between_parts_is_bounded(served, text, reached):
+    assert allowed(served, text) == len(reached)
+    assert allowed(served, text, schema=True) == len(reached), "without a schema too"
+
+
+def allowed(served: Served, text: str, schema: object = OBJECT) -> int:
+    """How many characters of a text the grammar takes, each as a token of its own."""
+    process, _ = served.grammars.json_schema(schema).constrain(0)
+    singles = {token: i for i, token in enumerate(served.tokens) if len(token) == 1}
+    ids = np.array([singles[sign.encode()] for sign in text], np.int64)
+    for done, token in enumerate(ids):
+        if not process(ids[:done], np.zeros(served.vocab_size, np.float32))[token] > -np.inf:
+            return done
+    return len(ids)
+
+
 @pytest.mark.parametrize("schema", REFUSED, ids=lambda schema: json.dumps(schema)[:50])
 def test_what_cannot_be_compiled_is_refused(served, client, schema):
     with pytest.raises(InputError, match="cannot be compiled"):
