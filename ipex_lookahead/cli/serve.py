@@ -103,6 +103,8 @@ def serve(
     from ipex_lookahead.serving.run import serve as run_server
     from ipex_lookahead.serving.server import Server, Settings
 
+    for named in (model, draft_model):
+        _look_at(named)
     if verbose:
         requests = logging.getLogger("ipex_lookahead.serving.gate")
         requests.setLevel(logging.INFO)
@@ -139,6 +141,15 @@ def serve(
     with bound:
         tell(f"loading {model}; listening on {url(bound)}")
         run_server(server, bound, load)
+
+
+def _look_at(model: str | None) -> None:
+    """Raise InputError for a name that is none, or a path at which nothing lies: before anybody is told to come."""
+    from ipex_lookahead.checkpoints import kind_of
+    from ipex_lookahead.hub import parse_name
+
+    if model is not None and isinstance(found := parse_name(model), Path):
+        kind_of(found)
 
 
 def _name(model: str) -> str:

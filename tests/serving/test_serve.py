@@ -63,12 +63,24 @@ def test_serves_until_it_is_told_to_end(folder, signal_number):
     assert "Traceback" not in said
 
 
-def test_a_model_that_is_not_there_ends_it_with_a_sentence(tmp_path):
-    process, _ = started("--model", str(tmp_path / "nothing"))
+def test_a_model_that_cannot_be_read_ends_it_with_a_sentence(tmp_path):
+    (tmp_path / "cut.gguf").write_bytes(b"GGUF")
+    process, _ = started("--model", str(tmp_path / "cut.gguf"))
     _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert "error: " in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("option", ["--model", "--draft-model"])
+@pytest.mark.parametrize("name", ["nope.gguf", "qwen3-4", "empty"])
+def test_a_path_at_which_nothing_lies_is_told_before_it_listens(option, name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert run(["serve", "--port", "0", option, name]) == 1
+    said = capsys.readouterr().err
+    assert "listening" not in said
+    assert name in said.partition("hint: ")[0]
 
 
 def test_a_port_that_is_taken(capsys):
