@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.architectures import model_types
 from ipex_lookahead.arguments import check_config, own_arguments, shared_arguments, wanted_format
-from ipex_lookahead.checkpoints import family_of
+from ipex_lookahead.checkpoints import family_of, low_bit_folder
 from ipex_lookahead.drafting.self_speculation import check_gains
 from ipex_lookahead.engines import ENGINES
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, cycles_left_alone
@@ -159,11 +159,8 @@ class AutoModelForCausalLM:
     def load_low_bit(
         cls, pretrained_model_name_or_path: str | PathLike[str], **kwargs: Any
     ) -> LookaheadModelForCausalLM:
-        """A folder written by ``model.save_low_bit``: nothing is quantised again."""
-        folder = given_path(pretrained_model_name_or_path)
-        if not folder.is_dir():
-            raise InputError(f"{folder}: there is no such folder", hint="write one with model.save_low_bit(folder)")
-        return cls.from_pretrained(folder, **kwargs)
+        """A folder written by ``model.save_low_bit``: nothing is quantised again. Raises InputError for any other."""
+        return cls.from_pretrained(low_bit_folder(pretrained_model_name_or_path), **kwargs)
 
 
 def load_model_and_tokenizer(

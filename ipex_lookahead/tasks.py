@@ -13,7 +13,7 @@ from typing import Any
 
 from ipex_lookahead.arguments import HUB_ARGUMENTS, check_config, own_arguments, shared_arguments, wanted_format
 from ipex_lookahead.auto import AutoModelForCausalLM, progress_bar
-from ipex_lookahead.checkpoints import LowBitCheckpoint
+from ipex_lookahead.checkpoints import LowBitCheckpoint, low_bit_folder
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.low_bit import MARKER
 from ipex_lookahead.engines.foreign import Extent, foreign_config
@@ -22,7 +22,6 @@ from ipex_lookahead.errors import InputError
 from ipex_lookahead.extras import need_torch
 from ipex_lookahead.formats import FLOATS
 from ipex_lookahead.hub import resolve_model
-from ipex_lookahead.paths import given_path
 
 __all__ = [
     "AutoModel",
@@ -102,11 +101,8 @@ class _TaskModel:
 
     @classmethod
     def load_low_bit(cls, pretrained_model_name_or_path: str | PathLike[str], **kwargs: Any) -> Any:
-        """A folder written by ``model.save_low_bit``: nothing is quantised again."""
-        folder = given_path(pretrained_model_name_or_path)
-        if not folder.is_dir():
-            raise InputError(f"{folder}: there is no such folder", hint="write one with model.save_low_bit(folder)")
-        return cls.from_pretrained(folder, **kwargs)
+        """A folder written by ``model.save_low_bit``: nothing is quantised again. Raises InputError for any other."""
+        return cls.from_pretrained(low_bit_folder(pretrained_model_name_or_path), **kwargs)
 
 
 class AutoModel(_TaskModel):

@@ -153,6 +153,9 @@ def test_bad_requests_say_what_to_do(folder: Path, tmp_path: Path, monkeypatch: 
         AutoModelForCausalLM.from_pretrained(folder, threads=0)
     with pytest.raises(InputError, match="no such folder"):
         AutoModelForCausalLM.load_low_bit(tmp_path / "none")
+    with pytest.raises(InputError, match="was not written by save_low_bit") as error:
+        AutoModelForCausalLM.load_low_bit(folder)
+    assert "load_in_low_bit" in error.value.hint
     monkeypatch.setenv("IPEX_LOOKAHEAD_ISA", "avx9000")
     with pytest.raises(EngineError, match="avx9000"):
         load(folder)

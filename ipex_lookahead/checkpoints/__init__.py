@@ -32,6 +32,7 @@ __all__ = [
     "TensorInfo",
     "family_of",
     "kind_of",
+    "low_bit_folder",
     "open_checkpoint",
     "open_other_family",
     "save",
@@ -63,6 +64,21 @@ def kind_of(path: str | PathLike[str]) -> tuple[str, Path]:
     """
     path = given_path(path)
     return _kind_of_folder(path) if os.path.isdir(path) else ("gguf", _checked_file(path))
+
+
+def low_bit_folder(path: str | PathLike[str]) -> Path:
+    """A folder that ``save_low_bit`` wrote, ours or ipex-llm's. Raises InputError for none, and for any other."""
+    folder = given_path(path)
+    if not folder.is_dir():
+        raise InputError(f"{folder}: there is no such folder", hint="write one with model.save_low_bit(folder)")
+    kind, _ = kind_of(folder)
+    if kind not in ("low_bit", "ipex_llm"):
+        raise InputError(
+            f"{folder} was not written by save_low_bit, so nothing in it says how it is to be loaded",
+            hint='from_pretrained(folder, load_in_low_bit="sym_int4") quantises it; without it the folder is loaded'
+            " as it is",
+        )
+    return folder
 
 
 def family_of(path: str | PathLike[str]) -> str | None:
