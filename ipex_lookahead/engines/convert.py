@@ -48,9 +48,10 @@ def convert(
             check_shape(checkpoint, tensor)
         label = request.label or label_in(checkpoint, spec)
         plan = request.plan(label).of_spec(spec)
-        log_fallbacks(plan, matrices(spec))
         kept = {*spec.kept()} - {plan.embedding}
         rounded_from = warn_of_requantizing(checkpoint, plan, kept=spec.kept())
+        if rounded_from is None:  # else what becomes of it was said, and one sentence is enough
+            log_fallbacks(plan, matrices(spec))
         tokenizer, _ = request.tokenizer(checkpoint.text_tokenizer)
         made = _Conversion(checkpoint, plan, kept, request.threads)
         infos = {tensor.name: made.info(tensor) for tensor in spec.tensors()}

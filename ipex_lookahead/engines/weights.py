@@ -130,20 +130,27 @@ class WeightPlan:
         """The formats that the matrix may get, of several the best; empty: it stays as it is in the file."""
         return tuple(dict.fromkeys(self._fitting(one, shape) for one in self._wanted(name)))
 
-    def fallbacks(self, shapes: Mapping[str, Shape]) -> list[str]:
+    def fallbacks(self, shapes: Mapping[str, Shape]) -> str:
         """Which matrices get another format than the rules say, since its blocks do not divide their inputs.
 
-        A line for all layers' together: ``model.layers.*.mlp.down_proj (30): q4_k has blocks of 256, and ...``.
+        ``3 of 22 matrices have 96 inputs, no whole blocks: sym_int5 for q4_k (2: down_proj), ...``; empty for none.
         """
-        found: Counter[tuple[str, str, str, int]] = Counter()
+        found: dict[tuple[str, str], list[str]] = {}
+        inputs: set[int] = set()
         for name, shape in shapes.items():
             for wanted in self._wanted(name):
                 if (got := self._fitting(wanted, shape)) != wanted:
-                    found[_of_all_layers(name), wanted, got, shape[-1]] += 1
-        return [
-            f"{name} ({count}): {n_in} inputs are no whole blocks of {wanted}; {got} instead"
-            for (name, wanted, got, n_in), count in found.items()
+                    found.setdefault((got, wanted), []).append(name)
+                    inputs.add(shape[-1])
+        if not found:
+            return ""
+        count = len({name for names in found.values() for name in names})
+        kinds = [
+            f"{got} for {wanted} ({len(names)}: {', '.join(dict.fromkeys(map(_of_any_layer, names)))})"
+            for (got, wanted), names in found.items()
         ]
+        sizes = " or ".join(map(str, sorted(inputs)))
+        return f"{count} of {len(shapes)} matrices have {sizes} inputs, no whole blocks: {', '.join(kinds)}"
 
     def _wanted(self, name: str) -> Formats:
         if any(part in name for part in self.not_converted) and not (self.mixed_precision and name == self.head):
@@ -154,6 +161,11 @@ class WeightPlan:
         while name in self.rules.fallbacks and shape[-1] % (get_format(name).streams[0].inputs or self.group_size):
             name = self.rules.fallbacks[name]
         return name
+
+
+def _of_any_layer(name: str) -> str:
+    """``down_proj`` of ``model.layers.3.mlp.down_proj.weight``."""
+    return name.removesuffix(".weight").rpartition(".")[2]
 
 
 def _of_all_layers(name: str) -> str:
@@ -181,9 +193,9 @@ def label_in(checkpoint: Checkpoint, spec: ModelSpec) -> str:
 
 
 def log_fallbacks(plan: WeightPlan, shapes: Mapping[str, Shape]) -> None:
-    """Say which matrices get another format than the plan's rules want for them."""
-    for line in plan.fallbacks(shapes):
-        log.warning("%s: %s", plan.name, line)
+    """Say in a line which matrices get another format than the plan's rules want for them."""
+    if said := plan.fallbacks(shapes):
+        log.warning("%s: %s", plan.name, said)
 
 
 def check_low_bit(name: object) -> str:

@@ -28,6 +28,15 @@ def warnings(caplog):
     return [record.getMessage() for record in caplog.records if "already" in record.getMessage()]
 
 
+def test_what_falls_back_too_is_told_in_one_sentence(caplog, tmp_path):
+    """llama.cpp's mixture of a file whose rows no block of 256 divides: two reasons against it, and one line."""
+    file = write_tiny_gguf(tmp_path / "x.gguf", quant="Q4_1", hidden=96, heads=4)
+    with caplog.at_level(logging.WARNING, "ipex_lookahead"):
+        AutoModelForCausalLM.from_pretrained(file, load_in_low_bit="q4_k_m", threads=1, progress=False)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "in asym_int4 already" in line
+
+
 @pytest.mark.parametrize("engine", ["native", "torch"])
 def test_it_is_said_once_and_kept_with_what_is_saved(engine, files, tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "ipex_lookahead"):

@@ -90,8 +90,8 @@ def test_a_matrix_that_no_block_divides_is_named(folder, caplog):
         found = formats(load(folder, "gguf_q4k_m"))
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [
-        "gguf_q4k_m: model.layers.*.mlp.down_proj (2): 96 inputs are no whole blocks of q4_k; sym_int5 instead",
-        "gguf_q4k_m: model.layers.*.mlp.down_proj (1): 96 inputs are no whole blocks of q6_k; sym_int8 instead",
+        "gguf_q4k_m: 3 of 23 matrices have 96 inputs, no whole blocks: sym_int5 for q4_k (2: down_proj), "
+        "sym_int8 for q6_k (1: down_proj)",
     ]
     assert named(found, "down_proj") == ["sym_int5", "sym_int5", "sym_int8"]
 

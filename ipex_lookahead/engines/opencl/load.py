@@ -25,8 +25,9 @@ def load(request: LoadRequest) -> LoadedModel:
         if request.check_label is not None:
             request.check_label(label)
         plan = request.plan(label).of_spec(spec)
-        log_fallbacks(plan, matrices(spec))
         rounded_from = warn_of_requantizing(checkpoint, plan, kept=spec.kept())
+        if rounded_from is None:  # else what becomes of it was said, and one sentence is enough
+            log_fallbacks(plan, matrices(spec))
         tokenizer, why_none = request.tokenizer(checkpoint.text_tokenizer)
         engine = OpenClEngine.load(
             checkpoint, spec, plan, device,
