@@ -45,7 +45,8 @@ ABSENT_MODULES = {
     "ipex_lookahead.transformers.qlora": _TRAINING,
     "ipex_lookahead.transformers.streamer": "transformers' TextIteratorStreamer works with generate",
     "ipex_lookahead.utils": "it is ipex-llm's inside; raise your own errors, and measure with ipex-lookahead bench",
-    "ipex_lookahead.vllm": "there is no vLLM here; ipex-lookahead has generate and chat, and Python has model.generate",
+    "ipex_lookahead.vllm": "there is no vLLM here; `ipex-lookahead serve` answers OpenAI's API as it does, many"
+    " requests at a time, and Python has model.generate and model.stream",
 }
 """Module of ipex-llm, by its name here -> what to do without it."""
 

@@ -25,6 +25,11 @@ def test_an_absent_module_is_an_import_error_with_a_sentence(module):
             exec(statement)
 
 
+def test_who_looks_for_vllm_is_shown_the_server():
+    with pytest.raises(ImportError, match="`ipex-lookahead serve` answers OpenAI's API"):
+        exec("import ipex_lookahead.vllm")
+
+
 def test_other_names_are_plain_attribute_errors():
     for module in ABSENT_NAMES:
         assert not hasattr(importlib.import_module(module), "no_such_name")

@@ -171,9 +171,12 @@ def _save(session: Session, text: str) -> None:
     }
     if os.path.lexists(path):
         raise InputError(f"{path} exists; choose another name")
-    with temporary_file(path) as temporary:  # it is there when it is whole
-        temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
-        temporary.rename(path)
+    try:
+        with temporary_file(path) as temporary:  # it is there when it is whole
+            temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
+            temporary.rename(path)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror or error}") from None
     session.tell(f"saved {counted(len(session.conversation.turns), 'turn')} to {path}")
 
 

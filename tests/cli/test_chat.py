@@ -318,8 +318,15 @@ def test_a_save_that_fails_leaves_nothing(scripted, talk, tmp_path, monkeypatch)
     scripted("one")
     monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     _, err = talk("first", f"/save {tmp_path}/talk.json")
-    assert "error: save: No space left on device" in err
+    assert f"error: {tmp_path}/talk.json cannot be written: No space left on device" in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_save_to_no_folder_names_the_path_that_was_typed(scripted, talk, tmp_path):
+    scripted("one")
+    _, err = talk("first", f"/save {tmp_path}/none/talk.json")
+    assert f"error: {tmp_path}/none/talk.json cannot be written: No such file or directory" in err
+    assert "saving-" not in err
 
 
 def test_save_never_replaces_a_file(scripted, talk, tmp_path):
