@@ -20,6 +20,7 @@ from ipex_lookahead.decoding.kept_costs import cost_folder
 from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.base import Proposer
+from ipex_lookahead.drafting.own import OwnProposer
 from ipex_lookahead.drafting.self_speculation import low_bit_copy
 from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.base import Engine
@@ -146,13 +147,13 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         vocabulary that drafts; ``assistant_model`` is transformers' name for it. Either may be a model that
         transformers has loaded. ``proposer`` makes a source of drafts of your own for each sequence, a
         :class:`ipex_lookahead.drafting.Proposer`: a class whose instances begin with the settings will do
-        (docs/lookahead.md).
+        (docs/lookahead.md). What it returns is checked: anything but a Draft of this vocabulary is an InputError.
         """
         if proposer is not None:
             if draft_model is not None or assistant_model is not None:
                 raise InputError("both proposer and a draft model are given, and both draft; leave one of them out")
             lookahead = proposer_lookahead(lookahead) or 0
-            kwargs["make"] = proposer
+            kwargs["make"] = lambda config: OwnProposer(proposer(config), self.engine.vocab_size)
         if lookahead is None:
             lookahead = asked_lookup(kwargs, generation_config, self.generation_config)
         lookahead, draft_engine = self._second_model(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+import numpy as np
 import pytest
 import torch
 
@@ -87,6 +90,83 @@ def test_what_it_does_not_go_with(model):
             answer(model, proposer=make, lookahead=lookahead)
     with pytest.raises(InputError, match="lookahead"):
         answer(model, proposer=make, lookahead=1000)
+
+
+class Wrong(RandomProposer):
+    """Returns what it was made with."""
+
+    def __init__(self, returned):
+        super().__init__(12)
+        self.returned = returned
+
+    def propose(self, budget: int):
+        return self.returned
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ([1, 2], "returned a list, which is no Draft"),
+        (None, "returned None, which is no Draft"),
+        (np.array([1, 2]), "returned a ndarray, which is no Draft"),
+        (Draft.chain([2**40]), "drafted the id 1099511627776 at 0; ids go from 0 to 11"),
+        (Draft.chain([3, -1]), "drafted the id -1 at 1"),
+        (Draft.chain([12]), "drafted the id 12 at 0"),
+        (Draft.chain([1.5]), "no lists of numbers"),
+        (Draft("ab", [-1, 0]), "no lists of numbers"),
+        (Draft(7, [-1]), "no lists of numbers"),
+        (Draft(np.array([[1, 2]]), [-1]), "no lists of numbers"),
+        (Draft([1, 2], [-1]), "returned 2 tokens and 1 parents"),
+        (Draft([1, 2], [-1, 1]), "the parent of token 1 is 1; it must be from -1 to 0"),
+        (Draft([1], [-2]), "the parent of token 0 is -2"),
+        (Draft([1], [-1], 2), "returned 1 tokens of which 2 are scratch rows"),
+        (Draft([1], [-1], probs=[0.5, 0.5]), "returned 1 tokens and 2 probs"),
+        (Draft([1], [-1], probs=[float("nan")]), "not from 0 to 1"),
+        (Draft([1], [-1], sources=[3]), "sources that are no texts"),
+    ],
+)
+def test_what_is_no_draft_says_what_one_is(returned, said, model):
+    with pytest.raises(InputError, match=re.escape(said)) as error:
+        answer(model, proposer=lambda config: Wrong(returned), lookahead=LookaheadConfig(adaptive=False))
+    assert str(error.value).startswith("Wrong.propose ")
+    assert "Draft.chain(ids) is one path" in error.value.hint
+    assert torch.equal(answer(model), answer(model, lookahead=0)), "the model is as good as before"
+
+
+def test_numbers_of_numpy_are_numbers(model):
+    text = answer(model, lookahead=0)[0].tolist()
+
+    class Numpy(OracleProposer):
+        def propose(self, budget: int) -> Draft:
+            draft = super().propose(budget)
+            probs = np.full(len(draft), 0.9, np.float32)
+            return Draft(np.array(draft.tokens, np.int64), np.array(draft.parents, np.int32), probs=probs)
+
+    made = answer(model, proposer=lambda config: Numpy([*text, *[0] * 64]))
+    assert made[0].tolist() == text
+    assert model.stats.accepted > 0
+
+
+def test_what_is_no_proposer_says_what_one_is(model):
+    class Half:
+        def propose(self, budget: int) -> Draft:
+            return Draft()
+
+    with pytest.raises(InputError, match="proposer made a Half, which has no begin and no observe") as error:
+        answer(model, proposer=lambda config: Half())
+    assert "propose(budget)" in error.value.hint
+    for made in (None, [], "suffix"):
+        with pytest.raises(InputError, match="which has no begin"):
+            answer(model, proposer=lambda config, made=made: made)
+    for top in (65, -1, None, 1.0):
+        with pytest.raises(InputError, match=r"Wrong\.top is"):
+            answer(model, proposer=lambda config, top=top: _with_top(top))
+
+
+def _with_top(top):
+    made = Wrong(Draft())
+    made.top = top
+    return made
 
 
 def test_more_than_the_budget_is_an_error(model):

@@ -1,0 +1,97 @@
+"""A caller's own proposer: its drafts are looked at before an engine reads them, and a wrong one says what one is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index
+from typing import Any
+
+from ipex_lookahead.drafting.draft import Draft, Outcome
+from ipex_lookahead.errors import InputError
+
+MOST_TOP = 64
+_DRAFT = (
+    "a Draft (ipex_lookahead.drafting) has tokens, ids of the vocabulary, and parents, for each token the index of the"
+    " one before it in the tree, or -1; Draft.chain(ids) is one path, Draft() is nothing"
+)
+_METHODS = ("begin", "propose", "observe")
+
+
+class OwnProposer:
+    """Passes everything on to a proposer of the caller's, and checks its drafts.
+
+    Args:
+        inner: made by the caller's ``proposer``; see :class:`ipex_lookahead.drafting.Proposer`.
+        vocab_size: ids are below it.
+
+    Raises InputError, here and in ``propose``, for what is no proposer and no draft.
+    """
+
+    def __init__(self, inner: Any, vocab_size: int) -> None:
+        self._inner = inner
+        self._name = type(inner).__name__
+        self._vocab_size = vocab_size
+        missing = [name for name in _METHODS if not callable(getattr(inner, name, None))]
+        if missing:
+            raise InputError(
+                f"proposer made a {self._name}, which has no {' and no '.join(missing)}",
+                hint="a Proposer (ipex_lookahead.drafting) has begin(prompt), propose(budget), observe(outcome), top",
+            )
+        top = getattr(inner, "top", 0)
+        if isinstance(top, bool) or not isinstance(top, int) or not 0 <= top <= MOST_TOP:
+            raise InputError(f"{self._name}.top is {top!r:.60}; it must be a whole number from 0 to {MOST_TOP}")
+
+    @property
+    def top(self) -> int:
+        """As the inner proposer wants; 0 where it does not say."""
+        return int(getattr(self._inner, "top", 0))
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Start a sequence."""
+        self._inner.begin(prompt)
+
+    def propose(self, budget: int) -> Draft:
+        """The inner proposer's draft, with plain whole numbers for whatever counts as such (numpy's, say)."""
+        draft = self._inner.propose(budget)
+        if not isinstance(draft, Draft):
+            raise self._wrong(f"returned {_shown(draft)}, which is no Draft")
+        try:
+            tokens, parents = list(map(index, draft.tokens)), list(map(index, draft.parents))
+            probs, sources = list(map(float, draft.probs)), list(draft.sources)
+            scratch = index(draft.scratch)
+        except (TypeError, ValueError) as error:
+            raise self._wrong(f"returned a Draft whose parts are no lists of numbers: {error}") from None
+        count = len(tokens)
+        if count > budget:
+            raise InputError(
+                f"{self._name} proposed {count} tokens with a budget of {budget}; propose no more than the budget"
+            )
+        for at, token in enumerate(tokens):
+            if not 0 <= token < self._vocab_size:
+                raise self._wrong(f"drafted the id {token} at {at}; ids go from 0 to {self._vocab_size - 1}")
+        if len(parents) != count:
+            raise self._wrong(f"returned {count} tokens and {len(parents)} parents")
+        for at, parent in enumerate(parents):
+            if not -1 <= parent < at:
+                raise self._wrong(f"said that the parent of token {at} is {parent}; it must be from -1 to {at - 1}")
+        for name, values in (("probs", probs), ("sources", sources)):
+            if len(values) not in (0, count):
+                raise self._wrong(f"returned {count} tokens and {len(values)} {name}")
+        if not all(0 <= prob <= 1 for prob in probs):
+            raise self._wrong("returned probs that are not from 0 to 1")
+        if not all(isinstance(source, str) for source in sources):
+            raise self._wrong("returned sources that are no texts")
+        if not 0 <= scratch <= count:
+            raise self._wrong(f"returned {count} tokens of which {scratch} are scratch rows")
+        return Draft(tokens, parents, scratch, probs, sources, draft.match, draft.optional, draft.room)
+
+    def observe(self, outcome: Outcome) -> None:
+        """What verification made of it."""
+        self._inner.observe(outcome)
+
+    def _wrong(self, problem: str) -> InputError:
+        return InputError(f"{self._name}.propose {problem}", hint=_DRAFT)
+
+
+def _shown(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
