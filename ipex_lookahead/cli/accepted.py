@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby, zip_longest
 from typing import Any
 
 import click
 
 from ipex_lookahead.cli.stream import Answer, printable
+from ipex_lookahead.cli.wrapping import Paint, WordWrap
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.terminal import is_terminal, may_draw
 
@@ -47,22 +49,30 @@ def print_accepted(tokenizer: Any, ids: Sequence[int], origins: Sequence[str | N
 class Painter:
     """Writes text to standard output at once: what came for free in its source's colour, or in brackets without one.
 
+    Args:
+        wrap: breaks the lines; None leaves that to the terminal.
+
     Attributes:
         colours: those given so far, by source.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wrap: WordWrap | None = None) -> None:
         self.colours: dict[str, str] = {}
+        self._wrap = wrap
 
     def write(self, part: str, origin: str | None) -> None:
         """A piece of text, and the source that had drafted it; None = the target's own."""
         part = printable(part) if is_terminal(sys.stdout) else part
+        paint: Paint = str
         if origin is not None and may_draw(sys.stdout):
             colour = self.colours.setdefault(origin, COLOURS[len(self.colours) % len(COLOURS)])
-            part = click.style(part, fg=colour)
+            paint = partial(click.style, fg=colour)
         elif origin is not None:
             part = f"[{part}]"
-        sys.stdout.write(part)
+        if self._wrap is not None:
+            self._wrap.put(part, paint)
+        else:
+            sys.stdout.write(paint(part))
         sys.stdout.flush()
 
 

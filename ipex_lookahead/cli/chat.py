@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import click
@@ -72,14 +73,17 @@ def chat(
     from rich.panel import Panel
     from rich.text import Text
 
+    from ipex_lookahead.cli.accepted import Painter
     from ipex_lookahead.cli.loading import load_text
     from ipex_lookahead.cli.messages import piped, typed
     from ipex_lookahead.cli.progress import console
     from ipex_lookahead.cli.session import Session
     from ipex_lookahead.cli.slash import SLASHES
     from ipex_lookahead.cli.stream import show
+    from ipex_lookahead.cli.wrapping import WordWrap
 
     by_hand = is_terminal(sys.stdin)
+    wrap = WordWrap(sys.stdout.write) if is_terminal(sys.stdout) else None
     aside = console(stderr=True)
     settings: dict[str, Any] = {
         "low_bit": low_bit,
@@ -98,8 +102,9 @@ def chat(
         lookahead=drafting.pop("lookahead"),
         drafting=drafting,
         max_new_tokens=max_new_tokens,
-        say=show,
+        say=partial(show, wrap=wrap),
         show_accepted=may_draw(sys.stdout) if show_accepted is None else show_accepted,
+        painter=Painter(wrap),
         tell=lambda line: aside.print(Text(line, style="dim")),
     )
     if prompt is not None:  # given by ``run``: one answer

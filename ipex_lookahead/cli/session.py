@@ -28,6 +28,7 @@ class Session:
         say: shows the answer, piece by piece.
         tell: shows a line that is not the model's.
         show_accepted: mark what of an answer came for free; it is then shown a step at a time.
+        painter: writes such an answer.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Session:
         say: Callable[[str], None],
         tell: Callable[[str], None],
         show_accepted: bool = False,
+        painter: Painter | None = None,
     ) -> None:
         self.sampling = sampling
         self.lookahead = lookahead
@@ -49,7 +51,7 @@ class Session:
         self.max_new_tokens = max_new_tokens
         self.tell = tell
         self.show_accepted = show_accepted
-        self.painter = Painter()
+        self.painter = painter or Painter()
         self._explained: set[str] = set()
         self.over = False
         self.last_stats: GenerationStats | None = None

@@ -6,15 +6,23 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ipex_lookahead.cli.wrapping import WordWrap
 from ipex_lookahead.terminal import is_terminal
 from ipex_lookahead.tokenization.detokenizer import Detokenizer
 
 _CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
-def show(part: str) -> None:
-    """Write to standard output at once. On a terminal, control characters are left out: a model may not steer it."""
-    sys.stdout.write(printable(part) if is_terminal(sys.stdout) else part)
+def show(part: str, wrap: WordWrap | None = None) -> None:
+    """Write to standard output at once, through ``wrap`` if given.
+
+    On a terminal, control characters are left out: a model may not steer it.
+    """
+    part = printable(part) if is_terminal(sys.stdout) else part
+    if wrap is not None:
+        wrap.put(part)
+    else:
+        sys.stdout.write(part)
     sys.stdout.flush()
 
 

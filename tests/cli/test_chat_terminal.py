@@ -156,3 +156,16 @@ def test_styles_where_nobody_minds(tmp_path):
     terminal.type("exit\n")
     assert terminal.process.wait(timeout=200) == 0
     os.close(terminal.master)
+
+
+def test_answers_are_wrapped_between_words(tmp_path):
+    terminal = Terminal(environment(tmp_path, COLUMNS="18"))
+    terminal.wait_for(">>> ")
+    terminal.type("hello\n")
+    terminal.wait_for(">>> ")
+    terminal.type("again\n")
+    terminal.wait_for("slow slow slow\r\nslow slow slow\r\n")
+    terminal.type("\x03")
+    terminal.wait_for(">>> ")
+    terminal.type("\x04")
+    assert terminal.process.wait(60) == 0

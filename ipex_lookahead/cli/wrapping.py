@@ -1,0 +1,88 @@
+"""Text that comes in pieces, with its lines broken between words, as people read it in a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from ipex_lookahead.cli.tables import terminal_width
+
+_FENCE = "```"
+_PARTS = re.compile(r"\n|[^\S\n]+|\S+")
+Paint = Callable[[str], str]
+
+
+class WordWrap:
+    """Writes words as soon as they are whole; a line that one would overfill ends before it.
+
+    Code between fences is left as it is, and a word wider than a line to the terminal. Wide signs, as Chinese has
+    them, are words of their own.
+
+    Args:
+        write: gets the text with its line ends.
+        width: of a line, in columns; asked before each word, since windows change.
+    """
+
+    def __init__(self, write: Callable[[str], None], width: Callable[[], int] = terminal_width) -> None:
+        self._write = write
+        self._width = width
+        self._word: list[tuple[str, Paint]] = []
+        self._gap = ""
+        self._column = 0
+        self._in_code = False
+
+    def put(self, text: str, paint: Paint = str) -> None:
+        """Take a piece; ``paint`` puts colours round a part of it as it is written."""
+        for part in _PARTS.findall(text):
+            if part == "\n":
+                self._flush()
+                self._gap, self._column = "", 0
+                self._write("\n")
+            elif part.isspace():
+                self._flush()
+                self._gap += part
+            else:
+                self._take(part, paint)
+
+    def end(self) -> None:
+        """Write the last word."""
+        self._flush()
+
+    def _take(self, part: str, paint: Paint) -> None:
+        if part.isascii():
+            self._word.append((part, paint))
+            return
+        for sign in part:
+            wide = _columns(sign) > 1
+            if wide:
+                self._flush()
+            self._word.append((sign, paint))
+            if wide:
+                self._flush()
+
+    def _flush(self) -> None:
+        if not self._word:
+            return
+        word = "".join(part for part, _ in self._word)
+        size, gap, width = _columns(word), _columns(self._gap.expandtabs()), self._width()
+        if self._column == 0 and word.startswith(_FENCE):
+            self._in_code = not self._in_code
+        if self._column and self._column + gap + size > width and not self._in_code:
+            self._write("\n")
+            self._column = 0
+        else:
+            self._write(self._gap)
+            self._column += gap
+        self._column = (self._column + size - 1) % width + 1  # the terminal breaks what is wider
+        for part, paint in self._word:
+            self._write(paint(part))
+        self._gap = ""
+        self._word.clear()
+
+
+def _columns(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
