@@ -15,12 +15,18 @@ MOST_BITS = 10
 """More are left out of the picture where there are less: floats of 16 and 32 bits are alike, and far away."""
 _SPOTS = [
     (reach * math.cos(turn * math.pi / 8), reach * math.sin(turn * math.pi / 8))
-    for reach in (7, 14, 22, 32, 44, 58, 74, 92)
+    for reach in (7, 13, 20, 28, 38, 50, 64, 80, 98)
     for turn in (0, 8, 1, -1, 7, -7, 2, -2, 6, -6, 3, -3, 5, -5, 4, -4)
 ]
 """Where a point's name may stand: points of the page from it, nearest first."""
 _LINE_FROM = 16
 """From which spot on a line leads to the name."""
+_AIR = 1.5
+"""Points of the page that are free around a name."""
+
+
+Point = tuple[float, float, str, str]
+"""Bits, divergence, the label, the colour."""
 
 
 def plot_quality(report: dict[str, Any], file: Path) -> None:
@@ -28,7 +34,7 @@ def plot_quality(report: dict[str, Any], file: Path) -> None:
 
     Rows from other files (``--beside``) have a colour and a mark of their own. Raises InputError if it cannot be saved.
     """
-    with picture(file, (7.5, 5.5)) as (figure, (axes,)):
+    with picture(file, (8.5, 8.0)) as (figure, (axes,)):
         axes.set_yscale("log")
         points = []
         drawn = [row for row in report["formats"] if row["bits"] < MOST_BITS] or report["formats"]
@@ -44,7 +50,17 @@ def plot_quality(report: dict[str, Any], file: Path) -> None:
             axes.legend(loc="upper right")
         axes.margins(0.1)
         entitle(figure, _title(report), report)
-        _name(figure, axes, points)
+        _name(figure, axes, _together(points))
+
+
+def _together(points: list[Point]) -> list[Point]:
+    """Points of one kind at one place have one label."""
+    found: dict[tuple[str, str, str], Point] = {}
+    for x, y, name, colour in points:
+        place = f"{x:.2f}", f"{y:.2e}", colour
+        before = found[place][2] + ", " if place in found else ""
+        found[place] = x, y, before + name, colour
+    return list(found.values())
 
 
 def _title(report: dict[str, Any]) -> str:
@@ -55,19 +71,21 @@ def _title(report: dict[str, Any]) -> str:
     )
 
 
-def _name(figure: Any, axes: Any, points: list[tuple[float, float, str, str]]) -> None:
-    """Write each point's name at the nearest spot that is free of points and of other names."""
+def _name(figure: Any, axes: Any, points: list[Point]) -> None:
+    """Write each point's name at the nearest spot where neither it nor its line meets points, names or their lines."""
+    from matplotlib.path import Path as Line
     from matplotlib.text import Text
     from matplotlib.transforms import Bbox
 
     figure.draw_without_rendering()  # the axes get their place
     renderer = figure.canvas.get_renderer()
     scale = figure.dpi / 72
-    taken = []
-    for x, y, *_ in points:
-        left, low = axes.transData.transform((x, y))
-        taken.append(Bbox.from_bounds(left - 3 * scale, low - 3 * scale, 6 * scale, 6 * scale))
-    for x, y, name, colour in points:
+    places = [tuple(axes.transData.transform((x, y))) for x, y, *_ in points]
+    marks = [Bbox.from_bounds(x - 3 * scale, y - 3 * scale, 6 * scale, 6 * scale) for x, y in places]
+    names: list[Any] = []
+    lines: list[Any] = []
+    for at, (x, y, name, colour) in enumerate(points):
+        others = [mark for other, mark in enumerate(marks) if other != at and not mark.overlaps(marks[at])]
         for number, (dx, dy) in enumerate(_SPOTS):
             text = axes.annotate(
                 name,
@@ -81,9 +99,18 @@ def _name(figure: Any, axes: Any, points: list[tuple[float, float, str, str]]) -
                 arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.4} if number >= _LINE_FROM else None,
             )
             text.update_positions(renderer)
-            box = Text.get_window_extent(text, renderer)  # without the line
+            box = Text.get_window_extent(text, renderer).padded(_AIR * scale)  # without the line
+            line = Line([places[at], (places[at][0] + dx * scale, places[at][1] + dy * scale)])
             inside = axes.bbox.contains(box.x0, box.y0) and axes.bbox.contains(box.x1, box.y1)
-            if number == len(_SPOTS) - 1 or (inside and not any(box.overlaps(other) for other in taken)):
-                taken.append(box)
+            free = not any(box.overlaps(other) for other in (*marks, *names)) and not any(
+                other.intersects_bbox(box) for other in lines
+            )
+            if number >= _LINE_FROM and free:
+                free = not any(line.intersects_bbox(other) for other in (*others, *names)) and not any(
+                    line.intersects_path(other) for other in lines
+                )
+            if number == len(_SPOTS) - 1 or (inside and free):
+                names.append(box)
+                lines += [line] if number >= _LINE_FROM else []
                 break
             text.remove()
