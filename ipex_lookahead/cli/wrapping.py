@@ -23,7 +23,7 @@ class WordWrap:
         width: of a line, in columns; asked before each word, since windows change.
     """
 
-    def __init__(self, write: Callable[[str], None], width: Callable[[], int] = terminal_width) -> None:
+    def __init__(self, write: Callable[[str], object], width: Callable[[], int] = terminal_width) -> None:
         self._write = write
         self._width = width
         self._word: list[tuple[str, Paint]] = []
