@@ -211,10 +211,19 @@ def _certainty(mode: Mode, plain: Mode) -> dict[str, Any]:
         if _speed([mine]) > 0 and _speed([base]) > 0
     ]
     tokens = sum(g.stats.decode_tokens for answers in mode.answers for g in answers)
-    low, _, high = quantiles(pairs, n=4, method="inclusive") if len(pairs) > 1 else (0.0, 1.0, math.inf)
-    few = tokens < TELLING_TOKENS or len(pairs) < TELLING_ANSWERS
-    noise = mode is not plain and (few or low <= 1.0 <= high)
-    return {"ratio_quartiles": [low, high] if len(pairs) > 1 else None, "ratio_is_noise": noise}
+    said = certainty(pairs, tokens)
+    return {**said, "ratio_is_noise": mode is not plain and said["ratio_is_noise"]}
+
+
+def certainty(ratios: Sequence[float], tokens: int) -> dict[str, Any]:
+    """Whether ratios to plain decoding, an answer's each, of so many timed tokens in all can be told from 1.
+
+    Returns ``ratio_quartiles``, None for a single one, and ``ratio_is_noise``: few tokens or answers, or 1 lies between
+    the quartiles.
+    """
+    low, _, high = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else (0.0, 1.0, math.inf)
+    few = tokens < TELLING_TOKENS or len(ratios) < TELLING_ANSWERS
+    return {"ratio_quartiles": [low, high] if len(ratios) > 1 else None, "ratio_is_noise": few or low <= 1.0 <= high}
 
 
 def _meaning(setting: Setting) -> dict[str, Any]:

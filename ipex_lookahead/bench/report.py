@@ -1,7 +1,7 @@
 """What ``bench run`` leaves behind beside its samples: a table for spreadsheets, and a page with pictures.
 
 The CSV file begins with the columns of ipex-llm's all-in-one benchmark, by its names, so that a sheet made for that one
-goes on working; ours come after them.
+goes on working; ours come after them. Its names say "avg"; the figures are medians of the trials.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ COLUMNS = (
     "use_fp16_torch_dtype",
 )
 """ipex-llm's."""
-OURS = ("lookahead", "tok/s", "speedup", "tokens/step", "acceptance", "identical", "engine", "isa", "threads", "api")
+OURS = (
+    *("lookahead", "tok/s", "tok/s least", "tok/s most", "speedup", "noise", "tokens/step", "acceptance", "identical"),
+    *("engine", "isa", "threads", "api"),
+)
 _STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --ink: #1b1b1b; --line: #d5d5d5; --faint: #666666; }
 @media (prefers-color-scheme: dark) {
@@ -50,6 +53,7 @@ figure svg { display: block; width: 100%; height: auto; }
 @media (max-width: 36rem) { body { padding: .6rem; } table { font-size: .7rem; } th, td { padding: .3rem .2rem; } }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; } dt { color: var(--faint); }
 dd { margin: 0; overflow-wrap: anywhere; } .bad { color: #c02a2a; font-weight: 600; }
+.noise { color: var(--faint); }
 """.strip()
 
 
@@ -88,7 +92,10 @@ def rows_of(report: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 "use_fp16_torch_dtype": settings.get("use_fp16_torch_dtype", False),
                 "lookahead": run["lookahead"],
                 "tok/s": round(run["tok_s"], 2),
+                "tok/s least": round(run["tok_s_range"][0], 2),
+                "tok/s most": round(run["tok_s_range"][1], 2),
                 "speedup": round(run["speedup"], 3),
+                "noise": run["ratio_is_noise"],
                 "tokens/step": round(run["tokens_a_step"], 3),
                 "acceptance": round(run["acceptance_rate"], 3),
                 "identical": run["identical"],
@@ -113,16 +120,17 @@ def as_html(report: dict[str, Any], pictures: Iterable[tuple[str, str]]) -> str:
     rows = list(rows_of(report))
     facts = {"date": report["date"], **report["versions"], **report["machine"]}
     trials, warm_up = report["settings"].get("num_trials", 3), report["settings"].get("warm_up", 1)
-    means = f"means of {counted(trials, 'trial')}{f' after {warm_up} to warm up' if warm_up else ''}"
+    medians = f"medians of {counted(trials, 'trial')}{f' after {warm_up} to warm up' if warm_up else ''}"
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>ipex-lookahead bench run</title><style>{_STYLE}</style></head><body>",
         "<h1>Speed with and without lookahead</h1>",
-        f"<p>Greedy answers of exactly so many tokens, modes in turn, {escape(means)}. "
+        f"<p>Greedy answers of exactly so many tokens, modes in turn, {escape(medians)}. "
         "<b>1st ms</b>: milliseconds to the first token; <b>2+ ms</b>: for each one after it; <b>ratio</b>: speed "
-        "beside lookahead 0; <b>GB</b>: most memory; <b>same</b>: the tokens are those of plain decoding.</p>",
+        "beside lookahead 0, <b>noise</b> where too few tokens or trials tell, or it was now slower, now quicker; "
+        "<b>GB</b>: most memory; <b>same</b>: the tokens are those of plain decoding.</p>",
         *(f"<figure>{svg}<figcaption>{escape(title)}</figcaption></figure>" for title, svg in pictures),
         '<h2>All cases</h2><div class="scroll"><table><thead><tr>',
         *(f"<th>{escape(heading)}</th>" for heading in SHOWN.values()),
@@ -133,7 +141,7 @@ def as_html(report: dict[str, Any], pictures: Iterable[tuple[str, str]]) -> str:
         if (case := _case(row)) != before:
             parts.append(f'<tr><th class="case" colspan="{len(SHOWN)}">{escape(case)}</th></tr>')
             before = case
-        parts.append("<tr>" + "".join(_cell(name, row[name]) for name in SHOWN) + "</tr>")
+        parts.append("<tr>" + "".join(_cell(name, row) for name in SHOWN) + "</tr>")
     parts.append("</tbody></table></div>")
     failed = [(case["key"], case["error"]) for case in report["cases"] if "error" in case]
     if failed:
@@ -159,7 +167,10 @@ def _case(row: dict[str, Any]) -> str:
     return " · ".join([*said, f"{row['engine']} engine", counted(row["threads"], "thread")])
 
 
-def _cell(name: str, value: Any) -> str:
+def _cell(name: str, row: dict[str, Any]) -> str:
+    value = row[name]
+    if name == "speedup" and row["noise"]:
+        return f'<td class="noise">~{value:.2f} (noise)</td>'
     if name == "identical":
         return "<td>yes</td>" if value is True else '<td class="bad">NO</td>'
     if isinstance(value, float):  # three figures: the CSV file has more

@@ -10,14 +10,15 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 from typing import Any, Protocol
 
+from ipex_lookahead.bench.decode import certainty
 from ipex_lookahead.bench.plan import TASKS, Case, Plan
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.engines.machine import peak_memory
@@ -28,6 +29,8 @@ from ipex_lookahead.temporary import temporary_file
 RESULTS = "results.json"
 MOST_BYTES = 64 << 20
 """Of a folder's results: what is larger is none of ours."""
+_TIMED = ("seconds", "first_token_seconds", "next_token_seconds", "tokens_a_step", "acceptance_rate")
+"""Of a trial: what a mode's median is taken of."""
 CHARACTERS_A_TOKEN = 12
 """So many are encoded at a time until there are tokens enough."""
 
@@ -72,8 +75,9 @@ def run(
 
     Returns:
         The whole of ``results.json``: ``settings``, ``machine``, ``versions``, ``date`` and ``cases``, each with its
-        ``key``, what it is, and either ``runs`` (one for each mode; seconds and tokens of every trial in ``samples``)
-        or ``error``, a sentence.
+        ``key``, what it is, and either ``runs`` or ``error``, a sentence. A run is a mode: medians of its trials, which
+        are in ``samples``; ``tok_s_range`` and ``first_token_seconds_range``, the least and the most of them; and
+        ``ratio_is_noise``, as ``bench decode`` means it, of the trials' ratios to plain decoding's of the same turn.
 
     Raises:
         InputError: the folder holds the results of another plan.
@@ -88,7 +92,9 @@ def run(
     for case in plan.cases:
         answers = len(case.modes) * (plan.warm_up + plan.trials)
         if case.key in done:
-            report["cases"].append(done[case.key])
+            before = done[case.key]
+            kept = {run["lookahead"]: run["samples"] for run in before["runs"]}
+            report["cases"].append({**before, "runs": _summaries(kept, case.batch)})
             advance(answers)
             continue
         began(case.key)
@@ -171,7 +177,7 @@ def _measure(model: Loaded, case: Case, plan: Plan, text: str, advance: Callable
                 advance(1)
     placed = {name: engine.get(name) for name in ("engine", "isa", "threads", "device")}
     facts = {**placed, "low_bit": engine.get("low_bit") or case.low_bit, "peak_bytes": peak(), "text_repeats": repeats}
-    return {**facts, "runs": [_summary(name, samples[name], samples["0"], answers) for name, _ in case.modes]}
+    return {**facts, "runs": _summaries(samples, case.batch)}
 
 
 def _answer(
@@ -208,20 +214,37 @@ class _Silent:
         """There are no more."""
 
 
+def _summaries(samples: Mapping[str, Sequence[dict[str, Any]]], batch: int) -> list[dict[str, Any]]:
+    """The modes of a case, plain decoding's name being "0": medians of the trials, and how far they lie apart."""
+    return [_summary(name, some, samples["0"], batch) for name, some in samples.items()]
+
+
 def _summary(
-    name: str, samples: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]], answers: dict[str, list[list[int]]]
+    name: str, samples: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]], batch: int
 ) -> dict[str, Any]:
-    mean = {key: fmean(s[key] for s in samples) for key in samples[0] if key not in ("identical", "tokens_out")}
-    base = fmean(s["next_token_seconds"] for s in plain)
+    middle = {key: median(s[key] for s in samples) for key in _TIMED}
+    turns = list(zip(samples, plain, strict=True))  # the modes' trials took turns
+    ratios = [_over(base["next_token_seconds"], mine["next_token_seconds"], 1.0) for mine, base in turns]
+    speeds = [_over(batch, s["next_token_seconds"], 0.0) for s in samples]
+    reading = [s["first_token_seconds"] for s in samples]
+    said = certainty(ratios, sum(batch * (s["tokens_out"] - 1) for s in samples))
     return {
         "lookahead": name,
-        **mean,
+        **middle,
         "tokens_out": samples[0]["tokens_out"],
-        "tok_s": len(answers[name]) / mean["next_token_seconds"] if mean["next_token_seconds"] else 0.0,
-        "speedup": base / mean["next_token_seconds"] if mean["next_token_seconds"] else 1.0,
+        "tok_s": median(speeds),
+        "tok_s_range": [min(speeds), max(speeds)],
+        "first_token_seconds_range": [min(reading), max(reading)],
+        "speedup": median(ratios),
+        "ratio_quartiles": said["ratio_quartiles"],
+        "ratio_is_noise": name != "0" and said["ratio_is_noise"],
         "identical": all(s["identical"] for s in samples),
         "samples": list(samples),
     }
+
+
+def _over(value: float, by: float, otherwise: float) -> float:
+    return value / by if by else otherwise
 
 
 def cut(tokenizer: Any, before: str, text: str, tokens: int, batch: int) -> tuple[list[list[int]], bool]:

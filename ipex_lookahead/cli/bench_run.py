@@ -133,7 +133,7 @@ def _print(report: dict[str, Any], *, to_stderr: bool) -> None:
             row["lookahead"],
             f"{row['1st token avg latency (ms)']:.1f}",
             f"{row['2+ avg latency (ms/token)']:.2f}",
-            f"{row['speedup']:.2f}x",
+            f"~{row['speedup']:.2f}x (noise)" if row["noise"] else f"{row['speedup']:.2f}x",
             f"{row['tokens/step']:.2f}",
             "yes" if row["identical"] else "NO",
         )
@@ -145,6 +145,7 @@ def _print(report: dict[str, Any], *, to_stderr: bool) -> None:
         ("model", "format", "in-out", "batch", "lookahead", "1st-ms", "2+-ms", "ratio", "tok/step", "identical"),
         rows,
         keys=5,
+        caption="medians of the trials; noise: too few tokens or trials (num_trials), or now slower, now quicker",
         title=f"{counted(len(report['cases']), 'case')} · {report['machine'].get('processor', '')}",
         to_stderr=to_stderr,
     )

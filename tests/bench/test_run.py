@@ -95,6 +95,77 @@ def test_all_modes_of_all_cases_are_timed_in_turn(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8")) == json.loads(json.dumps(report))
 
 
+class Uneven(Model):
+    """Each answer takes so much of its time; ``factors`` by what may be drafted, an answer each."""
+
+    def __init__(self, factors: dict[int, list[float]]) -> None:
+        super().__init__()
+        self.factors = {drafts: iter(some) for drafts, some in factors.items()}
+
+    def generate(self, inputs: Any, *, lookahead: Any, **settings: Any) -> Any:
+        out = super().generate(inputs, lookahead=lookahead, **settings)
+        self.stats.decode_seconds *= next(self.factors[lookahead.num_draft_tokens if lookahead else 0])
+        return out
+
+
+TRIALS = {"in_out_pairs": ["16-129"], "warm_up": 0, "num_trials": 5}
+
+
+def test_medians_stand_for_the_trials_and_their_spread_is_kept(tmp_path: Path) -> None:
+    factors = {0: [1.0, 1.0, 1.0, 1.0, 9.0], 3: [1.0, 0.5, 1.0, 1.0, 4.0]}
+    report = run(plan_of(tmp_path, **TRIALS), tmp_path / "out", lambda case, plan: Uneven(factors), TEXT)
+    (plain, ahead) = report["cases"][0]["runs"]
+    assert plain["next_token_seconds"] == pytest.approx(0.01), "one slow answer of five does not count"
+    assert plain["tok_s_range"] == [pytest.approx(100 / 9), pytest.approx(100)]
+    assert ahead["tok_s_range"] == [pytest.approx(50), pytest.approx(400)]
+    assert ahead["speedup"] == pytest.approx(2.0)
+    assert (plain["ratio_is_noise"], ahead["ratio_is_noise"]) == (False, False)
+    rows = list(csv.DictReader(io.StringIO(as_csv(report))))
+    assert [rows[1][name] for name in ("tok/s least", "tok/s most", "speedup", "noise")] == [
+        "50.0",
+        "400.0",
+        "2.0",
+        "False",
+    ]
+    assert "medians of 5 trials" in as_html(report, [])
+    assert "(noise)" not in as_html(report, [])
+
+
+@pytest.mark.parametrize(
+    ("more", "factors"),
+    [
+        ({}, [2.0, 2.1, 1.5, 2.6, 1.8]),  # now slower, now quicker: it takes half the steps
+        ({"num_trials": 3}, [1.0] * 3),
+        ({"in_out_pairs": ["16-9"]}, [1.0] * 5),  # 40 tokens
+    ],
+    ids=["spread", "few trials", "few tokens"],
+)
+def test_noise_is_marked_as_bench_decode_marks_it(tmp_path: Path, more: dict[str, Any], factors: list[float]) -> None:
+    made = {0: [1.0] * len(factors), 3: factors}
+    report = run(plan_of(tmp_path, **{**TRIALS, **more}), tmp_path / "out", lambda case, plan: Uneven(made), TEXT)
+    plain, ahead = report["cases"][0]["runs"]
+    assert (plain["ratio_is_noise"], ahead["ratio_is_noise"]) == (False, True)
+    assert f'<td class="noise">~{ahead["speedup"]:.2f} (noise)</td>' in as_html(report, [])
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib")
+    from ipex_lookahead.bench.plots.run import run_pictures
+
+    title, svg = run_pictures(report)["lookahead"]
+    assert "Hollow marks: noise." in title
+    assert "fill: #ffffff; stroke: #1f5fa8" in svg
+
+
+def test_results_of_an_earlier_version_are_summed_up_anew(tmp_path: Path) -> None:
+    plan, out = plan_of(tmp_path, **TRIALS), tmp_path / "out"
+    fresh = run(plan, out, lambda case, plan: Model(), TEXT)
+    kept = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    for one in kept["cases"][0]["runs"]:
+        for name in ("tok_s_range", "ratio_is_noise", "ratio_quartiles", "first_token_seconds_range"):
+            del one[name]
+        one["speedup"] = 99.0
+    (out / "results.json").write_text(json.dumps(kept), encoding="utf-8")
+    assert run(plan, out, lambda case, plan: pytest.fail("all is there"), TEXT)["cases"] == fresh["cases"]
+
+
 def test_differing_tokens_are_seen(tmp_path: Path) -> None:
     report = run(plan_of(tmp_path), tmp_path, lambda case, plan: Model(wrong_with=3), TEXT)
     assert [one["identical"] for one in report["cases"][0]["runs"]] == [True, False]

@@ -8,6 +8,7 @@ from typing import Any
 
 from ipex_lookahead.bench.plots.drawing import entitle, from_zero, look, picture, powers_of_two
 
+_SPREAD = "Marks: medians; strokes: from the slowest trial to the quickest."
 Runs = list[tuple[dict[str, Any], dict[str, Any]]]
 """(case, one of its runs)."""
 
@@ -27,8 +28,7 @@ def over_lookahead(runs: Runs, report: dict[str, Any]) -> tuple[str, str] | None
     buffer = io.StringIO()
     with picture(buffer, (5.6, 4.0)) as (figure, (axes,)):
         for number, (label, some) in enumerate(_lines(runs, with_length=True)):
-            at = {run["lookahead"]: run["tok_s"] for _, run in some}
-            axes.plot([names.index(name) for name in at], list(at.values()), label=label, **look(number))
+            _line(axes, [names.index(run["lookahead"]) for _, run in some], [run for _, run in some], label, number)
         axes.set_xticks(range(len(names)), labels=["off" if name == "0" else name for name in names])
         axes.set_xlabel("lookahead: most drafted tokens a step")
         axes.set_ylabel("tokens a second after the first")
@@ -36,7 +36,9 @@ def over_lookahead(runs: Runs, report: dict[str, Any]) -> tuple[str, str] | None
         _label(figure, "Speed by lookahead", report)
     same = all(run["identical"] for _, run in runs)
     said = "every answer has" if same else "NOT every answer has"
-    return f"Speed by lookahead; {said} the same tokens as with lookahead off.", buffer.getvalue()
+    noise = " Hollow marks: noise." if any(run["ratio_is_noise"] for _, run in runs) else ""
+    title = f"Speed by lookahead; {said} the same tokens as with lookahead off. {_SPREAD}{noise}"
+    return title, buffer.getvalue()
 
 
 def over_context(runs: Runs, report: dict[str, Any]) -> tuple[str, str] | None:
@@ -50,9 +52,13 @@ def over_context(runs: Runs, report: dict[str, Any]) -> tuple[str, str] | None:
         for number, (label, some) in enumerate(_lines(plain, with_length=False)):
             some = sorted(some, key=lambda pair: pair[0]["tokens_in"])
             length = [case["tokens_in"] for case, _ in some]
-            read = [case["tokens_in"] * case["batch"] / run["first_token_seconds"] for case, run in some]
+            tokens = [case["tokens_in"] * case["batch"] for case, _ in some]
+            read = [count / run["first_token_seconds"] for count, (_, run) in zip(tokens, some, strict=True)]
             prompt.plot(length, read, label=label, **look(number))
-            rest.plot(length, [run["tok_s"] for _, run in some], label=label, **look(number))
+            slow, quick = zip(*(run["first_token_seconds_range"][::-1] for _, run in some), strict=True)
+            ends = [[count / seconds for count, seconds in zip(tokens, end, strict=True)] for end in (slow, quick)]
+            prompt.vlines(length, *ends, **_spread(number))
+            _line(rest, length, [run for _, run in some], label, number)
         prompt.set_ylabel("prompt tokens a second")
         rest.set_ylabel("tokens a second, lookahead off")
         for axes in (prompt, rest):
@@ -60,13 +66,28 @@ def over_context(runs: Runs, report: dict[str, Any]) -> tuple[str, str] | None:
             axes.set_xlabel("tokens of the prompt")
             from_zero(axes)
         _label(figure, "Speed over context", report)
-    return "Speed over context: of the prompt, and of plain decoding behind it.", buffer.getvalue()
+    return f"Speed over context: of the prompt, and of plain decoding behind it. {_SPREAD}", buffer.getvalue()
+
+
+def _line(axes: Any, at: list[int], runs: list[dict[str, Any]], label: str, number: int) -> None:
+    """Medians joined, from the slowest trial to the quickest a stroke, and hollow marks where the ratio is noise."""
+    style = look(number)
+    axes.plot(at, [run["tok_s"] for run in runs], label=label, **style)
+    axes.vlines(at, *zip(*(run["tok_s_range"] for run in runs), strict=True), **_spread(number))
+    noise = [(place, run["tok_s"]) for place, run in zip(at, runs, strict=True) if run["ratio_is_noise"]]
+    if noise:
+        hollow = {**style, "linestyle": "none", "markerfacecolor": "white"}
+        axes.plot(*zip(*noise, strict=True), label="_noise", **hollow)
+
+
+def _spread(number: int) -> dict[str, Any]:
+    return {"color": look(number)["color"], "alpha": 0.45, "linewidth": 2.5}
 
 
 def _label(figure: Any, title: str, report: dict[str, Any]) -> None:
     axes = figure.axes[0]
-    if len(axes.lines) > 1:
-        drawn = axes.get_legend_handles_labels()  # the other axes have the same
+    drawn = axes.get_legend_handles_labels()  # the other axes have the same
+    if len(drawn[0]) > 1:
         figure.legend(*drawn, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     entitle(figure, title, {**report, "version": report["versions"]["ipex-lookahead"]})
 
