@@ -248,8 +248,7 @@ def _load(request: LoadRequest, asked: str, name: str, reason: str) -> LoadedMod
 def _loaded(request: LoadRequest, asked: str, name: str, reason: str, speculative: bool) -> LookaheadModelForCausalLM:
     """The model on the engine of that name. A pickle of it holds these arguments, and calls this again."""
     need_torch("a model with transformers' methods")
-    from transformers import GenerationConfig
-
+    from ipex_lookahead.compat import generation_config
     from ipex_lookahead.engines.hf_config import transformers_config
     from ipex_lookahead.model import LookaheadModelForCausalLM
 
@@ -258,7 +257,7 @@ def _loaded(request: LoadRequest, asked: str, name: str, reason: str, speculativ
     return LookaheadModelForCausalLM(
         loaded.config if loaded.config is not None else transformers_config(loaded.checkpoint_config),
         loaded.engine,
-        generation_config=GenerationConfig(**loaded.generation_config),
+        generation_config=generation_config(loaded.generation_config),
         low_bit=loaded.low_bit,
         tokenizer=loaded.tokenizer,
         checkpoint_config=loaded.checkpoint_config,

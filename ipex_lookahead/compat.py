@@ -56,6 +56,17 @@ def blank_settings() -> GenerationConfig:
     return settings
 
 
+def generation_config(values: Mapping[str, Any]) -> GenerationConfig:
+    """A ``GenerationConfig`` with these options, which are not compared with each other before they are used.
+
+    transformers' constructor compares them, and fails for files that an argument of ``generate`` may mend.
+    """
+    config = GenerationConfig()
+    for name, value in values.items():
+        setattr(config, name, watermarking(value) if name == "watermarking_config" and value is not None else value)
+    return config
+
+
 def llama_config(values: Mapping[str, Any], rope: Mapping[str, Any], rope_theta: float) -> LlamaConfig:
     """A LlamaConfig.
 

@@ -1,4 +1,4 @@
-"""``config.json`` and ``generation_config.json``: an allow-list of keys, each checked, and nothing else.
+"""``config.json``: an allow-list of keys, each checked, and nothing else.
 
 Keys that are not listed are dropped, whatever they hold. That includes ``auto_map``, ``custom_pipelines``, everything
 that starts with an underscore or ends with ``_internal``: keys like these have made other loaders import code.
@@ -7,14 +7,12 @@ that starts with an underscore or ends with ``_internal``: keys like these have 
 from __future__ import annotations
 
 import logging
-import os
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from ipex_lookahead.architectures import family
 from ipex_lookahead.architectures.hparams import (
-    MAX_CONTEXT,
     ROPE,
     SIZES,
     Place,
@@ -24,12 +22,10 @@ from ipex_lookahead.architectures.hparams import (
     check_rope,
     check_sizes,
     one_of,
-    real,
     shown,
     text,
     token_id,
     token_ids,
-    whole,
 )
 from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys
 from ipex_lookahead.checkpoints.files import BinaryFile
@@ -46,21 +42,6 @@ _IN_ROPE = ("partial_rotary_factor", LOCAL_THETA)
 """A family's own keys that may stand in the rope object."""
 _FLAT = ("rope_type", "type", "rope_theta", *ROPE)
 _DTYPES = ("float32", "float16", "bfloat16")
-
-_GENERATION = {
-    "max_new_tokens": whole(1, MAX_CONTEXT),
-    "max_length": whole(1, MAX_CONTEXT),
-    "min_new_tokens": whole(0, MAX_CONTEXT),
-    "min_length": whole(0, MAX_CONTEXT),
-    "do_sample": boolean,
-    "num_beams": whole(1, 1024),
-    "temperature": real(0, 1e6),
-    "top_k": whole(0, 2**31 - 1),
-    "top_p": real(0, 1),
-    "min_p": real(0, 1),
-    "repetition_penalty": real(1e-6, 1e6),
-    "no_repeat_ngram_size": whole(0, MAX_CONTEXT),
-}
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +75,7 @@ def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]
     ``tie_word_embeddings`` is None where the parts of a larger model do not agree on it: the tensors tell.
     Raises ModelFormatError, or UnsupportedModelError for an unknown family and for switches that it does not have.
     """
-    source = _source(raw, path)
+    source = source_of(raw, path)
     if raw.get("model_type") is None:
         raise source.error("model_type", "is missing")
     model_type = text(source, "model_type", raw["model_type"])
@@ -132,7 +113,7 @@ def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]
         config["tie_word_embeddings"] = None
     config.update(_architectures(raw, source))
     config.update(_dtype(raw, source))
-    config.update(_ids(raw, source, config["vocab_size"]))
+    config.update(read_token_ids(raw, source, config["vocab_size"]))
     _log_ignored(raw, path)
     return config
 
@@ -161,24 +142,8 @@ def _inside(raw: JsonObject, key: str, source: Source) -> tuple[JsonObject, Sour
     return text_model, Source(source.file, Places(places)), undecided
 
 
-def read_generation_config(path: str | PathLike[str], vocab: int) -> dict[str, Any]:
-    """``generation_config.json``, or {} where there is none. Raises ModelFormatError."""
-    if not os.path.exists(path):
-        return {}
-    raw = read_json(path)
-    source = _source(raw, path)
-    found = {key: check(source, key, raw[key]) for key, check in _GENERATION.items() if raw.get(key) is not None}
-    temperature, sampled = found.get("temperature", 1.0), found.get("do_sample", False)
-    if 0 < temperature < 1e-6 or (sampled and temperature == 0):
-        raise source.error(
-            "temperature",
-            f"is {temperature:g}; it must be 1e-06 to 1e+06",
-            hint="for greedy decoding set do_sample to false and leave temperature out of the file",
-        )
-    return found | _ids(raw, source, vocab)
-
-
-def _source(raw: JsonObject, path: str | PathLike[str]) -> Source:
+def source_of(raw: JsonObject, path: str | PathLike[str]) -> Source:
+    """Where the keys of a file's object are."""
     return Source(path, Places(lambda: {key: (key, at) for key, at in raw.at.items()}))
 
 
@@ -313,7 +278,8 @@ def _dtype(raw: JsonObject, source: Source) -> dict[str, Any]:
     return {"dtype": name} if name in _DTYPES else {}
 
 
-def _ids(raw: JsonObject, source: Source, vocab: int) -> dict[str, Any]:
+def read_token_ids(raw: JsonObject, source: Source, vocab: int) -> dict[str, Any]:
+    """The ids of special tokens, checked; those that are not there are left out."""
     found: dict[str, Any] = {}
     for key in ("bos_token_id", "pad_token_id", "eos_token_id"):
         value = raw.get(key)

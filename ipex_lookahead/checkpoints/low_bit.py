@@ -28,7 +28,8 @@ from ipex_lookahead.architectures import ModelSpec, spec_for
 from ipex_lookahead.architectures.hparams import Places, Source, boolean, shown, text, whole
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
-from ipex_lookahead.checkpoints.config_json import checked_config, read_generation_config, read_json
+from ipex_lookahead.checkpoints.config_json import checked_config, read_json
+from ipex_lookahead.checkpoints.generation_config import read_generation_config
 from ipex_lookahead.checkpoints.placed import Run, fused_experts, run_of, tensors_by_name, with_offset
 from ipex_lookahead.checkpoints.safetensors import SINGLE, check_kind, read_float, read_part
 from ipex_lookahead.checkpoints.safetensors_reader import MAX_DIM, SafetensorsFile, StoredTensor

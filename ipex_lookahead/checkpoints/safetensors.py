@@ -22,8 +22,9 @@ from ipex_lookahead.architectures import ModelSpec, family, spec_for
 from ipex_lookahead.architectures.hparams import shown
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
-from ipex_lookahead.checkpoints.config_json import checked_config, read_generation_config, read_json
+from ipex_lookahead.checkpoints.config_json import checked_config, read_json
 from ipex_lookahead.checkpoints.finite import first_not_finite
+from ipex_lookahead.checkpoints.generation_config import read_generation_config
 from ipex_lookahead.checkpoints.mxfp4_blocks import check_blocks, read_blocks, scales_name
 from ipex_lookahead.checkpoints.placed import (
     fused_experts,

@@ -152,6 +152,8 @@ def generate_stepwise(
             lookahead, longest if max_matching_ngram_size is None else max_matching_ngram_size, adaptive
         )
         eos_ids = token_ids("eos_token_id", settings.eos_token_id, engine.vocab_size)
+        for name in ("forced_bos_token_id", "forced_eos_token_id"):  # what is forced must be there
+            token_ids(name, getattr(settings, name), engine.vocab_size)
         given = left.pop("input_ids", None)
         if inputs is not None and given is not None:
             raise InputError("both inputs and input_ids are given; give one of them")
@@ -321,7 +323,7 @@ class _Wish:
         try:
             processors = build_processors(
                 settings,
-                prompt_length=len(job.prompt),
+                prompt=job.prompt,
                 padding=padding,
                 limit=job.limit,
                 eos_ids=self._eos_ids,

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
+from ipex_lookahead.checkpoints.generation_config import REFUSED, refused
 from ipex_lookahead.compat import blank_settings, option_defaults, watermarking
 from ipex_lookahead.config import MAX_DRAFT
 from ipex_lookahead.errors import InputError
@@ -28,44 +29,6 @@ _DEFAULTS: dict[str, Any] = {
     "num_return_sequences": 1,
 }
 """What Hugging Face assumes where neither the model nor the caller says anything."""
-
-_SAMPLE_INSTEAD = (
-    "this engine decodes greedily or by sampling: leave the option out, and use do_sample=True for variety"
-)
-_LOOKAHEAD_INSTEAD = (
-    "leave the option out and use lookahead=N, which needs no second model and never changes the output"
-)
-
-GUIDE = (
-    "pass logits_processor=[UnbatchedClassifierFreeGuidanceLogitsProcessor(scale, model, negative_ids)], from"
-    " transformers"
-)
-"""What to do instead of ``guidance_scale`` and its kin."""
-
-_UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "num_beams": ((1,), _SAMPLE_INSTEAD),
-    "num_beam_groups": ((1,), _SAMPLE_INSTEAD),
-    "diversity_penalty": ((0,), _SAMPLE_INSTEAD),
-    "constraints": (
-        (),
-        "leave the option out; prefix_allowed_tokens_fn or a logits_processor can constrain the output",
-    ),
-    "force_words_ids": ((), "leave the option out; sequence_bias or a logits_processor can favour words"),
-    "penalty_alpha": ((0,), "contrastive search is not supported: " + _SAMPLE_INSTEAD),
-    "dola_layers": ((), "DoLa is not supported: " + _SAMPLE_INSTEAD),
-    "guidance_scale": ((1,), f"it needs the model beside itself: {GUIDE}"),
-    "token_healing": ((False,), "token healing is not supported: leave the option out"),
-    "output_attentions": ((False,), "the engine keeps no attention weights: leave the option out"),
-    "output_hidden_states": ((False,), "the engine keeps no hidden states: leave the option out"),
-    "cache_implementation": (("dynamic",), "the engine has its own cache: leave the option out"),
-    "assistant_early_exit": ((), _LOOKAHEAD_INSTEAD),
-    "use_mtp": ((False,), _LOOKAHEAD_INSTEAD),
-    "speculation_type": ((), _LOOKAHEAD_INSTEAD),
-    "continuous_batching_config": ((), "each call is a batch of its own: leave the option out"),
-    "encoder_repetition_penalty": ((1,), "there is no encoder: use repetition_penalty"),
-    "encoder_no_repeat_ngram_size": ((0,), "there is no encoder: use no_repeat_ngram_size"),
-}
-"""Option -> (values that ask for nothing beside None, what to do instead)."""
 
 _FLAGS = ("do_sample", "return_dict_in_generate", "output_scores", "output_logits", "remove_invalid_values")
 
@@ -95,16 +58,20 @@ def resolve(
             setattr(settings, name, value)
         else:
             left[name] = value
-    _refuse_unsupported(settings)
+    _refuse_unsupported(settings, model_defaults, {**(vars(passed) if passed is not None else {}), **kwargs})
     _validate(settings)
     return settings, left
 
 
-def _refuse_unsupported(settings: GenerationConfig) -> None:
-    for name, (harmless, instead) in _UNSUPPORTED.items():
+def _refuse_unsupported(settings: GenerationConfig, own: GenerationConfig, said: dict[str, Any]) -> None:
+    for name, (_, instead) in REFUSED.items():
         value = getattr(settings, name, None)
-        if value is not None and not any(value is h or (value == h and type(value) is not list) for h in harmless):
-            raise InputError(f"{name}={value!r} is not supported; {instead}")
+        if refused(name, value):
+            files = said.get(name) is None and getattr(own, name, None) is not None
+            raise InputError(
+                f"{name}={value!r} is not supported; {instead}",
+                hint="the model's generation_config.json sets it: change it, or take it out there" if files else "",
+            )
 
 
 def _validate(settings: GenerationConfig) -> None:
@@ -117,9 +84,11 @@ def _validate(settings: GenerationConfig) -> None:
         if value is not None:
             setattr(settings, name, whole(name, value, low))
     whole("num_return_sequences", settings.num_return_sequences, 1)
-    whole("no_repeat_ngram_size", settings.no_repeat_ngram_size or 0, 0)
-    if settings.repetition_penalty is not None:
-        real("repetition_penalty", settings.repetition_penalty, *PENALTIES)
+    for name in ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"):
+        whole(name, getattr(settings, name) or 0, 0)
+    for name in ("repetition_penalty", "encoder_repetition_penalty"):
+        if getattr(settings, name) is not None:
+            real(name, getattr(settings, name), *PENALTIES)
     if settings.max_time is not None:
         real("max_time", settings.max_time, 0, math.inf)
     if settings.stop_strings is not None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import GenerationConfig
 from transformers.generation import logits_process as hf
@@ -113,7 +114,7 @@ def constrain(allowed: Callable[[int, torch.Tensor], list[int]]) -> Processor:
 def build_processors(
     settings: GenerationConfig,
     *,
-    prompt_length: int,
+    prompt: npt.NDArray[np.int32],
     padding: int,
     limit: int,
     eos_ids: Sequence[int],
@@ -122,18 +123,24 @@ def build_processors(
 ) -> list[Processor]:
     """The processors that come before temperature, in Hugging Face's order, ``own`` (the caller's) last.
 
-    ``prompt_length`` is without the padding, ``padding`` the columns before it, which ``min_length`` counts.
+    ``prompt`` is without the padding, ``padding`` the columns before it, which ``min_length`` counts. For the options
+    that speak of an encoder's input the prompt stands, as in transformers.
     ``constrained`` is what calls the caller's ``prefix_allowed_tokens_fn`` (:func:`constrain`).
     A processor of the caller's replaces the one of the same class that the settings ask for.
     """
     eos = list(eos_ids) or None
+    prompt_length, seen = len(prompt), torch.from_numpy(prompt.astype(np.int64))[None]
     made: list[Processor] = []
     if settings.sequence_bias is not None:
         made.append(hf.SequenceBiasLogitsProcessor(settings.sequence_bias))
+    if settings.encoder_repetition_penalty not in (None, 1.0):
+        made.append(hf.EncoderRepetitionPenaltyLogitsProcessor(float(settings.encoder_repetition_penalty), seen))
     if settings.repetition_penalty not in (None, 1.0):
         made.append(RepetitionPenalty(float(settings.repetition_penalty)))
     if settings.no_repeat_ngram_size:
         made.append(hf.NoRepeatNGramLogitsProcessor(settings.no_repeat_ngram_size))
+    if settings.encoder_no_repeat_ngram_size:
+        made.append(hf.EncoderNoRepeatNGramLogitsProcessor(settings.encoder_no_repeat_ngram_size, seen))
     if settings.bad_words_ids is not None:
         made.append(hf.NoBadWordsLogitsProcessor(settings.bad_words_ids, eos))
     if (settings.min_length or 0) > padding and eos is not None and settings.min_new_tokens is None:
@@ -153,7 +160,8 @@ def build_processors(
     if settings.suppress_tokens is not None:
         made.append(hf.SuppressTokensLogitsProcessor(settings.suppress_tokens))
     if settings.begin_suppress_tokens is not None:
-        made.append(hf.SuppressTokensAtBeginLogitsProcessor(settings.begin_suppress_tokens, prompt_length))
+        forced = prompt_length == 1 and settings.forced_bos_token_id is not None  # which goes first, then
+        made.append(hf.SuppressTokensAtBeginLogitsProcessor(settings.begin_suppress_tokens, prompt_length + forced))
     classes = tuple({type(p) for p in own})
     return [*(p for p in made if not isinstance(p, classes)), *own]
 

@@ -30,7 +30,7 @@ from ipex_lookahead.generation.logprobs import PromptLogprobs, checked_top, logp
 from ipex_lookahead.generation.lookahead import AUTO_TOKENS
 from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.generation.run import Job, Tape, choose_of, length_limit, second_model
-from ipex_lookahead.generation.text_model import TextModel
+from ipex_lookahead.generation.text_model import TextModel, any_of
 
 log = logging.getLogger("ipex_lookahead")
 
@@ -169,6 +169,7 @@ class Service:
     def __init__(self, model: TextModel, *, slots: int = 8, queue: int = 64, cache_memory: int = 2**30) -> None:
         if slots < 1 or queue < 0:
             raise InputError(f"slots is {slots} and queue {queue}; slots must be 1 or more, queue 0 or more")
+        model.check_own_settings()
         self.model = model
         self.state = "loading"
         self.running = self.waiting = self.steps = self.tokens = self.put_back = 0
@@ -204,6 +205,7 @@ class Service:
         adaptive: bool | None = None,
         processors: Sequence[Processor] = (),
         draft_filter: DraftFilter | None = None,
+        stop: Callable[[Ids], bool] | None = None,
         prediction: Sequence[int] = (),
         key: str = "",
         salt: str = "",
@@ -221,6 +223,8 @@ class Service:
             adaptive: False always drafts as much as allowed.
             processors: change the logits after the model's own, called once for each emitted position, in order.
             draft_filter: cuts a draft to what may follow, before it costs a row.
+            stop: asked in the worker thread after each emitted token, in order, with the sequence so far; True ends it
+                there, beside what the rules stop at.
             prediction: ids that the answer may resemble: one more source of drafts, named "prediction".
             key: whose memory of answers and of prompts is used; other keys' do not show, not even in the times. Letters
                 and digits: a store in a file has one for each key, with the key behind its name.
@@ -241,6 +245,7 @@ class Service:
         checked_top("prompt_logprobs", prompt_logprobs)
         if top_logprobs is not None:
             job.raw = []
+        job.stop = any_of(job.stop, stop)
         with self._changed:
             if self.state not in ("loading", "ready"):
                 raise ServiceError(f"the service is {self.state} and takes no more requests", hint="ask another one")

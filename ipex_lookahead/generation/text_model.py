@@ -9,10 +9,12 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from ipex_lookahead.checkpoints.generation_config import REFUSED, by_transformers, refused
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.choose import Ids, Processor
 from ipex_lookahead.decoding.cost import EngineCosts
@@ -36,33 +38,6 @@ from ipex_lookahead.generation.run import Job, Tape, length_limit, run_stepwise,
 from ipex_lookahead.generation.second_model import check_vocabulary
 from ipex_lookahead.safe_json import has_surrogate
 from ipex_lookahead.tokenization.text import TextTokenizer
-
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "num_beams": (1,),
-    "num_beam_groups": (1,),
-    "typical_p": (1.0,),
-    "epsilon_cutoff": (0.0,),
-    "eta_cutoff": (0.0,),
-    "top_h": (),
-    "penalty_alpha": (0.0,),
-    "guidance_scale": (1.0,),
-    "sequence_bias": (),
-    "bad_words_ids": ([],),
-    "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
-    "suppress_tokens": ([],),
-    "begin_suppress_tokens": ([],),
-    "exponential_decay_length_penalty": (),
-    "remove_invalid_values": (False,),
-    "renormalize_logits": (False,),
-    "watermarking_config": (),
-    "constraints": (),
-    "force_words_ids": (),
-    "dola_layers": (),
-}
-"""Options of a generation config that would change the text and are not known here -> values that ask for nothing."""
-_OF_SAMPLING = ("typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
-"""Those of them that say nothing where the most likely token is taken."""
 
 
 class TextModel:
@@ -151,8 +126,7 @@ class TextModel:
             cancelled: asked between two pieces of the prompt and after each step; True ends the answer there.
             keep: keep the keys and values for the next call that keeps them, and do not read again what this prompt
                 and the last one's text begin with (``stats.cached_tokens``). It never changes the answer: where it
-                might, on an engine whose rows are not invariant, nothing is kept; nor where the model's own generation
-                config asks for what only transformers has.
+                might, on an engine whose rows are not invariant, nothing is kept.
 
         Returns:
             The answer's ids. ``stats`` says why it ended, how fast it was, and with which seed.
@@ -213,13 +187,6 @@ class TextModel:
         rules = self.resolved(rules)
         config, draft_engine = self.drafting(lookahead, adaptive)
         limit, reason = length_limit(len(ids), self.engine.max_context, max_new_tokens=rules.max_new_tokens)
-        if self._asks_for_more(rules):
-            if on_prefill is not None:
-                on_prefill(0, len(ids))
-            yield from self._as_transformers(
-                ids, rules, config, draft_engine, on_token, on_prefill=on_prefill, cancel=cancelled
-            )
-            return
         job = self.job(ids, rules, limit, reason)
         job.on_token = on_token
         yield ()
@@ -260,24 +227,53 @@ class TextModel:
     ) -> Job:
         """A prompt under its rules. ``own``: processors after those of the rules; ``sequence``: number in the noise.
 
-        Raises InputError where the model's own generation config asks for what only Hugging Face's processors do.
+        Raises InputError where the model's own generation config asks for what is not supported.
         """
         rules = self.resolved(rules)
-        if unknown := self._asks_for_more(rules):
-            raise InputError(
-                f"the model's generation config sets {', '.join(unknown)}, which only generate knows",
-                hint="take it out of generation_config.json",
+        prompt = np.asarray(ids, np.int32)
+        self.check_own_settings()
+        warpers: list[Processor] = []
+        if by_transformers(self._defaults, sampled=bool(rules.temperature)):
+            from ipex_lookahead.generation.own_settings import rules_of
+
+            found = rules_of(
+                self._defaults, rules, prompt, limit=limit, eos_ids=self._eos, vocab_size=self.engine.vocab_size
             )
-        processors = self._processors(rules, len(ids))
+            processors, warpers, params = found.processors, found.warpers, found.sampling
+        else:
+            processors, params = self._processors(rules, len(ids)), self._sampling(rules)
+        processors = [*processors, *_count_penalties(rules, len(ids))]
+        seed = secrets.randbits(63) if rules.seed is None else rules.seed
         return Job(
-            np.asarray(ids, np.int32),
+            prompt,
             limit,
             reason,
             self._eos,
-            self._sampler(rules, sequence),
-            [*processors, *own],
-            processors,
-            stop=StopTexts(self.tokenizer, rules.stop) if rules.stop else None,
+            None if params is None else Sampler(params, seed, sequence),
+            [*processors, *own, *warpers],
+            [*processors, *warpers],
+            stop=self._stop(rules),
+        )
+
+    def check_own_settings(self) -> None:
+        """Raise InputError where the model's own generation config asks for what is not supported."""
+        for name, (_, instead) in REFUSED.items():
+            if refused(name, self._defaults.get(name)):
+                raise InputError(
+                    f"the model's generation config: {name}={self._defaults[name]!r} is not supported; {instead}",
+                    hint="change it in generation_config.json, or take it out there",
+                )
+
+    @property
+    def own_stops(self) -> tuple[str, ...]:
+        """The texts that the model's own generation config stops at."""
+        texts = self._defaults.get("stop_strings") or ()
+        return (texts,) if isinstance(texts, str) else tuple(texts)
+
+    def _stop(self, rules: Rules) -> Callable[[Ids], bool] | None:
+        texts, seconds = (*rules.stop, *self.own_stops), self._defaults.get("max_time")
+        return any_of(
+            StopTexts(self.tokenizer, texts) if texts else None, None if seconds is None else TimeLimit(seconds)
         )
 
     def drafting(
@@ -299,16 +295,15 @@ class TextModel:
         found = self._defaults.get(name) if given is None else given
         return otherwise if found is None else found
 
-    def _sampler(self, rules: Rules, sequence: int = 0) -> Sampler | None:
+    def _sampling(self, rules: Rules) -> SamplingParams | None:
         """Of rules that are resolved."""
         if not rules.temperature:
             return None
         top_p = 1.0 if rules.top_p is None else rules.top_p
-        params = SamplingParams(rules.temperature, rules.top_k or 0, top_p, rules.min_p or 0.0)
-        return Sampler(params, secrets.randbits(63) if rules.seed is None else rules.seed, sequence)
+        return SamplingParams(rules.temperature, rules.top_k or 0, top_p, rules.min_p or 0.0)
 
     def _processors(self, rules: Rules, prompt_length: int) -> list[Processor]:
-        """In Hugging Face's order; the penalties that it does not have come last."""
+        """In Hugging Face's order."""
         made: list[Processor] = []
         repetition = float(self._setting("repetition_penalty", rules.repetition_penalty, 1.0))
         if repetition != 1.0:
@@ -319,52 +314,30 @@ class TextModel:
         least = prompt_length + new if new is not None else self._setting("min_length", None, 0)
         if least > prompt_length and self._eos:
             made.append(LeastLength(least, self._eos))
-        return made + _count_penalties(rules, prompt_length)
-
-    def _asks_for_more(self, rules: Rules) -> list[str]:
-        """The options of the model's own generation config that would change the text and are not known here."""
-        return [
-            name
-            for name, neutral in _NEUTRAL.items()
-            if (value := self._defaults.get(name)) is not None
-            and value not in neutral
-            and (rules.temperature or name not in _OF_SAMPLING)
-        ]
-
-    def _as_transformers(
-        self,
-        ids: Sequence[int],
-        rules: Rules,
-        config: LookaheadConfig | None,
-        draft_engine: Engine | None,
-        on_token: Callable[[int], None] | None,
-        **rest: Any,
-    ) -> Generator[Sequence[Tape], None, None]:
-        """The answer through Hugging Face's processors: slower to start, and they have every option."""
-        from ipex_lookahead.generation.own_settings import generate_as_transformers
-
-        return generate_as_transformers(
-            self.engine,
-            ids,
-            rules,
-            self._defaults,
-            _count_penalties(rules, len(ids)),
-            self.tokenizer.for_transformers() if rules.stop else None,
-            on_token,
-            lookahead=config,
-            draft_engine=draft_engine,
-            stats=self.stats,
-            costs=self.costs,
-            stores=self.stores,
-            forwards=self.forwards,
-            **rest,
-        )
+        return made
 
 
 def _count_penalties(rules: Rules, prompt_length: int) -> list[Processor]:
     """The penalties that Hugging Face does not have."""
     presence, frequency = rules.presence_penalty or 0.0, rules.frequency_penalty or 0.0
     return [CountPenalties(presence, frequency, prompt_length)] if presence or frequency else []
+
+
+def any_of(*asked: Callable[[Ids], bool] | None) -> Callable[[Ids], bool] | None:
+    """Stop criteria as one; all are asked, since they may keep count. None where there are none."""
+    criteria = [one for one in asked if one is not None]
+    return (lambda ids: any([one(ids) for one in criteria])) if criteria else None  # noqa: C419
+
+
+class TimeLimit:
+    """Whether so many seconds have passed since this was made: asked after each token, as transformers does."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = perf_counter() + seconds
+
+    def __call__(self, ids: Ids) -> bool:
+        """Int64 [n] -> whether it ends here."""
+        return perf_counter() > self._end
 
 
 class StopTexts:

@@ -85,7 +85,9 @@ class ChatRequest(Sampled):
     """A request for chat."""
 
     messages: list[ChatMessage] = required("the conversation; developer is the same as system", min_length=1)
-    max_completion_tokens: int | None = honoured("most tokens; what the context holds if left out", ge=1)
+    max_completion_tokens: int | None = honoured(
+        "most tokens; the model's own default if left out, else what the context holds", ge=1
+    )
     max_tokens: int | None = honoured("the same, by its old name", ge=1)
     logprobs: bool | None = honoured("of the raw logits, before temperature and penalties")
     top_logprobs: int | None = honoured("0 to 20, with `logprobs`", ge=0)

@@ -31,8 +31,13 @@ def memory_of(request: Request, salt: str | None = None) -> dict[str, str]:
 
 
 def new_tokens(served: Served, prompt: int, asked: int | None) -> int:
-    """Most tokens of an answer: what was asked for, else what the context still holds."""
-    return max(1, served.max_context - prompt) if asked is None else asked
+    """Most tokens of an answer: what was asked for, else what the config says, else what the context holds."""
+    if asked is not None:
+        return asked
+    own, length = served.defaults.get("max_new_tokens"), served.defaults.get("max_length")
+    if own is None and length is not None and length > prompt:
+        own = length - prompt
+    return max(1, served.max_context - prompt) if own is None else int(own)
 
 
 class Writer(Protocol):

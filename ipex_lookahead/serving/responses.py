@@ -58,7 +58,9 @@ class ResponsesRequest(Body):
     model: str | None = honoured("one of `/v1/models`; 404 for another name")
     input: str | list[dict[str, Any]] = required("text, or items: message, function_call, function_call_output")
     instructions: str | None = honoured("what the model is told first")
-    max_output_tokens: int | None = honoured("most tokens; what the context holds if left out", ge=1)
+    max_output_tokens: int | None = honoured(
+        "most tokens; the model's own default if left out, else what the context holds", ge=1
+    )
     stream: bool | None = honoured("server-sent events")
     temperature: float | None = honoured(TEMPERATURE, ge=0, le=100)
     top_p: float | None = honoured("the model's own, else 1", gt=0, le=1)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -218,6 +218,7 @@ class Server:
         """Begin answers. Whoever calls closes them."""
         served = self.served
         for ask in asks:
+            ask.rules = replace(ask.rules, stop=(*ask.rules.stop, *served.model.own_stops))
             for name, value in self.settings.drafting.items():
                 ask.options.setdefault(name, value)
         return Answers(served.service, served.tokenizer, asks, self.limits.ping_seconds)

@@ -1,4 +1,4 @@
-"""config.json and generation_config.json: what is allowed, what is normalised, what is ignored, what is refused."""
+"""config.json: what is allowed, what is normalised, what is ignored, what is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from ipex_lookahead.architectures.hparams import Source, check_rope
-from ipex_lookahead.checkpoints.config_json import read_generation_config
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from tests.support.family_configs import read_config
 from tests.support.tiny import TinyLlama
@@ -302,59 +301,6 @@ def test_files_that_are_no_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ModelFormatError, match="not a regular file"):  # and does not wait for a writer
         read_config(tmp_path / "pipe")
-
-
-def generation_config_of(tmp_path: Path, raw: dict[str, Any]) -> dict[str, Any]:
-    path = tmp_path / "generation_config.json"
-    path.write_text(json.dumps(raw), encoding="utf-8")
-    return read_generation_config(path, 96)
-
-
-def test_generation_config(tmp_path: Path) -> None:
-    assert read_generation_config(tmp_path / "absent.json", 96) == {}
-    raw = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 50, "eos_token_id": [2, 3], "bos_token_id": 1,
-           "max_length": 100, "repetition_penalty": 1.1, "pad_token_id": None}  # fmt: skip
-    ignored = {
-        "_from_model_config": True,
-        "transformers_version": "5",
-        "custom_generate": "evil/repo",
-        "cache_implementation": "x",
-    }
-    kept = {key: value for key, value in raw.items() if value is not None}
-    assert generation_config_of(tmp_path, raw | ignored) == kept
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("temperature", -1.0), ("temperature", "hot"), ("top_p", 1.5), ("top_k", -1), ("top_k", 0.5), ("min_p", 2),
-        ("do_sample", 1), ("repetition_penalty", 0), ("max_new_tokens", 0), ("max_length", 2**40), ("num_beams", 0),
-        ("no_repeat_ngram_size", -1), ("eos_token_id", 96), ("bos_token_id", "1"),
-    ],
-)  # fmt: skip
-def test_bad_generation_config(tmp_path: Path, key: str, value: Any) -> None:
-    with pytest.raises(ModelFormatError) as caught:
-        generation_config_of(tmp_path, {key: value})
-    assert caught.value.field == key
-    assert caught.value.offset == len(key) + 5
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        {"temperature": 1e-320},
-        {"do_sample": True, "temperature": 1e-320},
-        {"do_sample": True, "temperature": 0},
-        {"repetition_penalty": 5e-324},
-    ],
-)
-def test_settings_that_make_sampling_impossible_are_named(tmp_path: Path, raw: dict[str, Any]) -> None:
-    with pytest.raises(ModelFormatError, match=r"generation_config\.json: (temperature|repetition_penalty) at byte"):
-        generation_config_of(tmp_path, raw)
-
-
-def test_temperature_0_says_nothing_where_nothing_is_sampled(tmp_path: Path) -> None:
-    assert generation_config_of(tmp_path, {"temperature": 0})["temperature"] == 0
 
 
 def test_heads_that_do_not_divide_the_hidden_size_are_named(tmp_path: Path) -> None:

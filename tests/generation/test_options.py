@@ -118,7 +118,7 @@ def run(ids: Any = IDS, **kwargs: Any) -> torch.Tensor:
         ({"token_healing": True}, "token healing is not supported"),
         ({"output_attentions": True}, "output_attentions=True is not supported"),
         ({"output_hidden_states": True}, "output_hidden_states=True is not supported"),
-        ({"cache_implementation": "static"}, "cache_implementation='static' is not supported"),
+        ({"cache_implementation": "quantized"}, "cache_implementation='quantized' is not supported"),
         ({"inputs_embeds": torch.zeros(1, 2, 3)}, "inputs_embeds is not supported; pass input_ids"),
         ({"past_key_values": object()}, "past_key_values is a object; leave it out of the first call"),
         ({"position_ids": IDS}, "position_ids of row 0 are"),

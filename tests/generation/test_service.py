@@ -498,8 +498,6 @@ def test_closing_ends_what_is_left() -> None:
     assert made.running == made.waiting == 0
 
 
-def test_a_model_whose_config_asks_for_more_is_refused_by_name() -> None:
-    made = Service(text_model(suppress_tokens=[3]))
-    with pytest.raises(InputError, match="sets suppress_tokens, which only generate knows"):
-        made.stream([1], Rules(3))
-    made.close()
+def test_a_model_whose_config_cannot_be_obeyed_is_refused_at_the_start() -> None:
+    with pytest.raises(InputError, match="generation config: num_beams=4 is not supported"):
+        Service(text_model(num_beams=4))

@@ -10,7 +10,7 @@ from typing import Any
 from ipex_lookahead.architectures import family
 from ipex_lookahead.architectures.hparams import ROPE, SIZES
 from ipex_lookahead.architectures.keys import GIVEN
-from ipex_lookahead.checkpoints.config_json import _GENERATION
+from ipex_lookahead.checkpoints.generation_config import OBEYED
 
 INTEGERS = (
     *(0, 1, 2, 3, 4, 7, 8, 16, 31, 32, 33, 64, 95, 96, 97, 127, 128, 255, 256, 512, 1000, 1024, 65_535, 65_536, 2**20),
@@ -157,7 +157,7 @@ def _rope_changed(chance: random.Random, made: dict[str, Any]) -> dict[str, Any]
 def generation(chance: random.Random) -> dict[str, Any]:
     """Settings of generation: mostly sound keys, at their ends, in pairs."""
     made: dict[str, Any] = {"do_sample": chance.random() < 0.5, "eos_token_id": chance.choice((2, 2, [2, 5], 95, 96))}
-    for key in chance.sample([*sorted(_GENERATION), "bos_token_id", "pad_token_id", "typical_p"], chance.randint(1, 3)):
+    for key in chance.sample([*sorted(OBEYED), "bos_token_id", "pad_token_id"], chance.randint(1, 3)):
         made[key] = chance.choice((1, 1, 0.5, near(chance, 10)))
     return made
 

@@ -21,6 +21,7 @@ from ipex_lookahead.architectures import ModelSpec, model_types
 from ipex_lookahead.architectures.spec import Experts, Tensor
 from ipex_lookahead.checkpoints import Checkpoint, LowBitCheckpoint, family_of, open_checkpoint
 from ipex_lookahead.checkpoints.config_json import read_json
+from ipex_lookahead.checkpoints.generation_config import read_generation_config
 from ipex_lookahead.checkpoints.ipex_llm import is_ipex_llm
 from ipex_lookahead.checkpoints.low_bit import MARKER
 from ipex_lookahead.checkpoints.placed import with_offset
@@ -239,10 +240,14 @@ def _load_foreign(request: LoadRequest, device: torch.device, family: str) -> Lo
         _finish(model, report, device, path)
     finally:
         checkpoint.close()
+    engine = _engine(model, request, device, label, backends, report)
     settings = path / "generation_config.json"
-    defaults = checked_defaults(settings) if settings.exists() else model.generation_config.to_diff_dict()
+    if settings.exists():
+        defaults = read_generation_config(settings, engine.vocab_size)
+    else:
+        defaults = model.generation_config.to_diff_dict()
     return LoadedModel(
-        _engine(model, request, device, label, backends, report),
+        engine,
         label,
         plain,
         defaults,
@@ -250,23 +255,6 @@ def _load_foreign(request: LoadRequest, device: torch.device, family: str) -> Lo
         config,
         why_none,
     )
-
-
-def checked_defaults(file: Path) -> dict[str, Any]:
-    """What a ``generation_config.json`` sets, by transformers' names. Raises ModelFormatError where it does not."""
-    from transformers import GenerationConfig
-
-    raw = read_json(file)
-    try:
-        known = vars(GenerationConfig())
-        defaults: dict[str, Any] = GenerationConfig.from_dict(
-            {k: v for k, v in raw.items() if k in known}
-        ).to_diff_dict()
-    except Exception as error:  # transformers' checks compare before they ask for types
-        raise ModelFormatError(
-            file, "JSON", None, f"transformers does not take these settings: {said(error)}"
-        ) from error
-    return defaults
 
 
 @contextmanager

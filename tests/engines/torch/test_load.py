@@ -15,7 +15,7 @@ import torch
 from ipex_lookahead import AutoModelForCausalLM, InputError, LookaheadDecoding, ModelFormatError, UnsupportedModelError
 from ipex_lookahead import wrap as wrap_model
 from ipex_lookahead.architectures import model_types
-from ipex_lookahead.engines.torch.load import ParametersOnMeta, checked_defaults, compute_dtype
+from ipex_lookahead.engines.torch.load import ParametersOnMeta, compute_dtype
 from tests.support import tiny_families
 from tests.support.families import CHAINS, FAMILIES, STATEFUL, build, shortfall, write
 from tests.support.gguf_families import write_gguf
@@ -351,20 +351,10 @@ def test_deterministic_text_is_the_same_with_lookahead(tmp_path: Path, low_bit: 
             assert model.stats.drafted > 0
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"max_new_tokens": {}}, {"suppress_tokens": 1.5}, {"watermarking_config": [1]}, {"compile_config": "x"}],
-)
-def test_settings_that_transformers_does_not_take_are_an_error_of_ours(tmp_path, settings):
-    file = tmp_path / "generation_config.json"
-    file.write_text(json.dumps(settings))
-    with pytest.raises(ModelFormatError, match="transformers does not take these settings"):
-        checked_defaults(file)
-
-
-def test_settings_cannot_take_the_place_of_methods(tmp_path):
-    file = tmp_path / "generation_config.json"
-    file.write_text(json.dumps({"temperature": 0.5, "to_diff_dict": 1, "validate": 1, "update": []}))
-    defaults = checked_defaults(file)
-    assert defaults["temperature"] == 0.5
-    assert not {"to_diff_dict", "validate", "update"} & set(defaults)
+def test_a_generation_config_is_read_as_for_every_engine(tmp_path):
+    folder = write(tmp_path / "m", "gpt2")
+    (folder / "generation_config.json").write_text(json.dumps({"suppress_tokens": [5], "custom": 1}))
+    assert load(folder).generation_config.suppress_tokens == [5]
+    (folder / "generation_config.json").write_text(json.dumps({"suppress_tokens": 1.5}))
+    with pytest.raises(ModelFormatError, match="suppress_tokens .* it must be a list of token ids"):
+        load(folder)

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from ipex_lookahead.checkpoints.config_json import read_generation_config
+from ipex_lookahead.checkpoints.generation_config import read_generation_config
 from ipex_lookahead.drafting.store import Store, Stores
 from ipex_lookahead.errors import InputError, LookaheadError
 from ipex_lookahead.tokenization.chat_template import chat_template_of, render_chats
@@ -66,10 +66,6 @@ def attempt(made: Case, folder: Path) -> str:
 
 def _load(made: Case, folder: Path) -> None:
     if made.kind == "generation":
-        from ipex_lookahead.engines.torch.load import checked_defaults
-
-        with contextlib.suppress(LookaheadError):  # an engine that reads more keys
-            checked_defaults(folder / "generation_config.json")
         read_generation_config(folder / "generation_config.json", ROWS)
     elif made.kind == "store":
         stores = Stores(ROWS)
