@@ -29,6 +29,7 @@ from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.base import Engine
 from ipex_lookahead.engines.loading import LoadedModel
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.extras import need_torch
 from ipex_lookahead.generation.checks import token_ids
 from ipex_lookahead.generation.kept import Kept
 from ipex_lookahead.generation.lookahead import resolve_lookahead, second_model_lookahead
@@ -233,7 +234,8 @@ class TextModel:
         prompt = np.asarray(ids, np.int32)
         self.check_own_settings()
         warpers: list[Processor] = []
-        if by_transformers(self._defaults, sampled=bool(rules.temperature)):
+        if theirs := by_transformers(self._defaults, sampled=bool(rules.temperature)):
+            need_torch(f"{theirs[0]} in the model's generation config")
             from ipex_lookahead.generation.own_settings import rules_of
 
             found = rules_of(
