@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ipex_lookahead.decoding.choose import Processor
+from ipex_lookahead.decoding.choose import Ids, Processor
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import LookaheadError
 from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.serving.failures import ApiError, from_ours
-from ipex_lookahead.serving.text import AnswerText, Piece
+from ipex_lookahead.serving.text import AnswerText, Piece, Shown
 from ipex_lookahead.serving.tools import Call, Parser
 from ipex_lookahead.serving.usage import whole_pages
 
@@ -31,8 +31,7 @@ class Ask:
         prompt: token ids.
         rules: how it is made.
         options: what else ``Service.submit`` takes.
-        parser: finds the calls of tools in it.
-        one_call: the answer ends with its first call.
+        parser: finds the calls of tools in it, and may end it with the first.
         markers, silent_too: see :class:`AnswerText`.
         constrain: makes the processor and the draft filter that keep it in a grammar, given the prompt's length.
     """
@@ -41,7 +40,6 @@ class Ask:
     rules: Rules
     options: dict[str, Any] = field(default_factory=dict)
     parser: Parser | None = None
-    one_call: bool = False
     markers: Mapping[int, str] | None = None
     silent_too: bool = False
     constrain: Callable[[int], tuple[Processor, Any]] | None = None
@@ -87,13 +85,47 @@ class Delta:
 
 @dataclass(slots=True)
 class Whole:
-    """One answer that has ended: everything that its deltas said."""
+    """One answer that has ended: everything that its deltas said.
 
-    text: str = ""
+    Attributes:
+        parts: text and calls in order; never two texts in a row.
+    """
+
+    parts: list[str | Call] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
     finish: Finish = field(default_factory=lambda: Finish("stop", None, GenerationStats()))
     prompt: Sequence[TokenLogprob | None] = ()
+
+    @property
+    def text(self) -> str:
+        """All text; the calls of tools left out."""
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def calls(self) -> list[Call]:
+        """Whole calls of tools."""
+        return [part for part in self.parts if isinstance(part, Call)]
+
+
+class AnswerEnd:
+    """Ends an answer at a text to stop at or with its only call, asked in the service's thread after each token.
+
+    So where it ends, and what its usage is, hangs on the tokens alone, not on when somebody looks at them.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, ask: Ask) -> None:
+        self._parser = None if ask.parser is None else ask.parser.again()
+        self._text = AnswerText(tokenizer, ask.rules.stop, ask.markers, silent_too=ask.silent_too)
+        self._at = len(ask.prompt)
+
+    def __call__(self, ids: Ids) -> bool:
+        """Int64 [n], the prompt and the answer so far -> whether it ends here."""
+        new = ids[self._at :].tolist()
+        self._at = len(ids)
+        shown = self._text.put(new, [None] * len(new))
+        if self._parser is not None:
+            self._parser.put(shown.text, last=False)
+        return self._text.stopped is not None or (self._parser is not None and self._parser.ended)
 
 
 class Answers:
@@ -114,11 +146,11 @@ class Answers:
         self._ends: list[Finish | None] = [None] * len(asks)
         self._loop = asyncio.get_running_loop()
         self._ping = ping_seconds
+        self._tokenizer = tokenizer
         self._events: deque[tuple[int, Event]] = deque()
         self._arrived = asyncio.Event()
         self._texts = [AnswerText(tokenizer, a.rules.stop, a.markers, silent_too=a.silent_too) for a in asks]
         self._calls = [0] * len(asks)
-        self._ending = [False] * len(asks)
         self._done = [False] * len(asks)
         self._tickets: list[Ticket] = []
         try:
@@ -137,6 +169,8 @@ class Answers:
             processor, draft_filter = ask.constrain(len(ask.prompt))
             options["processors"] = [*options.get("processors", ()), processor]
             options["draft_filter"] = draft_filter
+        if ask.rules.stop or (ask.parser is not None and ask.parser.one):
+            options["stop"] = AnswerEnd(self._tokenizer, ask)
 
         def on_event(event: Event) -> None:  # in the service's thread
             with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever would read
@@ -184,17 +218,17 @@ class Answers:
     async def whole(self) -> list[Whole]:
         """All answers, when all have ended. Raises ApiError where one fails."""
         found = [Whole() for _ in self.asks]
-        texts: list[list[str]] = [[] for _ in self.asks]
         async for deltas in self:
             for delta in deltas:
                 one = found[delta.index]
-                texts[delta.index].append(delta.text)
+                if delta.text and one.parts and isinstance(one.parts[-1], str):
+                    one.parts[-1] += delta.text
+                elif delta.text:
+                    one.parts.append(delta.text)
+                one.parts += delta.calls
                 one.pieces += delta.pieces
-                one.calls += delta.calls
                 one.finish = delta.finish or one.finish
                 one.prompt = delta.prompt or one.prompt
-        for one, text in zip(found, texts, strict=True):
-            one.text = "".join(text)
         return found
 
     def _deltas(self, index: int, event: Event) -> list[Delta]:
@@ -204,33 +238,34 @@ class Answers:
         if event.kind == "prefill":
             done = event.done if event.done == event.total else whole_pages(event.done)
             return [Delta(index, progress=(done, event.total), prompt=event.prompt_logprobs or ())]
-        ask, text = self.asks[index], self._texts[index]
+        text = self._texts[index]
         if event.kind == "tokens":
-            shown = text.put(event.tokens, event.origins, event.logprobs)
-            delta = self._parsed(index, Delta(index, shown.text, shown.pieces))
-            if not self._ending[index] and (text.stopped is not None or (ask.one_call and self._calls[index])):
-                self._ending[index] = True
-                self._tickets[index].cancel()  # of an answer that has ended by itself it is nothing
-            return [delta]
-        if event.reason == "cancelled" and not self._ending[index]:  # the service is closing
+            return self._parsed(index, text.put(event.tokens, event.origins, event.logprobs))
+        if event.reason == "cancelled":  # the service is closing
             raise ApiError(503, "the server is shutting down; this answer was cut off", code="shutting_down")
-        shown = text.end()
-        delta = self._parsed(index, Delta(index, shown.text, shown.pieces), last=True)
-        return [self._finish(index, delta, event.reason, event.stats or GenerationStats())]
+        deltas = self._parsed(index, text.end(), last=True)
+        self._finish(index, deltas[-1], event.reason, event.stats or GenerationStats())
+        return deltas
 
-    def _parsed(self, index: int, delta: Delta, *, last: bool = False) -> Delta:
+    def _parsed(self, index: int, shown: Shown, *, last: bool = False) -> list[Delta]:
+        """What was shown, in order: text, then calls, then text behind them."""
         parser = self.asks[index].parser
-        if parser is not None:
-            delta.text, delta.calls = parser.put(delta.text, last=last)
-            if self.asks[index].one_call:
-                delta.calls = delta.calls[: 1 - self._calls[index]]
-            self._calls[index] += len(delta.calls)
-        return delta
+        if parser is None:
+            return [Delta(index, shown.text, shown.pieces)]
+        deltas = [Delta(index, pieces=shown.pieces)]
+        for part in parser.put(shown.text, last=last):
+            if isinstance(part, Call):
+                deltas[-1].calls.append(part)
+                self._calls[index] += 1
+            elif deltas[-1].text or deltas[-1].calls:
+                deltas.append(Delta(index, part))
+            else:
+                deltas[-1].text = part
+        return deltas
 
-    def _finish(self, index: int, delta: Delta, reason: str, stats: GenerationStats) -> Delta:
+    def _finish(self, index: int, delta: Delta, reason: str, stats: GenerationStats) -> None:
         self._done[index] = True
         reason = "length" if reason in ("length", "context") else "stop"
         if self._calls[index]:
             reason = "tool_calls"
         delta.finish = self._ends[index] = Finish(reason, self._texts[index].stopped, stats)
-        return delta

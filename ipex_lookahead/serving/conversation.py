@@ -63,8 +63,7 @@ class Prepared:
         names = [function["name"] for function in talk.functions]
         return Ask(
             self.prompt,
-            parser=None if self.style is None else Parser(self.style, names),
-            one_call=talk.one_call,
+            parser=None if self.style is None else Parser(self.style, names, one=talk.one_call),
             markers=self.markers,
             constrain=None if self.grammar is None else self.grammar.constrain,
             **fields,

@@ -244,8 +244,10 @@ class _Writer:
     async def whole(self) -> dict[str, Any]:
         """All in one."""
         (one,) = await self._answers.whole()
-        content: list[dict[str, Any]] = [{"type": "text", "text": one.text}] if one.text or not one.calls else []
-        content += [_block(call, json.loads(call.arguments)) for call in one.calls]
+        content = [
+            {"type": "text", "text": part} if isinstance(part, str) else _block(part, json.loads(part.arguments))
+            for part in one.parts or [""]
+        ]
         stats = one.finish.stats
         return {
             **self._head,

@@ -225,8 +225,7 @@ class _Writer:
     async def whole(self) -> dict[str, Any]:
         """All in one."""
         (one,) = await self._answers.whole()
-        output = [_message_item(one.text)] if one.text or not one.calls else []
-        output += [_call_item(call) for call in one.calls]
+        output = [_message_item(part) if isinstance(part, str) else _call_item(part) for part in one.parts or [""]]
         return self._ended(output, one.finish.reason, one.finish.stats)
 
     def _ended(self, output: list[dict[str, Any]], reason: str, stats: GenerationStats) -> dict[str, Any]:

@@ -100,11 +100,13 @@ class AnswerText:
         if self.stopped is not None:
             return Shown()
         text = "".join(piece.text for piece in self._held)
-        found = min(((at, stop) for stop in self._stops if (at := text.find(stop)) >= 0), default=None)
+        # The one that is whole first, whatever pieces the text comes in; of several then the longest.
+        found = min(((at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0), default=None)
         if found is not None:
-            self.stopped = found[1]
-            self.length -= len(text) - found[0]
-            shown = self._take(found[0], last=False)
+            end, at = found
+            self.stopped = text[at:end]
+            self.length -= len(text) - at
+            shown = self._take(at, last=False)
             self._held.clear()
             return shown
         kept = 0 if last else max((_begun(text, stop) for stop in self._stops), default=0)

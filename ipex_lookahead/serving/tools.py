@@ -22,6 +22,9 @@ Spell = Callable[[str], str]
 """A marker as a grammar spells it: a text in quotes, or the id of a special token."""
 
 
+_DECODER = json.JSONDecoder()
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """A whole call.
@@ -50,6 +53,13 @@ class Style(ABC):
     @abstractmethod
     def calls(self, body: str) -> list[tuple[str, Any]] | None:
         """What stands between the marker and the end -> (name, arguments) of each call; None where it is none."""
+
+    def first(self, body: str) -> tuple[tuple[str, Any], str] | None:
+        """The first call in what stands behind the marker, as soon as it is whole, and the text up to its end.
+
+        For ways of writing without an ``end``. None where none is whole yet.
+        """
+        return None
 
     @abstractmethod
     def grammar(self, functions: Sequence[Function], spell: Spell, *, one: bool) -> str:
@@ -93,6 +103,7 @@ class Bare(Style):
     """The whole answer is ``{"name": ..., "parameters": {...}}``, perhaps after ``<|python_tag|>``: Llama 3."""
 
     markers = ("<|python_tag|>", "{")
+    _OBJECT = re.compile(r"\s*(?=\{)")
 
     def calls(self, body: str) -> list[tuple[str, Any]] | None:
         """See :class:`Style`."""
@@ -105,6 +116,10 @@ class Bare(Style):
             found += one
         return found
 
+    def first(self, body: str) -> tuple[tuple[str, Any], str] | None:
+        """See :class:`Style`."""
+        return _first(body, self._OBJECT, "parameters")
+
     def grammar(self, functions: Sequence[Function], spell: Spell, *, one: bool) -> str:
         """See :class:`Style`."""
         return f"calls: body\nbody: %json {inlined(one_of(functions, 'parameters'))}\n"
@@ -114,6 +129,7 @@ class Listed(Style):
     """``[TOOL_CALLS][{"name": ..., "arguments": {...}}]``, or ``[TOOL_CALLS]name{...}``: Mistral."""
 
     markers = ("[TOOL_CALLS]",)
+    _LIST = re.compile(r"\s*\[\s*(?=\{)")
     _CALL = re.compile(r"\s*([A-Za-z0-9_.-]+)(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*(?=\{)")
 
     def calls(self, body: str) -> list[tuple[str, Any]] | None:
@@ -130,6 +146,10 @@ class Listed(Style):
                 return None
             calls.append((named[1], arguments))
         return calls
+
+    def first(self, body: str) -> tuple[tuple[str, Any], str] | None:
+        """See :class:`Style`."""
+        return _first(body, self._LIST, "arguments") or _first(body, self._CALL, "")
 
     def grammar(self, functions: Sequence[Function], spell: Spell, *, one: bool) -> str:
         """See :class:`Style`."""
@@ -203,44 +223,90 @@ def in_words(messages: Sequence[Mapping[str, Any]], functions: Sequence[Function
 class Parser:
     """Finds calls in an answer as it comes. What turns out to be none is given back as text.
 
+    What it gives depends on the text alone, not on the pieces that it comes in: where text that was held back may still
+    become part of a call, or white space that is left out, more is waited for.
+
     Args:
         style: how the model writes them.
         names: of the functions that there are; a call of another is text.
+        one: the answer ends with its first call; what is behind that is dropped.
+
+    Attributes:
+        one: as given.
+        ended: whether the answer has ended so.
     """
 
-    def __init__(self, style: Style, names: Sequence[str]) -> None:
+    def __init__(self, style: Style, names: Sequence[str], *, one: bool = False) -> None:
+        self.ended = False
         self._style = style
         self._names = frozenset(names)
+        self.one = one
         self._waiting = ""
         self._begun = ""
         self._said = False
+        self._called = False
+        self._space: str | None = ""
+        """White space since the start or the last call, if nothing else was said since; else None."""
 
-    def put(self, text: str, *, last: bool) -> tuple[str, list[Call]]:
-        """New text -> the text of it that is certainly no call, and the calls that are whole."""
+    def again(self) -> Parser:
+        """One that has seen nothing."""
+        return Parser(self._style, sorted(self._names), one=self.one)
+
+    def put(self, text: str, *, last: bool) -> list[str | Call]:
+        """New text -> what is certain, in order: text that is no call, and whole calls.
+
+        White space that stands alone between calls, before the first or behind the last is left out, and so are line
+        ends directly behind a call.
+        """
         self._waiting += text
-        shown, calls = "", []
-        while True:
+        found: list[str | Call] = []
+        while not self.ended:
             if not self._begun:
                 before, self._begun, self._waiting = self._split(self._waiting, last=last)
-                shown += before
+                self._say(found, before)
                 if not self._begun:
                     break
-            end = self._waiting.find(self._style.end) if self._style.end else -1
-            if end < 0 and not last:
+            body, end, behind = self._body(last=last)
+            if body is None:
                 break
-            body = self._waiting if end < 0 else self._waiting[:end]
-            behind = "" if end < 0 else self._waiting[end + len(self._style.end) :]
-            found = self._read(body)
-            if found:
-                calls += found
+            calls = self._read(body)
+            self._waiting = behind
+            if calls:
+                self._called, self._space = True, ""
+                self.ended = self.one
+                found += calls[:1] if self.one else calls
             else:
-                shown += self._begun + body + ("" if end < 0 else self._style.end)
-            self._begun, self._waiting = "", behind.lstrip("\n") if found else behind
-        if shown.strip():
+                self._say(found, self._begun + body + end)
+            self._begun = ""
+        if last and self._space and not self._called:
+            found.append(self._space)
+        return found
+
+    def _body(self, *, last: bool) -> tuple[str | None, str, str]:
+        """What stands between the marker and its end, the end, and what is behind it; None while more may come."""
+        text, end = self._waiting, self._style.end
+        if end:
+            body, found, behind = text.partition(end)
+            if found or last:
+                return body, found, behind
+            return None, "", ""
+        whole = self._style.first(text if self._begun != "{" else "{" + text) if self.one else None
+        if whole is not None and self._known(whole[0]):
+            return (whole[1] if self._begun != "{" else whole[1][1:]), "", ""
+        return (text if last else None), "", ""
+
+    def _say(self, found: list[str | Call], text: str) -> None:
+        if self._space is not None:
+            if self._called and not self._space:
+                text = text.lstrip("\n")
+            text = self._space + text
+            self._space = None if text.strip() else text
+        if text and self._space is None:
             self._said = True
-        elif calls or self._begun:
-            shown = ""  # white space between calls
-        return shown, calls
+            if found and isinstance(found[-1], str):
+                found[-1] += text
+            else:
+                found.append(text)
 
     def _split(self, text: str, *, last: bool) -> tuple[str, str, str]:
         """Text before a marker, the marker, and what is behind it; the start of a marker at the end waits."""
@@ -265,10 +331,17 @@ class Parser:
         return len(text) - len(stripped) if not self._said and stripped.startswith("{") else -1
 
     def _read(self, body: str) -> list[Call]:
-        given = self._style.calls(("{" if self._begun == "{" else "") + body)
-        if not given or any(name not in self._names or not isinstance(arguments, dict) for name, arguments in given):
+        if self.one and not self._style.end:
+            whole = self._style.first(("{" if self._begun == "{" else "") + body)
+            given = [] if whole is None else [whole[0]]
+        else:
+            given = self._style.calls(("{" if self._begun == "{" else "") + body) or []
+        if not given or not all(map(self._known, given)):
             return []
         return [Call(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in given]
+
+    def _known(self, call: tuple[str, Any]) -> bool:
+        return call[0] in self._names and isinstance(call[1], dict)
 
 
 def _begins(text: str, marker: str) -> int:
@@ -280,6 +353,19 @@ def _json(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
+
+
+def _first(body: str, head: re.Pattern[str], key: str) -> tuple[tuple[str, Any], str] | None:
+    """The object behind ``head``: a whole call, or with no ``key`` the arguments of what ``head`` names."""
+    begin = head.match(body)
+    if begin is None or "}" not in body:
+        return None
+    try:
+        found, end = _DECODER.raw_decode(body, begin.end())
+    except (ValueError, RecursionError):
+        return None
+    calls = _named(found, key) if key else [(begin[1], found)]
+    return None if not calls else (calls[0], body[:end])
 
 
 def _named(call: Any, key: str) -> list[tuple[str, Any]] | None:

@@ -4,6 +4,7 @@ memory, with any source of drafts, greedy and seeded, streamed or whole."""
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from typing import Any
 
@@ -78,3 +79,38 @@ def test_an_answer_is_the_same_at_any_load(model: TextModel) -> None:
                     assert answer_of(list(stream)) == alone[number]
         finally:
             service.close()
+
+
+def test_calls_of_tools_are_the_same_at_any_load(model: TextModel) -> None:
+    """Forced, single and free calls: what is heard and what it took is what one gets alone, without lookahead."""
+    pytest.importorskip("fastapi", reason="the extra serve is not installed")
+    from starlette.testclient import TestClient
+
+    from ipex_lookahead.serving.app import make_app
+    from ipex_lookahead.serving.server import Server, Settings
+    from tests.support.tool_chats import chat
+
+    rng = np.random.default_rng(seed())
+    asks: list[dict[str, Any]] = [
+        {
+            "messages": [{"role": "user", "content": f"Call w with a = {n} and then with {n + 1}."}],
+            "tool_choice": ("auto", "required")[n % 2],
+            "parallel_tool_calls": bool(n % 3),
+            "max_tokens": 4 * NEW_TOKENS,
+            "seed": n,
+            "temperature": (0, 0.9)[n // 2 % 2],
+        }
+        for n in range(cases(6, 24))
+    ]
+    server = Server(Settings(names=("embedded",)))
+    server.ready(model, lambda one: Service(one, slots=CROWD))
+    try:
+        with TestClient(make_app(server), raise_server_exceptions=False) as client:
+            alone = [chat(client, 0, **ask) for ask in asks]
+            order = [int(n) for _ in range(2) for n in rng.permutation(len(asks))]
+            how = [(STRATEGIES[int(rng.integers(3))] or 0, bool(rng.integers(2))) for _ in order]
+            with ThreadPoolExecutor(2 * CROWD) as pool:
+                found = pool.map(lambda n, how: chat(client, how[0], stream=how[1], **asks[n]), order, how)
+                assert list(found) == [alone[n] for n in order]
+    finally:
+        server.close(0.0)

@@ -39,13 +39,17 @@ NO_CALLS = [
 ]
 
 
-def parsed(style, text, cuts):
-    parser, shown, calls, at = Parser(style, ["w"]), "", [], 0
-    for cut in sorted({min(cut, len(text)) for cut in cuts}):
-        new, found = parser.put(text[at:cut], last=False)
-        shown, calls, at = shown + new, calls + found, cut
-    new, found = parser.put(text[at:], last=True)
-    return shown + new, calls + found
+def parsed(style, text, cuts, *, one=False):
+    """What a parser makes of a text in pieces: texts and (name, arguments), in order."""
+    parser, found, at = Parser(style, ["w", "v"], one=one), [], 0
+    for cut in [*sorted({min(cut, len(text)) for cut in cuts}), None]:
+        for part in parser.put(text[at:cut], last=cut is None):
+            if isinstance(part, str) and found and isinstance(found[-1], str):
+                found[-1] += part
+            else:
+                found.append(part if isinstance(part, str) else (part.name, part.arguments))
+        at = cut
+    return found
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -53,9 +57,13 @@ def parsed(style, text, cuts):
 def test_calls_are_found(written, cuts):
     style, text, before, count = written
     text = text.replace("%s", json.dumps(ARGUMENTS, ensure_ascii=False))
-    shown, calls = parsed(style, text, cuts)
-    assert shown.strip() == before.strip()
-    assert [(call.name, json.loads(call.arguments)) for call in calls] == [("w", ARGUMENTS)] * count
+    found = parsed(style, text, cuts)
+    assert found == [*([before] if before else []), *[("w", json.dumps(ARGUMENTS, ensure_ascii=False))] * count]
+
+
+def test_calls_have_ids_of_their_own():
+    style, text, _, count = WRITTEN[4]
+    calls = Parser(style, ["w"]).put(text.replace("%s", "{}"), last=True)
     assert len({call.id for call in calls}) == count
 
 
@@ -63,7 +71,63 @@ def test_calls_are_found(written, cuts):
 @given(st.sampled_from(NO_CALLS), st.lists(st.integers(0, 80), max_size=12))
 def test_what_is_no_call_is_text(written, cuts):
     style, text = written
-    assert parsed(style, text, cuts) == (text, [])
+    assert parsed(style, text, cuts) == [text]
+
+
+PIECES = (
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "<tool", "_call>", "[TOOL_", "<|py",
+    '{"name": "w", "arguments": {}}', '{"name": "v", "parameters": {"a": "</tool_call>"}}', '{"name": "x"}',
+    'w{"a": 1}', "v{}", "[", "]", ",", ";", "{", "}", '"', "\\", "\n", "\n\n", " ", "\t", "Done.", "\u00e9", "w",
+)  # fmt: skip
+"""What calls are made of, whole and broken."""
+TEXTS = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_size=14).map("".join)
+
+
+@settings(max_examples=1500, deadline=None, derandomize=True)
+@given(st.sampled_from([Tagged(), Bare(), Listed()]), TEXTS, st.lists(st.integers(0, 120), max_size=20), st.booleans())
+def test_what_is_found_does_not_hang_on_the_pieces(style, text, cuts, one):
+    whole = parsed(style, text, [], one=one)
+    assert parsed(style, text, cuts, one=one) == whole
+    assert parsed(style, text, range(len(text)), one=one) == whole
+
+
+@pytest.mark.parametrize(
+    ("style", "text", "found"),
+    [
+        (Tagged(), '<tool_call>\n{"name": "w", "arguments": {}}\n</tool_call>\nDone.', [("w", "{}"), "Done."]),
+        (Tagged(), '\n <tool_call>{"name": "w"}</tool_call>\n \n', [("w", "{}")]),
+        (Tagged(), "A <tool_call>{}</tool_call>\nB", ["A <tool_call>{}</tool_call>\nB"]),
+        (Tagged(), 'A\n<tool_call>{"name": "w"}</tool_call> \nB', ["A\n", ("w", "{}"), " \nB"]),
+        (Tagged(), " \n", [" \n"]),
+        (Bare(), " \n", [" \n"]),
+    ],
+)
+def test_white_space_around_calls(style, text, found):
+    for cuts in ([], range(len(text))):
+        assert parsed(style, text, cuts) == found
+
+
+@pytest.mark.parametrize(
+    ("style", "text", "call"),
+    [
+        (Tagged(), '<tool_call>{"name": "w"}</tool_call>', '<tool_call>{"name": "v"}</tool_call>'),
+        (Tagged(), '<tool_call>{"name": "w"}</tool_call>', "\nDone."),
+        (Bare(), '{"name": "w", "parameters": {}}', '; {"name": "v", "parameters": {}}'),
+        (Bare(), '<|python_tag|>{"name": "w"}', " is what I call"),
+        (Listed(), '[TOOL_CALLS] [{"name": "w", "arguments": {}}', ', {"name": "v", "arguments": {}}]'),
+        (Listed(), "[TOOL_CALLS]w{}", "[TOOL_CALLS]v{}"),
+        (Listed(), "[TOOL_CALLS]w[CALL_ID]abc[ARGS]{}", "}"),
+    ],
+)
+def test_a_single_call_ends_the_answer_at_its_last_character(style, text, call):
+    parser = Parser(style, ["w", "v"], one=True)
+    for character in text:
+        assert not parser.ended
+        found = parser.put(character, last=False)
+    assert parser.ended
+    assert [(one.name, one.arguments) for one in found] == [("w", "{}")]
+    assert parser.put(call, last=True) == []
+    assert not parser.again().ended
 
 
 @pytest.mark.parametrize(

@@ -355,6 +355,6 @@ def test_a_generation_config_is_read_as_for_every_engine(tmp_path):
     folder = write(tmp_path / "m", "gpt2")
     (folder / "generation_config.json").write_text(json.dumps({"suppress_tokens": [5], "custom": 1}))
     assert load(folder).generation_config.suppress_tokens == [5]
-    (folder / "generation_config.json").write_text(json.dumps({"suppress_tokens": 1.5}))
-    with pytest.raises(ModelFormatError, match="suppress_tokens .* it must be a list of token ids"):
+    (folder / "generation_config.json").write_text(json.dumps({"bad_words_ids": [[999999]]}))
+    with pytest.raises(ModelFormatError, match="bad_words_ids at byte .* holds token id 999999"):
         load(folder)
