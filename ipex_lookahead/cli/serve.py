@@ -27,7 +27,6 @@ from ipex_lookahead.extras import installing
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 """Packages of the extra ``serve``."""
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 
 
 @command("ipex-lookahead serve", "ipex-lookahead serve -m path/to/model --low-bit sym_int4 --port 8000")
@@ -52,8 +51,24 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
     "--api-key-file",
     type=click.Path(),
     metavar="FILE",
-    help="Keys, one a line; without one of them nothing is answered.",
+    help="Keys, one a line; without one of them nothing is answered. SIGHUP reads the file again.",
 )
+@option(
+    "--allowed-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A further name that requests may call this server, as a proxy's; '*' answers to every name.",
+)
+@option(
+    "--allow-origin",
+    "origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Let pages and programs of this origin ask, such as https://chat.example; '*' lets all of them.",
+)
+@option("--tls-cert", type=click.Path(), metavar="FILE.pem", help="Serve HTTPS with this certificate.")
+@option("--tls-key", type=click.Path(), metavar="FILE.pem", help="The certificate's key.")
 @option("--served-model-name", "names", multiple=True, metavar="NAME", help="What requests may call the model.")
 @option("--slots", type=click.IntRange(1, 256), default=8, help="Most answers that are made at a time.")
 @option("--queue", type=click.IntRange(0), default=64, help="Most requests that wait for a slot; others get a 429.")
@@ -77,6 +92,10 @@ def serve(
     host: str,
     port: int,
     api_key_file: str | None,
+    allowed_hosts: tuple[str, ...],
+    origins: tuple[str, ...],
+    tls_cert: str | None,
+    tls_key: str | None,
     names: tuple[str, ...],
     slots: int,
     queue: int,
@@ -97,9 +116,10 @@ def serve(
     if missing:
         raise InputError(f"not installed: {', '.join(missing)}, which the server needs", hint=installing("serve"))
 
+    from ipex_lookahead.serving.hosts import LOOPBACK, Hosts
     from ipex_lookahead.serving.keys import Keys
     from ipex_lookahead.serving.limits import Limits
-    from ipex_lookahead.serving.run import bind, url
+    from ipex_lookahead.serving.run import Tls, bind, url
     from ipex_lookahead.serving.run import serve as run_server
     from ipex_lookahead.serving.server import Server, Settings
 
@@ -110,13 +130,22 @@ def serve(
         requests.setLevel(logging.INFO)
         requests.addHandler(logging.StreamHandler())
         requests.propagate = False  # warnings would be said twice
-    keys = Keys() if api_key_file is None else Keys.of_file(Path(api_key_file))
+    if (tls_cert is None) != (tls_key is None):
+        raise click.UsageError("--tls-cert and --tls-key go together; give both, or neither")
+    tls = None if tls_cert is None or tls_key is None else Tls(Path(tls_cert), Path(tls_key))
+    if tls is not None:
+        tls.check()
+
+    def read_keys() -> Keys:
+        return Keys() if api_key_file is None else Keys.of_file(Path(api_key_file))
+
     settings = Settings(
         names=names or (_name(model),),
         drafting=ahead.arguments(),
         limits=replace(Limits(), drain_seconds=drain_seconds),
-        keys=keys,
-        hosts=LOOPBACK if host in LOOPBACK else frozenset(),
+        keys=read_keys(),
+        hosts=Hosts.of(host, allowed_hosts),
+        origins=frozenset(origin.rstrip("/") for origin in origins),
         page=not no_page,
     )
     server, bound = Server(settings), bind(host, port)
@@ -125,7 +154,7 @@ def serve(
         if not quiet:
             click.echo(line, err=True)
 
-    if host not in LOOPBACK and not keys:
+    if host not in LOOPBACK and not settings.keys:
         tell(f"anybody who reaches {host} may use this server; --api-key-file asks for a key")
 
     def load() -> None:
@@ -136,11 +165,11 @@ def serve(
         loading["special_tokens_in_content"] = special_tokens_in_content
         loaded = load_text(model, draft_model=draft_model, progress=not quiet, **loading)
         server.ready(loaded, lambda one: Service(one, slots=slots, queue=queue, cache_memory=cache_memory))
-        tell(f"{settings.names[0]} is ready at {url(bound)} (API at {url(bound)}/v1)")
+        tell(f"{settings.names[0]} is ready at {url(bound, tls)} (API at {url(bound, tls)}/v1)")
 
     with bound:
-        tell(f"loading {model}; listening on {url(bound)}")
-        run_server(server, bound, load)
+        tell(f"loading {model}; listening on {url(bound, tls)}")
+        run_server(server, bound, load, tls=tls, reload_keys=None if api_key_file is None else read_keys)
 
 
 def _look_at(model: str | None) -> None:

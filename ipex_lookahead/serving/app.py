@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 
 from ipex_lookahead.serving import chat, completions, health, messages, models, responses, tokens, web
@@ -39,6 +40,14 @@ def make_app(server: Server) -> FastAPI:
     app.add_exception_handler(HTTPException, _told)
     app.add_exception_handler(Exception, _told)
     app.add_middleware(Gate, server=server)
+    if server.settings.origins:  # round the gate: a browser asks whether it may ask, and sends no key with that
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=sorted(server.settings.origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "x-ignored-fields", "retry-after"],
+        )
     return app
 
 

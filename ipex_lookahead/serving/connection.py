@@ -1,31 +1,90 @@
-"""Connections that ask nothing are closed: uvicorn waits for a request's head for as long as the client likes."""
+"""What a connection may do before there is a request: send a whole head, in time, and one that means one thing.
+
+uvicorn waits for a head for as long as the client likes, and its parser takes line ends and folded lines that other
+programs read differently, which is how requests are smuggled past a proxy.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from typing import Any
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MOST_CONNECTIONS = 512
+MOST_WITHOUT_HEAD = 128
+"""Connections of one address that have asked nothing yet."""
+_LONGEST_HEAD = 64 << 10
+"""More than the parser takes."""
+_BARE = re.compile(rb"(?<!\r)\n|\r(?!\n)")
+_FOLDED = re.compile(rb"\n[ \t]")
 
 
-def impatient(seconds: float) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, closed by what has sent no whole head of a request for so long."""
-    theirs: Any = AutoHTTPProtocol
+def impatient(seconds: float, most: int = MOST_CONNECTIONS, most_without: int = MOST_WITHOUT_HEAD) -> Any:
+    """uvicorn's protocol, closed by what has sent no whole head of a request for so long.
 
-    class Impatient(theirs):  # type: ignore[misc]
+    Where there are ``most`` connections, or ``most_without`` of an address without a head, the oldest that has asked
+    nothing makes room for a new one; where all have asked something, the new one gets a 503.
+    """
+
+    class Impatient(H11Protocol):  # type: ignore[misc, unused-ignore]
         _waiting: asyncio.TimerHandle | None = None
+        _head = b""
+        _silent = True  # until its first request
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            others: list[Any] = [one for one in self.connections if one is not self]
+            silent = sorted((one for one in others if one._silent), key=lambda one: one._since)
+            here = [one for one in silent if one.client and self.client and one.client[0] == self.client[0]]
+            self._since = self.loop.time()
+            if len(here) >= most_without:
+                here[0].transport.close()
+            elif len(self.connections) > most:
+                if not silent:
+                    self._refuse(503, "the server has as many connections as it may; ask again later")
+                    return
+                silent[0].transport.close()
             self._wait()
 
         def data_received(self, data: bytes) -> None:
+            if self.transport.is_closing():
+                return
+            if self.conn.their_state is h11.IDLE:
+                self._head += data[:_LONGEST_HEAD]
+                head, end, _ = self._head.partition(b"\r\n\r\n")
+                if _BARE.search(head if end else head[:-1]) or _FOLDED.search(head):
+                    self._refuse(400, "the request's head has bare line ends or folded lines; each line ends in CR LF")
+                    return
             super().data_received(data)
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._head, self._silent = b"", False
+                if self.conn.trailing_data[0]:  # a second request behind the first, whose head was not looked at
+                    self.cycle.keep_alive = False
             self._wait()
+
+        def send_400_response(self, msg: str) -> None:
+            """What the parser refuses, as JSON."""
+            self._refuse(400, "this is no HTTP request that the server understands")
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop()
             super().connection_lost(exc)
+
+        def _refuse(self, status: int, said: str) -> None:
+            self._stop()
+            kind = "invalid_request_error" if status == 400 else "overloaded_error"
+            body = json.dumps({"error": {"message": said, "type": kind, "param": None, "code": None}}).encode()
+            reason = {400: "Bad Request", 503: "Service Unavailable"}[status]
+            head = (
+                f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+                "x-content-type-options: nosniff\r\nconnection: close\r\n\r\n"
+            )
+            self.transport.write(head.encode("ascii") + body)
+            self.transport.close()
 
         def _wait(self) -> None:
             """The clock runs from the first moment without a request, however many pieces of a head come."""

@@ -216,7 +216,9 @@ _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 
 
 def bounded(schema: Any, limits: Limits, param: str) -> None:
-    """Raise ApiError for a schema that is too large."""
+    """Raise ApiError for what is no schema, or one that is too large, or that nothing can satisfy."""
+    if schema is not None and schema is not True and not isinstance(schema, dict):
+        raise refused(param, f"it is {json.dumps(schema)[:80]}; a JSON schema here is an object, or true")
     try:
         size = len(json.dumps(schema))
     except (ValueError, RecursionError):

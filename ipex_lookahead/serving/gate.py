@@ -41,6 +41,9 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        asked = scope["method"]
+        if asked == "HEAD":  # what GET answers, less the body, which uvicorn leaves out by its own copy
+            scope = {**scope, "method": "GET"}
         headers = Headers(scope=scope)
         named = headers.get("x-request-id", "")
         number = named if _NAME.fullmatch(named) else "req_" + secrets.token_hex(8)
@@ -50,7 +53,11 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = number
+                told = MutableHeaders(scope=message)
+                told["x-request-id"] = number
+                told["x-content-type-options"] = "nosniff"
+            elif asked == "HEAD":
+                message = {**message, "body": b""}
             await send(message)
 
         try:
@@ -62,21 +69,34 @@ class Gate:
         finally:
             route = getattr(scope.get("route"), "path", "")
             self._server.metrics.requested(route or "other", status or 500)
-            log.info("%s %s %s %d", number, scope["method"], route or "other", status)
+            log.info("%s %s %s %d", number, asked, route or "other", status)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        hosts, host = self._server.settings.hosts, _host(headers.get("host", ""))
-        if hosts and host not in hosts:
-            raise ApiError(403, f"this server does not answer as {host[:100]!r}", code="wrong_host")
+        settings, host = self._server.settings, headers.get("host", "")
+        if not settings.hosts.answer(host):
+            raise ApiError(
+                403,
+                f"this server does not answer as {host[:100]!r}; start it with --allowed-host NAME if it should",
+                code="wrong_host",
+            )
+        if "transfer-encoding" in headers and "content-length" in headers:
+            raise ApiError(400, "the request has both Content-Length and Transfer-Encoding; send one of them")
         origin = headers.get("origin")
-        if origin is not None and (urlsplit(origin).netloc != headers.get("host") or origin == "null"):
+        if origin is not None and not self._own_page(origin, host) and not settings.allows(origin):
             raise ApiError(403, "pages of other servers may not ask this one", code="wrong_origin")
         length = headers.get("content-length", "0")
         most = self._server.limits.body_bytes
         if length.isascii() and length.isdigit() and int(length[:20]) > most:
             raise ApiError(413, f"the request has {length[:20]} bytes; at most {most} are read", code="too_large")
-        if self._server.settings.keys and scope["path"] not in OPEN:
+        if settings.keys and scope["path"] not in OPEN:
             scope["owner"] = self._owner(headers)
+
+    @staticmethod
+    def _own_page(origin: str, host: str) -> bool:
+        try:
+            return origin != "null" and urlsplit(origin).netloc == host
+        except ValueError:  # such as "http://["
+            return False
 
     def _owner(self, headers: Headers) -> str:
         kind, _, bearer = headers.get("authorization", "").partition(" ")
@@ -94,21 +114,19 @@ class Gate:
         return owner
 
 
-def _host(header: str) -> str:
-    """A Host header without its port."""
-    return header.rpartition(":")[0] if re.search(r":\d+$", header) else header
-
-
 def _bounded(receive: Receive, limits: Limits) -> Receive:
-    """The body as long as it is within the limits of size and time."""
+    """The body as long as it is within the limits of size and of time, counted from when it is first asked for."""
     read, complete, most, seconds = 0, False, limits.body_bytes, limits.body_seconds
+    end: float | None = None
 
     async def limited() -> Message:
-        nonlocal read, complete
+        nonlocal read, complete, end
         if complete:
             return await receive()
+        now = asyncio.get_running_loop().time()
+        end = now + seconds if end is None else end
         try:
-            message = await asyncio.wait_for(receive(), seconds)
+            message = await asyncio.wait_for(receive(), max(0.0, end - now))
         except (asyncio.TimeoutError, TimeoutError):
             raise HTTPException(408, f"the request's body did not come within {seconds:g} s") from None
         read += len(message.get("body", b""))

@@ -46,9 +46,9 @@ class Keys:
                 )
         return cls(keys)
 
-    def __bool__(self) -> bool:
-        """Whether keys are asked for."""
-        return bool(self._digests)
+    def __len__(self) -> int:
+        """How many there are; none lets everybody."""
+        return len(self._digests)
 
     def owner(self, key: str) -> str | None:
         """A name for who sends this key, from which the key cannot be told; None for an unknown key.

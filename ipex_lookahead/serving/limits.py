@@ -19,7 +19,7 @@ class Limits:
         tools: functions of a request.
         preparing: requests whose templates and grammars are worked on at once; others wait.
         head_seconds: a connection that has sent no request's head for so long is closed.
-        body_seconds: between pieces of a request's body.
+        body_seconds: from the first to the last byte of a request's body.
         ping_seconds: a stream says something at least so often.
         stalled_seconds: a reader that takes nothing for so long is dropped.
         drain_seconds: answers may go on for so long after SIGTERM.
@@ -36,7 +36,7 @@ class Limits:
     tools: int = 128
     preparing: int = 4
     head_seconds: float = 30.0
-    body_seconds: float = 30.0
+    body_seconds: float = 60.0
     ping_seconds: float = 10.0
     stalled_seconds: float = 30.0
     drain_seconds: float = 30.0

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
 
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.serving.app import make_app
-from ipex_lookahead.serving.connection import impatient
+from ipex_lookahead.serving.connection import MOST_CONNECTIONS, impatient
+from ipex_lookahead.serving.keys import Keys
 from ipex_lookahead.serving.server import Server
 
 log = logging.getLogger(__name__)
-_MOST_CONNECTIONS = 512
 _AFTER_DRAIN = 5.0
 """Seconds that clients have to take the last of their answers."""
 
@@ -26,7 +30,7 @@ def bind(host: str, port: int) -> socket.socket:
     """A socket that listens. Raises InputError where that address cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        bound = socket.create_server((host, port), family=family, backlog=_MOST_CONNECTIONS)
+        bound = socket.create_server((host, port), family=family, backlog=MOST_CONNECTIONS)
     except (OSError, OverflowError) as error:
         said = getattr(error, "strerror", None) or str(error)
         raise InputError(f"{host} port {port} cannot be listened on: {said}", hint="choose another --port") from None
@@ -34,20 +38,55 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-def url(bound: socket.socket) -> str:
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files for HTTPS, in PEM: the certificate with those that vouch for it, and its key."""
+
+    certificate: Path
+    key: Path
+
+    def check(self) -> None:
+        """Raise InputError where they cannot be used."""
+        for file in (self.certificate, self.key):
+            if not file.is_file():
+                raise InputError(f"{file}: there is no such file", hint="check --tls-cert and --tls-key")
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+                self.certificate, self.key, password=lambda: b""
+            )
+        except (OSError, ValueError) as error:  # an SSLError is an OSError
+            said = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+            raise InputError(
+                f"{self.certificate} and {self.key} are no certificate and its key: {said}",
+                hint="both in PEM, the key without a password",
+            ) from None
+
+
+def url(bound: socket.socket, tls: Tls | None = None) -> str:
     """Where people find it."""
     host, port = bound.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{shown}:{port}"
+    return f"{'http' if tls is None else 'https'}://{shown}:{port}"
 
 
-def serve(server: Server, bound: socket.socket, load: Callable[[], None]) -> None:
+def serve(
+    server: Server,
+    bound: socket.socket,
+    load: Callable[[], None],
+    *,
+    tls: Tls | None = None,
+    reload_keys: Callable[[], Keys] | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT, and then until ``limits.drain_seconds`` have passed or all answers are out.
+
+    What comes meanwhile is answered with 503.
 
     Args:
         server: its state.
         bound: see :func:`bind`.
         load: makes the server ready, in a thread of its own: until it has, every question is answered with 503.
+        tls: for HTTPS.
+        reload_keys: reads the keys anew, at SIGHUP; where it raises InputError the old ones stay.
 
     Raises:
         Exception: what ``load`` raised; the server has ended then.
@@ -58,10 +97,11 @@ def serve(server: Server, bound: socket.socket, load: Callable[[], None]) -> Non
         access_log=False,
         server_header=False,
         http=impatient(server.limits.head_seconds),
-        limit_concurrency=_MOST_CONNECTIONS,
         timeout_graceful_shutdown=int(server.limits.drain_seconds + _AFTER_DRAIN),
         lifespan="off",
         ws="none",
+        ssl_certfile=None if tls is None else str(tls.certificate),
+        ssl_keyfile=None if tls is None else str(tls.key),
     )
     running = _Draining(config, server)
     failures: list[BaseException] = []
@@ -75,6 +115,8 @@ def serve(server: Server, bound: socket.socket, load: Callable[[], None]) -> Non
 
     thread = threading.Thread(target=loading, name="ipex-lookahead loading", daemon=True)
     thread.start()
+    if reload_keys is not None:
+        signal.signal(signal.SIGHUP, lambda *_: _reload(server, reload_keys))
     # Ctrl-C is how people end a server: uvicorn raises it again when it is done, and nothing has gone wrong.
     with contextlib.suppress(KeyboardInterrupt):
         running.run([bound])
@@ -83,24 +125,41 @@ def serve(server: Server, bound: socket.socket, load: Callable[[], None]) -> Non
         raise failures[0]
 
 
+def _reload(server: Server, read: Callable[[], Keys]) -> None:
+    try:
+        server.settings.keys = read()
+        log.warning("the keys were read again; there are %d", len(server.settings.keys))
+    except InputError as error:
+        log.warning("the keys stay as they were: %s", error)
+
+
 class _Draining(uvicorn.Server):
-    """Ends the service as soon as a signal says so: what comes later is refused, what is there may end."""
+    """Ends the service as soon as a signal says so: what comes later gets a 503, what is there may end.
+
+    It goes on listening until then, so that those who come hear why they are not answered.
+    """
 
     def __init__(self, config: uvicorn.Config, server: Server) -> None:
         super().__init__(config)
         self._server = server
         self._thread: threading.Thread | None = None
 
-    def drain(self) -> threading.Thread:
+    def drain(self, then: Callable[[], None] = lambda: None) -> threading.Thread:
         """Begin to end the service, once; in a thread, since that waits."""
         self._server.draining = True
         if self._thread is None:
-            seconds = self._server.limits.drain_seconds
-            self._thread = threading.Thread(target=self._server.close, args=(seconds,), daemon=True)
+            self._thread = threading.Thread(target=self._close, args=(then,), daemon=True)
             self._thread.start()
         return self._thread
 
+    def _close(self, then: Callable[[], None]) -> None:
+        try:
+            self._server.close(self._server.limits.drain_seconds)
+        finally:
+            then()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal: drain; a second Ctrl-C does not wait."""
-        self.drain()
-        super().handle_exit(sig, frame)
+        """A signal: drain; a second one does not wait."""
+        if self._thread is not None:
+            super().handle_exit(sig, frame)
+        self.drain(lambda: super(_Draining, self).handle_exit(sig, frame))

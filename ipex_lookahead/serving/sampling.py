@@ -48,7 +48,7 @@ class Sampled(Body):
     stop: str | list[str] | None = honoured("up to 16 texts; the answer ends before the first that appears")
     presence_penalty: float | None = honoured("as OpenAI defines it", ge=-2, le=2)
     frequency_penalty: float | None = honoured("as OpenAI defines it", ge=-2, le=2)
-    repetition_penalty: float | None = honoured("Hugging Face's; the model's own, else 1", gt=0, le=100)
+    repetition_penalty: float | None = honoured("Hugging Face's; the model's own, else 1", ge=1e-6, le=100)
     logit_bias: dict[str, float] | None = honoured("token ids to what is added to their logits, -100 to 100")
     user: Any = no_effect("nobody is told of users")
     lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)

@@ -21,6 +21,7 @@ from ipex_lookahead.safe_json import has_surrogate
 from ipex_lookahead.serving.answers import Answers, Ask
 from ipex_lookahead.serving.failures import ApiError, from_ours
 from ipex_lookahead.serving.grammar import Grammars
+from ipex_lookahead.serving.hosts import Hosts
 from ipex_lookahead.serving.keys import Keys
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.metrics import Metrics
@@ -43,7 +44,8 @@ class Settings:
         names: what the model may be called in requests; the first is what it calls itself.
         drafting: ``lookahead`` and ``adaptive`` of requests that say nothing of it.
         limits, keys: see there.
-        hosts: values of the header Host that are answered, without port; empty answers any.
+        hosts: values of the header Host that are answered.
+        origins: values of the header Origin, beside the page's own, whose programs may ask ("*": all).
         page: whether there is a page at ``/``.
     """
 
@@ -51,8 +53,13 @@ class Settings:
     drafting: Mapping[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     keys: Keys = field(default_factory=Keys)
-    hosts: frozenset[str] = frozenset()
+    hosts: Hosts = field(default_factory=Hosts)
+    origins: frozenset[str] = frozenset()
     page: bool = True
+
+    def allows(self, origin: str) -> bool:
+        """Whether programs of another origin may ask."""
+        return origin in self.origins or "*" in self.origins
 
 
 class Served:

@@ -18,7 +18,7 @@ from ipex_lookahead.errors import QueueFullError
 from ipex_lookahead.generation.service import Event, Service
 from ipex_lookahead.generation.text_model import TextModel
 from ipex_lookahead.serving.app import make_app
-from ipex_lookahead.serving.connection import impatient
+from ipex_lookahead.serving.connection import MOST_CONNECTIONS, MOST_WITHOUT_HEAD, impatient
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.run import bind, url
 from ipex_lookahead.serving.server import Server, Settings
@@ -120,7 +120,12 @@ def live(model: TextModel) -> Iterator[Callable[..., Live]]:
     """``live(limits=..., keys=...)`` serves a ``FakeService`` on a free port until the test ends."""
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
-    def start(service: FakeService | None = None, small_buffers: bool = False, **settings: Any) -> Live:
+    def start(
+        service: FakeService | None = None,
+        small_buffers: bool = False,
+        connections: tuple[int, int] = (MOST_CONNECTIONS, MOST_WITHOUT_HEAD),
+        **settings: Any,
+    ) -> Live:
         service = service or FakeService()
         server = Server(Settings(**{"names": ("tiny",), "limits": LIMITS, **settings}))
         server.ready(model, lambda one: service)  # type: ignore[arg-type, return-value]
@@ -130,7 +135,7 @@ def live(model: TextModel) -> Iterator[Callable[..., Live]]:
         config = uvicorn.Config(
             make_app(server),
             log_config=None,
-            http=impatient(server.settings.limits.head_seconds),
+            http=impatient(server.settings.limits.head_seconds, *connections),
             lifespan="off",
             timeout_graceful_shutdown=1,
         )

@@ -228,3 +228,21 @@ def test_another_content_type(client):
     body = json.dumps({"messages": ASKED})
     answer = client.post("/v1/chat/completions", content=body, headers={"content-type": "text/plain"})
     assert answer.status_code == 400
+
+
+@pytest.mark.parametrize("tools", [[], [{"type": "function", "function": {"name": "f"}}]])
+@pytest.mark.parametrize("schema", [False, 1, "x", [1]])
+def test_what_is_no_schema_or_allows_nothing_is_refused(client, schema, tools):
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    asked = {"messages": ASKED, "max_tokens": 1, "tools": tools or None, "response_format": wanted}
+    assert client.post("/v1/chat/completions", json=asked).status_code == 400
+    text = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
+    assert client.post("/v1/responses", json={"input": "hi", "text": text}).status_code == 400
+    asked = {"messages": ASKED, "max_tokens": 1, "output_format": {"type": "json_schema", "schema": schema}}
+    assert client.post("/v1/messages", json=asked).status_code == 400
+
+
+@pytest.mark.parametrize("penalty", [0, 1e-300, 1e-7, 101])
+def test_a_penalty_that_leaves_no_finite_number_is_refused(client, penalty):
+    asked = {"messages": ASKED, "max_tokens": 2, "repetition_penalty": penalty}
+    assert client.post("/v1/chat/completions", json=asked).status_code == 400

@@ -31,14 +31,14 @@ def started(*options: str) -> tuple[subprocess.Popen[str], str]:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     assert process.stderr is not None
     line = process.stderr.readline()
-    found = re.search(r"listening on (http://[\d.:]+)", line)
+    found = re.search(r"listening on (https?://[\d.:]+)", line)
     assert found, line + process.stderr.read()
     return process, found[1]
 
 
-def wait_for(process: subprocess.Popen[str], url: str) -> None:
+def wait_for(process: subprocess.Popen[str], url: str, verify: Any = True) -> None:
     ends = time.monotonic() + PATIENCE
-    while (answer := get(url + "/health")).status_code == 503:
+    while (answer := get(url + "/health", verify=verify)).status_code == 503:
         assert answer.json()["error"]["code"] == "loading"
         assert process.poll() is None
         assert time.monotonic() < ends

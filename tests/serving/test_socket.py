@@ -14,6 +14,7 @@ import pytest
 
 from ipex_lookahead.errors import LookaheadError
 from ipex_lookahead.generation.service import Event
+from ipex_lookahead.serving.hosts import Hosts
 from ipex_lookahead.serving.keys import Keys
 from tests.serving.conftest import LIMITS, FakeService
 
@@ -174,12 +175,13 @@ def test_keys(live):
         ({"host": "127.0.0.1.evil.example:80"}, 403),
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
+        ({"origin": "http://["}, 403),
         ({"origin": "http://localhost:7", "host": "localhost:7"}, 200),
     ],
     ids=str,
 )
 def test_pages_of_others_are_refused(live, headers, status):
-    running = live(hosts=frozenset({"127.0.0.1", "localhost"}))
+    running = live(hosts=Hosts.of("127.0.0.1"))
     answer = get(running.url + "/v1/models", headers=headers)
     assert answer.status_code == status
     assert "access-control-allow-origin" not in answer.headers

@@ -1,0 +1,237 @@
+"""Who is answered: names, origins, TLS, keys that change."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import ssl
+import threading
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+
+from ipex_lookahead.errors import InputError
+from ipex_lookahead.serving.app import make_app
+from ipex_lookahead.serving.hosts import Hosts
+from ipex_lookahead.serving.keys import Keys
+from ipex_lookahead.serving.run import Tls, _Draining, _reload
+from ipex_lookahead.serving.server import Server, Settings
+from tests.serving.conftest import LIMITS
+from tests.serving.test_serve import PATIENCE, started, wait_for
+
+OTHER = "https://chat.example"
+request = partial(httpx.request, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("listening", ["127.0.0.1", "localhost", "::1"])
+def test_on_the_loopback_its_names_alone(listening):
+    hosts = Hosts.of(listening)
+    assert all(hosts.answer(name) for name in ("127.0.0.1", "localhost:8080", "[::1]:1", "LOCALHOST"))
+    assert not any(hosts.answer(name) for name in ("evil.example", "10.0.0.1", "", "localhost.evil.example"))
+
+
+@pytest.mark.parametrize("listening", ["127.0.0.2", "0.0.0.0", "::", "192.168.1.5", "box.lan"])
+def test_beyond_it_addresses_and_this_machines_names(listening):
+    hosts = Hosts.of(listening)
+    ours = ("127.0.0.2:8080", "10.1.2.3", "[fe80::1]:80", "localhost", socket.gethostname(), listening)
+    assert all(hosts.answer(name) for name in ours)
+    assert not any(hosts.answer(name) for name in ("evil.example:8080", "127.0.0.2.evil.example", "", "1.2.3", "[x]"))
+
+
+def test_further_names_are_named():
+    hosts = Hosts.of("0.0.0.0", ["Chat.example"])
+    assert hosts.answer("chat.EXAMPLE:443")
+    assert not hosts.answer("other.example")
+    assert Hosts.of("0.0.0.0", ["*"]).answer("whatever.example")
+
+
+def test_programs_of_an_allowed_origin_may_ask(live):
+    running = live(origins=frozenset({OTHER}), keys=Keys(["a-key-of-sixteen"]))
+    url = running.url + "/v1/models"
+    wanted = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    before = request("OPTIONS", url, headers={"origin": OTHER, **wanted})
+    assert before.status_code == 200
+    assert before.headers["access-control-allow-origin"] == OTHER
+    assert "authorization" in before.headers["access-control-allow-headers"].lower()
+    asked = request("GET", url, headers={"origin": OTHER, "authorization": "Bearer a-key-of-sixteen"})
+    assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (200, OTHER)
+    refused = request("GET", url, headers={"origin": OTHER})  # it may read why it is refused
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, OTHER)
+    for origin in ("https://evil.example", "null", OTHER + ".evil.example"):
+        assert request("OPTIONS", url, headers={"origin": origin, **wanted}).status_code == 400
+        assert request("GET", url, headers={"origin": origin}).status_code == 403
+
+
+def test_without_one_nobody_may(live):
+    running = live()
+    headers = {"origin": OTHER, "access-control-request-method": "POST"}
+    assert request("OPTIONS", running.url + "/v1/models", headers=headers).status_code == 403
+
+
+def test_every_origin_where_it_is_said_so(live):
+    running = live(origins=frozenset({"*"}))
+    asked = request("GET", running.url + "/v1/models", headers={"origin": OTHER})
+    assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (200, "*")
+
+
+def test_keys_are_read_again(caplog):
+    server = Server(Settings(keys=Keys(["a-key-of-sixteen"])))
+    _reload(server, lambda: Keys(["another-key-of-20-ch"]))
+    assert server.settings.keys.owner("another-key-of-20-ch")
+    assert not server.settings.keys.owner("a-key-of-sixteen")
+
+    def broken() -> Keys:
+        raise InputError("keys.txt holds no key")
+
+    _reload(server, broken)
+    assert server.settings.keys.owner("another-key-of-20-ch")
+    assert "holds no key" in caplog.text
+
+
+CERTIFICATE = Path(__file__).parent / "tls"
+"""Of localhost, vouching for itself, until 2126; its key is nobody's secret."""
+
+
+def test_https_and_a_hangup(tmp_path, folder):
+    """As people run it: TLS, a key file that is written anew, and SIGHUP."""
+    cert, key = CERTIFICATE / "cert.pem", CERTIFICATE / "key.pem"
+    keys = tmp_path / "keys.txt"
+    keys.write_text("the-first-key-of-all\n")
+    process, url = started(
+        *("-m", str(folder), "--tls-cert", str(cert), "--tls-key", str(key), "--api-key-file", str(keys))
+    )
+    try:
+        url = url.replace("127.0.0.1", "localhost")
+        assert url.startswith("https://")
+        trusting = ssl.create_default_context(cafile=str(cert))
+        wait_for(process, url, verify=trusting)
+
+        def status(word: str) -> int:
+            headers = {"authorization": f"Bearer {word}"}
+            return request("GET", url + "/v1/models", headers=headers, verify=trusting).status_code
+
+        assert (status("the-first-key-of-all"), status("the-second-key-of-all")) == (200, 401)
+        keys.write_text("the-second-key-of-all\n")
+        process.send_signal(signal.SIGHUP)
+        for _ in range(1000):
+            if status("the-second-key-of-all") == 200:
+                break
+        assert (status("the-first-key-of-all"), status("the-second-key-of-all")) == (401, 200)
+    finally:
+        process.terminate()
+        process.communicate(timeout=PATIENCE)
+
+
+def test_bad_certificates_are_told_before_anything_is_loaded(tmp_path):
+    file = tmp_path / "x.pem"
+    with pytest.raises(InputError, match="no such file"):
+        Tls(file, file).check()
+    file.write_text("nonsense")
+    with pytest.raises(InputError, match="no certificate"):
+        Tls(file, file).check()
+
+
+def test_head_is_get_without_a_body(live):
+    running = live()
+    whole, head = (request(method, running.url + "/health") for method in ("GET", "HEAD"))
+    assert head.status_code == whole.status_code == 200
+    assert head.content == b""
+    assert head.headers["content-length"] == whole.headers["content-length"]
+    assert whole.headers["x-content-type-options"] == "nosniff"
+    assert request("HEAD", running.url + "/v1/chat/completions").status_code == 405
+
+
+def test_a_body_has_a_time_of_its_own_however_it_trickles(live):
+    running = live(limits=replace(LIMITS, body_seconds=0.5))
+    with socket.create_connection(("127.0.0.1", running.port)) as made:
+        made.settimeout(PATIENCE)
+        made.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: 1000\r\n\r\n"
+        )
+        answer = b""
+        made.settimeout(0.05)
+        for _ in range(400):  # a byte often enough that no pause is long
+            try:
+                made.sendall(b" ")
+                answer += made.recv(65536)
+                break
+            except TimeoutError:
+                continue
+    assert b" 408 " in answer
+
+
+SMUGGLED = [
+    b"GET /health HTTP/1.1\nhost: localhost\n\n",
+    b"GET /health HTTP/1.1\r\nhost: localhost\nx: y\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: y\r\n folded\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: y\rz\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"nonsense\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("cut", [None, 1])
+@pytest.mark.parametrize("head", SMUGGLED, ids=range(len(SMUGGLED)))
+def test_heads_that_can_be_read_in_two_ways_are_refused_as_json(live, head, cut):
+    running = live()
+    answer = exchanged(running.port, head, cut)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"application/json" in answer
+    assert b"nosniff" in answer
+
+
+def test_sound_heads_in_pieces_are_read(live):
+    running = live()
+    sound = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    assert exchanged(running.port, sound, 1).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_second_request_behind_the_first_is_not_read_unseen(live):
+    running = live()
+    first = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    answer = exchanged(running.port, first + b"GET /health HTTP/1.1\nhost: localhost\n\n", None)
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def exchanged(port: int, sent: bytes, cut: int | None) -> bytes:
+    answer = b""
+    with socket.create_connection(("127.0.0.1", port)) as made:
+        made.settimeout(PATIENCE)
+        try:
+            for at in range(0, len(sent), cut or len(sent)):
+                made.sendall(sent[at : at + (cut or len(sent))])
+            while new := made.recv(65536):
+                answer += new
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+    return answer
+
+
+def test_silent_connections_make_room(live):
+    running = live(connections=(6, 4))
+    silent = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(20)]
+    try:
+        assert request("GET", running.url + "/health").status_code == 200
+    finally:
+        for one in silent:
+            one.close()
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_it_listens_until_it_has_drained(monkeypatch, signals):
+    """What comes meanwhile is answered with a 503; a second signal does not wait."""
+    server, may_end = Server(Settings()), threading.Event()
+    monkeypatch.setattr(server, "close", lambda seconds: may_end.wait(PATIENCE))
+    running = _Draining(uvicorn.Config(make_app(server)), server)
+    for _ in range(signals):
+        running.handle_exit(signal.SIGTERM, None)
+    assert server.state == "draining"
+    assert running.should_exit == (signals == 2)
+    may_end.set()
+    running.drain().join(PATIENCE)
+    assert running.should_exit
