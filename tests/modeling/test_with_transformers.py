@@ -7,14 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, LlamaForCausalLM
+from transformers import DynamicCache, LlamaForCausalLM, LlamaTokenizer, pipeline
 from transformers.cache_utils import Cache
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 from ipex_lookahead import AutoModelForCausalLM, InputError
+from ipex_lookahead.tokenization.tokenizers import SentencePieceTokenizer
+from tests.support.scripted_engine import scripted
 from tests.support.tiny import write_tiny_llama
+from tests.support.vocabularies import sentencepiece_model
+from tests.test_model import build
 
 IDS = torch.tensor([[5, 9, 33, 2, 17, 60]])
 PLAIN: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -63,6 +67,24 @@ def test_a_transformers_model_drafts_for_ours(ours: Any, theirs: Any) -> None:
         assert ours.stats.accepted > 0
     finally:
         ours.use_draft_model(None)
+
+
+def test_the_pipeline_loses_a_space_with_any_sentencepiece_tokenizer(tmp_path: Path) -> None:
+    """It decodes the new tokens alone; with transformers' own tokenizer too. docs/transformers.md says what helps."""
+    roles = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    ours = SentencePieceTokenizer(sentencepiece_model(True), **roles)
+    ours.save_pretrained(tmp_path)
+    theirs = LlamaTokenizer.from_pretrained(tmp_path)
+    ids = ours("Once upon a time").input_ids
+    start = len(ours("Once upon").input_ids)
+    model = build(scripted([*ids[start:], ours.eos_token_id], len(ours), start), tokenizer=ours)
+    for tokenizer in (ours, theirs):
+        assert tokenizer("Once upon a time").input_ids == ids
+        pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
+        settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": 20, "eos_token_id": ours.eos_token_id}
+        assert pipe("Once upon", **settings)[0]["generated_text"] == "Once upona time"
+        (answer,) = pipe("Once upon", return_tensors=True, **settings)
+        assert tokenizer.decode(answer["generated_token_ids"], skip_special_tokens=True) == "Once upon a time"
 
 
 def test_an_assistant_of_another_vocabulary_is_refused(ours: Any, tmp_path: Path) -> None:
