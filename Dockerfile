@@ -1,21 +1,47 @@
 # A server of the embedded model as a user without root:
-#   docker build -t ipex-lookahead . && docker run --rm -p 127.0.0.1:8080:8080 ipex-lookahead
+#   docker build -t ipex-lookahead .
+#   docker run --rm -p 127.0.0.1:8080:8080 -v ipex-lookahead-costs:/opt/models/costs ipex-lookahead
+# The volume keeps what was measured on this machine, so that a new container does not measure it again.
 # Another model: -v /path/to/model.gguf:/model.gguf:ro ... serve --host 0.0.0.0 --model /model.gguf
-FROM python:3.12-slim-bookworm AS build
-RUN apt-get update && apt-get install -y --no-install-recommends g++ cmake && rm -rf /var/lib/apt/lists/*
-WORKDIR /src
-COPY . .
-RUN python -m venv /opt/venv \
- && /opt/venv/bin/pip install --no-cache-dir torch --index-url https://download.pytorch.org/whl/cpu \
- && /opt/venv/bin/pip install --no-cache-dir '.[serve]' \
- && IPEX_LOOKAHEAD_CACHE=/opt/models /opt/venv/bin/ipex-lookahead info default > /dev/null
+# Families that run through PyTorch: docker build --build-arg WITH_TORCH=1 ...
+#
+# The base image is named by its tag, which moves with security updates. To build on the very same bytes again, name its
+# digest, which your own Docker tells after a pull:
+#   docker pull python:3.12-slim-bookworm
+#   docker build --build-arg PYTHON_IMAGE="$(docker inspect -f '{{index .RepoDigests 0}}' python:3.12-slim-bookworm)" .
+ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 
-FROM python:3.12-slim-bookworm
+FROM ${PYTHON_IMAGE} AS build
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+RUN python -m venv /opt/venv
+# What changes seldom comes first: torch's CPU build where it is asked for (the version that scripts/setup.py pins), then
+# the dependencies, then the sources.
+ARG WITH_TORCH=
+RUN if [ -n "$WITH_TORCH" ]; then \
+      /opt/venv/bin/pip install --no-cache-dir torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu \
+   && /opt/venv/bin/pip install --no-cache-dir 'transformers>=4.37,<6'; fi
+WORKDIR /src
+COPY pyproject.toml .
+RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+print(*p['dependencies'], *p['optional-dependencies']['serve'], sep='\n')" > /requirements.txt \
+ && /opt/venv/bin/pip install --no-cache-dir -r /requirements.txt
+COPY . .
+RUN /opt/venv/bin/pip install --no-cache-dir '.[serve]' \
+ && IPEX_LOOKAHEAD_CACHE=/opt/models /opt/venv/bin/ipex-lookahead info default > /dev/null \
+ && mkdir -p /opt/models/costs
+
+FROM ${PYTHON_IMAGE}
+LABEL org.opencontainers.image.title="ipex-lookahead" \
+      org.opencontainers.image.description="Large language models in low-bit formats on CPUs, with exact lookahead decoding" \
+      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.source="https://github.com/ipex-lookahead/ipex-lookahead"
 RUN useradd --create-home --uid 10001 lookahead
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build --chown=lookahead /opt/models /opt/models
 USER lookahead
 ENV PATH=/opt/venv/bin:$PATH IPEX_LOOKAHEAD_CACHE=/opt/models
+VOLUME /opt/models/costs
 EXPOSE 8080
 STOPSIGNAL SIGTERM
 HEALTHCHECK --start-period=60s CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/health', timeout=5)"]

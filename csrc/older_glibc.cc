@@ -1,6 +1,6 @@
 // The names of newer glibc that the core would need, taken back to those of 2.28: so that what is built on a machine of
 // today runs on RHEL 8, Debian 10 and Amazon Linux 2023 too. Part of the module itself, so that libstdc++'s own calls end
-// here as well; exports.map keeps the names inside.
+// here as well; exports.map keeps the names inside, and CMakeLists.txt asks for the library that they were in.
 #include <pthread.h>
 
 #ifdef __GLIBC_PREREQ

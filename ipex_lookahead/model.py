@@ -11,7 +11,14 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, LlamaConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    GenerationMixin,
+    LlamaConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ipex_lookahead.config import LookaheadConfig
@@ -67,8 +74,8 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         origin: makes the same model again, in another process too: a ``functools.partial`` that can be pickled.
 
     Attributes:
-        stats: the :class:`GenerationStats` of the last generation that the calling thread has begun on this model, or
-            None; that of any one is ``generate(return_dict_in_generate=True).stats``.
+        stats: the :class:`GenerationStats` of the last generation that the calling thread has begun on this model; all
+            zero before the first. That of any one is ``generate(return_dict_in_generate=True).stats``.
         costs: what a forward of n rows costs on this engine, measured when adaptive lookahead is first used.
     """
 
@@ -207,8 +214,8 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         return streamed(steps)
 
     @property
-    def tokenizer(self) -> Any:
-        """The model's tokenizer, as transformers has them; None where it has none."""
+    def tokenizer(self) -> PreTrainedTokenizerBase | Any:
+        """The model's tokenizer, as transformers has them; None where it has none, which few models have not."""
         if isinstance(self._tokenizer, TextTokenizer):
             self._tokenizer = self._tokenizer.for_transformers()
         return self._tokenizer
@@ -218,13 +225,13 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         self._tokenizer = tokenizer
 
     @property
-    def stats(self) -> GenerationStats | None:
-        """Those of the calling thread's last generation on this model; None where it has begun none."""
-        found: GenerationStats | None = getattr(self._last, "stats", None)
+    def stats(self) -> GenerationStats:
+        """Those of the calling thread's last generation on this model; of nothing where it has begun none."""
+        found: GenerationStats = getattr(self._last, "stats", None) or GenerationStats()
         return found
 
     @stats.setter
-    def stats(self, stats: GenerationStats | None) -> None:
+    def stats(self, stats: GenerationStats) -> None:
         self._last.stats = stats
 
     def forget(self) -> None:

@@ -29,7 +29,7 @@ INSTALLING = os.path.join(VENV, "installing")
 OLDEST = (3, 10)
 TORCH = "torch==2.13.0"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-BUILD = ["scikit-build-core>=0.11", "nanobind>=2.4", "cmake>=3.26", "ninja>=1.10"]
+BUILD = ["scikit-build-core>=0.11", "nanobind>=2.4", "hatch-fancy-pypi-readme>=23.2", "cmake>=3.26", "ninja>=1.10"]
 BUILD_DIR = "build/core-{wheel_tag}"
 """Where objects are kept, so that only what has changed is compiled; pip alone builds in a folder that it removes."""
 NATIVE_SOURCES = ["pyproject.toml", "CMakeLists.txt", "csrc"]
@@ -188,10 +188,10 @@ def has_torch():
     return done.returncode == 0
 
 
-def refuse_cuda():
+def refuse_cuda(python=None):
     """Several GB of CUDA libraries are of no use here: look at what pip would bring before it does."""
     done = subprocess.run(
-        [PYTHON, "-m", "pip", "install", "--dry-run", "--quiet", "--no-deps", "--report", "-", TORCH],
+        [python or PYTHON, "-m", "pip", "install", "--dry-run", "--quiet", "--no-deps", "--report", "-", TORCH],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         universal_newlines=True,

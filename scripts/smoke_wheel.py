@@ -1,10 +1,10 @@
 """Try an installed wheel: whatever it needs must be in it. Run by scripts/wheels.py in a bare environment.
 
-python -I scripts/smoke_wheel.py [--no-torch]
+python -I scripts/smoke_wheel.py [--torch]
 
 Writes a tiny random model into the current folder, which should be empty, and runs the installed command on it: plain
-and with lookahead, on every instruction set that the processor has, in formats and mixtures of them; where torch is,
-which quantize and Python's classes need, these too.
+and with lookahead, on every instruction set that the processor has, in formats and mixtures of them, saved too; with
+--torch Python's classes instead, which need it, after an exception has come through the compiled core.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ def main(arguments: list[str]) -> None:
     for name in DATA:
         assert importlib.resources.files("ipex_lookahead").joinpath(name).is_file(), f"{name} is not in the wheel"
     model = write_model(Path("tiny"))
+    if "--torch" in arguments:
+        from_python(model)
+        return
     plain = answer(model, "0")
     assert plain["tokens"] == 24, plain
     engine = json.loads(command("info", "--json"))["engine"]
@@ -52,10 +55,9 @@ def main(arguments: list[str]) -> None:
             assert there["text"] == plain["text"], f"{isa}, lookahead {lookahead}: another text"
     for low_bit in ("sym_int4", "q4_k", "gguf_q4k_m", "mixed_fp4"):
         assert answer(model, "3", low_bit)["text"] == answer(model, "0", low_bit)["text"], low_bit
-    if "--no-torch" not in arguments:
-        command("quantize", str(model), "saved", "--low-bit", "gguf_q4k_m")
-        assert answer(Path("saved"), "auto")["text"] == answer(model, "0", "gguf_q4k_m")["text"]
-        from_python(model)
+    command("quantize", str(model), "saved", "--low-bit", "gguf_q4k_m")
+    assert answer(Path("saved"), "auto")["text"] == answer(model, "0", "gguf_q4k_m")["text"]
+    exceptions_pass()
     print(f"Python {sys.version.split()[0]}, {engine['isa_chosen']} of {', '.join(engine['isa_available'])}")
 
 
@@ -109,9 +111,24 @@ def answer(model: Path, lookahead: str, low_bit: str = "", isa: str = "") -> dic
     return json.loads(command("generate", "--model", str(model), *options, PROMPT, isa=isa))
 
 
+def exceptions_pass() -> None:
+    """What the core throws arrives in Python as what it is, whichever libstdc++ other libraries have brought."""
+    from ipex_lookahead import _native
+
+    for wrong in (lambda: _native.chosen_isa("no such"), lambda: _native.LinearPool(0)):
+        said = ""
+        try:
+            wrong()
+        except ValueError as error:
+            said = str(error)
+        assert "available" in said or "from 1 to" in said, said or "nothing was raised"
+
+
 def from_python(model: Path) -> None:
-    """The same through transformers' words."""
+    """The same through transformers' words; torch has a libstdc++ of its own in the process, before the core's."""
     import torch
+
+    exceptions_pass()
 
     loaded = ipex_lookahead.AutoModelForCausalLM.from_pretrained(model, progress=False)
     ids = torch.tensor([loaded.tokenizer(PROMPT)["input_ids"]])

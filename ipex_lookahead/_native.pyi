@@ -1,0 +1,317 @@
+"""Native core of ipex_lookahead: decoder, KV cache, quantisers, sampler."""
+
+import enum
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
+
+def known_isas() -> list[str]: ...
+def available_isas() -> list[str]: ...
+def amx_state() -> str: ...
+def chosen_isa(name: str = "") -> str: ...
+def most_search_lanes() -> int: ...
+def quantize(
+    format: str,
+    values: Annotated[NDArray, dict(shape=(None, None), order="C", device="cpu", writable=False)],
+    kind: str,
+    importance: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    searched: str,
+    size: int,
+    numbers: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    whole: bool,
+    tries: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    step_limit: int,
+    code_of: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    largest: float,
+    codes: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order="C", device="cpu")],
+    scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu")] | None,
+    minimums: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu")] | None,
+    threads: int,
+    lanes: int = 0,
+) -> int: ...
+def prepack(
+    format: str,
+    n_out: int,
+    n_in: int,
+    group: int,
+    codes: Annotated[NDArray, dict(shape=(None, None), order="C", device="cpu", writable=False)],
+    scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)] | None,
+    minimums: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+    | None,
+    threads: int,
+) -> tuple: ...
+def unpack(
+    format: str,
+    n_out: int,
+    n_in: int,
+    group: int,
+    codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    scales: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order="C", device="cpu", writable=False)] | None,
+    minimums: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order="C", device="cpu", writable=False)] | None,
+    steps: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)] | None,
+    threads: int,
+) -> object: ...
+def sample(
+    logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    seed: int,
+    sequence: int,
+    position: int,
+) -> int: ...
+def read_bandwidth(bytes: int, threads: int, isa: str = "") -> float: ...
+def integer_peak(threads: int, isa: str = "") -> float: ...
+
+class LinearPool:
+    def __init__(self, threads: int, isa: str = "") -> None: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def weight_bytes(self) -> int: ...
+
+class LinearLayer:
+    def __init__(
+        self,
+        pool: LinearPool,
+        format: str,
+        n_out: int,
+        n_in: int,
+        group: int,
+        codes: Annotated[NDArray, dict(shape=(None, None), order="C", device="cpu", writable=False)],
+        scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None,
+        minimums: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None,
+        bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)] | None,
+    ) -> None: ...
+    @property
+    def n_in(self) -> int: ...
+    @property
+    def n_out(self) -> int: ...
+    def export(self) -> object: ...
+    def into(
+        self,
+        x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+        out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")],
+    ) -> None: ...
+    def run_at(self, x: int, rows: int, out: int) -> None: ...
+    def __call__(
+        self,
+        arg: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+        /,
+    ) -> object: ...
+
+class SuffixTrie:
+    def __init__(self, depth: int) -> None: ...
+    def __len__(self) -> int: ...
+    def extend(
+        self, text: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+    ) -> None: ...
+    def followers(
+        self, context: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+    ) -> list[tuple[int, int]]: ...
+
+class Predictor:
+    def __init__(self, depth: int, width: int, store: SuffixTrie | None) -> None: ...
+    def begin(
+        self, prompt: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+    ) -> None: ...
+    def propose(self, budget: int) -> tuple: ...
+    def observe(
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        emitted: Sequence[int],
+        top: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)] | None,
+    ) -> None: ...
+
+class KVCache:
+    @property
+    def length(self) -> int: ...
+    def keep(self, rows: Sequence[int]) -> None: ...
+    def crop(self, length: int) -> None: ...
+    def fork(self) -> KVCache: ...
+    def fill_blank(self, length: int) -> None: ...
+
+class Slot(enum.Enum):
+    q = 0
+
+    k = 1
+
+    v = 2
+
+    o = 3
+
+    gate = 4
+
+    up = 5
+
+    down = 6
+
+    router = 7
+
+class Vector(enum.Enum):
+    attention_norm = 0
+
+    q_norm = 1
+
+    k_norm = 2
+
+    sinks = 3
+
+    attention_after = 4
+
+    mlp_norm = 5
+
+    mlp_after = 6
+
+class Rope:
+    def __init__(
+        self,
+        *,
+        frequencies: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        factor: float,
+        query_beta: float,
+        query_original: int,
+    ) -> None: ...
+
+class Layer:
+    def __init__(
+        self,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        rope: int,
+        query_scale: float,
+        window: int,
+        softcap: float,
+        sinks: bool,
+        q_norm: str,
+        k_norm: str,
+        attention_norm: bool,
+        attention_after: bool,
+        mlp_norm: bool,
+        mlp_after: bool,
+        intermediate: int,
+        activation: str,
+        alpha: float,
+        limit: float,
+        residual_multiplier: float,
+        experts: int,
+        experts_used: int,
+        router_softmax: str,
+        renormalise: bool,
+    ) -> None: ...
+
+class Decoder:
+    def __init__(
+        self,
+        *,
+        hidden: int,
+        vocab: int,
+        max_context: int,
+        rms_epsilon: float,
+        embedding_multiplier: float,
+        logit_multiplier: float,
+        logit_softcap: float,
+        ropes: Sequence[Rope],
+        layers: Sequence[Layer],
+        threads: int,
+        isa: str,
+        kv_format: str,
+    ) -> None: ...
+    def set_matrix(
+        self,
+        layer: int,
+        slot: Slot,
+        format: str,
+        n_out: int,
+        n_in: int,
+        group: int,
+        codes: Annotated[NDArray, dict(shape=(None, None), order="C", device="cpu", writable=False)],
+        scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None,
+        minimums: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None,
+        bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+        | None = None,
+        expert: int = -1,
+    ) -> None: ...
+    def set_lm_head(
+        self,
+        format: str,
+        n_out: int,
+        n_in: int,
+        group: int,
+        codes: Annotated[NDArray, dict(shape=(None, None), order="C", device="cpu", writable=False)],
+        scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None,
+        minimums: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None,
+        bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+        | None = None,
+    ) -> None: ...
+    def set_embedding(
+        self,
+        format: str,
+        n_out: int,
+        n_in: int,
+        group: int,
+        codes: Annotated[NDArray, dict(shape=(None, None), order="C", device="cpu", writable=False)],
+        scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None,
+        minimums: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None,
+    ) -> None: ...
+    def tie_embedding(self) -> None: ...
+    def set_vector(
+        self,
+        layer: int,
+        vector: Vector,
+        values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    ) -> None: ...
+    def set_order(
+        self,
+        layer: int,
+        slot: Slot,
+        order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    ) -> None: ...
+    def set_final_norm(
+        self, values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+    ) -> None: ...
+    def missing(self) -> str: ...
+    def new_cache(self) -> KVCache: ...
+    def experts_touched(self) -> int: ...
+    def time_phases(self, on: bool) -> None: ...
+    def phase_times(self) -> list: ...
+    def forward(
+        self,
+        caches: Sequence[object],
+        counts: Sequence[int],
+        tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        parents: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        want: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)] | None,
+        logits: bool,
+        top: int,
+    ) -> tuple: ...
+    def export_matrix(self, layer: int, slot: Slot, expert: int = -1) -> object: ...
+    def export_bias(self, layer: int, slot: Slot, expert: int = -1) -> object: ...
+    def export_vector(self, layer: int, vector: Vector) -> object: ...
+    def export_order(self, layer: int, slot: Slot) -> object: ...
+    def export_lm_head(self) -> object: ...
+    def export_lm_head_bias(self) -> object: ...
+    def export_embedding(self) -> object: ...
+    def export_final_norm(self) -> object: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def weight_bytes(self) -> int: ...
