@@ -40,6 +40,9 @@ from ipex_lookahead.generation.second_model import check_vocabulary
 from ipex_lookahead.safe_json import has_surrogate
 from ipex_lookahead.tokenization.text import TextTokenizer
 
+SEED_BITS = 53
+"""Of seeds that are drawn and told: whatever reads them keeps these many."""
+
 
 class TextModel:
     """A loaded model.
@@ -245,7 +248,7 @@ class TextModel:
         else:
             processors, params = self._processors(rules, len(ids)), self._sampling(rules)
         processors = [*processors, *_count_penalties(rules, len(ids))]
-        seed = secrets.randbits(63) if rules.seed is None else rules.seed
+        seed = secrets.randbits(SEED_BITS) if rules.seed is None else rules.seed
         return Job(
             prompt,
             limit,

@@ -14,8 +14,10 @@ from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import LookaheadError
 from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.serving.failures import ApiError, from_ours
+from ipex_lookahead.serving.reader import Part, Reader
 from ipex_lookahead.serving.text import AnswerText, Piece, Shown
-from ipex_lookahead.serving.tools import Call, Parser
+from ipex_lookahead.serving.thinking import Thought
+from ipex_lookahead.serving.tools import Call
 from ipex_lookahead.serving.usage import whole_pages
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ class Ask:
         prompt: token ids.
         rules: how it is made.
         options: what else ``Service.submit`` takes.
-        parser: finds the calls of tools in it, and may end it with the first.
+        reader: finds thoughts and calls of tools in it, and may end it with the first call.
         markers, silent_too: see :class:`AnswerText`.
         constrain: makes the processor and the draft filter that keep it in a grammar, given the prompt's length.
     """
@@ -39,7 +41,7 @@ class Ask:
     prompt: Sequence[int]
     rules: Rules
     options: dict[str, Any] = field(default_factory=dict)
-    parser: Parser | None = None
+    reader: Reader = field(default_factory=Reader)
     markers: Mapping[int, str] | None = None
     silent_too: bool = False
     constrain: Callable[[int], tuple[Processor, Any]] | None = None
@@ -53,11 +55,13 @@ class Finish:
         reason: "stop", "length" or "tool_calls".
         stop: the text that it stopped at, if it was one.
         stats: of this answer.
+        thought: how many of its tokens were thought.
     """
 
     reason: str
     stop: str | None
     stats: GenerationStats
+    thought: int = 0
 
 
 @dataclass(slots=True)
@@ -66,7 +70,8 @@ class Delta:
 
     Attributes:
         index: which answer.
-        text: of it; the calls of tools left out.
+        thought: text that was thought, before all that is said.
+        text: of it; thoughts and the calls of tools left out.
         pieces: the tokens that the text is made of.
         calls: whole calls of tools.
         finish: at its end.
@@ -75,6 +80,7 @@ class Delta:
     """
 
     index: int
+    thought: str = ""
     text: str = ""
     pieces: list[Piece] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
@@ -88,18 +94,23 @@ class Whole:
     """One answer that has ended: everything that its deltas said.
 
     Attributes:
-        parts: text and calls in order; never two texts in a row.
+        parts: thought, text and calls in order; never two of the first two in a row.
     """
 
-    parts: list[str | Call] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     finish: Finish = field(default_factory=lambda: Finish("stop", None, GenerationStats()))
     prompt: Sequence[TokenLogprob | None] = ()
 
     @property
     def text(self) -> str:
-        """All text; the calls of tools left out."""
-        return "".join(part for part in self.parts if isinstance(part, str))
+        """All text; thoughts and the calls of tools left out."""
+        return "".join(part for part in self.parts if isinstance(part, str) and not isinstance(part, Thought))
+
+    @property
+    def thought(self) -> str:
+        """What was thought."""
+        return "".join(part for part in self.parts if isinstance(part, Thought))
 
     @property
     def calls(self) -> list[Call]:
@@ -114,7 +125,7 @@ class AnswerEnd:
     """
 
     def __init__(self, tokenizer: TextTokenizer, ask: Ask) -> None:
-        self._parser = None if ask.parser is None else ask.parser.again()
+        self._reader = ask.reader.again()
         self._text = AnswerText(tokenizer, ask.rules.stop, ask.markers, silent_too=ask.silent_too)
         self._at = len(ask.prompt)
 
@@ -123,9 +134,9 @@ class AnswerEnd:
         new = ids[self._at :].tolist()
         self._at = len(ids)
         shown = self._text.put(new, [None] * len(new))
-        if self._parser is not None:
-            self._parser.put(shown.text, last=False)
-        return self._text.stopped is not None or (self._parser is not None and self._parser.ended)
+        if self._reader.ends:
+            self._reader.put(shown.text, last=False)
+        return self._text.stopped is not None or self._reader.ended
 
 
 class Answers:
@@ -151,6 +162,7 @@ class Answers:
         self._arrived = asyncio.Event()
         self._texts = [AnswerText(tokenizer, a.rules.stop, a.markers, silent_too=a.silent_too) for a in asks]
         self._calls = [0] * len(asks)
+        self._thought = [0] * len(asks)
         self._done = [False] * len(asks)
         self._tickets: list[Ticket] = []
         try:
@@ -169,7 +181,7 @@ class Answers:
             processor, draft_filter = ask.constrain(len(ask.prompt))
             options["processors"] = [*options.get("processors", ()), processor]
             options["draft_filter"] = draft_filter
-        if ask.rules.stop or (ask.parser is not None and ask.parser.one):
+        if ask.rules.stop or ask.reader.ends:
             options["stop"] = AnswerEnd(self._tokenizer, ask)
 
         def on_event(event: Event) -> None:  # in the service's thread
@@ -193,6 +205,11 @@ class Answers:
     def finished(self) -> list[GenerationStats]:
         """Statistics of the answers that have ended by themselves."""
         return [end.stats for end in self._ends if end is not None]
+
+    @property
+    def thought(self) -> int:
+        """How many tokens of the answers were thought."""
+        return sum(self._thought)
 
     def ended(self) -> list[tuple[GenerationStats, str]]:
         """Of all answers: statistics, and "stop", "length", "tool_calls" or, with empty ones, "abort"."""
@@ -221,10 +238,11 @@ class Answers:
         async for deltas in self:
             for delta in deltas:
                 one = found[delta.index]
-                if delta.text and one.parts and isinstance(one.parts[-1], str):
-                    one.parts[-1] += delta.text
-                elif delta.text:
-                    one.parts.append(delta.text)
+                for part in (Thought(delta.thought), delta.text):
+                    if part and one.parts and type(one.parts[-1]) is type(part):
+                        one.parts[-1] = type(part)(one.parts[-1] + part)
+                    elif part:
+                        one.parts.append(part)
                 one.parts += delta.calls
                 one.pieces += delta.pieces
                 one.finish = delta.finish or one.finish
@@ -248,19 +266,15 @@ class Answers:
         return deltas
 
     def _parsed(self, index: int, shown: Shown, *, last: bool = False) -> list[Delta]:
-        """What was shown, in order: text, then calls, then text behind them."""
-        parser = self.asks[index].parser
-        if parser is None:
-            return [Delta(index, shown.text, shown.pieces)]
+        """What was shown, in order: thought, then text, then calls, then text behind them."""
         deltas = [Delta(index, pieces=shown.pieces)]
-        for part in parser.put(shown.text, last=last):
-            if isinstance(part, Call):
-                deltas[-1].calls.append(part)
-                self._calls[index] += 1
-            elif deltas[-1].text or deltas[-1].calls:
-                deltas.append(Delta(index, part))
-            else:
-                deltas[-1].text = part
+        reader = self.asks[index].reader
+        for piece in shown.pieces:  # one by one, to tell which tokens were thought
+            self._thought[index] += reader.thinking and piece.token is not None
+            _add(deltas, reader.put(piece.text, last=False))
+        if last:
+            _add(deltas, reader.put("", last=True))
+        self._calls[index] += sum(len(delta.calls) for delta in deltas)
         return deltas
 
     def _finish(self, index: int, delta: Delta, reason: str, stats: GenerationStats) -> None:
@@ -268,4 +282,19 @@ class Answers:
         reason = "length" if reason in ("length", "context") else "stop"
         if self._calls[index]:
             reason = "tool_calls"
-        delta.finish = self._ends[index] = Finish(reason, self._texts[index].stopped, stats)
+        delta.finish = self._ends[index] = Finish(reason, self._texts[index].stopped, stats, self._thought[index])
+
+
+def _add(deltas: list[Delta], parts: Sequence[Part]) -> None:
+    """Add parts to the last delta, or to a new one where their order asks for it."""
+    for part in parts:
+        last = deltas[-1]
+        if isinstance(part, Call):
+            last.calls.append(part)
+        elif last.calls or (isinstance(part, Thought) and last.text):
+            deltas.append(Delta(last.index))
+            _add(deltas, [part])
+        elif isinstance(part, Thought):
+            last.thought += part
+        else:
+            last.text += part

@@ -264,13 +264,18 @@ class _Writer:
                 for new in self._new(delta, calls):
                     yield event(head | new)
         if self._with_usage:
-            yield event(head | {"choices": [], "usage": usage(self._answers.finished, len(self._answers.asks))})
+            count = len(self._answers.asks)
+            used = usage(self._answers.finished, count, self._answers.thought)
+            yield event(head | {"choices": [], "usage": used})
         yield DONE
 
     def _new(self, delta: Delta, calls: list[int]) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
-        if delta.text or delta.pieces:
-            choice = _choice_of(delta.index, {"content": delta.text})
+        if delta.text or delta.thought or delta.pieces:
+            said = {"content": delta.text} if delta.text or not delta.thought else {}
+            if delta.thought:
+                said["reasoning_content"] = delta.thought
+            choice = _choice_of(delta.index, said)
             if self._body.logprobs:
                 choice["logprobs"] = chat_logprobs(delta.pieces, self._served.tokens)
             found.append({"choices": [choice]} | self._trace(delta))
@@ -297,6 +302,8 @@ class _Writer:
         choices = []
         for index, one in enumerate(await self._answers.whole()):
             message: dict[str, Any] = {"role": "assistant", "content": one.text, "refusal": None}
+            if one.thought:
+                message["reasoning_content"] = one.thought
             if one.calls:
                 message["content"] = one.text or None
                 message["tool_calls"] = [_told(call) for call in one.calls]
@@ -310,7 +317,7 @@ class _Writer:
         return {
             **self._head("chat.completion"),
             "choices": choices,
-            "usage": usage(finished, len(finished)),
+            "usage": usage(finished, len(finished), self._answers.thought),
             "timings": timings(finished[0]),
         }
 

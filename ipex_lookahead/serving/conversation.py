@@ -13,7 +13,9 @@ from ipex_lookahead.serving.answers import Ask
 from ipex_lookahead.serving.failures import ApiError, refused
 from ipex_lookahead.serving.grammar import Grammar, inlined
 from ipex_lookahead.serving.limits import Limits
+from ipex_lookahead.serving.reader import Reader
 from ipex_lookahead.serving.server import Served
+from ipex_lookahead.serving.thinking import BEGIN, END, TAIL, Mode, mode_of, rule
 from ipex_lookahead.serving.tools import Function, Parser, Spell, Style, in_words, style_of
 from ipex_lookahead.tokenization.prompts import build_prompt
 
@@ -57,13 +59,14 @@ class Prepared:
     grammar: Grammar | None
     style: Style | None
     markers: dict[int, str]
+    thinking: Mode = Mode.NONE
 
     def ask(self, talk: Talk, **fields: Any) -> Ask:
         """One answer; ``fields`` are :class:`Ask`'s others."""
         names = [function["name"] for function in talk.functions]
         return Ask(
             self.prompt,
-            parser=None if self.style is None else Parser(self.style, names, one=talk.one_call),
+            reader=Reader(self.thinking, None if self.style is None else Parser(self.style, names, one=talk.one_call)),
             markers=self.markers,
             constrain=None if self.grammar is None else self.grammar.constrain,
             **fields,
@@ -88,8 +91,11 @@ def prepare(served: Served, talk: Talk) -> Prepared:
         tools = [{"type": "function", "function": dict(one)} for one in given] or None
         messages = [_with_objects(message) for message in talk.messages]
         ids = ids_of(messages, tools)
-    markers = _markers(served, style) if given else {}
-    return Prepared(ids, _grammar(served, talk, style, markers), style if given else None, markers)
+    thinking = mode_of(template, served.tokenizer.decode(ids[-TAIL - len(talk.begun.encode()) :]), talk.begun)
+    written = [*style.markers, style.end] if given else []
+    markers = _markers(served, [*written, *(() if thinking is Mode.NONE else (BEGIN, END))])
+    grammar = _grammar(served, talk, style, markers, thinking)
+    return Prepared(ids, grammar, style if given else None, markers, thinking)
 
 
 def _encoded(served: Served, talk: Talk, messages: Sequence[Message], tools: Any) -> list[int]:
@@ -127,48 +133,59 @@ def _with_objects(message: Message) -> Message:
     return {**message, "tool_calls": changed}
 
 
-def _markers(served: Served, style: Style) -> dict[int, str]:
-    """Ids of the special tokens that a call is written with."""
+def _markers(served: Served, spelled: Sequence[str]) -> dict[int, str]:
+    """Ids of the special tokens that a call or a thought is written with."""
     vocabulary = served.tokenizer.get_vocab()
-    spelled = [*style.markers, *([style.end] if style.end else [])]
     found = {vocabulary[text]: text for text in spelled if text in vocabulary}
     return {i: text for i, text in found.items() if i in served.tokenizer.silent_ids}
 
 
-def _grammar(served: Served, talk: Talk, style: Style, markers: Mapping[int, str]) -> Grammar | None:
+def _grammar(served: Served, talk: Talk, style: Style, markers: Mapping[int, str], thinking: Mode) -> Grammar | None:
+    """What the answer must keep to, behind what is thought."""
     forced = talk.may_call and talk.choice != "auto"
     if talk.schema is None and not talk.may_call:
         return None
-    if not forced and not talk.may_call:
-        return served.grammars.json_schema(talk.schema)
     ids = {text: i for i, text in markers.items()}
+    thought = "" if thinking is Mode.NONE else rule(thinking, ids)
+    before = {Mode.NONE: "", Mode.PERHAPS: "thought? ", Mode.WITHIN: "thought "}[thinking]
 
     def spell(text: str) -> str:
         return f"<[{ids[text]}]>" if text in ids else json.dumps(text)
 
+    if not talk.may_call:
+        if not thought:
+            return served.grammars.json_schema(talk.schema)
+        return served.grammars.lark(f"start: {before}answer\n{thought}answer: %json {inlined(talk.schema)}\n")
     if talk.schema is None and not forced:
-        return _at_will(served, talk.functions, style, spell)
+        # A thought that is not certain, and whose markers are text, is text like any other here: that is free anyway.
+        certain = thinking is Mode.WITHIN or {BEGIN, END} <= ids.keys()
+        return _at_will(served, talk.functions, style, spell, *((before, thought) if certain else ("", "")))
     wanted = [one for one in talk.functions if talk.choice in ("auto", "required", one["name"])]
-    rules = style.grammar(wanted, spell, one=talk.one_call or talk.choice not in ("auto", "required"))
+    rules = style.grammar(wanted, spell, one=talk.one_call or talk.choice not in ("auto", "required")) + thought
     if forced:
-        return served.grammars.lark("start: calls\n" + rules)
-    return served.grammars.lark(f"start: calls | answer\n{rules}answer: %json {inlined(talk.schema)}\n")
+        return served.grammars.lark(f"start: {before}calls\n{rules}")
+    return served.grammars.lark(f"start: {before}(calls | answer)\n{rules}answer: %json {inlined(talk.schema)}\n")
 
 
-def _at_will(served: Served, functions: Sequence[Function], style: Style, spell: Spell) -> Grammar | None:
+def _at_will(
+    served: Served, functions: Sequence[Function], style: Style, spell: Spell, before: str, thought: str
+) -> Grammar | None:
     """For calls that the model makes where it likes. None where their beginning cannot be told from text.
 
     A function that is not ``strict`` may have any object for arguments where its schema cannot be compiled: agents send
     schemas of many kinds, and one that is odd should not end every request.
     """
-    rules = style.at_will(functions, spell)
-    if rules is None:
-        return None
+
+    def compiled(functions: Sequence[Function]) -> Grammar | None:
+        rules = style.at_will(functions, spell)
+        if rules is None:
+            return None
+        return served.grammars.lark(rules.replace("start: ", f"start: {before}", 1) + thought)
+
     try:
-        return served.grammars.lark(rules)
+        return compiled(functions)
     except InputError:
-        loose = [one if one.get("strict") or _compiles(served, one) else _loose(one) for one in functions]
-        return served.grammars.lark(style.at_will(loose, spell) or "")
+        return compiled([one if one.get("strict") or _compiles(served, one) else _loose(one) for one in functions])
 
 
 def _compiles(served: Served, function: Function) -> bool:

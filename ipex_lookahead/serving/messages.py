@@ -19,6 +19,7 @@ from ipex_lookahead.serving.handling import answer, memory_of, server_of
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.sampling import LOOKAHEAD, SALT, SEED, TEMPERATURE, drafting, stops
 from ipex_lookahead.serving.sse import comment, event
+from ipex_lookahead.serving.thinking import Thought
 from ipex_lookahead.serving.tools import Call
 from ipex_lookahead.serving.usage import cached, timings
 
@@ -217,21 +218,24 @@ class _Writer:
             "usage": usage,
         }
         yield _event("message_start", message=message)
-        block, writing = 0, False
+        block, writing = 0, ""
         async for deltas in self._answers:
             if not deltas:
                 yield _event("ping")
             for delta in deltas:
                 if delta.progress is not None:
                     yield comment(f"prefill {delta.progress[0]}/{delta.progress[1]}")
-                if delta.text:
-                    if not writing:
-                        yield _event("content_block_start", index=block, content_block={"type": "text", "text": ""})
-                        writing = True
-                    yield _event("content_block_delta", index=block, delta={"type": "text_delta", "text": delta.text})
+                for kind, text in (("thinking", delta.thought), ("text", delta.text)):
+                    if text and writing != kind:
+                        if writing:
+                            yield _event("content_block_stop", index=block)
+                        block, writing = block + bool(writing), kind
+                        yield _event("content_block_start", index=block, content_block=_text_block(kind, ""))
+                    if text:
+                        yield _event("content_block_delta", index=block, delta={"type": f"{kind}_delta", kind: text})
                 if writing and (delta.calls or delta.finish):
                     yield _event("content_block_stop", index=block)
-                    block, writing = block + 1, False
+                    block, writing = block + 1, ""
                 for call in delta.calls:
                     for part in _call_events(block, call):
                         yield part
@@ -245,7 +249,9 @@ class _Writer:
         """All in one."""
         (one,) = await self._answers.whole()
         content = [
-            {"type": "text", "text": part} if isinstance(part, str) else _block(part, json.loads(part.arguments))
+            _block(part, json.loads(part.arguments))
+            if isinstance(part, Call)
+            else _text_block("thinking" if isinstance(part, Thought) else "text", part)
             for part in one.parts or [""]
         ]
         stats = one.finish.stats
@@ -269,6 +275,10 @@ def _call_events(index: int, call: Call) -> Sequence[bytes]:
         _event("content_block_delta", index=index, delta=told),
         _event("content_block_stop", index=index),
     )
+
+
+def _text_block(kind: str, text: str) -> dict[str, Any]:
+    return {"type": kind, kind: text} | ({"signature": ""} if kind == "thinking" else {})
 
 
 def _block(call: Call, given: Any) -> dict[str, Any]:

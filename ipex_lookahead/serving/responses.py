@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 
-from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.generation.rules import Rules
-from ipex_lookahead.serving.answers import Answers
+from ipex_lookahead.serving.answers import Answers, Finish
 from ipex_lookahead.serving.conversation import (
     FUNCTION,
     Message,
@@ -25,9 +24,11 @@ from ipex_lookahead.serving.failures import ApiError, refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
 from ipex_lookahead.serving.handling import answer, memory_of, new_tokens, now, server_of
 from ipex_lookahead.serving.limits import Limits
+from ipex_lookahead.serving.reader import Part
 from ipex_lookahead.serving.sampling import LOOKAHEAD, SALT, SEED, TEMPERATURE, drafting
 from ipex_lookahead.serving.server import Server
 from ipex_lookahead.serving.sse import comment, event
+from ipex_lookahead.serving.thinking import Thought
 from ipex_lookahead.serving.tools import Call
 from ipex_lookahead.serving.usage import cached, timings
 
@@ -46,8 +47,8 @@ class Reasoning(Body):
     """``reasoning``."""
 
     effort: str | None = honoured("the template's `reasoning_effort`; none and minimal also turn thinking off")
-    summary: Any = no_effect("reasoning is part of the text")
-    generate_summary: Any = no_effect("reasoning is part of the text")
+    summary: Any = no_effect("the reasoning itself is told")
+    generate_summary: Any = no_effect("the reasoning itself is told")
     context: Any = no_effect("earlier reasoning is not put to the model")
     mode: Any = no_effect("there is one")
 
@@ -225,11 +226,10 @@ class _Writer:
     async def whole(self) -> dict[str, Any]:
         """All in one."""
         (one,) = await self._answers.whole()
-        output = [_message_item(part) if isinstance(part, str) else _call_item(part) for part in one.parts or [""]]
-        return self._ended(output, one.finish.reason, one.finish.stats)
+        return self._ended([_item(part) for part in one.parts or [""]], one.finish)
 
-    def _ended(self, output: list[dict[str, Any]], reason: str, stats: GenerationStats) -> dict[str, Any]:
-        cut = reason == "length"
+    def _ended(self, output: list[dict[str, Any]], finish: Finish) -> dict[str, Any]:
+        cut, stats = finish.reason == "length", finish.stats
         return {
             **self._head,
             "status": "incomplete" if cut else "completed",
@@ -239,7 +239,7 @@ class _Writer:
                 "input_tokens": stats.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": cached(stats)},
                 "output_tokens": stats.tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": finish.thought},
                 "total_tokens": stats.prompt_tokens + stats.tokens,
             },
             "timings": timings(stats),
@@ -250,8 +250,8 @@ class _Writer:
         yield self._event("response.created", response=self._head)
         yield self._event("response.in_progress", response=self._head)
         output: list[dict[str, Any]] = []
-        text: list[str] = []
-        message = _message_item("")
+        item: dict[str, Any] | None = None  # that is being written
+        texts: list[str] = []
         try:
             async for deltas in self._answers:
                 if not deltas:
@@ -259,25 +259,34 @@ class _Writer:
                 for delta in deltas:
                     if delta.progress is not None:
                         yield comment(f"prefill {delta.progress[0]}/{delta.progress[1]}")
-                    if delta.text:
-                        if not text:
-                            for begun in self._begin(message, len(output)):
-                                yield begun
-                        text.append(delta.text)
-                        at = {"item_id": message["id"], "output_index": len(output), "content_index": 0}
-                        yield self._event("response.output_text.delta", **at, delta=delta.text, logprobs=[])
-                    if text and (delta.calls or delta.finish):
-                        for part in self._complete(message, "".join(text), len(output)):
-                            yield part
-                        output.append(message)
-                        text, message = [], _message_item("")
-                    for call in delta.calls:
-                        item = _call_item(call)
-                        for part in self._call(item, len(output)):
+                    for text in (Thought(delta.thought), delta.text):
+                        new = _item("" if type(text) is str else Thought())
+                        if text and item is not None and item["type"] != new["type"]:
+                            for part in self._complete(item, "".join(texts), len(output)):
+                                yield part
+                            output.append(item)
+                            item = None
+                        if text and item is None:
+                            item, texts = new, []
+                            for part in self._begin(item, len(output)):
+                                yield part
+                        if text and item is not None:
+                            texts.append(text)
+                            at = {"item_id": item["id"], "output_index": len(output), "content_index": 0}
+                            more: dict[str, Any] = {"logprobs": []} if type(text) is str else {}
+                            yield self._event(f"response.{_kind(item)}.delta", **at, delta=text, **more)
+                    if item is not None and (delta.calls or delta.finish):
+                        for part in self._complete(item, "".join(texts), len(output)):
                             yield part
                         output.append(item)
+                        item = None
+                    for call in delta.calls:
+                        called = _item(call)
+                        for part in self._call(called, len(output)):
+                            yield part
+                        output.append(called)
                     if delta.finish is not None:
-                        ended = self._ended(output or [message], delta.finish.reason, delta.finish.stats)
+                        ended = self._ended(output or [_item("")], delta.finish)
                         yield self._event(f"response.{ended['status']}", response=ended)
         except ApiError as error:
             told = {"code": "server_error", "message": error.message}
@@ -287,18 +296,19 @@ class _Writer:
         self._number += 1
         return event({"type": kind, "sequence_number": self._number - 1, **data}, kind)
 
-    def _begin(self, message: dict[str, Any], place: int) -> Iterator[bytes]:
-        item = {**message, "status": "in_progress", "content": []}
-        yield self._event("response.output_item.added", output_index=place, item=item)
-        at = {"item_id": message["id"], "output_index": place, "content_index": 0}
-        yield self._event("response.content_part.added", **at, part=_part(""))
+    def _begin(self, item: dict[str, Any], place: int) -> Iterator[bytes]:
+        begun = {**item, "status": "in_progress", "content": []}
+        yield self._event("response.output_item.added", output_index=place, item=begun)
+        at = {"item_id": item["id"], "output_index": place, "content_index": 0}
+        yield self._event("response.content_part.added", **at, part=_part(item, ""))
 
-    def _complete(self, message: dict[str, Any], text: str, place: int) -> Iterator[bytes]:
-        message["content"] = [_part(text)]
-        at = {"item_id": message["id"], "output_index": place, "content_index": 0}
-        yield self._event("response.output_text.done", **at, text=text, logprobs=[])
-        yield self._event("response.content_part.done", **at, part=_part(text))
-        yield self._event("response.output_item.done", output_index=place, item=message)
+    def _complete(self, item: dict[str, Any], text: str, place: int) -> Iterator[bytes]:
+        item["content"] = [_part(item, text)]
+        at = {"item_id": item["id"], "output_index": place, "content_index": 0}
+        more: dict[str, Any] = {"logprobs": []} if item["type"] == "message" else {}
+        yield self._event(f"response.{_kind(item)}.done", **at, text=text, **more)
+        yield self._event("response.content_part.done", **at, part=_part(item, text))
+        yield self._event("response.output_item.done", output_index=place, item=item)
 
     def _call(self, item: dict[str, Any], place: int) -> Iterator[bytes]:
         at = {"item_id": item["id"], "output_index": place}
@@ -310,26 +320,30 @@ class _Writer:
         yield self._event("response.output_item.done", output_index=place, item=item)
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _kind(item: Mapping[str, Any]) -> str:
+    return "output_text" if item["type"] == "message" else "reasoning_text"
 
 
-def _message_item(text: str) -> dict[str, Any]:
-    return {
-        "id": "msg_" + secrets.token_hex(12),
-        "type": "message",
-        "role": "assistant",
-        "status": "completed",
-        "content": [_part(text)],
-    }
+def _part(item: Mapping[str, Any], text: str) -> dict[str, Any]:
+    more: dict[str, Any] = {"annotations": [], "logprobs": []} if item["type"] == "message" else {}
+    return {"type": _kind(item), "text": text, **more}
 
 
-def _call_item(call: Call) -> dict[str, Any]:
-    return {
-        "id": "fc_" + secrets.token_hex(12),
-        "type": "function_call",
-        "call_id": call.id,
-        "name": call.name,
-        "arguments": call.arguments,
-        "status": "completed",
-    }
+def _item(part: Part) -> dict[str, Any]:
+    """A message, a thought or a call as an item of the output."""
+    item: dict[str, Any]
+    if isinstance(part, Call):
+        item = {
+            "id": "fc_" + secrets.token_hex(12),
+            "type": "function_call",
+            "call_id": part.id,
+            "name": part.name,
+            "arguments": part.arguments,
+        }
+    elif isinstance(part, Thought):
+        item = {"id": "rs_" + secrets.token_hex(12), "type": "reasoning", "summary": []}
+        item["content"] = [_part(item, part)]
+    else:
+        item = {"id": "msg_" + secrets.token_hex(12), "type": "message", "role": "assistant"}
+        item["content"] = [_part(item, part)]
+    return {**item, "status": "completed"}

@@ -8,6 +8,9 @@ from typing import Any
 from ipex_lookahead.decoding.prefix_cache import PAGE
 from ipex_lookahead.decoding.stats import GenerationStats
 
+LARGEST = 2**53 - 1
+"""The largest whole number that every reader of JSON keeps: JavaScript rounds what is above. A seed that is drawn is
+not above; who gives a larger one has it already."""
 PREDICTION = "prediction"
 """The source that a request's own ``prediction`` drafts under."""
 
@@ -25,8 +28,11 @@ def whole_pages(tokens: int) -> int:
     return tokens - tokens % PAGE
 
 
-def usage(stats: Sequence[GenerationStats], sharing: int = 1) -> dict[str, Any]:
-    """OpenAI's ``usage`` of the answers of one request; each ``sharing`` of them in a row have one prompt."""
+def usage(stats: Sequence[GenerationStats], sharing: int = 1, thought: int = 0) -> dict[str, Any]:
+    """OpenAI's ``usage`` of the answers of one request; each ``sharing`` of them in a row have one prompt.
+
+    ``thought`` is how many of their tokens were.
+    """
     prompt = sum(one.prompt_tokens for one in stats[::sharing])
     new = sum(one.tokens for one in stats)
     for one in stats:
@@ -42,7 +48,7 @@ def usage(stats: Sequence[GenerationStats], sharing: int = 1) -> dict[str, Any]:
             "audio_tokens": 0,
         },
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": thought,
             "audio_tokens": 0,
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
@@ -70,7 +76,7 @@ def timings(stats: GenerationStats) -> dict[str, Any]:
         },
         "first_token_ms": _ms(stats.first_token_seconds),
         "tokens_per_step": round(stats.mean_acceptance_length, 3),
-        "seed": stats.seed,
+        "seed": stats.seed if stats.seed is None or stats.seed <= LARGEST else None,
     }
 
 

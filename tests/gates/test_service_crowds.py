@@ -3,6 +3,7 @@ memory, with any source of drafts, greedy and seeded, streamed or whole."""
 
 from __future__ import annotations
 
+import copy
 import json
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
@@ -81,8 +82,13 @@ def test_an_answer_is_the_same_at_any_load(model: TextModel) -> None:
             service.close()
 
 
-def test_calls_of_tools_are_the_same_at_any_load(model: TextModel) -> None:
-    """Forced, single and free calls: what is heard and what it took is what one gets alone, without lookahead."""
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+STRICT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+
+
+def test_calls_thoughts_and_strict_json_are_the_same_at_any_load(model: TextModel) -> None:
+    """Forced, single and free calls, schemas, and prompts that end in a thought: what is heard and what it took is
+    what one gets alone, without lookahead."""
     pytest.importorskip("fastapi", reason="the extra serve is not installed")
     from starlette.testclient import TestClient
 
@@ -90,27 +96,43 @@ def test_calls_of_tools_are_the_same_at_any_load(model: TextModel) -> None:
     from ipex_lookahead.serving.server import Server, Settings
     from tests.support.tool_chats import chat
 
+    thinking = copy.copy(model)  # one whose template knows thoughts; what it makes of them is its own affair
+    thinking.tokenizer = copy.copy(model.tokenizer)
+    turn = "{% if opened %}{{ '<think>\\n' }}{% elif false %}{{ '</think>' }}{% endif %}"
+    thinking.tokenizer.chat_template = str(model.tokenizer.chat_template) + turn
+
     rng = np.random.default_rng(seed())
     asks: list[dict[str, Any]] = [
         {
             "messages": [{"role": "user", "content": f"Call w with a = {n} and then with {n + 1}."}],
-            "tool_choice": ("auto", "required")[n % 2],
             "parallel_tool_calls": bool(n % 3),
             "max_tokens": 4 * NEW_TOKENS,
             "seed": n,
             "temperature": (0, 0.9)[n // 2 % 2],
+            "chat_template_kwargs": {"opened": n % 5 == 4},
+            **({"tools": None, "response_format": STRICT} if n % 4 == 3 else {}),
+            **({"tool_choice": "required"} if n % 4 == 1 else {}),
         }
-        for n in range(cases(6, 24))
+        for n in range(cases(8, 40))
     ]
     server = Server(Settings(names=("embedded",)))
-    server.ready(model, lambda one: Service(one, slots=CROWD))
+    server.ready(thinking, lambda one: Service(one, slots=CROWD))
     try:
         with TestClient(make_app(server), raise_server_exceptions=False) as client:
             alone = [chat(client, 0, **ask) for ask in asks]
+            for ask, heard in zip(asks, alone, strict=True):
+                if "response_format" in ask and heard["reason"] == "stop":
+                    assert json.loads(heard["content"]).keys() == {"a"}
             order = [int(n) for _ in range(2) for n in rng.permutation(len(asks))]
             how = [(STRATEGIES[int(rng.integers(3))] or 0, bool(rng.integers(2))) for _ in order]
+            likely = ['hm\n</think>\n\n{"a": 1}', '{"a": 1} and more', "<tool_call>", ""]
+
+            def again(n: int, how: tuple[Any, bool]) -> Any:
+                text = likely[n % len(likely)]
+                more = {"prediction": {"type": "content", "content": text}} if text else {}
+                return chat(client, how[0], stream=how[1], **asks[n], **more)
+
             with ThreadPoolExecutor(2 * CROWD) as pool:
-                found = pool.map(lambda n, how: chat(client, how[0], stream=how[1], **asks[n]), order, how)
-                assert list(found) == [alone[n] for n in order]
+                assert list(pool.map(again, order, how)) == [alone[n] for n in order]
     finally:
         server.close(0.0)

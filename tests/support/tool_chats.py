@@ -12,7 +12,7 @@ FUNCTION = {"name": "w", "description": "weather", "parameters": PARAMETERS}
 
 
 def chat(client: TestClient, lookahead: Any, *, stream: bool = False, **more: Any) -> dict[str, Any]:
-    """What was said: content, calls without their ids, why it ended, and usage."""
+    """What was said: content, thought, calls without their ids, why it ended, and usage."""
     body = {
         "messages": [{"role": "user", "content": "Weather?"}],
         "tools": [{"type": "function", "function": FUNCTION}],
@@ -25,19 +25,22 @@ def chat(client: TestClient, lookahead: Any, *, stream: bool = False, **more: An
         (choice,) = found["choices"]
         calls = [one["function"] for one in choice["message"].get("tool_calls") or ()]
         content, reason, usage = choice["message"]["content"], choice["finish_reason"], found["usage"]
+        thought = choice["message"].get("reasoning_content")
     else:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-        content, reason, usage, calls = "", None, {}, []
+        content, thought, reason, usage, calls = "", "", None, {}, []
         for line in client.post("/v1/chat/completions", json=body).text.splitlines():
             if line.startswith("data: {"):
                 chunk = json.loads(line[6:])
                 usage = chunk["usage"] or usage
                 for choice in chunk["choices"]:
                     content += choice["delta"].get("content") or ""
+                    thought += choice["delta"].get("reasoning_content") or ""
                     reason = choice["finish_reason"] or reason
                     for part in choice["delta"].get("tool_calls") or ():
                         if "name" in part["function"]:
                             calls.append({"name": part["function"]["name"], "arguments": ""})
                         calls[-1]["arguments"] += part["function"]["arguments"]
     kept = {name: usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
-    return {"content": content or None, "calls": calls, "reason": reason, "usage": kept}
+    kept["reasoning_tokens"] = usage["completion_tokens_details"]["reasoning_tokens"]
+    return {"content": content or None, "thought": thought or None, "calls": calls, "reason": reason, "usage": kept}

@@ -1,0 +1,48 @@
+"""What an answer consists of: thoughts, text and calls of tools, in order."""
+
+from __future__ import annotations
+
+from ipex_lookahead.serving.thinking import Mode, Splitter, Thought
+from ipex_lookahead.serving.tools import Call, Parser
+
+Part = Thought | str | Call
+
+
+class Reader:
+    """Parts an answer as it comes, by its text alone.
+
+    Args:
+        mode: where it begins. Calls are found in what is said, not in what is thought.
+        parser: finds calls; None where there are no tools.
+    """
+
+    def __init__(self, mode: Mode = Mode.NONE, parser: Parser | None = None) -> None:
+        self._splitter = Splitter(mode)
+        self._parser = parser
+
+    def again(self) -> Reader:
+        """One that has seen nothing."""
+        return Reader(self._splitter.mode, None if self._parser is None else self._parser.again())
+
+    @property
+    def thinking(self) -> bool:
+        """Whether what comes next is thought."""
+        return self._splitter.thinking
+
+    @property
+    def ends(self) -> bool:
+        """Whether it may end the answer."""
+        return self._parser is not None and self._parser.one
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has: with the only call that there may be."""
+        return self._parser is not None and self._parser.ended
+
+    def put(self, text: str, *, last: bool) -> list[Part]:
+        """New text -> what is certain."""
+        thought, said = self._splitter.put(text, last=last)
+        found: list[Part] = [Thought(thought)] if thought else []
+        if self._parser is None:
+            return [*found, said] if said else found
+        return [*found, *self._parser.put(said, last=last)]
