@@ -25,10 +25,11 @@ from ipex_lookahead.architectures.hparams import shown
 from ipex_lookahead.architectures.spec import Place, Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import checked_config, read_json
+from ipex_lookahead.checkpoints.float_tensors import read_float, read_part
 from ipex_lookahead.checkpoints.generation_config import read_generation_config
 from ipex_lookahead.checkpoints.ipex_llm_blocks import BLOCKS, Block
 from ipex_lookahead.checkpoints.placed import run_of, tensors_by_name, with_offset
-from ipex_lookahead.checkpoints.safetensors import INDEX, SINGLE, SafetensorsCheckpoint, read_float, read_part
+from ipex_lookahead.checkpoints.safetensors import INDEX, SINGLE, SafetensorsCheckpoint
 from ipex_lookahead.checkpoints.safetensors_reader import SafetensorsFile, StoredTensor
 from ipex_lookahead.checkpoints.tensor_names import renamed
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError

@@ -29,9 +29,10 @@ from ipex_lookahead.architectures.hparams import Places, Source, boolean, shown,
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import checked_config, read_json
+from ipex_lookahead.checkpoints.float_tensors import check_kind, read_float, read_part
 from ipex_lookahead.checkpoints.generation_config import read_generation_config
 from ipex_lookahead.checkpoints.placed import Run, fused_experts, run_of, tensors_by_name, with_offset
-from ipex_lookahead.checkpoints.safetensors import SINGLE, check_kind, read_float, read_part
+from ipex_lookahead.checkpoints.safetensors import SINGLE
 from ipex_lookahead.checkpoints.safetensors_reader import MAX_DIM, SafetensorsFile, StoredTensor
 from ipex_lookahead.checkpoints.tensor_names import renamed
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError

@@ -10,6 +10,7 @@ from ipex_lookahead.checkpoints.bitsandbytes import bitsandbytes
 from ipex_lookahead.checkpoints.compressed_tensors import compressed_tensors
 from ipex_lookahead.checkpoints.fp8 import fp8
 from ipex_lookahead.checkpoints.gptq import gptq
+from ipex_lookahead.checkpoints.hqq import hqq
 from ipex_lookahead.checkpoints.quantized_layers import Reader, Scheme, inside
 from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.safe_json import JsonObject
@@ -21,8 +22,14 @@ SCHEMES: dict[str, Reader] = {
     "compressed-tensors": compressed_tensors,
     "bitsandbytes": bitsandbytes,
     "fp8": fp8,
+    "hqq": hqq,
 }
 """``quant_method`` -> what reads such a folder. A scheme is one file here and one line."""
+_HINTS = {
+    "torchao": "torchao lays weights out for its kernels, in ways that its releases change and only its code defines: "
+    "use the original float checkpoint and load_in_low_bit, or a GGUF file",
+}
+"""``quant_method`` -> why it is not read, and what to take."""
 
 
 def scheme_of(raw: JsonObject, path: str | PathLike[str]) -> Scheme | None:
@@ -41,7 +48,7 @@ def scheme_of(raw: JsonObject, path: str | PathLike[str]) -> Scheme | None:
         raise UnsupportedModelError(
             f"{path}: the checkpoint is quantised already: {KEY} has quant_method {shown(method)}; what is read is "
             f"{', '.join(SCHEMES)}",
-            hint="use the original float checkpoint and load_in_low_bit, or a GGUF file",
+            hint=_HINTS.get(str(method), "use the original float checkpoint and load_in_low_bit, or a GGUF file"),
         )
     return SCHEMES[method](settings, inside(source, KEY, settings))
 

@@ -10,37 +10,40 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from math import prod
 from os import PathLike
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from ipex_lookahead.architectures import ModelSpec, family, spec_for
 from ipex_lookahead.architectures.hparams import shown
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import checked_config, read_json
-from ipex_lookahead.checkpoints.finite import first_not_finite
+from ipex_lookahead.checkpoints.float_tensors import (
+    READ,
+    check_kind,
+    float_info,
+    read_float,
+    read_part,
+    refuse_scales,
+    same_values,
+    scaled_names,
+)
 from ipex_lookahead.checkpoints.generation_config import read_generation_config
 from ipex_lookahead.checkpoints.mxfp4_blocks import check_blocks, read_blocks, scales_name
 from ipex_lookahead.checkpoints.placed import (
     fused_experts,
     in_blocks,
-    run_of,
     tensors_by_name,
-    transposed_part,
     with_offset,
 )
 from ipex_lookahead.checkpoints.quantized import KEY, scheme_of, without_scheme
-from ipex_lookahead.checkpoints.quantized_layers import Found, Layer, Scheme
+from ipex_lookahead.checkpoints.quantized_layers import Layer, Scheme
 from ipex_lookahead.checkpoints.safetensors_reader import MAX_NAME, SafetensorsFile, StoredTensor
 from ipex_lookahead.checkpoints.tensor_names import renamed
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from ipex_lookahead.formats import dequantize
 from ipex_lookahead.formats.base import PackedWeight
-from ipex_lookahead.formats.float_base import widen
 from ipex_lookahead.safe_json import JsonObject
 
 SINGLE = "model.safetensors"
@@ -49,14 +52,10 @@ MAX_INDEX_BYTES = 16 << 20
 MAX_SHARDS = 512
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-_COMPARED = 1 << 20
-"""Values of two tensors that are compared at a time."""
 _UNUSED = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
 """Ends of the names of tensors that old releases of transformers saved and that follow from the config."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors", re.ASCII)
-_FORMATS = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
-_CODES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.uint16, "bf16": np.uint16}
 
 _log = logging.getLogger(__name__)
 
@@ -134,6 +133,7 @@ class SafetensorsCheckpoint:
         parts_of = self._parts(wanted, names)
         parts = {name for parts in parts_of.values() for name in parts.values()}
         found: dict[str, tuple[SafetensorsFile, StoredTensor]] = {}
+        scaled = scaled_names(self._tensors)
         unused: list[str] = []
         for in_file, (file, tensor) in self._tensors.items():
             if (name := renamed(in_file)) is None:
@@ -141,7 +141,8 @@ class SafetensorsCheckpoint:
             if name in found:
                 raise ModelFormatError(file.path, in_file, tensor.entry, f"is there under another name of {name} too")
             if name not in bytes_of and name not in parts:
-                check_kind(file, in_file, tensor, most_dimensions=max(2, wanted.get(name, 2)))
+                check_kind(file, in_file, tensor, most_dimensions=max(2, wanted.get(name, 2)), dtypes=READ)
+                refuse_scales(file, in_file, tensor, scaled)
             found[name] = (file, tensor)
             known_here = name in wanted or name in bytes_of or name in parts
             if not known_here and not name.endswith(_UNUSED) and name != HEAD:
@@ -200,7 +201,7 @@ class SafetensorsCheckpoint:
         if not name.endswith(".bias") or f"{name.removesuffix('.bias')}.weight" not in self._layers:
             return False
         file, stored = self._tensors[name]
-        if read_float(file, name, stored).codes.any():
+        if dequantize(read_float(file, name, stored)).any():
             raise UnsupportedModelError(
                 f"{file.path}: tensor {name} is not zero, but a {self.spec.model_type} model has no bias there"
             )
@@ -275,17 +276,16 @@ class SafetensorsCheckpoint:
         if name in self._infos:
             return self._infos[name]
         file, stored = self.stored(name)
-        form = _FORMATS.get(stored.dtype, stored.dtype.lower())
         if name not in self._weights:
-            return TensorInfo(stored.shape, form)
+            return float_info(stored.dtype, stored.shape)
         tensor = self._weights[name]
         if tensor.hf.layout == "mxfp4":
             check_blocks(tensor, (file, stored), self.stored(scales_name(tensor)))
             return TensorInfo(tensor.shape, "mxfp4")
         if stored.shape == tensor.hf.shape:
-            return TensorInfo(tensor.shape, form)
+            return float_info(stored.dtype, tensor.shape)
         if tensor.shape == tensor.hf.shape:  # a whole tensor: who asked compares
-            return TensorInfo(stored.shape, form)
+            return float_info(stored.dtype, stored.shape)
         raise ModelFormatError(
             file.path, tensor.hf.name, stored.entry,
             f"has shape {list(stored.shape)}, but the config implies {list(tensor.hf.shape)}",
@@ -327,85 +327,6 @@ class SafetensorsCheckpoint:
         """Release the files. Tensors already read stay valid."""
         for file in self._files:
             file.close()
-
-
-def read_float(file: SafetensorsFile, name: str, tensor: StoredTensor) -> PackedWeight:
-    """A float tensor as it is in the file.
-
-    Raises ModelFormatError for NaN and infinity, and if the file has been cut meanwhile.
-    """
-    kind = _FORMATS[tensor.dtype]
-    values: npt.NDArray[np.generic] = np.empty(tensor.shape, _CODES[kind])
-    file.file.read_into(tensor.offset, values, name)
-    if (bad := first_not_finite(values, kind)) is not None:
-        at = tensor.offset + bad * values.itemsize
-        raise ModelFormatError(file.path, name, at, f"value {bad} is NaN or infinite")
-    return PackedWeight(kind, tensor.shape, values)
-
-
-def same_values(one: Found, other: Found) -> bool:
-    """Whether two float tensors are equal in shape and values, read piece by piece up to the first difference.
-
-    Raises ModelFormatError if a file has been cut meanwhile.
-    """
-    if one[1].shape != other[1].shape or not {one[1].dtype, other[1].dtype} <= {*_FORMATS}:
-        return False
-    count = prod(one[1].shape)
-    return all(_same_piece(one, other, first, min(count, first + _COMPARED)) for first in range(0, count, _COMPARED))
-
-
-def _same_piece(one: Found, other: Found, first: int, last: int) -> bool:
-    kind, other_kind = _FORMATS[one[1].dtype], _FORMATS[other[1].dtype]
-    bits, other_bits = _piece(one, first, last), _piece(other, first, last)
-    if kind == other_kind and np.array_equal(bits, other_bits):
-        return True
-    return np.array_equal(widen(bits, kind), widen(other_bits, other_kind))
-
-
-def _piece(found: Found, first: int, last: int) -> npt.NDArray[np.generic]:
-    file, stored = found
-    values: npt.NDArray[np.generic] = np.empty(last - first, _CODES[_FORMATS[stored.dtype]])
-    file.file.read_into(stored.offset + first * values.itemsize, values, stored.name)
-    return values
-
-
-def read_part(file: SafetensorsFile, tensor: Tensor, stored: StoredTensor) -> PackedWeight:
-    """Rows of a float tensor, or columns of an expert's entry that is transposed.
-
-    Raises ModelFormatError for NaN and infinity, and if the file has been cut meanwhile.
-    """
-    kind, place = _FORMATS[stored.dtype], tensor.hf
-    size = np.dtype(_CODES[kind]).itemsize
-    if place.layout == "transposed":
-        entry: npt.NDArray[Any] = np.empty(place.shape[-2:], _CODES[kind])
-        start = stored.offset + (place.expert or 0) * entry.nbytes
-    else:
-        run = run_of(tensor, place)
-        entry = np.empty((run.span, *tensor.shape[1:]), _CODES[kind])
-        start = stored.offset + run.first * (entry.nbytes // run.span)
-    file.file.read_into(start, entry, place.name)
-    if (bad := first_not_finite(entry, kind)) is not None:
-        raise ModelFormatError(file.path, place.name, start + bad * size, f"value {bad} is NaN or infinite")
-    if place.layout == "transposed":
-        values = transposed_part(tensor, place, entry)
-    else:
-        values = np.ascontiguousarray(entry[:: run.step])
-    return PackedWeight(kind, tensor.shape, values)
-
-
-def check_kind(file: SafetensorsFile, name: str, tensor: StoredTensor, *, most_dimensions: int = 2) -> None:
-    """Refuse a tensor that is no float vector or matrix. Raises UnsupportedModelError or ModelFormatError."""
-    if tensor.dtype not in _FORMATS:
-        raise UnsupportedModelError(
-            f"{file.path}: tensor {name} has dtype {tensor.dtype}; the supported dtypes are {', '.join(_FORMATS)}",
-            hint="use the original float checkpoint",
-        )
-    if not 1 <= len(tensor.shape) <= most_dimensions:
-        raise UnsupportedModelError(
-            f"{file.path}: tensor {name} has shape {list(tensor.shape)}; vectors and matrices are supported"
-        )
-    if 0 in tensor.shape:
-        raise ModelFormatError(file.path, name, tensor.entry, f"has shape {list(tensor.shape)}: it holds no value")
 
 
 def refuse_without_safetensors(folder: Path) -> None:

@@ -84,7 +84,7 @@ def _rounded_again(
     names = []
     for name in checkpoint.names():
         info = checkpoint.info(name)
-        if info.format in FLOATS and not info.decoded_from or len(info.shape) != 2:
+        if info.format in FLOATS and info.decoded_from in ("", "F64") or len(info.shape) != 2:
             continue
         if (target := target_of(name, info)) is None or target in FLOATS and info.decoded_from:
             continue

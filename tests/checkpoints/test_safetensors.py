@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint, same_values
+from ipex_lookahead.checkpoints.float_tensors import same_values
+from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
 from ipex_lookahead.checkpoints.safetensors_reader import DTYPE_BITS, SafetensorsFile
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from tests.support.tiny import TinyLlama, write_tiny_llama
@@ -189,11 +190,12 @@ def folder_with(tmp_path: Path, header: str, data: bytes) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("dtype", ["I64", "U8", "F64", "BOOL", "F8_E4M3", "I32"])
+@pytest.mark.parametrize("dtype", ["I64", "U8", "F8_E8M0", "BOOL", "F8_E4M3FNUZ", "I32"])
 def test_other_dtypes_are_named(tmp_path: Path, dtype: str) -> None:
     header = entry(dtype=dtype, shape=[64 // DTYPE_BITS[dtype]])
     with pytest.raises(
-        UnsupportedModelError, match=f"tensor a has dtype {dtype}; the supported dtypes are F32, F16, BF16"
+        UnsupportedModelError,
+        match=f"tensor a has dtype {dtype}; the supported dtypes are F32, F16, BF16, F64, F8_E4M3",
     ):
         SafetensorsCheckpoint(folder_with(tmp_path, header, EIGHT))
 

@@ -1,0 +1,187 @@
+"""Tensors of floats in safetensors files: kept as they are, or F64 as float32 and floats of eight bits as codes.
+
+A matrix of F8_E4M3 or F8_E5M2 without scales is ``fp8_e4m3`` or ``fp8_e5m2`` whose scales are 1, a vector bfloat16:
+both hold all its values. F64 is rounded to the nearest float32, as transformers does when it loads it so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.architectures.spec import Tensor
+from ipex_lookahead.checkpoints.base import TensorInfo
+from ipex_lookahead.checkpoints.finite import first_not_finite
+from ipex_lookahead.checkpoints.placed import run_of, transposed_part
+from ipex_lookahead.checkpoints.quantized_layers import Found
+from ipex_lookahead.checkpoints.safetensors_reader import DTYPE_BITS, SafetensorsFile, StoredTensor
+from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from ipex_lookahead.formats import fp8_e4m3, fp8_e5m2
+from ipex_lookahead.formats.base import PackedWeight
+from ipex_lookahead.formats.float_base import narrow, widen
+from ipex_lookahead.formats.search import Parts
+
+KEPT = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+"""Dtype -> the format that is the same bits."""
+_EIGHT_BITS = {"F8_E4M3": fp8_e4m3.FORMAT, "F8_E5M2": fp8_e5m2.FORMAT}
+_LEAST_NOT_FINITE = {"F8_E4M3": 0x7F, "F8_E5M2": 0x7C}
+"""The magnitudes of NaN and infinity begin here."""
+READ = (*KEPT, "F64", *_EIGHT_BITS)
+"""The dtypes whose values are read."""
+_CODES: dict[str, type[np.generic]] = {
+    "F32": np.float32, "F16": np.uint16, "BF16": np.uint16, "F64": np.float64, "F8_E4M3": np.uint8, "F8_E5M2": np.uint8,
+}  # fmt: skip
+_ONE = np.uint16(0x3C00)
+_COMPARED = 1 << 20
+"""Values of two tensors that are compared at a time."""
+
+
+def float_info(dtype: str, shape: tuple[int, ...]) -> TensorInfo:
+    """What a tensor of a dtype will be; of dtypes that are not read, for who counts bytes, their own name."""
+    if dtype in _EIGHT_BITS:
+        return TensorInfo(shape, _EIGHT_BITS[dtype].name if len(shape) == 2 else "bf16")
+    if dtype == "F64":
+        return TensorInfo(shape, "fp32", decoded_from="F64")
+    return TensorInfo(shape, KEPT.get(dtype, dtype.lower()))
+
+
+def read_float(file: SafetensorsFile, name: str, tensor: StoredTensor) -> PackedWeight:
+    """A whole float tensor.
+
+    Raises ModelFormatError for NaN and infinity, and if the file has been cut meanwhile.
+    """
+    values: npt.NDArray[np.generic] = np.empty(tensor.shape, _CODES[tensor.dtype])
+    file.file.read_into(tensor.offset, values, name)
+    _check_finite(file, name, tensor.dtype, values, tensor.offset)
+    return _weight(tensor.dtype, values)
+
+
+def read_part(file: SafetensorsFile, tensor: Tensor, stored: StoredTensor) -> PackedWeight:
+    """Rows of a float tensor, or columns of an expert's entry that is transposed.
+
+    Raises ModelFormatError for NaN and infinity, and if the file has been cut meanwhile.
+    """
+    place, kind = tensor.hf, _CODES[stored.dtype]
+    if place.layout == "transposed":
+        entry: npt.NDArray[Any] = np.empty(place.shape[-2:], kind)
+        start = stored.offset + (place.expert or 0) * entry.nbytes
+    else:
+        run = run_of(tensor, place)
+        entry = np.empty((run.span, *tensor.shape[1:]), kind)
+        start = stored.offset + run.first * (entry.nbytes // run.span)
+    file.file.read_into(start, entry, place.name)
+    _check_finite(file, place.name, stored.dtype, entry, start)
+    if place.layout == "transposed":
+        return _weight(stored.dtype, transposed_part(tensor, place, entry))
+    return _weight(stored.dtype, np.ascontiguousarray(entry[:: run.step]))
+
+
+def _check_finite(file: SafetensorsFile, name: str, dtype: str, values: npt.NDArray[Any], start: int) -> None:
+    """Raise ModelFormatError for NaN, infinity, and of F64 what float32 does not reach."""
+    if dtype in KEPT:
+        bad = first_not_finite(values, KEPT[dtype])
+    else:
+        wrong = values & 0x7F >= _LEAST_NOT_FINITE[dtype] if dtype in _EIGHT_BITS else ~np.isfinite(_rounded(values))
+        bad = int(wrong.argmax()) if wrong.any() else None
+    if bad is not None:
+        beyond = ", or beyond float32" if dtype == "F64" else ""
+        raise ModelFormatError(
+            file.path, name, start + bad * values.itemsize, f"value {bad} is NaN or infinite{beyond}"
+        )
+
+
+def _rounded(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return values.astype(np.float32)
+
+
+def _weight(dtype: str, values: npt.NDArray[Any]) -> PackedWeight:
+    """Finite values or codes as :func:`float_info` says."""
+    if dtype in KEPT:
+        return PackedWeight(KEPT[dtype], values.shape, values)
+    if dtype == "F64":
+        return PackedWeight("fp32", values.shape, _rounded(values))
+    target = _EIGHT_BITS[dtype]
+    if values.ndim != 2:
+        return PackedWeight("bf16", values.shape, narrow(np.array(target.table, np.float32)[values], "bf16"))
+    n_out, n_in = values.shape
+    blocks = np.pad(values, ((0, 0), (0, -n_in % target.inputs))).reshape(n_out, -1, target.inputs)
+    records = target.pack(Parts(blocks, np.full(blocks.shape[:2], _ONE)), n_in)
+    return PackedWeight(target.name, (n_out, n_in), records.view(np.uint8).reshape(n_out, -1))
+
+
+def same_values(one: Found, other: Found) -> bool:
+    """Whether two float tensors are equal in shape and values, read piece by piece up to the first difference.
+
+    Raises ModelFormatError if a file has been cut meanwhile.
+    """
+    if one[1].shape != other[1].shape or not {one[1].dtype, other[1].dtype} <= {*READ}:
+        return False
+    count = prod(one[1].shape)
+    return all(_same_piece(one, other, first, min(count, first + _COMPARED)) for first in range(0, count, _COMPARED))
+
+
+def _same_piece(one: Found, other: Found, first: int, last: int) -> bool:
+    bits, other_bits = _piece(one, first, last), _piece(other, first, last)
+    if one[1].dtype == other[1].dtype and np.array_equal(bits, other_bits):
+        return True
+    return np.array_equal(_wide(one[1].dtype, bits), _wide(other[1].dtype, other_bits))
+
+
+def _wide(dtype: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if dtype in _EIGHT_BITS:
+        numbers: npt.NDArray[np.float32] = np.array(_EIGHT_BITS[dtype].table, np.float32)[values]
+        return numbers
+    wide: npt.NDArray[Any] = widen(values, KEPT[dtype]) if dtype in KEPT else values
+    return wide
+
+
+def _piece(found: Found, first: int, last: int) -> npt.NDArray[np.generic]:
+    file, stored = found
+    values: npt.NDArray[np.generic] = np.empty(last - first, _CODES[stored.dtype])
+    file.file.read_into(stored.offset + first * values.itemsize, values, stored.name)
+    return values
+
+
+def check_kind(
+    file: SafetensorsFile,
+    name: str,
+    tensor: StoredTensor,
+    *,
+    most_dimensions: int = 2,
+    dtypes: Collection[str] = tuple(KEPT),
+) -> None:
+    """Refuse a tensor that is no float vector or matrix. Raises UnsupportedModelError or ModelFormatError."""
+    if tensor.dtype not in dtypes:
+        raise UnsupportedModelError(
+            f"{file.path}: tensor {name} has dtype {tensor.dtype}; the supported dtypes are {', '.join(dtypes)}",
+            hint="use the original float checkpoint",
+        )
+    if not 1 <= len(tensor.shape) <= most_dimensions:
+        raise UnsupportedModelError(
+            f"{file.path}: tensor {name} has shape {list(tensor.shape)}; vectors and matrices are supported"
+        )
+    if 0 in tensor.shape:
+        raise ModelFormatError(file.path, name, tensor.entry, f"has shape {list(tensor.shape)}: it holds no value")
+
+
+def refuse_scales(file: SafetensorsFile, name: str, tensor: StoredTensor, scaled: Collection[str]) -> None:
+    """Refuse a tensor of eight bits whose scales nobody reads: without them its values would be others.
+
+    ``scaled`` is what :func:`scaled_names` gives. Raises UnsupportedModelError.
+    """
+    if DTYPE_BITS[tensor.dtype] == 8 and (name in scaled or name.removesuffix(".weight") in scaled):
+        raise UnsupportedModelError(
+            f"{file.path}: tensor {name} is {tensor.dtype} and has scales beside it, of which quantization_config says"
+            " nothing that is read for such a tensor",
+            hint="use the original float checkpoint and load_in_low_bit, or a GGUF file",
+        )
+
+
+def scaled_names(names: Collection[str]) -> set[str]:
+    """Names of tensors and modules that have a tensor of scales: NAME.weight_scale_inv, NAME.scale, NAME_scale, ..."""
+    return {name[: name.rindex("scale")].rstrip("._") for name in names if "scale" in name}
