@@ -1,8 +1,10 @@
 """A model of the hub onto this machine: in the hub library's own cache, and so that an interrupted download goes on.
 
-HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE mean what they always do. The library fetches the small files and
-keeps the cache's layout. The large ones are fetched here, into the very place where it looks for them: its newer
-releases begin an interrupted file from the start, and it checks sizes, not contents.
+HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE mean what they always do. Files are fetched here, into the very
+places where the hub's library keeps them: its newer releases begin an interrupted file from the start, and it checks
+sizes, not contents. And HF_ENDPOINT may be anybody's: the library makes paths of the checksums and commits that a server
+tells, whatever they are, where here all that a listing says is looked at first. Only the largest files are the
+library's.
 """
 
 from __future__ import annotations
@@ -10,13 +12,15 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ipex_lookahead.errors import DownloadError, LookaheadError
 from ipex_lookahead.hub.choosing import Choice, choose
@@ -40,12 +44,31 @@ _UNREACHABLE = {"ConnectError", "ConnectionError", "TimeoutException", "Timeout"
 """Classes, by name, of the HTTP libraries that the hub's has used (requests, httpx), none of which is imported here."""
 
 
+_COMMIT, _SHA1, _SHA256 = (re.compile(rf"[0-9a-f]{{{digits}}}") for digits in (40, 40, 64))
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file of a repository: its size in bytes, and the checksum that large ones have."""
+    """A file of a repository.
+
+    Attributes:
+        size: in bytes.
+        sha256: the checksum that large ones have.
+        blob: git's name of a small one, which is a checksum too.
+    """
 
     size: int | None
     sha256: str | None = None
+    blob: str | None = None
+
+    @property
+    def name(self) -> str | None:
+        """What the cache calls its contents; None where the hub tells no checksum."""
+        return self.sha256 or self.blob
+
+    def hasher(self) -> Any:
+        """What its name is made with."""
+        return hashlib.sha256() if self.sha256 else hashlib.sha1(b"blob %d\0" % (self.size or 0))  # git's way
 
 
 def fetch_repository(name: HubName, options: HubOptions, *, progress: bool = True) -> Path:
@@ -72,16 +95,15 @@ def fetch_repository(name: HubName, options: HubOptions, *, progress: bool = Tru
             return _from_cache(name, options, error)
         choice = choose(name, {path: file.size for path, file in files.items()})
         note(progress and bool(choice.said), choice.said)
-        if not options.force_download:
-            _fetch_large(name, options, commit, {path: files[path] for path in choice.files}, progress=progress)
-        with _quiet_library():
-            folder = snapshot_download(
-                name.repo,
-                revision=name.revision,
-                allow_patterns=[_literal(path) for path in choice.files],
-                **_library_options(options),
-            )
-        return Path(folder) / choice.entry
+        chosen = {path: files[path] for path in choice.files}
+        ours = {path: f for path, f in chosen.items() if f.name and f.size is not None and f.size < LIBRARY_ONLY}
+        _fetch_all(name, options, commit, ours, progress=progress)
+        folder = repository_folder(name.repo, options)
+        if others := [_literal(path) for path in chosen if path not in ours]:
+            with _quiet_library():
+                snapshot_download(name.repo, revision=commit, allow_patterns=others, **_library_options(options))
+        _link(folder, commit, name.revision or "main", ours)
+        return folder / "snapshots" / commit / choice.entry
 
 
 def repository_folder(repo: str, options: HubOptions) -> Path:
@@ -108,8 +130,31 @@ def _listing(name: HubName, options: HubOptions) -> tuple[str, dict[str, RemoteF
     for found in info.siblings or ():
         lfs: Any = found.lfs
         checksum = lfs.get("sha256") if isinstance(lfs, Mapping) else getattr(lfs, "sha256", None)
-        files[found.rfilename] = RemoteFile(found.size, checksum)
+        files[found.rfilename] = RemoteFile(found.size, checksum, None if checksum else found.blob_id)
+    _check_listing(name, info.sha, files)
     return str(info.sha), files
+
+
+def _check_listing(name: HubName, commit: Any, files: Mapping[str, RemoteFile]) -> None:
+    """Raise DownloadError where a hub's answer would lead out of the cache, or is none."""
+    wrong = None
+    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+        wrong = f"the commit {str(commit)[:80]!r}"
+    for path, file in files.items():
+        parts = path.split("/")
+        if path.startswith("/") or "\\" in path or "\0" in path or any(part in ("", ".", "..") for part in parts):
+            wrong = f"a file named {path[:80]!r}"
+        elif file.sha256 is not None and not _SHA256.fullmatch(str(file.sha256)):
+            wrong = f"the checksum {str(file.sha256)[:80]!r} of {path[:80]!r}"
+        elif file.blob is not None and not _SHA1.fullmatch(str(file.blob)):
+            wrong = f"the name {str(file.blob)[:80]!r} for the contents of {path[:80]!r}"
+        elif file.size is not None and (type(file.size) is not int or file.size < 0):
+            wrong = f"the size {str(file.size)[:80]!r} of {path[:80]!r}"
+    if wrong is not None:
+        raise DownloadError(
+            f"the hub tells {wrong}, which it cannot be; nothing of {name.repo} was fetched",
+            hint="check HF_ENDPOINT: what answers there is not the hub",
+        )
 
 
 def _from_cache(name: HubName, options: HubOptions, problem: Exception | None) -> Path:
@@ -161,34 +206,70 @@ def _not_here(name: HubName, options: HubOptions, *, partly: bool) -> DownloadEr
     )
 
 
-# --- large files --------------------------------------------------------------------------------------------------
+# --- files --------------------------------------------------------------------------------------------------------
 
 
-def _fetch_large(
+def _fetch_all(
     name: HubName, options: HubOptions, commit: str, files: Mapping[str, RemoteFile], *, progress: bool
 ) -> None:
-    """Put the files that have a checksum among the cache's blobs, each going on where an earlier fetch stopped."""
+    """Put files among the cache's blobs, each going on where an earlier fetch stopped."""
     blobs = repository_folder(name.repo, options) / "blobs"
-    wanted = [
-        (path, file.size, file.sha256)
-        for path, file in files.items()
-        if file.sha256 and file.size and file.size < LIBRARY_ONLY and not (blobs / file.sha256).exists()
-    ]
+    wanted = {path: f for path, f in files.items() if options.force_download or not (blobs / str(f.name)).exists()}
     if not wanted:
         return
     with reported_disk_faults(
         blobs, "the hub's cache folder", "free some space, or set HF_HOME to a folder that you may write"
     ):
         blobs.mkdir(parents=True, exist_ok=True)
-        missing = sum(size - _size_of(blobs / f"{checksum}{PARTIAL}") for _, size, checksum in wanted)
+        missing = sum((f.size or 0) - _size_of(blobs / f"{f.name}{PARTIAL}") for f in wanted.values())
         hint = "free some space (ipex-lookahead list shows what is kept), or set HF_HOME to another disk"
         require_space(blobs, missing, hint)
-        for path, size, checksum in wanted:
-            with _locked(blobs / f"{checksum}{PARTIAL}", path, progress) as partial:
-                if not (blobs / checksum).exists():  # another process may have fetched it meanwhile
-                    _fetch(name, options, commit, path, size, partial, progress=progress)
-                    _check(partial, path, checksum, progress=progress)
-                    os.replace(partial, blobs / checksum)
+        for path, file in wanted.items():
+            shown = progress and file.sha256 is not None
+            with _locked(blobs / f"{file.name}{PARTIAL}", path, shown) as partial:
+                # Another process may have fetched it meanwhile.
+                if options.force_download or not (blobs / str(file.name)).exists():
+                    _fetch(name, options, commit, path, file.size or 0, partial, progress=shown)
+                    _check(partial, path, file, progress=shown)
+                    os.replace(partial, blobs / str(file.name))
+
+
+def _link(folder: Path, commit: str, revision: str, files: Mapping[str, RemoteFile]) -> None:
+    """Lay files where the library looks for them: a snapshot's links to the blobs, and what a branch stands for."""
+    with reported_disk_faults(folder, "the hub's cache folder", "set HF_HOME to a folder that you may write"):
+        for path, file in files.items():
+            place, blob = folder / "snapshots" / commit / path, folder / "blobs" / str(file.name)
+            if place.exists() and place.samefile(blob):
+                continue
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.unlink(missing_ok=True)
+            try:
+                place.symlink_to(os.path.relpath(blob, place.parent))
+            except OSError:  # a file system without links
+                shutil.copyfile(blob, place)
+        if revision != commit:
+            reference = folder / "refs" / revision
+            reference.parent.mkdir(parents=True, exist_ok=True)
+            reference.write_text(commit, encoding="utf-8")
+
+
+class _Bounded:
+    """A file that takes no more than so many bytes: a server may send for ever."""
+
+    def __init__(self, file: BinaryIO, most: int, path: str) -> None:
+        self._file, self._most, self._path = file, most, path
+
+    def write(self, content: bytes) -> int:
+        """Raises DownloadError where it would be longer than it may."""
+        if self._file.tell() + len(content) > self._most:
+            raise DownloadError(
+                f"{self._path} is longer than the {self._most:,} bytes that the hub's list says",
+                hint="run the same command again; if it happens twice, what answers is not the hub",
+            )
+        return self._file.write(content)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def _fetch(
@@ -209,7 +290,8 @@ def _fetch(
     with partial.open("ab") as out, _quiet_library(), _watched(partial, path, size, progress):
         for left in reversed(range(TRIES)):
             try:
-                http_get(url, out, resume_size=_size_of(partial), headers=headers, expected_size=size)
+                bounded: Any = _Bounded(out, size, path)
+                http_get(url, bounded, resume_size=_size_of(partial), headers=headers, expected_size=size)
                 break
             except Exception as error:  # whatever the HTTP library calls a connection that broke
                 if not left or not _is_broken(error):
@@ -220,18 +302,19 @@ def _fetch(
         os.fsync(out.fileno())
 
 
-def _check(partial: Path, path: str, checksum: str, *, progress: bool) -> None:
-    total, done = hashlib.sha256(), 0
+def _check(partial: Path, path: str, file: RemoteFile, *, progress: bool) -> None:
+    total, done = file.hasher(), 0
     size = _size_of(partial)
     with partial.open("rb") as source, bar(f"checking {path}", size, of="bytes", shown=progress) as advance:
         while block := source.read(_CHUNK):
             total.update(block)
             done += len(block)
             advance(done)
-    if total.hexdigest() != checksum:
+    if total.hexdigest() != file.name:
         partial.unlink()
+        kind = "sha256" if file.sha256 else "git's sha1"
         raise DownloadError(
-            f"{path} has a wrong checksum: sha256 {total.hexdigest()}; expected {checksum}. It was deleted",
+            f"{path} has a wrong checksum: {kind} {total.hexdigest()}; expected {file.name}. It was deleted",
             hint="run the same command again; if it happens twice, something on the way changes files",
         )
 

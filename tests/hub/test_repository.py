@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -210,7 +211,8 @@ def test_wrong_contents_are_refused_and_deleted(served, tmp_path):
     made.lies["model.safetensors"] = WEIGHTS[:-1] + bytes([WEIGHTS[-1] ^ 1])
     with pytest.raises(DownloadError, match="wrong checksum"):
         resolve()
-    assert not [path for path in blobs(tmp_path).iterdir() if path.suffix != ".lock"]
+    left = [path.stat().st_size for path in blobs(tmp_path).iterdir() if path.suffix != ".lock"]
+    assert max(left) < 100  # the small files, which are right
     made.lies.clear()
     assert (resolve() / "model.safetensors").read_bytes() == WEIGHTS
 
@@ -303,3 +305,66 @@ def test_an_unknown_kind_of_name_never_reaches_the_hub(served):
         resolve("nonsense")
     assert made.asked == []
     assert choose(HubName("o/m"), dict.fromkeys(FOLDER, 1)).entry == ""
+
+
+HOSTILE = {
+    "a commit that climbs": {"commit": "../../../x"},
+    "a commit that is none": {"commit": None},
+    "a checksum that is a path": {
+        "model.safetensors": {"lfs": {"sha256": "{outside}", "size": 300_000, "pointerSize": 1}}
+    },
+    "a checksum that climbs": {
+        "model.safetensors": {"lfs": {"sha256": "../../../x", "size": 300_000, "pointerSize": 1}}
+    },
+    "a blob that is a path": {"config.json": {"blobId": "{outside}"}},
+    "a name that climbs": {"config.json": {"rfilename": "../../../x/config.json"}},
+    "an absolute name": {"config.json": {"rfilename": "{outside}/config.json"}},
+    "a negative size": {"config.json": {"size": -1}},
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_listing_that_leads_out_of_the_cache_is_refused(what, served, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    made, resolve = served(FOLDER)
+    for key, said in HOSTILE[what].items():
+        if key == "commit":
+            made.commit = said
+        else:
+            text = json.dumps(said).replace("{outside}", str(outside / "x"))
+            made.listed[key] = json.loads(text)
+    with pytest.raises(DownloadError) as raised:
+        resolve()
+    assert "HF_ENDPOINT" in str(raised.value.hint)
+    assert list(outside.iterdir()) == []
+    assert not made.fetched()
+    assert not any(path.is_file() for path in (tmp_path / "hub").rglob("*"))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_what_is_longer_than_the_list_says_is_not_written(name, served, tmp_path):
+    made, resolve = served(FOLDER)
+    made.endless.add(name)
+    with pytest.raises(DownloadError, match="longer than"):
+        resolve()
+    assert all(path.stat().st_size <= len(FOLDER[name]) for path in (tmp_path / "hub").rglob("*.partial"))
+
+
+def test_small_files_have_a_checksum_too(served):
+    made, resolve = served(FOLDER)
+    made.lies["config.json"] = b'{"model_type": "evil!"}'
+    with pytest.raises(DownloadError, match="wrong checksum: git's sha1"):
+        resolve()
+
+
+def test_the_hubs_library_finds_what_was_fetched(served, tmp_path):
+    """The cache is the library's own: its branch, its links, its blobs."""
+    from huggingface_hub import try_to_load_from_cache
+
+    _, resolve = served(FOLDER)
+    folder = resolve()
+    found = try_to_load_from_cache("owner/model", "config.json", cache_dir=tmp_path / "hub")
+    assert Path(found) == folder / "config.json"
+    assert (folder / "config.json").is_symlink()
+    assert (tmp_path / "hub" / "models--owner--model" / "refs" / "main").read_text() == COMMIT

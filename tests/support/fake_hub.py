@@ -24,6 +24,9 @@ class FakeHub:
         cut: file name -> bytes after which the connection breaks, once for each entry.
         stall: file name -> bytes after which nothing more comes, once for each entry.
         lies: file name -> contents that are sent instead, under the right checksum.
+        listed: file name -> what the list of files says of it otherwise (``rfilename``, ``size``, ``lfs``, ``blobId``).
+        commit: what it calls the newest commit.
+        endless: file names whose contents are sent again and again.
         refused: repository -> (HTTP status, the hub's error code).
         asked: (method, path) of every request; ``ranges``: the Range header of each GET of a file.
         sent: bytes of each file that were sent.
@@ -33,6 +36,9 @@ class FakeHub:
     cut: dict[str, list[int]] = field(default_factory=dict)
     stall: dict[str, list[int]] = field(default_factory=dict)
     lies: dict[str, bytes] = field(default_factory=dict)
+    listed: dict[str, dict[str, object]] = field(default_factory=dict)
+    commit: object = COMMIT
+    endless: set[str] = field(default_factory=set)
     refused: dict[str, tuple[int, str]] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)
     ranges: dict[str, list[str | None]] = field(default_factory=lambda: defaultdict(list))
@@ -91,11 +97,12 @@ def fake_hub(repositories: dict[str, dict[str, bytes]]) -> Iterator[FakeHub]:
                         "size": len(content),
                         "blobId": _sha1(content),
                         **({"lfs": large} if large else {}),
+                        **hub.listed.get(name, {}),
                     }
                     for name, content, large in entries
                 ]
-                found = {"id": repo, "modelId": repo, "sha": COMMIT, "siblings": siblings, "private": False, "tags": [],
-                         "downloads": 0, "likes": 0}  # fmt: skip
+                others = {"private": False, "tags": [], "downloads": 0, "likes": 0}
+                found = {"id": repo, "modelId": repo, "sha": hub.commit, "siblings": siblings, **others}
             self._send(200, json.dumps(found).encode(), {"Content-Type": "application/json"})
 
         def _file(self, repo: str, name: str, *, body: bool) -> None:
@@ -134,9 +141,15 @@ def fake_hub(repositories: dict[str, dict[str, bytes]]) -> Iterator[FakeHub]:
             self, status: int, content: bytes, headers: dict[str, str], *, body: bool = True, name: str = ""
         ) -> None:
             self.send_response(status)
-            for key, value in {**headers, "Content-Length": str(len(content))}.items():
+            endless = name in hub.endless
+            for key, value in {**headers, **({} if endless else {"Content-Length": str(len(content))})}.items():
                 self.send_header(key, value)
             self.end_headers()
+            while endless and body and not ended.is_set():
+                try:
+                    self.wfile.write(content)
+                except OSError:
+                    return
             if not body or self.command == "HEAD":
                 return
             if hub.cut.get(name):
@@ -173,4 +186,5 @@ def _large(name: str, content: bytes) -> dict[str, object] | None:
 
 
 def _sha1(content: bytes) -> str:
-    return hashlib.sha1(content).hexdigest()
+    """git's name of a file's contents."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
