@@ -2,8 +2,8 @@
 
 HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE mean what they always do. Files are fetched here, into the very
 places where the hub's library keeps them: its newer releases begin an interrupted file from the start, and it checks
-sizes, not contents. And HF_ENDPOINT may be anybody's: the library makes paths of the checksums and commits that a server
-tells, whatever they are, where here all that a listing says is looked at first. Only the largest files are the
+sizes, not contents. And HF_ENDPOINT may be anybody's: the library makes paths of the checksums and commits that it is
+told, whatever they are, where here all that a listing says is looked at first. Only the largest files are the
 library's.
 """
 
