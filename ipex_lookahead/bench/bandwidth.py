@@ -22,24 +22,22 @@ _MOST_BYTES = 4096
 
 
 def kept_bandwidth() -> float:
-    """Bytes a second, as :func:`measured_bandwidth` of the last day said; measured where that is not known.
+    """Bytes a second, the most that was measured in the last day; measured where nothing was.
 
     Raises EngineError where there is no native core.
     """
-    with suppress(ModelFormatError, OSError, KeyError, TypeError, ValueError):
-        found = load_object(_file(), _MOST_BYTES)
-        age, rate = time.time() - float(found["time"]), float(found["bytes_a_second"])
-        if found["on"] == _machine() and 0 <= age < KEPT_SECONDS and 0 < rate < float("inf"):
-            return rate
-    return measured_bandwidth()
+    return _kept() or measured_bandwidth()
 
 
 def measured_bandwidth() -> float:
-    """Bytes a second that the default threads read, measured now; kept for :func:`kept_bandwidth`.
+    """Bytes a second that the default threads read, measured now.
 
-    Raises EngineError where there is no native core.
+    The most of a day is kept for :func:`kept_bandwidth`: what else a machine does only makes it less. Raises
+    EngineError where there is no native core.
     """
     rate = core.read_bandwidth(READ_BYTES, default_threads(), core.chosen_isa())
+    if rate <= (_kept() or 0.0):
+        return rate
     said = {"on": _machine(), "bytes_a_second": rate, "time": time.time()}
     with suppress(OSError):  # a folder that cannot be written: it is measured each time
         _file().parent.mkdir(parents=True, exist_ok=True)
@@ -47,6 +45,15 @@ def measured_bandwidth() -> float:
             temporary.write_text(json.dumps(said), encoding="utf-8")
             temporary.replace(_file())
     return rate
+
+
+def _kept() -> float | None:
+    with suppress(ModelFormatError, OSError, KeyError, TypeError, ValueError):
+        found = load_object(_file(), _MOST_BYTES)
+        age, rate = time.time() - float(found["time"]), float(found["bytes_a_second"])
+        if found["on"] == _machine() and 0 <= age < KEPT_SECONDS and 0 < rate < float("inf"):
+            return rate
+    return None
 
 
 def _file() -> Path:

@@ -32,6 +32,16 @@ def test_it_is_measured_once(measured):
     assert len(measured) == 2
 
 
+def test_the_most_of_a_day_is_kept(measured, monkeypatch):
+    """Another program can only take bandwidth away."""
+    assert bandwidth.measured_bandwidth() == 20e9
+    monkeypatch.setattr(bandwidth.core, "read_bandwidth", lambda *_: 5e9)
+    assert bandwidth.measured_bandwidth() == 5e9
+    assert bandwidth.kept_bandwidth() == 20e9
+    monkeypatch.setattr(bandwidth.core, "read_bandwidth", lambda *_: 30e9)
+    assert bandwidth.measured_bandwidth() == bandwidth.kept_bandwidth() == 30e9
+
+
 @pytest.mark.parametrize(
     "wrong",
     ["", "[]", "{}", '{"bytes_a_second": "x", "time": 0, "on": ""}', "old", "another machine", "negative", "future"],
