@@ -195,15 +195,16 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
     options = {**drafting(body.lookahead), **memory_of(request, body.cache_salt)}
     prepared = await server.prepare(lambda: prepare(served, talk))
     answers = server.start([prepared.ask(talk, rules=rules, options=options)])
-    writer = _Writer(body.model or server.settings.names[0], len(prepared.prompt), answers)
+    writer = _Writer(body.model or server.settings.names[0], len(prepared.prompt), answers, body.stop_sequences or ())
     return await answer(request, server, answers, writer, stream=bool(body.stream), ignored=body.ignored())
 
 
 class _Writer:
     """One answer in Anthropic's shapes."""
 
-    def __init__(self, model: str, prompt: int, answers: Answers) -> None:
+    def __init__(self, model: str, prompt: int, answers: Answers, stops: Sequence[str]) -> None:
         self._answers = answers
+        self._stops = stops
         self._prompt = prompt
         self._head = {"id": "msg_" + secrets.token_hex(12), "type": "message", "role": "assistant", "model": model}
 
@@ -241,7 +242,7 @@ class _Writer:
                         yield part
                     block += 1
                 if delta.finish is not None:
-                    ended = _ended(delta.finish)
+                    ended = _ended(delta.finish, self._stops)
                     yield _event("message_delta", delta=ended, usage=_usage(delta.finish.stats))
         yield _event("message_stop")
 
@@ -258,7 +259,7 @@ class _Writer:
         return {
             **self._head,
             "content": content,
-            **_ended(one.finish),
+            **_ended(one.finish, self._stops),
             "usage": _usage(stats),
             "timings": timings(stats),
         }
@@ -285,8 +286,9 @@ def _block(call: Call, given: Any) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id.replace("call_", "toolu_"), "name": call.name, "input": given}
 
 
-def _ended(finish: Finish) -> dict[str, Any]:
-    if finish.stop is not None and finish.reason == "stop":
+def _ended(finish: Finish, stops: Sequence[str]) -> dict[str, Any]:
+    """``stops`` are the request's own: at one of the model's generation config a turn just ends."""
+    if finish.stop in stops and finish.reason == "stop":
         return {"stop_reason": "stop_sequence", "stop_sequence": finish.stop}
     return {"stop_reason": _REASONS[finish.reason], "stop_sequence": None}
 
