@@ -138,7 +138,7 @@ json_option = option("--json", "as_json", is_flag=True, help="One JSON object as
 def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """``--temperature --top-k --top-p --min-p --seed``; what is not given is recommended for the model, or greedy."""
     own = "0 always takes the likeliest token. What is recommended for the model if not given, else 0."
-    seed = "Of the sampler: the same seed, the same text. 0 if not given, or drawn with a --temperature of yours."
+    seed = "Of the sampler: the same seed, the same text. Fixed if not given, drawn with a --temperature of yours."
     return _sampling_options(command, option("--temperature", type=click.FloatRange(0), help=own), seed)
 
 

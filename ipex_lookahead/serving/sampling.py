@@ -18,8 +18,8 @@ from ipex_lookahead.serving.limits import Limits
 
 LOOKAHEAD = "most drafted tokens a step, 0 is off; the server's `--lookahead` if left out; never changes the answer"
 SEED = (
-    "the same seed, request and `system_fingerprint` give the same bytes; where it is left out 0, or drawn where a"
-    " temperature is given; told in `timings.seed`, up to 2^53 - 1"
+    "the same seed, request and `system_fingerprint` give the same bytes; where it is left out always the same one,"
+    " or drawn where a temperature is given; told in `timings.seed`, up to 2^53 - 1"
 )
 TEMPERATURE = "0 takes the likeliest token; the model's own, else 0"
 
