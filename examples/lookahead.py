@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import click
@@ -22,7 +21,8 @@ from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.terminal import counted
 from ipex_lookahead.tokenization.prompts import build_prompt
 
-ARTICLE = (Path(__file__).parent / "article.txt").read_text(encoding="utf-8")
+PROMPT = "Write four Python functions, add, subtract, multiply and divide, each of two numbers a and b."
+"""What the embedded model answers rightly, and much of the answer follows from what stands before."""
 
 
 def generate(model: Any, ids: list[int], new_tokens: int, lookahead: int) -> tuple[list[int], GenerationStats]:
@@ -42,8 +42,8 @@ def generate(model: Any, ids: list[int], new_tokens: int, lookahead: int) -> tup
 
 @click.command(context_settings={"show_default": True})
 @click.option("--repo-id-or-model-path", "name", default="default", help="A folder, a .gguf file, a hub id, 'default'.")
-@click.option("--prompt", default=ARTICLE, show_default="an article to summarise", help="What to answer.")
-@click.option("--n-predict", default=128, type=click.IntRange(1), help="Most tokens to generate.")
+@click.option("--prompt", default=PROMPT, help="What to answer.")
+@click.option("--n-predict", default=192, type=click.IntRange(1), help="Most tokens to generate.")
 @click.option("--n-lookahead-tokens", default=3, type=click.IntRange(1, 64), help="Most drafted tokens a step.")
 @click.option("--low-bit", help="sym_int4, sym_int8, bf16, fp16; as the file has it if not given.")
 @click.option("--threads", type=click.IntRange(1), help="All physical cores if not given.")

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,43 @@ def test_the_demo_ends_with_a_model_to_try():
     last = done.stdout.splitlines()[-1]
     assert re.fullmatch(r"a larger model that suits this machine \(.*\): ipex-lookahead run \S+", last)
     assert last.split()[-1] in recommended_models()
+
+
+def functions_in(answer: str) -> dict[str, Any]:
+    """What the first block of Python in an answer defines."""
+    defined: dict[str, Any] = {}
+    exec(answer.split("```python\n")[1].split("```")[0], {"__builtins__": {}}, defined)  # arithmetic without names
+    return defined
+
+
+def are_right(functions: dict[str, Any]) -> bool:
+    """Whether they are sum, difference, product and quotient, in that order."""
+    return [function(6, 3) for function in functions.values()] == [9, 3, 18, 2]
+
+
+def test_the_demo_answers_rightly():
+    """What people see first: a right answer, that ends by itself, twice the same."""
+    done = run("lookahead.py")
+    assert done.returncode == 0, done.stderr
+    plain, ahead = done.stdout.split("--- with lookahead")
+    assert are_right(functions_in(plain))
+    assert are_right(functions_in(ahead))
+    assert int(re.search(r"Tokens generated (\d+)", plain)[1]) < 192
+    assert re.search(r"with lookahead .*\byes", done.stdout)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/start.md"])
+def test_the_first_prompt_is_answered_rightly_and_drafted(page):
+    """As it stands there, with the model's own sampling; a third of the answer comes from drafts."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    prompt = re.search(r'ipex-lookahead generate "([^"]+)"', text)[1]
+    command = [sys.executable, "-m", "ipex_lookahead.cli.main", "generate", "--json", "--no-adaptive", prompt]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert are_right(functions_in(found["text"]))
+    assert (found["finish_reason"], found["repeats_itself"]) == ("stop", False)
+    assert found["drafted_share"] > 0.3
 
 
 def test_lookahead_fails_where_outputs_differ(model):
