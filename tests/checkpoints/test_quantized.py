@@ -50,7 +50,14 @@ def test_values_are_those_that_the_scheme_defines(tmp_path: Path, kind: Kind) ->
     checkpoint.close()
 
 
-@pytest.mark.parametrize("kind", [KINDS[0], KINDS[1], folders.awq(32), folders.bnb4("nf4")], ids=lambda kind: kind.name)
+FUSED = [
+    KINDS[0], KINDS[1], folders.awq(32), folders.bnb4("nf4"), folders.gptq(2, 32, False),
+    folders.awq(32, layout="gemv"), floats.fp8(24, 64), floats.compressed_fp8("channel"), floats.nvfp4(),
+    floats.mxfp4(), hqq(4, 32),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FUSED, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("model_type", ["phi3", "qwen2", "qwen3_moe", "gemma3_text"])
 def test_other_families_with_fused_rows_and_experts(tmp_path: Path, model_type: str, kind: Kind) -> None:
     model = build(model_type, variants(model_type)[0])

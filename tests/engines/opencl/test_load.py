@@ -23,7 +23,8 @@ from ipex_lookahead.errors import EngineError, LookaheadError
 from ipex_lookahead.tokenization.prompts import build_prompt
 from tests.support.family_engines import each, some
 from tests.support.native import ids_of, one_by_one, run
-from tests.support.quantized_folders import ORDERED, Kind, write_quantized
+from tests.support.quantized_float_folders import fp8, mxfp4, nvfp4
+from tests.support.quantized_folders import ORDERED, Kind, awq, gptq, write_quantized
 from tests.support.tiny import write_tiny_llama
 from tests.support.tiny_families import CONTEXT, Variant, build, text, write_folder
 
@@ -40,6 +41,19 @@ def test_every_family(tmp_path: Path, model_type: str, variant: Variant) -> None
     for (name, one), (other_name, other) in zip(engine.weights(), native.weights(), strict=True):
         assert name == other_name
         assert [(n, a.tobytes()) for n, a in one.arrays()] == [(n, a.tobytes()) for n, a in other.arrays()], name
+
+
+QUANTISED = [gptq(2, 64, False), gptq(3, 32, True), awq(32, "asym_int4", layout="gemv_fast"), fp8(), nvfp4(), mxfp4()]
+
+
+@pytest.mark.parametrize("kind", QUANTISED, ids=[kind.name for kind in QUANTISED])
+def test_folders_that_others_have_quantised(tmp_path: Path, kind: Kind) -> None:
+    """The native engine's logits, bit for bit."""
+    write_quantized(tmp_path, kind)
+    request = LoadRequest(tmp_path, threads=1)
+    native, engine = load_native(request).engine, load_opencl(request).engine
+    tokens = ids_of(native, 20)
+    assert run(engine, engine.new_cache(), tokens).tobytes() == run(native, native.new_cache(), tokens).tobytes()
 
 
 @pytest.mark.parametrize("kind", ORDERED, ids=[kind.name for kind in ORDERED])
