@@ -55,6 +55,7 @@ LEVELS = {
 SAME_LEVEL = {
     ("checkpoints", "tokenization"),
     ("extras", "errors"),
+    ("hub", "paths"),
     ("hub", "safe_json"),
     ("hub", "safe_yaml"),
     ("config", "paths"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from ipex_lookahead.decoding.kept_costs import processor
 from ipex_lookahead.engines.machine import default_threads
 from ipex_lookahead.engines.native import core
-from ipex_lookahead.errors import ModelFormatError
+from ipex_lookahead.errors import InputError, ModelFormatError
 from ipex_lookahead.hub import cache_folder
 from ipex_lookahead.safe_json import load_object
 from ipex_lookahead.temporary import temporary_file
@@ -39,7 +39,7 @@ def measured_bandwidth() -> float:
     if rate <= (_kept() or 0.0):
         return rate
     said = {"on": _machine(), "bytes_a_second": rate, "time": time.time()}
-    with suppress(OSError):  # a folder that cannot be written: it is measured each time
+    with suppress(OSError, InputError):  # no folder, or one that cannot be written: it is measured each time
         _file().parent.mkdir(parents=True, exist_ok=True)
         with temporary_file(_file()) as temporary:
             temporary.write_text(json.dumps(said), encoding="utf-8")

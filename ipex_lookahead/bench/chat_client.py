@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.paths import given_path
 
 _LINE = 1 << 20
 """Most bytes of one line of a stream."""
@@ -122,7 +123,7 @@ def find_server(url: str, *, model: str | None = None, key: str = "", timeout: f
 def read_key(file: Path) -> str:
     """The first key of a file as ``serve --api-key-file`` reads it. Raises InputError where there is none."""
     try:
-        lines = [line.strip() for line in file.expanduser().read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in given_path(file).read_text(encoding="utf-8").splitlines()]
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not UTF-8 text (byte {error.start})") from None
     except OSError as error:

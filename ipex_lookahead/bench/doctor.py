@@ -17,6 +17,7 @@ from typing import Any
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.errors import EngineError, LookaheadError
+from ipex_lookahead.hub import home_folder
 
 PACKAGES = ("ipex-lookahead", "torch", "transformers", "numpy", "ipex-llm", "intel-extension-for-pytorch")
 
@@ -396,7 +397,9 @@ def questions(count: int) -> list[str]:
 
 def without_paths(text: str) -> str:
     """``text`` with the folders of absolute paths left out: a report is pasted in public."""
-    text = text.replace(str(Path.home()) + "/", "") if str(Path.home()) != "/" else text
+    home = home_folder()
+    if home is not None and str(home) != "/":
+        text = text.replace(f"{home}/", "")
     return re.sub(r"(?<![\w:/.])(?:[A-Za-z]:)?[/\\](?:[^\s/\\'\"]+[/\\])+", "", text)
 
 

@@ -16,6 +16,7 @@ from ipex_lookahead.checkpoints.ipex_llm import is_ipex_llm
 from ipex_lookahead.checkpoints.safetensors import INDEX, MAX_INDEX_BYTES, MAX_SHARDS, SINGLE
 from ipex_lookahead.checkpoints.torch_pickle import TorchFile, chunks
 from ipex_lookahead.errors import InputError, ModelFormatError, SaveError
+from ipex_lookahead.paths import given_path
 from ipex_lookahead.safe_json import JsonObject
 from ipex_lookahead.temporary import put_in_place, temporary_folder
 
@@ -47,7 +48,7 @@ def convert_ipex_llm(
         ModelFormatError: a pickle that is damaged, or is more than a dict of tensors.
         SaveError: the disk is full, or writing fails otherwise.
     """
-    source, target = Path(folder).expanduser(), Path(os.path.realpath(Path(new).expanduser()))
+    source, target = given_path(folder), Path(os.path.realpath(given_path(new)))
     pickles = _pickles(source)
     if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
         raise InputError(f"{target}: is there already", hint="choose a new folder")

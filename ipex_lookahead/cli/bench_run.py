@@ -14,6 +14,7 @@ from ipex_lookahead.cli.options import json_option, option
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import Refused
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.paths import given_path
 from ipex_lookahead.terminal import bar, counted, may_draw, tell_people
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def run(plan_file: str, output: str, no_pictures: bool, as_json: bool) -> None:
         check_matplotlib()
     _force_isa(plan)
     text = _text(plan)
-    folder = Path(output).expanduser()
+    folder = given_path(output)
     done = 0
     with bar("measuring", plan.answers) as draw:
 
@@ -107,7 +108,7 @@ def _force_isa(plan: Plan) -> None:
 def _text(plan: Plan) -> str:
     from ipex_lookahead.bench.quality import PACKAGED_TEXT
 
-    file = Path(plan.prompts).expanduser() if plan.prompts else PACKAGED_TEXT
+    file = given_path(plan.prompts) if plan.prompts else PACKAGED_TEXT
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

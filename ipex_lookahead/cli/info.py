@@ -69,8 +69,9 @@ def machine_facts() -> dict[str, Any]:
     """Machine, instruction sets, threads, memory in bytes, versions, cache folder, what steps were measured to cost."""
     from ipex_lookahead.decoding.kept_costs import cost_folder, known_costs, processor
     from ipex_lookahead.engines.machine import machine_memory
-    from ipex_lookahead.hub import cache_folder
+    from ipex_lookahead.hub import cache_folder_if_any
 
+    cache = cache_folder_if_any()
     return {
         "machine": {
             "processor": processor(),
@@ -82,7 +83,7 @@ def machine_facts() -> dict[str, Any]:
         "engine": _engine(),
         "opencl": _opencl(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
-        "cache_folder": str(cache_folder()),
+        "cache_folder": None if cache is None else str(cache),
         "step_costs": known_costs(cost_folder())[:MOST_COSTS],
     }
 

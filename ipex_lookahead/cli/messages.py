@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.hub import home_folder
 from ipex_lookahead.temporary import temporary_file
 from ipex_lookahead.terminal import wants_plain
 
@@ -105,8 +106,11 @@ def line_editor(names: list[str]) -> Any:
 def load_history(readline: Any) -> None:
     """What was typed before; nothing where there is no file, or none that is text."""
     readline.clear_history()
+    file = history_file()
+    if file is None:
+        return
     try:
-        lines = history_file().read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
+        lines = file.read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
     except OSError:  # the first time there is none
         return
     meant = {escape: plain for plain, escape in _ESCAPED.items()}
@@ -120,6 +124,8 @@ def save_history(readline: Any) -> None:
     said = [readline.get_history_item(number + 1) or "" for number in range(count)][-HISTORY_LINES:]
     lines = [re.sub(r"[\\\n]", lambda found: _ESCAPED[found[0]], message) for message in said]
     file = history_file()
+    if file is None:
+        return
     file.parent.mkdir(parents=True, exist_ok=True)
     with temporary_file(file) as temporary:
         temporary.chmod(0o600)  # it holds what people typed
@@ -148,7 +154,9 @@ def _block(begun: str, ask: Callable[[str], str | None]) -> str:
     return begun.rstrip().removesuffix(QUOTE).strip("\n") if closed else begun
 
 
-def history_file() -> Path:
-    """``$XDG_STATE_HOME/ipex-lookahead/chat_history``, by default below ``~/.local/state``."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "ipex-lookahead" / "chat_history"
+def history_file() -> Path | None:
+    """``$XDG_STATE_HOME/ipex-lookahead/chat_history``, by default below ``~/.local/state``; None without a home."""
+    home, state = home_folder(), os.environ.get("XDG_STATE_HOME")
+    if not state and home is None:
+        return None
+    return Path(state or f"{home}/.local/state") / "ipex-lookahead" / "chat_history"

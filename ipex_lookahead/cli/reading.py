@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.paths import given_path
 from ipex_lookahead.terminal import is_terminal
 
 PATIENCE_SECONDS = 2.0
@@ -45,7 +46,7 @@ def read_prompt(argument: str | None, file: str | None) -> str:
 
 def _of_file(file: Path) -> str:
     try:
-        return file.expanduser().read_bytes().decode("utf-8")
+        return given_path(file).read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not UTF-8 text (byte {error.start})") from error
     except OSError as error:

@@ -15,6 +15,7 @@ from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.types import LowBit, Refused, unknown
 from ipex_lookahead.config import NO_STORE, is_memory
 from ipex_lookahead.low_bits import NOT_MADE, is_rules_file, why_not_made
+from ipex_lookahead.paths import given_path
 
 
 def refuse(ctx: click.Context) -> None:
@@ -89,7 +90,7 @@ def _check_files_to_write(ctx: click.Context) -> None:
         given = ctx.params.get(name)
         if given is None or (name == "store" and (given == NO_STORE or is_memory(given))):
             continue
-        file = Path(os.path.realpath(Path(given).expanduser()))
+        file = Path(os.path.realpath(given_path(given)))
         problem, hint = "", "name a file in a folder that you may write"
         if file.exists() and not file.is_file():
             problem = "is no file"

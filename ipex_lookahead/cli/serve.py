@@ -24,6 +24,7 @@ from ipex_lookahead.cli.options import (
 from ipex_lookahead.cli.types import Size, Strategy, Tokens
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.extras import installing
+from ipex_lookahead.paths import given_path
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 """Packages of the extra ``serve``."""
@@ -183,5 +184,5 @@ def _look_at(model: str | None) -> None:
 
 def _name(model: str) -> str:
     """What a model is called where nobody said: the last part of its path, or its name on the hub."""
-    path = Path(model).expanduser()
+    path = given_path(model)
     return path.resolve().stem if path.suffix == ".gguf" else path.resolve().name if path.exists() else model

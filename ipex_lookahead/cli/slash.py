@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ipex_lookahead.cli.options import Sampling
@@ -16,6 +15,7 @@ from ipex_lookahead.cli.tables import fact_lines, terminal_width
 from ipex_lookahead.config import MAX_DRAFT
 from ipex_lookahead.errors import InputError, ModelFormatError
 from ipex_lookahead.generation.recommended import SEED
+from ipex_lookahead.paths import given_path
 from ipex_lookahead.safe_json import load_object
 from ipex_lookahead.temporary import temporary_file
 from ipex_lookahead.terminal import counted
@@ -164,7 +164,7 @@ def _number(name: str, text: str, kind: type, low: float, high: float) -> float:
 def _save(session: Session, text: str) -> None:
     if not text:
         raise InputError("/save needs a file's name")
-    path = Path(text).expanduser()
+    path = given_path(text)
     content = {
         "system": session.conversation.system,
         "turns": [{"user": turn.user, "assistant": turn.answer} for turn in session.conversation.turns],
@@ -183,7 +183,7 @@ def _save(session: Session, text: str) -> None:
 def _load(session: Session, text: str) -> None:
     if not text:
         raise InputError("/load needs a file's name")
-    path = Path(text).expanduser()
+    path = given_path(text)
     try:
         found = load_object(path, MOST_BYTES)
         system, turns = found["system"], [(turn["user"], turn["assistant"]) for turn in found["turns"]]

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from ipex_lookahead.errors import SaveError
+from ipex_lookahead.paths import given_path
 
 
 def check_output(file: str | None, *, overwrite: bool) -> None:
@@ -20,7 +21,7 @@ def check_output(file: str | None, *, overwrite: bool) -> None:
         if overwrite:
             raise click.UsageError("--overwrite has no effect without --output; add it, or leave it out")
         return
-    path = Path(file).expanduser()
+    path = given_path(file)
     if path.is_dir():
         raise click.UsageError(f"--output: {file} is a folder; name a file")
     if path.exists() and not overwrite:
@@ -39,7 +40,7 @@ def written(file: str) -> Iterator[Callable[[str], None]]:
 
     Raises SaveError where it cannot be written.
     """
-    path = Path(os.path.realpath(Path(file).expanduser()))
+    path = Path(os.path.realpath(given_path(file)))
     name = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         out = name.open("x", encoding="utf-8", errors="surrogateescape")

@@ -25,7 +25,8 @@ from ipex_lookahead.engines.base import Engine, NamesKernels
 from ipex_lookahead.engines.native.core import core_build
 from ipex_lookahead.engines.native.decoder import KV_CACHES, kv_bytes_per_token
 from ipex_lookahead.errors import LookaheadError, ModelFormatError
-from ipex_lookahead.hub import cache_folder
+from ipex_lookahead.hub import cache_folder_if_any
+from ipex_lookahead.paths import given_path
 from ipex_lookahead.safe_json import load_object
 
 FORMAT = 2
@@ -60,11 +61,12 @@ class Measured:
         return self.disturbance >= NOISY
 
 
-def cost_folder() -> Path:
-    """Where calibrations are kept: ``$IPEX_LOOKAHEAD_COSTS``, else ``costs`` in the cache folder."""
+def cost_folder() -> Path | None:
+    """Where calibrations are kept: ``$IPEX_LOOKAHEAD_COSTS``, else ``costs`` in the cache folder, if there is one."""
     if chosen := os.environ.get("IPEX_LOOKAHEAD_COSTS"):
-        return Path(chosen).expanduser()
-    return cache_folder() / "costs"
+        return given_path(chosen)
+    cache = cache_folder_if_any()
+    return None if cache is None else cache / "costs"
 
 
 def file_of(folder: Path, engine: Engine) -> Path:
@@ -113,13 +115,13 @@ def prune(folder: Path) -> None:
             file.unlink()
 
 
-def known_costs(folder: Path, config: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+def known_costs(folder: Path | None, config: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """The calibrations of this processor in a folder, the newest first: what they are of, and milliseconds by rows.
 
     ``noisy`` tells that other processes had the machine then. Those of other builds of the native core are left out.
 
     Args:
-        folder: see :func:`cost_folder`.
+        folder: see :func:`cost_folder`; None holds none.
         config: a checkpoint's config; then only those of models of that shape (a base and an instruct model share
             theirs), in whatever format. None = of all models.
     """
@@ -138,16 +140,18 @@ def known_costs(folder: Path, config: Mapping[str, Any] | None = None) -> list[d
     return found
 
 
-def forget_costs(folder: Path, config: Mapping[str, Any] | None = None) -> int:
+def forget_costs(folder: Path | None, config: Mapping[str, Any] | None = None) -> int:
     """Delete the calibrations that a folder holds, so that they are measured again; how many were deleted.
 
     Args:
-        folder: see :func:`cost_folder`; one that is not there holds none.
+        folder: see :func:`cost_folder`; None, or one that is not there, holds none.
         config: as for :func:`known_costs`; None deletes damaged files and what an interrupted write left over, too.
 
     Raises:
         OSError: a file cannot be deleted.
     """
+    if folder is None:
+        return 0
     if config is None:
         doomed = [*folder.glob("*.json"), *folder.glob(f"{TEMPORARY}*")]
     else:
@@ -195,9 +199,9 @@ def _measured(found: Mapping[str, Any]) -> Measured | None:
     return Measured(calibration, float(found["disturbance"]), float(found["at"]))
 
 
-def _files(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _files(folder: Path | None) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Files of calibrations, those used last first, and what is in each that says what engine it is of."""
-    for file in sorted(folder.glob("*.json"), key=_changed, reverse=True):
+    for file in [] if folder is None else sorted(folder.glob("*.json"), key=_changed, reverse=True):
         try:
             found = load_object(file, FILE_BYTES)
         except ModelFormatError:

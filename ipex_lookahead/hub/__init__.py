@@ -8,7 +8,7 @@ from pathlib import Path
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.hub.cached import CachedModel, Removal, cached_models, removal_of
 from ipex_lookahead.hub.embedded import DEFAULT, EmbeddedModel, fetch_embedded
-from ipex_lookahead.hub.folders import cache_folder, hub_cache_folder
+from ipex_lookahead.hub.folders import cache_folder, cache_folder_if_any, home_folder, hub_cache_folder
 from ipex_lookahead.hub.names import HubName, parse_name
 from ipex_lookahead.hub.options import HubOptions
 from ipex_lookahead.hub.repository import fetch_repository
@@ -21,8 +21,10 @@ __all__ = [
     "HubOptions",
     "Removal",
     "cache_folder",
+    "cache_folder_if_any",
     "cached_models",
     "fetch_embedded",
+    "home_folder",
     "hub_cache_folder",
     "parse_name",
     "removal_of",

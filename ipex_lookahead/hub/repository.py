@@ -77,12 +77,14 @@ def fetch_repository(name: HubName, options: HubOptions, *, progress: bool = Tru
     Where the hub cannot be reached, what is in the cache serves, if it is complete.
 
     Raises:
+        InputError: there is no folder to keep it in.
         DownloadError: it could not be fetched, or is not what the hub says it is.
         InputError: no such file in the repository.
         UnsupportedModelError: the repository holds nothing that this package reads.
     """
     from huggingface_hub import snapshot_download
 
+    hub_cache_folder(options.cache_dir)  # without one there is nothing to begin
     with _sentences(name):
         try:
             if options.local_files_only:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.paths import given_path
 
 LEAST = 16
 """Characters of a key."""
@@ -30,7 +31,7 @@ class Keys:
         Raises InputError for a file that cannot be read, holds no key, or one of under ``LEAST`` characters.
         """
         try:
-            lines = file.expanduser().read_text(encoding="utf-8").splitlines()
+            lines = given_path(file).read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError as error:
             raise InputError(f"{file} is not UTF-8 text (byte {error.start})") from None
         except OSError as error:

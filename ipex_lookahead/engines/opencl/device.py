@@ -29,7 +29,7 @@ from ipex_lookahead.engines.opencl.recording import recorder_of
 from ipex_lookahead.engines.opencl.self_test import check
 from ipex_lookahead.errors import EngineError, InputError
 from ipex_lookahead.extras import installing
-from ipex_lookahead.hub.folders import cache_folder
+from ipex_lookahead.hub.folders import cache_folder_if_any
 
 KERNELS = Path(__file__).parent / "kernels"
 LANES = 16
@@ -272,8 +272,8 @@ class Device:
             flags = [self._language(spelling), *NUMERICS, *defines, *options]
             with self.errors("programmed"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # remarks of the compiler
-                made = self.cl.Program(self.context, source)
-                self._programs[key] = made.build(flags, cache_dir=str(cache_folder() / "opencl"))
+                made, cache = self.cl.Program(self.context, source), cache_folder_if_any()
+                self._programs[key] = made.build(flags, cache_dir=False if cache is None else str(cache / "opencl"))
         return self._programs[key]
 
     def _language(self, spelling: Spelling) -> str:
