@@ -9,6 +9,7 @@ For the command line itself, and for scripts that use the package, such as the e
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import traceback
@@ -45,6 +46,7 @@ def run_command(
         _say("error: standard output is closed, so there is nowhere to write to")
         _say("hint: send it to a file, or to /dev/null")
         return FAILED
+    _write_what_can_be_written()
     try:
         code: Any = command.main(
             args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False
@@ -66,6 +68,13 @@ def run_command(
         return FAILED
     finally:
         _flush_or_drop()
+
+
+def _write_what_can_be_written() -> None:
+    """A letter that a stream's encoding lacks (PYTHONIOENCODING=ascii) is spelled: no end in mid-answer."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _flush_or_drop() -> None:

@@ -210,9 +210,11 @@ def limit_resources(limits: dict[str, Any]) -> None:
     from datetime import datetime
 
     datetime.now().strftime("%d")
-    resource.setrlimit(resource.RLIMIT_AS, (limits["memory"], limits["memory"]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for limit, most in ((resource.RLIMIT_AS, limits["memory"]), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
+        _, hard = resource.getrlimit(limit)
+        if hard != resource.RLIM_INFINITY:  # a limit that stands already (ulimit -Hv) may be lowered only
+            most = min(most, hard)
+        resource.setrlimit(limit, (most, most))
     limit_time(limits["seconds"])
 
 

@@ -99,11 +99,11 @@ def test_a_folder_that_is_named_is_used(tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["generate", "--prompt-file", "~/prompt"],
-        ["generate", "-o", "~/out", "Hi"],
-        ["generate", "--store", "~/s", "Hi"],
+        ["--prompt-file", "~/prompt"],
+        ["-o", "~/out", "Hi"],
+        ["--store", "~/s", "Hi"],
     ],
-    ids=lambda found: found[1],
+    ids=lambda found: found[0],
 )
 def test_a_path_in_the_home_that_is_not_there_is_refused(arguments, model):
     done = homeless(["generate", *arguments, "-m", str(model)])
