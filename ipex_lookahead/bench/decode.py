@@ -143,7 +143,9 @@ def summarise(modes: Sequence[Mode], files: Sequence[str] = (), categories: Sequ
     A prompt's speed is the median of its repetitions; ``decode_tok_s`` weighs prompts by their tokens. A ratio is a
     speed over that of the same prompt at lookahead 0: ``prompt_ratios`` in the order of the prompts, their mean in
     ``mean_prompt_ratio``, the worst in ``slowest_prompt_ratio``; 1 where nothing could be timed. Where
-    ``ratio_is_noise`` they cannot be told from 1. ``files`` and ``categories`` name each prompt's file and category,
+    ``ratio_is_noise`` they cannot be told from 1. ``cpu_ms_per_token`` is what all threads of the process compute for a
+    token after the first, which other processes disturb less than they do the clock on the wall; ``cpu_ratio`` is the
+    median over prompts of that time beside lookahead 0, so above 1 where lookahead costs. ``files`` and ``categories`` name each prompt's file and category,
     for ``by_file`` and ``by_category``. A warm row's ``memory_gain`` is its speed over that of the cold row before it.
     """
     plain = modes[0]
@@ -172,6 +174,8 @@ def _row(mode: Mode, plain: Mode, groups: dict[str, Sequence[str]]) -> dict[str,
         "prompts": len(mode.answers),
         "tokens": sum(s.tokens for s in firsts),
         "decode_tok_s": _over(sum(s.decode_tokens for s in firsts), sum(map(_decode_seconds, mode.answers))),
+        "cpu_ms_per_token": 1e3 * _over(sum(map(_cpu_seconds, mode.answers)), sum(s.decode_tokens for s in firsts)),
+        "cpu_ratio": median(_cpu_ratio(*pair) for pair in zip(mode.answers, plain.answers, strict=True)),
         "prefill_tok_s": _over(sum(s.prompt_tokens for s in everything), sum(s.prefill_seconds for s in everything)),
         "ttft_ms": 1000 * median(s.first_token_seconds for s in everything),
         "mean_acceptance_length": _acceptance_length(everything),
@@ -269,6 +273,15 @@ def _by_position(stats: Sequence[GenerationStats], name: str) -> list[int]:
 
 def _decode_seconds(answers: Sequence[Generation]) -> float:
     return median(g.stats.decode_seconds for g in answers)
+
+
+def _cpu_seconds(answers: Sequence[Generation]) -> float:
+    return median(g.stats.decode_cpu_seconds for g in answers)
+
+
+def _cpu_ratio(answers: Sequence[Generation], plain: Sequence[Generation]) -> float:
+    """Of answers to one prompt; those of a few tokens may be too short for the clock."""
+    return _over(_cpu_seconds(answers), _cpu_seconds(plain)) or 1.0
 
 
 def _speed(answers: Sequence[Generation]) -> float:

@@ -169,20 +169,17 @@ class RecordedEngine:
 
 
 class _Clocked:
-    """A controller whose clock is the cost curve, and the sum of what that says."""
+    """A controller whose clock is the cost curve."""
 
     def __init__(self, inner: Any, curve: CostCurve) -> None:
         self._inner = inner
         self._curve = curve
         self.budget, self.select, self.note, self.observe = inner.budget, inner.select, inner.note, inner.observe
-        self.join, self.leave = inner.join, inner.leave
-        self.seconds = 0.0
+        self.join, self.leave, self.idle = inner.join, inner.leave, inner.idle
 
     def timed(self, rows: int, length: int, seconds: float, proposing: float, experts: int = 0) -> None:
         """What the recorded machine would have taken."""
-        took = self._curve(rows, length, experts)
-        self.seconds += took
-        self._inner.timed(rows, length, took, proposing, experts)
+        self._inner.timed(rows, length, self._curve(rows, length, experts), proposing, experts)
 
 
 class _Watched:
@@ -237,10 +234,13 @@ def replay(
         prompt = np.array(answer.prompt, np.int32)
         limit = len(answer.prompt) + len(answer.output)
         sequence = DecodingSequence(0, prompt, limit, engine.new_cache(), proposer, None, lambda token: False)
-        before = total.tokens
+        before, steps = total.tokens, total.steps
         decode(engine, [sequence], controller, total)
         decode_tokens += total.tokens - before - 1
-        seconds += controller.seconds
+        length = len(answer.prompt) + 1
+        for drafted, accepted, _, _ in total.per_step[steps:]:
+            length += 1 + accepted
+            seconds += truth(1 + drafted, length)
         plain_seconds += sum(truth(1, length) for length in range(len(answer.prompt) + 1, limit))
         propose += proposer.propose_seconds
         observe += proposer.observe_seconds

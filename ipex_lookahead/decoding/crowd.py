@@ -42,6 +42,7 @@ class Table:
         live: their sequences.
         drafts: in this step, of each of ``live``; None = there are none.
         drafting: whether any sequence has a proposer.
+        idle: whether the controller leaves this step alone.
         of_one: whether it is a single party's.
     """
 
@@ -52,6 +53,7 @@ class Table:
         self.numbers = [sequence.index for sequence in self.live]
         self.drafting = any(sequence.proposer is not None for sequence in self.live)
         self.drafts: Sequence[Draft] | None = None
+        self.idle = False
         self.of_one = len(parties) == 1
 
     def propose(self, engine: Engine, beside: int, fail: Callable[[Party, Exception], None]) -> int:
@@ -60,9 +62,12 @@ class Table:
         A draft ends before the sequence's limit: the bonus token needs a place too.
         """
         self.drafts = None
+        controller = self.controller
+        self.idle = controller.idle()
+        if self.idle:
+            return 0
         drafts: list[Draft] = []
         rows = 0
-        controller = self.controller
         for sequence in self.live:
             draft = NO_DRAFT
             proposer = sequence.proposer
@@ -71,10 +76,8 @@ class Table:
                 sequence.asked = budget > 0
                 if budget > 0:
                     try:
-                        if sequence.untold:
-                            for outcome in sequence.untold:
-                                proposer.observe(outcome)
-                            sequence.untold.clear()
+                        for outcome in sequence.outcomes():
+                            proposer.observe(outcome)
                         draft = proposer.propose(budget)
                         count = len(draft.tokens)
                         if count > budget or not engine.supports_tree:
@@ -121,19 +124,22 @@ class Crowd:
         self._counts = [1] * len(self.live)
         self._parents = np.full(len(self.live), -1, np.int32)
         self._logits = any(sequence.choose is not None for sequence in self.live)
+        self._asked = True  # whether a step is of any use to a proposer beyond its tokens
         self._top = max((s.proposer.top for s in self.live if s.proposer is not None), default=0)
 
     def propose(self, memory: PrefixCache | None, fail: Callable[[Party, Exception], None]) -> bool:
         """Ask for drafts; whether there are any. A party whose proposer raises is failed."""
-        rows = 0
+        rows, asked = 0, False
         for table in self.tables:
             if table.drafting:
                 rows += table.propose(self._engine, len(self.live) - len(table.live) + rows, fail)
+                asked = asked or not table.idle
                 if rows and memory is not None and table.drafts is not None:
                     table.drafts = [
                         draft.first(memory.extend_to(sequence.pages, sequence.length, len(draft)))
                         for sequence, draft in zip(table.live, table.drafts, strict=True)
                     ]
+        self._asked = asked
         self.rows = len(self.live) + rows
         return rows > 0
 
@@ -143,7 +149,8 @@ class Crowd:
             batch = self._drafted()
         else:
             tokens = np.array([sequence.last for sequence in self.live], np.int32)
-            batch = Batch(self._caches, self._counts, tokens, self._parents, None, self._logits, self._top)
+            top = self._top if self._asked else 0
+            batch = Batch(self._caches, self._counts, tokens, self._parents, None, self._logits, top)
         return _with_pieces(batch, pieces) if pieces else batch
 
     def _drafted(self) -> Batch:

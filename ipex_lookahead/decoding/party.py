@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -51,6 +51,7 @@ class DecodingSequence:
         pages: its pages, as the scheduler's memory numbers them.
         asked: whether its proposer was asked in this step.
         untold: outcomes of steps since it was last asked, which it is told before it is asked again.
+        missed: tokens of idle steps behind those.
     """
 
     index: int
@@ -69,6 +70,15 @@ class DecodingSequence:
     pages: list[int] = field(default_factory=list)
     asked: bool = False
     untold: list[Outcome] = field(default_factory=list)
+    missed: list[int] = field(default_factory=list)
+
+    def outcomes(self) -> list[Outcome]:
+        """What its proposer was not told so far; idle steps in a row are one outcome. It counts as told."""
+        if self.missed:
+            self.untold.append(Outcome(NO_DRAFT, (), self.missed))
+            self.missed = []
+        found, self.untold = self.untold, []
+        return found
 
     @property
     def shows_prompt(self) -> bool:
@@ -188,6 +198,7 @@ class Party:
         self._on_prefill = on_prefill
         self._first: dict[DecodingSequence, tuple[int, Any]] = {}  # in lockstep: what follows the prompts read so far
         self._started = self._first_token_at = perf_counter()
+        self._cpu_at_first_token = process_time()
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
@@ -253,6 +264,7 @@ class Party:
         if stats.tokens and not stats.first_token_seconds:
             stats.first_token_seconds = perf_counter() - self._started
             self._first_token_at = self._started + stats.first_token_seconds
+            self._cpu_at_first_token = process_time()
 
     def _answered(self, reader: Reader, argmax: list[int], output: StepOutput, row: int) -> None:
         """A prompt is read, ``row`` being the output after it."""
@@ -288,7 +300,7 @@ class Party:
         self.controller = self._begin(self.live)
         for sequence in self.live:
             self.controller.join(sequence.index)
-            sequence.untold.clear()
+            sequence.outcomes()
             if sequence.proposer is not None:
                 before = sequence.prompt if sequence.committed is None else sequence.committed()[:-1]
                 sequence.proposer.begin([*before.tolist(), sequence.last])
@@ -307,6 +319,7 @@ class Party:
         first: int,
         proposing: float,
         forward: float,
+        idle: bool = False,
     ) -> int:
         """Verify, keep and observe what a forward made of the sequences and their drafts.
 
@@ -317,6 +330,7 @@ class Party:
             first: the row of the output that follows the first sequence's last token.
             proposing: seconds that the step spent on drafts.
             forward: seconds of the forward.
+            idle: as the controller said of this step.
 
         Returns:
             The row of the output after the last of theirs.
@@ -337,7 +351,9 @@ class Party:
             if sequence.finish is not None:
                 self.thinner = True
             proposer = sequence.proposer
-            if proposer is not None:
+            if proposer is not None and idle:
+                sequence.missed += emitted
+            elif proposer is not None:
                 scratch = argmax[end - draft.scratch : end] if draft.scratch else ()
                 top: Any = output.top[first:end] if proposer.top and output.top is not None else None
                 outcome = Outcome(draft, accepted, emitted, scratch, top)
@@ -345,7 +361,8 @@ class Party:
                     if sequence.asked:
                         proposer.observe(outcome)
                     else:
-                        sequence.untold.append(outcome)
+                        sequence.untold = [*sequence.outcomes(), outcome]
+                sequence.asked = False
                 controller.observe(sequence.index, outcome)
             if draft.tokens:
                 stats.verified(draft, accepted)
@@ -368,6 +385,7 @@ class Party:
         self.ended = True
         if self.stats.tokens:
             self.stats.decode_seconds = perf_counter() - self._first_token_at
+            self.stats.decode_cpu_seconds = process_time() - self._cpu_at_first_token
         self.stats.finish_reasons = [s.finish or "abandoned" for s in self.sequences]
         self.stats.fold()
 

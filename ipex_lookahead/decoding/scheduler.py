@@ -163,14 +163,14 @@ class Scheduler:
                 count = len(party.live)
                 own = drafts if drafts is None or table.of_one else drafts[at : at + count]
                 try:
-                    first = party.take(own, argmax, output, first, proposing, forward)
+                    first = party.take(own, argmax, output, first, proposing, forward, table.idle)
                 except Exception as error:
                     first += count if own is None else count + sum(map(len, own))
                     self._fail(party, error)
                 at += count
                 if party.thinner and not party.ended:
                     self._settle(party)
-            if table.drafting:
+            if table.drafting and not table.idle:
                 longest = max([sequence.length for sequence in table.live])
                 rows, seconds, experts = (
                     (first - before, forward, output.experts) if alone else (first - before, 0.0, 0)

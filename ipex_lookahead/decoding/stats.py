@@ -26,6 +26,8 @@ class GenerationStats:
         prefill_seconds: from the start to the end of the prompt pass.
         first_token_seconds: from the start to the first emitted token (TTFT).
         decode_seconds: from the first emitted token to the last.
+        decode_cpu_seconds: what all threads of the process have computed in that time, also for others; a worker that
+            waits awake for its next piece of work computes too.
         proposer_seconds, engine_seconds, sampler_seconds: parts of decode_seconds; what is left over is the loop's own.
         finish_reasons: for each sequence "stop" (an end token, stop string or criterion), "length" (as asked for),
             "context" (the model can hold no more), "cancelled" or "abandoned" (an exception ended the generation).
@@ -49,6 +51,7 @@ class GenerationStats:
     prefill_seconds: float = 0.0
     first_token_seconds: float = 0.0
     decode_seconds: float = 0.0
+    decode_cpu_seconds: float = 0.0
     proposer_seconds: float = 0.0
     engine_seconds: float = 0.0
     sampler_seconds: float = 0.0

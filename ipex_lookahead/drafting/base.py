@@ -12,11 +12,12 @@ class Proposer(Protocol):
     """Puts drafts forward for one sequence. It sees committed tokens only, so it has nothing to roll back.
 
     The order of calls is ``begin``, then any number of ``propose`` and ``observe`` in turn. A proposer is
-    deterministic: the same calls give the same drafts. Steps in which it is not asked are observed too, one by one, but
-    not before it is asked again.
+    deterministic: the same calls give the same drafts. Steps in which it is not asked are observed too, but not before
+    it is asked again, and those of which nothing but the tokens is told as one: ``emitted`` are those of all of them.
 
     Attributes:
-        top: how many of the target's most likely ids at every row the proposer wants in its outcomes; mostly 0.
+        top: how many of the target's most likely ids at every row the proposer wants in its outcomes; mostly 0. They
+            take time, so there are none of steps that the controller leaves alone.
     """
 
     @property

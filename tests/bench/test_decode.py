@@ -116,6 +116,19 @@ def test_modes_that_remember_do_so_apart_and_not_from_one_repetition_to_the_next
     ]  # fmt: skip
 
 
+def test_cpu_time_a_token_is_compared_prompt_by_prompt():
+    took = {(7, 0): [2.0, 9.0, 2.0], (7, 3): [2.1, 2.2, 2.2], (8, 0): [4.0] * 3, (8, 3): [4.0] * 3}
+
+    def generate(prompt, lookahead):
+        return generation(range(11), decode_cpu_seconds=took[prompt[0], lookahead].pop())
+
+    for times in took.values():
+        times.append(0.0)  # the warm-up
+    plain, drafting = summarise(measure(generate, [[7], [8]], [3], repeat=3))
+    assert (plain["cpu_ms_per_token"], plain["cpu_ratio"]) == (300.0, 1.0)
+    assert (drafting["cpu_ms_per_token"], drafting["cpu_ratio"]) == (pytest.approx(310.0), pytest.approx(1.05))
+
+
 def test_duplicate_modes_run_once():
     assert [m.lookahead for m in measure(lambda p, n: generation([1]), [[7]], [3, 0, 3])] == [0, 3]
 

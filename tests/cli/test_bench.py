@@ -27,7 +27,7 @@ def test_json_is_the_last_line_and_has_the_fields(scripted, prompts, capsys):
     fields = "lookahead prompts tokens decode_tok_s prefill_tok_s ttft_ms mean_acceptance_length acceptance_rate"
     fields += " identical_to_plain slowest_prompt_ratio python_us_per_step strategy adaptive acceptance_by_source"
     fields += " drafted_by_position accepted_by_position mean_prompt_ratio prompt_ratios by_file"
-    fields += " memory memory_gain by_category prompt_acceptance_lengths"
+    fields += " memory memory_gain by_category prompt_acceptance_lengths cpu_ms_per_token cpu_ratio"
     fields += " ratio_quartiles ratio_is_noise proposer_ms_per_step engine_ms_per_step sampler_ms_per_step"
     for found in report["runs"]:
         assert set(found) == set(fields.split())

@@ -261,4 +261,5 @@ def test_what_a_step_emits_is_what_is_counted(engine: ScriptedEngine) -> None:
     assert stats.accepted_by_position == sorted(stats.accepted_by_position, reverse=True)
     assert stats.first_token_seconds > 0
     assert stats.engine_seconds + stats.proposer_seconds <= stats.decode_seconds
+    assert stats.decode_cpu_seconds > 0
     assert np.isclose(stats.mean_acceptance_length, stats.decode_tokens / stats.sequence_steps)

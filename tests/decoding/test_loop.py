@@ -84,6 +84,9 @@ class Watching:
         self.outcomes: list[tuple[int, Outcome]] = []
         self.times: list[tuple[int, int]] = []
 
+    def idle(self) -> bool:
+        return False
+
     def budget(self, sequence: int) -> int:
         self.asked.append(sequence)
         return self.budgets[len(self.asked) - 1]
@@ -104,6 +107,46 @@ class Watching:
         assert seconds >= 0
         assert proposing >= 0
         self.times.append((rows, length))
+
+
+class Idle(Watching):
+    """It leaves every step alone but the first and the fourth."""
+
+    def __init__(self) -> None:
+        super().__init__([1, 1])
+        self.steps = 0
+
+    def idle(self) -> bool:
+        self.steps += 1
+        return self.steps in (2, 3, 5, 6, 7)
+
+
+class Listening(OracleProposer):
+    """A proposer that has nothing to draft, which wants the likeliest ids and keeps what it is told."""
+
+    top = 2
+
+    def __init__(self) -> None:
+        super().__init__([1, 2, *TEXT])
+        self.told: list[Any] = []
+
+    def propose(self, budget: int) -> Draft:
+        self.told.append("asked")
+        return Draft()
+
+    def observe(self, outcome: Outcome) -> None:
+        self.told.append((list(outcome.emitted), outcome.top is not None))
+
+
+def test_of_idle_steps_a_proposer_is_told_the_tokens_at_once_and_the_controller_nothing() -> None:
+    engine, controller, proposer = scripted(TEXT, 32, 2), Idle(), Listening()
+    forward, tops = engine.forward, []
+    engine.forward = lambda batch: tops.append(batch.top) or forward(batch)  # type: ignore[method-assign]
+    decode(engine, [sequence(engine, proposer)], controller, GenerationStats())
+    assert proposer.told == ["asked", ([6], True), ([7, 8], False), "asked", ([9], True)]
+    assert tops == [0, 2, 0, 0, 2, 0, 0, 0], "the first one reads the prompt"
+    assert [outcome.emitted for _, outcome in controller.outcomes] == [[6], [9]]
+    assert len(controller.times) == 2
 
 
 def test_the_controller_decides_and_is_told() -> None:

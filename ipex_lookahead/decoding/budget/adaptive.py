@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ipex_lookahead.decoding.budget.acceptance import Acceptance, Expected
-from ipex_lookahead.decoding.budget.asking import Asking, asking_seconds
+from ipex_lookahead.decoding.budget.asking import NEVER_IDLE, Asking, asking_seconds
 from ipex_lookahead.decoding.budget.base import Selection
 from ipex_lookahead.decoding.budget.dear import DEAR, Dear
 from ipex_lookahead.decoding.budget.ledger import ACCOUNT_STEPS, Ledger, Step
@@ -59,6 +59,8 @@ class AdaptiveBudget:
         self._ledger = Ledger(curve, most + 1)
         self._dear = Dear(most)
         self._asking = Asking()
+        self._may_idle = source not in NEVER_IDLE
+        self._idle = 0  # steps from now on that are left alone
         self._reach = Reach(most)
         self._scratch = Scratch()
         self._window = WindowGain()
@@ -72,10 +74,18 @@ class AdaptiveBudget:
     def join(self, sequence: int) -> None:
         """A sequence comes: its proposer is asked at once."""
         self._asking.wake()
+        self._idle = 0
 
     def leave(self, sequence: int) -> None:
         """Forget a sequence; what its drafts have taught stays."""
         self._expected.pop(sequence, None)
+
+    def idle(self) -> bool:
+        """Whether proposers doze and no earlier draft waits to be seen right or wrong."""
+        if not self._idle:
+            return False
+        self._idle -= 1
+        return True
 
     def budget(self, sequence: int) -> int:
         """Most rows to propose: all that may be worth them, unless proposing itself takes time that counts."""
@@ -187,6 +197,7 @@ class AdaptiveBudget:
             asking.doze -= 1
             ledger.spent += ledger.time(rows)
             self._emitted = self._taking_part = 0
+            self._leave_alone(live)
             return
         ledger.steps.append(Step(rows, length, seconds, proposing, proposed, emitted, live, experts))
         self._emitted = self._taking_part = self._proposed = 0
@@ -201,8 +212,17 @@ class AdaptiveBudget:
         elif asking.doze:
             asking.doze -= 1
         self._asked = False
+        if asking.doze > 1:
+            self._leave_alone(live)
         if len(ledger.steps) >= self._account_after or (ledger.careful and rows > live):
             self._account()
+
+    def _leave_alone(self, live: int) -> None:
+        """While proposers doze there is nothing to do, once all drafts were seen right or wrong."""
+        asking = self._asking
+        if self._may_idle and not any([seen.open for seen in self._expected.values()]):
+            self._idle, asking.doze = asking.doze - 1, 1
+            self._ledger.spent += self._idle * self._ledger.time(live)
 
     def _account(self) -> None:
         ledger, dear = self._ledger, self._dear

@@ -13,6 +13,9 @@ LONGEST_DOZE = 8
 """Steps at most that a proposer is not asked because asking has brought less than it costs; 1, 2, 4, 8 in turn. Two
 tokens in a row that would have been right end it."""
 
+NEVER_IDLE = ("recycling",)
+"""Sources that learn from the target's rows alone: in steps that are left alone they would learn nothing."""
+
 
 def asking_seconds(proposing: float, alone: float) -> float:
     """What asking costs of which a forward is ``alone`` seconds.

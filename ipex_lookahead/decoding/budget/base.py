@@ -32,12 +32,16 @@ class Selection:
 class Controller(Protocol):
     """Decides the budget of each sequence at each step, from what it has seen. It cannot change the output.
 
-    The order of calls is ``join`` for each sequence that comes; in every step ``budget``, then ``select`` and ``note``
-    where there is a draft, ``observe`` for each sequence, ``timed``; and ``leave``.
+    The order of calls is ``join`` for each sequence that comes; in every step ``idle``, and where it is not, ``budget``,
+    then ``select`` and ``note`` where there is a draft, ``observe`` for each sequence, ``timed``; and ``leave``.
     """
 
     def join(self, sequence: int) -> None:
         """A sequence of that number comes."""
+        ...
+
+    def idle(self) -> bool:
+        """Whether this step is left alone, as if there were no proposers; asked once at its beginning."""
         ...
 
     def budget(self, sequence: int) -> int:
@@ -80,6 +84,10 @@ class FixedBudget:
 
     def join(self, sequence: int) -> None:
         """Nothing to prepare."""
+
+    def idle(self) -> bool:
+        """Never."""
+        return False
 
     def budget(self, sequence: int) -> int:
         """Always the number given."""

@@ -40,11 +40,13 @@ class Play:
         self.rows: list[int] = []
         self.emitted = self.seconds = self.plain_seconds = 0.0
         self.true_cost = CostCurve(calibration)
-        self.proposals = 0
+        self.proposals = self.idle = 0
 
     def step(self, drafts: list[Draft], right: list[int], proposing: float = 0.0) -> list[Draft]:
         """``right`` tokens of each draft's first path are right."""
-        budgets = [self.controller.budget(i) for i in range(self.sequences)]
+        idle = self.controller.idle()
+        self.idle += idle
+        budgets = [0 if idle else self.controller.budget(i) for i in range(self.sequences)]
         self.proposals += any(budgets)
         drafts = [
             draft if budget >= len(draft) else draft.first(budget)
@@ -59,10 +61,12 @@ class Play:
             if len(tokens) == len(accepted):
                 tokens.append(-9)
             emitted += len(tokens)
-            self.controller.observe(number, Outcome(draft, accepted, tokens))
+            if not idle:
+                self.controller.observe(number, Outcome(draft, accepted, tokens))
         rows = self.sequences + sum(map(len, chosen))
         took = self.true_cost(rows, 100)
-        self.controller.timed(rows, 100, took, proposing if any(budgets) else 0.0)
+        if not idle:
+            self.controller.timed(rows, 100, took, proposing if any(budgets) else 0.0)
         self.rows.append(rows - self.sequences)
         self.emitted += emitted
         self.seconds += took + (proposing if any(budgets) else 0.0)
@@ -203,16 +207,25 @@ def test_a_text_that_is_being_repeated_wakes_it() -> None:
     play = Play(STEEP, 8)
     for _ in range(100):
         play.step([chain(4, 0.3)], [0], proposing=0.03)
-    while play.controller.budget(0) == 0:
-        play.step([chain(4, 0.3)], [0], proposing=0.03)
-    play.step([chain(4, 0.3)], [0], proposing=0.03)
+    asked = play.proposals
+    while play.proposals == asked:
+        play.step([chain(4, 0.3)], [1], proposing=0.03)
     assert sum(play.rows) == 0
     controller = play.controller
-    assert controller.budget(0) == 0
-    chosen_of(controller, [Draft([3, 4, 5], [-1, 0, 1], probs=[0.3] * 3)])
-    for token, asked in ((3, False), (4, True)):
-        controller.observe(0, Outcome(Draft(), [], [token]))
+    for token, asked in ((1, False), (2, True)):
+        assert not controller.idle(), "a draft waits to be seen right or wrong"
         assert (controller.budget(0) > 0) == asked
+        controller.observe(0, Outcome(Draft(), [], [token]))
+
+
+def test_while_it_dozes_most_steps_are_left_alone() -> None:
+    play, rows = Play(STEEP, 8), Play(STEEP, 8, source="recycling")
+    for one in (play, rows):
+        for _ in range(300):
+            one.step([chain(4, 0.3)], [0], proposing=0.03)
+        assert one.proposals < 48
+    assert play.idle > 200
+    assert rows.idle == 0, "what learns from the target's rows alone would learn nothing of them"
 
 
 def test_a_new_sequence_is_asked_at_once() -> None:
