@@ -145,8 +145,9 @@ def summarise(modes: Sequence[Mode], files: Sequence[str] = (), categories: Sequ
     ``mean_prompt_ratio``, the worst in ``slowest_prompt_ratio``; 1 where nothing could be timed. Where
     ``ratio_is_noise`` they cannot be told from 1. ``cpu_ms_per_token`` is what all threads of the process compute for a
     token after the first, which other processes disturb less than they do the clock on the wall; ``cpu_ratio`` is the
-    median over prompts of that time beside lookahead 0, so above 1 where lookahead costs. ``files`` and ``categories`` name each prompt's file and category,
-    for ``by_file`` and ``by_category``. A warm row's ``memory_gain`` is its speed over that of the cold row before it.
+    median over prompts of that time beside lookahead 0, so above 1 where lookahead costs. ``files``
+    and ``categories`` name each prompt's file and category, for ``by_file`` and ``by_category``. A warm row's
+    ``memory_gain`` is its speed over that of the cold row before it.
     """
     plain = modes[0]
     rows = [_row(mode, plain, {"by_file": files, "by_category": categories}) for mode in modes]

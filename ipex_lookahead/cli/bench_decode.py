@@ -221,7 +221,19 @@ def _print_table(report: dict[str, Any], *, to_stderr: bool) -> None:
     plain = runs[0]["decode_tok_s"]
     title = f"{report['model']} · {report['low_bit']} · {report['isa']} · {counted(report['threads'], 'thread')}"
     print_table(
-        ("lookahead", "tok/s", "ratio", "worst", "CPU", "tok/step", "accept", "prompt/s", "TTFT-ms", "µs/step", "identical"),
+        (
+            "lookahead",
+            "tok/s",
+            "ratio",
+            "worst",
+            "CPU",
+            "tok/step",
+            "accept",
+            "prompt/s",
+            "TTFT-ms",
+            "µs/step",
+            "identical",
+        ),
         [
             (
                 _name(run),
@@ -240,6 +252,7 @@ def _print_table(report: dict[str, Any], *, to_stderr: bool) -> None:
         ],
         title=f"{title} · {counted(runs[0]['prompts'], 'prompt')}",
         caption="worst: the slowest prompt's ratio; noise: too few tokens to tell (-n, --repeat), or now slower, now "
-        "quicker; CPU: the process's CPU time a token over that without, in the median; accept: of the drafted tokens; µs/step: Python's share of a step" + _memory(runs),
+        "quicker; CPU: CPU time a token over that without; "
+        "accept: of the drafted tokens; µs/step: Python's share of a step" + _memory(runs),
         to_stderr=to_stderr,
     )

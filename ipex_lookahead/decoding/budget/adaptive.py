@@ -193,7 +193,7 @@ class AdaptiveBudget:
         """Correct the cost curve, and keep account of what drafting brings."""
         ledger, asking = self._ledger, self._asking
         emitted, live, proposed = self._emitted, self._taking_part or 1, self._proposed
-        if asking.doze > 1:  # one such step in a row is enough to know what the others take
+        if asking.doze > 1:  # a draft waits to be seen right or wrong; one such step is enough to know what others take
             asking.doze -= 1
             ledger.spent += ledger.time(rows)
             self._emitted = self._taking_part = 0
@@ -212,7 +212,7 @@ class AdaptiveBudget:
         elif asking.doze:
             asking.doze -= 1
         self._asked = False
-        if asking.doze > 1:
+        if asking.doze:
             self._leave_alone(live)
         if len(ledger.steps) >= self._account_after or (ledger.careful and rows > live):
             self._account()
@@ -220,8 +220,8 @@ class AdaptiveBudget:
     def _leave_alone(self, live: int) -> None:
         """While proposers doze there is nothing to do, once all drafts were seen right or wrong."""
         asking = self._asking
-        if self._may_idle and not any([seen.open for seen in self._expected.values()]):
-            self._idle, asking.doze = asking.doze - 1, 1
+        if self._may_idle and not any(seen.open for seen in self._expected.values()):
+            self._idle, asking.doze = asking.doze, 0
             self._ledger.spent += self._idle * self._ledger.time(live)
 
     def _account(self) -> None:

@@ -32,8 +32,9 @@ class Selection:
 class Controller(Protocol):
     """Decides the budget of each sequence at each step, from what it has seen. It cannot change the output.
 
-    The order of calls is ``join`` for each sequence that comes; in every step ``idle``, and where it is not, ``budget``,
-    then ``select`` and ``note`` where there is a draft, ``observe`` for each sequence, ``timed``; and ``leave``.
+    The order of calls is ``join`` for each sequence that comes; in every step ``idle``, and where it is not,
+    ``budget``, then ``select`` and ``note`` where there is a draft, ``observe`` for each sequence,
+    ``timed``; and ``leave``.
     """
 
     def join(self, sequence: int) -> None:
