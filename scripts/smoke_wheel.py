@@ -3,8 +3,8 @@
 python -I scripts/smoke_wheel.py [--torch]
 
 Writes a tiny random model into the current folder, which should be empty, and runs the installed command on it: plain
-and with lookahead, on every instruction set that the processor has, in formats and mixtures of them; with
---torch what quantize saves and Python's classes instead, which need it.
+and with lookahead, on every instruction set that the processor has, in formats and mixtures of them, saved too; with
+--torch Python's classes instead, which need it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ def main(arguments: list[str]) -> None:
         assert importlib.resources.files("ipex_lookahead").joinpath(name).is_file(), f"{name} is not in the wheel"
     model = write_model(Path("tiny"))
     if "--torch" in arguments:
-        quantized(model)
         from_python(model)
         return
     plain = answer(model, "0")
@@ -56,6 +55,7 @@ def main(arguments: list[str]) -> None:
             assert there["text"] == plain["text"], f"{isa}, lookahead {lookahead}: another text"
     for low_bit in ("sym_int4", "q4_k", "gguf_q4k_m", "mixed_fp4"):
         assert answer(model, "3", low_bit)["text"] == answer(model, "0", low_bit)["text"], low_bit
+    quantized(model)
     exceptions_pass()
     print(f"Python {sys.version.split()[0]}, {engine['isa_chosen']} of {', '.join(engine['isa_available'])}")
 
