@@ -55,7 +55,7 @@ _SETTINGS = Settings(
     neutral={"global_compression_ratio", "ignore", "version"},
     refused={
         "quant_method": ("compressed-tensors",),
-        "quantization_status": (None, "compressed"),
+        "quantization_status": (None, "compressed", "frozen"),  # what releases of 2024 wrote beside packed tensors too
         "kv_cache_scheme": (None,),
         "sparsity_config": (None, {}),
         "transform_config": (None, {}),

@@ -366,6 +366,18 @@ def test_a_code_beyond_the_bits_is_an_error(tmp_path: Path) -> None:
         SafetensorsCheckpoint(tmp_path).read(f"{LAYER}.weight")
 
 
+@pytest.mark.parametrize("kind", [PACKED, CT8], ids=lambda kind: kind.name)
+def test_frozen_is_what_older_releases_called_it(tmp_path: Path, kind: Kind) -> None:
+    values = write_quantized(tmp_path, kind)
+    change_settings(tmp_path, quantization_status="frozen")
+    assert np.array_equal(
+        dequantize(SafetensorsCheckpoint(tmp_path).read(f"{LAYER}.weight")), values[f"{LAYER}.weight"]
+    )
+    change_settings(tmp_path, quantization_status="initialized")
+    with pytest.raises(UnsupportedModelError, match="quantization_status is 'initialized'"):
+        SafetensorsCheckpoint(tmp_path)
+
+
 def test_zero_points_of_symmetric_weights_must_be_zero(tmp_path: Path) -> None:
     write_quantized(tmp_path, PACKED)
     change_settings(tmp_path, **{IN_GROUP + "weights__symmetric": True})
