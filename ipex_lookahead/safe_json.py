@@ -119,6 +119,15 @@ def parse(
     return _Text(data, file, field, start, max_depth, max_values, any_float).value()
 
 
+def spelled(value: Any) -> Any:
+    """A value for ``json.dumps`` with NaN and infinities as transformers 5 writes them, which ``any_float`` reads."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_FLOAT: "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"}
+    if isinstance(value, dict):
+        return {key: spelled(inner) for key, inner in value.items()}
+    return [spelled(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
 def kind(value: Any) -> str:
     """What a JSON value is, in words."""
     names = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ipex_lookahead.architectures import family, model_types
+from ipex_lookahead.architectures import family, granite, model_types
 from ipex_lookahead.architectures.keys import Family
 
 FILE = Path(__file__).resolve().parents[1] / "docs" / "families.md"
@@ -38,7 +38,8 @@ TAIL = """
 `engine="auto"` takes the torch engine for other families, from safetensors, and says so. Tested are GPT-2, OPT,
 Falcon, BLOOM, MPT, GPT-NeoX, GPT-J and Phi; other decoders of transformers are tried when they are loaded, and
 refused where their cache does not work. [`wrap(model)`](python.md#wrap) puts lookahead on a model that transformers
-has loaded. Recurrent models (Mamba, RWKV) are refused. What is promised there:
+has loaded. Recurrent models (Mamba, RWKV) are refused, and models that see (Llama 3.2 Vision, GLM-4V, ...) of which
+neither the text part's family is above nor transformers has a class that only writes. What is promised there:
 [engines.md](engines.md#what-is-promised-about-the-text).
 
 ## More
@@ -67,8 +68,10 @@ def architectures(one: Family) -> str:
     """What its GGUF files call themselves; those of a wrapper are its parts'."""
     if one.GGUF is not None:
         return f"`{one.GGUF.architecture}`"
-    parts = [family(part).GGUF for part in one.KEYS.parts]
-    return ", ".join(f"`{part.architecture}`" for part in parts if part is not None) or "`llama`"
+    parts = [family(keys.family or name).GGUF for name, keys in one.KEYS.parts.items()]
+    if not parts:  # a family whose files call themselves by another's name
+        parts = [granite.GGUF]
+    return ", ".join(dict.fromkeys(f"`{part.architecture}`" for part in parts if part is not None))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ipex_lookahead import safe_json
 from ipex_lookahead.errors import ModelFormatError
-from ipex_lookahead.safe_json import EXPLAINED, JsonObject, load_object, parse, read_file
+from ipex_lookahead.safe_json import EXPLAINED, JsonObject, load_object, parse, read_file, spelled
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -52,6 +52,13 @@ def test_numbers_that_are_not_finite_as_transformers_writes_them(word: str) -> N
 )  # fmt: skip
 def test_other_objects_stay_objects(text: str) -> None:
     assert parse(text.encode(), "x.json", any_float=True) == json.loads(text)
+
+
+def test_what_is_spelled_is_read_again() -> None:
+    value = {"a": [1.5, float("inf"), {"b": float("-inf"), "c": (None, "x")}], "d": True}
+    text = json.dumps(spelled(value), allow_nan=False)
+    assert parse(text.encode(), "x.json", any_float=True) == json.loads(json.dumps(value))
+    assert str(parse(json.dumps(spelled([float("nan")])).encode(), "x.json", any_float=True)) == "[nan]"
 
 
 @pytest.mark.parametrize("text", ["Infinit", "+Infinity", "nan", "[NaN, ]", "--Infinity"])

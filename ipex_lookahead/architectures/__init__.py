@@ -13,7 +13,7 @@ from ipex_lookahead.errors import InputError, UnsupportedModelError
 
 __all__ = ["ModelSpec", "family", "gguf_architectures", "gguf_family", "model_types", "spec_for"]
 
-_SUPPORT = {"experts", "hparams", "keys", "names", "rope", "spec", "windows"}
+_SUPPORT = {"experts", "eyes", "hparams", "keys", "names", "rope", "spec", "windows"}
 
 
 @functools.cache

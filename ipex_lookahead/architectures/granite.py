@@ -1,14 +1,15 @@
-"""Granite 3 and 4 (dense): a Llama with multipliers on embedding, attention, residuals and logits."""
+"""Granite 3, and 4 (dense) in GGUF files: a Llama with multipliers on embedding, attention, residuals and logits."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ipex_lookahead.architectures.hparams import boolean, check_even_heads, one_of, real
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import rope
-from ipex_lookahead.architectures.spec import Block, ModelSpec
+from ipex_lookahead.architectures.spec import Block, GatedMlp, ModelSpec, Rope
 
 _multiplier = real(1e-6, 1e6)
 
@@ -64,7 +65,13 @@ GGUF = GgufKeys(
     refused={
         "rope.scaling.finetuned": (1,),  # llama.cpp's switch for a Granite without rope
         "deepstack_mapping": (),  # pictures go into layers of Granite 4 Vision
-        "expert_shared_feed_forward_length": (0,),
+    },
+    neutral={
+        **dict.fromkeys(
+            ("ssm.conv_kernel", "ssm.group_count", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank"),
+            "for recurrent layers, which the converter of Granite 4 writes, and there are none",
+        ),
+        "expert_shared_feed_forward_length": "the MLP's own size again where there are no experts",
     },
     complete=_complete,
 )
@@ -72,7 +79,13 @@ GGUF = GgufKeys(
 
 def spec(config: dict[str, Any]) -> ModelSpec:
     """The decoder that a granite ``config`` describes."""
-    names, turn = Names(config, pairs=True), rope(config)
+    names = Names(config, pairs=True)
+    return decoder(names, "granite", rope(config), lambda i: names.gated_mlp(i, bias=config["mlp_bias"]))
+
+
+def decoder(names: Names, model_type: str, turn: Rope | None, mlp: Callable[[int], GatedMlp]) -> ModelSpec:
+    """A decoder of Granite's form with that ``mlp`` in each layer; ``turn`` as in ``Attention.rope``."""
+    config = names.config
 
     def block(i: int) -> Block:
         return Block(
@@ -82,14 +95,14 @@ def spec(config: dict[str, Any]) -> ModelSpec:
                 bias="qkvo" if config["attention_bias"] else "",
                 scale=config["attention_multiplier"],
             ),
-            mlp=names.gated_mlp(i, bias=config["mlp_bias"]),
+            mlp=mlp(i),
             attention_norm=names.norm(i, "input_layernorm", "attn_norm"),
             mlp_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
             residual_multiplier=config["residual_multiplier"],
         )
 
     return names.model(
-        "granite",
+        model_type,
         block,
         embedding_multiplier=config["embedding_multiplier"],
         logit_multiplier=1 / config["logits_scaling"],

@@ -212,8 +212,8 @@ def check_sizes(config: dict[str, Any], source: Source) -> None:
 def check_rope(scaling: Any, rope_theta: float, source: Source) -> dict[str, Any] | None:
     """Rope scaling in one spelling: ``rope_type`` and its numbers, or None for plain rope.
 
-    ``type`` (the older spelling) and a ``rope_type`` of "default" are normalised away. ``rope_theta`` has been checked
-    by itself. Raises ModelFormatError.
+    ``type`` (the older spelling) and a ``rope_type`` of "default" (or Qwen's "mrope") are normalised away.
+    ``rope_theta`` has been checked by itself. Raises ModelFormatError.
     """
     if scaling is None:
         return None
@@ -223,7 +223,7 @@ def check_rope(scaling: Any, rope_theta: float, source: Source) -> dict[str, Any
     if kind is None:
         raise source.error("rope_scaling", "has no rope_type")
     kind = text(source, "rope_scaling", kind)
-    if kind == "default":
+    if kind in ("default", "mrope"):  # mrope counts places of an image three ways; a text's are one and the same
         return None
     if kind not in _ROPE_NEEDS:
         raise source.error(

@@ -109,6 +109,8 @@ class ConfigKeys:
         inside: the object that holds all keys (``text_config``), where the family is a part of another model.
         parts: what that part may be, by its ``model_type``: the keys of that family hold inside, and the tables here
             for the whole. The first is meant where it names none.
+        family: of a part whose ``model_type`` is no family's, the one that it is.
+        outside: the part's keys may stand in the whole, where there is no object ``inside``.
     """
 
     used: Mapping[str, Check] = field(default_factory=dict)
@@ -120,6 +122,8 @@ class ConfigKeys:
     check: Callable[[dict[str, Any], Source], None] = lambda config, source: None
     inside: str = ""
     parts: Mapping[str, ConfigKeys] = field(default_factory=dict)
+    family: str = ""
+    outside: bool = False
 
     def all_neutral(self) -> dict[str, str]:
         """Keys without effect on this family's logits, and why."""

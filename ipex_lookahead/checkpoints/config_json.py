@@ -83,9 +83,12 @@ def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]
     keys.refuse(raw, source)
     undecided = False
     if keys.inside:
-        raw, source, undecided = _inside(raw, keys.inside, source)
-        model_type = one_of(*keys.parts)(source, "model_type", raw.get("model_type") or next(iter(keys.parts)))
-        keys = keys.parts[model_type]
+        part = next(iter(keys.parts))
+        if not keys.outside or raw.get(keys.inside) is not None:
+            raw, source, undecided = _inside(raw, keys.inside, source)
+            part = one_of(*keys.parts)(source, "model_type", raw.get("model_type") or part)
+        keys = keys.parts[part]
+        model_type = keys.family or part
         keys.refuse(raw, source)
     config: dict[str, Any] = {"model_type": model_type}
     for key in SIZES:

@@ -78,7 +78,11 @@ def gguf_config(file: GgufParts, model_type: str) -> dict[str, Any]:
     """
     declared = family(model_type)
     assert declared.GGUF is not None  # it claimed the file
-    return _Reader(file, model_type, declared.KEYS, declared.GGUF).config()
+    keys = declared.KEYS
+    if keys.inside:  # a file of a model that sees holds the text part
+        keys = next(iter(keys.parts.values()))
+        model_type = keys.family
+    return _Reader(file, model_type, keys, declared.GGUF).config()
 
 
 class _Reader:

@@ -28,6 +28,7 @@ from ipex_lookahead.checkpoints.safetensors import SINGLE
 from ipex_lookahead.errors import InputError, ModelFormatError, SaveError
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.paths import given_path
+from ipex_lookahead.safe_json import spelled
 from ipex_lookahead.temporary import put_in_place, temporary_folder
 
 Progress = Callable[[int, int], None]
@@ -191,7 +192,7 @@ def _write(descriptor: int, offset: int, data: memoryview) -> None:
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
     try:
-        as_text = json.dumps(value, indent=2, allow_nan=False)
+        as_text = json.dumps(spelled(value), indent=2, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InputError(f"{path.name} cannot be written as JSON: {error}") from None
     path.write_text(as_text + "\n", encoding="utf-8")

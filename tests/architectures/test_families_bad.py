@@ -80,7 +80,11 @@ def test_sizes_that_the_tensors_do_not_have_are_named(tmp_path: Path, model_type
         (
             lambda config: config.update(head_dim=(config.get("head_dim") or 16) + 8),
             lambda config: config.update(num_key_value_heads=1 if config["num_key_value_heads"] > 1 else 2),
-            lambda config: config.update(intermediate_size=config["intermediate_size"] + 32, moe_intermediate_size=40),
+            lambda config: config.update(
+                intermediate_size=config["intermediate_size"] + 32,
+                moe_intermediate_size=40,
+                shared_intermediate_size=40,
+            ),
             lambda config: config.update(vocab_size=config["vocab_size"] + 1),
             lambda config: config.update(num_hidden_layers=config["num_hidden_layers"] + 1),
         )

@@ -17,7 +17,6 @@ from ipex_lookahead.architectures import model_types
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL
 from ipex_lookahead.engines.native.core import available_isas
-from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.generation.generate import generate
 from tests.gates import cases
 from tests.support.family_engines import each, in_chunks, load, on, some, step
@@ -61,19 +60,11 @@ def frequencies(engine: Any) -> list[bytes]:
     return [b"" if rope is None else rope.frequencies.tobytes() for rope in ropes]
 
 
-NOT_ON_TORCH = ("mistral3",)
-"""Of these transformers has no model that only writes."""
-
-
 @EACH
 def test_the_torch_engine_agrees_with_transformers(tmp_path: Path, model_type: str, variant: Variant) -> None:
     model = build(model_type, variant)
     ids = text(model)
     write_folder(tmp_path, model)
-    if model_type in NOT_ON_TORCH:
-        with pytest.raises(UnsupportedModelError, match=f"transformers cannot load this {model_type} model"):
-            AutoModelForCausalLM.from_pretrained(tmp_path, engine="torch", progress=False)
-        return
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, engine="torch", dtype="float32", threads=1, progress=False)
     got = loaded(torch.from_numpy(ids[None]).long()).logits[0].float().numpy()
     assert distance(got, logits(model, ids)) < 1e-4
@@ -222,7 +213,7 @@ def test_what_is_saved_is_loaded_by_bytes(tmp_path: Path, model_type: str, low_b
             assert weight.codes.tobytes() == other.codes.tobytes(), name
 
 
-@pytest.mark.parametrize("model_type", [one for one in model_types() if one not in NOT_ON_TORCH])
+@pytest.mark.parametrize("model_type", model_types())
 def test_the_torch_engines_low_bit_folder_runs_on_the_native_engine(tmp_path: Path, model_type: str) -> None:
     """It saves a family's tensors as transformers has them, which may be several weights in one."""
     variant = variants(model_type)[0]

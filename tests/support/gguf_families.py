@@ -28,8 +28,10 @@ Array = npt.NDArray[np.float32]
 
 ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "mistral": "llama", "ministral3": "mistral3",
-    "smollm3": "smollm3", "granite": "granite", "phi3": "phi3", "gemma2": "gemma2", "gemma3_text": "gemma3",
+    "smollm3": "smollm3", "granite": "granite", "granitemoehybrid": "granite",
+    "phi3": "phi3", "gemma2": "gemma2", "gemma3_text": "gemma3",
     "olmo2": "olmo2", "olmo3": "olmo2", "gpt_oss": "gpt-oss", "mixtral": "llama", "qwen3_moe": "qwen3moe",
+    "qwen2_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl",
 }  # fmt: skip
 """``model_type`` to ``general.architecture``."""
 PAIRED = ("llama", "mistral3", "smollm3", "granite")
@@ -41,6 +43,7 @@ _NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.qkv_proj": "attn_qkv", "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm", "self_attn.sinks": "attn_sinks",
+    "shared_mlp.output_linear": "ffn_down",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up",
     "block_sparse_moe.gate": "ffn_gate_inp", "mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp",
 }  # fmt: skip
@@ -63,7 +66,7 @@ def write_gguf(
     ``experts`` another one for the experts'. Vectors, norms, biases and routers are F32. ``metadata``: more keys.
     ``change`` may do what it likes to the keys (``gguf.GGUFValue`` by name) and the tensors before they are written.
     """
-    config = model.config
+    config = model.config.get_text_config()
     writer = gguf.GGUFWriter(file, ARCHITECTURES[config.model_type])
     writer.add_name("tiny")
     add_keys(writer, config)
@@ -90,10 +93,14 @@ def write_gguf(
 
 def gguf_tensors(model: Any) -> dict[str, Array]:
     """Every tensor of the file in float32, by its name there."""
-    config = model.config
+    config = model.config.get_text_config()
     with tempfile.TemporaryDirectory() as made:
         folder = write_folder(Path(made), model)
-        stored = {name: tensor.numpy() for name, tensor in load_file(folder / "model.safetensors").items()}
+        stored = {
+            name.replace("model.language_model.", "model."): tensor.numpy()
+            for name, tensor in load_file(folder / "model.safetensors").items()
+            if "visual." not in name
+        }
     found: dict[str, Array] = {}
     gathered: dict[str, list[Array]] = {}
     for name, values in sorted(stored.items(), key=lambda item: _in_order(item[0])):
@@ -122,6 +129,10 @@ def _converted(name: str, values: Array, config: Any) -> list[tuple[str, Array]]
     block = f"blk.{layer}."
     if rest.startswith("mlp.experts.") and config.model_type == "gpt_oss":
         return [(block + target, part) for target, part in _gpt_oss_experts(rest, values)]
+    if rest.startswith("shared_mlp.input_linear."):
+        return [
+            (f"{block}ffn_{part}.weight", rows) for part, rows in zip(("gate", "up"), np.split(values, 2), strict=True)
+        ]
     if found := _EXPERT.match(rest):
         return [(f"{block}ffn_{_EXPERT_NAMES[found[2]]}_exps.weight", values)]
     if rest.endswith("sinks"):
@@ -179,7 +190,8 @@ def add_keys(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    kv_heads = config.num_key_value_heads
+    writer.add_head_count_kv([kv_heads] * config.num_hidden_layers if kind == "granitemoehybrid" else kv_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     if kind == "phi3":
         return _add_phi3(writer, config)
@@ -194,14 +206,26 @@ def add_keys(writer: gguf.GGUFWriter, config: Any) -> None:
     if ARCHITECTURES[kind] in PAIRED:
         writer.add_vocab_size(config.vocab_size)
         writer.add_rope_dimension_count(head_size(config))
+    if "_vl_" in kind:
+        writer.add_rope_dimension_sections([*config.rope_parameters["mrope_section"], 0])
+    if kind == "qwen3_vl_text":
+        writer.add_num_deepstack_layers(1)
     if kind == "ministral3":
         writer.add_rope_scaling_yarn_log_mul(config.rope_parameters["mscale_all_dim"])
         writer.add_attn_temperature_scale(config.rope_parameters["llama_4_scaling_beta"])
-    elif kind == "granite":
+    elif ARCHITECTURES[kind] == "granite":
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+        if kind == "granitemoehybrid":  # dense: what is for layers and experts that there are not
+            writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+            writer.add_ssm_conv_kernel(config.mamba_d_conv)
+            writer.add_ssm_state_size(config.mamba_d_state)
+            writer.add_ssm_group_count(config.mamba_n_groups)
+            writer.add_ssm_inner_size(config.mamba_expand * config.hidden_size)
+            writer.add_ssm_time_step_rank(config.mamba_n_heads)
+            writer.add_rope_scaling_finetuned(True)
     elif kind == "gemma3_text":
         _add_gemma3(writer, config)
     elif kind == "olmo3":

@@ -99,6 +99,29 @@ _VISION = {
     "patch_size": 14,
 }  # fmt: skip
 
+_GRID = {"image_grid_pinpoints": [[28, 28], [28, 56]]}
+
+
+def _seeing(
+    kind: str,
+    part: str,
+    vision: dict[str, Any],
+    more: dict[str, Any] | None = None,
+    *,
+    gguf: bool = False,
+    **inside: Any,
+) -> Family:
+    """A model that sees: its text part with a head of its own, and with its embedding for one."""
+    text = {**SIZES, "model_type": part, **inside}
+    why = "its GGUF file is its text part's"
+    tied = {"tie_word_embeddings": True, "text_config": {**text, **_TIED}}
+    return Family(
+        kind,
+        {"vision_config": vision, "tie_word_embeddings": False, "text_config": text, **(more or {})},
+        (Variant("text part", gguf=gguf, why=why), Variant("tied", tied, gguf=gguf, why=why)),
+    )
+
+
 FAMILIES: dict[str, Family] = {
     "llama": Family(
         "LlamaConfig",
@@ -185,6 +208,19 @@ FAMILIES: dict[str, Family] = {
             Variant("yarn", {"rope_parameters": YARN}),
         ),
     ),
+    "granitemoehybrid": Family(
+        "GraniteMoeHybridConfig",
+        {**SIZES, "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 5.0, "mamba_n_heads": 8,
+         "attention_multiplier": 0.125, "num_local_experts": 0, "shared_intermediate_size": 96,
+         "position_embedding_type": "rope", "layer_types": [FULL, FULL]},
+        (
+            Variant("plain"),
+            Variant("odd tied biased", {**ODD, **_TIED, "attention_bias": True, "shared_intermediate_size": 100,
+                                        "rope_parameters": LINEAR}),
+            Variant("no rope, an MLP of another size", {"position_embedding_type": None,
+                    "shared_intermediate_size": 160}, gguf=False, why="its files have rope, and one size"),
+        ),
+    ),
     "phi3": Family(
         "Phi3Config",
         {**SIZES, "original_max_position_embeddings": CONTEXT},
@@ -243,6 +279,30 @@ FAMILIES: dict[str, Family] = {
                     "head_dim": 32, "model_type": "mistral", "sliding_window": 9}}, gguf=False,
                     why="its GGUF file is mistral's"),
         ),
+    ),
+    "llava": _seeing("LlavaConfig", "llama", {**_VISION, "model_type": "clip_vision_model"}),
+    "llava_next": _seeing("LlavaNextConfig", "mistral", {**_VISION, "model_type": "clip_vision_model"}, _GRID),
+    "llava_onevision": _seeing(
+        "LlavaOnevisionConfig", "qwen2", {**_VISION, "model_type": "siglip_vision_model"}, _GRID
+    ),
+    "vipllava": _seeing("VipLlavaConfig", "llama", {**_VISION, "num_hidden_layers": 12,
+                                                   "model_type": "clip_vision_model"}),
+    "internvl": _seeing("InternVLConfig", "qwen3", {**_VISION, "image_size": [28, 28], "patch_size": [14, 14]}),
+    "idefics3": _seeing("Idefics3Config", "llama", _VISION),
+    "smolvlm": _seeing("SmolVLMConfig", "llama", _VISION),
+    "qwen2_vl": _seeing(
+        "Qwen2VLConfig", "qwen2_vl_text", {"depth": 1, "embed_dim": 16, "hidden_size": 64, "num_heads": 2,
+        "mlp_ratio": 2, "patch_size": 4}, gguf=True, rope_parameters={**_PLAIN, "mrope_section": [2, 3, 3]},
+    ),
+    "qwen2_5_vl": _seeing(
+        "Qwen2_5_VLConfig", "qwen2_5_vl_text", {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2,
+        "out_hidden_size": 64, "patch_size": 4, "fullatt_block_indexes": [0]}, use_sliding_window=True,
+        sliding_window=9, max_window_layers=1, rope_parameters={**YARN, "mrope_section": [2, 3, 3]},
+    ),
+    "qwen3_vl": _seeing(
+        "Qwen3VLConfig", "qwen3_vl_text", {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2,
+        "out_hidden_size": 64, "patch_size": 4, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+        gguf=True, head_dim=16, rope_parameters={**_PLAIN, "mrope_section": [2, 3, 3], "mrope_interleaved": True},
     ),
     "olmo2": Family(
         "Olmo2Config",

@@ -24,6 +24,8 @@ SAME = 0.25
 """Two logits are the same where they differ by less than this share of what the mistake would make of them."""
 
 _STATES = {"linear_attention", "conv", "mamba", "hybrid", "recurrent", "recurrent_attention", "hybrid_sliding"}
+_ATTENTION = {"full_attention", "attention", "sliding_attention"}
+"""Of a class of hybrids (Granite 4) these alone make a model whose past is keys and values like any other's."""
 
 
 def refuse_unfit(model: Any) -> None:
@@ -40,7 +42,7 @@ def refuse_unfit(model: Any) -> None:
     reason = ""
     if getattr(config, "is_encoder_decoder", False):
         reason = "it is an encoder with a decoder; only decoders are supported"
-    elif getattr(model, "_is_stateful", False) or kinds & _STATES:
+    elif kinds & _STATES or (getattr(model, "_is_stateful", False) and not (kinds and kinds <= _ATTENTION)):
         reason = "it keeps a recurrent state, which cannot be rolled back to the accepted tokens"
     elif hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is None:
         reason = "it has no lm_head"

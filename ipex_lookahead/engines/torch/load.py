@@ -18,6 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ipex_lookahead.architectures import ModelSpec, model_types
+from ipex_lookahead.architectures import family as family_of_type
 from ipex_lookahead.architectures.spec import Experts, Tensor
 from ipex_lookahead.checkpoints import Checkpoint, LowBitCheckpoint, family_of, open_checkpoint
 from ipex_lookahead.checkpoints.config_json import read_json
@@ -64,7 +65,7 @@ def load(request: LoadRequest) -> LoadedModel:
     )
     device = check_device("cpu" if request.device is None else request.device)
     family = family_of(request.path)
-    if family is not None and (family not in model_types() or (family != "llama" and not _is_ours(request.path))):
+    if family is not None and not _is_read_here(family, request.path):
         return _load_foreign(request, device, family)
     checkpoint = open_checkpoint(request.path)
     try:
@@ -189,6 +190,17 @@ def _joined(parts: list[PackedWeight]) -> PackedWeight:
     return PackedWeight(parts[0].format, shape, group_size=parts[0].group_size, order=parts[0].order, **arrays)
 
 
+def _is_read_here(model_type: str, path: Path) -> bool:
+    """Whether a folder is opened by this package's reader, and not by transformers.
+
+    So are Llamas, text parts of models that see, for which transformers has no class of their own, and what was saved
+    with the weights that a spec names.
+    """
+    return model_type in model_types() and (
+        model_type == "llama" or bool(family_of_type(model_type).KEYS.inside) or _is_ours(path)
+    )
+
+
 def _is_ours(path: Path) -> bool:
     """Whether a folder was written by ``save_low_bit``, ours or ipex-llm's, with the weights that a spec names."""
     config = read_json(path / "config.json")
@@ -300,6 +312,7 @@ def _float_model(
     refuse_options(
         "torch", "matrices of this family have no names that an importance matrix knows", imatrix=request.imatrix
     )
+    _refuse_without_text(config, request.path)
     _skeleton(config, request.path, extent)
     if request.progress is not None:
         request.progress(0, 0, "reading the weights")
@@ -308,6 +321,30 @@ def _float_model(
         return model, Replacement()
     plan = request.plan(label, f"{_name_of(model, model.get_output_embeddings())}.weight")
     return model, replace_linears(model, plan, backends=backends, progress=request.progress)
+
+
+def _refuse_without_text(config: Any, path: Path) -> None:
+    """Raise UnsupportedModelError for a family of which transformers has no model that only writes.
+
+    Such are models that see, of whose text part this package does not know the family (else it would read that), or
+    whose text looks at images between its layers.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    part = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    between = getattr(part, "cross_attention_layers", None)
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not between:
+        return
+    if between:
+        why = f"{len(between)} of its layers look at an image, and a text has none"
+    elif part is not config:
+        why = f"its text part, a {part.model_type}, is of no family here, and transformers has no class for it alone"
+    else:
+        why = "transformers has no class of it that continues a text"
+    raise UnsupportedModelError(
+        f"{path}: a {config.model_type} cannot run here: {why}",
+        hint="take a model for text alone, or of a family in docs/families.md",
+    )
 
 
 def read_floats(path: Path, config: Any, auto: str, dtype: torch.dtype) -> Any:
