@@ -81,6 +81,8 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 )
 @option("--drain-seconds", type=click.FloatRange(0), default=30.0, help="Answers may go on for so long after SIGTERM.")
 @special_tokens_option
+@option("--strict-fields", is_flag=True, help="Refuse fields that no API has; else a header names what was ignored.")
+@option("--strict-model", is_flag=True, help="Refuse requests for claude-* models; else the model served answers them.")
 @option("--no-page", is_flag=True, help="No page at /.")
 @option("--quiet", "-q", is_flag=True, help="Say nothing but errors.")
 @option("--verbose", "-v", is_flag=True, help="A line for each request.")
@@ -104,6 +106,8 @@ def serve(
     max_context: int | None,
     drain_seconds: float,
     special_tokens_in_content: bool,
+    strict_fields: bool,
+    strict_model: bool,
     no_page: bool,
     quiet: bool,
     verbose: bool,
@@ -148,6 +152,8 @@ def serve(
         hosts=Hosts.of(host, allowed_hosts),
         origins=frozenset(origin.rstrip("/") for origin in origins),
         page=not no_page,
+        strict_fields=strict_fields,
+        strict_model=strict_model,
     )
     server, bound = Server(settings), bind(host, port)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
@@ -64,6 +65,8 @@ def _as_api_error(error: Exception) -> ApiError:
     if isinstance(error, RequestValidationError):
         return _of_validation(error)
     if isinstance(error, HTTPException):
+        if isinstance(error.__cause__, UnicodeDecodeError | RecursionError):
+            return _broken(error.__cause__)
         said = {404: "there is nothing at this path", 405: "this path takes another method"}
         return ApiError(error.status_code, said.get(error.status_code, str(error.detail)), headers=error.headers)
     return ApiError(500, "something failed that should not; the server's log says what")
@@ -73,13 +76,29 @@ def _of_validation(error: RequestValidationError) -> ApiError:
     """The first of pydantic's complaints, as a sentence that names the field."""
     first: Any = error.errors()[0]
     place = [str(part) for part in first["loc"] if part != "body" and not str(part).startswith(("list[", "dict["))]
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"the request is no JSON: {first.get('ctx', {}).get('error', 'it does not end')}")
+    if first["type"] == "json_invalid" and isinstance(error.__cause__, json.JSONDecodeError):
+        return _broken(error.__cause__)
+    if isinstance(first.get("input"), bytes) and first["loc"] == ("body",):
+        return ApiError(415, "the body is no JSON by its Content-Type; pages of browsers send application/json")
     while len(place) > 1 and place[-1] in ("str", "int", "float", "bool", "constrained-str"):
         place.pop()  # which of a union's kinds complained
     param = ".".join(place) or None
     got = "" if first["type"] == "missing" else f"; got {_short(first.get('input'))}"
     return ApiError(400, f"{param or 'the request'}: {first['msg']}{got}", param=param, code="invalid_value")
+
+
+def _broken(error: Exception) -> ApiError:
+    """A body that is not JSON, and where it is not."""
+    if isinstance(error, json.JSONDecodeError):
+        near = error.doc[max(0, error.pos - 10) : error.pos + 10]
+        ends = "" if error.doc[error.pos :].strip() else ", where it ends"
+        where = f"line {error.lineno}, column {error.colno}{ends}, near {_short(near)}"
+        said = f"{error.msg[:1].lower()}{error.msg[1:]} at {where}"
+    elif isinstance(error, UnicodeDecodeError):
+        said = f"byte {error.start} is no UTF-8"
+    else:
+        said = "it is nested too deeply"
+    return ApiError(400, f"the request is no JSON: {said}", code="invalid_json")
 
 
 def _short(value: Any) -> str:

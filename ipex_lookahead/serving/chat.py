@@ -21,10 +21,10 @@ from ipex_lookahead.serving.conversation import (
 )
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
-from ipex_lookahead.serving.handling import answer, memory_of, new_tokens, now, server_of
+from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, now, server_of
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.logprobs import chat_logprobs, draft_trace
-from ipex_lookahead.serving.sampling import LogitBias, Sampled
+from ipex_lookahead.serving.sampling import MINUS_ONE, LogitBias, Most, Sampled
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import DONE, comment, event
 from ipex_lookahead.serving.tools import Call
@@ -85,10 +85,10 @@ class ChatRequest(Sampled):
     """A request for chat."""
 
     messages: list[ChatMessage] = required("the conversation; developer is the same as system", min_length=1)
-    max_completion_tokens: int | None = honoured(
-        "most tokens; the model's own default if left out, else what the context holds", ge=1
+    max_completion_tokens: Most | None = honoured(
+        f"most tokens; the model's own default if left out, else what the context holds; {MINUS_ONE}"
     )
-    max_tokens: int | None = honoured("the same, by its old name", ge=1)
+    max_tokens: Most | None = honoured("the same, by its old name")
     logprobs: bool | None = honoured("of the raw logits, before temperature and penalties")
     top_logprobs: int | None = honoured("0 to 20, with `logprobs`", ge=0)
     response_format: ResponseFormat | None = honoured("text, json_object or json_schema; the answer cannot leave it")
@@ -209,7 +209,7 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     """Go on with a conversation."""
     server = server_of(request)
     served = server.known(body.model)
-    body.check()
+    check(request, body)
     limits = server.limits
     talk, count, alternatives = body.talk(limits), body.answers(limits), body.alternatives(limits)
     drafting = body.drafting()
@@ -225,7 +225,7 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     asks = [prepared.ask(talk, rules=rules, options={**drafting, "sequence": i}) for i in range(count)]
     answers = server.start(asks)
     writer = _Writer(server, served, body, answers)
-    return await answer(request, server, answers, writer, stream=bool(body.stream), ignored=body.ignored())
+    return await answer(request, server, answers, writer, stream=bool(body.stream))
 
 
 class _Writer:

@@ -12,9 +12,9 @@ from fastapi import APIRouter, Request, Response
 from ipex_lookahead.serving.answers import Answers, Ask, Delta
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import honoured, no_effect, refused_unless, required
-from ipex_lookahead.serving.handling import answer, memory_of, new_tokens, now, server_of
+from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, now, server_of
 from ipex_lookahead.serving.logprobs import draft_trace, legacy_logprobs, prompt_logprobs, spelled
-from ipex_lookahead.serving.sampling import LogitBias, Sampled
+from ipex_lookahead.serving.sampling import MINUS_ONE, LogitBias, Sampled
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import DONE, comment, event
 from ipex_lookahead.serving.text import Piece
@@ -33,7 +33,9 @@ class CompletionRequest(Sampled):
     """A request for completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]] = required("texts or token ids; each gives `n` answers")
-    max_tokens: int | None = honoured("most tokens, 16 if left out; 0 with `echo` gives the prompt back", ge=0)
+    max_tokens: int | None = honoured(
+        f"most tokens, 16 if left out; 0 with `echo` gives the prompt back; {MINUS_ONE}", ge=-1
+    )
     logprobs: int | None = honoured(
         "so many alternatives of the raw logits, 0 to 20; with `echo` the prompt's too", ge=0
     )
@@ -66,7 +68,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     """Go on with texts."""
     server = server_of(request)
     served = server.known(body.model)
-    body.check()
+    check(request, body)
     limits, count, drafting = server.limits, body.answers(server.limits), body.drafting()
     given, alternatives = body.prompts(), body.alternatives(server.limits.top_logprobs)
     if len(given) * count > limits.answers:
@@ -93,7 +95,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
         echoes = await server.prepare(lambda: _echoes(served, given, prompts, alternatives is not None))
     answers = server.start(asks)
     writer = _Writer(server, served, body, answers, [echo for echo in echoes for _ in range(count)], count)
-    return await answer(request, server, answers, writer, stream=bool(body.stream), ignored=body.ignored())
+    return await answer(request, server, answers, writer, stream=bool(body.stream))
 
 
 def _encoded(served: Served, prompts: Sequence[str] | Sequence[list[int]]) -> list[list[int]]:

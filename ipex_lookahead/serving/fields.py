@@ -1,8 +1,9 @@
 """What becomes of each field of a request, said where the field is declared: honoured, without effect, or refused.
 
-The table in docs/serving.md is made of these. A field that is declared nowhere is refused too, by its name and the
-nearest one that there is. Only messages may have more than what is declared, for clients hand back what other servers'
-answers had; such fields are named in the answer's header ``x-ignored-fields``.
+The table in docs/serving.md is made of these. A field that is declared nowhere is let pass where clients of other
+servers send such: at the top of a request, unless the server is strict, and in messages, for clients hand back what
+other servers' answers had. The answer's header ``x-ignored-fields`` names them. Further in, one is refused by its name
+and the nearest one that there is.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
 from ipex_lookahead.safe_json import has_surrogate
@@ -42,16 +43,25 @@ def refused_unless(said: str, *allowed: Any) -> Any:
 
 
 class Body(BaseModel):
-    """A request: its declared fields are checked as they are, not converted; others are kept in ``model_extra``."""
+    """A request: its declared fields are checked as they are; others are kept in ``model_extra``.
+
+    One thing is converted: 2.0 is 2, as JSON and JavaScript have it, where whole numbers are meant.
+    """
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
 
     handed_back: ClassVar[bool] = False
-    """Whether fields that are not declared are let pass."""
+    """Whether fields that are not declared are let pass, wherever it stands."""
 
-    def check(self, place: str = "") -> None:
+    @model_validator(mode="before")
+    @classmethod
+    def _whole(cls, given: Any) -> Any:
+        return {name: _whole(value) for name, value in given.items()} if isinstance(given, dict) else given
+
+    def check(self, place: str = "", *, strict: bool = False) -> None:
         """Raise ApiError for the first field, here or further in, that is unknown or asks for what cannot be done.
 
+        ``strict`` refuses what is not declared at the top of a request too.
         Text that is no Unicode is refused too: JSON can spell half a surrogate pair, and nothing behind takes it.
         """
         for name, value in self:
@@ -65,16 +75,20 @@ class Body(BaseModel):
                 raise refused(own, f"{_spelled(value)} is not supported here ({field.description}); it may be {may}")
             for where, inner in _bodies(own, value):
                 inner.check(f"{where}.")
-        if not self.handed_back:
+        if not self._lenient(place) or (strict and not place):
             only(self.model_extra or {}, [name for name, _, _ in support(type(self))], place)
 
     def ignored(self, place: str = "") -> list[str]:
         """Fields that are let pass, here and further in."""
-        found = [place + name for name in sorted(self.model_extra or ())] if self.handed_back else []
+        more = (self.model_extra or {}) if self._lenient(place) else {}
+        found = [place + name for name, value in sorted(more.items()) if value is not None]
         for name in type(self).model_fields:
             for where, inner in _bodies(place + name, getattr(self, name)):
                 found += inner.ignored(f"{where}.")
         return found
+
+    def _lenient(self, place: str) -> bool:
+        return self.handed_back or not place
 
 
 def only(given: Mapping[str, Any], known: Collection[str], place: str = "") -> None:
@@ -92,6 +106,13 @@ def support(model: type[BaseModel]) -> Iterator[tuple[str, str, str]]:
     for name, field in model.model_fields.items():
         extra = _extra(field)
         yield field.alias or name, str(extra[_SUPPORT]), field.description or ""
+
+
+def _whole(value: Any) -> Any:
+    """A float, or those of a list, that is a whole number as one."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
+        return int(value)
+    return list(map(_whole, value)) if isinstance(value, list) else value
 
 
 def _bodies(place: str, value: Any) -> Iterator[tuple[str, Body]]:

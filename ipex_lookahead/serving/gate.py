@@ -18,7 +18,7 @@ from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.server import Server
 
 log = logging.getLogger(__name__)
-OPEN = frozenset({"/", "/health", "/ready", "/page.js", "/page.css", "/favicon.ico"})
+OPEN = frozenset({"/", "/health", "/v1/health", "/ready", "/page.js", "/page.css", "/favicon.ico"})
 """Paths that need no key."""
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -45,6 +45,8 @@ class Gate:
         if asked == "HEAD":  # what GET answers, less the body, which uvicorn leaves out by its own copy
             scope = {**scope, "method": "GET"}
         headers = Headers(scope=scope)
+        if asked == "POST" and _of_no_page(headers):
+            scope = {**scope, "headers": _as_json(scope["headers"])}
         named = headers.get("x-request-id", "")
         number = named if _NAME.fullmatch(named) else "req_" + secrets.token_hex(8)
         status = 0
@@ -56,6 +58,8 @@ class Gate:
                 told = MutableHeaders(scope=message)
                 told["x-request-id"] = number
                 told["x-content-type-options"] = "nosniff"
+                if scope.get("ignored"):
+                    told["x-ignored-fields"] = ", ".join(map(_plain, scope["ignored"][:20]))
             elif asked == "HEAD":
                 message = {**message, "body": b""}
             await send(message)
@@ -112,6 +116,21 @@ class Gate:
                 headers={"www-authenticate": "Bearer"},
             )
         return owner
+
+
+def _of_no_page(headers: Headers) -> bool:
+    """Whether a program asks, not a page in a browser, whose forms can be sent to any server."""
+    return "origin" not in headers and headers.get("sec-fetch-site", "none") in ("none", "same-origin")
+
+
+def _as_json(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """A program means JSON, whatever it calls its body: ``curl -d`` calls everything a form."""
+    return [one for one in headers if one[0] != b"content-type"] + [(b"content-type", b"application/json")]
+
+
+def _plain(name: str) -> str:
+    """A client's word as a header may hold it."""
+    return "".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in name[:40])
 
 
 def _bounded(receive: Receive, limits: Limits) -> Receive:

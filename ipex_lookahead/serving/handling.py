@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from fastapi import Request, Response
 from starlette.responses import JSONResponse
 
 from ipex_lookahead.serving.answers import Answers
+from ipex_lookahead.serving.fields import Body
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import ClientGoneError, EventStream, unless_gone
 
@@ -24,6 +25,12 @@ def server_of(request: Request) -> Server:
     return found
 
 
+def check(request: Request, body: Body) -> None:
+    """Raise ApiError as :meth:`Body.check`; what is ignored of it, a header of the answer names (see ``gate.py``)."""
+    body.check(strict=server_of(request).settings.strict_fields)
+    request.scope["ignored"] = body.ignored()
+
+
 def memory_of(request: Request, salt: str | None = None) -> dict[str, str]:
     """Whose memory of answers and prompts is used, as the service takes it; "" where no keys are asked for."""
     apart = "" if salt is None else hashlib.sha256(salt.encode()).hexdigest()[:32]
@@ -31,7 +38,9 @@ def memory_of(request: Request, salt: str | None = None) -> dict[str, str]:
 
 
 def new_tokens(served: Served, prompt: int, asked: int | None) -> int:
-    """Most tokens of an answer: what was asked for, else what the config says, else what the context holds."""
+    """Most tokens of an answer: those asked for, else what the config says, else, or for -1, what the context holds."""
+    if asked == -1:
+        return max(1, served.max_context - prompt)
     if asked is not None:
         return asked
     own, length = served.defaults.get("max_new_tokens"), served.defaults.get("max_length")
@@ -52,11 +61,8 @@ class Writer(Protocol):
         ...
 
 
-async def answer(
-    request: Request, server: Server, answers: Answers, writer: Writer, *, stream: bool, ignored: Sequence[str] = ()
-) -> Response:
+async def answer(request: Request, server: Server, answers: Answers, writer: Writer, *, stream: bool) -> Response:
     """Send the answers as they come, or whole. They are closed when that is done, or when the client has left."""
-    headers = {} if not ignored else {"x-ignored-fields": ", ".join(map(_plain, ignored[:20]))}
 
     def close() -> None:
         answers.close()
@@ -69,10 +75,9 @@ async def answer(
             close,
             path=request.url.path,
             stalled_seconds=server.limits.stalled_seconds,
-            headers=headers,
         )
     try:
-        return JSONResponse(await unless_gone(request.receive, writer.whole()), headers=headers)
+        return JSONResponse(await unless_gone(request.receive, writer.whole()))
     except ClientGoneError:
         return Response(status_code=GONE)
     finally:
@@ -82,8 +87,3 @@ async def answer(
 def now() -> int:
     """Seconds since 1970."""
     return int(time.time())
-
-
-def _plain(name: str) -> str:
-    """A client's word as a header may hold it."""
-    return "".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in name[:40])

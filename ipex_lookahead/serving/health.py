@@ -13,6 +13,7 @@ router = APIRouter()
 
 
 @router.get("/health")
+@router.get("/v1/health", include_in_schema=False)
 async def health(request: Request) -> dict[str, str]:
     """200 while the server answers; 503 while it loads, drains or is closed. Needs no key."""
     server = server_of(request)

@@ -15,9 +15,21 @@ from ipex_lookahead.serving.answers import Answers, Finish
 from ipex_lookahead.serving.conversation import Message, Talk, bounded, chosen, functions_of, prepare, text_of
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
-from ipex_lookahead.serving.handling import answer, memory_of, server_of
+from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, server_of
 from ipex_lookahead.serving.limits import Limits
-from ipex_lookahead.serving.sampling import LOOKAHEAD, SALT, SEED, TEMPERATURE, drafting, stops
+from ipex_lookahead.serving.sampling import (
+    LOOKAHEAD,
+    MINUS_ONE,
+    SALT,
+    SEED,
+    TEMPERATURE,
+    TOP_K,
+    Most,
+    drafting,
+    drawn,
+    kept,
+    stops,
+)
 from ipex_lookahead.serving.sse import comment, event
 from ipex_lookahead.serving.thinking import Thought
 from ipex_lookahead.serving.tools import Call
@@ -99,13 +111,13 @@ class CountRequest(Body):
 class MessagesRequest(CountRequest):
     """A request for messages."""
 
-    max_tokens: int = required("most tokens", ge=1)
+    max_tokens: Most = required(f"most tokens; {MINUS_ONE}")
     stream: bool | None = honoured("server-sent events")
     temperature: float | None = honoured(TEMPERATURE, ge=0, le=100)
     top_p: float | None = honoured("the model's own, else 1", gt=0, le=1)
-    top_k: int | None = honoured("0 keeps all; the model's own, else 50", ge=0)
+    top_k: int | None = honoured(TOP_K, ge=-1)
     stop_sequences: list[str] | None = honoured("up to 16 texts; the answer ends before the first that appears")
-    seed: int | None = honoured(SEED, ge=0, le=2**63 - 1)
+    seed: int | None = honoured(SEED, ge=-1, le=2**63 - 1)
     lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
     metadata: Any = no_effect("nobody is told of users")
     service_tier: Any = no_effect("there is one")
@@ -171,7 +183,7 @@ async def count_tokens(request: Request, body: CountRequest) -> dict[str, int]:
     """How many tokens a conversation has."""
     server = server_of(request)
     served = server.known(body.model)
-    body.check()
+    check(request, body)
     talk = body.talk(server.limits)
     prepared = await server.prepare(lambda: prepare(served, talk))
     return {"input_tokens": len(prepared.prompt)}
@@ -182,21 +194,22 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
     """Go on with a conversation."""
     server = server_of(request)
     served = server.known(body.model)
-    body.check()
+    check(request, body)
     talk = body.talk(server.limits)
-    rules = Rules(
-        body.max_tokens,
-        temperature=body.temperature,
-        top_k=body.top_k,
-        top_p=body.top_p,
-        seed=body.seed,
-        stop=stops(body.stop_sequences, server.limits, "stop_sequences"),
-    )
     options = {**drafting(body.lookahead), **memory_of(request, body.cache_salt)}
+    stop = stops(body.stop_sequences, server.limits, "stop_sequences")
     prepared = await server.prepare(lambda: prepare(served, talk))
+    rules = Rules(
+        new_tokens(served, len(prepared.prompt), body.max_tokens),
+        temperature=body.temperature,
+        top_k=kept(body.top_k),
+        top_p=body.top_p,
+        seed=drawn(body.seed),
+        stop=stop,
+    )
     answers = server.start([prepared.ask(talk, rules=rules, options=options)])
     writer = _Writer(body.model or server.settings.names[0], len(prepared.prompt), answers, body.stop_sequences or ())
-    return await answer(request, server, answers, writer, stream=bool(body.stream), ignored=body.ignored())
+    return await answer(request, server, answers, writer, stream=bool(body.stream))
 
 
 class _Writer:

@@ -22,10 +22,10 @@ from ipex_lookahead.serving.conversation import (
 )
 from ipex_lookahead.serving.failures import ApiError, refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
-from ipex_lookahead.serving.handling import answer, memory_of, new_tokens, now, server_of
+from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, now, server_of
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.reader import Part
-from ipex_lookahead.serving.sampling import LOOKAHEAD, SALT, SEED, TEMPERATURE, drafting
+from ipex_lookahead.serving.sampling import LOOKAHEAD, MINUS_ONE, SALT, SEED, TEMPERATURE, Most, drafting, drawn
 from ipex_lookahead.serving.server import Server
 from ipex_lookahead.serving.sse import comment, event
 from ipex_lookahead.serving.thinking import Thought
@@ -59,13 +59,13 @@ class ResponsesRequest(Body):
     model: str | None = honoured("one of `/v1/models`; 404 for another name")
     input: str | list[dict[str, Any]] = required("text, or items: message, function_call, function_call_output")
     instructions: str | None = honoured("what the model is told first")
-    max_output_tokens: int | None = honoured(
-        "most tokens; the model's own default if left out, else what the context holds", ge=1
+    max_output_tokens: Most | None = honoured(
+        f"most tokens; the model's own default if left out, else what the context holds; {MINUS_ONE}"
     )
     stream: bool | None = honoured("server-sent events")
     temperature: float | None = honoured(TEMPERATURE, ge=0, le=100)
     top_p: float | None = honoured("the model's own, else 1", gt=0, le=1)
-    seed: int | None = honoured(SEED, ge=0, le=2**63 - 1)
+    seed: int | None = honoured(SEED, ge=-1, le=2**63 - 1)
     tools: list[dict[str, Any]] | None = honoured("functions; given to the chat template")
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = honoured("forced by grammar")
     parallel_tool_calls: bool | None = honoured("false ends the response with its first call")
@@ -180,15 +180,15 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
     """Respond to a conversation."""
     server = server_of(request)
     served = server.known(body.model)
-    body.check()
+    check(request, body)
     talk = body.talk(server.limits)
     options = {**drafting(body.lookahead), **memory_of(request, body.cache_salt)}
     prepared = await server.prepare(lambda: prepare(served, talk))
     most = new_tokens(served, len(prepared.prompt), body.max_output_tokens)
-    rules = served.model.resolved(Rules(most, temperature=body.temperature, top_p=body.top_p, seed=body.seed))
+    rules = served.model.resolved(Rules(most, temperature=body.temperature, top_p=body.top_p, seed=drawn(body.seed)))
     answers = server.start([prepared.ask(talk, rules=rules, options=options)])
     writer = _Writer(server, body, rules, answers)
-    return await answer(request, server, answers, writer, stream=bool(body.stream), ignored=body.ignored())
+    return await answer(request, server, answers, writer, stream=bool(body.stream))
 
 
 class _Writer:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import AfterValidator, Field
 
 from ipex_lookahead.config import MAX_DRAFT
 from ipex_lookahead.decoding.choose import Ids, Logits
@@ -15,15 +17,28 @@ from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless
 from ipex_lookahead.serving.limits import Limits
+from ipex_lookahead.serving.usage import LARGEST
 
 LOOKAHEAD = "most drafted tokens a step, 0 is off; the server's `--lookahead` if left out; never changes the answer"
 SEED = (
     "the same seed, request and `system_fingerprint` give the same bytes; where it is left out always the same one,"
-    " or drawn where a temperature is given; told in `timings.seed`, up to 2^53 - 1"
+    " or drawn where a temperature is given; -1 draws one too; told in `timings.seed`, up to 2^53 - 1"
 )
+MINUS_ONE = "-1: as many as the context holds"
+TOP_K = "0, or -1, keeps all; the model's own, else 50"
 TEMPERATURE = "0 takes the likeliest token; the model's own, else 0"
 
 SALT = "vLLM's: kept prompts and remembered answers are apart for each salt within a key; the answer is the same"
+
+
+def _some(count: int) -> int:
+    if count == 0:
+        raise ValueError("it must be 1 or more, or -1 for as many as the context holds")
+    return count
+
+
+Most = Annotated[int, Field(ge=-1), AfterValidator(_some)]
+"""Most tokens of an answer; -1 for as many as the context holds."""
 
 
 class StreamOptions(Body):
@@ -42,9 +57,9 @@ class Sampled(Body):
     n: int | None = honoured("so many answers; answer i is drawn with the seed and the number i", ge=1)
     temperature: float | None = honoured(TEMPERATURE, ge=0, le=100)
     top_p: float | None = honoured("as OpenAI; the model's own, else 1", gt=0, le=1)
-    top_k: int | None = honoured("0 keeps all; the model's own, else 50", ge=0)
+    top_k: int | None = honoured(TOP_K, ge=-1)
     min_p: float | None = honoured("the model's own, else 0", ge=0, le=1)
-    seed: int | None = honoured(SEED, ge=0, le=2**63 - 1)
+    seed: int | None = honoured(SEED, ge=-1, le=2**63 - 1)
     stop: str | list[str] | None = honoured("up to 16 texts; the answer ends before the first that appears")
     presence_penalty: float | None = honoured("as OpenAI defines it", ge=-2, le=2)
     frequency_penalty: float | None = honoured("as OpenAI defines it", ge=-2, le=2)
@@ -83,10 +98,10 @@ class Sampled(Body):
         return Rules(
             max_new_tokens,
             temperature=self.temperature,
-            top_k=self.top_k,
+            top_k=kept(self.top_k),
             top_p=self.top_p,
             min_p=self.min_p,
-            seed=self.seed,
+            seed=drawn(self.seed),
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
@@ -110,6 +125,16 @@ def drafting(lookahead: int | str | None) -> dict[str, Any]:
     if isinstance(lookahead, int) and not 0 <= lookahead <= MAX_DRAFT:
         raise refused("lookahead", f"it is {lookahead}; it must be 0 to {MAX_DRAFT} or 'auto'")
     return {} if lookahead is None else {"lookahead": lookahead}
+
+
+def drawn(seed: int | None) -> int | None:
+    """A seed, for -1 one that nobody chose."""
+    return secrets.randbelow(LARGEST + 1) if seed == -1 else seed
+
+
+def kept(top_k: int | None) -> int | None:
+    """``top_k``, where vLLM says -1 for all that others say 0 for."""
+    return 0 if top_k == -1 else top_k
 
 
 def stops(given: str | list[str] | None, limits: Limits, param: str = "stop") -> tuple[str, ...]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ipex_lookahead.generation.text_model import TextModel
 
 Result = TypeVar("Result")
+_ALIASES = ("claude-",)
 _PROBES = 8
 """Tokens whose logits are part of the fingerprint."""
 
@@ -47,6 +48,8 @@ class Settings:
         hosts: values of the header Host that are answered.
         origins: values of the header Origin, beside the page's own, whose programs may ask ("*": all).
         page: whether there is a page at ``/``.
+        strict_fields: whether fields that no API has are refused, not passed over.
+        strict_model: whether programs that ask for one of Anthropic's models by name are refused, not answered.
     """
 
     names: Sequence[str] = ("default",)
@@ -56,6 +59,8 @@ class Settings:
     hosts: Hosts = field(default_factory=Hosts)
     origins: frozenset[str] = frozenset()
     page: bool = True
+    strict_fields: bool = False
+    strict_model: bool = False
 
     def allows(self, origin: str) -> bool:
         """Whether programs of another origin may ask."""
@@ -191,9 +196,14 @@ class Server:
         return self._served
 
     def known(self, model: str | None) -> Served:
-        """The model of that name. Raises ApiError for another, and as ``served``."""
+        """The model of that name. Raises ApiError for another, and as ``served``.
+
+        Coding agents ask for Anthropic's models by their own names, some of which cannot be set: they get the only one
+        that there is.
+        """
         names = self.settings.names
-        if model is not None and model not in names:
+        meant = model is not None and model.startswith(_ALIASES) and not self.settings.strict_model
+        if model is not None and model not in names and not meant:
             raise ApiError(
                 404,
                 f"there is no model {model[:200]!r} here; there is {', '.join(names)}",

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -42,7 +42,6 @@ class EventStream(Response):
         close: called at the end, however that comes, also where ``chunks`` was never begun.
         path: of the request, for the shape of errors.
         stalled_seconds: a client that takes nothing for so long is dropped.
-        headers: more of them.
     """
 
     media_type = "text/event-stream"
@@ -54,9 +53,8 @@ class EventStream(Response):
         *,
         path: str,
         stalled_seconds: float,
-        headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks
         self._close = close

@@ -26,7 +26,9 @@ WRONG = [
     ("temperature", {"temperature": "hot"}),
     ("top_p", {"top_p": 0}),
     ("top_p", {"top_p": 1.5}),
-    ("seed", {"seed": -1}),
+    ("seed", {"seed": -2}),
+    ("seed", {"seed": 0.5}),
+    ("top_k", {"top_k": -2}),
     ("seed", {"seed": 2**70}),
     ("seed", {"seed": True}),
     ("n", {"n": 0}),
@@ -61,7 +63,6 @@ WRONG = [
     ("model", {"model": 4}),
     ("modalities", {"modalities": ["audio"]}),
     ("web_search_options", {"web_search_options": {}}),
-    ("temprature", {"temprature": 0}),
     ("mirostat", {"mirostat": 2}),
     ("stream_options.usage", {"stream_options": {"usage": True}}),
     ("response_format.schema", {"response_format": {"type": "json_object", "schema": {}}}),
@@ -104,15 +105,27 @@ def test_a_wrong_field_of_a_completion_is_named(client, param, fields):
 @pytest.mark.parametrize(
     ("path", "given"),
     [
-        ("v1/chat/completions", {"messages": ASKED}),
-        ("v1/completions", {"prompt": "Hi"}),
-        ("v1/responses", {"input": "Hi"}),
         ("v1/responses", {"input": "Hi", "reasoning": {"efort": "low"}}),
         ("v1/responses", {"input": "Hi", "text": {"format": {"type": "text", "efort": 1}}}),
         ("v1/responses", {"input": "Hi", "tools": [{"type": "function", "name": "a", "efort": 1}]}),
-        ("v1/messages", {"messages": ASKED, "max_tokens": 1}),
         ("v1/messages", {"messages": ASKED, "max_tokens": 1, "output_config": {"efort": 1}}),
         ("v1/messages", {"messages": ASKED, "max_tokens": 1, "tools": [{"name": "a", "efort": 1}]}),
+    ],
+    ids=str,
+)
+def test_an_unknown_field_further_in_is_refused_by_its_name(client, path, given):
+    answer = client.post(f"/{path}", json=given)
+    assert answer.status_code == 400
+    assert "efort: there is no such field; " in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "given"),
+    [
+        ("v1/chat/completions", {"messages": ASKED, "max_tokens": 1}),
+        ("v1/completions", {"prompt": "Hi", "max_tokens": 1}),
+        ("v1/responses", {"input": "Hi", "max_output_tokens": 1}),
+        ("v1/messages", {"messages": ASKED, "max_tokens": 1}),
         ("v1/messages/count_tokens", {"messages": ASKED}),
         ("apply-template", {"messages": ASKED}),
         ("tokenize", {"prompt": "Hi"}),
@@ -120,16 +133,21 @@ def test_a_wrong_field_of_a_completion_is_named(client, param, fields):
     ],
     ids=str,
 )
-def test_an_unknown_field_is_refused_by_its_name(client, path, given):
-    if "efort" not in str(given):
-        assert client.post(f"/{path}", json={**given, "efort": None}).status_code == 200
-        given = {**given, "efort": 1}
-    answer = client.post(f"/{path}", json=given)
+def test_unknown_fields_of_a_request_are_named_in_a_header_or_refused(client, server, monkeypatch, path, given):
+    assert "x-ignored-fields" not in client.post(f"/{path}", json={**given, "efort": None}).headers
+    asked = {**given, "efort": 1, "a,b\r\né": 2}
+    answer = client.post(f"/{path}", json=asked)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-ignored-fields"] == "a?b???, efort"
+    monkeypatch.setattr(server.settings, "strict_fields", True)
+    assert client.post(f"/{path}", json={**given, "efort": None}).status_code == 200
+    answer = client.post(f"/{path}", json={**given, "efort": 1})
     assert answer.status_code == 400
     assert "efort: there is no such field; " in answer.json()["error"]["message"]
 
 
-def test_the_nearest_field_is_named(client):
+def test_the_nearest_field_is_named(client, server, monkeypatch):
+    monkeypatch.setattr(server.settings, "strict_fields", True)
     answer = client.post("/v1/chat/completions", json={"messages": ASKED, "max_token": 3})
     error = answer.json()["error"]
     assert error["message"] == "max_token: there is no such field; did you mean 'max_tokens'?"
@@ -167,6 +185,25 @@ def test_bodies_that_are_no_request(client, body):
     answer = client.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{\n  "prompt": "Hi"\n  "n": 1}', "expecting ',' delimiter at line 3, column 3, near"),
+        (b'{"prompt": "Hi", }', "at line 1, column 1"),
+        (b'{"prompt": "Hi"', "where it ends"),
+        (b'{"prompt": "H\xff"}', "byte 13 is no UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_broken_body_is_said_to_be_broken_and_where(client, body, said):
+    answer = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["message"].startswith("the request is no JSON: ")
+    assert said in error["message"]
+    assert error["code"] == "invalid_json"
 
 
 @pytest.mark.parametrize(
@@ -212,6 +249,44 @@ def test_another_model(client):
     assert client.get("/v1/models/gpt-9").status_code == 404
 
 
+def test_a_model_of_anthropics_is_the_one_that_there_is(client, server, monkeypatch):
+    asked = {"messages": ASKED, "model": "claude-opus-4-5", "max_tokens": 1}
+    for path in ("/v1/messages", "/v1/chat/completions"):
+        answer = client.post(path, json=asked)
+        assert (answer.status_code, answer.json()["model"]) == (200, "claude-opus-4-5")
+    monkeypatch.setattr(server.settings, "strict_model", True)
+    assert client.post("/v1/messages", json=asked).status_code == 404
+
+
+def test_whole_numbers_may_have_a_point(client):
+    asked = {"messages": ASKED, "seed": 5, "temperature": 30.0}
+    whole = client.post("/v1/chat/completions", json={**asked, "max_tokens": 4, "n": 2, "top_k": 9}).json()
+    pointed = client.post("/v1/chat/completions", json={**asked, "max_tokens": 4.0, "n": 2.0, "top_k": 9.0}).json()
+    assert pointed["choices"] == whole["choices"]
+    assert client.post("/v1/completions", json={"prompt": [5.0, 6.0], "max_tokens": 1.0}).status_code == 200
+    assert client.post("/v1/completions", json={"prompt": [5.5, 6.0], "max_tokens": 1.0}).status_code == 400
+
+
+def test_minus_one(client, model):
+    """As many tokens as the context holds, all tokens to choose from, and a seed that is drawn."""
+    prompt = "x" * (model.engine.max_context - 7)
+    given = {"prompt": prompt, "temperature": 30, "seed": 5}
+    answer = client.post("/v1/completions", json={**given, "max_tokens": -1, "top_k": -1}).json()
+    room = model.engine.max_context - answer["usage"]["prompt_tokens"]
+    assert answer["usage"]["completion_tokens"] == room < 16
+    others = client.post("/v1/completions", json={**given, "max_tokens": room, "top_k": 0}).json()
+    assert answer["choices"][0]["text"] == others["choices"][0]["text"]
+    asked = {"messages": [{"role": "user", "content": prompt[64:]}], "max_tokens": -1, "temperature": 30, "seed": -1}
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        first, second = (client.post(path, json=asked).json()["timings"] for _ in range(2))
+        assert 1 < first["predicted_n"] < 64
+        assert first["seed"] != second["seed"]
+        assert min(first["seed"], second["seed"]) >= 0
+    asked = {"input": prompt[64:], "max_output_tokens": -1, "temperature": 30, "seed": -1}
+    seeds = {client.post("/v1/responses", json=asked).json()["timings"]["seed"] for _ in range(2)}
+    assert len(seeds) == 2
+
+
 def test_its_other_name(client):
     fields = {"messages": ASKED, "model": "other-name", "max_tokens": 1}
     assert client.post("/v1/chat/completions", json=fields).json()["model"] == "other-name"
@@ -224,10 +299,20 @@ def test_paths_and_methods(client, method, path, status):
     assert answer.json()["error"]["message"]
 
 
-def test_another_content_type(client):
-    body = json.dumps({"messages": ASKED})
-    answer = client.post("/v1/chat/completions", content=body, headers={"content-type": "text/plain"})
-    assert answer.status_code == 400
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None])
+def test_another_content_type_is_read_as_json_where_no_page_sent_it(client, kind):
+    body = json.dumps({"messages": ASKED, "max_tokens": 1}).encode()
+
+    def status(**headers: str) -> int:
+        named = {"content-type": kind} if kind else {}
+        return client.post("/v1/chat/completions", content=body, headers={**named, **headers}).status_code
+
+    assert status() == 200
+    assert status(**{"sec-fetch-site": "none"}) == 200
+    assert status(**{"sec-fetch-site": "cross-site"}) == 415
+    assert status(origin="http://evil.example") == 403
+    assert status(origin="null") == 403
+    assert status(origin="http://testserver") == 415, "the page itself says what it sends"
 
 
 @pytest.mark.parametrize("tools", [[], [{"type": "function", "function": {"name": "f"}}]])
