@@ -38,6 +38,8 @@ from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.generation.run import Job, Tape, length_limit, run_stepwise, streamed
 from ipex_lookahead.generation.second_model import check_vocabulary
 from ipex_lookahead.safe_json import has_surrogate
+from ipex_lookahead.tokenization.detokenizer import Detokenizer
+from ipex_lookahead.tokenization.stop_matcher import StopMatcher
 from ipex_lookahead.tokenization.text import TextTokenizer
 
 SEED_BITS = 53
@@ -346,7 +348,7 @@ class TimeLimit:
 
 
 class StopTexts:
-    """Whether a sequence's last token completes one of some texts.
+    """Whether a sequence's last token completes one of some texts. For one sequence.
 
     Args:
         tokenizer: the model's.
@@ -360,13 +362,18 @@ class StopTexts:
             raise InputError(
                 "a text to stop at holds a lone surrogate, which is no character; it must be valid Unicode"
             )
-        self._tokenizer = tokenizer
-        self._texts = texts
+        self._matcher = StopMatcher(texts)
+        self._detokenizer = Detokenizer(tokenizer, silent=frozenset())
+        self._seen = -1
         # A token has at least one byte; four more for a character that the cut goes through.
         self._tail = max(len(text.encode()) for text in texts) + 4
 
     def __call__(self, ids: Ids) -> bool:
-        """Int64 [n] -> whether it ends here."""
-        tail = ids[-self._tail :].tolist()
-        text, before = self._tokenizer.decode(tail), len(self._tokenizer.decode(tail[:-1]).rstrip("\ufffd"))
-        return any(text.find(stop, max(0, before - len(stop) + 1)) >= 0 for stop in self._texts)
+        """Int64 [n] -> whether it ends here. Called for each token in order; one may begin before the first of them."""
+        if self._seen < 0:
+            for token in ids[-self._tail : -1].tolist():
+                self._matcher.put(self._detokenizer.put(token))
+            self._seen = len(ids) - 1
+        found = [self._matcher.put(self._detokenizer.put(token)) for token in ids[self._seen :].tolist()]
+        self._seen = len(ids)
+        return any(one is not None for one in found)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ipex_lookahead.tokenization.detokenizer import Detokenizer
+from ipex_lookahead.tokenization.stop_matcher import StopMatcher
 from ipex_lookahead.tokenization.text import TextTokenizer
 
 if TYPE_CHECKING:
@@ -67,7 +68,9 @@ class AnswerText:
         self.length = 0
         self._detokenizer = Detokenizer(tokenizer)
         self._left_out = frozenset() if silent_too else tokenizer.silent_ids
-        self._stops = stops
+        self._matcher = StopMatcher(stops)
+        self._found: tuple[int, str] | None = None  # characters of what is held up to its end, and which it is
+        self._characters = 0  # of what is held
         self._markers = markers or {}
         self._held: deque[Piece] = deque()
 
@@ -95,22 +98,22 @@ class AnswerText:
         if self.stopped is None:
             self.length += len(piece.text)
             self._held.append(piece)
+            if self._found is None and (found := self._matcher.put(piece.text)) is not None:
+                self._found = self._characters + found[0], found[1]
+            self._characters += len(piece.text)
 
     def _certain(self, *, last: bool) -> Shown:
         if self.stopped is not None:
             return Shown()
-        text = "".join(piece.text for piece in self._held)
-        # The one that is whole first, whatever pieces the text comes in; of several then the longest.
-        found = min(((at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0), default=None)
-        if found is not None:
-            end, at = found
-            self.stopped = text[at:end]
-            self.length -= len(text) - at
+        if self._found is not None:
+            end, self.stopped = self._found
+            at = end - len(self.stopped)
+            self.length -= self._characters - at
             shown = self._take(at, last=False)
             self._held.clear()
             return shown
-        kept = 0 if last else max((_begun(text, stop) for stop in self._stops), default=0)
-        return self._take(len(text) - kept, last=last or not kept)
+        kept = 0 if last else self._matcher.begun
+        return self._take(self._characters - kept, last=last or not kept)
 
     def _take(self, count: int, *, last: bool) -> Shown:
         """The first ``count`` characters of what is held, and with ``last`` the tokens without text behind them."""
@@ -122,12 +125,8 @@ class AnswerText:
                 self._held.appendleft(rest)
                 piece.text = piece.text[:left]
             left -= len(piece.text)
+            self._characters -= len(piece.text)
             if piece.text or piece.token is not None:
                 shown.pieces.append(piece)
         shown.text = "".join(piece.text for piece in shown.pieces)
         return shown
-
-
-def _begun(text: str, stop: str) -> int:
-    """How many characters at the end of the text may be the beginning of ``stop``."""
-    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

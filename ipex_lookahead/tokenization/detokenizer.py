@@ -16,11 +16,13 @@ class Detokenizer:
 
     Args:
         tokenizer: a ``TextTokenizer`` or a ``transformers`` tokenizer.
+        silent: ids that are left out; None = those of the special tokens.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, silent: frozenset[int] | None = None) -> None:
         self._decode = tokenizer.decode
-        silent = getattr(tokenizer, "silent_ids", None)
+        if silent is None:
+            silent = getattr(tokenizer, "silent_ids", None)
         self._silent = frozenset(tokenizer.all_special_ids) if silent is None else silent
         self._ids: list[int] = []
         self._shown_ids = 0
