@@ -22,7 +22,7 @@ from ipex_lookahead.serving.conversation import (
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
 from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, now, server_of
-from ipex_lookahead.serving.limits import Limits
+from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.logprobs import chat_logprobs, draft_trace
 from ipex_lookahead.serving.sampling import MINUS_ONE, LogitBias, Most, Sampled
 from ipex_lookahead.serving.server import Served, Server
@@ -84,7 +84,9 @@ class Prediction(Body):
 class ChatRequest(Sampled):
     """A request for chat."""
 
-    messages: list[ChatMessage] = required("the conversation; developer is the same as system", min_length=1)
+    messages: list[ChatMessage] = required(
+        "the conversation; developer is the same as system", min_length=1, max_length=MOST_MESSAGES
+    )
     max_completion_tokens: Most | None = honoured(
         f"most tokens; the model's own default if left out, else what the context holds; {MINUS_ONE}"
     )

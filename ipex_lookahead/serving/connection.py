@@ -56,7 +56,7 @@ def impatient(seconds: float, most: int = MOST_CONNECTIONS, most_without: int = 
             if self.conn.their_state is h11.IDLE:
                 self._head += data[:_LONGEST_HEAD]
                 head, end, _ = self._head.partition(b"\r\n\r\n")
-                if _BARE.search(head if end else head[:-1]) or _FOLDED.search(head):
+                if _BARE.search(head if end else head.removesuffix(b"\r")) or _FOLDED.search(head):
                     self._refuse(400, "the request's head has bare line ends or folded lines; each line ends in CR LF")
                     return
             super().data_received(data)

@@ -78,6 +78,7 @@ def prepare(served: Served, talk: Talk) -> Prepared:
 
     Raises InputError where the template refuses the messages or a schema cannot be compiled.
     """
+    served.check_length([*talk.messages, *(talk.functions if talk.may_call else ()), talk.begun])
     template = served.template
     style, knows_tools = style_of(template)
     given = [_spoken(one) for one in talk.functions] if talk.may_call else []
@@ -210,6 +211,7 @@ def functions_of(tools: Sequence[Mapping[str, Any]], limits: Limits, param: str 
     if len(tools) > limits.tools:
         raise refused(param, f"{len(tools)} tools are too many; at most {limits.tools} are taken")
     found: list[Function] = []
+    size = 0
     for at, tool in enumerate(tools):
         name = tool.get("name")
         if not isinstance(name, str) or not 1 <= len(name) <= 128 or not set(name) <= _NAME:
@@ -217,7 +219,11 @@ def functions_of(tools: Sequence[Mapping[str, Any]], limits: Limits, param: str 
         parameters = tool.get("parameters")
         if parameters is not None and not isinstance(parameters, dict):
             raise refused(f"{param}.{at}.parameters", "it must be a JSON schema, an object")
-        bounded(parameters, limits, f"{param}.{at}.parameters")
+        size += bounded(parameters, limits, f"{param}.{at}.parameters")
+        if size > limits.schemas_bytes:
+            raise refused(
+                param, f"their schemas have over {limits.schemas_bytes:,} bytes, which is as much as is taken"
+            )
         kept = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
         if tool.get("strict") is True:
             kept["strict"] = True
@@ -232,8 +238,30 @@ FUNCTION = ("name", "description", "parameters", "strict")
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
 
 
-def bounded(schema: Any, limits: Limits, param: str) -> None:
-    """Raise ApiError for what is no schema, or one that is too large, or that nothing can satisfy."""
+_SAID = frozenset({"title", "description", "$comment", "examples", "default"})
+"""Keys of a schema whose texts no answer is compared with."""
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Keys behind which names stand, not keys."""
+
+
+def _longest(schema: Any) -> int:
+    """Characters of the longest text in a schema that answers are compared with."""
+    longest, left = 0, [(schema, False)]
+    while left:
+        one, names = left.pop()
+        if isinstance(one, str):
+            longest = max(longest, len(one))
+        elif isinstance(one, list):
+            left.extend((value, False) for value in one)
+        elif isinstance(one, dict):
+            kept = [key for key in one if names or key not in _SAID]
+            longest = max([longest, *map(len, kept)])
+            left.extend((one[key], not names and key in _NAMED) for key in kept)
+    return longest
+
+
+def bounded(schema: Any, limits: Limits, param: str) -> int:
+    """Bytes of a schema. Raises ApiError for what is none, for a large one, and for one that nothing can satisfy."""
     if schema is not None and schema is not True and not isinstance(schema, dict):
         raise refused(param, f"it is {json.dumps(schema)[:80]}; a JSON schema here is an object, or true")
     try:
@@ -242,6 +270,11 @@ def bounded(schema: Any, limits: Limits, param: str) -> None:
         raise ApiError(400, f"{param}: the schema is nested too deeply", param=param) from None
     if size > limits.schema_bytes:
         raise refused(param, f"the schema has {size:,} bytes; at most {limits.schema_bytes:,} are taken")
+    if (longest := _longest(schema)) > limits.schema_text:
+        raise refused(
+            param, f"a constant, pattern or name has {longest:,} characters; at most {limits.schema_text:,} are taken"
+        )
+    return size
 
 
 def chosen(choice: str, functions: Sequence[Function], param: str = "tool_choice") -> str:

@@ -133,26 +133,54 @@ def _plain(name: str) -> str:
     return "".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in name[:40])
 
 
+_LARGE = 256 << 10
+"""Bytes of a body that is looked at in a thread before it becomes a request."""
+
+
+def containers(body: bytes, most: int) -> int:
+    """Objects and lists in a JSON text, counted to a little over ``most``; 0 for what is no JSON."""
+    try:
+        left = [json.loads(body)]
+    except (ValueError, RecursionError):  # what it is, the API says
+        return 0
+    count = 0
+    while left and count <= most:
+        one = left.pop()
+        if isinstance(one, dict):
+            one = one.values()
+        elif not isinstance(one, list):
+            continue
+        count += 1
+        left.extend(value for value in one if isinstance(value, dict | list))
+    return count
+
+
 def _bounded(receive: Receive, limits: Limits) -> Receive:
-    """The body as long as it is within the limits of size and of time, counted from when it is first asked for."""
-    read, complete, most, seconds = 0, False, limits.body_bytes, limits.body_seconds
-    end: float | None = None
+    """The body, whole, within the limits of size, of parts, and of time, counted from when it is first asked for."""
+    complete, most, seconds = False, limits.body_bytes, limits.body_seconds
 
     async def limited() -> Message:
-        nonlocal read, complete, end
+        nonlocal complete
         if complete:
             return await receive()
-        now = asyncio.get_running_loop().time()
-        end = now + seconds if end is None else end
-        try:
-            message = await asyncio.wait_for(receive(), max(0.0, end - now))
-        except (asyncio.TimeoutError, TimeoutError):
-            raise HTTPException(408, f"the request's body did not come within {seconds:g} s") from None
-        read += len(message.get("body", b""))
-        complete = not message.get("more_body", False)
-        if read > most:
-            raise HTTPException(413, f"the request has more than {most} bytes, which is as much as is read")
-        return message
+        end, pieces, read = asyncio.get_running_loop().time() + seconds, [], 0
+        more = True
+        while more:
+            try:
+                message = await asyncio.wait_for(receive(), max(0.0, end - asyncio.get_running_loop().time()))
+            except (asyncio.TimeoutError, TimeoutError):
+                raise HTTPException(408, f"the request's body did not come within {seconds:g} s") from None
+            if message["type"] != "http.request":
+                return message
+            pieces.append(message.get("body", b""))
+            read += len(pieces[-1])
+            more = message.get("more_body", False)
+            if read > most:
+                raise HTTPException(413, f"the request has more than {most} bytes, which is as much as is read")
+        complete, body = True, b"".join(pieces)
+        if read > _LARGE and await asyncio.to_thread(containers, body, limits.containers) > limits.containers:
+            raise HTTPException(413, f"the request has more than {limits.containers} objects and lists")
+        return {"type": "http.request", "body": body, "more_body": False}
 
     return limited
 

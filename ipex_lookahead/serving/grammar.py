@@ -43,8 +43,13 @@ class Grammars:
         self._lock = threading.Lock()
         self._made: Any = None
 
+    def warm(self) -> None:
+        """Make llguidance's view of the vocabulary now: half a second, in which Python does nothing else."""
+        if self._ends:
+            self._tokenizer()
+
     def _tokenizer(self) -> Any:
-        """llguidance's own view of the vocabulary, made when it is first asked for: some tens of milliseconds."""
+        """llguidance's own view of the vocabulary, made when it is first asked for."""
         with self._lock:
             if self._made is None:
                 wrapper = llguidance.TokenizerWrapper(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MOST_MESSAGES = 4096
+"""Of a conversation; items of an input."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -15,7 +18,11 @@ class Limits:
         stops, stop_characters: texts to stop at, and characters of each.
         biases: entries of ``logit_bias``.
         top_logprobs: alternatives shown for each token.
+        containers: objects and lists of a body, of whatever kind.
         schema_bytes: of one JSON schema, as JSON.
+        schemas_bytes: of all schemas of a request.
+        schema_text: characters of a constant, a pattern or a name in a schema: each token of the answer is compared
+            with all of it.
         tools: functions of a request.
         preparing: requests whose templates and grammars are worked on at once; others wait.
         head_seconds: a connection that has sent no request's head for so long is closed.
@@ -32,7 +39,10 @@ class Limits:
     stop_characters: int = 1024
     biases: int = 1024
     top_logprobs: int = 20
+    containers: int = 32768
     schema_bytes: int = 256 << 10
+    schemas_bytes: int = 512 << 10
+    schema_text: int = 4096
     tools: int = 128
     preparing: int = 4
     head_seconds: float = 30.0

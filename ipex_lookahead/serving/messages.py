@@ -16,7 +16,7 @@ from ipex_lookahead.serving.conversation import Message, Talk, bounded, chosen, 
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
 from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, server_of
-from ipex_lookahead.serving.limits import Limits
+from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.sampling import (
     LOOKAHEAD,
     MINUS_ONE,
@@ -61,7 +61,9 @@ class CountRequest(Body):
     """What a request of messages puts to the model."""
 
     model: str | None = honoured("one of `/v1/models`; 404 for another name")
-    messages: list[Turn] = required("the conversation; an assistant's turn at the end is gone on from", min_length=1)
+    messages: list[Turn] = required(
+        "the conversation; an assistant's turn at the end is gone on from", min_length=1, max_length=MOST_MESSAGES
+    )
     system: str | list[dict[str, Any]] | None = honoured("what the model is told first")
     tools: list[dict[str, Any]] | None = honoured("given to the chat template; in words where that knows none")
     tool_choice: dict[str, Any] | None = honoured("auto, none, any and tool; the last two are forced by grammar")

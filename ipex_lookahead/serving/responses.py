@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
+from pydantic import Field
 
 from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.serving.answers import Answers, Finish
@@ -23,7 +24,7 @@ from ipex_lookahead.serving.conversation import (
 from ipex_lookahead.serving.failures import ApiError, refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
 from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, now, server_of
-from ipex_lookahead.serving.limits import Limits
+from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.reader import Part
 from ipex_lookahead.serving.sampling import LOOKAHEAD, MINUS_ONE, SALT, SEED, TEMPERATURE, Most, drafting, drawn
 from ipex_lookahead.serving.server import Server
@@ -57,7 +58,9 @@ class ResponsesRequest(Body):
     """A request for a response."""
 
     model: str | None = honoured("one of `/v1/models`; 404 for another name")
-    input: str | list[dict[str, Any]] = required("text, or items: message, function_call, function_call_output")
+    input: str | Annotated[list[dict[str, Any]], Field(max_length=MOST_MESSAGES)] = required(
+        "text, or items: message, function_call, function_call_output"
+    )
     instructions: str | None = honoured("what the model is told first")
     max_output_tokens: Most | None = honoured(
         f"most tokens; the model's own default if left out, else what the context holds; {MINUS_ONE}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import hashlib
 import json
 import time
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from ipex_lookahead.engines.base import Batch
-from ipex_lookahead.errors import InputError, LookaheadError
+from ipex_lookahead.errors import ContextLengthError, InputError, LookaheadError
 from ipex_lookahead.generation.recommended import SETTINGS
 from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.safe_json import has_surrogate
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 _ALIASES = ("claude-",)
+_MUCH = 0.2
+"""Seconds of work for a request that has taken memory worth giving back."""
 _PROBES = 8
 """Tokens whose logits are part of the fingerprint."""
 
@@ -88,6 +91,7 @@ class Served:
         if self.tokenizer.chat_template is not None:
             self.tokenizer.render_often()
         self.keeps_content_apart = self.tokenizer.keeps_content_apart()
+        self._longest = 0
         self.vocab_size = model.engine.vocab_size
         self.max_context = model.engine.max_context
         self.eos_ids = model.eos_ids
@@ -112,8 +116,26 @@ class Served:
         own = self.tokenizer.chat_template
         return "\n".join(own.values()) if isinstance(own, dict) else own or ""
 
+    def warm(self) -> None:
+        """Make what takes its time and is needed sooner or later, before anybody waits for it."""
+        self._longest = max(map(len, self.tokens))
+        self.grammars.warm()
+
+    def check_length(self, value: Any) -> None:
+        """Raise ContextLengthError for texts, anywhere in a value, that are longer than the context's longest tokens.
+
+        They are refused before they are tokenized, which takes a second for a million characters.
+        """
+        most = self.max_context * (self._longest or max(map(len, self.tokens)))
+        if (count := _characters(value)) > most:
+            raise ContextLengthError(
+                f"the request's texts have {count:,} characters, and no {self.max_context:,} tokens, which is the"
+                f" model's context, come to more than {most:,}"
+            )
+
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """A text's tokens, by default without what begins a text. Raises InputError for text that is no Unicode."""
+        self.check_length(text)
         if has_surrogate(text):  # JSON can spell it; no tokenizer takes it
             raise InputError("the request holds a lone surrogate, which is no character; text must be valid Unicode")
         return self.tokenizer.encode(text, add_special_tokens=special)
@@ -166,6 +188,7 @@ class Server:
         """The model is there: serve it. ``make_service`` starts its service, after its fingerprint was taken."""
         fingerprint = Served(model, None).fingerprint()  # type: ignore[arg-type]  # before the service owns the engine
         served = Served(model, make_service(model))
+        served.warm()
         self.fingerprint, self._served = fingerprint, served
         self.metrics.watch(served.service)
 
@@ -226,10 +249,14 @@ class Server:
         if self._preparing is None:
             self._preparing = asyncio.Semaphore(self.limits.preparing)
         async with self._preparing:
+            began = time.perf_counter()
             try:
                 return await asyncio.to_thread(work)
             except LookaheadError as error:
                 raise from_ours(error) from None
+            finally:
+                if time.perf_counter() - began > _MUCH:
+                    await asyncio.to_thread(_give_back)
 
     def start(self, asks: Sequence[Ask]) -> Answers:
         """Begin answers. Whoever calls closes them."""
@@ -239,3 +266,25 @@ class Server:
             for name, value in self.settings.drafting.items():
                 ask.options.setdefault(name, value)
         return Answers(served.service, served.tokenizer, asks, self.limits.ping_seconds)
+
+
+def _characters(value: Any) -> int:
+    """Of all texts in a value of lists and mappings, keys included."""
+    count, left = 0, [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            count += len(one)
+        elif isinstance(one, Mapping):
+            left.extend(one)
+            left.extend(one.values())
+        elif isinstance(one, list | tuple):
+            left.extend(one)
+    return count
+
+
+def _give_back() -> None:
+    """Give memory that is free back to the system: the C library keeps what a long text took."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # not in every C library
+    if trim is not None:
+        trim(0)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Finds the first of some texts to end, whatever pieces the text comes in; of several that end together the longest.
+    """Finds the first of some texts to end, in whatever pieces; of several that end together the longest.
 
     Each character is looked at once for each text, however long that is (Knuth, Morris and Pratt, Fast pattern matching
     in strings, 1977).

@@ -221,10 +221,7 @@ class BytePairText(TextTokenizer):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """See :class:`TextTokenizer`."""
-        with panics_typed():
-            ids: list[int] = self.core.encode(text, add_special_tokens=add_special_tokens).ids
-        check_ids(text, ids)
-        return ids
+        return _encoded(self.core, text, add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """See :class:`TextTokenizer`."""
@@ -258,13 +255,7 @@ class BytePairText(TextTokenizer):
     def _respelled(self, spellings: Mapping[str, str]) -> Encode:
         core = Tokenizer.from_str(json.dumps(respelled(json.loads(self.core.to_str()), spellings)))
 
-        def encode(text: str, add_special_tokens: bool) -> list[int]:
-            with panics_typed():
-                ids: list[int] = core.encode(text, add_special_tokens=add_special_tokens).ids
-            check_ids(text, ids)
-            return ids
-
-        return encode
+        return lambda text, add_special_tokens: _encoded(core, text, add_special_tokens)
 
     def for_transformers(self) -> PreTrainedTokenizerBase:
         """See :class:`TextTokenizer`."""
@@ -273,6 +264,23 @@ class BytePairText(TextTokenizer):
         made: PreTrainedTokenizerBase = BytePairTokenizer(tokenizer_object=self.core, **self._options)
         made.padding_side = "left"  # generation goes on at the right end
         return made
+
+
+_LONG = 1 << 15
+"""Characters from which a text is encoded as a batch of one: only for batches the library lets other threads run."""
+
+
+def _encoded(core: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    """The ids of a text."""
+    with panics_typed():
+        if len(text) < _LONG:
+            found = core.encode(text, add_special_tokens=add_special_tokens)
+        else:  # the fast one, without the places of tokens, is newer
+            batch = getattr(core, "encode_batch_fast", core.encode_batch)
+            found = batch([text], add_special_tokens=add_special_tokens)[0]
+        ids: list[int] = found.ids
+    check_ids(text, ids)
+    return ids
 
 
 def _around(before: Sequence[str], after: Sequence[str], core: Tokenizer) -> Any:

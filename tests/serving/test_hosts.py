@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import signal
 import socket
 import ssl
@@ -205,6 +206,8 @@ def exchanged(port: int, sent: bytes, cut: int | None) -> bytes:
         try:
             for at in range(0, len(sent), cut or len(sent)):
                 made.sendall(sent[at : at + (cut or len(sent))])
+                if cut and select.select([made], [], [], 0.002)[0]:  # it has answered, and closes
+                    break
             while new := made.recv(65536):
                 answer += new
         except (BrokenPipeError, ConnectionResetError):
