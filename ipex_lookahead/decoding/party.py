@@ -159,6 +159,7 @@ class Party:
         on_prefill: called after each piece of the prompts with their tokens done, and their number.
         told: make events of its steps.
         key: whose memory of prompts is used.
+        owner: whose share of the scheduler it takes; ``key`` if not given.
 
     Attributes:
         id: given by the scheduler.
@@ -167,6 +168,8 @@ class Party:
         error: what ended it early.
         ended: whether it is over.
         thinner: whether a sequence has ended that is among ``live`` still.
+        furthest: positions that its cache held when it was put back.
+        spared: it makes way for another owner's only when its cache holds so many.
     """
 
     def __init__(
@@ -179,11 +182,13 @@ class Party:
         on_prefill: Callable[[int, int], None] | None = None,
         told: bool = False,
         key: str = "",
+        owner: str | None = None,
     ) -> None:
-        self.id = 0
+        self.id = self.furthest = self.spared = 0
         self.sequences = self.live = list(sequences)
         self.stats = stats
         self.key = key
+        self.owner = key if owner is None else owner
         self.told = told
         self.readers: list[Reader] = []
         self.news: list[StepEvent] = []

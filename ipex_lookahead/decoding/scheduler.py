@@ -6,12 +6,14 @@ their neighbours, so who shares a forward with whom shows in the times only.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
 from ipex_lookahead.decoding.crowd import Crowd, Piece
 from ipex_lookahead.decoding.party import DecodingSequence, Party, StepEvent
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, pages_of
+from ipex_lookahead.decoding.shares import QUANTUM, Shares, by_owner, dispensable
 from ipex_lookahead.engines.base import Batch, Engine, StepOutput
 from ipex_lookahead.engines.prefill import PREFILL_ROWS
 from ipex_lookahead.errors import ContextLengthError, EngineError
@@ -34,7 +36,9 @@ class Scheduler:
 
     Args:
         engine: where the model runs.
-        slots: most parties at a time; None = all.
+        slots: most parties at a time; None = all. Owners that want more than there are have equal shares of the rows
+            (:class:`~ipex_lookahead.decoding.shares.Shares`): whoever has more puts parties back, where ``memory`` is.
+        per_owner: most of them of one owner; None = all.
         memory: bounds keys and values, and keeps those of prompts for later ones; then a party has one sequence, whose
             ``committed`` tells its tokens, and caches are made and changed here. None: caches are the sequences' own.
         time: what a forward takes (:class:`~ipex_lookahead.decoding.cost.CostCurve`), for ``DELAY``.
@@ -43,7 +47,7 @@ class Scheduler:
 
     Attributes:
         steps: forwards so far.
-        put_back: how often a party had to give its memory to older ones.
+        put_back: how often a party had to give its memory to older ones, or its slot to another owner's.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Scheduler:
         engine: Engine,
         *,
         slots: int | None = None,
+        per_owner: int | None = None,
         memory: PrefixCache | None = None,
         time: Time | None = None,
         prefill_rows: int = PREFILL_ROWS,
@@ -60,6 +65,7 @@ class Scheduler:
         self._forward = engine.forward if forward is None else forward
         self.steps = self.put_back = 0
         self._slots = slots
+        self._shares = Shares(slots, per_owner)
         self._memory = memory
         self._time = time
         self._prefill_rows = prefill_rows
@@ -76,6 +82,10 @@ class Scheduler:
     def busy(self) -> bool:
         """Whether there is anything to do, or to tell."""
         return bool(self._parties or self._events)
+
+    @property
+    def _running(self) -> list[Party]:
+        return [*self._reading, *self._decoding]
 
     @property
     def running(self) -> int:
@@ -104,6 +114,7 @@ class Scheduler:
         party.id = self._submitted
         party.news = self._events
         self._parties[party.id] = party
+        self._shares.join(party)
         self._waiting.append(party)
         return party.id
 
@@ -155,6 +166,8 @@ class Scheduler:
     ) -> None:
         """Hand a forward's answers out."""
         self.steps += 1
+        if self._shares.counts:
+            self._shares.took(_rows_of(crowd, pieces), self._waiting, self._running)
         argmax = output.argmax.tolist()
         first, alone = 0, len(crowd.tables) == 1 and not pieces and not output.shared
         for table in crowd.tables:
@@ -224,23 +237,46 @@ class Scheduler:
     # ---- coming and going --------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Start what waits, in its order, as far as there are slots and memory."""
-        for party in list(self._waiting):
-            if self._slots is not None and self.running >= self._slots:
+        """Start what waits, owners by their shares and each one's in its order, as far as slots and memory reach."""
+        passed: set[Party] = set()  # they wait for another one to read the same prompt
+        while True:
+            full = self._slots is not None and self.running >= self._slots
+            if full and not self._shares.several:
+                return
+            party = self._shares.next_of((one for one in self._waiting if one not in passed), self._running)
+            if party is None or (full and self._ahead_of(party) is None):
                 return
             if self._memory is not None:
                 needs = self._needs(self._memory, party)
-                if needs > 0 and self.running and needs > self._memory.available - self.running:
-                    return  # nobody overtakes: it would wait for ever
                 if needs < 0:
+                    passed.add(party)
                     continue
-                sequence = party.sequences[0]
-                self._release(sequence)
-                found = None if sequence.shows_prompt else self._memory.take(party.to_read(sequence), party.key)
-                sequence.cache, sequence.pages = (self._engine.new_cache(), []) if found is None else found
+                while full or (needs > 0 and self.running and needs > self._memory.available - self.running):
+                    ahead = self._ahead_of(party)
+                    if ahead is None:
+                        return  # nobody overtakes: it would wait for ever
+                    self._put_back(self._memory, ahead)
+                    full = False
+                self._prepare(self._memory, party)
             self._waiting.remove(party)
             party.start()
             self._reading.append(party)
+
+    def _ahead_of(self, party: Party) -> Party | None:
+        """Who makes way for one that waits; nobody where caches are not ours to take."""
+        if self._memory is None or not self._shares.several:
+            return None
+        return self._shares.ahead_of(party, self._running)
+
+    def _prepare(self, memory: PrefixCache, party: Party) -> None:
+        """Give a party what is kept of its text."""
+        sequence = party.sequences[0]
+        self._release(sequence)
+        found = None if sequence.shows_prompt else memory.take(party.to_read(sequence), party.key)
+        sequence.cache, sequence.pages = (self._engine.new_cache(), []) if found is None else found
+        if party.furthest:  # it gets on further than it fell back, or two could take turns for ever
+            again = party.furthest - sequence.cache.length
+            party.spared = party.furthest + max(QUANTUM, again)
 
     def _needs(self, memory: PrefixCache, party: Party) -> int:
         """Pages that a party needs to begin with; -1: it should wait, since another one is reading the same prompt."""
@@ -274,6 +310,7 @@ class Scheduler:
                 self._keep(self._memory, sequence, party.key)
             self._release(sequence)
         self._remove(party)
+        self._shares.leave(party)
         del self._parties[party.id]
         party.close()
         if party.told:
@@ -295,14 +332,18 @@ class Scheduler:
         for party in sorted(self._decoding, key=_number):
             sequence = party.sequences[0]
             while party in self._decoding and not memory.extend(sequence.pages, sequence.length):
-                self._put_back(memory)
+                self._put_one_back(memory)
 
-    def _put_back(self, memory: PrefixCache) -> None:
-        """The youngest party waits again, and is computed again later as far as its pages are gone by then."""
-        party = max([*self._reading, *self._decoding], key=_number)
+    def _put_one_back(self, memory: PrefixCache) -> None:
+        """There is no room for all that run."""
         if self.running == 1:
             raise EngineError("the only sequence does not fit in the memory that was checked to have room for it")
+        self._put_back(memory, dispensable(self._running))
+
+    def _put_back(self, memory: PrefixCache, party: Party) -> None:
+        """It waits again, and is computed again later as far as its pages are gone by then."""
         sequence = party.sequences[0]
+        party.furthest = max(party.furthest, sequence.cache.length)
         self._keep(memory, sequence, party.key)
         self._release(sequence)
         sequence.cache = self._engine.new_cache()
@@ -327,27 +368,32 @@ class Scheduler:
     # ---- prompts -----------------------------------------------------------------------------------------------------
 
     def _pieces(self) -> list[Piece]:
-        """The next rows of prompts. Parties get equal shares; what those with little left do not need others get."""
+        """The next rows of prompts, in equal shares for owners, and of each for its parties.
+
+        What those with little left do not need others get.
+        """
         pieces: list[Piece] = []
         while not pieces:
             room, shown = self._room(), SHOWN_ROWS
-            parties = sorted(self._reading, key=lambda party: sum(reader.left for reader in party.readers))
-            for number, party in enumerate(parties):
-                share = max(LEAST_PIECE, room // (len(parties) - number)) if number + 1 < len(parties) else room
-                for reader in party.readers:
-                    rows = min(share, room, reader.left)
-                    if reader.sequence.shows_prompt:
-                        rows = min(rows, shown)
-                        shown -= rows
-                    if self._memory is not None:
-                        rows = self._memory.extend_to(reader.sequence.pages, reader.sequence.cache.length, rows)
-                    if rows > 0:
-                        pieces.append(Piece(party, reader, rows, rows == reader.left))
-                        share -= rows
-                        room -= rows
+            groups = [sorted(some, key=_left) for some in by_owner(self._reading)]
+            groups.sort(key=lambda some: sum(map(_left, some)))
+            for place, parties in enumerate(groups):
+                own = _share(room, len(groups) - place)
+                for number, party in enumerate(parties):
+                    share = _share(own, len(parties) - number)
+                    for reader in party.readers:
+                        rows = min(share, reader.left)
+                        if reader.sequence.shows_prompt:
+                            rows = min(rows, shown)
+                            shown -= rows
+                        if self._memory is not None:
+                            rows = self._memory.extend_to(reader.sequence.pages, reader.sequence.cache.length, rows)
+                        if rows > 0:
+                            pieces.append(Piece(party, reader, rows, rows == reader.left))
+                            share, own, room = share - rows, own - rows, room - rows
             if self._decoding or pieces or self._memory is None:
                 break
-            self._put_back(self._memory)
+            self._put_one_back(self._memory)
         return pieces
 
     def _room(self) -> int:
@@ -370,3 +416,29 @@ class Scheduler:
 
 def _number(party: Party) -> int:
     return party.id
+
+
+def _left(party: Party) -> int:
+    """Tokens of its prompts that are to be read."""
+    return sum(reader.left for reader in party.readers)
+
+
+def _share(room: int, among: int) -> int:
+    """What the first of so many gets of some rows."""
+    return min(room, max(LEAST_PIECE, room // among))
+
+
+def _rows_of(crowd: Crowd, pieces: Sequence[Piece]) -> Counter[str]:
+    """Rows of a forward, by owner."""
+    found: Counter[str] = Counter()
+    for table in crowd.tables:
+        at = 0
+        for party in table.parties:
+            end = at + len(party.live)
+            found[party.owner] += len(party.live)
+            if table.drafts is not None:
+                found[party.owner] += sum(len(draft.tokens) for draft in table.drafts[at:end])
+            at = end
+    for piece in pieces:
+        found[piece.party.owner] += piece.rows
+    return found

@@ -116,7 +116,7 @@ class _Request:
         self.on_event = on_event
         self.draft_filter = draft_filter
         self.prediction = prediction
-        self._owner, self._salt = key, salt
+        self.owner, self._salt = key, salt
         self.top_logprobs = top_logprobs
         self.of_prompt = None if prompt_logprobs is None else PromptLogprobs(job.prompt.tolist(), prompt_logprobs)
         self.tape = Tape(job)
@@ -130,7 +130,7 @@ class _Request:
     @property
     def key(self) -> str:
         """Whose kept prompts it finds."""
-        return f"{self._owner}#{self._salt}" if self._salt else self._owner
+        return f"{self.owner}#{self._salt}" if self._salt else self.owner
 
     @property
     def store(self) -> str | None:
@@ -399,7 +399,7 @@ class Service:
         def begin(_: Sequence[DecodingSequence]) -> Controller:
             return self._begin(request, sequence)
 
-        request.party = Party([sequence], request.stats, begin, told=True, key=request.key)
+        request.party = Party([sequence], request.stats, begin, told=True, key=request.key, owner=request.owner)
         self._by_party[scheduler.submit(request.party)] = request
 
     def _begin(self, request: _Request, sequence: DecodingSequence) -> Controller:

@@ -1,5 +1,5 @@
 """The service on the embedded model: an answer is the same alone, in a crowd that comes and goes, on warm and on scarce
-memory, with any source of drafts, greedy and seeded, streamed or whole."""
+memory, with any source of drafts, greedy and seeded, streamed or whole, under any key."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from tests.gates import cases, seed
 PROMPTS = cases(4, 60)
 NEW_TOKENS = cases(16, 64)
 CROWD = cases(3, 8)
+KEYS = ("", "a", "b", "b")
 STRATEGIES: list[Any] = [None, 3, "auto", "suffix", "recycling", "jacobi", "prompt_lookup"]
 
 
@@ -57,7 +58,7 @@ def test_an_answer_is_the_same_at_any_load(model: TextModel) -> None:
     longest = max(len(ids) for ids, _ in wanted) + NEW_TOKENS
     page = 64 * model.engine.describe()["kv_bytes_per_token"]
     for memory in (2**30, (longest // 64 + 2) * page):
-        service = Service(model, slots=CROWD, cache_memory=memory)
+        service = Service(model, slots=CROWD - 1, cache_memory=memory)  # so that keys take turns
         try:
             for _ in ("cold", "warm"):
                 running: list[tuple[int, Stream]] = []
@@ -66,6 +67,7 @@ def test_an_answer_is_the_same_at_any_load(model: TextModel) -> None:
                     options: dict[str, Any] = {
                         "lookahead": STRATEGIES[int(rng.integers(len(STRATEGIES)))],
                         "adaptive": bool(rng.integers(2)),
+                        "key": KEYS[int(rng.integers(len(KEYS)))],
                         "prediction": alone[int(rng.integers(PROMPTS))] if rng.random() < 0.3 else (),
                     }
                     if rng.random() < 0.3:  # one that leaves

@@ -62,13 +62,16 @@ class Requests(RuleBasedStateMachine):
         engine=st.sampled_from(range(len(ENGINES))),
         pages=st.sampled_from([3, 4, 5, 7, 30, None]),
         slots=st.sampled_from([None, 4, 2, 1]),
+        per_owner=st.sampled_from([None, None, 2]),
         rows=st.sampled_from([16, 70, 512]),
     )
-    def begin(self, engine: int, pages: int | None, slots: int | None, rows: int) -> None:
+    def begin(self, engine: int, pages: int | None, slots: int | None, per_owner: int | None, rows: int) -> None:
         self.number, self.engine = engine, ENGINES[engine]
         self.memory = None if pages is None else PrefixCache(pages)
         curve = CostCurve(Calibration((1, 4, 8, 32), (1.0, 1.2, 1.75, 5.0)))
-        self.scheduler = Scheduler(self.engine, slots=slots, memory=self.memory, time=curve, prefill_rows=rows)
+        self.scheduler = Scheduler(
+            self.engine, slots=slots, per_owner=per_owner, memory=self.memory, time=curve, prefill_rows=rows
+        )
         self.shared = AdaptiveBudget(curve, 12, "test")
         self.live: dict[int, Live] = {}
         self.submitted = 0
@@ -80,7 +83,7 @@ class Requests(RuleBasedStateMachine):
         length=st.integers(1, 20),
         new=st.sampled_from([150, 130, 70, 10, 1]),
         sampled=st.sampled_from([None, 1, 2]),
-        key=st.sampled_from(["", "", "other"]),
+        key=st.sampled_from(["", "", "other", "third"]),
         kind=st.integers(0, 6),
         together=st.booleans(),
         stop=st.sampled_from([None, None, 0]),
