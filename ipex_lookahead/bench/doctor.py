@@ -5,6 +5,7 @@ One report answers what a maintainer would ask first, and holds nothing private:
 
 from __future__ import annotations
 
+import json
 import platform
 import re
 import time
@@ -17,6 +18,7 @@ from typing import Any
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.errors import EngineError, LookaheadError
+from ipex_lookahead.extras import installing, need_torch, torch_missing
 from ipex_lookahead.hub import home_folder
 
 PACKAGES = ("ipex-lookahead", "torch", "transformers", "numpy", "ipex-llm", "intel-extension-for-pytorch")
@@ -64,35 +66,40 @@ def examine(
 
     Returns:
         Plain values: versions, machine, device, kernels, by_bytes (on the CPU: the instruction set, how many formats
-        were compared with scalar kernels, and which of them differ), engines, problems (sentences), healthy. Times are
-        in milliseconds, speeds in tokens a second, memory in bytes.
+        were compared with scalar kernels, and which of them differ), engines, problems (sentences), healthy. Where
+        torch or transformers is not installed, without_torch says what is left out. Times are in milliseconds, speeds
+        in tokens a second, memory in bytes.
 
     Raises:
-        EngineError: the device is not there; the hint says what to install.
+        EngineError: the device is not there, or only torch, which is not installed, could reach it; the text or the
+            hint says what to install.
     """
-    from ipex_lookahead.engines.torch.device import check_device
-
-    found = check_device(device)
+    on_cpu, missing = device.split(":")[0] == "cpu", torch_missing()
+    if missing and not on_cpu:
+        need_torch(f"device={device!r}")
     say("versions and device")
-    report: dict[str, Any] = {
-        "versions": versions(),
-        "machine": machine(),
-        "device": device_facts(found),
-    }
-    say("kernels")
-    report["kernels"] = kernels(found, threads)
-    if found.type == "cpu":
+    report: dict[str, Any] = {"versions": versions(), "machine": machine(), "device": {"device": device}, "kernels": []}
+    engines = [("native", False)] if on_cpu else []
+    if missing:
+        report["without_torch"] = f"Without {missing} the torch engine is left out: {installing('torch')}"
+        say("kernels")
+    else:
+        from ipex_lookahead.engines.torch.device import check_device
+
+        found = check_device(device)
+        report["device"] = device_facts(found)
+        say("kernels")
+        report["kernels"] = kernels(found, threads)
+        engines += [("torch", False), ("torch", True)]
+    if on_cpu:
         report["by_bytes"] = beside_scalar(threads)
-    engines = [("torch", False), ("torch", True)]
-    if found.type == "cpu":
-        engines.insert(0, ("native", False))
     report["engines"] = []
     report["model"] = called(model, tiny)
     with tried_on(model, tiny, low_bit) as (source, settings, ids):
         for engine, deterministic in engines:
             say(f"exactness and speed: {engine}{', deterministic' if deterministic else ''}")
             tried = {"engine": engine, "deterministic": deterministic}
-            options = {**settings, "engine": engine, "device": str(found), "threads": threads}
+            options = {**settings, "engine": engine, "device": device, "threads": threads}
             if deterministic:
                 options["deterministic"] = True
             try:
@@ -236,12 +243,8 @@ def run_engine(
     source: str, options: dict[str, Any], prompts: Sequence[list[int]] | None, count: int, max_new_tokens: int
 ) -> dict[str, Any]:
     """Load a model on an engine, answer ``count`` prompts plainly and with each of ``LOOKAHEADS``, and compare."""
-    import torch
-
-    from ipex_lookahead.auto import AutoModelForCausalLM
-
     start = time.perf_counter()
-    model = AutoModelForCausalLM.from_pretrained(source, progress=False, **options)
+    model = _loaded(source, options)
     facts = model.engine.describe()
     result: dict[str, Any] = {
         "load_seconds": round(time.perf_counter() - start, 2),
@@ -261,7 +264,7 @@ def run_engine(
     }
     if isinstance(backends := facts.get("backends"), dict):
         result["backends"] = backends.get("linear", {})
-    ids = [torch.tensor([prompt]) for prompt in (prompts or encoded(model, count))[:count]]
+    ids = (prompts or encoded(model, count))[:count]
 
     def answers(lookahead: Any) -> tuple[list[list[int]], dict[str, float]]:
         return answers_of(model, ids, max_new_tokens, lookahead)
@@ -280,14 +283,33 @@ def run_engine(
     return result
 
 
+def _loaded(source: str, options: dict[str, Any]) -> Any:
+    """The model as ``generate`` and ``serve`` have it, without torch, on the native engine; else as Python has it."""
+    from ipex_lookahead.auto import AutoModelForCausalLM, load_text_model
+
+    if options["engine"] != "native":
+        return AutoModelForCausalLM.from_pretrained(source, progress=False, **options)
+    low_bit, threads = options["load_in_low_bit"], options["threads"]
+    return load_text_model(source, engine="native", low_bit=low_bit, threads=threads, progress=False)
+
+
 def answers_of(
-    model: Any, ids: Sequence[Any], max_new_tokens: int, lookahead: Any
+    model: Any, prompts: Sequence[list[int]], max_new_tokens: int, lookahead: Any
 ) -> tuple[list[list[int]], dict[str, float]]:
-    """Greedy answers to prompts, int64 [1, n] each: their tokens, and the speed in tokens a second and a step."""
-    tokens, seconds, emitted, steps = [], 0.0, 0, 0
-    for prompt in ids:
-        out = model.generate(prompt, max_new_tokens=max_new_tokens, do_sample=False, lookahead=lookahead)
-        tokens.append(out[0, prompt.shape[1] :].tolist())
+    """Greedy answers to prompts: their tokens, and the speed in tokens a second and a step."""
+    from ipex_lookahead.generation.rules import Rules
+    from ipex_lookahead.generation.text_model import TextModel
+
+    tokens: list[list[int]] = []
+    seconds, emitted, steps = 0.0, 0, 0
+    for prompt in prompts:
+        if isinstance(model, TextModel):
+            tokens.append(model.generate(prompt, Rules(max_new_tokens), lookahead=lookahead))
+        else:
+            import torch
+
+            ids, settings = torch.tensor([prompt]), {"max_new_tokens": max_new_tokens, "do_sample": False}
+            tokens.append(model.generate(ids, lookahead=lookahead, **settings)[0, len(prompt) :].tolist())
         stats: Any = model.stats
         seconds += stats.decode_seconds
         emitted += stats.tokens - 1
@@ -301,7 +323,7 @@ def problems(report: dict[str, Any]) -> list[str]:
     found = []
     for low_bit in FORMATS:
         tested = [entry for entry in report["kernels"] if entry["format"] == low_bit]
-        if all("problem" in entry for entry in tested):
+        if tested and all("problem" in entry for entry in tested):
             found.append(f"no kernel multiplies {low_bit}: " + "; ".join(entry["problem"] for entry in tested))
     by_bytes = report.get("by_bytes", {})
     if by_bytes.get("different"):
@@ -340,37 +362,54 @@ def tried_on(
 
 
 def _write_tiny(folder: Path) -> list[list[int]]:
-    """A random Llama in ``folder``, and prompts for it."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    """A random Llama in ``folder`` with a tokenizer of bytes, and prompts for it."""
+    import numpy as np
+    from safetensors.numpy import save_file
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    from ipex_lookahead.engines.torch.load import without_bars
-
-    config = LlamaConfig(
-        vocab_size=512,
-        hidden_size=128,
-        intermediate_size=352,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        bos_token_id=1,
-        eos_token_id=2,
-        tie_word_embeddings=True,
-    )
-    before = torch.get_rng_state()
-    try:
-        torch.manual_seed(0)
-        made = LlamaForCausalLM(config)
-        with torch.no_grad():  # wide enough for answers that do not end in one repeated token
-            for parameter in made.parameters():
-                if parameter.dim() > 1:
-                    parameter.normal_(0, 0.08)
-        with without_bars():
-            made.save_pretrained(folder, safe_serialization=True)
-        return [torch.randint(3, 512, (24,)).tolist() * 2 for _ in range(8)]
-    finally:
-        torch.set_rng_state(before)
+    hidden, inner, layers, heads, kv_heads, vocab = 128, 352, 3, 4, 2, 512
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "torch_dtype": "float32",
+    }
+    keys = hidden * kv_heads // heads
+    shapes: dict[str, tuple[int, ...]] = {
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+    of_layers = {f"layers.{i}.{name}": shape for i in range(layers) for name, shape in shapes.items()}
+    rng, tensors = np.random.default_rng(0), {}
+    for name, shape in {"embed_tokens": (vocab, hidden), **of_layers, "norm": (hidden,)}.items():
+        # Wide enough for answers that do not end in one repeated token.
+        values = 0.08 * rng.standard_normal(shape, np.float32) if len(shape) > 1 else np.ones(shape, np.float32)
+        tensors[f"model.{name}.weight"] = values
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    of_bytes = Tokenizer(models.BPE({c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
+    of_bytes.pre_tokenizer, of_bytes.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    of_bytes.save(str(folder / "tokenizer.json"))
+    return [rng.integers(3, vocab, 24).tolist() * 2 for _ in range(8)]
 
 
 def encoded(model: Any, count: int) -> list[list[int]]:
@@ -380,7 +419,8 @@ def encoded(model: Any, count: int) -> list[list[int]]:
     if model.tokenizer is None:
         why = model.engine.describe().get("no_tokenizer") or "the model carries none"
         raise LookaheadError(f"there is no tokenizer: {why}", hint="put its tokenizer.json into the folder")
-    return [build_prompt(model.tokenizer, model.config.to_dict(), text) for text in questions(count)]
+    config = model.config if isinstance(model.config, dict) else model.config.to_dict()
+    return [build_prompt(model.tokenizer, config, text) for text in questions(count)]
 
 
 def questions(count: int) -> list[str]:

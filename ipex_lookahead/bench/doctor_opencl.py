@@ -23,6 +23,7 @@ from ipex_lookahead.bench.doctor import (
     without_paths,
 )
 from ipex_lookahead.engines.opencl.device import Device, installed
+from ipex_lookahead.extras import need_torch, torch_missing
 from ipex_lookahead.formats import FORMATS
 
 STEP_ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -37,6 +38,8 @@ ALONE = 2
 def is_meant(device: str) -> bool:
     """Whether this examination is the one for ``--device``: "opencl:1", and "xpu" unless only PyTorch can reach one."""
     if device.startswith("xpu") and not installed():
+        if torch_missing():
+            return True
         import torch
 
         return not (hasattr(torch, "xpu") and torch.xpu.is_available())
@@ -68,6 +71,7 @@ def examine_opencl(
 
     say("versions and device")
     found = device_of(device)
+    need_torch(f"the examination of {device}")
     report: dict[str, Any] = {"versions": versions(), "machine": machine(), "device": details(found)}
     say("kernels")
     report["kernels"] = [_kernel(found, name, threads) for name in FORMATS]
@@ -124,8 +128,9 @@ def _run(
 
     say("answers on the CPU")
     model = AutoModelForCausalLM.from_pretrained(source, progress=False, engine="native", threads=threads, **settings)
-    ids = [torch.tensor([prompt]) for prompt in (prompts or encoded(model, count))[:count]]
-    expected, speed = answers_of(model, ids[:ALONE], max_new_tokens, 0)
+    given = (prompts or encoded(model, count))[:count]
+    ids = [torch.tensor([prompt]) for prompt in given]
+    expected, speed = answers_of(model, given[:ALONE], max_new_tokens, 0)
     report["engines"].append(_tried("native", speed, []))
     whole = [torch.cat([prompt, torch.tensor([answer])], 1) for prompt, answer in zip(ids, expected, strict=False)]
     logits = [model(one).logits.numpy().tobytes() for one in whole]
@@ -137,12 +142,12 @@ def _run(
     model = AutoModelForCausalLM.from_pretrained(source, progress=False, engine="opencl", device=device, **settings)
     same = sum(model(one).logits.numpy().tobytes() == other for one, other in zip(whole, logits, strict=True))
     report["logits"] = {"equal": same, "answers": len(logits)}
-    answers_of(model, ids[:1], max_new_tokens, 0)  # the first answer pays for programs and memory
+    answers_of(model, given[:1], max_new_tokens, 0)  # the first answer pays for programs and memory
     rows: list[dict[str, Any]] = []
     for config in (None, *LOOKAHEADS):
         name, drafted = ("none", 0) if config is None else (config.strategy, config.num_draft_tokens)
         say("exactness and speed" + (f": {name}" if config else ""))
-        got, speed = answers_of(model, ids[:ALONE], max_new_tokens, config)
+        got, speed = answers_of(model, given[:ALONE], max_new_tokens, config)
         got += together(model, ids[ALONE:], max_new_tokens, config)
         equal = sum(one == other for one, other in zip(got, expected, strict=True))
         rows.append({"strategy": name, "draft_tokens": drafted, **speed, "equal": equal, "answers": len(ids)})

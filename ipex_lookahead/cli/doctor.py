@@ -78,7 +78,8 @@ def lines(report: dict[str, Any], width: int) -> list[str]:
         )
         for entry in report["kernels"]
     ]
-    said += ["", *markdown_lines(("kernel", "format", "self-test", "ms for 1, 4, 16 rows"), kernels, width)]
+    if kernels:
+        said += ["", *markdown_lines(("kernel", "format", "self-test", "ms for 1, 4, 16 rows"), kernels, width)]
     if by_bytes := report.get("by_bytes"):
         equal = by_bytes.get("formats", 0) - len(by_bytes.get("different", ()))
         compared = f"Kernels of {by_bytes.get('isa')} beside the scalar ones: the same bytes in {equal} formats."
@@ -98,6 +99,8 @@ def lines(report: dict[str, Any], width: int) -> list[str]:
             break
     same = "plain decoding" if "paths" not in report else "plain decoding on the CPU"
     said += [f"plain: tokens a second without lookahead; equal: answers with the very tokens of {same}.", ""]
+    if left_out := report.get("without_torch"):
+        said += [left_out, ""]
     promised = "Equal text is promised for native and opencl, and for torch with --deterministic."
     return [
         *said,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from ipex_lookahead.bench.doctor import FORMATS, examine, kernels, problems, wit
 from ipex_lookahead.engines.native import linear
 from ipex_lookahead.engines.torch.linear_backends import BACKENDS
 from ipex_lookahead.engines.torch.linear_kernels import GenericKernel, NativeKernel
-from ipex_lookahead.errors import EngineError
+from ipex_lookahead.errors import EngineError, MissingPackageError
+from ipex_lookahead.extras import installing
 from ipex_lookahead.formats import FORMATS as EVERY
 from tests.support.int4_operator import NEEDS_HALF, int4_product
 
@@ -72,12 +74,35 @@ def test_an_instruction_set_that_is_wrong_is_seen(monkeypatch):
     assert doctor.beside_scalar(1)["different"] == ["q4_k"]
 
 
-def test_the_random_state_of_the_caller_is_left_alone(tmp_path):
-    before = torch.get_rng_state()
-    first = doctor._write_tiny(tmp_path)
-    assert torch.equal(torch.get_rng_state(), before)
+def test_the_small_random_model_is_the_same_everywhere(tmp_path):
+    first, again = doctor._write_tiny(tmp_path / "first"), doctor._write_tiny(tmp_path / "again")
+    assert first == again
     assert len(first) == 8
     assert all(0 <= token < 512 for prompt in first for token in prompt)
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def test_without_torch_its_engine_is_left_out(monkeypatch):
+    for name in ("torch", "transformers"):
+        monkeypatch.setitem(sys.modules, name, None)
+    report = examine("cpu", tiny=True, threads=1, prompts=2, max_new_tokens=8)
+    assert report["problems"] == []
+    assert report["kernels"] == []
+    assert report["by_bytes"]["formats"] == len(EVERY)
+    [native] = report["engines"]
+    assert native["engine"] == "native"
+    assert [row["equal"] for row in native["lookahead"]] == [2, 2]
+    assert (
+        report["without_torch"] == f"Without torch and transformers the torch engine is left out: {installing('torch')}"
+    )
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_without_torch_a_device_that_only_torch_reaches_is_the_sentence(monkeypatch, device):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingPackageError, match=rf"^device='{device}' needs torch, which is not installed: pip"):
+        examine(device, tiny=True)
 
 
 def test_a_kernel_that_is_wrong_is_reported_and_another_may_serve(monkeypatch):
@@ -160,6 +185,7 @@ def test_paths_are_left_out(said, kept):
 def test_a_model_in_a_folder_is_called_by_its_name_alone(tmp_path):
     folder = tmp_path / "private" / "my-model"
     doctor._write_tiny(folder)
+    (folder / "tokenizer.json").unlink()
     report = examine("cpu", model=str(folder), threads=1, prompts=1, max_new_tokens=8)
     assert report["model"] == "my-model"
     assert "private" not in json.dumps(report)

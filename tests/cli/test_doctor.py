@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 
 import pytest
 import torch
@@ -32,6 +33,17 @@ def test_a_report_to_paste(capsys, monkeypatch):
     assert re.search(r"\| native +\| sym_int4 +\| passed +\|", said)
     assert "| torch, deterministic |" in said
     assert re.search(r"Kernels of \w+ beside the scalar ones: the same bytes in \d\d formats\.", said)
+    assert "Everything works." in said
+
+
+def test_without_torch_the_report_says_what_it_leaves_out(capsys, monkeypatch):
+    for name in ("torch", "transformers"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert run(TINY) == 0
+    said = capsys.readouterr().out
+    assert "Without torch and transformers the torch engine is left out: pip install torch" in said
+    assert "| native |" in said
+    assert "self-test" not in said
     assert "Everything works." in said
 
 
