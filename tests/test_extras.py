@@ -13,10 +13,10 @@ import pytest
 
 import ipex_lookahead
 from ipex_lookahead import auto
+from ipex_lookahead.cli.main import run
 from ipex_lookahead.cli.running import run_command
 from ipex_lookahead.errors import EngineError, LookaheadError, MissingPackageError
 from ipex_lookahead.extras import installing, need_torch, torch_missing
-from ipex_lookahead.tokenization.as_found import FILES, AsFound
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.tiny import write_tiny_llama
 
@@ -111,34 +111,20 @@ def test_answers_need_neither(folder, words):
 
 
 def test_a_model_is_saved_without_them(folder, tmp_path):
-    """With the tokenizer as it was found: the same text, the same ids."""
-    done = command("quantize", str(folder), str(tmp_path / "saved"), "--low-bit", "sym_int4")
+    """The same text, the same ids, and the same bytes as with them."""
+    bare, full = tmp_path / "bare", tmp_path / "full"
+    done = command("quantize", str(folder), str(bare), "--low-bit", "sym_int4")
     assert done.returncode == 0, done.stderr
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        assert (tmp_path / "saved" / name).read_bytes() == (folder / name).read_bytes()
+    assert run(["quantize", str(folder), str(full), "--low-bit", "sym_int4"]) == 0
+    assert sorted(one.name for one in bare.iterdir()) == sorted(one.name for one in full.iterdir())
+    for one in bare.iterdir():
+        assert one.read_bytes() == (full / one.name).read_bytes(), one.name
     answers = [
         command("generate", "-m", str(model), *more, "--json", "-n", "8", "one two")
-        for model, more in ((folder, ("--low-bit", "sym_int4")), (tmp_path / "saved", ()))
+        for model, more in ((folder, ("--low-bit", "sym_int4")), (bare, ()))
     ]
     texts = [json.loads(one.stdout)["text"] for one in answers]
     assert texts[0] == texts[1]
-
-
-def test_a_tokenizer_inside_a_gguf_file_is_written_by_transformers_alone(bare, tmp_path):
-    with pytest.raises(MissingPackageError, match=r"^saving the tokenizer of a\.gguf as a folder's needs torch and"):
-        AsFound(tmp_path / "a.gguf")
-
-
-def test_every_file_of_a_tokenizer_goes_along(tmp_path):
-    source, out = tmp_path / "source", tmp_path / "out"
-    (source / "additional_chat_templates").mkdir(parents=True)
-    out.mkdir()
-    files = [name for name in FILES if "." in name] + ["additional_chat_templates/tools.jinja"]
-    for name in files:
-        (source / name).write_text(name)
-    (source / "model.safetensors").write_text("")
-    AsFound(source).save_pretrained(str(out))
-    assert sorted(one.relative_to(out).as_posix() for one in out.rglob("*.*")) == sorted(files)
 
 
 @pytest.mark.parametrize("model", [False, True])

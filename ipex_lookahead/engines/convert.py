@@ -23,10 +23,8 @@ from ipex_lookahead.engines.weights import (
     read_matrix,
     read_vector,
 )
-from ipex_lookahead.extras import torch_missing
 from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.formats.base import PackedWeight
-from ipex_lookahead.tokenization.as_found import AsFound
 
 
 def convert(
@@ -42,7 +40,6 @@ def convert(
         InputError: the folder is something else.
         ModelFormatError: a tensor is missing, has another shape than the config says, or holds NaN or infinity.
         SaveError: writing failed; what was there before is as it was.
-        MissingPackageError: a GGUF file's tokenizer is to be written, and transformers is not installed.
     """
     checkpoint = open_checkpoint(request.path)
     try:
@@ -56,9 +53,6 @@ def convert(
         if rounded_from is None:  # else what becomes of it was said, and one sentence is enough
             log_fallbacks(plan, matrices(spec))
         tokenizer, _ = request.tokenizer(checkpoint.text_tokenizer)
-        saved_as: Any = None
-        if tokenizer is not None:  # before the weights, which take long
-            saved_as = AsFound(Path(request.path)) if torch_missing() else tokenizer.for_transformers()
         made = _Conversion(checkpoint, plan, kept, request.threads)
         infos = {tensor.name: made.info(tensor) for tensor in spec.tensors()}
         low_bit: dict[str, Any] = {
@@ -73,7 +67,7 @@ def convert(
             infos=infos,
             weights=made.weights(),
             low_bit=low_bit | ({} if rounded_from is None else {"requantized_from": rounded_from}),
-            tokenizer=saved_as,
+            tokenizer=tokenizer,
             source=Path(request.path),
             progress=progress,
             overwrite=overwrite,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.errors import ModelFormatError
@@ -18,6 +19,7 @@ from ipex_lookahead.safe_json import File
 from ipex_lookahead.tokenization.content import Encode, respelled
 from ipex_lookahead.tokenization.growth import MOST_ADDED, MOST_GROWTH, most_ids
 from ipex_lookahead.tokenization.process import OnFork, Stopped, Worker, importable
+from ipex_lookahead.tokenization.saving import FAST, write_settings
 from ipex_lookahead.tokenization.text import TextTokenizer
 from ipex_lookahead.tokenization.tokenizer_json import Pipeline
 
@@ -200,6 +202,11 @@ class IsolatedText(TextTokenizer):
         from ipex_lookahead.tokenization.tokenizers import RehearsedTokenizer
 
         return RehearsedTokenizer.of(self, self._description, self._options)
+
+    def save_pretrained(self, folder: str) -> None:
+        """See :class:`TextTokenizer`."""
+        (Path(folder) / "tokenizer.json").write_text(self._description, encoding="utf-8")
+        write_settings(folder, FAST, self._options)
 
 
 def _encoded(process: TokenizerProcess, text: str, add_special_tokens: bool) -> list[int]:

@@ -1,4 +1,4 @@
-"""Saving tokenizers so that transformers' own classes read them with the same ids.
+"""Saving tokenizers so that transformers' own classes read them with the same ids. Imports nothing of transformers.
 
 The classes of this package mean nothing to ``AutoTokenizer``, so what is saved names ``PreTrainedTokenizerFast`` and
 brings a ``tokenizer.json``. A SentencePiece model is saved as it is too, and this package reads that one again: the
@@ -11,40 +11,57 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
-from transformers import PreTrainedTokenizerFast
 
-from ipex_lookahead.compat import RELEASE
 from ipex_lookahead.tokenization.sentencepiece_model import BPE, NORMAL, UNKNOWN, UNUSED, SentencePieceModel
 
 FAST = "PreTrainedTokenizerFast"
-SENTENCEPIECE = "SentencePieceBackend" if RELEASE >= (5, 0) else "LlamaTokenizer"
-"""The class of the installed transformers that runs the sentencepiece package and takes any vocabulary."""
 
 
-def as_fast(tokenizer: Any, core: Tokenizer) -> PreTrainedTokenizerFast:
-    """transformers' own tokenizer on ``core``, with the settings of ``tokenizer``."""
-    roles = {role: getattr(tokenizer, role) for role in ("bos_token", "eos_token", "unk_token", "pad_token")}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        **{role: token for role, token in roles.items() if token is not None},
-        additional_special_tokens=list(getattr(tokenizer, "additional_special_tokens", None) or []),
-        chat_template=tokenizer.chat_template,
-        clean_up_tokenization_spaces=False,
-        model_max_length=tokenizer.model_max_length,
-        padding_side=tokenizer.padding_side,
-        model_input_names=["input_ids", "attention_mask"],
-    )
+def sentencepiece_class() -> str:
+    """The class of transformers that runs the sentencepiece package and takes any vocabulary.
+
+    Of the release that is installed; of the newest one where none is.
+    """
+    try:
+        return "LlamaTokenizer" if int(version("transformers").split(".")[0]) < 5 else "SentencePieceBackend"
+    except PackageNotFoundError:
+        return "SentencePieceBackend"
+
+
+def write_settings(folder: str | Path, name: str, options: Mapping[str, Any], **more: Any) -> None:
+    """A ``tokenizer_config.json`` for a class of transformers: ``options`` as its constructor takes them, and more."""
+    settings = {key: value for key, value in options.items() if value is not None and value != []}
+    template = settings.get("chat_template")
+    if isinstance(template, dict):
+        settings["chat_template"] = [{"name": key, "template": text} for key, text in template.items()]
+    settings |= {"padding_side": "left", "model_input_names": ["input_ids", "attention_mask"], **more}
+    _write(Path(folder) / "tokenizer_config.json", {**settings, "tokenizer_class": name})
+
+
+def described(tokens: Mapping[int, AddedToken]) -> dict[str, dict[str, Any]]:
+    """Added tokens by id as ``added_tokens_decoder`` of a ``tokenizer_config.json`` has them."""
+    flags = ("content", "special", "normalized", "lstrip", "rstrip", "single_word")
+    return {str(i): {flag: getattr(token, flag) for flag in flags} for i, token in tokens.items()}
+
+
+def pattern_of(add_bos: bool, add_eos: bool) -> str:
+    """What ``special_tokens_pattern`` of transformers' class for SentencePiece models is."""
+    return "_".join(role for role, added in (("bos", add_bos), ("eos", add_eos)) if added) or "none"
 
 
 def name_class(folder: str | Path, name: str, **more: Any) -> None:
     """Have ``tokenizer_config.json`` name a class of transformers, and add ``more`` to it."""
     path = Path(folder) / "tokenizer_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
-    settings = {**settings, "tokenizer_class": name, **more}
+    _write(path, {**settings, "tokenizer_class": name, **more})
+
+
+def _write(path: Path, settings: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
 
 

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer, processors
@@ -21,8 +22,16 @@ from ipex_lookahead.errors import LookaheadError
 from ipex_lookahead.tokenization.chat_template import Renderer, chat_template_of, render_chats
 from ipex_lookahead.tokenization.content import ContentGuard, Encode, respelled
 from ipex_lookahead.tokenization.growth import check_ids
-from ipex_lookahead.tokenization.pieces import Pieces
+from ipex_lookahead.tokenization.pieces import MARKER, Pieces
 from ipex_lookahead.tokenization.release import panics_typed
+from ipex_lookahead.tokenization.saving import (
+    FAST,
+    described,
+    pattern_of,
+    sentencepiece_class,
+    sentencepiece_core,
+    write_settings,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -84,6 +93,10 @@ class TextTokenizer(ABC):
     @abstractmethod
     def for_transformers(self) -> PreTrainedTokenizerBase:
         """The same as a transformers tokenizer, padding on the left. Imports transformers."""
+
+    @abstractmethod
+    def save_pretrained(self, folder: str) -> None:
+        """Write its files into a folder: this package and transformers read them with the same ids (``saving.py``)."""
 
     @property
     @abstractmethod
@@ -265,6 +278,11 @@ class BytePairText(TextTokenizer):
         made.padding_side = "left"  # generation goes on at the right end
         return made
 
+    def save_pretrained(self, folder: str) -> None:
+        """See :class:`TextTokenizer`."""
+        self.core.save(str(Path(folder) / "tokenizer.json"), pretty=False)
+        write_settings(folder, FAST, self._options)
+
 
 _LONG = 1 << 15
 """Characters from which a text is encoded as a batch of one: only for batches the library lets other threads run."""
@@ -370,6 +388,30 @@ class SentencePieceText(TextTokenizer):
         )
         made.padding_side = "left"  # generation goes on at the right end
         return made
+
+    def save_pretrained(self, folder: str) -> None:
+        """See :class:`TextTokenizer`."""
+        from ipex_lookahead.tokenization.sentencepiece_model import read_model
+
+        tokens = {i: AddedToken(text, special=True, normalized=False) for i, text in self._added.items()} | self._tokens
+        bos, eos = (
+            self._options[f"{role}_token"] if ids else None
+            for role, ids in (("bos", self._before), ("eos", self._after))
+        )
+        core = sentencepiece_core(
+            read_model(self._pieces.model, "tokenizer.model"),
+            tokens,
+            before=(bos, *self._before) if bos else None,
+            after=(eos, *self._after) if eos else None,
+        )
+        (Path(folder) / "tokenizer.model").write_bytes(self._pieces.model)
+        added = {"added_tokens_decoder": described(tokens)}
+        if core is None:
+            around = pattern_of(bool(self._before), bool(self._after))
+            write_settings(folder, sentencepiece_class(), self._options, special_tokens_pattern=around, **added)
+        else:
+            core.save(str(Path(folder) / "tokenizer.json"), pretty=False)
+            write_settings(folder, FAST, self._options, **added, **{MARKER: {"vocabulary": "tokenizer.model"}})
 
 
 class _Splitter:

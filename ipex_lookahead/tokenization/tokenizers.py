@@ -20,7 +20,14 @@ from ipex_lookahead.compat import json_schema
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.tokenization.chat_template import chat_template_of, render_chats
 from ipex_lookahead.tokenization.pieces import MARKER, Pieces
-from ipex_lookahead.tokenization.saving import FAST, SENTENCEPIECE, as_fast, name_class, sentencepiece_core
+from ipex_lookahead.tokenization.saving import (
+    FAST,
+    described,
+    name_class,
+    pattern_of,
+    sentencepiece_class,
+    sentencepiece_core,
+)
 from ipex_lookahead.tokenization.sentencepiece_model import read_model
 
 _END_MARK = "\u2063END-OF-THE-LAST-MESSAGE\u2063"
@@ -275,17 +282,13 @@ class SentencePieceTokenizer(SandboxedChat, PreTrainedTokenizer):  # type: ignor
         flags = {"add_bos_token": self.add_bos_token, "add_eos_token": self.add_eos_token}
         if core is None:
             written = super().save_pretrained(save_directory, *args, **kwargs)
-            around = "_".join(role for role in ("bos", "eos") if flags[f"add_{role}_token"]) or "none"
+            around = pattern_of(self.add_bos_token, self.add_eos_token)
             settings = {"special_tokens_pattern": around, "padding_side": self.padding_side, **flags}
-            name_class(save_directory, SENTENCEPIECE, **settings)
+            name_class(save_directory, sentencepiece_class(), **settings)
             return written
-        written = as_fast(self, core).save_pretrained(save_directory, *args, **kwargs)
-        added = {
-            str(i): {name: getattr(token, name) for name in ("content", "special", "normalized", "lstrip", "rstrip")}
-            for i, token in tokens.items()
-        }
+        written = _as_fast(self, core).save_pretrained(save_directory, *args, **kwargs)
         marker = {MARKER: {"vocabulary": "tokenizer.model"}}
-        name_class(save_directory, FAST, added_tokens_decoder=added, **flags, **marker)
+        name_class(save_directory, FAST, added_tokens_decoder=described(tokens), **flags, **marker)
         return (*written, *self.save_vocabulary(str(save_directory)))
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
@@ -302,3 +305,18 @@ class SentencePieceTokenizer(SandboxedChat, PreTrainedTokenizer):  # type: ignor
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._load(self.model)
+
+
+def _as_fast(tokenizer: Any, core: Tokenizer) -> PreTrainedTokenizerFast:
+    """transformers' own tokenizer on ``core``, with the settings of ``tokenizer``."""
+    roles = {role: getattr(tokenizer, role) for role in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        **{role: token for role, token in roles.items() if token is not None},
+        additional_special_tokens=list(getattr(tokenizer, "additional_special_tokens", None) or []),
+        chat_template=tokenizer.chat_template,
+        clean_up_tokenization_spaces=False,
+        model_max_length=tokenizer.model_max_length,
+        padding_side=tokenizer.padding_side,
+        model_input_names=["input_ids", "attention_mask"],
+    )

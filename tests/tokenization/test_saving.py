@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, pre_tokenizers
 from transformers import AutoTokenizer
 
+from ipex_lookahead.tokenization import saving
+from ipex_lookahead.tokenization.folder import text_from_folder
+from ipex_lookahead.tokenization.gguf import text_from_gguf
+from ipex_lookahead.tokenization.isolated import IsolatedText
 from ipex_lookahead.tokenization.sentencepiece_model import NORMAL, Piece, read_model
-from tests.support.full_tokenizers import tokenizer_from_folder, tokenizer_from_gguf
+from tests.support.full_tokenizers import tokenizer_from_folder
 
 from .conftest import CHATML, TEXTS, metadata_of
 
@@ -34,11 +40,11 @@ def spm_folder(folder: Path, model: bytes, **more: Any) -> Any:
     folder.mkdir()
     (folder / "tokenizer.model").write_bytes(model)
     (folder / "tokenizer_config.json").write_text(json.dumps({"unk_token": "<unk>", **more}))
-    return tokenizer_from_folder(folder, CONFIG)
+    return text_from_folder(folder, CONFIG)
 
 
 @pytest.fixture
-def sources(tmp_path, spm_bytes, spm_variants, spm_metadata, bpe_core, bpe_metadata) -> dict[str, Any]:
+def texts(tmp_path, spm_bytes, spm_variants, spm_metadata, bpe_core, bpe_metadata) -> dict[str, Any]:
     """Tokenizers of every kind, from folders and from GGUF files, each with settings of its own."""
     plain = read_model(spm_bytes, "x")
     n = len(plain.pieces)
@@ -52,25 +58,31 @@ def sources(tmp_path, spm_bytes, spm_variants, spm_metadata, bpe_core, bpe_metad
     )
     made["spm flags"] = spm_folder(tmp_path / "flags", spm_bytes, add_bos_token=False, add_eos_token=True)
     made["spm both"] = spm_folder(tmp_path / "both", spm_variants["unigram"], add_eos_token=True)
-    made["spm gguf"] = tokenizer_from_gguf({**spm_metadata, "tokenizer.chat_template": CHATML}, "x.gguf")
-    made["spm gguf no bos"] = tokenizer_from_gguf({**spm_metadata, "tokenizer.ggml.add_bos_token": False}, "x.gguf")
-    made["spm gguf normalised"] = tokenizer_from_gguf(
-        metadata_of(read_model(spm_variants["normalised"], "x")), "x.gguf"
-    )
+    made["spm gguf"] = text_from_gguf({**spm_metadata, "tokenizer.chat_template": CHATML}, "x.gguf")
+    made["spm gguf no bos"] = text_from_gguf({**spm_metadata, "tokenizer.ggml.add_bos_token": False}, "x.gguf")
+    made["spm gguf normalised"] = text_from_gguf(metadata_of(read_model(spm_variants["normalised"], "x")), "x.gguf")
     plain.pieces = [Piece(p.text, -1.0 if p.type == NORMAL else p.score, p.type) for p in plain.pieces]
-    made["spm gguf equal scores"] = tokenizer_from_gguf(metadata_of(plain), "x.gguf")
-    made["bpe gguf"] = tokenizer_from_gguf(bpe_metadata, "x.gguf")
-    made["bpe gguf bos"] = tokenizer_from_gguf({**bpe_metadata, "tokenizer.ggml.add_bos_token": True}, "x.gguf")
+    made["spm gguf equal scores"] = text_from_gguf(metadata_of(plain), "x.gguf")
+    made["bpe gguf"] = text_from_gguf(bpe_metadata, "x.gguf")
+    made["bpe gguf bos"] = text_from_gguf({**bpe_metadata, "tokenizer.ggml.add_bos_token": True}, "x.gguf")
+    named = {"tokenizer.chat_templates": ["other"], "tokenizer.chat_template.other": "{{ messages[0].content }}"}
+    made["bpe gguf templates"] = text_from_gguf({**bpe_metadata, **named}, "x.gguf")
     both = {**bpe_metadata, "tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}
-    made["bpe gguf both"] = tokenizer_from_gguf(both, "x.gguf")
+    made["bpe gguf both"] = text_from_gguf(both, "x.gguf")
     for name, flags in {"bpe folder": {}, "bpe folder bos": {"add_bos_token": True}}.items():
         folder = tmp_path / name
         folder.mkdir()
         bpe_core.save(str(folder / "tokenizer.json"))
         roles = {"bos_token": "<|start|>", "eos_token": "<|end|>", "chat_template": CHATML}
         (folder / "tokenizer_config.json").write_text(json.dumps(roles | flags))
-        made[name] = tokenizer_from_folder(folder, {"vocab_size": 512})
+        made[name] = text_from_folder(folder, {"vocab_size": 512})
     return made
+
+
+@pytest.fixture
+def sources(texts) -> dict[str, Any]:
+    """The same as transformers' users have them."""
+    return {name: text.for_transformers() for name, text in texts.items()}
 
 
 def saved(tokenizer: Any, folder: Path) -> Path:
@@ -144,3 +156,59 @@ def test_the_saved_class_is_one_of_transformers(tmp_path, sources):
         name = json.loads((folder / "tokenizer_config.json").read_text())["tokenizer_class"]
         assert re.fullmatch("PreTrainedTokenizerFast|SentencePieceBackend|LlamaTokenizer", name)
         assert hasattr(__import__("transformers"), name)
+
+
+@pytest.fixture
+def isolated(tmp_path, bpe_core) -> IsolatedText:
+    """A pipeline that runs in a process of its own, since a file brings an expression."""
+    core = Tokenizer.from_str(bpe_core.to_str())
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(r"(a|b)+|\d"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    folder = tmp_path / "isolated"
+    folder.mkdir()
+    core.save(str(folder / "tokenizer.json"))
+    roles = {"bos_token": "<|start|>", "eos_token": "<|end|>", "add_bos_token": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(roles))
+    made = text_from_folder(folder, {"vocab_size": 512})
+    assert isinstance(made, IsolatedText)
+    return made
+
+
+def test_what_is_saved_without_transformers_is_read_with_the_same_ids_and_settings(tmp_path, texts, isolated):
+    """By transformers, and by this package; and the settings are those that transformers would have written."""
+    for number, (name, text) in enumerate({**texts, "isolated": isolated}.items()):
+        ours = text.for_transformers()
+        (tmp_path / f"alone{number}").mkdir()
+        folder = saved(text, tmp_path / f"alone{number}")
+        again, full = text_from_folder(folder, CONFIG), AutoTokenizer.from_pretrained(folder)
+        assert type(again) is type(text), name
+        assert again.all_special_ids == text.all_special_ids
+        assert again.added_tokens == text.added_tokens, name
+        assert again.chat_template == full.chat_template == text.chat_template, name
+        assert (full.padding_side, full.model_max_length) == ("left", ours.model_max_length)
+        for role in ("bos_token", "eos_token", "unk_token", "pad_token"):
+            assert getattr(full, role) == getattr(ours, role), (name, role)
+        for said in [*TEXTS, *PARTS, "a<extra>b<last> c<|end|> d</s>"]:
+            for special in (True, False):
+                expected = text.encode(said, special)
+                assert again.encode(said, special) == expected, (name, said)
+                assert full(said, add_special_tokens=special)["input_ids"] == expected, (name, said)
+            ids = text.encode(said)
+            assert again.decode(ids) == text.decode(ids)
+            assert again.decode(ids, skip_special_tokens=True) == text.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("release", "name"),
+    [("4.37.0", "LlamaTokenizer"), ("5.23.0", "SentencePieceBackend"), (None, "SentencePieceBackend")],
+)
+def test_the_class_for_other_models_is_that_of_the_release(monkeypatch, release, name):
+    def version(package):
+        assert package == "transformers"
+        if release is None:
+            raise PackageNotFoundError(package)
+        return release
+
+    monkeypatch.setattr(saving, "version", version)
+    assert saving.sentencepiece_class() == name
