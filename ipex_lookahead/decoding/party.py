@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.decoding.budget import Controller
+from ipex_lookahead.decoding.rule_price import FOLLOW
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.decoding.verify import verify, verify_in_step
 from ipex_lookahead.drafting.base import Proposer
@@ -167,6 +168,7 @@ class Party:
         readers: what is still to be read.
         error: what ended it early.
         ended: whether it is over.
+        rule_seconds: what choosing its tokens takes in a step, a running mean.
         thinner: whether a sequence has ended that is among ``live`` still.
         furthest: positions that its cache held when it was put back.
         spared: it makes way for another owner's only when its cache holds so many.
@@ -195,6 +197,7 @@ class Party:
         self.error: Exception | None = None
         self.ended = self.thinner = False
         self.controller: Controller | None = None
+        self.rule_seconds = 0.0
         self.logits = any(s.choose is not None for s in sequences)
         self.total = sum(len(s.prompt) for s in sequences)
         self._done = 0
@@ -344,6 +347,7 @@ class Party:
         assert controller is not None
         walks = None if self._lockstep is None else self._walk_in_step(drafts, argmax, output, first)
         accepted_rows = drafted = 0
+        before = stats.sampler_seconds
         for number, sequence in enumerate(self.live):
             draft = NO_DRAFT if drafts is None else drafts[number]
             if walks is None:
@@ -376,6 +380,7 @@ class Party:
             if told:
                 self.news.append(self._tokens(sequence, draft, accepted, emitted))
             first = end
+        self.rule_seconds += FOLLOW * (stats.sampler_seconds - before - self.rule_seconds)
         stats.steps += 1
         stats.sequence_steps += len(self.live)
         stats.drafted += drafted

@@ -13,6 +13,7 @@ from time import perf_counter
 from ipex_lookahead.decoding.crowd import Crowd, Piece
 from ipex_lookahead.decoding.party import DecodingSequence, Party, StepEvent
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, pages_of
+from ipex_lookahead.decoding.rule_price import RulePrice
 from ipex_lookahead.decoding.shares import QUANTUM, Shares, by_owner, dispensable
 from ipex_lookahead.engines.base import Batch, Engine, StepOutput
 from ipex_lookahead.engines.prefill import PREFILL_ROWS
@@ -75,6 +76,8 @@ class Scheduler:
         self._decoding: list[Party] = []
         self._crowd = Crowd((), engine)
         self._stale = False  # whether the crowd is another one by now
+        self._rules = RulePrice()
+        self._sitting_out: frozenset[Party] = frozenset()
         self._events: list[StepEvent] = []
         self._submitted = 0
 
@@ -137,8 +140,11 @@ class Scheduler:
             self._admit()
         if self._memory is not None:
             self._make_room(self._memory)
-        if self._stale:
-            self._crowd, self._stale = Crowd(self._decoding, self._engine), False
+        sitting_out = self._rules.sitting_out(self._decoding)
+        if self._stale or sitting_out != self._sitting_out:
+            self._sitting_out = sitting_out
+            taking_part = [party for party in self._decoding if party not in sitting_out]
+            self._crowd, self._stale = Crowd(taking_part, self._engine), False
         crowd = self._crowd
         drafted, proposing = False, 0.0
         if crowd.drafting:
@@ -168,6 +174,8 @@ class Scheduler:
         self.steps += 1
         if self._shares.counts:
             self._shares.took(_rows_of(crowd, pieces), self._waiting, self._running)
+        if not pieces:
+            self._rules.took(forward)
         argmax = output.argmax.tolist()
         first, alone = 0, len(crowd.tables) == 1 and not pieces and not output.shared
         for table in crowd.tables:

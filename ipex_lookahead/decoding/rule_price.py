@@ -1,0 +1,62 @@
+"""What rules cost: grammars and processors run in the thread that decodes, and what they take all others wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Protocol, TypeVar
+
+SHARE = 0.25
+"""Part of a forward's time by which dear rules may make a step longer, on average, for those whose rules cost less."""
+LEAST = 1e-3
+"""Seconds of a step that nobody is left out for."""
+FOLLOW = 0.2
+"""Weight of a new forward in the running mean."""
+
+
+class Ruled(Hashable, Protocol):
+    """Sequences that are one caller's.
+
+    Attributes:
+        id: numbers them in the order in which they came.
+        rule_seconds: what choosing their tokens takes in a step, a running mean.
+    """
+
+    id: int
+    rule_seconds: float
+
+
+R = TypeVar("R", bound=Ruled)
+
+
+class RulePrice:
+    """Lets sequences with dear rules sit out steps, as many as their rules cost.
+
+    Every step earns them ``SHARE`` of a forward; the one that has sat out longest goes on once its rules are paid for.
+    Where all of them have dear rules none sits out. Times decide who shares a step, never what it emits.
+    """
+
+    def __init__(self) -> None:
+        self._forward = self._earned = 0.0
+        self._sat_out: dict[Ruled, int] = {}
+
+    def took(self, seconds: float) -> None:
+        """A forward without rows of prompts took so long."""
+        self._forward += FOLLOW * (seconds - self._forward) if self._forward else seconds
+
+    def sitting_out(self, parties: Sequence[R]) -> frozenset[R]:
+        """Those of the parties that decode which are left out of this step."""
+        allowed = SHARE * self._forward
+        dear = [party for party in parties if allowed and party.rule_seconds > max(allowed, LEAST)]
+        if not dear or len(dear) == len(parties):
+            self._sat_out.clear()
+            return frozenset()
+        self._earned = min(self._earned + allowed, max(party.rule_seconds for party in dear))
+        order = sorted(dear, key=lambda party: (-self._sat_out.get(party, 0), party.id))
+        out = []
+        for party in order:
+            if self._earned >= party.rule_seconds:
+                self._earned -= party.rule_seconds
+            else:
+                out.append(party)
+        self._sat_out = {party: self._sat_out.get(party, 0) + 1 for party in out}
+        return frozenset(out)

@@ -1,0 +1,92 @@
+"""Rules that take long hold up those who have them, not their neighbours; and nobody's bytes change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ipex_lookahead.decoding import party as party_module
+from ipex_lookahead.decoding import scheduler as scheduler_module
+from ipex_lookahead.decoding.rule_price import SHARE
+from ipex_lookahead.decoding.scheduler import Scheduler
+from tests.support.hashed_engine import HashedEngine
+from tests.support.parties import Ask, alone, party_of
+
+VOCAB = 11
+
+
+class Clock:
+    """Goes on only where something is said to take time."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    for module in (party_module, scheduler_module):
+        monkeypatch.setattr(module, "perf_counter", made)
+    return made
+
+
+def run(clock: Clock, rules: list[float], new: int = 200) -> tuple[list[int], list[Any]]:
+    """Steps until each of several equal requests has ended, whose rules take so long; a forward takes one second."""
+    engine = HashedEngine(VOCAB)
+
+    def forward(batch: Any) -> Any:
+        clock.now += 1.0
+        return engine.forward(batch)
+
+    scheduler = Scheduler(engine, forward=forward)
+    made = []
+    for number, seconds in enumerate(rules):
+        party, answer = party_of(engine, Ask((1, 2, number), new, seed=number), number)
+        (sequence,) = party.sequences
+        chosen = sequence.choose
+        assert chosen is not None
+
+        def choose(logits: Any, chosen: Any = chosen, seconds: float = seconds) -> int:
+            clock.now += seconds
+            return int(chosen(logits))
+
+        sequence.choose = choose
+        scheduler.submit(party)
+        made.append((party, answer))
+    ends: dict[int, int] = {}
+    while scheduler.busy:
+        scheduler.step()
+        for number, (party, _) in enumerate(made):
+            if party.ended:
+                ends.setdefault(number, scheduler.steps)
+    for number, (_, answer) in enumerate(made):
+        plain = alone(engine, Ask((1, 2, number), new, seed=number))
+        assert (answer.tokens, answer.logits) == (plain.tokens, plain.logits)
+    return [ends[number] for number in range(len(rules))], made
+
+
+def test_neighbours_of_dear_rules_are_hardly_held_up(clock):
+    (cheap, dear), _ = run(clock, [0.0, 10.0])
+    assert cheap < 210
+    # While the cheap one went on the dear one was paid for by a quarter of each forward; then nobody is held up.
+    paid = int(cheap * SHARE / 10.0)
+    assert 0 <= 200 - paid - (dear - cheap) <= 12
+
+
+def test_several_dear_ones_take_turns(clock):
+    ends, _ = run(clock, [0.0, 5.0, 5.0, 5.0])
+    assert ends[0] < 215
+    assert max(ends[1:]) - min(ends[1:]) <= 3
+
+
+def test_rules_that_are_all_dear_hold_up_nobody_else(clock):
+    ends, _ = run(clock, [10.0, 10.0])
+    assert max(ends) < 210
+
+
+def test_cheap_rules_sit_out_nothing(clock):
+    ends, _ = run(clock, [0.0, 0.2])
+    assert max(ends) < 210
