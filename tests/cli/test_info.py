@@ -97,7 +97,7 @@ def test_a_damaged_file_is_still_an_error(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"quant_method": "hqq", "bits": 4, "group_size": 128}, "hqq, 4 bits, groups of 128"),
+        ({"quant_method": "spqr", "bits": 4, "group_size": 128}, "spqr, 4 bits, groups of 128"),
         ({"quant_method": "quip", "w_bit": 4, "q_group_size": 64}, "quip, 4 bits, groups of 64"),
         ({"quant_method": "quanto"}, "quanto"),
         ({}, "another program"),
