@@ -17,6 +17,7 @@ class Rules:
         repetition_penalty: see ``decoding/penalties.py``.
         presence_penalty, frequency_penalty: see there; the model has no say in these.
         stop: an answer ends where one of these texts appears.
+        ignore_eos: the tokens that end an answer do not end it.
     """
 
     max_new_tokens: int
@@ -29,3 +30,4 @@ class Rules:
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     stop: tuple[str, ...] = ()
+    ignore_eos: bool = False

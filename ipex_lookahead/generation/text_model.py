@@ -255,7 +255,7 @@ class TextModel:
             prompt,
             limit,
             reason,
-            self._eos,
+            frozenset() if rules.ignore_eos else self._eos,
             None if params is None else Sampler(params, seed, sequence),
             [*processors, *own, *warpers],
             [*processors, *warpers],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.decoding.choose import Ids, Processor
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.errors import LookaheadError
+from ipex_lookahead.errors import LookaheadError, QueueFullError
 from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.serving.failures import ApiError, from_ours
 from ipex_lookahead.serving.reader import Part, Reader
@@ -147,16 +147,25 @@ class Answers:
         tokenizer: the model's.
         asks: one for each answer.
         ping_seconds: iteration gives an empty list where nothing has come for so long.
+        at_once: so many are given to the service at a time; each that ends makes room for the next.
 
     Iterating gives lists of what is new.
     """
 
-    def __init__(self, service: Service, tokenizer: TextTokenizer, asks: Sequence[Ask], ping_seconds: float) -> None:
-        """Submits them all, or none. Raises ApiError where one is refused."""
+    def __init__(
+        self,
+        service: Service,
+        tokenizer: TextTokenizer,
+        asks: Sequence[Ask],
+        ping_seconds: float,
+        at_once: int = 16,
+    ) -> None:
+        """Submits the first ``at_once`` of them all, or none. Raises ApiError where one is refused."""
         self.asks = asks
         self._ends: list[Finish | None] = [None] * len(asks)
         self._loop = asyncio.get_running_loop()
         self._ping = ping_seconds
+        self._at_once = at_once
         self._tokenizer = tokenizer
         self._events: deque[tuple[int, Event]] = deque()
         self._arrived = asyncio.Event()
@@ -164,10 +173,11 @@ class Answers:
         self._calls = [0] * len(asks)
         self._thought = [0] * len(asks)
         self._done = [False] * len(asks)
+        self._service = service
         self._tickets: list[Ticket] = []
         try:
-            for index, ask in enumerate(asks):
-                self._tickets.append(self._submit(service, index, ask))
+            for index in range(min(at_once, len(asks))):
+                self._tickets.append(self._submit(index))
         except LookaheadError as error:
             self.close()
             raise from_ours(error) from None
@@ -175,7 +185,8 @@ class Answers:
             self.close()
             raise
 
-    def _submit(self, service: Service, index: int, ask: Ask) -> Ticket:
+    def _submit(self, index: int) -> Ticket:
+        ask = self.asks[index]
         options = dict(ask.options)
         if ask.constrain is not None:
             processor, draft_filter = ask.constrain(len(ask.prompt))
@@ -188,7 +199,22 @@ class Answers:
             with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever would read
                 self._loop.call_soon_threadsafe(self._take, index, event)
 
-        return service.submit(ask.prompt, ask.rules, on_event, **options)
+        return self._service.submit(ask.prompt, ask.rules, on_event, **options)
+
+    def _next(self) -> None:
+        """Submit what waits for one of this request's to end. Raises ApiError where the service has no room for any."""
+        while len(self._tickets) < len(self.asks):
+            running = len(self._tickets) - sum(self._done)
+            if running >= self._at_once:
+                return
+            try:
+                self._tickets.append(self._submit(len(self._tickets)))
+            except QueueFullError as error:  # others came first; the next that ends tries again
+                if not running:
+                    raise from_ours(error) from None
+                return
+            except LookaheadError as error:
+                raise from_ours(error) from None
 
     def _take(self, index: int, event: Event) -> None:
         self._events.append((index, event))
@@ -198,8 +224,8 @@ class Answers:
         """Cancel what is not done; takes effect within a step. Any number of times."""
         for index, ticket in enumerate(self._tickets):
             if not self._done[index]:
-                self._done[index] = True
                 ticket.cancel()
+        self._done = [True] * len(self.asks)
 
     @property
     def finished(self) -> list[GenerationStats]:
@@ -282,6 +308,7 @@ class Answers:
         reason = "length" if reason in ("length", "context") else "stop"
         if self._calls[index]:
             reason = "tool_calls"
+        self._next()
         delta.finish = self._ends[index] = Finish(reason, self._texts[index].stopped, stats, self._thought[index])
 
 

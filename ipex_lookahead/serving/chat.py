@@ -13,20 +13,21 @@ from ipex_lookahead.serving.conversation import (
     FUNCTION,
     Message,
     Talk,
-    bounded,
-    chosen,
+    decided,
     functions_of,
     prepare,
     text_of,
+    without_grammar,
 )
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
 from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, now, server_of
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.logprobs import chat_logprobs, draft_trace
-from ipex_lookahead.serving.sampling import MINUS_ONE, LogitBias, Most, Sampled
+from ipex_lookahead.serving.sampling import MINUS_ONE, VERBOSITY, LogitBias, Most, Sampled
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import DONE, comment, event
+from ipex_lookahead.serving.structured import Form, bounded
 from ipex_lookahead.serving.tools import Call
 from ipex_lookahead.serving.usage import timings, usage
 
@@ -96,7 +97,7 @@ class ChatRequest(Sampled):
     response_format: ResponseFormat | None = honoured("text, json_object or json_schema; the answer cannot leave it")
     tools: list[Tool] | None = honoured("given to the chat template; in words to a model whose template knows none")
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = honoured(
-        "required and a named function are forced by grammar"
+        "required and a named function are forced by grammar; `allowed_tools` says which may be called"
     )
     parallel_tool_calls: bool | None = honoured("false ends the answer with its first call")
     prediction: Prediction | None = honoured("one more source of drafts; it never changes the answer")
@@ -115,11 +116,13 @@ class ChatRequest(Sampled):
     audio: Any = refused_unless("the model answers in text")
     functions: Any = refused_unless("replaced by `tools`")
     function_call: Any = refused_unless("replaced by `tool_choice`")
-    verbosity: Any = refused_unless("say it in a message", "medium")
+    verbosity: str | None = honoured(VERBOSITY)
     web_search_options: Any = refused_unless("there is no search")
     moderation: Any = refused_unless("nobody judges of texts here")
-    add_generation_prompt: Any = refused_unless("the assistant speaks next", True)
-    continue_final_message: Any = refused_unless("`/v1/messages` goes on from an assistant's turn", False)
+    add_generation_prompt: bool | None = honoured("vLLM's: the assistant speaks next; false needs the field below")
+    continue_final_message: bool | None = honoured(
+        "vLLM's: the answer goes on from the assistant's message at the end, and is what comes behind that"
+    )
     enable_thinking: Any = refused_unless("put it into `chat_template_kwargs`")
 
     def talk(self, limits: Limits) -> Talk:
@@ -127,14 +130,13 @@ class ChatRequest(Sampled):
         for at, tool in enumerate(self.tools or ()):
             only(tool.function, FUNCTION, f"tools.{at}.function.")
         functions = functions_of([tool.function for tool in self.tools or ()], limits)
-        return Talk(
-            [_message(message, at) for at, message in enumerate(self.messages)],
-            functions,
-            chosen(_choice(self.tool_choice), functions) if functions or self.tool_choice is not None else "none",
-            self.parallel_tool_calls is False,
-            self._schema(limits),
-            self._variables(),
-        )
+        choice, allowed = decided(self.tool_choice, functions, _choice)
+        messages = [_message(message, at) for at, message in enumerate(self.messages)]
+        begun = self._begun(messages)
+        one_call = self.parallel_tool_calls is False
+        talk = Talk(messages, functions, choice, one_call, self._form(limits), self._variables(), begun, allowed)
+        without_grammar(talk, self.ignore_eos)
+        return talk
 
     def alternatives(self, limits: Limits) -> int | None:
         """How many alternatives are told for each token; None for no log probabilities."""
@@ -147,19 +149,39 @@ class ChatRequest(Sampled):
             raise refused("top_logprobs", f"it is {count}; it must be 0 to {limits.top_logprobs}")
         return count
 
-    def _schema(self, limits: Limits) -> Any:
-        wanted = self.response_format
+    def _begun(self, messages: list[Message]) -> str:
+        """The assistant's last message, taken away, where the answer goes on from it."""
+        if not self.continue_final_message:
+            if self.add_generation_prompt is False:
+                said = (
+                    "it is false, and the assistant speaks next; continue_final_message: true goes on from its message"
+                )
+                raise refused("add_generation_prompt", said)
+            return ""
+        if self.add_generation_prompt:
+            raise refused("continue_final_message", "add_generation_prompt must be false, or left out, beside it")
+        if len(messages) < 2 or messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls"):
+            said = "the last message must be the assistant's, without calls, and behind another"
+            raise refused("continue_final_message", said)
+        return str(messages.pop()["content"])
+
+    def _form(self, limits: Limits) -> Form | None:
+        wanted, form = self.response_format, self.form(limits)
         if wanted is None or wanted.type == "text":
-            return None
+            return form
+        if form is not None:
+            raise refused("response_format", "another field says already what the answer must look like; give one")
         if wanted.type == "json_object":
-            return {"type": "object"}
+            return Form({"type": "object"})
         if wanted.json_schema is None or wanted.json_schema.schema_ is None:
             raise refused("response_format.json_schema.schema", "json_schema needs a schema")
         bounded(wanted.json_schema.schema_, limits, "response_format.json_schema.schema")
-        return wanted.json_schema.schema_
+        return Form(wanted.json_schema.schema_)
 
     def _variables(self) -> dict[str, Any]:
         given = dict(self.chat_template_kwargs or {})
+        if self.verbosity is not None:
+            given.setdefault("verbosity", self.verbosity)
         taken = {"messages", "tools", "add_generation_prompt"} & given.keys()
         if taken:
             raise refused("chat_template_kwargs", f"{min(taken)!r} is set by the server")

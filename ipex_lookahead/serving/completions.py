@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
-from ipex_lookahead.serving.answers import Answers, Ask, Delta
+from ipex_lookahead.serving.answers import Answers, Ask, Delta, Whole
+from ipex_lookahead.serving.conversation import grammar_of
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import honoured, no_effect, refused_unless, required
 from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, now, server_of
+from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.logprobs import draft_trace, legacy_logprobs, prompt_logprobs, spelled
 from ipex_lookahead.serving.sampling import MINUS_ONE, LogitBias, Sampled
 from ipex_lookahead.serving.server import Served, Server
@@ -32,7 +34,9 @@ _TOKENS = 16
 class CompletionRequest(Sampled):
     """A request for completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]] = required("texts or token ids; each gives `n` answers")
+    prompt: str | list[str] | list[int] | list[list[int]] = required(
+        "up to 256 texts, or lists of token ids; each gives `n` answers"
+    )
     max_tokens: int | None = honoured(
         f"most tokens, 16 if left out; 0 with `echo` gives the prompt back; {MINUS_ONE}", ge=-1
     )
@@ -40,7 +44,10 @@ class CompletionRequest(Sampled):
         "so many alternatives of the raw logits, 0 to 20; with `echo` the prompt's too", ge=0
     )
     echo: bool | None = honoured("the text begins with the prompt")
-    best_of: int | None = refused_unless("answers are not ranked; `n` gives several", 1)
+    best_of: int | None = honoured(
+        "so many answers are made, and the `n` likeliest told, by the mean log probability of a token; not streamed",
+        ge=1,
+    )
     suffix: str | None = refused_unless("models are asked to go on, not to fill in", "")
     metadata: Any = no_effect("nothing is stored")
 
@@ -54,6 +61,16 @@ class CompletionRequest(Sampled):
         if isinstance(given[0], int):
             return [given]
         return given
+
+    def made(self, limits: Limits) -> int:
+        """Answers that are made of each prompt, of which ``n`` are told."""
+        told = self.answers(limits)
+        made = told if self.best_of is None else self.best_of
+        if made < told or made > limits.answers:
+            raise refused("best_of", f"it is {made}; it must be from n={told} to {limits.answers}")
+        if made > told and self.stream:
+            raise refused("best_of", "which answers are best is known when all have ended; leave stream out")
+        return made
 
     def alternatives(self, most: int) -> int | None:
         """How many alternatives are told for each token; None for no log probabilities."""
@@ -69,14 +86,21 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     server = server_of(request)
     served = server.known(body.model)
     check(request, body)
-    limits, count, drafting = server.limits, body.answers(server.limits), body.drafting()
+    limits, count, drafting = server.limits, body.made(server.limits), body.drafting()
+    form = body.form(limits)
+    if form is not None and body.ignore_eos:
+        raise refused("ignore_eos", "an answer in a grammar ends with it; leave one of them out")
     given, alternatives = body.prompts(), body.alternatives(server.limits.top_logprobs)
-    if len(given) * count > limits.answers:
-        raise refused("prompt", f"{len(given)} prompts times n={count} are too many; at most {limits.answers} answers")
+    if len(given) * count > limits.answers_of_prompts:
+        most = limits.answers_of_prompts
+        raise refused("prompt", f"{len(given)} prompts times {count} answers are too many; at most {most} are made")
     if body.logit_bias:
         drafting["processors"] = [LogitBias.of(body.logit_bias, served.vocab_size, limits)]
     prompts = await server.prepare(lambda: _encoded(served, given))
-    drafting |= {**memory_of(request, body.cache_salt), "top_logprobs": alternatives}
+    grammar = None if form is None else await server.prepare(lambda: grammar_of(served, form))
+    best = count > body.answers(limits)
+    told = 0 if best and alternatives is None else alternatives
+    drafting |= {**memory_of(request, body.cache_salt), "top_logprobs": told}
     if body.echo:
         drafting["prompt_logprobs"] = alternatives
     wanted = _TOKENS if body.max_tokens is None else body.max_tokens
@@ -85,7 +109,8 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
             ids,
             body.rules(limits, new_tokens(served, len(ids), wanted)),
             {**drafting, "sequence": sequence},
-            silent_too=alternatives is not None,
+            silent_too=told is not None,
+            constrain=None if grammar is None else grammar.constrain,
         )
         for ids in prompts
         for sequence in range(count)
@@ -136,6 +161,12 @@ def _starts(served: Served, text: str, ids: Sequence[int]) -> list[int]:
         starts.append(min(at, len(text)))
         at += len(pieces.put(token)) + (len(special) if text.startswith(special, at) else 0)
     return starts
+
+
+def _likely(one: Whole) -> float:
+    """The mean log probability of an answer's tokens."""
+    told = [piece.logprob.logprob for piece in one.pieces if piece.logprob is not None]
+    return sum(told) / len(told) if told else 0.0
 
 
 class _Writer:
@@ -207,11 +238,24 @@ class _Writer:
                 told = {name: of_prompt[name] + told[name] for name in told}
         return {"index": index, "text": text, "finish_reason": None, "logprobs": told}
 
+    def _told(self, answers: Sequence[Whole]) -> list[int]:
+        """The numbers of the answers that are told: of each prompt the ``n`` likeliest."""
+        n = self._body.n or 1
+        found: list[int] = []
+        for first in range(0, len(answers), self._sharing):
+            own = range(first, first + self._sharing)
+            found += sorted(own, key=lambda at: -_likely(answers[at])) if n < self._sharing else own
+            del found[len(found) - self._sharing + n :]
+        return found
+
     async def whole(self) -> dict[str, Any]:
         """All answers in one."""
-        choices = []
-        for index, one in enumerate(await self._answers.whole()):
-            choice = self._choice(index, self._echoes[index].text + one.text, one.pieces, one.prompt)
+        choices, answers = [], await self._answers.whole()
+        for number, index in enumerate(self._told(answers)):
+            one = answers[index]
+            choice = self._choice(index, self._echoes[index].text + one.text, one.pieces, one.prompt) | {
+                "index": number
+            }
             choice["finish_reason"] = one.finish.reason
             if self._body.return_draft_trace:
                 choice["draft_trace"] = draft_trace(one.pieces)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.serving.answers import Ask
-from ipex_lookahead.serving.failures import ApiError, refused
+from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.grammar import Grammar, inlined
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.reader import Reader
 from ipex_lookahead.serving.server import Served
+from ipex_lookahead.serving.structured import Form, bounded
 from ipex_lookahead.serving.thinking import BEGIN, END, TAIL, Mode, mode_of, rule
 from ipex_lookahead.serving.tools import Function, Parser, Spell, Style, in_words, style_of
 from ipex_lookahead.tokenization.prompts import build_prompt
@@ -32,18 +33,25 @@ class Talk:
         functions: tools that may be called.
         choice: "auto", "none", "required", or the name of the function that is to be called.
         one_call: at most one call.
-        schema: a JSON schema that the answer follows; None for any text.
+        form: what the answer must look like; None for any text.
         variables: further ones of the chat template.
         begun: the answer's beginning, which the model goes on from.
+        allowed: names of those functions that may be called, of all that the model is told of; None for all.
     """
 
     messages: list[Message]
     functions: Sequence[Function] = ()
     choice: str = "auto"
     one_call: bool = False
-    schema: Any = None
+    form: Form | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     begun: str = ""
+    allowed: Collection[str] | None = None
+
+    @property
+    def open(self) -> Sequence[Function]:
+        """The functions that may be called."""
+        return [one for one in self.functions if self.allowed is None or one["name"] in self.allowed]
 
     @property
     def may_call(self) -> bool:
@@ -63,7 +71,7 @@ class Prepared:
 
     def ask(self, talk: Talk, **fields: Any) -> Ask:
         """One answer; ``fields`` are :class:`Ask`'s others."""
-        names = [function["name"] for function in talk.functions]
+        names = [function["name"] for function in talk.open]
         return Ask(
             self.prompt,
             reader=Reader(self.thinking, None if self.style is None else Parser(self.style, names, one=talk.one_call)),
@@ -144,7 +152,7 @@ def _markers(served: Served, spelled: Sequence[str]) -> dict[int, str]:
 def _grammar(served: Served, talk: Talk, style: Style, markers: Mapping[int, str], thinking: Mode) -> Grammar | None:
     """What the answer must keep to, behind what is thought."""
     forced = talk.may_call and talk.choice != "auto"
-    if talk.schema is None and not talk.may_call:
+    if talk.form is None and not talk.may_call:
         return None
     ids = {text: i for i, text in markers.items()}
     thought = "" if thinking is Mode.NONE else rule(thinking, ids)
@@ -153,19 +161,31 @@ def _grammar(served: Served, talk: Talk, style: Style, markers: Mapping[int, str
     def spell(text: str) -> str:
         return f"<[{ids[text]}]>" if text in ids else json.dumps(text)
 
-    if not talk.may_call:
-        if not thought:
-            return served.grammars.json_schema(talk.schema)
-        return served.grammars.lark(f"start: {before}answer\n{thought}answer: %json {inlined(talk.schema)}\n")
-    if talk.schema is None and not forced:
+    if not talk.may_call and talk.form is not None:
+        return grammar_of(served, talk.form, before, thought)
+    if talk.form is None and not forced:
         # A thought that is not certain, and whose markers are text, is text like any other here: that is free anyway.
         certain = thinking is Mode.WITHIN or {BEGIN, END} <= ids.keys()
-        return _at_will(served, talk.functions, style, spell, *((before, thought) if certain else ("", "")))
-    wanted = [one for one in talk.functions if talk.choice in ("auto", "required", one["name"])]
+        return _at_will(served, talk.open, style, spell, *((before, thought) if certain else ("", "")))
+    wanted = [one for one in talk.open if talk.choice in ("auto", "required", one["name"])]
     rules = style.grammar(wanted, spell, one=talk.one_call or talk.choice not in ("auto", "required")) + thought
-    if forced:
+    if forced or talk.form is None:
         return served.grammars.lark(f"start: {before}calls\n{rules}")
-    return served.grammars.lark(f"start: {before}(calls | answer)\n{rules}answer: %json {inlined(talk.schema)}\n")
+    answer, form = _answer(talk.form)
+    return served.grammars.lark(f"start: {before}(calls | answer)\n{rules}{answer}", form)
+
+
+def grammar_of(served: Served, form: Form, before: str = "", thought: str = "") -> Grammar:
+    """What keeps an answer in its form, behind what ``before`` names and the rules of ``thought``."""
+    if not before and not form.lark:
+        return served.grammars.json_schema(form.schema)
+    answer, other = _answer(form)
+    return served.grammars.lark(f"start: {before}answer\n{thought}{answer}", other)
+
+
+def _answer(form: Form) -> tuple[str, str]:
+    """The rule ``answer``, and the grammar that it calls ``@form``."""
+    return ("answer: @form\n", form.lark) if form.lark else (f"answer: %json {inlined(form.schema)}\n", "")
 
 
 def _at_will(
@@ -238,43 +258,39 @@ FUNCTION = ("name", "description", "parameters", "strict")
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
 
 
-_SAID = frozenset({"title", "description", "$comment", "examples", "default"})
-"""Keys of a schema whose texts no answer is compared with."""
-_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-"""Keys behind which names stand, not keys."""
+def without_grammar(talk: Talk, ignore_eos: bool | None) -> None:
+    """Raise ApiError where an answer must not end by itself and has a grammar, whose end is the model's."""
+    if ignore_eos and (talk.form is not None or talk.may_call):
+        raise refused("ignore_eos", "an answer in a grammar, or with tools, ends with it; leave one of them out")
 
 
-def _longest(schema: Any) -> int:
-    """Characters of the longest text in a schema that answers are compared with."""
-    longest, left = 0, [(schema, False)]
-    while left:
-        one, names = left.pop()
-        if isinstance(one, str):
-            longest = max(longest, len(one))
-        elif isinstance(one, list):
-            left.extend((value, False) for value in one)
-        elif isinstance(one, dict):
-            kept = [key for key in one if names or key not in _SAID]
-            longest = max([longest, *map(len, kept)])
-            left.extend((one[key], not names and key in _NAMED) for key in kept)
-    return longest
+def decided(
+    given: Any, functions: Sequence[Function], name_of: Callable[[Any], str]
+) -> tuple[str, Collection[str] | None]:
+    """OpenAI's ``tool_choice`` -> :class:`Talk`'s ``choice`` and ``allowed``.
+
+    Args:
+        given: the field.
+        functions: those of the request.
+        name_of: the choice that the field says where it is no ``allowed_tools``.
+    """
+    if not isinstance(given, dict) or given.get("type") != "allowed_tools":
+        return chosen(name_of(given), functions) if functions or given is not None else "none", None
+    told = given.get("allowed_tools", given)
+    tools = told.get("tools") if isinstance(told, dict) else None
+    if not isinstance(tools, list) or not tools or told.get("mode") not in ("auto", "required"):
+        raise refused("tool_choice", "allowed_tools needs a mode, auto or required, and a list of tools")
+    names = [chosen(_named(tool), functions) for tool in tools]
+    return told["mode"], names
 
 
-def bounded(schema: Any, limits: Limits, param: str) -> int:
-    """Bytes of a schema. Raises ApiError for what is none, for a large one, and for one that nothing can satisfy."""
-    if schema is not None and schema is not True and not isinstance(schema, dict):
-        raise refused(param, f"it is {json.dumps(schema)[:80]}; a JSON schema here is an object, or true")
-    try:
-        size = len(json.dumps(schema))
-    except (ValueError, RecursionError):
-        raise ApiError(400, f"{param}: the schema is nested too deeply", param=param) from None
-    if size > limits.schema_bytes:
-        raise refused(param, f"the schema has {size:,} bytes; at most {limits.schema_bytes:,} are taken")
-    if (longest := _longest(schema)) > limits.schema_text:
-        raise refused(
-            param, f"a constant, pattern or name has {longest:,} characters; at most {limits.schema_text:,} are taken"
-        )
-    return size
+def _named(tool: Any) -> str:
+    """A tool of ``allowed_tools``, as ``/v1/chat/completions`` or as ``/v1/responses`` has it."""
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or tool.get("type") != "function" or name in ("auto", "none", "required"):
+        raise refused("tool_choice", "a tool of allowed_tools needs the type function, and the name of one")
+    return name
 
 
 def chosen(choice: str, functions: Sequence[Function], param: str = "tool_choice") -> str:

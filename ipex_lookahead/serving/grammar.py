@@ -9,6 +9,7 @@ from typing import Any
 
 import llguidance
 import numpy as np
+from llguidance.gbnf_to_lark import any_to_lark
 
 from ipex_lookahead.decoding.choose import Ids, Logits, Processor
 from ipex_lookahead.drafting.draft import Draft
@@ -24,6 +25,11 @@ with empty lines or spaces, as small ones do, has to come to the next part."""
 def inlined(schema: Any) -> str:
     """A JSON schema as it stands in a Lark grammar, behind ``%json``."""
     return json.dumps({"x-guidance": _OPTIONS, **({} if schema is True else schema)})
+
+
+def pattern(regex: str) -> str:
+    """A pattern as it stands between the slashes of a Lark grammar."""
+    return str(llguidance.regex_to_lark(regex, ""))
 
 
 class Grammars:
@@ -65,9 +71,20 @@ class Grammars:
             lambda: llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_OPTIONS)
         )
 
-    def lark(self, grammar: str) -> Grammar:
-        """What a grammar in llguidance's dialect of Lark allows. Raises InputError as well."""
-        return self._compile(lambda: llguidance.LLMatcher.grammar_from_lark(grammar))
+    def lark(self, grammar: str, form: str = "") -> Grammar:
+        """What a grammar in llguidance's dialect of Lark allows. Raises InputError as well.
+
+        ``form`` is another one, perhaps in GBNF, with names of its own, which the first calls ``@form``.
+        """
+        if not form:
+            return self._compile(lambda: llguidance.LLMatcher.grammar_from_lark(grammar))
+        lines = [line for line in form.split("\n") if line.strip()]  # thousands of empty ones take the library long
+        try:
+            form = any_to_lark("\n".join(lines))
+        except Exception as error:  # the converter raises plain ones
+            raise InputError(f"the grammar cannot be read: {_short(error)}") from None
+        both = [{"lark_grammar": grammar}, {"name": "form", "lark_grammar": form}]
+        return self._compile(lambda: json.dumps({"grammars": both}))
 
     def _compile(self, write: Callable[[], str]) -> Grammar:
         if not self._ends:

@@ -14,7 +14,9 @@ class Limits:
 
     Attributes:
         body_bytes: of a request.
-        answers: ``n``, and prompts times ``n`` of a completion.
+        answers: ``n``.
+        answers_of_prompts: prompts times ``n`` of a completion.
+        answers_at_once: of one request; its others wait for these.
         stops, stop_characters: texts to stop at, and characters of each.
         biases: entries of ``logit_bias``.
         top_logprobs: alternatives shown for each token.
@@ -35,6 +37,8 @@ class Limits:
 
     body_bytes: int = 8 << 20
     answers: int = 16
+    answers_of_prompts: int = 256
+    answers_at_once: int = 16
     stops: int = 16
     stop_characters: int = 1024
     biases: int = 1024

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.serving.answers import Answers, Finish
-from ipex_lookahead.serving.conversation import Message, Talk, bounded, chosen, functions_of, prepare, text_of
+from ipex_lookahead.serving.conversation import Message, Talk, chosen, functions_of, prepare, text_of
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
 from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, server_of
@@ -31,6 +31,7 @@ from ipex_lookahead.serving.sampling import (
     stops,
 )
 from ipex_lookahead.serving.sse import comment, event
+from ipex_lookahead.serving.structured import Form, bounded
 from ipex_lookahead.serving.thinking import Thought
 from ipex_lookahead.serving.tools import Call
 from ipex_lookahead.serving.usage import cached, timings
@@ -94,11 +95,11 @@ class CountRequest(Body):
             functions,
             chosen(_choice(choice), functions) if functions or self.tool_choice is not None else "none",
             choice.get("disable_parallel_tool_use") is True,
-            self._schema(limits),
+            self._form(limits),
             begun=begun,
         )
 
-    def _schema(self, limits: Limits) -> Any:
+    def _form(self, limits: Limits) -> Form | None:
         name, wanted = "output_format", self.output_format
         if self.output_config is not None and self.output_config.format is not None:
             name, wanted = "output_config.format", self.output_config.format
@@ -107,7 +108,7 @@ class CountRequest(Body):
         if wanted.get("type") != "json_schema" or "schema" not in wanted:
             raise refused(name, 'it must be {"type": "json_schema", "schema": ...}')
         bounded(wanted["schema"], limits, f"{name}.schema")
-        return wanted["schema"]
+        return Form(wanted["schema"])
 
 
 class MessagesRequest(CountRequest):

@@ -15,8 +15,7 @@ from ipex_lookahead.serving.conversation import (
     FUNCTION,
     Message,
     Talk,
-    bounded,
-    chosen,
+    decided,
     functions_of,
     prepare,
     text_of,
@@ -26,9 +25,20 @@ from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refus
 from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, now, server_of
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.reader import Part
-from ipex_lookahead.serving.sampling import LOOKAHEAD, MINUS_ONE, SALT, SEED, TEMPERATURE, Most, drafting, drawn
+from ipex_lookahead.serving.sampling import (
+    LOOKAHEAD,
+    MINUS_ONE,
+    SALT,
+    SEED,
+    TEMPERATURE,
+    VERBOSITY,
+    Most,
+    drafting,
+    drawn,
+)
 from ipex_lookahead.serving.server import Server
 from ipex_lookahead.serving.sse import comment, event
+from ipex_lookahead.serving.structured import Form, bounded
 from ipex_lookahead.serving.thinking import Thought
 from ipex_lookahead.serving.tools import Call
 from ipex_lookahead.serving.usage import cached, timings
@@ -41,7 +51,7 @@ class TextConfig(Body):
     """``text``."""
 
     format: dict[str, Any] | None = honoured("text, json_object or json_schema")
-    verbosity: Any = refused_unless("say it in a message", "medium")
+    verbosity: str | None = honoured(VERBOSITY)
 
 
 class Reasoning(Body):
@@ -70,7 +80,9 @@ class ResponsesRequest(Body):
     top_p: float | None = honoured("the model's own, else 1", gt=0, le=1)
     seed: int | None = honoured(SEED, ge=-1, le=2**63 - 1)
     tools: list[dict[str, Any]] | None = honoured("functions; given to the chat template")
-    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = honoured("forced by grammar")
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = honoured(
+        "required and a named function are forced by grammar; `allowed_tools` says which may be called"
+    )
     parallel_tool_calls: bool | None = honoured("false ends the response with its first call")
     text: TextConfig | None = honoured("`format`: text, json_object or json_schema")
     reasoning: Reasoning | None = honoured("`effort` is the template's `reasoning_effort`")
@@ -109,31 +121,35 @@ class ResponsesRequest(Body):
         if not any(message["role"] != "system" for message in messages):
             raise refused("input", "there is nothing to respond to; give a text, or a message")
         functions = functions_of([_function(tool, at) for at, tool in enumerate(self.tools or ())], limits)
+        choice, allowed = decided(self.tool_choice, functions, _choice)
         effort = self.reasoning.effort if self.reasoning else None
         variables: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
         if effort in ("none", "minimal"):
             variables["enable_thinking"] = False
+        if self.text is not None and self.text.verbosity is not None:
+            variables["verbosity"] = self.text.verbosity
         return Talk(
             messages,
             functions,
-            chosen(_choice(self.tool_choice), functions) if functions or self.tool_choice is not None else "none",
+            choice,
             self.parallel_tool_calls is False,
-            self._schema(limits),
+            self._form(limits),
             variables,
+            allowed=allowed,
         )
 
-    def _schema(self, limits: Limits) -> Any:
+    def _form(self, limits: Limits) -> Form | None:
         wanted = (self.text.format if self.text else None) or {"type": "text"}
         only(wanted, ("type", "name", "schema", "strict", "description"), "text.format.")
         kind = wanted.get("type")
         if kind == "text":
             return None
         if kind == "json_object":
-            return {"type": "object"}
+            return Form({"type": "object"})
         if kind != "json_schema" or "schema" not in wanted:
             raise refused("text.format", "it must be text, json_object, or json_schema with a schema")
         bounded(wanted["schema"], limits, "text.format.schema")
-        return wanted["schema"]
+        return Form(wanted["schema"])
 
 
 def _function(tool: Mapping[str, Any], at: int) -> Mapping[str, Any]:

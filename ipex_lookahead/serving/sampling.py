@@ -17,6 +17,7 @@ from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless
 from ipex_lookahead.serving.limits import Limits
+from ipex_lookahead.serving.structured import Structured
 from ipex_lookahead.serving.usage import LARGEST
 
 LOOKAHEAD = "most drafted tokens a step, 0 is off; the server's `--lookahead` if left out; never changes the answer"
@@ -26,6 +27,7 @@ SEED = (
 )
 MINUS_ONE = "-1: as many as the context holds"
 TOP_K = "0, or -1, keeps all; the model's own, else 50"
+VERBOSITY = "the template's `verbosity`, where it knows one"
 TEMPERATURE = "0 takes the likeliest token; the model's own, else 0"
 
 SALT = "vLLM's: kept prompts and remembered answers are apart for each salt within a key; the answer is the same"
@@ -48,7 +50,7 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = no_effect("nothing is padded")
 
 
-class Sampled(Body):
+class Sampled(Structured):
     """What `/v1/chat/completions` and `/v1/completions` have in common."""
 
     model: str | None = honoured("one of `/v1/models`; 404 for another name; left out, the model that is served")
@@ -75,7 +77,7 @@ class Sampled(Body):
     request_id: Any = no_effect("vLLM's: answers have ids of their own")
     cache_salt: str | None = honoured(SALT, min_length=1, max_length=1024)
     keep_alive: Any = no_effect("Ollama's: the model stays loaded")
-    ignore_eos: Any = refused_unless("say -100 for the ids in `logit_bias`", False)
+    ignore_eos: bool | None = honoured("vLLM's: tokens that end an answer do not end it; not with a grammar or tools")
     min_tokens: Any = refused_unless("there is no least length", 0)
     stop_token_ids: Any = refused_unless("use `stop`", [])
     include_stop_str_in_output: Any = refused_unless("an answer ends before its stop text", False)
@@ -85,13 +87,6 @@ class Sampled(Body):
     length_penalty: Any = refused_unless("there is no beam search", 1)
     use_beam_search: Any = refused_unless("there is no beam search", False)
     prompt_logprobs: Any = refused_unless("`/v1/completions` with `echo` and `logprobs` tells them")
-    guided_json: Any = refused_unless("use `response_format`")
-    guided_regex: Any = refused_unless("use `response_format` with a pattern")
-    guided_choice: Any = refused_unless("use `response_format` with an enum")
-    guided_grammar: Any = refused_unless("use `response_format`")
-    structured_outputs: Any = refused_unless("use `response_format`")
-    json_schema: Any = refused_unless("use `response_format`")
-    grammar: Any = refused_unless("use `response_format`", "")
 
     def rules(self, limits: Limits, max_new_tokens: int) -> Rules:
         """How the answer is made. Raises ApiError for a list that is too long."""
@@ -106,6 +101,7 @@ class Sampled(Body):
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             stop=stops(self.stop, limits),
+            ignore_eos=bool(self.ignore_eos),
         )
 
     def answers(self, limits: Limits) -> int:

@@ -265,7 +265,8 @@ class Server:
             ask.rules = replace(ask.rules, stop=(*ask.rules.stop, *served.model.own_stops))
             for name, value in self.settings.drafting.items():
                 ask.options.setdefault(name, value)
-        return Answers(served.service, served.tokenizer, asks, self.limits.ping_seconds)
+        limits = self.limits
+        return Answers(served.service, served.tokenizer, asks, limits.ping_seconds, limits.answers_at_once)
 
 
 def _characters(value: Any) -> int:

@@ -263,3 +263,89 @@ def test_every_api_takes_a_salt(live, path):
         done.join(60)
     assert len(set(salts)) == 3
     assert salts[2] == ""
+
+
+def test_an_answer_goes_on_past_the_tokens_that_end_one(client, model):
+    (end,) = model.eos_ids
+    likely = {"logit_bias": {str(end): 100}}
+    assert ask(client, **likely)["usage"]["completion_tokens"] == 1
+    for lookahead in (0, 3):
+        found = ask(client, **likely, ignore_eos=True, lookahead=lookahead)
+        assert found["usage"]["completion_tokens"] == 16
+        assert (found["choices"][0]["finish_reason"], found["choices"][0]["message"]["content"]) == ("length", "")
+    refused = {"messages": ASKED, "ignore_eos": True}
+    for more in ({"response_format": {"type": "json_object"}}, {"tools": FUNCTIONS}, {"guided_regex": "a"}):
+        answer = client.post("/v1/chat/completions", json={**refused, **more})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "ignore_eos")
+
+
+FUNCTIONS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+    for name in ("look", "listen", "smell")
+]
+
+
+def allowed(mode: str, *names: str) -> Any:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_only_allowed_tools_are_called_and_the_prompt_has_all(client):
+    given = {"tools": FUNCTIONS, "max_tokens": 200, "temperature": 9}
+    prompts, named = set(), set()
+    for seed in range(8):
+        found = ask(client, **given, seed=seed, tool_choice=allowed("required", "listen", "smell"))
+        prompts.add(found["usage"]["prompt_tokens"])
+        named |= {call["function"]["name"] for call in found["choices"][0]["message"].get("tool_calls", ())}
+    assert named == {"listen", "smell"}
+    prompts.add(ask(client, **given, tool_choice=allowed("auto", "look"))["usage"]["prompt_tokens"])
+    prompts.add(ask(client, **given)["usage"]["prompt_tokens"])
+    assert len(prompts) == 1
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "allowed_tools"},
+        allowed("auto"),
+        allowed("none", "look"),
+        allowed("auto", "taste"),
+        allowed("auto", "required"),
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": ["look"]}},
+    ],
+    ids=str,
+)
+def test_what_allows_no_tool_is_refused(client, choice):
+    answer = client.post("/v1/chat/completions", json={"messages": ASKED, "tools": FUNCTIONS, "tool_choice": choice})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")
+
+
+def test_an_answer_goes_on_from_the_assistants_last_message(client):
+    whole = ask(client, **HOT, max_tokens=24)["choices"][0]["message"]["content"]
+    begun = [*ASKED, {"role": "assistant", "content": "Well, "}]
+    found = ask(client, messages=begun, continue_final_message=True, **HOT)
+    turn = {"messages": begun, "max_tokens": 16, **HOT}
+    anthropic = client.post("/v1/messages", json=turn).json()
+    assert found["choices"][0]["message"]["content"] == anthropic["content"][0]["text"]
+    both = client.post("/apply-template", json={"messages": begun, "continue_final_message": True}).json()["prompt"]
+    assert both == client.post("/apply-template", json={"messages": ASKED}).json()["prompt"] + "Well, "
+    assert (
+        ask(client, messages=begun, continue_final_message=True, add_generation_prompt=False, **HOT)["choices"]
+        == found["choices"]
+    )
+    assert whole
+    for param, fields in (
+        ("continue_final_message", {"continue_final_message": True}),
+        ("continue_final_message", {"continue_final_message": True, "add_generation_prompt": True, "messages": begun}),
+        ("continue_final_message", {"continue_final_message": True, "messages": begun[1:]}),
+        ("add_generation_prompt", {"add_generation_prompt": False}),
+    ):
+        answer = client.post("/v1/chat/completions", json={"messages": ASKED, **fields})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_verbosity_is_the_templates(client, model, monkeypatch):
+    template = "{{ verbosity }}:" + model.tokenizer.chat_template
+    monkeypatch.setattr(model.tokenizer, "chat_template", template)
+    prompt = client.post("/apply-template", json={"messages": ASKED, "verbosity": "low"}).json()["prompt"]
+    assert prompt.startswith("low:")

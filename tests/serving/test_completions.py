@@ -168,3 +168,33 @@ def test_the_fingerprint_is_the_models(server, model):
 
     again = Served(model, None).fingerprint()  # type: ignore[arg-type]
     assert again == server.fingerprint
+
+
+def test_the_best_of_several_are_the_likeliest(client):
+    given = {"prompt": ["One", "Two"], "max_tokens": 6, "temperature": 30, "seed": 3}
+    all_five = client.post("/v1/completions", json={**given, "n": 5, "logprobs": 0}).json()
+    means = [sum(one["logprobs"]["token_logprobs"]) / 6 for one in all_five["choices"]]
+    best = client.post("/v1/completions", json={**given, "n": 2, "best_of": 5}).json()
+    assert [one["index"] for one in best["choices"]] == [0, 1, 2, 3]
+    for prompt in (0, 1):
+        order = sorted(range(5 * prompt, 5 * prompt + 5), key=lambda at: -means[at])[:2]
+        texts = [all_five["choices"][at]["text"] for at in order]
+        assert [one["text"] for one in best["choices"][2 * prompt :][:2]] == texts
+    assert best["usage"] == all_five["usage"]
+    assert all(one["logprobs"] is None for one in best["choices"])
+    for wrong in ({"best_of": 1, "n": 2}, {"best_of": 99}, {"best_of": 2, "stream": True}):
+        answer = client.post("/v1/completions", json={**given, **wrong})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "best_of")
+
+
+def test_many_prompts_of_one_request(client):
+    """More than the service has room for, which wait for each other; and each is what it is alone."""
+    prompts = [f"Number {number}" for number in range(256)]
+    given = {"max_tokens": 2, "temperature": 30, "seed": 3}
+    found = client.post("/v1/completions", json={**given, "prompt": prompts}).json()["choices"]
+    assert [one["index"] for one in found] == list(range(256))
+    for number in (0, 100, 255):
+        alone = client.post("/v1/completions", json={**given, "prompt": prompts[number]}).json()["choices"]
+        assert alone[0]["text"] == found[number]["text"]
+    answer = client.post("/v1/completions", json={**given, "prompt": prompts, "n": 2})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")

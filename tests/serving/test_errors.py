@@ -88,9 +88,9 @@ def test_a_wrong_field_is_named(client, param, fields):
     [
         ("prompt", {"prompt": None}),
         ("prompt", {"prompt": []}),
-        ("prompt", {"prompt": ["x"] * 9, "n": 2}),
+        ("prompt", {"prompt": ["x"] * 129, "n": 2}),
         ("suffix", {"suffix": "end"}),
-        ("best_of", {"best_of": 3}),
+        ("best_of", {"best_of": 17}),
         ("logprobs", {"logprobs": 50}),
         ("logprobs", {"logprobs": True}),
     ],

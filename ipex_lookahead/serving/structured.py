@@ -1,0 +1,149 @@
+"""What an answer must look like, by the fields of vLLM and of llama.cpp: JSON, a pattern, a choice, or a grammar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ipex_lookahead.serving.failures import ApiError, refused
+from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless
+from ipex_lookahead.serving.grammar import pattern
+from ipex_lookahead.serving.limits import Limits
+
+GRAMMAR = "a grammar in llama.cpp's GBNF or llguidance's Lark; the answer cannot leave it"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What an answer must look like; one of both.
+
+    Attributes:
+        schema: a JSON schema.
+        lark: a grammar in llguidance's dialect of Lark, with a rule ``start``, or in llama.cpp's GBNF.
+    """
+
+    schema: Any = None
+    lark: str = ""
+
+
+class StructuredOutputs(Body):
+    """``structured_outputs``."""
+
+    json_: dict[str, Any] | str | bool | None = honoured("a JSON schema, or one as text", alias="json")
+    regex: str | None = honoured("a pattern that the whole answer matches")
+    choice: list[str] | None = honoured("the answer is one of these texts", min_length=1)
+    grammar: str | None = honoured(GRAMMAR)
+    json_object: bool | None = honoured("true: any JSON object")
+    structural_tag: Any = refused_unless("calls are kept to by `tool_choice`")
+    disable_any_whitespace: Any = no_effect("white space in JSON is bounded")
+    disable_additional_properties: Any = refused_unless("say `additionalProperties` in the schema", False)
+    disable_fallback: Any = no_effect("there is one library, llguidance")
+    whitespace_pattern: Any = no_effect("white space in JSON is bounded")
+
+
+class Structured(Body):
+    """The fields of a request that say what its answers must look like."""
+
+    structured_outputs: StructuredOutputs | None = honoured(
+        "vLLM's: one of `json`, `regex`, `choice`, `grammar` and `json_object`; the answer cannot leave it"
+    )
+    guided_json: dict[str, Any] | str | bool | None = honoured("vLLM's older name for `structured_outputs.json`")
+    guided_regex: str | None = honoured("the same for `regex`")
+    guided_choice: list[str] | None = honoured("the same for `choice`", min_length=1)
+    guided_grammar: str | None = honoured("the same for `grammar`")
+    guided_decoding_backend: Any = no_effect("there is one library, llguidance")
+    guided_whitespace_pattern: Any = no_effect("white space in JSON is bounded")
+    json_schema: dict[str, Any] | str | bool | None = honoured("llama.cpp's: a JSON schema")
+    grammar: str | None = honoured(f"llama.cpp's: {GRAMMAR}")
+
+    def form(self, limits: Limits) -> Form | None:
+        """What is asked for, None for any text. Raises ApiError where it is no schema or grammar, or several."""
+        nested = self.structured_outputs or StructuredOutputs()
+        given = {
+            "structured_outputs.json": nested.json_, "structured_outputs.regex": nested.regex,
+            "structured_outputs.choice": nested.choice, "structured_outputs.grammar": nested.grammar,
+            "structured_outputs.json_object": nested.json_object or None,
+            "guided_json": self.guided_json, "guided_regex": self.guided_regex, "guided_choice": self.guided_choice,
+            "guided_grammar": self.guided_grammar or None, "json_schema": self.json_schema,
+            "grammar": self.grammar or None,
+        }  # fmt: skip
+        said = [(name, value) for name, value in given.items() if value is not None]
+        if len(said) > 1:
+            raise refused(said[1][0], f"{said[0][0]} says already what the answer must look like; give one of them")
+        return _form(*said[0], limits) if said else None
+
+
+def _form(name: str, value: Any, limits: Limits) -> Form:
+    kind = name.rpartition(".")[2].removeprefix("guided_")
+    if kind == "json_object":
+        return Form({"type": "object"})
+    if kind in ("json", "json_schema"):
+        return Form(_schema(value, limits, name))
+    if kind == "grammar":
+        most = 4 * limits.schema_text
+        if len(value) > most:
+            raise refused(name, f"the grammar has {len(value):,} characters; at most {most:,} are taken")
+        return Form(lark=value)
+    longest = max(map(len, [value] if isinstance(value, str) else value))
+    if longest > limits.schema_text:
+        raise refused(name, f"a text has {longest:,} characters; at most {limits.schema_text:,} are taken")
+    if kind == "choice":
+        return Form(lark=_choices(value))
+    if not value:
+        raise refused(name, "the pattern is empty; give one that an answer can match")
+    return Form(lark=f"start: /{pattern(value)}/")
+
+
+def _schema(value: Any, limits: Limits, name: str) -> Any:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value[: limits.schema_bytes + 1])
+        except (ValueError, RecursionError):
+            raise refused(name, "it is no JSON; give a JSON schema") from None
+    bounded(value, limits, name)
+    return value
+
+
+def _choices(texts: Sequence[str]) -> str:
+    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+
+
+_SAID = frozenset({"title", "description", "$comment", "examples", "default"})
+"""Keys of a schema whose texts no answer is compared with."""
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Keys behind which names stand, not keys."""
+
+
+def _longest(schema: Any) -> int:
+    """Characters of the longest text in a schema that answers are compared with."""
+    longest, left = 0, [(schema, False)]
+    while left:
+        one, names = left.pop()
+        if isinstance(one, str):
+            longest = max(longest, len(one))
+        elif isinstance(one, list):
+            left.extend((value, False) for value in one)
+        elif isinstance(one, dict):
+            kept = [key for key in one if names or key not in _SAID]
+            longest = max([longest, *map(len, kept)])
+            left.extend((one[key], not names and key in _NAMED) for key in kept)
+    return longest
+
+
+def bounded(schema: Any, limits: Limits, param: str) -> int:
+    """Bytes of a schema. Raises ApiError for what is none, for a large one, and for one that nothing can satisfy."""
+    if schema is not None and schema is not True and not isinstance(schema, dict):
+        raise refused(param, f"it is {json.dumps(schema)[:80]}; a JSON schema here is an object, or true")
+    try:
+        size = len(json.dumps(schema))
+    except (ValueError, RecursionError):
+        raise ApiError(400, f"{param}: the schema is nested too deeply", param=param) from None
+    if size > limits.schema_bytes:
+        raise refused(param, f"the schema has {size:,} bytes; at most {limits.schema_bytes:,} are taken")
+    if (longest := _longest(schema)) > limits.schema_text:
+        raise refused(
+            param, f"a constant, pattern or name has {longest:,} characters; at most {limits.schema_text:,} are taken"
+        )
+    return size
