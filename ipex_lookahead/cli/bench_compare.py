@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.loading import command_needs_torch
 from ipex_lookahead.cli.names import PEERS
 from ipex_lookahead.cli.options import (
     json_option,
@@ -75,6 +76,7 @@ def compare(
     All run the same weights and token ids, greedy, each in a process of its own, all in memory at once, prompt by
     prompt in turn. Each one's own lookahead stands beside its plain decoding. What is not installed is named.
     """
+    command_needs_torch()
     from ipex_lookahead.bench import peers as known
     from ipex_lookahead.bench.compare import compare as run
     from ipex_lookahead.bench.compare import named, report

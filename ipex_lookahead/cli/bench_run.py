@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.loading import command_needs_torch
 from ipex_lookahead.cli.options import json_option, option
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import Refused
@@ -33,6 +34,7 @@ def run(plan_file: str, output: str, no_pictures: bool, as_json: bool) -> None:
     results.json with every sample, results.csv, report.html and its pictures. Run again, it goes on where it was
     interrupted.
     """
+    command_needs_torch()
     from ipex_lookahead.bench.plan import read_plan
     from ipex_lookahead.bench.report import as_csv, as_html
     from ipex_lookahead.bench.run import run as run_plan

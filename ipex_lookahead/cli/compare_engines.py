@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.loading import command_needs_torch, config_of
 from ipex_lookahead.cli.options import json_option, limit_option, model_option, option, threads_option
 from ipex_lookahead.cli.progress import status
 from ipex_lookahead.cli.spelling import in_options
@@ -61,6 +62,7 @@ def compare_engines(
     Equal: answers with the same tokens as the same engine without lookahead, and as the native engine. Engines that
     round differently may tell another story; only lookahead must not. "own" is ipex-llm's own generate.
     """
+    command_needs_torch()
     from ipex_lookahead.bench.compare_engines import compare, report
     from ipex_lookahead.bench.prompts import PACKAGED_PROMPTS, read_prompts
     from ipex_lookahead.engines import ENGINES
@@ -77,7 +79,6 @@ def compare_engines(
     ]
 
     from ipex_lookahead.auto import AutoModelForCausalLM
-    from ipex_lookahead.cli.loading import config_of
     from ipex_lookahead.cli.model_facts import low_bit_in
     from ipex_lookahead.hub import resolve_model
     from ipex_lookahead.tokenization.prompts import build_prompt

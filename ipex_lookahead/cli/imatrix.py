@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.loading import command_needs_torch
 from ipex_lookahead.cli.options import model_option, option, threads_option
 from ipex_lookahead.cli.progress import progress_bar
 
@@ -35,6 +36,7 @@ def imatrix(model: str, text: Path, to: Path, tokens: int, window: int, overwrit
 
     The model runs on PyTorch, as it is: give the float original.
     """
+    command_needs_torch()
     from ipex_lookahead.checkpoints import open_checkpoint
     from ipex_lookahead.checkpoints.imatrix import write_imatrix
     from ipex_lookahead.errors import InputError, SaveError

@@ -5,11 +5,20 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.extras import need_torch
 from ipex_lookahead.terminal import tell_people
 
 if TYPE_CHECKING:
     from ipex_lookahead.generation.text_model import TextModel
+
+
+def command_needs_torch() -> None:
+    """Raise MissingPackageError, before anything is read or fetched, where torch or transformers is not installed."""
+    context = click.get_current_context(silent=True)
+    need_torch("this" if context is None else f"`{context.command_path}`")
 
 
 def load_text(
@@ -53,8 +62,10 @@ def load(
     ``placing`` is ``engine``, ``device`` and ``deterministic``, as ``from_pretrained`` takes them. With ``draft_model``
     that model drafts for it wherever it generates.
 
-    Raises InputError where the checkpoint carries no tokenizer, or the draft model has another vocabulary.
+    Raises InputError where the checkpoint carries no tokenizer, or the draft model has another vocabulary, and
+    MissingPackageError without torch and transformers.
     """
+    command_needs_torch()
     from ipex_lookahead.auto import load_model_and_tokenizer
 
     settings: dict[str, Any] = {"low_bit": low_bit, "threads": threads, "kv_cache": kv_cache, "progress": progress}

@@ -1,0 +1,171 @@
+"""Every command where torch and transformers are not installed: it works, or says in one sentence what it needs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ipex_lookahead.cli.bench import COMMANDS as MEASURING
+from ipex_lookahead.cli.main import COMMANDS, run
+from ipex_lookahead.extras import installing
+from tests.support.chat_tokenizer import SIZE, chat_tokenizer
+from tests.support.ipex_llm_folder import write_ipex_llm
+from tests.support.tiny import write_tiny_llama
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ABSENT = """
+import sys
+sys.modules.update(dict.fromkeys(("torch", "transformers"), None))  # as where they are not installed
+"""
+ONE = ("--threads", "1")
+
+WORKS = {
+    "generate": ("generate", "-m", "{model}", *ONE, "--raw", "-n", "4", "one two"),
+    "chat": ("chat", "-m", "{model}", *ONE, "-n", "4"),
+    "run": ("run", "{model}", *ONE, "-n", "4", "one two"),
+    "quantize": ("quantize", "{model}", "{new}/sym_int4", "--low-bit", "sym_int4", *ONE),
+    "quantize of a GGUF file": ("quantize", "default", "{new}/default", "--low-bit", "sym_int4", "--allow-requantize"),
+    "convert-ipex-llm": ("convert-ipex-llm", "{theirs}", "{new}/converted"),
+    "info": ("info",),
+    "info of a model": ("info", "{model}"),
+    "pull": ("pull",),
+    "list": ("list",),
+    "doctor": ("doctor", "--tiny", "--answers", "1", "-n", "8", *ONE),
+    "completion": ("completion", "bash"),
+    "bench step": ("bench", "step", "--shape", "smollm2-135m", "--rows", "1", *ONE),
+    "bench kernels": ("bench", "kernels", "--low-bit", "sym_int4", "--rows", "1", *ONE),
+    "bench replay": ("bench", "replay", "--replay", "{recording}", "--strategy", "prompt_lookup"),
+    "bench quality": ("bench", "quality", "-m", "{model}", "--low-bit", "sym_int4", *ONE),
+}
+SERVED = {"serve", "bench serve"}
+"""What a test of its own runs, with a server."""
+NEEDS_IT = {
+    "imatrix": ("imatrix", "-m", "{model}", "--text", "{text}", "--to", "{new}/i.gguf"),
+    "compare-engines": ("compare-engines", "-m", "{model}"),
+    "bench decode": ("bench", "decode", "-m", "{model}"),
+    "bench exact": ("bench", "exact", "-m", "{model}"),
+    "bench replay --record": ("bench", "replay", "-m", "{model}", "--record", "{new}/answers.jsonl"),
+    "bench run": ("bench", "run", "configs/bench/laptop.yaml", "--output", "{new}/results"),
+    "bench compare": ("bench", "compare", "-m", "{model}"),
+}
+REFUSES = {
+    "rm": (("rm", "nothing-of-that-name"), "nothing-of-that-name is not kept on this machine"),
+    "engine torch": (
+        ("generate", "-m", "{model}", "--engine", "torch", "one"),
+        f"--engine torch (asked for) needs torch and transformers, which are not installed: {installing('torch')}",
+    ),
+    "doctor of a device that torch reaches": (
+        ("doctor", "--tiny", "--device", "cuda"),
+        f"--device cuda needs torch and transformers, which are not installed: {installing('torch')}",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory) -> dict[str, str]:
+    made = tmp_path_factory.mktemp("places")
+    (made / "new").mkdir()
+    model = write_tiny_llama(made / "model", vocab=SIZE, context=2048)
+    chat_tokenizer().save_pretrained(model)
+    write_ipex_llm(made / "theirs", "sym_int8")
+    (made / "text.txt").write_text("one two three")
+    recorded = [
+        "bench",
+        "replay",
+        "-m",
+        str(model),
+        "--record",
+        str(made / "recording.jsonl"),
+        "--limit",
+        "1",
+        "-n",
+        "8",
+    ]
+    assert run([*recorded, *ONE]) == 0
+    return {name: str(made / name) for name in ("model", "theirs", "new")} | {
+        "text": str(made / "text.txt"),
+        "recording": str(made / "recording.jsonl"),
+    }
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory) -> dict[str, str]:
+    """That of a process without torch and transformers, and of those that it starts."""
+    folder = tmp_path_factory.mktemp("absent")
+    (folder / "sitecustomize.py").write_text(ABSENT)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT)))}
+
+
+@pytest.fixture
+def command(places, environment) -> Callable[..., subprocess.CompletedProcess[str]]:
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        given = [sys.executable, "-m", "ipex_lookahead", *(word.format(**places) for word in words)]
+        return subprocess.run(
+            given, env=environment, input="one two\n", capture_output=True, text=True, cwd=ROOT, timeout=300
+        )
+
+    return run
+
+
+def test_every_command_is_in_a_table():
+    tables = {*WORKS, *NEEDS_IT, *REFUSES, *SERVED}
+    assert {name for name in COMMANDS if name != "bench"} <= tables
+    assert {f"bench {name}" for name in MEASURING} <= tables
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_it_works(command, name):
+    done = command(*WORKS[name])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    assert "torch" not in done.stderr
+
+
+@pytest.mark.parametrize("name", NEEDS_IT)
+def test_it_says_what_it_needs_and_does_nothing_else(command, name):
+    done = command(*NEEDS_IT[name])
+    needing = re.sub(" --.*", "", name)
+    said = f"`ipex-lookahead {needing}` needs torch and transformers, which are not installed: {installing('torch')}"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {said}\n")
+
+
+@pytest.mark.parametrize("name", REFUSES)
+def test_it_says_why_not(command, name):
+    words, said = REFUSES[name]
+    done = command(*words)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (1, f"error: {said}")
+
+
+@pytest.fixture
+def server(places, environment) -> Iterator[str]:
+    given = [sys.executable, "-m", "ipex_lookahead", "serve", "-m", places["model"], "--port", "0", *ONE]
+    running = subprocess.Popen(given, env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert running.stderr is not None
+    try:
+        said = ""
+        while "is ready at" not in said:
+            line = running.stderr.readline()
+            assert line, said
+            said += line
+        yield re.findall(r"http://127\.0\.0\.1:\d+", said)[0]
+    finally:
+        running.send_signal(signal.SIGINT)
+        running.communicate(timeout=60)
+
+
+def test_the_server_answers_and_is_measured(server, command):
+    body = {"messages": [{"role": "user", "content": "one two"}], "max_tokens": 4}
+    answer = httpx.post(f"{server}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] > 0
+    done = command("bench", "serve", "--url", server, "--streams", "1", "--limit", "1", "-n", "4")
+    assert done.returncode == 0, done.stderr
+    assert "torch" not in done.stderr
