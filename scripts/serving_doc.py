@@ -10,7 +10,9 @@ from pathlib import Path
 from ipex_lookahead.serving.chat import ChatRequest
 from ipex_lookahead.serving.completions import CompletionRequest
 from ipex_lookahead.serving.fields import Body, support
+from ipex_lookahead.serving.llama_server import LlamaRequest
 from ipex_lookahead.serving.messages import MessagesRequest
+from ipex_lookahead.serving.ollama import Named, OllamaChat, OllamaGenerate, Options
 from ipex_lookahead.serving.responses import ResponsesRequest
 from ipex_lookahead.serving.tokens import DetokenizeRequest, TokenizeRequest
 
@@ -21,6 +23,11 @@ REQUESTS: dict[str, type[Body]] = {
     "/v1/completions": CompletionRequest,
     "/v1/responses": ResponsesRequest,
     "/v1/messages": MessagesRequest,
+    "/api/chat": OllamaChat,
+    "/api/generate": OllamaGenerate,
+    "options of both": Options,
+    "/api/show": Named,
+    "/completion": LlamaRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -30,7 +37,7 @@ def tables() -> str:
     """A table for each request."""
     lines: list[str] = []
     for path, model in REQUESTS.items():
-        lines += [f"### `{path}`", "", "| field | | |", "|---|---|---|"]
+        lines += [f"### `{path}`" if path.startswith("/") else f"### {path}", "", "| field | | |", "|---|---|---|"]
         lines += [f"| `{name}` | {what} | {said} |" for name, what, said in support(model)]
         lines.append("")
     return "\n".join(lines)

@@ -16,6 +16,7 @@ from setup import ROOT, SetupError
 PINS = [
     "openai==2.54.0", "anthropic==2.12.0", "langchain-openai==1.7.3", "llama-index-llms-openai-like==0.8.1",
     "lm-eval[api]==0.4.13", "llm==0.32.1", "schemathesis==4.32.5", "ray[serve]==2.60.0",
+    "ollama==0.6.3",
 ]  # fmt: skip
 NEEDED = 2 << 30
 """Bytes that making the environment takes, with what is unpacked on the way."""

@@ -195,6 +195,11 @@ class Service:
 
     # ---- any thread --------------------------------------------------------------------------------------------------
 
+    @property
+    def slots(self) -> int:
+        """Most requests that are decoded at a time."""
+        return self._slots
+
     def submit(
         self,
         prompt: Sequence[int],

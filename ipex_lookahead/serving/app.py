@@ -12,13 +12,24 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 
-from ipex_lookahead.serving import chat, completions, health, messages, models, responses, tokens, web
+from ipex_lookahead.serving import (
+    chat,
+    completions,
+    health,
+    llama_server,
+    messages,
+    models,
+    ollama,
+    responses,
+    tokens,
+    web,
+)
 from ipex_lookahead.serving.failures import ApiError
 from ipex_lookahead.serving.gate import Gate
 from ipex_lookahead.serving.server import Server
 
 log = logging.getLogger(__name__)
-APIS = (chat, completions, responses, messages, models, tokens, health, web)
+APIS = (chat, completions, responses, messages, ollama, llama_server, models, tokens, health, web)
 """One API a file; each has a ``router``."""
 
 

@@ -96,7 +96,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
         raise refused("prompt", f"{len(given)} prompts times {count} answers are too many; at most {most} are made")
     if body.logit_bias:
         drafting["processors"] = [LogitBias.of(body.logit_bias, served.vocab_size, limits)]
-    prompts = await server.prepare(lambda: _encoded(served, given))
+    prompts = await server.prepare(lambda: encoded(served, given))
     grammar = None if form is None else await server.prepare(lambda: grammar_of(served, form))
     best = count > body.answers(limits)
     told = 0 if best and alternatives is None else alternatives
@@ -123,7 +123,8 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     return await answer(request, server, answers, writer, stream=bool(body.stream))
 
 
-def _encoded(served: Served, prompts: Sequence[str] | Sequence[list[int]]) -> list[list[int]]:
+def encoded(served: Served, prompts: Sequence[str] | Sequence[list[int]]) -> list[list[int]]:
+    """Each prompt's token ids."""
     return [prompt if isinstance(prompt, list) else served.encode(prompt, special=True) for prompt in prompts]
 
 

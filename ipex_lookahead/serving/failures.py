@@ -1,4 +1,4 @@
-"""Errors as the APIs say them: OpenAI's shape, and Anthropic's under ``/v1/messages``."""
+"""Errors as the APIs say them: OpenAI's shape, Anthropic's under ``/v1/messages``, Ollama's under ``/api``."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ KINDS = {
 """Status -> ``error.type``; both APIs have these words."""
 MESSAGES = "/v1/messages"
 """Where Anthropic's API begins."""
+
+
+OLLAMA = "/api/"
+"""Where Ollama's begins."""
 
 
 class ApiError(Exception):
@@ -57,6 +61,8 @@ class ApiError(Exception):
         kind = KINDS.get(self.status, "api_error")
         if path.startswith(MESSAGES):
             return {"type": "error", "error": {"type": kind, "message": self.message}}
+        if path.startswith(OLLAMA):
+            return {"error": self.message}
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 

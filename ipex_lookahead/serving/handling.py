@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from ipex_lookahead.serving.answers import Answers
 from ipex_lookahead.serving.fields import Body
 from ipex_lookahead.serving.server import Served, Server
-from ipex_lookahead.serving.sse import ClientGoneError, EventStream, unless_gone
+from ipex_lookahead.serving.sse import EVENTS, ClientGoneError, EventStream, unless_gone
 
 GONE = 499
 """nginx's status for a client that left; nobody reads it but the metrics."""
@@ -61,7 +61,9 @@ class Writer(Protocol):
         ...
 
 
-async def answer(request: Request, server: Server, answers: Answers, writer: Writer, *, stream: bool) -> Response:
+async def answer(
+    request: Request, server: Server, answers: Answers, writer: Writer, *, stream: bool, kind: str = EVENTS
+) -> Response:
     """Send the answers as they come, or whole. They are closed when that is done, or when the client has left."""
 
     def close() -> None:
@@ -75,6 +77,7 @@ async def answer(request: Request, server: Server, answers: Answers, writer: Wri
             close,
             path=request.url.path,
             stalled_seconds=server.limits.stalled_seconds,
+            kind=kind,
         )
     try:
         return JSONResponse(await unless_gone(request.receive, writer.whole()))

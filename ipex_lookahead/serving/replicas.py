@@ -77,7 +77,11 @@ class Front:
                 async for part in parts:
                     yield part
             except RayError:
-                if b"text/event-stream" not in dict(told).get(b"content-type", b""):
+                kind = dict(told).get(b"content-type", b"")
+                if kind == b"application/x-ndjson":
+                    yield json.dumps(lost.body(path)).encode() + b"\n"
+                    return
+                if b"text/event-stream" not in kind:
                     raise  # half an object: the connection breaks
                 yield b"event: error\ndata: " + json.dumps(lost.body(path)).encode() + b"\n\n"
 

@@ -17,6 +17,7 @@ from ipex_lookahead.serving.failures import ApiError
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 DONE = b"data: [DONE]\n\n"
+EVENTS = "text/event-stream"
 
 
 class ClientGoneError(Exception):
@@ -27,6 +28,11 @@ def event(data: Any, name: str | None = None) -> bytes:
     """One event; ``name`` is its type, which OpenAI's chunks have not."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return (f"event: {name}\n" if name else "").encode() + b"data: " + text.encode("utf-8", "replace") + b"\n\n"
+
+
+def line(data: Any) -> bytes:
+    """One of the lines of JSON that Ollama streams."""
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
 
 
 def comment(text: str) -> bytes:
@@ -42,9 +48,8 @@ class EventStream(Response):
         close: called at the end, however that comes, also where ``chunks`` was never begun.
         path: of the request, for the shape of errors.
         stalled_seconds: a client that takes nothing for so long is dropped.
+        kind: the media type; one that is not ``EVENTS`` is of lines of JSON.
     """
-
-    media_type = "text/event-stream"
 
     def __init__(
         self,
@@ -53,8 +58,9 @@ class EventStream(Response):
         *,
         path: str,
         stalled_seconds: float,
+        kind: str = EVENTS,
     ) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        super().__init__(media_type=kind, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks
         self._close = close
@@ -81,7 +87,8 @@ class EventStream(Response):
                     async for chunk in chunks:
                         await put({"type": "http.response.body", "body": chunk, "more_body": True})
             except ApiError as error:
-                failed = event(error.body(self._path), "error" if "type" in error.body(self._path) else None)
+                told = error.body(self._path)
+                failed = event(told, "error" if "type" in told else None) if self.media_type == EVENTS else line(told)
                 await put({"type": "http.response.body", "body": failed, "more_body": True})
             await put({"type": "http.response.body", "body": b"", "more_body": False})
         except (asyncio.TimeoutError, TimeoutError):

@@ -120,6 +120,32 @@ def test_anthropic(address, model):
             client.messages.create(**{**given, "model": "claude"})
 
 
+def test_ollama(address, model):
+    ollama = pytest.importorskip("ollama", reason="the ollama client is not installed")
+    client = ollama.Client(host=address)
+    said, options = expected(model, Rules(16, **HOT)), {**HOT, "num_predict": 16}
+    assert client.chat("tiny:latest", ASKED, options=options, keep_alive="5m").message.content == said
+    parts = list(client.chat("tiny", ASKED, options=options, stream=True))
+    assert "".join(part.message.content for part in parts) == said
+    assert (parts[-1].done, parts[-1].eval_count) == (True, 16)
+    assert client.generate("tiny", ASKED[0]["content"], options=options).response == said
+    assert "".join(p.response for p in client.generate("tiny", "Hi", options=options, stream=True)) == said
+    shaped = client.chat("tiny", ASKED, format=SCHEMA, options={**HOT, "num_predict": 300})
+    assert set(json.loads(shaped.message.content)) == {"a"}
+    called = client.chat("tiny", ASKED, tools=FUNCTIONS, options={**HOT, "num_predict": 900})
+    assert all(call.function.name == "w" for call in called.message.tool_calls or ())
+    assert [one.model for one in client.list().models] == ["tiny", "other-name"]
+    assert [one.model for one in client.ps().models] == ["tiny", "other-name"]
+    assert "completion" in client.show("tiny").capabilities
+    with pytest.raises(ollama.ResponseError, match="there is no model") as missing:
+        client.chat("llama3", ASKED)
+    assert missing.value.status_code == 404
+    with pytest.raises(ollama.ResponseError, match="takes text"):
+        client.generate("tiny", "Hi", images=[b"abcd"])
+    with pytest.raises(ollama.ResponseError, match="there is no model"):
+        list(client.chat("llama3", ASKED, stream=True))
+
+
 def test_langchain(address):
     langchain = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
     chat = langchain.ChatOpenAI(

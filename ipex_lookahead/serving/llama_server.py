@@ -1,0 +1,148 @@
+"""``/completion``, ``/props`` and ``/slots``: llama-server's own paths, as far as its clients read them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from ipex_lookahead.serving.answers import Answers, Ask, Finish
+from ipex_lookahead.serving.completions import encoded
+from ipex_lookahead.serving.conversation import grammar_of
+from ipex_lookahead.serving.failures import refused
+from ipex_lookahead.serving.fields import honoured, no_effect, refused_unless, required
+from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, server_of
+from ipex_lookahead.serving.logprobs import spelled
+from ipex_lookahead.serving.sampling import MINUS_ONE, LogitBias, Sampled
+from ipex_lookahead.serving.server import Served, Server
+from ipex_lookahead.serving.sse import comment, event
+from ipex_lookahead.serving.usage import cached, timings
+
+router = APIRouter()
+
+
+class LlamaRequest(Sampled):
+    """A request for `/completion`; what else llama-server samples with is passed over, and named in the header."""
+
+    prompt: str | list[int] = required("a text, or token ids")
+    n_predict: int | None = honoured(f"most tokens; {MINUS_ONE}, as where it is left out", ge=-1)
+    max_tokens: int | None = honoured("the same, by OpenAI's name", ge=-1)
+    repeat_penalty: float | None = honoured("Hugging Face's, over the whole text", ge=1e-6, le=100)
+    n_probs: Any = refused_unless("`/v1/completions` has `logprobs`", 0)
+    id_slot: Any = no_effect("slots are given by turns")
+    samplers: Any = no_effect("the order is Hugging Face's")
+    return_tokens: Any = no_effect("tokens are told where they are shown")
+    t_max_predict_ms: Any = refused_unless("use `n_predict`", 0)
+
+
+@router.post("/completion")
+async def completion(request: Request, body: LlamaRequest) -> Response:
+    """Go on with a text."""
+    server = server_of(request)
+    served = server.known(body.model)
+    check(request, body)
+    limits, options, form = server.limits, body.drafting(), body.form(server.limits)
+    if body.answers(limits) > 1:
+        raise refused("n", "one answer is made here; `/v1/completions` makes several")
+    if body.ignore_eos and form is not None:
+        raise refused("ignore_eos", "an answer in a grammar ends with it; leave one of them out")
+    if not body.prompt:
+        raise refused("prompt", "it is empty; give a text, or token ids")
+    if body.logit_bias:
+        options["processors"] = [LogitBias.of(body.logit_bias, served.vocab_size, limits)]
+    if body.repetition_penalty is None:
+        body.repetition_penalty = body.repeat_penalty
+    prompt = body.prompt
+    (ids,) = await server.prepare(lambda: encoded(served, [prompt] if isinstance(prompt, str) else [prompt]))
+    grammar = None if form is None else await server.prepare(lambda: grammar_of(served, form))
+    asked = body.max_tokens if body.n_predict is None else body.n_predict
+    rules = body.rules(limits, new_tokens(served, len(ids), -1 if asked is None else asked))
+    options |= memory_of(request, body.cache_salt)
+    answers = server.start([Ask(ids, rules, options, constrain=None if grammar is None else grammar.constrain)])
+    writer = _Writer(server, served, body, ids, answers)
+    return await answer(request, server, answers, writer, stream=bool(body.stream))
+
+
+class _Writer:
+    """One answer in llama-server's shapes."""
+
+    def __init__(self, server: Server, served: Served, body: LlamaRequest, ids: list[int], answers: Answers) -> None:
+        self._served = served
+        self._answers = answers
+        self._ids = ids
+        self._prompt = body.prompt if isinstance(body.prompt, str) else None
+        self._model = body.model or server.settings.names[0]
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Server-sent events, the last of which has ``stop``."""
+        told, tokens = 0, []  # of these the text is not whole characters yet
+        async for deltas in self._answers:
+            if not deltas:
+                yield comment("waiting")
+            for delta in deltas:
+                if delta.progress is not None:
+                    yield comment(f"prefill {delta.progress[0]}/{delta.progress[1]}")
+                tokens += [piece.token for piece in delta.pieces if piece.token is not None]
+                if delta.text:
+                    told += len(tokens)
+                    counted = {"tokens_predicted": told, "tokens_evaluated": len(self._ids)}
+                    said = {"index": 0, "content": delta.text, "tokens": tokens, "stop": False, "id_slot": 0}
+                    yield event({**said, **counted})
+                    tokens = []
+                if delta.finish is not None:
+                    yield event({**self._ended("", delta.finish), "tokens": tokens})
+
+    async def whole(self) -> dict[str, Any]:
+        """All in one."""
+        (one,) = await self._answers.whole()
+        tokens = [piece.token for piece in one.pieces if piece.token is not None]
+        return {**self._ended(one.text, one.finish), "tokens": tokens}
+
+    def _ended(self, text: str, finish: Finish) -> dict[str, Any]:
+        stats = finish.stats
+        kind = "limit" if finish.reason == "length" else "word" if finish.stop is not None else "eos"
+        return {
+            "index": 0,
+            "content": text,
+            "tokens": [],
+            "id_slot": 0,
+            "stop": True,
+            "model": self._model,
+            "prompt": self._served.tokenizer.decode(self._ids) if self._prompt is None else self._prompt,
+            "tokens_predicted": stats.tokens,
+            "tokens_evaluated": stats.prompt_tokens,
+            "tokens_cached": cached(stats),
+            "truncated": False,
+            "stop_type": kind,
+            "stopping_word": finish.stop or "",
+            "timings": timings(stats),
+        }
+
+
+@router.get("/props")
+async def props(request: Request) -> dict[str, Any]:
+    """What the server has set."""
+    from ipex_lookahead import __version__
+
+    server = server_of(request)
+    served = server.served
+    ends = {"bos_token": served.tokenizer.bos_token_id, "eos_token": served.tokenizer.eos_token_id}
+    return {
+        "default_generation_settings": {"n_ctx": served.max_context, "params": {**served.sampling, "n_predict": -1}},
+        "total_slots": served.service.slots,
+        "model_alias": server.settings.names[0],
+        "model_path": server.settings.names[0],
+        "modalities": {"vision": False, "audio": False},
+        "chat_template": served.template,
+        **{name: "" if i is None else spelled(i, served.tokens) for name, i in ends.items()},
+        "build_info": f"ipex-lookahead {__version__}",
+    }
+
+
+@router.get("/slots")
+async def slots(request: Request) -> list[dict[str, Any]]:
+    """How many are busy; what they do is nobody else's business."""
+    served = server_of(request).served
+    busy = served.service.running
+    return [{"id": at, "n_ctx": served.max_context, "is_processing": at < busy} for at in range(served.service.slots)]

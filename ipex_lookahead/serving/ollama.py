@@ -1,0 +1,366 @@
+"""``/api``: Ollama's API. Its answers come as lines of JSON, its options in a field of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any, ClassVar, Literal
+
+from fastapi import APIRouter, Request, Response
+from starlette.responses import JSONResponse
+
+from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.serving.answers import Answers, Ask, Finish
+from ipex_lookahead.serving.conversation import FUNCTION, Message, Talk, functions_of, grammar_of, prepare
+from ipex_lookahead.serving.failures import refused
+from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
+from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, server_of
+from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
+from ipex_lookahead.serving.sampling import LOOKAHEAD, SALT, TEMPERATURE, TOP_K, drafting, drawn, kept, stops
+from ipex_lookahead.serving.server import Served, Server
+from ipex_lookahead.serving.sse import line
+from ipex_lookahead.serving.structured import Form, bounded
+from ipex_lookahead.serving.thinking import END
+from ipex_lookahead.serving.tools import Call, style_of
+
+router = APIRouter()
+_LATEST = ":latest"
+_NEVER = "0001-01-01T00:00:00Z"
+"""When a model that stays loaded is unloaded, as Ollama says it."""
+
+
+class Options(Body):
+    """``options``. Others are passed over, and named in the header, as Ollama does."""
+
+    handed_back: ClassVar[bool] = True
+    num_predict: int | None = honoured("most tokens; 0 and below: as many as the context holds")
+    temperature: float | None = honoured(TEMPERATURE, ge=0, le=100)
+    top_k: int | None = honoured(TOP_K, ge=-1)
+    top_p: float | None = honoured("the model's own, else 1", gt=0, le=1)
+    min_p: float | None = honoured("the model's own, else 0", ge=0, le=1)
+    seed: int | None = honoured("as elsewhere", ge=-1, le=2**63 - 1)
+    stop: str | list[str] | None = honoured("up to 16 texts")
+    repeat_penalty: float | None = honoured("Hugging Face's, over the whole text", ge=1e-6, le=100)
+    presence_penalty: float | None = honoured("as OpenAI defines it", ge=-2, le=2)
+    frequency_penalty: float | None = honoured("as OpenAI defines it", ge=-2, le=2)
+    mirostat: Any = refused_unless("use `top_p` or `min_p`", 0)
+    typical_p: Any = refused_unless("use `top_p` or `min_p`", 1)
+    num_ctx: Any = no_effect("the context is the server's")
+
+    def rules(self, served: Served, prompt: int, limits: Limits) -> Rules:
+        """How the answer to a prompt of so many tokens is made."""
+        asked = self.num_predict if self.num_predict is None or self.num_predict > 0 else -1
+        return Rules(
+            new_tokens(served, prompt, asked),
+            temperature=self.temperature,
+            top_k=kept(self.top_k),
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=drawn(self.seed),
+            repetition_penalty=self.repeat_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            stop=stops(self.stop, limits, "options.stop"),
+        )
+
+
+class OllamaMessage(Body):
+    """One of ``messages``."""
+
+    handed_back: ClassVar[bool] = True
+    role: Literal["system", "user", "assistant", "tool"] = required("who speaks")
+    content: str | None = honoured("text")
+    thinking: str | None = honoured("given to the chat template")
+    images: Any = refused_unless("the model takes text", [])
+    tool_calls: list[dict[str, Any]] | None = honoured("calls that the assistant made")
+    tool_name: str | None = honoured("which function this is the result of")
+
+
+class OllamaTool(Body):
+    """One of ``tools``."""
+
+    type: Literal["function"] | None = honoured("functions only")
+    function: dict[str, Any] = required("`name`, `description`, `parameters`")
+
+
+class OllamaRequest(Body):
+    """What both ways of asking have in common."""
+
+    model: str = required("one of `/api/tags`, with or without `:latest`; 404 for another name")
+    stream: bool | None = honoured("lines of JSON, unless it is false")
+    format: str | dict[str, Any] | None = honoured("`json`, or a JSON schema; the answer cannot leave it")
+    options: Options | None = honoured("how the answer is made")
+    keep_alive: Any = no_effect("the model stays loaded")
+    think: bool | str | None = honoured("the template's `enable_thinking`; low, medium and high its `reasoning_effort`")
+    lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
+    cache_salt: str | None = honoured(SALT, min_length=1, max_length=1024)
+    logprobs: Any = refused_unless("`/v1/chat/completions` has them", False)
+    top_logprobs: Any = refused_unless("`/v1/chat/completions` has them", 0)
+    truncate: Any = no_effect("a prompt that does not fit is an error")
+    shift: Any = no_effect("an answer ends where the context does")
+
+    def form(self, limits: Limits) -> Form | None:
+        """What the answer must look like."""
+        if not self.format:
+            return None
+        if isinstance(self.format, str):
+            if self.format != "json":
+                raise refused("format", f"{self.format[:40]!r} is neither 'json' nor a JSON schema")
+            return Form({"type": "object"})
+        bounded(self.format, limits, "format")
+        return Form(self.format)
+
+    def variables(self) -> dict[str, Any]:
+        """What the chat template is told of thinking."""
+        if isinstance(self.think, str):
+            return {"enable_thinking": True, "reasoning_effort": self.think}
+        return {} if self.think is None else {"enable_thinking": self.think}
+
+
+class OllamaChat(OllamaRequest):
+    """A request for chat."""
+
+    messages: list[OllamaMessage] | None = honoured("the conversation; none loads the model", max_length=MOST_MESSAGES)
+    tools: list[OllamaTool] | None = honoured("functions; given to the chat template")
+
+    def talk(self, limits: Limits) -> Talk:
+        """The conversation, checked. Raises ApiError."""
+        for at, tool in enumerate(self.tools or ()):
+            only(tool.function, FUNCTION, f"tools.{at}.function.")
+        functions = functions_of([tool.function for tool in self.tools or ()], limits)
+        messages = [_message(message, at) for at, message in enumerate(self.messages or ())]
+        choice = "auto" if functions else "none"
+        return Talk(messages, functions, choice, form=self.form(limits), variables=self.variables())
+
+
+class OllamaGenerate(OllamaRequest):
+    """A request for an answer to one text."""
+
+    prompt: str | None = honoured("the text; none loads the model")
+    system: str | None = honoured("what the model is told first")
+    raw: bool | None = honoured("true: the model goes on with the text as it is, without a chat template")
+    suffix: Any = refused_unless("models are asked to go on, not to fill in", "")
+    images: Any = refused_unless("the model takes text", [])
+    template: Any = refused_unless("the chat template is the model's", "")
+    context: Any = refused_unless("use `/api/chat` with the whole conversation", [])
+
+    def talk(self, limits: Limits) -> Talk:
+        """The text as a conversation."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        messages: list[Message] = [*system, {"role": "user", "content": self.prompt}]
+        return Talk(messages, choice="none", form=self.form(limits), variables=self.variables())
+
+
+class Named(Body):
+    """A request about a model."""
+
+    model: str | None = honoured("its name")
+    name: str | None = honoured("the same, by its old name")
+    verbose: Any = no_effect("all is told that there is")
+
+
+def _message(message: OllamaMessage, at: int) -> Message:
+    """A message as chat templates take it."""
+    found: Message = {"role": message.role, "content": message.content or ""}
+    if message.thinking is not None:
+        found["reasoning_content"] = message.thinking
+    if message.tool_name is not None:
+        found["name"] = message.tool_name
+    calls = []
+    for i, call in enumerate(message.tool_calls or ()):
+        function = call.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise refused(f"messages.{at}.tool_calls.{i}", 'it must be {"function": {"name", "arguments"}}')
+        told = {"name": function["name"], "arguments": json.dumps(function.get("arguments") or {})}
+        calls.append({"id": call.get("id"), "type": "function", "function": told})
+    return {**found, "tool_calls": calls} if calls else found
+
+
+def _served(server: Server, name: str | None) -> Served:
+    """The model of that name, which Ollama's clients say with a tag. Raises ApiError for another."""
+    return server.known(name.removesuffix(_LATEST) if name is not None and name not in server.settings.names else name)
+
+
+@router.post("/api/chat")
+async def chat(request: Request, body: OllamaChat) -> Response:
+    """Go on with a conversation."""
+    server = server_of(request)
+    served = _served(server, body.model)
+    check(request, body)
+    if not body.messages:
+        return _loaded(body, {"message": {"role": "assistant", "content": ""}})
+    talk = body.talk(server.limits)
+    prepared = await server.prepare(lambda: prepare(served, talk))
+    return await _answered(request, body, prepared.prompt, lambda **more: prepared.ask(talk, **more), chat=True)
+
+
+@router.post("/api/generate")
+async def generate(request: Request, body: OllamaGenerate) -> Response:
+    """Answer a text, or go on with it."""
+    server = server_of(request)
+    served = _served(server, body.model)
+    check(request, body)
+    if not body.prompt:
+        return _loaded(body, {"response": ""})
+    if not body.raw:
+        talk = body.talk(server.limits)
+        prepared = await server.prepare(lambda: prepare(served, talk))
+        return await _answered(request, body, prepared.prompt, lambda **more: prepared.ask(talk, **more), chat=False)
+    text, form = body.prompt, body.form(server.limits)
+    ids = await server.prepare(lambda: served.encode(text, special=True))
+    grammar = None if form is None else await server.prepare(lambda: grammar_of(served, form))
+    constrain = None if grammar is None else grammar.constrain
+    return await _answered(request, body, ids, lambda **more: Ask(ids, constrain=constrain, **more), chat=False)
+
+
+async def _answered(request: Request, body: OllamaRequest, prompt: Sequence[int], ask: Any, *, chat: bool) -> Response:
+    server = server_of(request)
+    served = server.served
+    rules = (body.options or Options()).rules(served, len(prompt), server.limits)
+    options = {**drafting(body.lookahead), **memory_of(request, body.cache_salt)}
+    answers = server.start([ask(rules=rules, options=options)])
+    writer = _Writer(body.model, answers, chat=chat)
+    return await answer(request, server, answers, writer, stream=body.stream is not False, kind="application/x-ndjson")
+
+
+def _loaded(body: OllamaRequest, said: dict[str, Any]) -> Response:
+    """What says that the model is there, or, with ``keep_alive`` of 0, that it need not be."""
+    reason = "unload" if body.keep_alive in (0, "0") else "load"
+    return JSONResponse({"model": body.model, "created_at": _now(), **said, "done": True, "done_reason": reason})
+
+
+class _Writer:
+    """One answer in Ollama's shapes."""
+
+    def __init__(self, model: str, answers: Answers, *, chat: bool) -> None:
+        self._model = model
+        self._answers = answers
+        self._chat = chat
+        self._began = time.perf_counter_ns()
+
+    def _said(self, text: str, thought: str = "", calls: Sequence[Call] = ()) -> dict[str, Any]:
+        more: dict[str, Any] = {"thinking": thought} if thought else {}
+        head = {"model": self._model, "created_at": _now()}
+        if not self._chat:
+            return {**head, "response": text, **more}
+        if calls:
+            more["tool_calls"] = [
+                {"function": {"index": at, "name": call.name, "arguments": json.loads(call.arguments)}}
+                for at, call in enumerate(calls)
+            ]
+        return {**head, "message": {"role": "assistant", "content": text, **more}}
+
+    def _ended(self, finish: Finish) -> dict[str, Any]:
+        stats = finish.stats
+        return {
+            "done": True,
+            "done_reason": "length" if finish.reason == "length" else "stop",
+            "total_duration": time.perf_counter_ns() - self._began,
+            "load_duration": 0,
+            "prompt_eval_count": stats.prompt_tokens,
+            "prompt_eval_duration": round(stats.prefill_seconds * 1e9),
+            "eval_count": stats.tokens,
+            "eval_duration": round(stats.decode_seconds * 1e9),
+        }
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Lines of JSON."""
+        async for deltas in self._answers:
+            for delta in deltas:
+                if delta.text or delta.thought or delta.calls:
+                    yield line({**self._said(delta.text, delta.thought, delta.calls), "done": False})
+                if delta.finish is not None:
+                    yield line({**self._said(""), **self._ended(delta.finish)})
+
+    async def whole(self) -> dict[str, Any]:
+        """All in one."""
+        (one,) = await self._answers.whole()
+        return {**self._said(one.text, one.thought, one.calls), **self._ended(one.finish)}
+
+
+@router.get("/api/version")
+async def version() -> dict[str, str]:
+    """Of this package."""
+    from ipex_lookahead import __version__
+
+    return {"version": __version__}
+
+
+@router.get("/api/tags")
+async def tags(request: Request) -> dict[str, Any]:
+    """The names of the model."""
+    server = server_of(request)
+    return {"models": [_listed(server, name) for name in server.settings.names]}
+
+
+@router.get("/api/ps")
+async def running(request: Request) -> dict[str, Any]:
+    """The same: it stays loaded."""
+    server = server_of(request)
+    context = server.served.max_context
+    more = {"expires_at": _NEVER, "size_vram": 0, "context_length": context}
+    return {"models": [{**_listed(server, name), **more} for name in server.settings.names]}
+
+
+@router.post("/api/show")
+async def show(request: Request, body: Named) -> dict[str, Any]:
+    """What is known of the model."""
+    server = server_of(request)
+    served = _served(server, body.model or body.name)
+    check(request, body)
+    architecture = _architecture(served)
+    capabilities = ["completion", *(["tools"] if style_of(served.template)[1] else [])]
+    sampling = "\n".join(f"{name} {value}" for name, value in served.sampling.items() if value is not None)
+    return {
+        "modelfile": "",
+        "parameters": sampling,
+        "template": served.template,
+        "details": _details(served),
+        "model_info": {
+            "general.architecture": architecture,
+            f"{architecture}.context_length": served.max_context,
+            f"{architecture}.vocab_size": served.vocab_size,
+        },
+        "capabilities": capabilities + (["thinking"] if END in served.template else []),
+        "modified_at": _when(server.created),
+    }
+
+
+def _listed(server: Server, name: str) -> dict[str, Any]:
+    served = server.served
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": _when(server.created),
+        "size": served.facts.get("weight_bytes", 0),
+        "digest": hashlib.sha256(server.fingerprint.encode()).hexdigest(),
+        "details": _details(served),
+    }
+
+
+def _details(served: Served) -> dict[str, Any]:
+    family = _architecture(served)
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": family,
+        "families": [family],
+        "parameter_size": "",
+        "quantization_level": str(served.facts.get("low_bit", "")),
+    }
+
+
+def _architecture(served: Served) -> str:
+    config: Mapping[str, Any] = served.model.config
+    return str(config.get("model_type") or "unknown")
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+def _now() -> str:
+    return _when(time.time())
