@@ -73,6 +73,18 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 @option("--served-model-name", "names", multiple=True, metavar="NAME", help="What requests may call the model.")
 @option("--slots", type=click.IntRange(1, 256), default=8, help="Most answers that are made at a time.")
 @option("--queue", type=click.IntRange(0), default=64, help="Most requests that wait for a slot; others get a 429.")
+@option(
+    "--max-running-per-key",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Most of the slots that one API key may have; all of them if not given. Keys that wait have equal shares.",
+)
+@option(
+    "--max-queued-per-key",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Most requests of one API key that wait; others of it get a 429. As many as --queue if not given.",
+)
 @option("--cache-memory", type=Size(), default="1G", help="Keys and values, of answers and kept for later prompts.")
 @option(
     "--max-context",
@@ -102,6 +114,8 @@ def serve(
     names: tuple[str, ...],
     slots: int,
     queue: int,
+    max_running_per_key: int | None,
+    max_queued_per_key: int | None,
     cache_memory: int,
     max_context: int | None,
     drain_seconds: float,
@@ -171,7 +185,17 @@ def serve(
         loading = {"low_bit": low_bit, "threads": threads, "kv_cache": kv_cache, "max_context": max_context, **placing}
         loading["special_tokens_in_content"] = special_tokens_in_content
         loaded = load_text(model, draft_model=draft_model, progress=not quiet, **loading)
-        server.ready(loaded, lambda one: Service(one, slots=slots, queue=queue, cache_memory=cache_memory))
+        server.ready(
+            loaded,
+            lambda one: Service(
+                one,
+                slots=slots,
+                queue=queue,
+                running_per_key=max_running_per_key,
+                queued_per_key=max_queued_per_key,
+                cache_memory=cache_memory,
+            ),
+        )
         tell(f"{settings.names[0]} is ready at {url(bound, tls)} (API at {url(bound, tls)}/v1)")
 
     with bound:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from queue import SimpleQueue
-from time import perf_counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ipex_lookahead.config import MAX_DRAFT, MEMORY_STORE, LookaheadConfig, is_memory
@@ -24,69 +22,20 @@ from ipex_lookahead.drafting import SECOND_MODEL, DraftModel, Proposer, make_pro
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.drafting.prediction import SOURCE, Filtered, Prediction
 from ipex_lookahead.engines.base import Engine
-from ipex_lookahead.errors import InputError, LookaheadError, QueueFullError, ServiceError
+from ipex_lookahead.errors import InputError, LookaheadError, ServiceError
 from ipex_lookahead.generation.events import Event, OnEvent, TokenLogprob
 from ipex_lookahead.generation.logprobs import PromptLogprobs, checked_top, logprob_of
 from ipex_lookahead.generation.lookahead import AUTO_TOKENS
+from ipex_lookahead.generation.places import Places
 from ipex_lookahead.generation.rules import Rules
 from ipex_lookahead.generation.run import Job, Tape, choose_of, length_limit, second_model
 from ipex_lookahead.generation.text_model import TextModel, any_of
+from ipex_lookahead.generation.ticket import Stream, Ticket
 
 log = logging.getLogger("ipex_lookahead")
 
 DraftFilter = Callable[[Ids, Draft], Draft]
 """(the sequence so far, a draft of what follows) -> what of the draft may follow at all; a tree again."""
-
-FOLLOW = 0.2
-"""Weight of a new request in the running mean of how long one takes."""
-
-
-class Ticket:
-    """A request that was taken.
-
-    Attributes:
-        id: its number, 1, 2, ... in the order of submission.
-    """
-
-    def __init__(self, number: int, cancel: Callable[[int], None]) -> None:
-        self.id = number
-        self._cancel = cancel
-
-    def cancel(self) -> None:
-        """End the request within a step, from any thread; it is told "finish" with the reason "cancelled"."""
-        self._cancel(self.id)
-
-
-class Stream:
-    """A request's events, as an iterator. ``close`` ends the request; so does leaving a ``with``."""
-
-    def __init__(self) -> None:
-        self._events: SimpleQueue[Event] = SimpleQueue()
-        self._ended = False
-        self.put = self._events.put
-        self.ticket: Ticket | None = None
-
-    def __iter__(self) -> Iterator[Event]:
-        return self
-
-    def __next__(self) -> Event:
-        if self._ended:
-            raise StopIteration
-        event = self._events.get()
-        self._ended = event.kind in ("finish", "error")
-        return event
-
-    def close(self) -> None:
-        """Cancel what is still going on."""
-        if not self._ended and self.ticket is not None:
-            self.ticket.cancel()
-        self._ended = True
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Request:
@@ -125,7 +74,6 @@ class _Request:
             self.stats.seed, self.stats.temperature = job.sampler.seed, job.sampler.temperature
         self.party: Party | None = None
         self.second: DraftModel | None = None
-        self.submitted = perf_counter()
 
     @property
     def key(self) -> str:
@@ -151,8 +99,9 @@ class Service:
 
     Args:
         model: a loaded model.
-        slots: most requests that are decoded at a time.
+        slots: most requests that are decoded at a time. Keys that want more than there are get equal shares.
         queue: most requests that wait for a slot.
+        running_per_key, queued_per_key: the same of one key; None = as many as of all.
         cache_memory: bytes of keys and values, of running requests and of what is kept for later ones, a draft model's
             own included: there is room for as many positions in both. Engines that do not say how many bytes a position
             takes hold what their slots need.
@@ -163,18 +112,26 @@ class Service:
         steps, tokens: forwards and emitted tokens so far.
         kv_bytes, cached_pages: keys and values held, and pages of 64 positions kept for later requests.
         cached_tokens: prompt tokens so far that were found, not read.
-        put_back: how often a request gave its memory to an older one.
+        put_back: how often a request gave its memory to an older one, or its slot to another key's.
     """
 
-    def __init__(self, model: TextModel, *, slots: int = 8, queue: int = 64, cache_memory: int = 2**30) -> None:
-        if slots < 1 or queue < 0:
-            raise InputError(f"slots is {slots} and queue {queue}; slots must be 1 or more, queue 0 or more")
+    def __init__(
+        self,
+        model: TextModel,
+        *,
+        slots: int = 8,
+        queue: int = 64,
+        running_per_key: int | None = None,
+        queued_per_key: int | None = None,
+        cache_memory: int = 2**30,
+    ) -> None:
+        self._places = Places(slots, queue, running_per_key, queued_per_key)
         model.check_own_settings()
         self.model = model
         self.state = "loading"
         self.running = self.waiting = self.steps = self.tokens = self.put_back = 0
         self.kv_bytes = self.cached_pages = self.cached_tokens = 0
-        self._slots, self._queue = slots, queue
+        self._slots = slots
         self._position_bytes = _position_bytes(model.engine)
         self._draft_bytes = 0 if model.draft_engine is None else _position_bytes(model.draft_engine)
         pages = slots * pages_of(model.engine.max_context)
@@ -187,7 +144,6 @@ class Service:
         self._by_party: dict[int, _Request] = {}
         self._new: list[_Request] = []
         self._leaving: list[int] = []
-        self._seconds = 1.0  # that a request takes
         self._numbers = 0
         self._changed = threading.Condition()
         self._worker = threading.Thread(target=self._work, name="ipex-lookahead service", daemon=True)
@@ -241,7 +197,7 @@ class Service:
         Raises:
             InputError: an argument outside what is allowed.
             ContextLengthError: a prompt that leaves no room for an answer, or one that the memory has no room for.
-            QueueFullError: as many requests wait as may.
+            QueueFullError: as many requests wait as may, of this key or of all.
             ServiceError: the service is draining or closed.
         """
         job, config, draft_engine = self._job(prompt, rules, processors, sequence, lookahead, adaptive)
@@ -252,16 +208,9 @@ class Service:
             job.raw = []
         job.stop = any_of(job.stop, stop)
         with self._changed:
-            if self.state not in ("loading", "ready"):
-                raise ServiceError(f"the service is {self.state} and takes no more requests", hint="ask another one")
-            taken = len(self._requests)
-            if taken >= self._slots + self._queue:
-                raise QueueFullError(
-                    f"{taken} requests are running or waiting, as many as may",
-                    retry_after=max(1.0, self._seconds * (taken - self._slots + 1) / self._slots),
-                    hint="try again later",
-                )
+            self._check_room(1, key)
             self._numbers += 1
+            self._places.take(self._numbers, key)
             request = _Request(
                 self._numbers,
                 job,
@@ -286,6 +235,19 @@ class Service:
         stream = Stream()
         stream.ticket = self.submit(prompt, rules, stream.put, **options)
         return stream
+
+    def check_room(self, count: int, key: str = "") -> None:
+        """Whether ``submit`` would take so many requests of a key now.
+
+        Raises InputError where it never would, QueueFullError and ServiceError as ``submit``.
+        """
+        with self._changed:
+            self._check_room(count, key)
+
+    def _check_room(self, count: int, key: str) -> None:
+        if self.state not in ("loading", "ready"):
+            raise ServiceError(f"the service is {self.state} and takes no more requests", hint="ask another one")
+        self._places.check(key, count)
 
     def close(self, drain: float = 0.0) -> None:
         """Take no more requests, give those that are there ``drain`` seconds, then cancel what is left; waits."""
@@ -343,7 +305,10 @@ class Service:
         error = ServiceError("the service is closed", hint="ask another one")
         try:
             curve = self.model.costs.curve()
-            scheduler = Scheduler(self.model.engine, slots=self._slots, memory=self._memory, time=curve)
+            of_key = self._places.running_per_key
+            scheduler = Scheduler(
+                self.model.engine, slots=self._slots, per_owner=of_key, memory=self._memory, time=curve
+            )
             with self._changed:
                 if self.state == "loading":
                     self.state = "ready"
@@ -451,6 +416,8 @@ class Service:
         request = self._by_party.get(event.id)
         if request is None or request.party is None:
             return
+        if event.kind in ("prefill", "tokens"):
+            self._places.begin(request.number)
         if event.kind == "prefill":
             told = Event("prefill", event.done, event.total)
             if request.of_prompt is not None and event.done == event.total:
@@ -484,7 +451,7 @@ class Service:
         )
         with self._changed:
             del self._requests[request.number]
-            self._seconds += FOLLOW * (perf_counter() - request.submitted - self._seconds)
+            self._places.leave(request.number)
             self._changed.notify_all()
         self._tell(request, event)
 

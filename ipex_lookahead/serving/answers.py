@@ -176,7 +176,9 @@ class Answers:
         self._service = service
         self._tickets: list[Ticket] = []
         try:
-            for index in range(min(at_once, len(asks))):
+            first = min(at_once, len(asks))
+            service.check_room(first, asks[0].options.get("key", "") if asks else "")
+            for index in range(first):
                 self._tickets.append(self._submit(index))
         except LookaheadError as error:
             self.close()

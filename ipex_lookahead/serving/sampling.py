@@ -73,7 +73,7 @@ class Sampled(Structured):
     cache_prompt: Any = no_effect("llama.cpp's: prompts are kept, and no answer depends on it")
     timings_per_token: Any = no_effect("llama.cpp's: timings come with the end")
     return_progress: Any = no_effect("llama.cpp's: streams tell their progress in comments")
-    priority: Any = no_effect("vLLM's: first come, first served")
+    priority: Any = no_effect("vLLM's: keys share alike, and of one key whoever comes first is first")
     request_id: Any = no_effect("vLLM's: answers have ids of their own")
     cache_salt: str | None = honoured(SALT, min_length=1, max_length=1024)
     keep_alive: Any = no_effect("Ollama's: the model stays loaded")

@@ -85,6 +85,9 @@ class FakeService:
         self.most = most
         self.closed_with: float | None = None
 
+    def check_room(self, count: int, key: str = "") -> None:
+        """There is, until ``submit`` says otherwise."""
+
     def submit(self, prompt: Any, rules: Any, on_event: Any, **options: Any) -> FakeTicket:
         if len(self.tickets) >= self.most:
             raise QueueFullError("7 requests are waiting, as many as may", retry_after=2.5, hint="try again later")

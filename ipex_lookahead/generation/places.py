@@ -1,0 +1,128 @@
+"""Which requests are taken: so many at a time, of all and of one key, and when the next place will be free."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from time import perf_counter
+
+from ipex_lookahead.errors import InputError, QueueFullError
+
+FOLLOW = 0.2
+"""Weight of a new request in the running mean of how long one takes."""
+_FIRST_GUESS = 1.0
+"""Seconds that a request takes, before any has ended."""
+_MOST_KEYS = 1024
+"""Keys whose requests' times are remembered."""
+
+
+class Places:
+    """Counts requests from when they are taken until they have ended. The caller locks.
+
+    Args:
+        slots: requests that run at a time.
+        queue: further ones that wait.
+        running_per_key, queued_per_key: the same of one key; None = as many as of all.
+        clock: seconds.
+
+    Attributes:
+        of_key: most requests of one key, running and waiting.
+
+    Raises InputError for limits that let nothing run.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        queue: int,
+        running_per_key: int | None = None,
+        queued_per_key: int | None = None,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        if slots < 1 or queue < 0:
+            raise InputError(f"slots is {slots} and queue {queue}; slots must be 1 or more, queue 0 or more")
+        self.running_per_key = slots if running_per_key is None else min(slots, running_per_key)
+        self.queued_per_key = queue if queued_per_key is None else min(queue, queued_per_key)
+        if self.running_per_key < 1 or self.queued_per_key < 0:
+            raise InputError(
+                f"running_per_key is {running_per_key} and queued_per_key {queued_per_key}; they must be"
+                " 1 or more and 0 or more"
+            )
+        self.of_key = self.running_per_key + self.queued_per_key
+        self._slots, self._queue = slots, queue
+        self._clock = clock
+        self._keys: dict[int, str] = {}  # request -> whose
+        self._began: dict[int, float] = {}  # those that have run, by when they began
+        self._seconds: dict[str, float] = {}  # that a request of a key takes
+        self._mean: float | None = None  # of all keys
+
+    def check(self, key: str, count: int = 1) -> None:
+        """Whether so many more requests of a key, which belong together, may be taken.
+
+        Where others have filled the queue a key may still have its even part of the places, so that nobody is locked
+        out: then there are more requests than slots and queue say.
+
+        Raises:
+            InputError: a key never has so many places.
+            QueueFullError: it has not now; of this key or of all, as the message says.
+        """
+        limits = f"max-running-per-key is {self.running_per_key}, max-queued-per-key {self.queued_per_key}"
+        if count > self.of_key:
+            raise InputError(
+                f"{count} answers are asked for in one request, and a key may have {self.of_key} running and waiting"
+                f" ({limits}), so that they could never be made",
+                hint="ask for fewer at a time",
+            )
+        owners = Counter(self._keys.values())
+        taken, own = len(self._keys), owners[key]
+        if own + count > self.of_key:
+            raise QueueFullError(
+                f"this key has {own} requests running or waiting, and may have {self.of_key} ({limits})",
+                retry_after=self._wait(key, own + count - self.of_key, len({*owners, key})),
+                hint="try again later",
+            )
+        places = self._slots + self._queue
+        if taken + count > places and own + count > places // len({*owners, key}):
+            raise QueueFullError(
+                f"{taken} requests of all keys are running or waiting, as many as may (slots is {self._slots}, queue"
+                f" {self._queue})",
+                retry_after=self._wait(None, taken + count - places, 1),
+                hint="try again later",
+            )
+
+    def take(self, number: int, key: str) -> None:
+        """A request has its place."""
+        self._keys[number] = key
+
+    def begin(self, number: int) -> None:
+        """It runs; any number of times."""
+        if number not in self._began:
+            self._began[number] = self._clock()
+
+    def leave(self, number: int) -> None:
+        """It has ended."""
+        key, began = self._keys.pop(number), self._began.pop(number, None)
+        if began is None:
+            return
+        took = self._clock() - began
+        if key not in self._seconds and len(self._seconds) >= _MOST_KEYS:
+            self._seconds.clear()
+        self._seconds[key] = _followed(self._seconds.get(key), took)
+        self._mean = _followed(self._mean, took)
+
+    def _wait(self, key: str | None, ends: int, keys: int) -> float:
+        """Seconds until so many of a key's requests have ended, or of all; at least one.
+
+        What runs may go on for as long as one takes, whatever it has taken so far: that is what is known of the length
+        of answers. So they end as slots over that time.
+        """
+        now = self._clock()
+        ages = [now - began for number, began in self._began.items() if key in (None, self._keys[number])]
+        usual = _FIRST_GUESS if self._mean is None else self._mean
+        seconds = max(usual if key is None else self._seconds.get(key, usual), sum(ages) / max(1, len(ages)))
+        slots = self._slots if key is None else min(self.running_per_key, max(1.0, self._slots / keys))
+        return max(1.0, ends * seconds / slots)
+
+
+def _followed(mean: float | None, new: float) -> float:
+    return new if mean is None else mean + FOLLOW * (new - mean)
