@@ -26,6 +26,7 @@ class Limits:
         schema_text: characters of a constant, a pattern or a name in a schema: each token of the answer is compared
             with all of it.
         tools: functions of a request.
+        remembered_bytes, all_remembered_bytes: of the responses that later ones name, of one key and of all, as JSON.
         preparing: requests whose templates and grammars are worked on at once; others wait.
         head_seconds: a connection that has sent no request's head for so long is closed.
         body_seconds: from the first to the last byte of a request's body.
@@ -48,6 +49,8 @@ class Limits:
     schemas_bytes: int = 512 << 10
     schema_text: int = 4096
     tools: int = 128
+    remembered_bytes: int = 16 << 20
+    all_remembered_bytes: int = 64 << 20
     preparing: int = 4
     head_seconds: float = 30.0
     body_seconds: float = 60.0

@@ -1,9 +1,9 @@
-"""``/v1/responses``: OpenAI's newer API, without memory: every request brings its whole conversation."""
+"""``/v1/responses``: OpenAI's newer API, whose requests may name an earlier response to go on from."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -14,6 +14,7 @@ from ipex_lookahead.serving.answers import Answers, Finish
 from ipex_lookahead.serving.conversation import (
     FUNCTION,
     Message,
+    Prepared,
     Talk,
     decided,
     functions_of,
@@ -25,6 +26,7 @@ from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refus
 from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, now, server_of
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.reader import Part
+from ipex_lookahead.serving.remembered import Item, Remembered
 from ipex_lookahead.serving.sampling import (
     LOOKAHEAD,
     MINUS_ONE,
@@ -36,13 +38,16 @@ from ipex_lookahead.serving.sampling import (
     drafting,
     drawn,
 )
-from ipex_lookahead.serving.server import Server
+from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import comment, event
 from ipex_lookahead.serving.structured import Form, bounded
 from ipex_lookahead.serving.thinking import Thought
 from ipex_lookahead.serving.tools import Call
+from ipex_lookahead.serving.truncation import fitted
 from ipex_lookahead.serving.usage import cached, timings
 
+Keep = Callable[[str, list[dict[str, Any]]], None]
+"""Remembers a response, by its id and output."""
 router = APIRouter()
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 
@@ -69,7 +74,7 @@ class ResponsesRequest(Body):
 
     model: str | None = honoured("one of `/v1/models`; 404 for another name")
     input: str | Annotated[list[dict[str, Any]], Field(max_length=MOST_MESSAGES)] = required(
-        "text, or items: message, function_call, function_call_output"
+        "text, or items: message, function_call, function_call_output, item_reference"
     )
     instructions: str | None = honoured("what the model is told first")
     max_output_tokens: Most | None = honoured(
@@ -88,7 +93,7 @@ class ResponsesRequest(Body):
     reasoning: Reasoning | None = honoured("`effort` is the template's `reasoning_effort`")
     lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
     metadata: Any = no_effect("nothing is stored")
-    store: Any = no_effect("nothing is stored")
+    store: bool | None = honoured("false: later requests cannot name this response")
     user: Any = no_effect("nobody is told of users")
     service_tier: Any = no_effect("there is one")
     cache_salt: str | None = honoured(SALT, min_length=1, max_length=1024)
@@ -99,25 +104,49 @@ class ResponsesRequest(Body):
     context_management: Any = no_effect("nothing is taken out of a conversation")
     stream_options: Any = no_effect("nothing is padded")
     include: Any = refused_unless("there is nothing more to tell", [], ["reasoning.encrypted_content"])
-    previous_response_id: Any = refused_unless("nothing is stored; send the whole conversation as input")
+    previous_response_id: str | None = honoured(
+        "what was said up to that response stands before the input; kept in memory, for the same key and salt"
+    )
     conversation: Any = refused_unless("nothing is stored; send the whole conversation as input")
     background: Any = refused_unless("responses are waited for", False)
-    truncation: Any = refused_unless("nothing is taken out of a conversation", "disabled")
+    truncation: Literal["auto", "disabled"] | None = honoured(
+        "auto leaves the oldest messages out where the conversation is longer than the context"
+    )
     top_logprobs: Any = refused_unless("`/v1/chat/completions` has them", 0)
     max_tool_calls: Any = refused_unless("the server calls nothing itself")
     prompt: Any = refused_unless("there are no stored prompts")
     moderation: Any = refused_unless("nobody judges of texts here")
 
-    def talk(self, limits: Limits) -> Talk:
+    def items(self, remembered: Remembered, owner: Mapping[str, str]) -> list[Item]:
+        """The whole conversation: what ``previous_response_id`` names, and the input. Raises ApiError."""
+        found: list[Item] = []
+        if self.previous_response_id is not None:
+            before = remembered.conversation(number=self.previous_response_id, **owner)
+            if before is None:
+                said = "there is no such response any more; send the whole conversation as input"
+                raise refused("previous_response_id", said)
+            found += before
+        given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        for at, item in enumerate(given):
+            if item.get("type") == "item_reference" or item.keys() == {"id"}:
+                named = remembered.item(number=str(item.get("id")), **owner)
+                if named is None:
+                    raise refused(f"input.{at}.id", "there is no such item any more; send the item itself")
+                found.append(named)
+            else:
+                found.append(item)
+        if len(found) > MOST_MESSAGES:
+            raise refused("input", f"the conversation has {len(found):,} items; at most {MOST_MESSAGES:,} are taken")
+        return found
+
+    def talk(self, limits: Limits, items: Sequence[Item]) -> Talk:
         """The conversation, checked. Raises ApiError."""
         messages: list[Message] = []
         if self.instructions:
             messages.append({"role": "system", "content": self.instructions})
-        if isinstance(self.input, str):
-            messages.append({"role": "user", "content": self.input})
-        else:
-            for at, item in enumerate(self.input):
-                _add(messages, item, f"input.{at}")
+        before = len(items) - (1 if isinstance(self.input, str) else len(self.input))
+        for at, item in enumerate(items):
+            _add(messages, item, f"input.{at - before}")
         if not any(message["role"] != "system" for message in messages):
             raise refused("input", "there is nothing to respond to; give a text, or a message")
         functions = functions_of([_function(tool, at) for at, tool in enumerate(self.tools or ())], limits)
@@ -200,24 +229,39 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
     server = server_of(request)
     served = server.known(body.model)
     check(request, body)
-    talk = body.talk(server.limits)
-    options = {**drafting(body.lookahead), **memory_of(request, body.cache_salt)}
-    prepared = await server.prepare(lambda: prepare(served, talk))
+    owner = memory_of(request, body.cache_salt)
+    items = body.items(server.remembered, owner)
+    talk = body.talk(server.limits, items)
+    options = {**drafting(body.lookahead), **owner}
+    made, asked = fitted if body.truncation == "auto" else _prepared, body.max_output_tokens
+    prepared = await server.prepare(lambda: made(served, talk, asked))
     most = new_tokens(served, len(prepared.prompt), body.max_output_tokens)
     rules = served.model.resolved(Rules(most, temperature=body.temperature, top_p=body.top_p, seed=drawn(body.seed)))
     answers = server.start([prepared.ask(talk, rules=rules, options=options)])
-    writer = _Writer(server, body, rules, answers)
+
+    def keep(number: str, output: list[dict[str, Any]]) -> None:
+        if body.store is not False:
+            server.remembered.keep(number=number, before=items, output=output, **owner)
+
+    writer = _Writer(server, body, rules, answers, keep)
     return await answer(request, server, answers, writer, stream=bool(body.stream))
+
+
+def _prepared(served: Served, talk: Talk, asked: int | None) -> Prepared:
+    """Nothing is left out, whatever is asked for."""
+    return prepare(served, talk)
 
 
 class _Writer:
     """One response in OpenAI's shapes."""
 
-    def __init__(self, server: Server, body: ResponsesRequest, rules: Rules, answers: Answers) -> None:
+    def __init__(self, server: Server, body: ResponsesRequest, rules: Rules, answers: Answers, keep: Keep) -> None:
         self._answers = answers
+        self._keep = keep
         self._number = 0
+        self._id = "resp_" + secrets.token_hex(12)
         self._head = {
-            "id": "resp_" + secrets.token_hex(12),
+            "id": self._id,
             "object": "response",
             "created_at": now(),
             "status": "in_progress",
@@ -228,16 +272,16 @@ class _Writer:
             "model": body.model or server.settings.names[0],
             "output": [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
-            "store": False,
+            "store": body.store is not False,
             "system_fingerprint": server.fingerprint,
             "temperature": rules.temperature,
             "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
             "top_p": rules.top_p,
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
             "usage": None,
             "metadata": body.metadata if isinstance(body.metadata, dict) else {},
         }
@@ -248,6 +292,7 @@ class _Writer:
         return self._ended([_item(part) for part in one.parts or [""]], one.finish)
 
     def _ended(self, output: list[dict[str, Any]], finish: Finish) -> dict[str, Any]:
+        self._keep(self._id, output)
         cut, stats = finish.reason == "length", finish.stats
         return {
             **self._head,

@@ -26,6 +26,7 @@ from ipex_lookahead.serving.hosts import Hosts
 from ipex_lookahead.serving.keys import Keys
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.metrics import Metrics
+from ipex_lookahead.serving.remembered import Remembered
 from ipex_lookahead.serving.vocabulary import token_bytes
 
 if TYPE_CHECKING:
@@ -170,6 +171,7 @@ class Server:
     Attributes:
         created: when it began, in seconds since 1970.
         metrics: what it has done.
+        remembered: responses that later requests name.
         fingerprint: see :meth:`Served.fingerprint`; "" while the model is being loaded.
         draining: whether it has been told to end.
     """
@@ -179,6 +181,7 @@ class Server:
         self.limits = settings.limits
         self.created = int(time.time())
         self.metrics = Metrics()
+        self.remembered = Remembered(self.limits.remembered_bytes, self.limits.all_remembered_bytes)
         self.fingerprint = ""
         self.draining = False
         self._served: Served | None = None

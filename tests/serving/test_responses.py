@@ -113,7 +113,9 @@ def test_a_schema_is_kept_to(client):
         ("input.0.role", {"input": [{"role": "robot", "content": "x"}]}),
         ("input.0.content", {"input": [{"role": "user", "content": 4}]}),
         ("input.0.content.0.type", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
-        ("input.0.type", {"input": [{"type": "item_reference", "id": "x"}]}),
+        ("input.0.id", {"input": [{"type": "item_reference", "id": "x"}]}),
+        ("truncation", {"truncation": "middle"}),
+        ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}),
         ("tools.0.type", {"tools": [{"type": "web_search"}]}),
         ("tool_choice", {"tool_choice": {"type": "function", "name": "b"}}),
         ("text.format", {"text": {"format": {"type": "json_schema"}}}),
@@ -128,3 +130,90 @@ def test_a_wrong_field_is_named(client, param, fields):
     answer = client.post("/v1/responses", json={"input": "Hi", **fields})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
+
+
+def said(response: Any) -> str:
+    return str(response["output"][0]["content"][0]["text"])
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_goes_on_from_an_earlier_one(client, stream):
+    """As from the whole conversation; instructions are each request's own."""
+    first = streamed(client)[-1]["response"] if stream else ask(client, instructions="Be brief")
+    second = ask(client, input="Yes?", previous_response_id=first["id"], instructions="Go on")
+    whole = [user("Hi"), *first["output"], user("Yes?")]
+    assert said(second) == said(ask(client, input=whole, instructions="Go on"))
+    assert (second["previous_response_id"], second["store"]) == (first["id"], True)
+    third = ask(client, input=[user("And?")], previous_response_id=second["id"])
+    assert said(third) == said(ask(client, input=[*whole, *second["output"], user("And?")]))
+    named = [user("Hi"), {"type": "item_reference", "id": first["output"][0]["id"]}, user("Yes?")]
+    assert said(ask(client, input=named, instructions="Go on")) == said(second)
+    assert said(ask(client, input=[*named[:1], {"id": first["output"][0]["id"]}, *named[2:]])) == said(
+        ask(client, input=whole)
+    )
+
+
+def test_calls_are_remembered_with_their_results(client):
+    given = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "max_output_tokens": 300}
+    first = ask(client, **given)
+    (call,) = first["output"]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
+    second = ask(client, input=[result], previous_response_id=first["id"], tools=TOOLS)
+    assert (
+        second["usage"]["input_tokens"]
+        == ask(client, input=[user("Hi"), call, result], tools=TOOLS)["usage"]["input_tokens"]
+    )
+
+
+def test_others_do_not_know_a_response(client):
+    salted = ask(client, cache_salt="a")
+    assert ask(client, previous_response_id=salted["id"], cache_salt="a")
+    forgotten = ask(client, store=False)
+    assert forgotten["store"] is False
+    reference = [{"type": "item_reference", "id": salted["output"][0]["id"]}]
+    for param, fields in (
+        ("previous_response_id", {"previous_response_id": salted["id"]}),
+        ("previous_response_id", {"previous_response_id": salted["id"], "cache_salt": "b"}),
+        ("previous_response_id", {"previous_response_id": forgotten["id"]}),
+        ("input.0.id", {"input": reference}),
+        ("input.0.id", {"input": reference, "cache_salt": "b"}),
+    ):
+        answer = client.post("/v1/responses", json={"input": "Hi", **fields})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_the_oldest_messages_are_left_out_where_that_is_asked_for(client, model):
+    turns = [turn for n in range(12) for turn in (user(f"{n}" + "x" * 300), {"role": "assistant", "content": "y" * 20})]
+    talk = [*turns, user("Last")]
+    given = {"input": talk, "instructions": "Be brief"}
+    answer = client.post("/v1/responses", json=given)
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    found = ask(client, **given, truncation="auto", max_output_tokens=100)
+    room = model.engine.max_context - 100
+    assert found["truncation"] == "auto"
+    fits = [
+        n for n in range(13) if _length(client, [{"role": "system", "content": "Be brief"}, *talk[2 * n :]]) <= room
+    ]
+    assert found["usage"]["input_tokens"] == _length(
+        client, [{"role": "system", "content": "Be brief"}, *talk[2 * fits[0] :]]
+    )
+    assert said(found) == said(ask(client, **{**given, "input": talk[2 * fits[0] :]}, max_output_tokens=100))
+    assert said(ask(client, truncation="auto")) == said(ask(client))
+    answer = client.post("/v1/responses", json={"input": "x" * 5000, "truncation": "auto"})
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def _length(client: Any, messages: Any) -> int:
+    return len(client.post("/apply-template", json={"messages": messages}).json()["tokens"])
+
+
+def test_allowed_tools_are_called(client):
+    tools = [*TOOLS, {"type": "function", "name": "v", "parameters": SCHEMA}]
+    only = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "v"}]}
+    for seed in range(3):
+        found = ask(client, tools=tools, tool_choice=only, max_output_tokens=300, seed=seed)
+        assert {item["name"] for item in found["output"]} == {"v"}
