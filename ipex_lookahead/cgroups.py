@@ -97,3 +97,18 @@ def _lines(file: Path) -> list[str]:
         return file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
+
+
+def address_space() -> tuple[int | None, int | None]:
+    """Bytes of addresses that this process may take, and to how many it may raise that itself (``ulimit -v``).
+
+    None: no limit, or none on this system.
+    """
+    try:
+        import resource
+    except ImportError:
+        return None, None
+    soft, hard = (
+        None if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(resource.RLIMIT_AS)
+    )
+    return soft, hard

@@ -9,6 +9,7 @@ For the command line itself, and for scripts that use the package, such as the e
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 
 import click
 
+from ipex_lookahead.cgroups import address_space
 from ipex_lookahead.errors import LookaheadError
 from ipex_lookahead.extras import torch_needed
 
@@ -107,12 +109,23 @@ def _report(error: Exception, spell: Callable[[str], str]) -> None:
             _say(f"hint: {spell(error.hint)}")
     elif isinstance(error, ModuleNotFoundError) and error.name in ("torch", "transformers"):
         _say(f"error: {torch_needed('this', error.name)}")
-    elif isinstance(error, MemoryError):
-        _say("error: out of memory")
-        _say(f"hint: a smaller model or format, such as {spell('load_in_low_bit=' + repr('sym_int4'))}, needs less")
+    elif _wants_memory(error):
+        limit, _ = address_space()
+        allowed = (
+            f": this process may take {limit / 1e9:.2f} GB of addresses (ulimit -v {limit >> 10})" if limit else ""
+        )
+        _say(f"error: out of memory{allowed}")
+        smaller = f"a smaller model or format, such as {spell('load_in_low_bit=' + repr('sym_int4'))}, needs less"
+        _say(f"hint: {'a larger ulimit -v; ' if limit else ''}{smaller}")
     elif isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         _say(f"error: {where}{error.strerror}")
     else:
         _say(f"error: {type(error).__name__}: {error}")
         _say("hint: this should not happen; IPEX_LOOKAHEAD_DEBUG=1 shows where it did")
+
+
+def _wants_memory(error: Exception) -> bool:
+    """Whether memory was short: also for a library, a thread or a process of ours, which say so in their own words."""
+    said = "failed to map segment" in str(error) or "start new thread" in str(error)
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM) or said

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ipex_lookahead.errors import InputError, ModelFormatError
-from ipex_lookahead.tokenization.process import OnFork, Stopped, Worker, importable, stopped_by
+from ipex_lookahead.tokenization.process import OnFork, Stopped, Worker, importable, spoken_memory, stopped_by
 
 MAX_SOURCE = 256 << 10
 MAX_OUTPUT = 8 << 20
@@ -170,7 +170,7 @@ def _started() -> Worker:
 
 def _answer(question: bytes, renderer: Renderer | None) -> list[str]:
     """Ask a process and turn what it says, or its death, into a result or an error."""
-    limits = f"{MAX_SECONDS:g} s of processor time or {MAX_MEMORY >> 20} MiB"
+    limits = f"{MAX_SECONDS:g} s of processor time or {spoken_memory(MAX_MEMORY)}"
     try:
         if renderer is not None:
             answer = renderer.ask(question, limits)

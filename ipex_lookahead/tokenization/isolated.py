@@ -18,7 +18,7 @@ from ipex_lookahead.errors import ModelFormatError
 from ipex_lookahead.safe_json import File
 from ipex_lookahead.tokenization.content import Encode, respelled
 from ipex_lookahead.tokenization.growth import MOST_ADDED, MOST_GROWTH, most_ids
-from ipex_lookahead.tokenization.process import OnFork, Stopped, Worker, importable
+from ipex_lookahead.tokenization.process import OnFork, Stopped, Worker, importable, spoken_memory
 from ipex_lookahead.tokenization.saving import FAST, write_settings
 from ipex_lookahead.tokenization.text import TextTokenizer
 from ipex_lookahead.tokenization.tokenizer_json import Pipeline
@@ -90,7 +90,7 @@ class TokenizerProcess:
 
     def _asked(self, worker: Worker, message: bytes, seconds: float, doing: str) -> dict[str, Any]:
         try:
-            return worker.ask(message, seconds, f"{seconds:.3g} s of processor time or {self._memory >> 20} MiB")
+            return worker.ask(message, seconds, f"{seconds:.3g} s of processor time or {spoken_memory(self._memory)}")
         except Stopped as stopped:
             raise ModelFormatError(self._file, doing, None, f"its process {stopped}") from None
         finally:

@@ -14,6 +14,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from ipex_lookahead.cgroups import address_space
 from ipex_lookahead.errors import InputError
 
 _ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
@@ -23,6 +24,12 @@ _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 _PATIENCE = 20.0
 """Seconds, beside ten times its own limit, until a worker is given up that neither answers nor reaches that limit (a
 machine near standstill)."""
+
+
+def spoken_memory(most: int) -> str:
+    """What a worker that is given ``most`` bytes may have, in words: a hard limit that stands already may be lower."""
+    _, hard = address_space()
+    return f"{most >> 20} MiB" if hard is None or hard >= most else f"the {hard >> 20} MiB that ulimit -v leaves"
 
 
 class Stopped(Exception):

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from tests.support.chat_tokenizer import SIZE, chat_tokenizer
+from tests.support.tiny import write_tiny_llama
 
 ECHO = """
 import sys, click
@@ -29,15 +36,94 @@ def test_letters_that_it_has_are_written():
     assert (done.returncode, done.stdout, done.stderr) == (0, "l'étoile, ☃\n", "café\n")
 
 
+def limited(code: str, mebibytes: int, **more: str) -> subprocess.CompletedProcess[str]:
+    """A process under ``ulimit -v``, whose arithmetic takes one thread's memory."""
+    limit = f"import resource\nresource.setrlimit(resource.RLIMIT_AS, ({mebibytes} << 20, {mebibytes} << 20))\n"
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **more}
+    return subprocess.run([sys.executable, "-c", limit + code], env=environment, capture_output=True, text=True)
+
+
 def test_a_lower_limit_on_memory_that_stands_already_is_kept_to():
     """``ulimit -Hv``: a hard limit may not be raised, and the template's process asks for 512 MiB."""
     code = """
-import resource
 from ipex_lookahead.tokenization.chat_template import render_chat
-resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))
 said = [{"role": "user", "content": "hello"}]
 print(render_chat("{{ messages[0].content }}", said, add_generation_prompt=True, bos_token=None, eos_token=None))
 """
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    done = limited(code, 400)
     assert (done.returncode, done.stdout) == (0, "hello\n"), done.stderr
+
+
+def test_a_template_that_takes_more_than_that_says_which_limit_it_was():
+    code = """
+from ipex_lookahead.tokenization.chat_template import render_chat
+print(render_chat("{{ 'x' * 300000000 * 9 }}", [], add_generation_prompt=True, bos_token=None, eos_token=None))
+"""
+    done = limited(code, 400)
+    assert done.returncode == 1
+    assert "it needs too much memory" in done.stderr
+
+
+def test_the_tokenizers_own_process_keeps_to_it_too(tmp_path):
+    """It asks for 1 GiB and more. What it is stopped by is the limit that stands."""
+    core = Tokenizer(
+        models.BPE({letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, [])
+    )
+    split = pre_tokenizers.Split(Regex("(a|b)+|c"), "isolated")
+    core.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    core.decoder = decoders.ByteLevel()
+    core.save(str(tmp_path / "tokenizer.json"))
+    code = f"""
+from pathlib import Path
+from ipex_lookahead.errors import ModelFormatError
+from ipex_lookahead.tokenization.folder import text_from_folder
+from ipex_lookahead.tokenization.isolated import IsolatedText
+made = text_from_folder(Path({str(tmp_path)!r}), {{}})
+assert isinstance(made, IsolatedText)
+print(made.decode(made.encode("abc hello")))
+try:
+    made.encode("abc " * (4 << 20))
+except ModelFormatError as error:
+    print(error)
+"""
+    done = limited(code, 400)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == "abc hello"
+    assert re.search(r"its process was stopped.*: it takes more than .* or the 400 MiB that ulimit -v leaves", second)
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        "MemoryError()",
+        "OSError(12, 'Cannot allocate memory')",
+        "ImportError('x.so: failed to map segment from shared object')",
+        'RuntimeError("can\'t start new thread")',
+    ],
+)
+def test_what_is_short_under_a_limit_is_said(raised):
+    code = f"""
+import sys, click
+from ipex_lookahead.cli.running import run_command
+@click.command()
+def take():
+    raise {raised}
+sys.exit(run_command(take, []))
+"""
+    done = limited(code, 1000)
+    assert done.returncode == 1
+    error, hint = done.stderr.splitlines()
+    assert error == "error: out of memory: this process may take 1.05 GB of addresses (ulimit -v 1024000)"
+    assert hint.startswith("hint: a larger ulimit -v; a smaller model or format, such as ")
+
+
+def test_a_model_that_does_not_fit_the_limit(tmp_path):
+    """200 MB of weights under 400 MiB, of which Python and its packages take most."""
+    model = write_tiny_llama(tmp_path / "model", vocab=SIZE, hidden=1024, intermediate=4096, layers=3)
+    chat_tokenizer().save_pretrained(model)
+    words = ["generate", "-m", str(model), "--threads", "1", "--raw", "-n", "2", "one"]
+    done = limited(f"from ipex_lookahead.cli.main import main\nmain({words})", 400)
+    assert done.returncode == 1
+    said = "error: out of memory: this process may take 0.42 GB of addresses (ulimit -v 409600)"
+    assert done.stderr.splitlines()[-2] == said

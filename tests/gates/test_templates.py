@@ -134,7 +134,8 @@ def test_any_template_is_a_text_or_an_error(monkeypatch: pytest.MonkeyPatch) -> 
         "seconds": 1.0,
         "memory": chat_template.MAX_MEMORY,
     }
-    kernel = SimpleNamespace(RLIMIT_AS=0, RLIMIT_FSIZE=1, RLIMIT_CORE=2, setrlimit=lambda *limit: None)
+    nothing = {"RLIM_INFINITY": -1, "getrlimit": lambda limit: (-1, -1), "setrlimit": lambda *limit: None}
+    kernel = SimpleNamespace(RLIMIT_AS=0, RLIMIT_FSIZE=1, RLIMIT_CORE=2, **nothing)
     timers = SimpleNamespace(**{**vars(signal), "setitimer": lambda *timer: None})
     monkeypatch.setitem(sys.modules, "resource", kernel)
     monkeypatch.setitem(sys.modules, "signal", timers)
