@@ -137,22 +137,27 @@ _LARGE = 256 << 10
 """Bytes of a body that is looked at in a thread before it becomes a request."""
 
 
-def containers(body: bytes, most: int) -> int:
-    """Objects and lists in a JSON text, counted to a little over ``most``; 0 for what is no JSON."""
+def parts(body: bytes, limits: Limits) -> str:
+    """What a JSON text has too many of, in words: objects and lists, or values in them; "" for neither, or no JSON."""
     try:
         left = [json.loads(body)]
     except (ValueError, RecursionError):  # what it is, the API says
-        return 0
-    count = 0
-    while left and count <= most:
+        return ""
+    containers = values = 0
+    while left:
         one = left.pop()
         if isinstance(one, dict):
             one = one.values()
         elif not isinstance(one, list):
             continue
-        count += 1
+        containers += 1
+        values += len(one)
+        if containers > limits.containers:
+            return f"{limits.containers:,} objects and lists"
+        if values > limits.values:
+            return f"{limits.values:,} values"
         left.extend(value for value in one if isinstance(value, dict | list))
-    return count
+    return ""
 
 
 def _bounded(receive: Receive, limits: Limits) -> Receive:
@@ -178,8 +183,8 @@ def _bounded(receive: Receive, limits: Limits) -> Receive:
             if read > most:
                 raise HTTPException(413, f"the request has more than {most} bytes, which is as much as is read")
         complete, body = True, b"".join(pieces)
-        if read > _LARGE and await asyncio.to_thread(containers, body, limits.containers) > limits.containers:
-            raise HTTPException(413, f"the request has more than {limits.containers} objects and lists")
+        if read > _LARGE and (many := await asyncio.to_thread(parts, body, limits)):
+            raise HTTPException(413, f"the request has more than {many}")
         return {"type": "http.request", "body": body, "more_body": False}
 
     return limited

@@ -149,7 +149,7 @@ def _choice(given: Mapping[str, Any]) -> str:
     if kind == "tool" and isinstance(given.get("name"), str):
         return str(given["name"])
     known = {"auto": "auto", "any": "required", "none": "none"}
-    if kind not in known:
+    if not isinstance(kind, str) or kind not in known:
         raise refused("tool_choice", 'it must be {"type": "auto", "any" or "none"}, or {"type": "tool", "name": ...}')
     return known[kind]
 

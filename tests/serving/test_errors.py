@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from ipex_lookahead.serving.chat import ChatRequest
 from ipex_lookahead.serving.completions import CompletionRequest
 from ipex_lookahead.serving.fields import REFUSED, support
+from tests.support.server_attacks import SOUND
 
 ASKED = [{"role": "user", "content": "Hi"}]
 WRONG = [
@@ -331,3 +333,26 @@ def test_what_is_no_schema_or_allows_nothing_is_refused(client, schema, tools):
 def test_a_penalty_that_leaves_no_finite_number_is_refused(client, penalty):
     asked = {"messages": ASKED, "max_tokens": 2, "repetition_penalty": penalty}
     assert client.post("/v1/chat/completions", json=asked).status_code == 400
+
+
+def _places(tree):
+    """(container, key) of every value in a JSON tree."""
+    for key in list(tree) if isinstance(tree, dict) else range(len(tree)):
+        yield tree, key
+        if isinstance(tree[key], dict | list):
+            yield from _places(tree[key])
+
+
+@pytest.mark.parametrize("number", range(len(SOUND)), ids=lambda number: SOUND[number][0])
+def test_no_kind_of_value_in_any_place_is_a_500(client, number):
+    path, body = SOUND[number]
+    assert client.post(path, json=body).status_code == 200
+    for odd in ([], {"type": []}, 0.5, None):
+        for at in range(len(list(_places(copy.deepcopy(body))))):
+            tree = copy.deepcopy(body)
+            container, key = list(_places(tree))[at]
+            container[key] = odd
+            if key not in ("max_tokens", "max_output_tokens"):  # the tiny model would talk on and on
+                answer = client.post(path, json=tree)
+                assert answer.status_code in (200, 400, 404), (tree, answer.text)
+                assert answer.status_code == 200 or answer.json()["error"]["message"]

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from ipex_lookahead.errors import ContextLengthError
-from ipex_lookahead.serving.gate import containers
+from ipex_lookahead.serving.gate import parts
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.tokenization.text import _LONG
 from tests.serving.conftest import LIMITS
@@ -43,14 +43,22 @@ def test_texts_count_together_wherever_they_stand(server, longest):
 
 
 @pytest.mark.parametrize(
-    ("value", "count"),
-    [([], 1), ({"a": [1, "x", {}]}, 3), ("[{}]", 0), ([[[]]], 3), ([{}] * 10, 11)],
+    ("value", "containers", "values"),
+    [([], 1, 0), ({"a": [1, "x", {}]}, 3, 4), ("[{}]", 0, 0), ([[[]]], 3, 2), ([{}] * 10, 11, 10)],
     ids=str,
 )
-def test_parts_are_counted(value, count):
-    assert containers(json.dumps(value).encode(), 1000) == count
-    assert containers(b"{broken", 1000) == 0
-    assert containers(b"[" * 100_000, 1000) == 0
+def test_parts_are_counted(value, containers, values):
+    body = json.dumps(value).encode()
+    assert parts(body, replace(LIMITS, containers=containers, values=values)) == ""
+    if containers:
+        assert "objects and lists" in parts(body, replace(LIMITS, containers=containers - 1))
+    if values:
+        assert f"{values - 1} values" in parts(body, replace(LIMITS, values=values - 1))
+
+
+@pytest.mark.parametrize("body", [b"{broken", b"[" * 100_000, b"\xff"], ids=range(3))
+def test_what_is_no_json_has_no_parts(body):
+    assert parts(body, LIMITS) == ""
 
 
 def test_bodies_of_too_many_parts_are_refused(live):
@@ -59,6 +67,8 @@ def test_bodies_of_too_many_parts_are_refused(live):
     many = {"messages": HI, "metadata": [{"x": "y" * 100}] * 3000}
     answer = httpx.post(url, json=many, timeout=120)
     assert (answer.status_code, "objects and lists" in answer.text) == (413, True)
+    numbers = httpx.post(running.url + "/detokenize", json={"tokens": [65] * (LIMITS.values + 1)}, timeout=120)
+    assert (numbers.status_code, "values" in numbers.text) == (413, True)
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
