@@ -25,7 +25,7 @@ MOST_GROWTH = 256 << 20
 _SETTLES = 60.0
 """Seconds in which memory may come back."""
 _SPOKEN = frozenset({"content", "text", "delta", "partial_json", "arguments", "name", "finish_reason", "stop_reason",
-                     "completion_tokens", "output_tokens"})  # fmt: skip
+                     "completion_tokens", "output_tokens", "done_reason", "eval_count"})  # fmt: skip
 _HI = [{"role": "user", "content": "Count to ten."}]
 _POINT = {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"], "additionalProperties": False}
 _LONG = {"max_tokens": 48, "stream": True}
@@ -37,6 +37,7 @@ HONEST_REQUESTS: list[tuple[str, dict[str, Any]]] = [
                        "text": {"format": {"type": "json_schema", "name": "p", "schema": _POINT}}}),
     ("/v1/messages", {"messages": _HI, "tool_choice": {"type": "any"}, "temperature": 0,
                       "tools": [{"name": "f", "input_schema": _POINT}], **_LONG}),
+    ("/api/chat", {"model": "tiny", "messages": _HI, "options": {"num_predict": 48, "temperature": 0}}),
 ]  # fmt: skip
 
 
@@ -48,6 +49,11 @@ def check_error(path: str, answer: Answer, method: str = "POST") -> None:
         assert answer.body == b""
         return
     found = answer.json
+    if path.startswith("/api/"):
+        assert set(found) == {"error"}, answer
+        assert isinstance(found["error"], str), answer
+        assert found["error"], answer
+        return
     error = found["error"]
     assert error["type"] == KINDS.get(answer.status, "api_error"), answer
     assert isinstance(error["message"], str), answer
@@ -194,7 +200,18 @@ def attacked(model: str, folder: Path, *options: str) -> Iterator[Attacked]:
     """Start a server with honest clients; look, when the attacks are over, at its memory, its health and its end."""
     keys = folder / "keys"
     keys.write_text("".join(f"{key['authorization'].split()[1]}\n" for key in (HONEST, KEY)))
-    limits = ("--slots", "8", "--queue", "16", "--cache-memory", "64M", "--drain-seconds", "5")
+    limits = (
+        "--served-model-name",
+        "tiny",
+        "--slots",
+        "8",
+        "--queue",
+        "16",
+        "--cache-memory",
+        "64M",
+        "--drain-seconds",
+        "5",
+    )
     process, url = started("-m", model, "--api-key-file", str(keys), *limits, *options)
     assert process.stderr is not None
     said: list[str] = []

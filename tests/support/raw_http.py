@@ -73,7 +73,7 @@ def answer_on(made: socket.socket, method: str = "POST") -> Answer | None:
 
 
 def events(port: int, sent: bytes) -> Iterator[tuple[float, Any]]:
-    """The JSON of a stream's events, each with the seconds since something, if only a comment, had come before it,
+    """The JSON of a stream's events or lines, each with the seconds since something, if only a comment, came before it,
     or since the request.
 
     Raises Refused where the answer is no stream.
@@ -88,8 +88,8 @@ def events(port: int, sent: bytes) -> Iterator[tuple[float, Any]]:
             raise Refused(Answer(found.status, headers, found.read()))
         for line in found:
             now = time.monotonic()
-            if line.startswith(b"data: {"):
-                yield now - last, json.loads(line[6:])
+            if line.startswith((b"data: {", b"{")):  # Ollama's are bare
+                yield now - last, json.loads(line.removeprefix(b"data: "))
             last = now
 
 

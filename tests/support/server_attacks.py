@@ -54,6 +54,9 @@ def large() -> Iterator[Attack]:
     yield asked("an input of 8 MB", "/v1/responses", {"input": words}, 400)
     yield asked("8 MB to Anthropic's", "/v1/messages", said, 400)
     yield asked("8 MB to be counted", "/v1/messages/count_tokens", {"messages": said["messages"]}, 400)
+    yield asked("8 MB to Ollama's", "/api/chat", {"model": "tiny", "messages": said["messages"]}, 400)
+    yield asked("a prompt of 8 MB to Ollama's", "/api/generate", {"model": "tiny", "prompt": words}, 400)
+    yield asked("a prompt of 8 MB to llama-server's", "/completion", {"prompt": words}, 400)
     yield asked("8 MB to be tokenized", "/tokenize", {"content": words}, 400)
     yield asked("one word of 8 MB", "/tokenize", {"content": "a" * 8_000_000}, 400)
     yield asked("440,000 messages", CHAT, b'{"messages":[' + b'{"role":"user"},' * 439_999 + b"{}]}", 400, 413)
@@ -132,6 +135,7 @@ def heads() -> Iterator[Attack]:
     }.items():
         yield Attack(name, post(CHAT, FEW, headers), {401})
         yield Attack(f"{name} to Anthropic's", post("/v1/messages", FEW, headers), {401})
+        yield Attack(f"{name} to Ollama's", post("/api/chat", FEW, headers), {401})
     for path in ("/nowhere", "/v1/messages/nowhere", "/..%2f..%2fetc/passwd", "/%ff%00", "//", "/v1/models/%00",
                  "/page/../x", "/" + "x" * 9000):  # fmt: skip
         yield Attack(f"path {path[:30]}", head("GET", path, KEY), {404})
@@ -152,7 +156,7 @@ def bodies() -> Iterator[Attack]:
         "a deep value": json.dumps(FEW)[:-1].encode() + b', "x": ' + b'{"a":' * 3000 + b"1" + b"}" * 3000 + b"}",
         "5,000 digits": b'{"seed": ' + b"9" * 5000 + b"}", "a surrogate": b'{"messages": [{"role": "\\ud800"}]}',
     }.items():  # fmt: skip
-        for path in (CHAT, "/v1/messages", "/tokenize"):
+        for path in (CHAT, "/v1/messages", "/api/chat", "/tokenize"):
             yield asked(f"{name} to {path}", path, body, 400)
     lone = [{"role": "user", "content": "\ud800"}]
     no_schema = {"response_format": strict(False), "tools": tools(1, {"type": "object"})}
@@ -224,6 +228,12 @@ SOUND: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"content": "a", "add_special": True, "with_pieces": True}),
     ("/detokenize", {"tokens": [65, 66]}),
     ("/apply-template", {"messages": HI, "chat_template_kwargs": {"a": "a"}}),
+    ("/api/chat", {"model": "tiny", "messages": HI, "options": {"num_predict": 4, "seed": 1, "stop": ["a"]},
+                   "tools": tools(1, wide(1, 1)), "think": False, "keep_alive": "5m"}),
+    ("/api/chat", {"model": "tiny", "messages": HI, "options": {"num_predict": 4}, "format": _CLOSED, "stream": False}),
+    ("/api/generate", {"model": "tiny", "prompt": "a", "options": {"num_predict": 4}, "system": "a", "raw": False}),
+    ("/api/show", {"model": "tiny", "verbose": False}),
+    ("/completion", {"prompt": "a", "n_predict": 4, "stop": ["a"], "grammar": 'root ::= "a"', "stream": True}),
 ]  # fmt: skip
 """Requests of every API that are right, to be mutated."""
 
