@@ -21,10 +21,16 @@ _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15
 
 
 class Metrics:
-    """Counters of one server, in a registry of their own."""
+    """Counters of one server, in a registry of their own.
 
-    def __init__(self) -> None:
+    Args:
+        replica: what tells this server's figures from those of others behind the same address, as the label
+            ``replica`` of them all; "" for a server by itself.
+    """
+
+    def __init__(self, replica: str = "") -> None:
         self._registry = CollectorRegistry()
+        self._replica = replica
         made: dict[str, Any] = {"namespace": PREFIX, "registry": self._registry}
         self._requests = Counter("http_requests", "Requests by path and status.", ["path", "status"], **made)
         self._ended = Counter("request_success", "Answers by how they ended.", ["finished_reason"], **made)
@@ -66,7 +72,41 @@ class Metrics:
 
     def text(self) -> bytes:
         """In Prometheus' format."""
-        return generate_latest(self._registry)
+        return generate_latest(_Labelled(self._registry, self._replica) if self._replica else self._registry)
+
+
+def together(texts: Iterable[bytes]) -> bytes:
+    """The figures of several servers as one text, in which each family stands once, as Prometheus wants it."""
+    heads: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for text in texts:
+        family, new = "", False
+        for line in text.decode().splitlines():
+            if line.startswith("# HELP "):
+                family = line.split(" ")[2]
+                new = family not in heads
+            if not line.startswith("#"):
+                samples.setdefault(family, []).append(line)
+            elif new:
+                heads.setdefault(family, []).append(line)
+    lines = [line for family, head in heads.items() for line in (*head, *samples.get(family, ()))]
+    return "".join(line + "\n" for line in lines).encode()
+
+
+class _Labelled(CollectorRegistry):
+    """A registry's figures, each with the label ``replica``."""
+
+    def __init__(self, registry: CollectorRegistry, replica: str) -> None:
+        super().__init__()
+        self._other, self._replica = registry, replica
+
+    def collect(self) -> Iterable[Any]:
+        """See ``prometheus_client``."""
+        for family in self._other.collect():
+            family.samples = [
+                sample._replace(labels={**sample.labels, "replica": self._replica}) for sample in family.samples
+            ]
+            yield family
 
 
 class _ServiceFigures(Collector):

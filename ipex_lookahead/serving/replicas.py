@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,8 +19,12 @@ from ipex_lookahead.auto import load_text_model
 from ipex_lookahead.generation.service import Service
 from ipex_lookahead.serving.app import make_app
 from ipex_lookahead.serving.failures import ApiError
+from ipex_lookahead.serving.metrics import together
 from ipex_lookahead.serving.relay import Asked, Headers, opening, relayed
 from ipex_lookahead.serving.server import Server, Settings
+
+_AT_ONCE, _MISSES = 8, 2
+"""Questions for figures at a time, and rounds of them that find no further replica before all are taken to be there."""
 
 
 class Replica:
@@ -31,7 +37,9 @@ class Replica:
     """
 
     def __init__(self, model: str, threads: int | None, slots: int) -> None:
-        self._server = Server(Settings(names=("default", model), drafting={"lookahead": "auto"}))
+        self._server = Server(
+            Settings(names=("default", model), drafting={"lookahead": "auto"}, replica=str(os.getpid()))
+        )
         self._server.ready(
             load_text_model(model, threads=threads, progress=False), lambda one: Service(one, slots=slots)
         )
@@ -62,9 +70,10 @@ class Front:
         """A replica's answer; a 503, or an error event in a stream, where the replica ends before it has answered."""
         from ray.exceptions import RayError
 
+        if request.url.path == "/metrics":
+            return await self._metrics(request)
         body, path = await request.body(), request.url.path
-        headers = [(name, value) for name, value in request.headers.raw if name != b"x-session-id"]
-        asked = Asked(request.method, path, request.url.query.encode(), headers, body)
+        asked = _asked(request, body)
         parts = self._replicas.options(session_id=opening(body)).ask.remote(asked)
         lost = ApiError(503, "the replica that was answering has ended; ask again", code="replica_lost")
         try:
@@ -88,3 +97,41 @@ class Front:
         answer = StreamingResponse(rest(), status)
         answer.raw_headers = told
         return answer
+
+    async def _metrics(self, request: Request) -> Response:
+        """The figures of all replicas: so many are asked by names drawn at random that each is met, and each told once.
+
+        One that is missed this time, or has just ended, is a gap in its series, as after any scrape that failed.
+        """
+        from ray.exceptions import RayError
+
+        asked = _asked(request, b"")
+
+        async def one() -> tuple[int, Headers, bytes] | None:
+            parts = self._replicas.options(session_id=secrets.token_hex(8)).ask.remote(asked)
+            try:
+                status, told = await anext(parts)
+                return status, told, b"".join([part async for part in parts])
+            except RayError:
+                return None
+
+        texts: dict[bytes, bytes] = {}
+        headers: Headers = []
+        missed = 0
+        while missed < _MISSES:  # such a run without a new one
+            found = await asyncio.gather(*(one() for _ in range(_AT_ONCE)))
+            before = len(texts)
+            for answer in found:
+                if answer is not None and answer[0] != 200:
+                    return Response(answer[2], answer[0], media_type="application/json")
+                if answer is not None:
+                    headers = answer[1]
+                    texts[dict(headers)[b"x-replica"]] = answer[2]
+            missed = 0 if len(texts) > before else missed + 1
+        kind = dict(headers).get(b"content-type", b"text/plain").decode()
+        return Response(together(texts.values()), headers={"content-type": kind})
+
+
+def _asked(request: Request, body: bytes) -> Asked:
+    headers = [(name, value) for name, value in request.headers.raw if name != b"x-session-id"]
+    return Asked(request.method, request.url.path, request.url.query.encode(), headers, body)

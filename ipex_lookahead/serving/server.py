@@ -52,6 +52,7 @@ class Settings:
         hosts: values of the header Host that are answered.
         origins: values of the header Origin, beside the page's own, whose programs may ask ("*": all).
         page: whether there is a page at ``/``.
+        replica: this server's name among several behind one address; its figures have it as a label.
         strict_fields: whether fields that no API has are refused, not passed over.
         strict_model: whether programs that ask for one of Anthropic's models by name are refused, not answered.
     """
@@ -63,6 +64,7 @@ class Settings:
     hosts: Hosts = field(default_factory=Hosts)
     origins: frozenset[str] = frozenset()
     page: bool = True
+    replica: str = ""
     strict_fields: bool = False
     strict_model: bool = False
 
@@ -180,7 +182,7 @@ class Server:
         self.settings = settings
         self.limits = settings.limits
         self.created = int(time.time())
-        self.metrics = Metrics()
+        self.metrics = Metrics(settings.replica)
         self.remembered = Remembered(self.limits.remembered_bytes, self.limits.all_remembered_bytes)
         self.fingerprint = ""
         self.draining = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from ipex_lookahead.serving.run import bind, url
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 300
+ABORTED = re.compile(r'request_success_total\{finished_reason="abort",replica="\d+"\} 1\.0')
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +69,14 @@ def test_each_replica_gives_the_same_bytes_and_a_lost_one_is_told(address, clien
             longer = asked(numbers[0]) | {"messages": [*asked(numbers[0])["messages"], *more]}
             assert http.post(path, json=longer).headers["x-replica"] == replica
 
+        figures = http.get(address + "/metrics").text
+        for replica in by_replica:
+            assert f'replica="{replica}"' in figures
+
         with http.stream("POST", path, json=asked(0, max_tokens=1900, stream=True)) as left:
             assert next(left.iter_lines())
         deadline = time.monotonic() + SECONDS
-        while 'request_success_total{finished_reason="abort"} 1.0' not in http.get(address + "/metrics").text:
+        while not ABORTED.search(http.get(address + "/metrics").text):
             assert time.monotonic() < deadline, "the answer of a client that has left goes on"
 
         # Long streams on both; one replica is killed in their middle.
