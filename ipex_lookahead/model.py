@@ -100,25 +100,29 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         origin: Callable[[], Any] | None = None,
     ) -> None:
         super().__init__(_own_config(config, source))
-        self.engine = engine
         self.generation_config = generation_config or GenerationConfig()
         self.low_bit = low_bit
         self._tokenizer = tokenizer
         self.source = None if source is None else Path(source)
         self._last = threading.local()
         self._making_copy = threading.Lock()
-        self.costs = EngineCosts(engine, cost_folder(), tell_people)
-        self._forwards = SharedForwards(engine)
         self._stores = Stores(engine.vocab_size, getattr(tokenizer, "get_vocab", None))
         self.speculative = speculative
         self._checkpoint_config = checkpoint_config
         self._origin = origin
-        self._self_draft: Engine | None = None
+        self._run_on(engine)
         self._draft_engine: Engine | None = None
         self._draft_used: tuple[Any, ...] = ()  # a tuple, since torch takes a module for a part of what has it
         self._draft_models: WeakSet[Any] = WeakSet()  # those of ours whose vocabulary has been compared
         self._assistant: Engine | None = None  # around the last one that transformers had loaded
         self.eval()
+
+    def _run_on(self, engine: Engine) -> None:
+        """From the next generation on it runs there, with costs of its own, and a copy of its own to draft with."""
+        self.engine = engine
+        self.costs = EngineCosts(engine, cost_folder(), tell_people)
+        self._forwards = SharedForwards(engine)
+        self._self_draft: Engine | None = None
 
     # ---- generation ------------------------------------------------------------------------------------------------
 

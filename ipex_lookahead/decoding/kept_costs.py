@@ -170,7 +170,11 @@ def identity(engine: Engine) -> dict[str, Any]:
     """What a calibration depends on, beside the build of the kernels."""
     facts = engine.describe()
     names = ("engine", "isa", "threads", "low_bit", "weight_bytes", "kv_cache", "kv_bytes_per_token")
-    where = {name: facts[name] for name in ("device", "family", "dtype", "deterministic") if name in facts}
+    where = {
+        name: facts[name]
+        for name in ("device", "device_name", "driver", "family", "dtype", "deterministic")
+        if name in facts
+    }
     known = {"processor": processor(), "vocab_size": engine.vocab_size, **{name: facts.get(name) for name in names}}
     return known | where  # what only some engines tell comes last, so that others' calibrations keep their names
 

@@ -1,12 +1,18 @@
-"""Where the model is and in what dtype: it stays where its engine runs, and says so when asked to move."""
+"""Where the model is and in what dtype: it moves from the CPU to an Intel GPU, and else stays where its engine runs."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
+from ipex_lookahead.engines.opencl.device import device_of, installed
+from ipex_lookahead.engines.opencl.engine import OpenClEngine
 from ipex_lookahead.errors import InputError
+
+_log = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound="Placement")
 
@@ -15,6 +21,7 @@ class Placement:
     """What torch's ``Module`` offers for moving, converting and training."""
 
     engine: Any
+    _run_on: Callable[[Any], None]
 
     @property
     def device(self) -> torch.device:
@@ -27,12 +34,26 @@ class Placement:
         return getattr(self.engine, "dtype", torch.float32)
 
     def to(self: Model, *args: Any, **kwargs: Any) -> Model:
-        """A dtype or the engine's own device changes nothing; another device raises InputError."""
+        """A dtype or the engine's own device changes nothing; what ipex-llm's scripts write for an Intel GPU works.
+
+        Where pyopencl is installed, "xpu" moves a model from the native engine to the first Intel GPU, its weights bit
+        for bit. On the OpenCL engine it changes nothing, and neither does "cpu": ids and logits are the CPU's already,
+        and ``save_low_bit`` reads the weights back.
+
+        Raises:
+            InputError: another device.
+            EngineError: there is no Intel GPU, or it has no memory for the model.
+        """
         for value in (*args, *kwargs.values()):
             if not isinstance(value, (str, torch.device)):
                 continue
             device = torch.device(value)
-            if device.type != self.device.type or device.index not in (None, self.device.index):
+            if self.engine.name == "opencl" and device.type in ("cpu", "xpu"):
+                facts = self.engine.describe()
+                _log.info("the model stays on %s (%s): .to(%r)", facts["device"], facts["device_name"], str(value))
+            elif self.engine.name == "native" and device.type == "xpu" and installed():
+                self._run_on(OpenClEngine.moved(self.engine, device_of(str(device))))
+            elif device.type != self.device.type or device.index not in (None, self.device.index):
                 here = "the CPU" if self.device.type == "cpu" else str(self.device)
                 raise InputError(
                     f"the model runs on {here} and cannot move to {value}; leave .to({str(value)!r}) out, or load it"

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from ipex_lookahead.engines.opencl.device import Device
+from ipex_lookahead.engines.opencl.programs import KV_INT8
 from ipex_lookahead.errors import EngineError, InputError
 
 PAGE = 64
@@ -36,7 +37,7 @@ class Pages:
         self.kv_heads, self.head_dim = kv_heads, head_dim
         head = 4 * PAGE * head_dim if kv_cache == "fp16" else 2 * PAGE * head_dim + 8 * PAGE
         self.bytes = kv_heads * head
-        self.options = () if kv_cache == "fp16" else ("-DKV_INT8",)
+        self.options = () if kv_cache == "fp16" else KV_INT8
         self.buffers = [device.empty(0) for _ in range(layers)]
         self.generation = 0
         self._holders: list[int] = []

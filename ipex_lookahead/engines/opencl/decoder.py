@@ -17,10 +17,11 @@ import numpy.typing as npt
 
 from ipex_lookahead.architectures.spec import Block, Experts, ModelSpec, Norm, Tensor
 from ipex_lookahead.engines.opencl.cache import Pages
-from ipex_lookahead.engines.opencl.device import ARRIVALS, Device
+from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.layers import Floats, Layer, Stack, Weights
 from ipex_lookahead.engines.opencl.linear import GROUP, STEP_ROWS, STEP_WANTED, Matrix, Rows, blocks_of, rows_at_once
 from ipex_lookahead.engines.opencl.matrix_units import use_matrix_units
+from ipex_lookahead.engines.opencl.programs import ARRIVALS
 from ipex_lookahead.engines.opencl.recording import Recorded, Recorder, Sized
 from ipex_lookahead.engines.opencl.scratch import PIECE, RopeTable, Scratch, mlps_of
 from ipex_lookahead.engines.opencl.step import SPLIT_ROWS, Plan
@@ -132,11 +133,8 @@ class Decoder:
         self._recorded: dict[tuple[int, int, int], Recorded] = {}
         self._bound: object = None
 
-    def experts_touched(self, rows: int) -> int:
-        """How many experts the last step, of so many rows, read in all layers."""
-        if self._scratch is None or self._scratch.pairs == 0:
-            return 0
-        chosen = self.device.read(self._scratch.experts, (len(self.spec.layers), self._scratch.pairs), i32)
+    def _experts_touched(self, chosen: npt.NDArray[np.int32], rows: int) -> int:
+        """How many experts a step of so many rows read in all layers, of those chosen, [layers][pairs]."""
         return sum(
             len(np.unique(own[: rows * layer.block.mlp.used]))
             for own, layer in zip(chosen, self.weights.layers, strict=True)
@@ -145,8 +143,11 @@ class Decoder:
 
     # ---- a step ------------------------------------------------------------------------------------------------------
 
-    def run(self, plan: Plan, top: int, logits: bool) -> tuple[npt.NDArray[np.int32], Floats | None]:
-        """The ids of each wanted row's ``top`` largest logits, below 0 where logits are not finite; and the logits."""
+    def run(self, plan: Plan, top: int, logits: bool) -> tuple[npt.NDArray[np.int32], Floats | None, int]:
+        """The ids of each wanted row's ``top`` largest logits, the logits, and how many experts all layers have read.
+
+        Ids are below 0 where logits are not finite.
+        """
         try:
             return self._run(plan, top, logits)
         except EngineError:
@@ -154,18 +155,25 @@ class Decoder:
             self._forget()
             raise
 
-    def _run(self, plan: Plan, top: int, logits: bool) -> tuple[npt.NDArray[np.int32], Floats | None]:
+    def _run(self, plan: Plan, top: int, logits: bool) -> tuple[npt.NDArray[np.int32], Floats | None, int]:
         device, wanted = self.device, len(plan.want)
         scratch = self._reserve(plan, top)
         with self.pages.lock:
             self._enqueue(plan, scratch)
-        if wanted == 0:
-            with device.errors("run"):
-                device.queue.finish()
-            return np.empty((0, top), i32), np.empty((0, self.spec.vocab), f32) if logits else None
-        ids = scratch.tops[0 if scratch.pieces == 1 else 1][1]
-        found = device.read(ids, (wanted, top), i32)
-        return found, device.read(scratch.logits, (wanted, self.spec.vocab), f32) if logits else None
+        vocab, ids, found = self.spec.vocab, np.empty((0, top), i32), np.empty((0, self.spec.vocab), f32)
+        reads: list[tuple[Any, tuple[int, ...], type[np.generic], int]] = []
+        if wanted:
+            reads.append((scratch.tops[0 if scratch.pieces == 1 else 1][1], (wanted, top), i32, 0))
+        if wanted and logits:
+            reads.append((scratch.logits, (wanted, vocab), f32, 0))
+        if scratch.pairs:
+            reads.append((scratch.experts, (len(self.spec.layers), scratch.pairs), i32, 0))
+        arrays = device.read_all(*reads)  # one wait for all of them
+        touched = self._experts_touched(arrays.pop(), plan.rows) if scratch.pairs else 0
+        if wanted:
+            ids, *rest = arrays
+            found = rest[0] if logits else found
+        return ids, found if logits else None, touched
 
     def _enqueue(self, plan: Plan, scratch: Scratch) -> None:
         """Make room for the rows' keys and values, and start what writes them there."""

@@ -7,7 +7,6 @@ not pass, and not at all where that does not either.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import re
@@ -25,22 +24,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ipex_lookahead.engines.opencl.programs import (
+    ARRIVALS,
+    DOT,
+    SUBGROUPS,
+    Spelling,
+    Units,
+    built,
+    flags,
+    source,
+)
 from ipex_lookahead.engines.opencl.recording import recorder_of
 from ipex_lookahead.engines.opencl.self_test import check
 from ipex_lookahead.errors import EngineError, InputError
 from ipex_lookahead.extras import installing
 from ipex_lookahead.hub.folders import cache_folder_if_any
 
-KERNELS = Path(__file__).parent / "kernels"
 LANES = 16
-CL3 = "-cl-std=CL3.0"
 MAJOR = 22
 """The bit of OpenCL's versions from which on they are the major one."""
-NUMERICS = ("-cl-fp32-correctly-rounded-divide-sqrt",)
-SUBGROUPS, DOT, ARRIVALS = "HAS_SUBGROUPS", "HAS_DOT", "HAS_ARRIVALS"
 SPELT = {SUBGROUPS: "subgroups", DOT: "integer dot products", ARRIVALS: "arrivals of work-groups"}
-Spelling = tuple[str, ...]
-"""What of these kernels use (``kernels/device.cl``); arrivals only with subgroups."""
 USED, NOT_OFFERED = "used", "not offered"
 
 
@@ -61,7 +64,7 @@ def opencl() -> Any:
         return importlib.import_module("pyopencl")
     except ImportError as error:
         raise EngineError(
-            f"engine='opencl' needs pyopencl, which cannot be imported: {error}", hint=installing("xpu")
+            f"the OpenCL engine needs pyopencl, which cannot be imported: {error}", hint=installing("xpu")
         ) from None
 
 
@@ -147,25 +150,14 @@ def _chosen(name: str | None) -> tuple[int, Any]:
     match = re.fullmatch(r"(opencl|xpu)(?::(\d{1,4}))?", name or "opencl")
     known = ", ".join(f"opencl:{i} ({str(raw.name).strip()})" for i, raw in enumerate(found))
     if match is None or (match[1] == "opencl" and int(match[2] or 0) >= len(found)):
-        raise InputError(f"device is {name!r}; the OpenCL devices here are {known}")
+        raise InputError(f"device={name!r}: the OpenCL devices here are {known}")
     if match[1] == "xpu" and int(match[2] or 0) >= len(gpus):
         raise EngineError(
-            f"device is {name!r}, and {len(gpus)} of the OpenCL devices here ({known}) are GPUs", hint=what_to_do()
+            f"device={name!r}: {len(gpus)} of the OpenCL devices here ({known}) are GPUs", hint=what_to_do()
         )
     numbers = gpus if match[1] == "xpu" else range(len(found)) if match[2] else gpus or [0]
     number = numbers[int(match[2] or 0)]
     return number, found[number]
-
-
-@dataclass(frozen=True, slots=True)
-class Units:
-    """Matrix units that kernels use for many rows: the lanes of a subgroup, 8 or 16, or 0 where there are none.
-
-    ``spelt_out``: their products by other means, which is how kernels are tried where there are no such units.
-    """
-
-    width: int = 0
-    spelt_out: bool = False
 
 
 class Device:
@@ -236,7 +228,7 @@ class Device:
                 return
         raise EngineError(
             f"the device {self.name} does not compute as IEEE 754 says ({wrong}), so a text on it would not be exact",
-            hint="update its driver, or use engine='native'",
+            hint="update its driver, or use device='cpu'",
         )
 
     @contextmanager
@@ -265,20 +257,14 @@ class Device:
         ``spelling``: another than the device's.
         """
         spelling = self.spelling if spelling is None else spelling
-        defines = [f"-D{name}" for name in spelling]
-        key = (*files, *options, *defines)
+        key = (*files, *options, *spelling)
         if key not in self._programs:
-            source = "\n".join((KERNELS / f"{name}.cl").read_text("utf-8") for name in ("device", *files))
-            flags = [self._language(spelling), *NUMERICS, *defines, *options]
+            wanted, folder = flags(spelling, self._has_c3(), options), cache_folder_if_any()
+            folder = None if folder is None else folder / "opencl"
             with self.errors("programmed"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # remarks of the compiler
-                made, cache = self.cl.Program(self.context, source), cache_folder_if_any()
-                self._programs[key] = made.build(flags, cache_dir=False if cache is None else str(cache / "opencl"))
+                self._programs[key] = built(self.cl, self.context, self.raw, source(*files), wanted, folder)
         return self._programs[key]
-
-    def _language(self, spelling: Spelling) -> str:
-        """Kernels are written in OpenCL C 1.2; what counts arrivals, and functions for integer dot products, in 3.0."""
-        return CL3 if self._has_c3() and {DOT, ARRIVALS} & {*spelling} else "-cl-std=CL1.2"
 
     def _has_c3(self) -> bool:
         """Whether it compiles OpenCL C 3.0.
@@ -343,10 +329,18 @@ class Device:
 
     def read(self, buffer: Any, shape: tuple[int, ...], dtype: type[np.generic], offset: int = 0) -> npt.NDArray[Any]:
         """What a buffer holds from byte ``offset`` on, when everything enqueued before is done."""
-        array = np.empty(shape, dtype)
-        with self.errors("read"):
-            self.cl.enqueue_copy(self.queue, array, buffer, src_offset=offset, is_blocking=True)
+        (array,) = self.read_all((buffer, shape, dtype, offset))
         return array
+
+    def read_all(self, *wanted: tuple[Any, tuple[int, ...], type[np.generic], int]) -> list[npt.NDArray[Any]]:
+        """As ``read`` for each of them, with one wait for all."""
+        arrays = [np.empty(shape, dtype) for _, shape, dtype, _ in wanted]
+        events = []  # one that is let go waits for its copy
+        with self.errors("read"):
+            for array, (buffer, _, _, offset) in zip(arrays, wanted, strict=True):
+                events.append(self.cl.enqueue_copy(self.queue, array, buffer, src_offset=offset, is_blocking=False))
+            self.queue.finish()
+        return arrays
 
     def facts(self) -> dict[str, Any]:
         """For ``describe`` and reports."""
@@ -357,13 +351,6 @@ class Device:
             "compute_units": int(self.raw.max_compute_units),
             "spelling": ", ".join(SPELT[name] for name in self.spelling) or "plain",
         }
-
-
-@cache
-def sources() -> str:
-    """A hash of the kernels' sources."""
-    files = sorted(KERNELS.glob("*.cl"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 @cache

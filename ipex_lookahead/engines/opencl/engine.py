@@ -14,10 +14,12 @@ from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.engines.base import Batch, StepOutput
 from ipex_lookahead.engines.native.decoder import KV_CACHES
+from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.opencl.cache import OpenClCache
 from ipex_lookahead.engines.opencl.decoder import Decoder
-from ipex_lookahead.engines.opencl.device import Device, sources
+from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.layers import Floats
+from ipex_lookahead.engines.opencl.programs import sources
 from ipex_lookahead.engines.opencl.step import MOST_TOP, plan
 from ipex_lookahead.engines.weights import WeightPlan, check_shape, read_matrix, read_vector
 from ipex_lookahead.errors import EngineError, InputError
@@ -99,6 +101,24 @@ class OpenClEngine:
             raise InputError(f"kv_cache is {kv_cache!r}; it must be one of {', '.join(KV_CACHES)}")
         return cls(Decoder(device, spec, matrix, vector, kv_cache, threads), low_bit, kv_cache)
 
+    @classmethod
+    def moved(cls, engine: NativeEngine, device: Device) -> OpenClEngine:
+        """The weights of an engine on the CPU, bit for bit, on a device; it stays as it is. Raises as ``load``."""
+        given, seen = engine.weights(), dict[str, PackedWeight]()
+
+        def matrix(tensor: Tensor) -> PackedWeight:
+            while tensor.name not in seen:
+                name, weight = next(given)
+                seen[name] = weight
+            return seen.pop(tensor.name)
+
+        def vector(tensor: Tensor) -> Floats:
+            return np.ascontiguousarray(with_offset(matrix(tensor), tensor.hf.offset).codes, np.float32)
+
+        made = cls.build(engine.spec, engine.low_bit, matrix, vector, device, engine.kv_cache)
+        made.facts |= engine.facts | {"chosen": f"opencl: it was moved to {device.facts()['device']}"}
+        return made
+
     def new_cache(self) -> OpenClCache:
         """An empty sequence."""
         return OpenClCache(self._decoder.pages)
@@ -113,10 +133,9 @@ class OpenClEngine:
             for sequence in checked.sequences:
                 claims.enter_context(sequence.cache.claim("the step"))
                 sequence.cache.set_step([])  # should it fail half-way, nothing of the step before can be kept either
-            ids, logits = self._decoder.run(checked, max(int(top), 1), bool(batch.logits))
+            ids, logits, experts = self._decoder.run(checked, max(int(top), 1), bool(batch.logits))
             if (ids < -1).any() or (ids[:, :1] < 0).any():
                 raise EngineError("the model's logits are not finite", hint="the checkpoint's weights are damaged")
-            experts = self._decoder.experts_touched(checked.rows)
             for sequence in checked.sequences:
                 sequence.cache.set_step(sequence.parents)
         return StepOutput(ids[:, 0], logits, ids if top else None, experts)

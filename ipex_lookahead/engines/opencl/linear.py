@@ -10,14 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.engines.native.linear import prepacked, unpacked
-from ipex_lookahead.engines.opencl.device import DOT, Device, Units
-from ipex_lookahead.engines.opencl.formats import KERNEL_FORMATS, NAMES
+from ipex_lookahead.engines.opencl.device import Device
+from ipex_lookahead.engines.opencl.programs import ROWS, over_weights, units_for
 from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.formats.base import PackedWeight
 
 GROUP, LANES = 32, 16
-ROWS = (1, 4, 16)
-"""Rows that a kernel reads a weight for at once; each number is a program of its own."""
 STEP_ROWS, STEP_WANTED = 0, 1
 """Where a step says how many rows it has, and how many are wanted (``kernels/device.cl``)."""
 
@@ -100,21 +98,12 @@ class Matrix:
         return self.device.kernel(self._program(name, rows), name, *arguments)
 
     def _program(self, name: str, rows: int) -> Any:
-        options = [*NAMES, *KERNEL_FORMATS[self.format].defines(), f"-DROWS={rows}"]
-        units, spelling = self._units(rows), self.device.spelling
-        if units.width:
-            options += [f"-DMATRIX_WIDTH={units.width}", *(() if units.spelt_out else ("-DHAS_MATRIX_UNITS",))]
-        if units.width == 8:  # a lane group is no subgroup then
-            spelling = tuple(one for one in spelling if one == DOT)
+        options, spelling = over_weights(self.format, rows, self.device.units, self.device.spelling)
         return self.device.program("tiles", name, options=options, spelling=spelling)
 
     def width(self, rows: int) -> int:
         """Work-items of a work-group of kernels for so many rows at once."""
-        return LANES if self._units(rows).width == 8 else self.device.width
-
-    def _units(self, rows: int) -> Units:
-        """Matrix units multiply whole numbers, and many rows."""
-        return self.device.units if rows == ROWS[-1] and KERNEL_FORMATS[self.format].zero is not None else Units()
+        return LANES if units_for(self.format, rows, self.device.units).width == 8 else self.device.width
 
     def weights(self) -> list[PackedWeight]:
         """The matrices in plain order, bit for bit as they came."""

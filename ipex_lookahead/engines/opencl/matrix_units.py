@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ipex_lookahead.engines.opencl.device import NOT_OFFERED, USED, Device, Units
+from ipex_lookahead.engines.opencl.device import NOT_OFFERED, USED, Device
 from ipex_lookahead.engines.opencl.extensions import subgroup_sizes
 from ipex_lookahead.engines.opencl.linear import Matrix, Product
+from ipex_lookahead.engines.opencl.programs import Units
 from ipex_lookahead.engines.weights import random_matrix
 from ipex_lookahead.errors import EngineError
 

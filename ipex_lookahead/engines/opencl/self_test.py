@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 COUNT = 256
+PER_EXPONENT = 64
+"""Values that division and roots are tried on for each of a float32's exponents."""
 ARRIVALS, ROUNDS = 512, 4
 """Work-groups of which the last adds up what all have made, and how often."""
 
@@ -61,7 +63,49 @@ def check(device: Any) -> str:
         ),
     }
     wrong = next((name for name, (one, other) in expected.items() if one.tobytes() != other.tobytes()), "")
-    return wrong or _check_arrivals(device)
+    return wrong or _check_range(device) or _check_arrivals(device)
+
+
+def range_inputs() -> tuple[Any, Any]:
+    """float32 [n] twice: every exponent over others with random digits, subnormals, both zeros and infinities.
+
+    Quotients lie everywhere from zero over subnormals to infinity; none is NaN, whose bits may be any.
+    """
+    rng = np.random.default_rng(2)
+    tops = np.repeat(np.arange(256), PER_EXPONENT)
+    others = rng.integers(0, 255, len(tops))
+    others[::2] = np.clip(tops[::2] - rng.integers(-24, 25, len(others[::2])), 0, 254)  # quotients near 1,
+    others[1::4] = np.clip(tops[1::4] - 127 + 126 + rng.integers(0, 25, len(others[1::4])), 0, 254)  # and tiny ones
+    digits = rng.integers(0, 1 << 23, (2, len(tops)))
+    digits[:, ::7] >>= rng.integers(0, 23, (2, len(tops)))[:, ::7]  # subnormals of few digits
+    digits[0, tops == 255] = 0  # infinities, not NaN
+    signs = rng.integers(0, 2, (2, len(tops)))
+    x, y = (
+        (sign << 31 | exponent << 23 | digit).astype(np.uint32).view(np.float32)
+        for sign, exponent, digit in zip(signs, (tops, others), digits, strict=True)
+    )
+    y[y == 0] = np.float32(1e-45)
+    x[:2] = (0.0, -0.0)
+    return x, y
+
+
+def _check_range(device: Any) -> str:
+    """Division and roots beyond ordinary numbers' exponents: drivers compute them in several ways."""
+    x, y = range_inputs()
+    buffers = [device.upload(x), device.upload(y), device.empty(8 * len(x))]
+    device.enqueue_plain(device.kernel(device.program("self_test"), "range_test", *buffers), (len(x),))
+    quotients, roots = device.read(buffers[2], (2, len(x)), np.float32)
+    with np.errstate(over="ignore", under="ignore"):
+        expected = (x.astype(np.float64) / y).astype(np.float32)
+    for name, got, right in (
+        ("division", quotients, expected),
+        ("square root", roots, np.sqrt(np.abs(x).astype(np.float64)).astype(np.float32)),
+    ):
+        if (wrong := np.flatnonzero(got.view(np.uint32) != right.view(np.uint32))).size:
+            at = wrong[0]
+            of = f"{x[at]:.9g} / {y[at]:.9g}" if name == "division" else f"{abs(x[at]):.9g}"
+            return f"{name} of {of}, and {len(wrong)} values of {len(x)}"
+    return ""
 
 
 def _check_arrivals(device: Any) -> str:

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ipex_lookahead.engines.opencl import device as module
-from ipex_lookahead.engines.opencl.device import DOT, SUBGROUPS, Device, listed
+from ipex_lookahead.engines.opencl import programs, self_test
+from ipex_lookahead.engines.opencl.device import Device, listed
+from ipex_lookahead.engines.opencl.programs import DOT, SUBGROUPS, flags
 from ipex_lookahead.errors import EngineError, InputError
 
 
@@ -69,11 +72,11 @@ def test_a_gpu_is_chosen_before_what_else_there_is(monkeypatch: pytest.MonkeyPat
     for name in ("opencl:3", "opencl:-1", "cuda", "opencl:", "cpu"):
         with pytest.raises(InputError, match=r"opencl:0 \(cpu\), opencl:1 \(arc\), opencl:2 \(iris\)"):
             module._chosen(name)
-    with pytest.raises(EngineError, match="'xpu:2', and 2 of the OpenCL devices"):
+    with pytest.raises(EngineError, match="'xpu:2': 2 of the OpenCL devices"):
         module._chosen("xpu:2")
     del devices[1:]
     assert module._chosen(None) == (0, devices[0])
-    with pytest.raises(EngineError, match="'xpu', and 0 of the OpenCL devices"):
+    with pytest.raises(EngineError, match="'xpu': 0 of the OpenCL devices"):
         module._chosen("xpu")
 
 
@@ -117,8 +120,9 @@ def test_what_a_device_says_it_has(raw: Any, best: tuple[str, ...], language: st
     spellings = device._spellings()
     assert spellings[0] == best
     assert spellings[-1] == ()
-    assert device._language(best) == f"-cl-std=CL{language}"
-    assert device._language(()) == device._language((SUBGROUPS,)) == "-cl-std=CL1.2"
+    has_c3 = device._has_c3()
+    assert flags(best, has_c3)[0] == f"-cl-std=CL{language}"
+    assert flags((), has_c3)[0] == flags((SUBGROUPS,), has_c3)[0] == "-cl-std=CL1.2"
 
 
 pyopencl = pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-opencl runs these tests)")
@@ -135,7 +139,7 @@ def test_it_says_what_the_devices_are(device: Device) -> None:
 
 
 def test_a_device_that_computes_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "NUMERICS", (*module.NUMERICS, "-cl-fast-relaxed-math", "-cl-denorms-are-zero"))
+    monkeypatch.setattr(programs, "NUMERICS", (*programs.NUMERICS, "-cl-fast-relaxed-math", "-cl-denorms-are-zero"))
     with pytest.raises(EngineError, match="does not compute as IEEE 754 says"):
         Device()
 
@@ -153,6 +157,48 @@ def test_a_spelling_that_fails_its_test_is_not_used(monkeypatch: pytest.MonkeyPa
     assert tried == [(SUBGROUPS, DOT), ()]
     with pytest.raises(EngineError, match="sums over lanes"):
         Device(spelling=(SUBGROUPS,))
+
+
+def test_division_and_roots_are_tried_over_the_whole_range() -> None:
+    """Inputs of every exponent; quotients and roots in every range; and a device that rounds one subnormal is named."""
+    x, y = self_test.range_inputs()
+    exponents = [np.unique(values.view(np.uint32) >> 23 & 255) for values in (x, y)]
+    assert exponents[0].tolist() == list(range(256))
+    assert exponents[1].tolist() == list(range(255))
+    with np.errstate(all="ignore"):
+        right = np.stack([x / y, np.sqrt(np.abs(x))])
+    assert not np.isnan(right).any()
+    subnormal = (np.abs(right[0]) < np.finfo(np.float32).tiny) & (right[0] != 0)
+    for count in (subnormal.sum(), np.isinf(right[0]).sum(), (right[0] == 0).sum(), (np.abs(right[0] - 1) < 1).sum()):
+        assert count > 100
+    wrong = right.copy()
+
+    class Card:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_: wrong if name == "read" else None
+
+    assert self_test._check_range(Card()) == ""
+    at = int(np.flatnonzero(subnormal)[3])
+    wrong[0, at] = 0
+    assert self_test._check_range(Card()) == f"division of {x[at]:.9g} / {y[at]:.9g}, and 1 values of {len(x)}"
+    wrong = right.copy()
+    wrong[1, 70:72] = np.nextafter(wrong[1, 70:72], np.float32(0))
+    assert self_test._check_range(Card()).startswith("square root of ")
+
+
+def test_several_buffers_are_read_with_one_wait(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = [np.arange(n, dtype=np.int32) for n in (5, 9)]
+    buffers = [device.upload(array) for array in arrays]
+    copy, blocking = device.cl.enqueue_copy, []
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        blocking.append(named["is_blocking"])
+        return copy(*arguments, **named)
+
+    monkeypatch.setattr(device.cl, "enqueue_copy", noted)
+    found = device.read_all((buffers[0], (5,), np.int32, 0), (buffers[1], (2,), np.int32, 12))
+    assert [one.tolist() for one in found] == [[0, 1, 2, 3, 4], [3, 4]]
+    assert blocking == [False, False]
 
 
 def test_what_opencl_says_becomes_an_error_of_ours(device: Device) -> None:

@@ -17,8 +17,9 @@ from ipex_lookahead.architectures.spec import ModelSpec, Tensor
 from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.opencl.decoder import check_spec
-from ipex_lookahead.engines.opencl.device import ARRIVALS, Device
+from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.engine import OpenClEngine
+from ipex_lookahead.engines.opencl.programs import ARRIVALS
 from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, UnsupportedModelError
 from ipex_lookahead.formats import FORMATS, quantize
 from ipex_lookahead.formats.base import PackedWeight

@@ -7,9 +7,10 @@ import pytest
 
 pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-opencl runs these tests)")
 
-from ipex_lookahead.engines.opencl.device import DOT, SUBGROUPS, Device, device_of
+from ipex_lookahead.engines.opencl.device import Device, device_of
 from ipex_lookahead.engines.opencl.formats import KERNEL_FORMATS
-from ipex_lookahead.engines.opencl.linear import LANES, ROWS, Matrix, Product
+from ipex_lookahead.engines.opencl.linear import LANES, Matrix, Product
+from ipex_lookahead.engines.opencl.programs import DOT, ROWS, SUBGROUPS
 from ipex_lookahead.formats import FORMATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
 from tests.engines.native.test_kernels import SHAPES, WITH_GROUPS, linear, make_weight

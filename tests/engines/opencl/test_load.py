@@ -15,11 +15,13 @@ pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-ope
 
 from ipex_lookahead import AutoModelForCausalLM, InputError, LookaheadConfig
 from ipex_lookahead.bench.doctor import questions
+from ipex_lookahead.decoding.kept_costs import identity, key_of
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.load import load as load_native
-from ipex_lookahead.engines.opencl.device import listed
+from ipex_lookahead.engines.opencl.device import device_of, listed
 from ipex_lookahead.engines.opencl.load import load as load_opencl
 from ipex_lookahead.errors import EngineError, LookaheadError
+from ipex_lookahead.modeling import placement
 from ipex_lookahead.tokenization.prompts import build_prompt
 from tests.support.family_engines import each, some
 from tests.support.native import ids_of, one_by_one, run
@@ -98,8 +100,52 @@ def test_xpu_means_gpus(folder: Path) -> None:
     if any(one.kind == "GPU" for one in listed()):
         assert AutoModelForCausalLM.from_pretrained(folder, device="xpu", progress=False).engine.name == "opencl"
         return
-    with pytest.raises(EngineError, match="device is 'xpu', and 0 of the OpenCL devices here"):
+    with pytest.raises(EngineError, match="device='xpu': 0 of the OpenCL devices here"):
         AutoModelForCausalLM.from_pretrained(folder, device="xpu", progress=False)
+
+
+def test_a_model_that_was_loaded_on_the_cpu_moves_to_the_card(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ipex-llm's scripts have it. The card here is the runtime for CPUs, taken for a GPU."""
+    for low_bit in ("sym_int4", "q4_k"):
+        model = AutoModelForCausalLM.from_pretrained(folder, load_in_low_bit=low_bit, progress=False, threads=1)
+        ids = torch.arange(3, 21)[None]
+        expected, said = model(ids).logits, model.generate(ids, max_new_tokens=12, do_sample=False)
+        weights = dict(model.engine.weights())
+        monkeypatch.setattr(placement, "device_of", lambda name: device_of(None))
+        assert model.to("xpu") is model
+        facts = model.engine.describe()
+        assert (facts["engine"], facts["low_bit"]) == ("opencl", low_bit)
+        assert facts["chosen"] == f"opencl: it was moved to {facts['device']}"
+        engine = model.engine
+        for move in (lambda m: m.to("xpu"), lambda m: m.xpu(), lambda m: m.to("xpu:0"), lambda m: m.cpu()):
+            assert move(model) is model
+            assert model.engine is engine
+        with pytest.raises(InputError, match="cannot move to cuda"):
+            model.to("cuda")
+        assert model(ids).logits.numpy().tobytes() == expected.numpy().tobytes()
+        assert torch.equal(model.generate(ids, max_new_tokens=12, do_sample=False, lookahead=3), said)
+        assert model.costs._engine is engine
+        for name, weight in engine.weights():
+            assert [a.tobytes() for _, a in weight.arrays()] == [a.tobytes() for _, a in weights[name].arrays()], name
+
+
+def test_without_a_gpu_the_model_stays_on_the_cpu(folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder, progress=False, threads=1)
+    if not any(one.kind == "GPU" for one in listed()):
+        with pytest.raises(EngineError, match="device='xpu': 0 of the OpenCL devices here"):
+            model.to("xpu")
+        assert model.engine.name == "native"
+
+
+def test_a_calibration_knows_device_and_driver(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = AutoModelForCausalLM.from_pretrained(folder, engine="opencl", progress=False).engine
+    found, keys = engine.describe(), {key_of(engine)}
+    assert identity(engine).items() >= {name: found[name] for name in ("device", "device_name", "driver")}.items()
+    for name in ("device_name", "driver"):
+        other = found | {name: "another"}
+        monkeypatch.setattr(engine, "describe", lambda other=other: other)
+        keys.add(key_of(engine))
+    assert len(keys) == 3
 
 
 def test_options_of_other_engines_are_refused(folder: Path) -> None:

@@ -10,10 +10,11 @@ import pytest
 pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-opencl runs these tests)")
 
 from ipex_lookahead.engines.opencl import matrix_units
-from ipex_lookahead.engines.opencl.device import DOT, SUBGROUPS, Device, Units, device_of
+from ipex_lookahead.engines.opencl.device import Device, device_of
 from ipex_lookahead.engines.opencl.formats import KERNEL_FORMATS
 from ipex_lookahead.engines.opencl.linear import Matrix, Product
 from ipex_lookahead.engines.opencl.matrix_units import EXTENSION, PATH, difference, use_matrix_units
+from ipex_lookahead.engines.opencl.programs import DOT, SUBGROUPS, Units
 from ipex_lookahead.formats import FORMATS
 from tests.engines.native.test_kernels import linear, make_weight
 from tests.engines.opencl.test_engine import both, in_pieces

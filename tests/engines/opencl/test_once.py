@@ -14,8 +14,9 @@ import pytest
 pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-opencl runs these tests)")
 
 from ipex_lookahead.architectures.spec import Activation
-from ipex_lookahead.engines.opencl.device import ARRIVALS, KERNELS, Device
-from ipex_lookahead.engines.opencl.linear import ROWS, Matrix, Product
+from ipex_lookahead.engines.opencl.device import Device
+from ipex_lookahead.engines.opencl.linear import Matrix, Product
+from ipex_lookahead.engines.opencl.programs import ARRIVALS, KERNELS, ROWS
 from ipex_lookahead.formats import FORMATS
 from tests.engines.native.test_kernels import linear, make_weight
 from tests.engines.opencl.test_engine import both

@@ -15,7 +15,8 @@ pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-ope
 
 from ipex_lookahead.engines.opencl import matrix_units
 from ipex_lookahead.engines.opencl.cache import PAGE, Pages
-from ipex_lookahead.engines.opencl.device import Device, Units
+from ipex_lookahead.engines.opencl.device import Device
+from ipex_lookahead.engines.opencl.programs import Units
 from ipex_lookahead.errors import EngineError, InputError
 from tests.engines.opencl.test_engine import both
 from tests.support.native import ids_of, program_root, run

@@ -19,6 +19,13 @@ LANE_GROUPS kernel void self_test(global const float* x, global const float* y, 
   vstore_half_rte(c * 0x1p-15f, i, (global half*)(dots + 3 * n));
 }
 
+// Quotients and roots over the whole range, subnormals among inputs and results.
+kernel void range_test(global const float* x, global const float* y, global float* out) {
+  const int i = get_global_id(0), n = get_global_size(0);
+  out[i] = x[i] / y[i];
+  out[n + i] = sqrt(fabs(x[i]));
+}
+
 #ifdef HAS_ARRIVALS
 // The last of the work-groups adds up what all of them made.
 kernel void arrivals(global const uint* codes, global uint* made, global int* counter, global uint* out) {
