@@ -5,7 +5,7 @@
 # make test-browser  the server's page in Chromium (apt install chromium), driven by Playwright beside .venv (0.2 GB)
 # make test-clients  the server with openai, anthropic, langchain, llama-index, lm-eval, llm, schemathesis and Ray (1 GB, kept)
 # make gates  the attacks of make test at full length: combinations, mutated files, kills, forks (half an hour)
-# make soak  random requests to our own server for 20 minutes (SECONDS=60): no lost or mixed answer, a level memory
+# make soak  random requests to our own server for 20 minutes (SECONDS=60): no lost or mixed answer, equal shares, a level memory
 # make gates-coverage  how much of each reader of files those attacks run
 # make docs  a site of README and docs in build/site, its links checked
 # make wheel  wheels and an sdist in dist, each tried in a bare environment

@@ -1,31 +1,38 @@
-"""Random requests to our own server for a long while: no lost or mixed answer, a level memory, cancelled rows gone.
+"""Random requests to our own server for a long while: no lost or mixed answer, equal shares, a level memory.
 
 python scripts/soak.py [SECONDS] [MODEL]
 
-Called by ``make soak``. The server is a process of its own on 127.0.0.1. Each answer must be the text of the same
-request alone, whole or streamed, read slowly or quickly, while a fifth of the clients
-leave in the middle and others send what is no request. Exit status 1 on a fault.
+Called by ``make soak``. The server is a process of its own on 127.0.0.1. Each answer, plain or with calls of tools,
+must be the same as that of the request alone, whole or streamed, read slowly or quickly, under any key and salt, while
+a fifth of the clients leave in the middle and others send what is no request. Three keys want more than there is, one
+of them several times what another does, and each must have had the same rows. Exit status 1 on a fault.
 """
 
 import json
 import os
 import random
 import re
+import secrets
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from ipex_lookahead.bench.chat_client import RequestFailed, find_server, said_in
 from ipex_lookahead.bench.prompts import PACKAGED_PROMPTS, read_prompts
 
-CLIENTS = 10
-"""More than slots, so that some wait."""
 SLOTS = 8
+GREED = (6, 9, 16)
+"""Clients of each key: each wants more than its third of the slots."""
+SHARE = 0.2
+"""So much more or less than an equal share of all rows a key may have had."""
+SALTS = ("", "one", "two")
 CASES = 24
 LEAVING, BROKEN, SLOW, WHOLE = 0.2, 0.1, 0.1, 0.3
 ROUND = 10.0
@@ -42,7 +49,7 @@ WRONG = (
     (b"[1]", 400),
     (b"\xff\xfe", 400),
     (b'{"messages": 3}', 400),
-    (b'{"messages": [{"role": "user"}], "max_tokens": -1}', 400),
+    (b'{"messages": [{"role": "user"}], "max_tokens": -2}', 400),
     (b'{"messages": [{"role": "user", "content": "a"}], "temperature": "hot"}', 400),
     (b'{"messages": [{"role": "user", "content": "a"}], "model": "another"}', 404),
     (b'{"messages": ' + b"[" * 100_000, 400),
@@ -50,9 +57,10 @@ WRONG = (
 """Bodies that are no request, and the status that says so."""
 
 
-def start(model):
-    """The server's process and its address."""
+def start(model, keys):
+    """The server's process and its address; ``keys`` is a file."""
     given = ["--model", model, "--port", "0", "--slots", str(SLOTS), "--cache-memory", "256M", "--threads", "2"]
+    given += ["--api-key-file", keys]
     command = [sys.executable, "-m", "ipex_lookahead.cli.main", "serve", *given]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
     for line in process.stderr:
@@ -70,6 +78,16 @@ def figures(server):
     return {name: float(value) for name, value in re.findall(r"^ipex_lookahead_(\w+) (\S+)$", text, re.M)}
 
 
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a place.",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string", "maxLength": 12}}},
+    },
+}
+
+
 def cases(draw):
     """Requests whose answers are a function of the request."""
     prompts = [prompt.text for prompt in read_prompts([PACKAGED_PROMPTS])]
@@ -80,80 +98,111 @@ def cases(draw):
             "lookahead": draw.choice([0, 3, 8]),
             "temperature": 0,
         }
+        if number % 4 == 1:
+            body |= {"tools": [TOOL], "tool_choice": draw.choice(["auto", "required"])}
+            body |= {"parallel_tool_calls": draw.choice([True, False])}
         yield body | ({"temperature": 1.0, "seed": number} if number % 3 == 0 else {})
 
 
-def text_of(server, body, *, whole=False, pause=0.0, leave_after=None):
-    """The answer's text; None for a client that left before it ended."""
+def answer_of(server, body, *, whole=False, pause=0.0, leave_after=None):
+    """(the text, then each call's name and arguments; the rows that it took as far as is known).
+
+    The first is None for a client that left before it ended.
+    """
     if whole:
         with server.open(
             "POST", "/v1/chat/completions", json.dumps({"model": server.model, **body}).encode()
         ) as answer:
             if answer.status != 200:
                 raise RequestFailed(f"HTTP {answer.status}")
-            return json.loads(answer.read())["choices"][0]["message"]["content"]
-    pieces = []
+            found = json.loads(answer.read())
+            message = found["choices"][0]["message"]
+            calls = [one["function"] for one in message.get("tool_calls") or ()]
+            said = [(message.get("reasoning_content") or "") + (message["content"] or "")]
+            return said + [(one["name"], one["arguments"]) for one in calls], rows_of(found["timings"])
+    pieces, calls, rows = [], [], 0
     with closing(server.stream(body)) as chunks:
         for number, chunk in enumerate(chunks):
             pieces.append(said_in(chunk))
+            for choice in chunk["choices"]:
+                for part in choice["delta"].get("tool_calls") or ():
+                    if "name" in part["function"]:
+                        calls.append((part["function"]["name"], ""))
+                    name, arguments = calls[-1]
+                    calls[-1] = name, arguments + part["function"].get("arguments", "")
+            if "timings" in chunk:
+                rows = rows_of(chunk["timings"])
             if leave_after is not None and number >= leave_after:
-                return None
+                return None, number
             time.sleep(pause)
-    return "".join(pieces)
+    return ["".join(pieces), *calls], rows
+
+
+def rows_of(timings):
+    """Rows that an answer took: of its prompt, and of its tokens and drafts."""
+    return timings["prompt_n"] + timings["predicted_n"] + timings["draft_n"] - timings["draft_n_accepted"]
 
 
 class Soak:
-    """Clients of one server, what they count, and what they find wrong."""
+    """Clients of one server, what they count, and what they find wrong. ``servers``: the same one by each key."""
 
-    def __init__(self, server, draw):
-        self.server = server
+    def __init__(self, servers, draw):
+        self.server, self.servers = servers[0], servers
         self.bodies = list(cases(draw))
-        self.alone = [text_of(server, body) for body in self.bodies]
+        self.alone = [answer_of(self.server, body)[0] for body in self.bodies]
         self.counts, self.faults = Counter(), []
+        self.rows = [0] * len(servers)
         self.lock = threading.Lock()
 
     def round(self, seed, seconds):
         """Load for a while; every client has ended when this does."""
         until = time.monotonic() + seconds
         clients = [
-            threading.Thread(target=self.client, args=(random.Random(f"{seed} {number}"), until), daemon=True)
-            for number in range(CLIENTS)
+            threading.Thread(
+                target=self.client, args=(random.Random(f"{seed} {key} {number}"), key, until), daemon=True
+            )
+            for key, most in enumerate(GREED)
+            for number in range(most)
         ]
         for client in clients:
             client.start()
         for client in clients:
             client.join()
 
-    def client(self, draw, until):
+    def client(self, draw, key, until):
         """One request after the other."""
         while time.monotonic() < until:
             try:
-                kind, fault = self.request(draw)
+                kind, fault, rows = self.request(draw, self.servers[key])
             except Exception as error:  # whatever a client meets is a finding
-                kind, fault = "failed", f"{type(error).__name__}: {error}"
+                kind, fault, rows = "failed", f"{type(error).__name__}: {error}", 0
             with self.lock:
                 self.counts[kind] += 1
+                if time.monotonic() < until:  # while all have work
+                    self.rows[key] += rows
                 if fault:
                     self.faults.append(fault)
 
-    def request(self, draw):
-        """(what kind it was, what was wrong or None)."""
+    def request(self, draw, server):
+        """(what kind it was, what was wrong or None, the rows that it took)."""
         if draw.random() < BROKEN:
             body, wanted = draw.choice(WRONG)
-            with self.server.open("POST", "/v1/chat/completions", body) as answer:
+            with server.open("POST", "/v1/chat/completions", body) as answer:
                 answer.read()
                 wrong = None if answer.status == wanted else f"{body[:60]!r} was answered with {answer.status}"
-                return "malformed", wrong
+                return "malformed", wrong, 0
         number, way = draw.randrange(CASES), draw.random()
         body = self.bodies[number]
+        if salt := draw.choice(SALTS):
+            body = {**body, "cache_salt": salt}
         if way < LEAVING:
-            text_of(self.server, {**body, "max_tokens": 200}, leave_after=draw.choice([0, 1, 5]))
-            return "left", None
+            _, rows = answer_of(server, {**body, "max_tokens": 200}, leave_after=draw.choice([0, 1, 5]))
+            return "left", None, rows
         slow, whole = way < LEAVING + SLOW, way > 1 - WHOLE
-        text = text_of(self.server, body, whole=whole, pause=0.05 if slow else 0.0)
+        found, rows = answer_of(server, body, whole=whole, pause=0.05 if slow else 0.0)
         kind = "slow" if slow else "whole" if whole else "streamed"
-        same = text == self.alone[number]
-        return kind, None if same else f"request {number}: {text!r}, and alone {self.alone[number]!r}"
+        same = found == self.alone[number]
+        return kind, None if same else f"request {number}: {found!r}, and alone {self.alone[number]!r}", rows
 
     def leave(self):
         """Forwards from a client's leaving until its row is gone; the client's own way to the server included."""
@@ -183,10 +232,10 @@ def held(process):
     return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024, len(os.listdir(f"/proc/{process.pid}/fd"))
 
 
-def run(process, address, seconds):
+def run(process, address, seconds, keys):
     """The faults."""
-    server = find_server(address, timeout=PATIENCE)
-    soak = Soak(server, random.Random(0))
+    server = find_server(address, timeout=PATIENCE, key=keys[0])
+    soak = Soak([replace(server, key=key) for key in keys], random.Random(0))
     looks, steps, began = [], [], time.monotonic()
     while (passed := time.monotonic() - began) < seconds or len(looks) < 3:
         soak.round(len(looks), min(ROUND, seconds / 6))
@@ -205,6 +254,10 @@ def run(process, address, seconds):
         soak.faults.append(f"memory grew from {memory:.0f} to {memory_then:.0f} MiB after warm-up")
     if files_then > files + 2:
         soak.faults.append(f"open files grew from {files:g} to {files_then:g} after warm-up")
+    shares = [rows / max(1, sum(soak.rows)) for rows in soak.rows]
+    print(f"shares of {sum(soak.rows)} rows: " + ", ".join(f"{share:.3f}" for share in shares))
+    if any(abs(share * len(keys) - 1) > SHARE for share in shares):
+        soak.faults.append(f"keys with {GREED} clients had {shares} of the rows, which is not equal within {SHARE:.0%}")
     longest = max(steps, default=None)
     if longest is None or longest > MOST_STEPS:
         soak.faults.append(
@@ -223,12 +276,16 @@ def run(process, address, seconds):
 
 def main():
     seconds, model = float((sys.argv[1:] or [1200])[0]), (sys.argv[2:] or ["default"])[0]
-    process, address = start(model)
-    try:
-        faults = run(process, address, seconds)
-    finally:
-        process.terminate()
-        process.wait(60)
+    keys = [secrets.token_hex(16) for _ in GREED]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "keys")
+        file.write_text("\n".join(keys))
+        process, address = start(model, str(file))
+        try:
+            faults = run(process, address, seconds, keys)
+        finally:
+            process.terminate()
+            process.wait(60)
     for fault, count in Counter(faults).most_common(20):
         print(f"fault ({count} times): {fault}", file=sys.stderr)
     print(f"{len(faults)} faults")
