@@ -5,7 +5,8 @@
 
 The environment is the .venv that ``make test`` uses with Playwright beside it, which drives the system's Chromium:
 ``apt install chromium``, or IPEX_LOOKAHEAD_CHROMIUM names another. Where there is none, root (a container, mostly) gets
-Debian's; anybody else is told, and nothing is tested. Pictures of what was seen go to build/browser.
+Debian's; anybody else is told, and nothing is tested. axe-core, which finds what keeps people out, comes by npm where
+there is one. Pictures of what was seen go to build/browser.
 Standard library only.
 """
 
@@ -14,13 +15,14 @@ import shutil
 import subprocess
 import sys
 
-from environments import as_program, beside
+from environments import as_program, beside, kept
 from setup import ROOT, SetupError
 
 PINS = ["playwright==1.65.2"]
 NEEDED = 1 << 29
 """Bytes that making the environment takes, with what is unpacked on the way."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+AXE = "axe-core@4.14.1"
 TESTS = ["tests/browser"]
 
 
@@ -36,11 +38,26 @@ def main(arguments):
     folder = beside(python, "browser", PINS, NEEDED, say, "45 MB")
     say("running in {}".format(browser))
     pytest = [os.path.join(folder, "bin", "python"), "-m", "pytest"] + (arguments or TESTS)
-    return subprocess.run(pytest, env=dict(os.environ, IPEX_LOOKAHEAD_CHROMIUM=browser), cwd=ROOT).returncode
+    found = dict(os.environ, IPEX_LOOKAHEAD_CHROMIUM=browser, **axe())
+    return subprocess.run(pytest, env=found, cwd=ROOT).returncode
 
 
 def installed():
     return next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+def axe():
+    """Where axe-core's script is, for the environment; nothing where npm cannot get it."""
+    npm = shutil.which("npm")
+
+    def make(folder):
+        subprocess.run([npm, "install", "--silent", "--ignore-scripts", "--prefix", folder, AXE], check=True)
+
+    if npm is None:
+        say("axe-core is not there without npm: the tests with it are skipped")
+        return {}
+    folder = kept("axe", AXE.partition("@")[2], 1 << 25, say, make)
+    return {"IPEX_LOOKAHEAD_AXE": os.path.join(folder, "node_modules", "axe-core", "axe.min.js")}
 
 
 def from_debian():

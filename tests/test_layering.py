@@ -76,6 +76,8 @@ ONLY_IN = {
     "uvicorn": ("serving/",),
     "llguidance": ("serving/grammar.py",),
     "prometheus_client": ("serving/",),
+    "markdown_it": ("serving/markdown.py",),
+    "pygments": ("serving/markdown.py",),
 }
 """Package -> the files or folders of ours that may import it."""
 

@@ -26,7 +26,7 @@ from ipex_lookahead.errors import InputError
 from ipex_lookahead.extras import installing
 from ipex_lookahead.paths import given_path
 
-NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
+NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance", "markdown_it", "pygments")
 """Packages of the extra ``serve``."""
 
 

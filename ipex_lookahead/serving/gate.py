@@ -18,8 +18,9 @@ from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.server import Server
 
 log = logging.getLogger(__name__)
-OPEN = frozenset({"/", "/health", "/v1/health", "/ready", "/page.js", "/page.css", "/favicon.ico"})
-"""Paths that need no key."""
+OPEN = frozenset({"/", "/health", "/v1/health", "/ready", "/favicon.ico"})
+"""Paths that need no key; those below ``OPEN_FOLDER``, the page's files, need none either."""
+OPEN_FOLDER = "/page/"
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -92,7 +93,8 @@ class Gate:
         most = self._server.limits.body_bytes
         if length.isascii() and length.isdigit() and int(length[:20]) > most:
             raise ApiError(413, f"the request has {length[:20]} bytes; at most {most} are read", code="too_large")
-        if settings.keys and scope["path"] not in OPEN:
+        open_ = scope["path"] in OPEN or scope["path"].startswith(OPEN_FOLDER)
+        if settings.keys and not open_:
             scope["owner"] = self._owner(headers)
 
     @staticmethod

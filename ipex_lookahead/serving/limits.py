@@ -28,6 +28,7 @@ class Limits:
             with all of it.
         tools: functions of a request.
         remembered_bytes, all_remembered_bytes: of the responses that later ones name, of one key and of all, as JSON.
+        rendered_characters: of one text that the page has rendered.
         preparing: requests whose templates and grammars are worked on at once; others wait.
         head_seconds: a connection that has sent no request's head for so long is closed.
         body_seconds: from the first to the last byte of a request's body.
@@ -53,6 +54,7 @@ class Limits:
     tools: int = 128
     remembered_bytes: int = 16 << 20
     all_remembered_bytes: int = 64 << 20
+    rendered_characters: int = 60_000
     preparing: int = 4
     head_seconds: float = 30.0
     body_seconds: float = 60.0

@@ -1,12 +1,16 @@
-"""The page at ``/``: three files, which load nothing from anywhere else and run no script but their own."""
+"""The page at ``/``: its files, which load nothing from anywhere else and run no script but their own; and Markdown."""
 
 from __future__ import annotations
 
+import json
+from functools import cache
 from importlib.resources import files
 
 from fastapi import APIRouter, Request, Response
 
-from ipex_lookahead.serving.failures import ApiError
+from ipex_lookahead.serving import markdown
+from ipex_lookahead.serving.failures import ApiError, refused
+from ipex_lookahead.serving.fields import Body, required
 from ipex_lookahead.serving.handling import server_of
 
 router = APIRouter(include_in_schema=False)
@@ -15,12 +19,29 @@ POLICY = (
     " frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
 _KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
+_FOLDER = files("ipex_lookahead.serving") / "page"
+
+
+class RenderRequest(Body):
+    """A text that the page shows."""
+
+    text: str = required("Markdown")
+
+
+@cache
+def _names() -> frozenset[str]:
+    return frozenset(one.name for one in _FOLDER.iterdir() if one.name.rpartition(".")[2] in _KINDS)
+
+
+def _needs_page(request: Request) -> None:
+    if not server_of(request).settings.page:
+        raise ApiError(404, "this server has no page; it was started with --no-page")
 
 
 def _file(request: Request, name: str) -> Response:
-    if not server_of(request).settings.page:
-        raise ApiError(404, "this server has no page; it was started with --no-page")
-    content = (files("ipex_lookahead.serving") / "page" / name).read_bytes()
+    _needs_page(request)
+    if name not in _names():
+        raise ApiError(404, "there is nothing at this path")
     headers = {
         "content-security-policy": POLICY,
         "x-content-type-options": "nosniff",
@@ -29,6 +50,7 @@ def _file(request: Request, name: str) -> Response:
         "cross-origin-opener-policy": "same-origin",
         "cross-origin-resource-policy": "same-origin",
     }
+    content = (_FOLDER / name).read_bytes()
     return Response(content, media_type=_KINDS[name.rpartition(".")[2]], headers=headers)
 
 
@@ -38,19 +60,28 @@ async def page(request: Request) -> Response:
     return _file(request, "index.html")
 
 
-@router.get("/page.js")
-async def script(request: Request) -> Response:
-    """Its script."""
-    return _file(request, "page.js")
-
-
-@router.get("/page.css")
-async def style(request: Request) -> Response:
-    """Its style."""
-    return _file(request, "page.css")
+@router.get("/page/{name}")
+async def part(request: Request, name: str) -> Response:
+    """Its scripts and its style."""
+    return _file(request, name)
 
 
 @router.get("/favicon.ico")
 async def icon() -> Response:
     """There is none; browsers ask for it all the same."""
     return Response(status_code=204)
+
+
+@router.post("/render")
+async def render(request: Request, body: RenderRequest) -> Response:
+    """Markdown -> ``{"nodes": [...]}`` as :mod:`ipex_lookahead.serving.markdown` has them."""
+    _needs_page(request)
+    server = server_of(request)
+    body.check()
+    most = server.limits.rendered_characters
+    if len(body.text) > most:
+        raise refused("text", f"it has {len(body.text)} characters; at most {most} are rendered")
+    return Response(
+        await server.prepare(lambda: json.dumps({"nodes": markdown.nodes(body.text)}, ensure_ascii=False).encode()),
+        media_type="application/json",
+    )

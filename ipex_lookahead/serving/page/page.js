@@ -1,242 +1,228 @@
-// A chat over /v1/chat/completions. What a model says reaches the page as text nodes only, never as HTML.
-"use strict";
+// A chat over /v1/chat/completions. What a model says reaches the page as nodes and texts only, never as HTML.
+import { Shown, grow } from "./answer.js";
+import { ask, askForKey, keepKey, request, restoreKey, summary } from "./api.js";
+import { at, button, element, follow } from "./dom.js";
+import { race } from "./race.js";
+import * as talks from "./talks.js";
 
-const STORE = "ipex-lookahead.conversation";
-const KEY = "ipex-lookahead.key";
-const HUES = 6;
-const at = (id) => document.getElementById(id);
+const SETTINGS = "ipex-lookahead.settings";
+const KEPT = ["temperature", "most"];
 
-let messages = load();
-let running = null;
-const sources = [];
+let talk = talks.all()[0] || talks.fresh();
+let running = null; // what stops the answer that is being made
+let editing = null; // the place of the message that is being edited
+let model = "";
+const toEnd = follow(at("main"), [at("talk"), at("race")], at("down"));
 
-function load() {
-  try {
-    const found = JSON.parse(localStorage.getItem(STORE) || "[]");
-    return Array.isArray(found) ? found.filter((m) => typeof m.content === "string" && typeof m.role === "string") : [];
-  } catch {
-    return [];
-  }
+// What is said above the message, where whoever has just written looks. `again` makes a button.
+function tell(text, again = null) {
+  at("told").replaceChildren(...(text ? [element("span", "", text)] : []), ...(again ? [button("Try again", again)] : []));
+}
+
+function announce(text) {
+  at("status").textContent = text; // for those who do not see the answer come
 }
 
 function keep() {
-  try {
-    localStorage.setItem(STORE, JSON.stringify(messages));
-  } catch {
-    tell("this browser keeps nothing; the conversation ends with the page");
-  }
+  talk.when = Date.now();
+  if (!talks.keep(talk)) tell("This browser keeps no more; the conversation ends with the page. Delete or export some.");
+  list();
 }
 
-function tell(text) {
-  at("told").textContent = text;
+function list() {
+  const known = talks.all();
+  const shown = known.some((one) => one.id === talk.id) ? known : [talk, ...known];
+  at("talks").replaceChildren(
+    ...shown.map((one) => {
+      const made = button(talks.name(one), () => open(one.id));
+      if (one.id === talk.id) made.setAttribute("aria-current", "true");
+      return element("li", "", made);
+    }),
+  );
+  at("title").value = talk.title;
+  at("title").placeholder = talks.name(talk);
+  document.title = `${talks.name(talk)} · ipex-lookahead`;
 }
 
-function hue(source) {
-  if (!sources.includes(source)) {
-    sources.push(source);
-    const item = document.createElement("li");
-    const mark = document.createElement("span");
-    mark.className = `drafted hue${(sources.length - 1) % HUES}`;
-    mark.textContent = source;
-    item.append(mark);
-    at("legend").append(item);
-  }
-  return sources.indexOf(source) % HUES;
+function open(id = "") {
+  if (running) running.abort();
+  busy(null);
+  talk = talks.all().find((one) => one.id === id) || talks.fresh();
+  at("system").value = talk.system;
+  at("race").hidden = true;
+  tell("");
+  edit(null);
+  list();
+  redraw();
+  menu(false);
 }
 
-// Adds text in pieces; runs of one source share a span.
-function show(target, trace) {
-  for (const piece of trace) {
-    const source = piece.source || "";
-    let last = target.lastElementChild;
-    if (!last || last.dataset.source !== source) {
-      last = document.createElement("span");
-      last.dataset.source = source;
-      if (source) {
-        last.className = `drafted hue${hue(source)}`;
-        last.title = `drafted by ${source}`;
-      }
-      target.append(last);
-    }
-    last.append(piece.text);
-  }
+function menu(open) {
+  document.body.classList.toggle("menu", open);
+  at("menu").setAttribute("aria-expanded", String(open));
 }
 
-function bubble(role, trace = []) {
-  const item = document.createElement("li");
-  item.className = role;
-  const who = document.createElement("span");
-  who.className = "who";
-  who.textContent = role === "user" ? "you" : "model";
-  const said = document.createElement("div");
-  said.className = "said";
-  item.append(who, said);
-  at("talk").append(item);
-  show(said, trace);
-  item.scrollIntoView({ block: "end" });
-  return said;
+function show(message) {
+  const place = () => talk.messages.indexOf(message);
+  const user = message.role === "user";
+  const action = user
+    ? ["Edit", "Edit this message and ask again", () => edit(place())]
+    : ["Ask again", "Ask again, for another answer in place of this one", () => again(place())];
+  return new Shown(message, [action]);
 }
 
 function redraw() {
   at("talk").replaceChildren();
-  for (const message of messages) {
-    bubble(message.role, message.trace || [{ text: message.content, source: null }]);
-  }
+  for (const message of talk.messages) show(message);
+  at("empty").hidden = talk.messages.length > 0;
+  at("race-what").hidden = talk.messages.length > 0 && at("race").hidden;
+  toEnd();
 }
 
-function headers() {
-  const key = at("key").value;
-  return { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
+function write(text) {
+  at("prompt").value = text;
+  fit();
 }
 
-async function* events(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let waiting = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    waiting += value;
-    const parts = waiting.split("\n\n");
-    waiting = parts.pop();
-    for (const part of parts) {
-      if (part.startsWith("data: ") && part !== "data: [DONE]") yield JSON.parse(part.slice(6));
-      else if (part.startsWith(": prefill")) yield { prefill: part.slice(10) };
-    }
-  }
+function fit() {
+  at("prompt").rows = Math.min(8, at("prompt").value.split("\n").length);
 }
 
-// Streams one answer into `target`; gives its text, its pieces and the server's figures.
-async function ask(conversation, target, figures, more, signal) {
-  const answer = { text: "", trace: [], timings: null };
-  const response = await fetch("v1/chat/completions", {
-    method: "POST",
-    headers: headers(),
-    signal,
-    body: JSON.stringify({
-      messages: conversation.map(({ role, content }) => ({ role, content })),
-      stream: true,
-      return_draft_trace: true,
-      ...(at("temperature").value === "" ? {} : { temperature: Number(at("temperature").value) }), // else the model's
-      max_tokens: Math.max(1, Number(at("most").value) || 256),
-      ...more,
-    }),
-  });
-  if (!response.ok) {
-    if (response.status === 401) at("key-label").hidden = false;
-    const body = await response.json().catch(() => ({}));
-    throw new Error(body.error ? body.error.message : `the server answered ${response.status}`);
+function edit(place) {
+  if (running) return;
+  const was = editing;
+  editing = place;
+  at("editing").hidden = place === null;
+  if (place === null) {
+    if (was !== null) write("");
+    return;
   }
-  let first = 0;
-  for await (const event of events(response)) {
-    if (event.error) throw new Error(event.error.message);
-    if (event.prefill) figures.textContent = `reading the prompt: ${event.prefill}`;
-    if (event.draft_trace) {
-      first = first || performance.now();
-      show(target, event.draft_trace);
-      answer.trace.push(...event.draft_trace);
-      const seconds = (performance.now() - first) / 1000;
-      if (seconds > 0.2) figures.textContent = `${(answer.trace.length / seconds).toFixed(1)} tok/s`;
-    }
-    if (event.timings) answer.timings = event.timings;
-  }
-  answer.text = answer.trace.map((piece) => piece.text).join("");
-  figures.textContent = summary(answer.timings);
-  return answer;
+  write(talk.messages[place].content);
+  at("prompt").focus();
 }
 
-function summary(timings) {
-  if (!timings) return "";
-  const parts = [`${timings.predicted_n} tokens`, `${timings.predicted_per_second.toFixed(1)} tok/s`];
-  parts.push(`${timings.tokens_per_step.toFixed(2)} tokens a step`);
-  if (timings.draft_n) parts.push(`${timings.draft_n_accepted} of ${timings.draft_n} drafted accepted`);
-  parts.push(`prompt ${timings.prompt_n + timings.cache_n} (${timings.cache_n} cached)`);
-  return parts.join(" · ");
+function options(more = {}) {
+  const temperature = at("temperature").value;
+  const most = Math.floor(Number(at("most").value));
+  return {
+    ...(temperature === "" ? {} : { temperature: Number(temperature) }), // else the model's own
+    ...(most > 0 ? { max_tokens: most } : {}), // else what the context holds
+    ...more,
+  };
 }
 
 function busy(controller) {
   running = controller;
-  at("send").disabled = at("race-it").disabled = controller !== null;
-  at("stop").disabled = controller === null;
-  if (controller === null) at("prompt").focus();
+  const held = [at("send"), at("stop")].includes(document.activeElement);
+  at("send").hidden = at("race-it").disabled = controller !== null;
+  at("stop").hidden = controller === null;
+  if (held) (controller === null ? at("send") : at("stop")).focus(); // the one hidden cannot keep it
 }
 
-async function guarded(work) {
+async function guarded(work, retry) {
   const controller = new AbortController();
   busy(controller);
   tell("");
+  announce("The model is answering.");
   try {
     await work(controller.signal);
+    announce("The answer is complete.");
   } catch (error) {
-    tell(error.name === "AbortError" ? "stopped" : error.message);
+    if (running !== controller) return; // another conversation was opened
+    announce("");
+    if (error.name === "AbortError") tell("Stopped.");
+    else tell(error.message, retry);
   } finally {
-    busy(null);
+    if (running === controller) busy(null);
   }
 }
 
-function taken() {
-  const text = at("prompt").value.trim();
-  if (!text || running) return "";
-  at("prompt").value = "";
-  return text;
-}
-
-async function send() {
-  const text = taken();
-  if (!text) return;
-  at("race").hidden = true;
-  messages.push({ role: "user", content: text });
-  bubble("user", [{ text, source: null }]);
-  const said = bubble("assistant");
-  await guarded(async (signal) => {
+// Asks for an answer to the first `place` messages and `text`, in place of what follows them.
+async function answer(place, text, more = {}) {
+  const mine = talk; // another may be opened meanwhile
+  const before = mine.messages;
+  const question = { role: "user", content: text };
+  const message = { role: "assistant", content: "", thought: "", trace: [] };
+  mine.messages = [...before.slice(0, place), question];
+  const asked = talks.asMessages(mine);
+  mine.messages.push(message);
+  at("race").hidden = at("race-what").hidden = at("empty").hidden = true;
+  for (const item of [...at("talk").children].slice(place)) item.remove();
+  show(question);
+  const shown = show(message);
+  shown.item.setAttribute("aria-busy", "true");
+  toEnd();
+  let ended = "";
+  let first = 0;
+  let count = 0;
+  const put = (came) => {
+    if (came.prefill) {
+      shown.figures.textContent = `reading the prompt: ${came.prefill}`;
+      return;
+    }
+    first ||= performance.now();
+    count += came.trace.length;
+    message.content += came.text;
+    message.thought += came.thought;
+    for (const { source, text: piece } of came.trace) grow(message.trace, source || "", piece);
+    shown.put(came);
+    const seconds = (performance.now() - first) / 1000;
+    if (seconds > 0.2) shown.figures.textContent = `${(count / seconds).toFixed(1)} tok/s`;
+  };
+  const work = async (signal) => {
     try {
-      const answer = await ask(messages, said, at("figures"), {}, signal);
-      messages.push({ role: "assistant", content: answer.text, trace: answer.trace });
+      ended = summary(await ask(asked, options(more), signal, put));
     } catch (error) {
-      const content = said.textContent; // what has come is kept
-      if (content) messages.push({ role: "assistant", content });
-      else {
-        messages.pop();
-        redraw();
-        at("prompt").value = text;
+      ended = "broken off";
+      if (!message.content && !message.thought) {
+        mine.messages = before; // nothing has come: all is as it was, and what was written is given back
+        if (mine === talk) {
+          redraw();
+          if (!at("prompt").value) write(text);
+        }
       }
       throw error;
     } finally {
-      keep();
+      message.figures = ended;
+      shown.item.removeAttribute("aria-busy");
+      if (mine === talk) keep();
+      else talks.keep(mine);
+      shown.end(ended);
     }
+  };
+  await guarded(work, () => {
+    if (at("prompt").value === text) write("");
+    talk.messages.includes(message) ? again(talk.messages.indexOf(message)) : answer(place, text, more);
   });
 }
 
-async function race() {
-  const text = taken();
-  if (!text) return;
-  const conversation = [...messages, { role: "user", content: text }];
-  at("race").hidden = false;
-  at("verdict").textContent = "";
-  for (const id of ["plain", "ahead"]) {
-    at(`${id}-said`).replaceChildren();
-    at(`${id}-figures`).textContent = "waiting";
-  }
-  const seed = crypto.getRandomValues(new Uint32Array(1))[0];
-  await guarded(async (signal) => {
-    const plain = await ask(conversation, at("plain-said"), at("plain-figures"), { seed, lookahead: 0 }, signal);
-    const ahead = await ask(conversation, at("ahead-said"), at("ahead-figures"), { seed }, signal);
-    at("verdict").textContent = await verdict(plain, ahead);
-  });
-  at("prompt").value = text;
+function again(place) {
+  if (running || place < 1 || talk.messages[place - 1].role !== "user") return;
+  const seed = crypto.getRandomValues(new Uint32Array(1))[0]; // else a model with a seed of its own says the same
+  answer(place - 1, talk.messages[place - 1].content, { seed });
 }
 
-async function verdict(plain, ahead) {
-  if (plain.text !== ahead.text) {
-    const same = [...plain.text].findIndex((character, i) => [...ahead.text][i] !== character);
-    return `DIFFERENT from character ${same < 0 ? Math.min(plain.text.length, ahead.text.length) : same} on`;
+function send() {
+  const text = at("prompt").value.trim();
+  if (!text || running) return;
+  const place = editing === null ? talk.messages.length : editing;
+  edit(null);
+  write("");
+  answer(place, text);
+}
+
+function run() {
+  const text = at("prompt").value.trim();
+  if (running) return;
+  if (!text) {
+    tell("Write a message first; Race asks it twice.");
+    at("prompt").focus();
+    return;
   }
-  const ratio = ahead.timings.predicted_per_second / plain.timings.predicted_per_second;
-  let digest = "";
-  if (crypto.subtle) {
-    const bytes = new Uint8Array(await crypto.subtle.digest("SHA-256", new TextEncoder().encode(ahead.text)));
-    digest = ` · sha256 ${[...bytes.slice(0, 8)].map((b) => b.toString(16).padStart(2, "0")).join("")}…`;
-  }
-  return `identical ✓${digest}${Number.isFinite(ratio) ? ` · lookahead is ${ratio.toFixed(2)} times as fast` : ""}`;
+  const asked = [...talks.asMessages(talk), { role: "user", content: text }];
+  at("race").hidden = at("race-what").hidden = false;
+  toEnd();
+  guarded((signal) => race(asked, options(), signal), run);
 }
 
 function colour() {
@@ -244,16 +230,36 @@ function colour() {
   at("legend").hidden = !at("colour").checked;
 }
 
+function settings() {
+  try {
+    const kept = JSON.parse(localStorage.getItem(SETTINGS)) || {};
+    for (const id of KEPT) at(id).value = kept[id] || "";
+    at("colour").checked = Boolean(kept.colour);
+  } catch {
+    // nothing was kept
+  }
+}
+
+function keepSettings() {
+  const kept = Object.fromEntries(KEPT.map((id) => [id, at(id).value]));
+  try {
+    localStorage.setItem(SETTINGS, JSON.stringify({ ...kept, colour: at("colour").checked }));
+  } catch {
+    // they end with the page
+  }
+}
+
 async function connect() {
-  const response = await fetch("v1/models", { headers: headers() }).catch(() => null);
+  const response = await request("v1/models").catch(() => null);
   if (response && response.ok) {
-    const model = (await response.json()).data[0];
-    at("model").textContent = `${model.id} · ${model.meta.low_bit || model.meta.engine} · ${model.max_model_len} tokens`;
-    at("temperature").placeholder = model.meta.sampling.temperature;
+    const found = (await response.json()).data[0];
+    model = found.id;
+    at("model").textContent = `${model} · ${found.meta.low_bit || found.meta.engine} · ${found.max_model_len} tokens`;
+    at("temperature").placeholder = `the model's: ${found.meta.sampling.temperature}`;
     return;
   }
   if (response && response.status === 401) {
-    at("key-label").hidden = false;
+    askForKey();
     at("model").textContent = "this server asks for an API key";
     return;
   }
@@ -261,36 +267,67 @@ async function connect() {
   setTimeout(connect, 2000);
 }
 
-at("form").addEventListener("submit", (event) => {
+const on = (id, kind, action) => at(id).addEventListener(kind, action);
+
+on("form", "submit", (event) => {
   event.preventDefault();
   send();
 });
-at("prompt").addEventListener("keydown", (event) => {
+on("prompt", "keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
     event.preventDefault();
     send();
   }
 });
-at("stop").addEventListener("click", () => running && running.abort());
+on("prompt", "input", fit);
+on("stop", "click", () => running && running.abort());
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && running) running.abort();
-});
-at("race-it").addEventListener("click", race);
-at("colour").addEventListener("change", colour);
-at("clear").addEventListener("click", () => {
+  if (event.key !== "Escape") return;
   if (running) running.abort();
-  messages = [];
-  keep();
-  redraw();
-  at("figures").textContent = "";
+  else if (document.body.classList.contains("menu")) {
+    menu(false);
+    at("menu").focus();
+  } else edit(null);
+});
+on("cancel", "click", () => edit(null));
+on("race-it", "click", run);
+on("menu", "click", () => menu(!document.body.classList.contains("menu")));
+on("new", "click", () => {
+  open();
   at("prompt").focus();
 });
-at("key").addEventListener("change", () => {
-  sessionStorage.setItem(KEY, at("key").value);
-  connect();
+on("delete", "click", () => {
+  if (!talk.messages.length || confirm(`Delete "${talks.name(talk)}" from this browser?`)) {
+    talk.gone = true;
+    talks.remove(talk);
+    open((talks.all()[0] || {}).id);
+  }
 });
-at("key").value = sessionStorage.getItem(KEY) || "";
+on("title", "change", () => {
+  talk.title = at("title").value.trim();
+  talk.named = Boolean(talk.title);
+  keep();
+});
+on("system", "change", () => {
+  talk.system = at("system").value;
+  keep();
+});
+on("export-markdown", "click", () => talks.download(talks.asMarkdown(talk), talk, "md", "text/markdown"));
+on("export-json", "click", () => talks.download(talks.asJson(talk, model), talk, "json", "application/json"));
+on("colour", "change", () => {
+  colour();
+  keepSettings();
+});
+for (const id of KEPT) on(id, "change", keepSettings);
+on("key", "change", async () => {
+  keepKey();
+  await connect();
+  redraw();
+});
+addEventListener("pagehide", () => running && keep()); // what has come of an answer outlives the page
+restoreKey();
+settings();
 colour();
-redraw();
+open(talk.id);
 connect();
-at("prompt").focus();
+if (matchMedia("(pointer: fine)").matches) at("prompt").focus(); // on a phone it would open the keyboard
