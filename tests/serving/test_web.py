@@ -50,9 +50,7 @@ def test_markdown_is_rendered(client):
     assert answer.json() == {"nodes": [{"tag": "p", "children": [{"tag": "em", "children": ["é"]}, " <b>"], "line": 0}]}
 
 
-@pytest.mark.parametrize(
-    "body", [{}, {"text": None}, {"text": 1}, {"text": "a", "more": 1}, [], {"text": "a" * 60_001}, {"text": "\ud800"}]
-)
+@pytest.mark.parametrize("body", [{}, {"text": None}, {"text": 1}, [], {"text": "a" * 60_001}, {"text": "\ud800"}])
 def test_what_cannot_be_rendered_is_refused(client, body):
     answer = client.post("/render", content=json.dumps(body), headers={"content-type": "application/json"})
     assert answer.status_code == 400
