@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -159,3 +161,43 @@ def test_a_template_without_tools_is_told_in_words():
     assert "<tool_call>" in told[2]["content"]
     assert told[3]["content"] == "<tool_response>\nsunny\n</tool_response>"
     assert [m["role"] for m in in_words(messages[1:2], [{"name": "w"}])] == ["system", "user"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("mark", "written", "text", "calls"),
+    [
+        ("<|python_tag|>", 'I look. <|python_tag|>{"name": "w", "parameters": {"a": 1}}', "I look. ", ['{"a": 1}']),
+        ("<|python_tag|>", "<|python_tag|>w.call(1)", "<|python_tag|>w.call(1)", []),
+        ("<|python_tag|>", 'Say {"name": "w"}', 'Say {"name": "w"}', []),
+        ("[TOOL_CALLS]", 'Well. [TOOL_CALLS]w[ARGS]{"a": 1}[TOOL_CALLS]w{}', "Well. ", ['{"a": 1}', "{}"]),
+        ("[TOOL_CALLS]", "[TOOL_CALLS] is how I call", "[TOOL_CALLS] is how I call", []),
+    ],
+)
+def test_calls_of_llama_and_mistral_are_found_where_the_model_may_call(
+    live, model, monkeypatch, mark, written, text, calls, stream
+):
+    """With ``tool_choice`` auto: from the token that they begin with, and free text otherwise."""
+    monkeypatch.setattr(model.tokenizer, "chat_template", model.tokenizer.chat_template + "{# " + mark + " #}")
+    running, found = live(), []
+    tools = [{"type": "function", "function": {"name": "w"}}]
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools, "tool_choice": "auto", "stream": stream}
+    path = running.url + "/v1/chat/completions"
+    thread = threading.Thread(target=lambda: found.append(httpx.post(path, json=asked, timeout=60)))
+    thread.start()
+    ticket = running.service.next()
+    assert "draft_filter" not in ticket.options, "no grammar keeps it"
+    ticket.say(*running.server.served.encode(written))
+    ticket.finish()
+    thread.join(60)
+    if stream:
+        chunks = [json.loads(line[6:]) for line in found[0].text.split("\n") if line.startswith("data: {")]
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        said = "".join(delta.get("content") or "" for delta in deltas)
+        parts = [part["function"] for delta in deltas for part in delta.get("tool_calls", ())]
+        arguments = [part["arguments"] for part in parts if "name" not in part]
+    else:
+        message = found[0].json()["choices"][0]["message"]
+        said = message["content"]
+        arguments = [call["function"]["arguments"] for call in message.get("tool_calls", ())]
+    assert (said, arguments) == (text, calls)
