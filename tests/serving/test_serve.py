@@ -94,6 +94,8 @@ def test_a_port_that_is_taken(capsys):
     [
         (["--cache-memory", "much"], "'much' is no size"),
         (["--slots", "0"], "--slots"),
+        (["--max-running-per-key", "0"], "--max-running-per-key"),
+        (["--max-queued-per-key", "-1"], "--max-queued-per-key"),
         (["--window", "4"], "--strategy jacobi"),
         (["--api-key-file", "/nowhere/keys"], "cannot be read"),
     ],
