@@ -115,7 +115,8 @@ def chat(
         facts = loaded.engine.describe()
         head = f"{model} · {facts.get('low_bit')} · {facts.get('isa')} · {counted(facts.get('threads', 1), 'thread')}"
         head += f"\n{session.sampling_in_words()}"
-        aside.print(Panel(Text(f"{head}\n/help lists the commands, Ctrl-D leaves"), expand=False))
+        box = Panel(Text(f"{head}\n/help lists the commands, Ctrl-D leaves"), expand=False)
+        aside.print(box, soft_wrap=False)  # else what is longer than a line is cut off
         lines = typed([f"/{name}" for name in SLASHES], history, session.tell)
     else:
         lines = piped()

@@ -83,6 +83,15 @@ def environment(tmp_path, **more: str) -> dict[str, str]:
     return {**os.environ, "XDG_STATE_HOME": str(tmp_path), "TERM": "xterm", "COLUMNS": "100", **more}
 
 
+def test_what_a_chat_begins_with_wraps_on_a_narrow_terminal(tmp_path):
+    """No word of the model, its sampling and the commands is cut off."""
+    terminal = Terminal(environment(tmp_path, NO_COLOR="1") | {"COLUMNS": "30"})
+    terminal.wait_for(">>> ")
+    assert "/help lists the commands, Ctrl-D leaves" in " ".join(terminal.shown.replace("│", " ").split())
+    terminal.type("\x04")
+    assert terminal.process.wait(60) == 0
+
+
 def test_a_whole_chat(tmp_path):
     terminal = Terminal(environment(tmp_path, NO_COLOR="1"))
     terminal.wait_for(">>> ")
