@@ -21,7 +21,7 @@ class Limits:
         biases: entries of ``logit_bias``.
         top_logprobs: alternatives shown for each token.
         containers: objects and lists of a body, of whatever kind.
-        values: in them; room for 256 prompts of 1,024 token ids.
+        values: between commas; room for 256 prompts of 1,024 token ids.
         schema_bytes: of one JSON schema, as JSON.
         schemas_bytes: of all schemas of a request.
         schema_text: characters of a constant, a pattern or a name in a schema: each token of the answer is compared

@@ -44,7 +44,15 @@ def test_texts_count_together_wherever_they_stand(server, longest):
 
 @pytest.mark.parametrize(
     ("value", "containers", "values"),
-    [([], 1, 0), ({"a": [1, "x", {}]}, 3, 4), ("[{}]", 0, 0), ([[[]]], 3, 2), ([{}] * 10, 11, 10)],
+    [
+        ([], 1, 1),
+        ({"a": [1, "x", {}]}, 3, 3),
+        ("[{,", 0, 1),
+        ('"[\\', 0, 1),
+        (['\\"[,', "\\", "[{"], 1, 3),
+        ([[[]]], 3, 1),
+        ([{}] * 10, 11, 10),
+    ],
     ids=str,
 )
 def test_parts_are_counted(value, containers, values):
@@ -52,12 +60,12 @@ def test_parts_are_counted(value, containers, values):
     assert parts(body, replace(LIMITS, containers=containers, values=values)) == ""
     if containers:
         assert "objects and lists" in parts(body, replace(LIMITS, containers=containers - 1))
-    if values:
+    if values > 1:
         assert f"{values - 1} values" in parts(body, replace(LIMITS, values=values - 1))
 
 
-@pytest.mark.parametrize("body", [b"{broken", b"[" * 100_000, b"\xff"], ids=range(3))
-def test_what_is_no_json_has_no_parts(body):
+@pytest.mark.parametrize("body", [b"{broken", b'"' * 99, b'"' + b'\\"' * 100_000, b"\xff\\"], ids=range(4))
+def test_what_is_no_json_has_parts_too(body):
     assert parts(body, LIMITS) == ""
 
 
