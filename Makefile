@@ -2,6 +2,7 @@
 # make bench  README's table for this machine                                make clean  remove what was built
 # make test-ipex-llm  our loop on the real ipex-llm, in an environment of its own (5 GB, kept in the cache folder)
 # make test-opencl  the OpenCL engine on Intel's OpenCL runtime for CPUs, beside .venv (0.8 GB, kept in the cache folder)
+# make test-opencl-offline  its kernels built by Intel's compiler for its GPUs, from Debian unstable (0.3 GB, kept in the cache folder)
 # make test-browser  the server's page in Chromium (apt install chromium), driven by Playwright beside .venv (0.2 GB)
 # make test-clients  the server with openai, anthropic, langchain, llama-index, lm-eval, llm, schemathesis and Ray (1 GB, kept)
 # make gates  the attacks of make test at full length: combinations, mutated files, kills, forks (half an hour)
@@ -17,7 +18,7 @@ PY := .venv/bin/python
 # What README's commands need beside the package: pictures and the server.
 USED := --with bench --with serve
 
-.PHONY: demo test test-ipex-llm test-opencl test-browser test-clients bench docs wheel gates gates-coverage soak sanitize lint types setup clean
+.PHONY: demo test test-ipex-llm test-opencl test-opencl-offline test-browser test-clients bench docs wheel gates gates-coverage soak sanitize lint types setup clean
 .DEFAULT_GOAL := demo
 
 define setup
@@ -46,6 +47,10 @@ test-ipex-llm:
 test-opencl:
 	$(call setup,--with test)
 	@$(PYTHON) scripts/test_opencl.py $(PYTEST)
+
+test-opencl-offline:
+	$(call setup,--with test)
+	@$(PYTHON) scripts/test_opencl.py --offline
 
 test-browser:
 	$(call setup,--with test)

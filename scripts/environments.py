@@ -28,11 +28,12 @@ def as_program(main):
         sys.exit(130)
 
 
-def kept(name, key, needed, say, make):
+def kept(name, key, needed, say, make, whole=None):
     """The folder of an environment, made by ``make(folder)`` if it is not there yet.
 
     It is made under another name and renamed when it is complete; one run makes it, others wait. ``key`` stands for all
-    that it is made of, ``needed`` is how many bytes making it takes.
+    that it is made of, ``needed`` is how many bytes making it takes, ``whole(folder)`` says whether it is there and
+    still runs; as a rule its Python is asked.
     """
     cache = cache_folder()
     os.makedirs(cache, exist_ok=True)
@@ -43,7 +44,7 @@ def kept(name, key, needed, say, make):
         except OSError:
             say("another run makes the environment; waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        if not works(folder):
+        if not (whole or works)(folder):
             half = folder + ".half"
             for old in (folder, half):
                 shutil.rmtree(old, ignore_errors=True)

@@ -3,9 +3,11 @@
 
     python3 scripts/test_opencl.py [arguments for pytest]
     python3 scripts/test_opencl.py --second-opinions [arguments for pytest on pocl]
+    python3 scripts/test_opencl.py --offline [arguments for scripts/opencl_offline.py]
 
 The second runs the kernels' plain spelling on Debian's pocl (every test but the embedded model's) and under oclgrind
 (every kernel and format once) alone, and asks for both; without it they follow where they are installed.
+The third builds all kernels with Intel's own compiler for its GPUs, and compares them with what is recorded.
 
 The environment is the .venv that ``make test`` uses, with pyopencl and Intel's runtime beside it (0.8 GB); it lies in
 the user's cache folder under a hash of the pinned versions and of where .venv is. It is made under another name and
@@ -28,7 +30,7 @@ POCL = "/etc/OpenCL/vendors/pocl.icd"
 UNDER_OCLGRIND = ["tests/engines/opencl/test_once.py", "-k", "plain"]
 """Every kernel and every format in the smallest shapes: oclgrind interprets each work-item."""
 ON_POCL = ["tests/engines/opencl", "-k", "plain and not embedded"]
-ALONE = "--second-opinions"
+ALONE, OFFLINE = "--second-opinions", "--offline"
 TESTS = ["tests/engines/opencl", "tests/engines/test_every_engine.py"]
 
 
@@ -36,6 +38,8 @@ def main(arguments):
     python = os.path.join(ROOT, ".venv", "bin", "python")
     if not os.path.exists(python):
         raise SetupError("there is no .venv yet", "make test-opencl makes it first")
+    if arguments[:1] == [OFFLINE]:
+        return subprocess.run([python, os.path.join(ROOT, "scripts", "opencl_offline.py")] + arguments[1:]).returncode
     folder = environment(python)
     if arguments[:1] == [ALONE]:
         packages = {"pocl-opencl-icd": os.path.exists(POCL), "oclgrind": oclgrind()}

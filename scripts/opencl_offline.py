@@ -1,0 +1,309 @@
+"""Build every kernel of the OpenCL engine with Intel's own compiler for its GPUs, and compare with what is recorded.
+
+python scripts/opencl_offline.py [--device dg2 ...]   fails where a kernel has got worse than docs/results/ocloc.json
+python scripts/opencl_offline.py --record             writes what it finds there, and the page that shows it
+python scripts/opencl_offline.py --render             the page again
+                                 --program linear     only programs whose name begins so
+
+``make test-opencl-offline`` runs it. It needs no GPU: a program is built as the engine builds it on a device of that
+name, for every format and number of rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import click
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from environments import as_program
+from ocloc import Ocloc, Unreachable, compiler
+from opencl_binaries import COLUMNS, BadBinaryError, faults, kernels, members
+
+from ipex_lookahead.engines.opencl.formats import KERNEL_FORMATS
+from ipex_lookahead.engines.opencl.programs import (
+    ARRIVALS,
+    DOT,
+    KV_INT8,
+    ROWS,
+    SUBGROUPS,
+    Spelling,
+    Units,
+    flags,
+    over_weights,
+    source,
+)
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+RECORD, PAGE = DOCS / "results" / "ocloc.json", DOCS / "intel_gpu_kernels.md"
+DEVICES = {
+    "dg2": "Arc A",
+    "bmg": "Arc B",
+    "lnl": "Core Ultra 200V (Lunar Lake)",
+    "mtl": "Core Ultra 100 (Meteor Lake)",
+    "ptl": "Core Ultra 300 (Panther Lake)",
+    "tgl": "11th generation (Tiger Lake)",
+    "pvc": "Data Center GPU Max",
+}
+"""Names as ocloc has them, the order in which they are built, and what people call them."""
+NARROW = {"dg2"}
+"""Matrix units for subgroups of 8; all others' are for 16."""
+MATRIX_UNITS = "cl_intel_subgroup_matrix_multiply_accumulate"
+AT_ONCE = {"linear": ROWS, "gate_up": ROWS, "expert_linear": ROWS[:1], "expert_gate_up": ROWS[:1], "embed": ROWS[:1]}
+"""Kernels over weights, and the rows at once that the engine builds them for."""
+OTHERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "attention": (("rows", "attention"), ()),
+    "attention int8": (("rows", "attention"), KV_INT8),
+    "self_test": (("self_test",), ()),
+    "bandwidth": (("bandwidth",), ()),
+}
+"""Programs without weights: files and options."""
+Found = dict[str, Any]
+
+
+@click.command()
+@click.option("--device", "devices", multiple=True, type=click.Choice(list(DEVICES)), help="All if not given.")
+@click.option("--program", "only", default="", help="Programs whose name begins so: linear, 'gate_up 16', self_test.")
+@click.option("--record", is_flag=True, help="Write what is found, instead of comparing.")
+@click.option("--render", is_flag=True, help="Build nothing: write the page from what is recorded.")
+def main(devices: tuple[str, ...], only: str, record: bool, render: bool) -> None:
+    """See the top of the file."""
+    recorded = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {"devices": {}}
+    if not render:
+        try:
+            ocloc = compiler(say)
+        except Unreachable as error:
+            say(f"SKIPPED, nothing was built: {error}")
+            return
+        say("with " + ", ".join(f"{name} {version}" for name, version in ocloc.versions.items()))
+        if not devices and not record and (unknown := [name for name in DEVICES if name not in recorded["devices"]]):
+            say("not compared, since nothing is recorded for them: " + ", ".join(unknown))
+            devices = tuple(recorded["devices"])
+        found = build_all(ocloc, devices or tuple(DEVICES), only)
+        for device, one in found.items() if only else ():
+            complete(one, recorded["devices"].get(device), only)
+        if not record:
+            problems = worse(recorded["devices"], found)
+            for line in problems:
+                say(line)
+            say(f"{len(problems)} of the kernels are worse than recorded" if problems else "no kernel is worse")
+            sys.exit(1 if problems else 0)
+        there = recorded["devices"] | found
+        ordered = {name: there[name] for name in DEVICES if name in there}
+        recorded = {"compiler": ocloc.versions, "date": date.today().isoformat(), "devices": ordered}
+        RECORD.write_text(as_text(recorded), encoding="utf-8")
+    PAGE.write_text(page(recorded), encoding="utf-8")
+
+
+def say(text: str) -> None:
+    """A line for people, at once."""
+    print("ocloc: " + text, flush=True)
+
+
+# ---- building --------------------------------------------------------------------------------------------------------
+
+
+def programs(units: Units, spelling: Spelling) -> Iterator[tuple[str, str, str, list[str]]]:
+    """Every program of a device: what it is called, the format or "", its text and its flags."""
+    for name, (files, options) in OTHERS.items():
+        yield name, "", source(*files), flags(spelling, True, options)
+    for kernel, counts in AT_ONCE.items():
+        for rows in counts:
+            for low_bit in KERNEL_FORMATS:
+                options, own = over_weights(low_bit, rows, units, spelling)
+                yield f"{kernel} {rows}", low_bit, source("tiles", kernel), flags(own, True, options)
+
+
+def build_all(ocloc: Ocloc, devices: tuple[str, ...], only: str = "") -> dict[str, Found]:
+    """Each device's kernels. Programs that are the same on several devices are built for them by one call."""
+    found: dict[str, Found] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        wanted: dict[tuple[str, str, str, str], list[str]] = {}
+        for device in devices:
+            units, spelling = offered(ocloc, device, folder)
+            found[device] = {"matrix_units": units.width, "spelling": list(spelling), "problems": {}, "kernels": {}}
+            for name, low_bit, text, options in programs(units, spelling):
+                if name.startswith(only):
+                    wanted.setdefault((name, low_bit, text, " ".join(options)), []).append(device)
+        for done, ((name, low_bit, text, options), some) in enumerate(wanted.items()):
+            if done % 50 == 0:
+                say(f"{done} of {len(wanted)} builds")
+            for device, result in built(ocloc, text, options, some, folder).items():
+                note(found[device], name, low_bit, result)
+    return found
+
+
+def offered(ocloc: Ocloc, device: str, folder: str) -> tuple[Units, Spelling]:
+    """What the engine would use there, as ``Device`` finds it out on a card."""
+    extensions = ocloc.asked("CL_DEVICE_EXTENSIONS", device, folder)
+    features = {word.split(":")[0] for word in ocloc.asked("CL_DEVICE_OPENCL_C_FEATURES", device, folder)}
+    spelling: Spelling = ()
+    if {"cl_intel_subgroups", "cl_intel_required_subgroup_size"} <= {*extensions}:
+        spelling += (SUBGROUPS,)
+    if "cl_khr_integer_dot_product" in extensions:
+        spelling += (DOT,)
+    if SUBGROUPS in spelling and {"__opencl_c_atomic_order_acq_rel", "__opencl_c_atomic_scope_device"} <= features:
+        spelling += (ARRIVALS,)
+    width = 8 if device in NARROW else 16
+    return Units(width if MATRIX_UNITS in extensions else 0), spelling
+
+
+def built(ocloc: Ocloc, text: str, options: str, devices: list[str], folder: str) -> dict[str, bytes | str]:
+    """For each device the binary, or what the compiler said instead."""
+    place = Path(folder, "program.cl")
+    place.write_text(text, encoding="utf-8")
+    arguments = ("compile", "-file", place.name, "-device", ",".join(devices), "-out_dir", "out", "-options", options)
+    status, said = ocloc.run(*arguments, folder=folder)
+    output = Path(folder, "out", "program.ar" if len(devices) > 1 else f"program_{devices[0]}.bin")
+    content = output.read_bytes() if status == 0 and output.exists() else None
+    if output.exists():
+        output.unlink()
+    if len(devices) == 1:
+        return {devices[0]: said.strip()[-500:] or f"exit status {status}" if content is None else content}
+    made: dict[str, bytes] = {} if content is None else members(content)
+    alone = [device for device in devices if device not in made]  # to know which of them it is
+    return {**made, **{d: r for one in alone for d, r in built(ocloc, text, options, [one], folder).items()}}
+
+
+def note(found: Found, name: str, low_bit: str, result: bytes | str) -> None:
+    """Put what was built, or was not, into a device's results."""
+    if isinstance(result, bytes):
+        try:
+            problem = "; ".join(faults(result))
+            for kernel, numbers in kernels(result).items():
+                own = name if name.startswith(kernel) else f"{name}: {kernel}"
+                found["kernels"].setdefault(own, {})[low_bit] = numbers
+        except BadBinaryError as error:
+            problem = str(error)
+    else:
+        problem = result
+    if problem:
+        found["problems"][f"{name} {low_bit}".strip()] = problem
+
+
+def complete(found: Found, before: Found | None, only: str) -> None:
+    """Add to a device's results what was recorded of the programs that were not built."""
+    for part in ("problems", "kernels") if before else ():
+        found[part] = {name: one for name, one in before[part].items() if not name.startswith(only)} | found[part]
+
+
+# ---- comparing -------------------------------------------------------------------------------------------------------
+
+
+def worse(recorded: dict[str, Found], found: dict[str, Found]) -> list[str]:
+    """What is worse than recorded: a new problem, a kernel that is gone or new, more memory, fewer lanes."""
+    said = []
+    for device, now in found.items():
+        before = recorded.get(device)
+        if before is None:
+            said.append(f"{device}: nothing is recorded (--record)")
+            continue
+        for name, problem in now["problems"].items():
+            if name not in before["problems"]:
+                said.append(f"{device}: {name}: {problem}")
+        for name in {**before["kernels"], **now["kernels"]}:
+            old, new = before["kernels"].get(name, {}), now["kernels"].get(name, {})
+            for low_bit in {**old, **new}:
+                if change := _change(old.get(low_bit), new.get(low_bit)):
+                    said.append(f"{device}: {name} {low_bit}".rstrip() + f": {change}")
+    return said
+
+
+def _change(old: list[int] | None, new: list[int] | None) -> str:
+    if old is None or new is None:
+        return "it is not recorded (--record)" if old is None else "it was not built"
+    lanes, registers, local, spilled, private = range(len(COLUMNS))
+    changed = [i for i in (registers, local, spilled, private) if new[i] > old[i]]
+    changed += [lanes] if new[lanes] < old[lanes] else []
+    return ", ".join(f"{COLUMNS[i]} {old[i]} -> {new[i]}" for i in changed)
+
+
+# ---- showing ---------------------------------------------------------------------------------------------------------
+
+
+def as_text(recorded: dict[str, Any]) -> str:
+    """JSON with a line for each kernel of a device."""
+    parts = []
+    for device, found in recorded["devices"].items():
+        lines = ",\n".join(f"   {json.dumps(name)}: {json.dumps(one)}" for name, one in found["kernels"].items())
+        rest = json.dumps({name: value for name, value in found.items() if name != "kernels"})
+        parts.append(f'  {json.dumps(device)}: {rest[:-1]}, "kernels": {{\n{lines}\n  }}}}')
+    head = json.dumps({name: value for name, value in recorded.items() if name != "devices"})
+    return head[:-1] + ',\n "devices": {\n' + ",\n".join(parts) + "\n }\n}\n"
+
+
+def page(recorded: dict[str, Any]) -> str:
+    """docs/intel_gpu_kernels.md."""
+    versions = ", ".join(f"{name} {version}" for name, version in recorded["compiler"].items())
+    said = [
+        "# Intel GPUs: what the compiler makes of the kernels",
+        "",
+        "<!-- made by `scripts/opencl_offline.py` from results/ocloc.json -->",
+        "",
+        "Intel's own compiler for its GPUs runs without one. `make test-opencl-offline` unpacks it from Debian",
+        "unstable into the cache folder (258 MB; nothing of the machine changes), builds every program of the [OpenCL",
+        "engine](intel_gpu.md) for every format, number of rows and device below, and fails where a kernel has got",
+        "worse: an error, more registers, more local, spilled or private memory, fewer lanes, a product and a sum that",
+        "may be joined, floats of 64 bits. It says nothing about speed. Where Debian cannot be reached, it says so and",
+        "is skipped.",
+        "",
+        f"Built on {recorded['date']} with {versions}.",
+        "",
+        "| device | | programs with a problem | kernels | that spill | with private memory | matrix units |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for device, found in recorded["devices"].items():
+        every = [numbers for formats in found["kernels"].values() for numbers in formats.values()]
+        units = f"of width {found['matrix_units']}" if found["matrix_units"] else "none"
+        said.append(
+            f"| `{device}` | {DEVICES[device]} | {len(found['problems'])} | {len(every)} |"
+            f" {sum(n[3] > 0 for n in every)} | {sum(n[4] > 0 for n in every)} | {units} |"
+        )
+    said += [
+        "",
+        "Private memory is what a thread's arrays take outside its registers: an access to it goes to memory, as one",
+        "to a spilled register does.",
+    ]
+    for device, found in recorded["devices"].items():
+        said += ["", f"## {DEVICES[device]} (`{device}`)", ""]
+        said += [f"- **Problem**: {name}: {problem}" for name, problem in found["problems"].items()]
+        said += [
+            "| kernel, rows at once | formats | lanes | registers | local | spilled | private |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        said += [
+            f"| {name} | {_count(formats)} | " + " | ".join(_range(formats, i) for i in range(len(COLUMNS))) + " |"
+            for name, formats in found["kernels"].items()
+        ]
+    said += [
+        "",
+        "Registers and lanes are a thread's; local memory is bytes of a work-group, the others bytes of a thread.",
+    ]
+    return "\n".join(said) + "\n"
+
+
+def _count(formats: dict[str, list[int]]) -> str:
+    return "" if list(formats) == [""] else str(len(formats))
+
+
+def _range(formats: dict[str, list[int]], column: int) -> str:
+    """The least and the most of all formats, and in how many there is anything where it may be nothing."""
+    values = [numbers[column] for numbers in formats.values()]
+    least, most = min(values), max(values)
+    if least == most:
+        return str(most)
+    some = sum(value > 0 for value in values)
+    return f"{least} to {most}" if some == len(values) else f"up to {most} (in {some})"
+
+
+if __name__ == "__main__":
+    os.nice(5)
+    as_program(lambda _: main(standalone_mode=True))
