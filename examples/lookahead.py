@@ -15,6 +15,7 @@ import torch
 from transformers import TextStreamer
 
 from ipex_lookahead import AutoModelForCausalLM
+from ipex_lookahead.cli.recommended import suggestion
 from ipex_lookahead.cli.running import run_command
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.decoding.stats import GenerationStats
@@ -29,9 +30,8 @@ def generate(model: Any, ids: list[int], new_tokens: int, lookahead: int) -> tup
     """The new tokens, shown and timed as they come, and what is known of them."""
     streamer = TextStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True)
     start = time.perf_counter()
-    out = model.generate(
-        torch.tensor([ids]), max_new_tokens=new_tokens, do_sample=False, lookahead=lookahead, streamer=streamer
-    )
+    settings: dict[str, Any] = {"max_new_tokens": new_tokens, "do_sample": False, "lookahead": lookahead}
+    out = model.generate(torch.tensor([ids]), streamer=streamer, **settings)
     seconds = time.perf_counter() - start
     new = out[0, len(ids) :].tolist()
     print(f"Tokens generated {len(new)}")
@@ -47,9 +47,7 @@ def generate(model: Any, ids: list[int], new_tokens: int, lookahead: int) -> tup
 @click.option("--n-lookahead-tokens", default=3, type=click.IntRange(1, 64), help="Most drafted tokens a step.")
 @click.option("--low-bit", help="sym_int4, sym_int8, bf16, fp16; as the file has it if not given.")
 @click.option("--threads", type=click.IntRange(1), help="All physical cores if not given.")
-def main(
-    name: str, prompt: str, n_predict: int, n_lookahead_tokens: int, low_bit: str | None, threads: int | None
-) -> None:
+def main(name: str, prompt: str, n_predict: int, n_lookahead_tokens: int, low_bit: str, threads: int) -> None:
     """Generate twice, greedily whatever the model recommends, without and with lookahead, and compare."""
     model = AutoModelForCausalLM.from_pretrained(name, load_in_low_bit=low_bit, threads=threads)
     if model.tokenizer is None:
@@ -72,8 +70,6 @@ def main(
     print()
     print_table(("", "tok/s", "tokens/step", "ratio", "identical"), [without, with_it], title=title)
     if name == "default":
-        from ipex_lookahead.cli.recommended import suggestion
-
         print(f"\n{suggestion()}")
     if plain != ahead:
         raise click.ClickException("the two outputs differ; lookahead must never change the output. Please report this")

@@ -219,7 +219,7 @@ def test_streamer_by_position_as_in_transformers(capsys: pytest.CaptureFixture[s
 
 def test_statistics_under_the_names_of_ipex_llm() -> None:
     model = build(markov(vocab_size=VOCAB, order=1))
-    assert (model.stats, model.first_token_time, model.n_token_generated) == (None, 0.0, 0)
+    assert (model.stats.tokens, model.first_token_time, model.n_token_generated) == (0, 0.0, 0)
     assert model.n_drafted == model.n_matched == model.e2e_time_without_first == 0
     for name in ("accept_num", "draft_num", "accept_rate", "generate_time", "verify_time", "draft_time"):
         assert getattr(model, name) == []

@@ -70,13 +70,14 @@ def test_settings_reach_the_model(scripted):
         "min_p": 0.1,
         "seed": 3,
         "stop": ("A", "B"),
+        "ignore_eos": False,
     }
 
 
 def test_sampling_is_left_to_the_model(scripted, capsys):
     model = scripted()
     assert run(["generate", "hi"]) == 0
-    assert model.asked[0][1] == {"max_new_tokens": 256, "lookahead": 3}
+    assert model.asked[0][1] == {"max_new_tokens": 256, "lookahead": 3, "ignore_eos": False}
     assert "seed" not in capsys.readouterr().err, "nothing is recommended for it"
     model.generation_defaults = {"do_sample": True, "temperature": 0.2}
     assert run(["generate", "hi", "--seed", "5"]) == 0

@@ -232,9 +232,13 @@ def test_a_new_sequence_is_asked_at_once() -> None:
     play = Play(TILES, 8)
     for _ in range(200):
         play.step([chain(8, 0.3)], [0], proposing=0.03)
-    while play.controller.budget(0):
+    for _ in range(100):
+        if play.controller.idle():
+            break
         play.step([chain(8, 0.3)], [0], proposing=0.03)
+    assert play.controller.idle(), "it dozes, for more steps than one"
     play.controller.join(1)
+    assert not play.controller.idle()
     assert play.controller.budget(1) > 0
 
 
