@@ -35,7 +35,7 @@ MIXTURE: dict[str, Any] = {
     "activation": Activation("clamped", 1.702, 0.7),
 }  # fmt: skip
 MODELS = {"llama": SMALL, "after": AFTER, "mixture": MIXTURE}
-NOT_OF_A_STEP = {"self_test", "arrivals", "read_all"}
+NOT_OF_A_STEP = {"self_test", "range_test", "arrivals", "read_all"}
 
 
 def test_every_kernel_of_a_step(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
