@@ -71,6 +71,7 @@ def test_a_transformers_model_drafts_for_ours(ours: Any, theirs: Any) -> None:
 
 def test_the_pipeline_loses_a_space_with_any_sentencepiece_tokenizer(tmp_path: Path) -> None:
     """It decodes the new tokens alone; with transformers' own tokenizer too. docs/transformers.md says what helps."""
+    pytest.importorskip("transformers", minversion="5", reason="older pipelines decode the whole text")
     roles = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     ours = SentencePieceTokenizer(sentencepiece_model(True), **roles)
     ours.save_pretrained(tmp_path)
