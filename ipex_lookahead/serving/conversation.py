@@ -144,9 +144,7 @@ def _with_objects(message: Message) -> Message:
 
 def _markers(served: Served, spelled: Sequence[str]) -> dict[int, str]:
     """Ids of the special tokens that a call or a thought is written with."""
-    vocabulary = served.tokenizer.get_vocab()
-    found = {vocabulary[text]: text for text in spelled if text in vocabulary}
-    return {i: text for i, text in found.items() if i in served.tokenizer.silent_ids}
+    return {served.special_tokens[text]: text for text in spelled if text in served.special_tokens}
 
 
 def _grammar(served: Served, talk: Talk, style: Style, markers: Mapping[int, str], thinking: Mode) -> Grammar | None:

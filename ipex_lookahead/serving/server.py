@@ -104,6 +104,12 @@ class Served:
         self.sampling = {name: getattr(own, name) for name in (*SETTINGS, "seed")}
 
     @cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """Ids of the tokens that a decoded text leaves out. Kept: a whole vocabulary is not to be had in each request."""
+        silent = self.tokenizer.silent_ids
+        return {text: i for text, i in self.tokenizer.get_vocab().items() if i in silent}
+
+    @cached_property
     def tokens(self) -> list[bytes]:
         """Each token's bytes."""
         return token_bytes(self.tokenizer, self.vocab_size)

@@ -81,6 +81,17 @@ def test_streamed_or_whole_with_any_lookahead_the_same(client, model, lookahead,
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
+def test_no_request_makes_the_whole_vocabulary_again(client, server, monkeypatch):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "temperature": 0}
+    assert client.post("/v1/chat/completions", json={**body, "tools": tools}).status_code == 200
+    made = []
+    monkeypatch.setattr(type(server.served.tokenizer), "get_vocab", lambda _: made.append(1) or {})
+    for more in ({}, {"tools": tools}):
+        assert client.post("/v1/chat/completions", json={**body, **more}).status_code == 200
+    assert not made
+
+
 def test_without_include_usage_no_chunk_has_any(client):
     assert all("usage" not in chunk for chunk in streamed(client))
 
