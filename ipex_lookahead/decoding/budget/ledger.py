@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ipex_lookahead.decoding.cost import CostCurve
 
-ALLOWED_LOSS, FIRST_LOSS = 0.008, 0.75
+ALLOWED_LOSS, FIRST_LOSS = 0.005, 0.5
 """Drafting may be behind by this share of all time, and so many forwards beside; then it must promise
 ``WORTH_BEHIND``."""
 ACCOUNT_STEPS = 12
