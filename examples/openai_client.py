@@ -1,4 +1,4 @@
-"""Talk to ``ipex-lookahead serve`` with OpenAI's client (pip install openai): text as it comes, then an object.
+"""Conversation to ``ipex-lookahead serve`` with OpenAI's client (pip install openai): text as it comes, then an object.
 
 python examples/openai_client.py --url http://127.0.0.1:8080 "Why is the sky blue?"
 """

@@ -35,7 +35,7 @@ from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.generate import LookaheadGenerateOutput, generate_stepwise
 from ipex_lookahead.generation.lookahead import asked_lookup, proposer_lookahead, second_model_lookahead
 from ipex_lookahead.generation.past import LookaheadCache, past_of
-from ipex_lookahead.generation.run import Tape, end_to_end, streamed
+from ipex_lookahead.generation.run import TokenBuffer, end_to_end, streamed
 from ipex_lookahead.generation.second_model import check_vocabulary, engine_of
 from ipex_lookahead.modeling.copying import Copying
 from ipex_lookahead.modeling.forward import logits_after
@@ -149,7 +149,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         seed: int | None = None,
         tokenizer: Any = None,
         **kwargs: Any,
-    ) -> Generator[Sequence[Tape], None, torch.Tensor | LookaheadGenerateOutput]:
+    ) -> Generator[Sequence[TokenBuffer], None, torch.Tensor | LookaheadGenerateOutput]:
         """Generate as transformers does, with lookahead and a seed beside.
 
         See :func:`ipex_lookahead.generation.generate.generate` for what each argument means and which errors it may

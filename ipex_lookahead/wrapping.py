@@ -6,7 +6,7 @@ import copy
 from functools import partial
 from typing import Any
 
-from ipex_lookahead.engines.around import engine_around
+from ipex_lookahead.engines.wrap_hf import wrap_hf
 from ipex_lookahead.model import LookaheadModelForCausalLM
 
 
@@ -38,7 +38,7 @@ def wrap(
     if isinstance(hf_model, LookaheadModelForCausalLM):
         return hf_model
     options: dict[str, Any] = {"deterministic": deterministic, "threads": threads, "max_context": max_context}
-    engine = engine_around(hf_model, **options)
+    engine = wrap_hf(hf_model, **options)
     return LookaheadModelForCausalLM(
         hf_model.config,
         engine,

@@ -62,56 +62,56 @@ float* Decoder::partial(int64_t row, int64_t head, int64_t block) {
   return partials_.data() + ((row * heads_.heads + head) * partial_blocks_ + block) * size;
 }
 
-void Decoder::attention(Walk& walk, const Block& block) {
+void Decoder::attention(ThreadContext& context, const Block& block) {
   const Layer& l = block.shape;
   const bool integer = !is_float(block.q.format) || !is_float(block.k.format) || !is_float(block.v.format);
   const int64_t heads = l.heads + 2 * int64_t(l.kv_heads);
   const bool whole_norm = l.q_norm == HeadNorm::whole || l.k_norm == HeadNorm::whole;
   // Where heads consist of whole tiles, who computes a head of q, k or v also norms, rotates and stores it.
   const bool fused = whole_heads() && !whole_norm;
-  walk.enter(Phase::qkv);
-  auto x = walk.inputs(rows_, shape_.hidden, integer, block.order(Slot::q),
+  context.enter(Phase::qkv);
+  auto x = context.inputs(rows_, shape_.hidden, integer, block.order(Slot::q),
                        [&](int64_t row, float* out) { norm(hidden(row), block.at(Vector::attention_norm), out); });
-  walk.split(whole_heads() ? heads : block.q.tiles() + block.k.tiles() + block.v.tiles(), 1,
+  context.split(whole_heads() ? heads : block.q.tiles() + block.k.tiles() + block.v.tiles(), 1,
              [&](int64_t begin, int64_t end) {
                qkv(block, x.get(), begin, end);
                if (fused) finish_heads(block, begin, end);
              });
-  walk.enter(Phase::heads);
-  if (whole_norm) walk.each(rows_, [&](int64_t row) { norm_whole(walk, block, row); });
-  if (!fused) walk.split(heads, kLeastHeads, [&](int64_t begin, int64_t end) { finish_heads(block, begin, end); });
+  context.enter(Phase::heads);
+  if (whole_norm) context.each(rows_, [&](int64_t row) { norm_whole(context, block, row); });
+  if (!fused) context.split(heads, kLeastHeads, [&](int64_t begin, int64_t end) { finish_heads(block, begin, end); });
   const AttentionPlan& plan = attention_plans_[block.group];
-  walk.enter(Phase::attention);
-  walk.each(int64_t(plan.items.size()), [&](int64_t i) { attend(walk, block, plan.items[size_t(i)]); });
-  walk.enter(Phase::output);
-  auto merged = walk.inputs(rows_, l.q_width(), !is_float(block.o.format), block.order(Slot::o),
-                            [&](int64_t row, float* out) { merge_heads(walk, block, row, out); });
-  add_to_hidden(walk, block, Vector::attention_after, [&](int64_t begin, int64_t end, float* out, bool add) {
+  context.enter(Phase::attention);
+  context.each(int64_t(plan.items.size()), [&](int64_t i) { attend(context, block, plan.items[size_t(i)]); });
+  context.enter(Phase::output);
+  auto merged = context.inputs(rows_, l.q_width(), !is_float(block.o.format), block.order(Slot::o),
+                            [&](int64_t row, float* out) { merge_heads(context, block, row, out); });
+  add_to_hidden(context, block, Vector::attention_after, [&](int64_t begin, int64_t end, float* out, bool add) {
     kernels_->linear(block.o, merged.get(), begin, end, out, hidden_stride_, add);
   });
 }
 
 // Norms q and k of a row over their whole width.
-void Decoder::norm_whole(Walk& walk, const Block& block, int64_t row) {
+void Decoder::norm_whole(ThreadContext& context, const Block& block, int64_t row) {
   const auto norm_part = [&](HeadNorm kind, Vector vector, int64_t column, int64_t width) {
     if (kind != HeadNorm::whole) return;
     float* x = qkv_.data() + row * qkv_stride_ + column;
-    kernels_->rms_norm(x, block.at(vector), width, shape_.rms_epsilon, walk.scratch());
-    std::memcpy(x, walk.scratch(), size_t(width) * sizeof(float));  // and what pads it stays zero
+    kernels_->rms_norm(x, block.at(vector), width, shape_.rms_epsilon, context.scratch());
+    std::memcpy(x, context.scratch(), size_t(width) * sizeof(float));  // and what pads it stays zero
   };
   norm_part(block.shape.q_norm, Vector::q_norm, 0, block.shape.q_width());
   norm_part(block.shape.k_norm, Vector::k_norm, k_column_, block.shape.kv_width());
 }
 
 // Joins the blocks of every head in ascending order, then the sink, and divides by the sum.
-void Decoder::merge_heads(Walk& walk, const Block& block, int64_t row, float* out) {
+void Decoder::merge_heads(ThreadContext& context, const Block& block, int64_t row, float* out) {
   const Sequence& s = sequences_[size_t(sequence_of_[size_t(row)])];
   const int64_t position = s.length + depth_[size_t(row)];
   const bool whole = partial_blocks_ == 1;
   const int64_t from = whole ? 0 : first_block(block.shape.window, position), last = whole ? 0 : position / kBlock;
   const int64_t size = kPartialHead + cache_shape_.head_dim16();
   const float* sinks = block.at(Vector::sinks);
-  float *state = walk.scratch(), *sink = state + size;
+  float *state = context.scratch(), *sink = state + size;
   if (sinks != nullptr) std::fill(sink, sink + size, 0.0f);
   for (int h = 0; h < heads_.heads; ++h) {
     const float* first = partial(row, h, from);
@@ -223,7 +223,7 @@ Keys Decoder::keys_of(const Sequence& s, const Block& block, int head) const {
   return keys;
 }
 
-void Decoder::attend(Walk& walk, const Block& block, const AttentionItem& item) {
+void Decoder::attend(ThreadContext& context, const Block& block, const AttentionItem& item) {
   const Layer& l = block.shape;
   const Sequence& s = sequences_[size_t(item.sequence)];
   const Keys keys = keys_of(s, block, item.kv_head);
@@ -239,7 +239,7 @@ void Decoder::attend(Walk& walk, const Block& block, const AttentionItem& item) 
   a.step_rows = s.rows;
   a.window = l.window;
   a.softcap = l.softcap;
-  a.scratch = walk.scratch();
+  a.scratch = context.scratch();
   const auto attend_block = [&](int64_t b, float* to, int64_t row_stride, int64_t head_stride) {
     a.block = b;
     a.partials = to;

@@ -14,7 +14,7 @@
 #include "model/kv_cache.h"
 #include "model/phase_times.h"
 #include "model/spec.h"
-#include "model/walk.h"
+#include "model/thread_context.h"
 #include "runtime/arena.h"
 #include "runtime/thread_pool.h"
 #include "weights/packing.h"
@@ -151,14 +151,14 @@ class Decoder {
 
   // The phases of a step; every thread goes through all of them.
   void run(int thread, const Step& step, int top, int32_t* ids, float* logits);
-  void embed(Walk& walk, const Step& step);
-  void attention(Walk& walk, const Block& block);
-  void mlp(Walk& walk, const Block& block);
-  void experts(Walk& walk, const Block& block);
-  void head(Walk& walk, int64_t wanted, int top, int32_t* ids, float* logits);
+  void embed(ThreadContext& context, const Step& step);
+  void attention(ThreadContext& context, const Block& block);
+  void mlp(ThreadContext& context, const Block& block);
+  void experts(ThreadContext& context, const Block& block);
+  void head(ThreadContext& context, int64_t wanted, int top, int32_t* ids, float* logits);
 
   template <typename Linear>
-  void add_to_hidden(Walk& walk, const Block& block, Vector after, const Linear& linear, int64_t most = INT64_MAX);
+  void add_to_hidden(ThreadContext& context, const Block& block, Vector after, const Linear& linear, int64_t most = INT64_MAX);
   void choose(const Layer& l, const float* logits, float* scratch, int32_t* experts, float* weights) const;
   int64_t expert_tiles(int64_t assigned) const;
   float* hidden(int64_t row) { return hidden_.data() + row * hidden_stride_; }
@@ -171,15 +171,15 @@ class Decoder {
   };
   Head head_of(int64_t index) const;
   void qkv(const Block& block, const Rows& x, int64_t begin, int64_t end);
-  void norm_whole(Walk& walk, const Block& block, int64_t row);
+  void norm_whole(ThreadContext& context, const Block& block, int64_t row);
   void norm_head(float* x, const float* weight) const;
   void finish_heads(const Block& block, int64_t begin, int64_t end);
-  void attend(Walk& walk, const Block& block, const AttentionItem& item);
-  void merge_heads(Walk& walk, const Block& block, int64_t row, float* out);
+  void attend(ThreadContext& context, const Block& block, const AttentionItem& item);
+  void merge_heads(ThreadContext& context, const Block& block, int64_t row, float* out);
   Keys keys_of(const Sequence& s, const Block& block, int head) const;
   int64_t attention_floats(int64_t rows) const;  // of a thread's scratch
   float* partial(int64_t row, int64_t head, int64_t block);
-  void head_and_top(Walk& walk, const Rows& x, int64_t item, int64_t wanted, int top, float* logits);
+  void head_and_top(ThreadContext& context, const Rows& x, int64_t item, int64_t wanted, int top, float* logits);
   void merge_tops(int64_t wanted, int top, int32_t* ids);
 
   const DecoderShape shape_;
@@ -223,15 +223,15 @@ class Decoder {
 // Adds to hidden what attention or the MLP comes to, after the layer's norm and multiplier. `linear(begin, end, out, add)`
 // computes tiles of it, at most so many, for every row.
 template <typename Linear>
-void Decoder::add_to_hidden(Walk& walk, const Block& block, Vector after, const Linear& linear, int64_t most) {
+void Decoder::add_to_hidden(ThreadContext& context, const Block& block, Vector after, const Linear& linear, int64_t most) {
   const float multiplier = block.shape.residual_multiplier, *weight = block.at(after);
   const int64_t tiles = hidden_stride_ / kLanes;
   if (weight == nullptr && multiplier == 1) {
-    walk.split_tiles(tiles, [&](int64_t begin, int64_t end) { linear(begin, end, hidden_.data(), true); }, most);
+    context.split_tiles(tiles, [&](int64_t begin, int64_t end) { linear(begin, end, hidden_.data(), true); }, most);
     return;
   }
   float* const branch = branch_.data();
-  walk.split_tiles(tiles, [&](int64_t begin, int64_t end) {
+  context.split_tiles(tiles, [&](int64_t begin, int64_t end) {
     linear(begin, end, branch, false);
     if (weight != nullptr) return;
     const int64_t first = begin * kLanes, n = std::min<int64_t>(end * kLanes, shape_.hidden) - first;
@@ -239,9 +239,9 @@ void Decoder::add_to_hidden(Walk& walk, const Block& block, Vector after, const 
       kernels_->add_scaled(branch + r * hidden_stride_ + first, n, multiplier, hidden(r) + first);
   }, most);
   if (weight == nullptr) return;
-  walk.each(rows_, [&](int64_t r) {
-    norm(branch + r * hidden_stride_, weight, walk.scratch());
-    kernels_->add_scaled(walk.scratch(), shape_.hidden, multiplier, hidden(r));
+  context.each(rows_, [&](int64_t r) {
+    norm(branch + r * hidden_stride_, weight, context.scratch());
+    kernels_->add_scaled(context.scratch(), shape_.hidden, multiplier, hidden(r));
   });
 }
 

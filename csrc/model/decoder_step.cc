@@ -39,19 +39,19 @@ void Decoder::reserve(const Step& step, int top) {
 }
 
 void Decoder::run(int thread, const Step& step, int top, int32_t* ids, float* logits) {
-  Walk walk(kernels_, phases_, thread, threads_, own_[size_t(thread)], shared_rows_,
+  ThreadContext context(kernels_, phases_, thread, threads_, own_[size_t(thread)], shared_rows_,
             timing_ && thread == 0 ? &phase_times_ : nullptr);
-  embed(walk, step);
+  embed(context, step);
   for (const Block& block : blocks_) {
-    attention(walk, block);
-    mlp(walk, block);
+    attention(context, block);
+    mlp(context, block);
   }
-  if (step.wanted > 0) head(walk, step.wanted, top, ids, logits);
+  if (step.wanted > 0) head(context, step.wanted, top, ids, logits);
 }
 
-void Decoder::embed(Walk& walk, const Step& step) {
-  walk.enter(Phase::embedding);
-  walk.split(rows_, 1, [&](int64_t begin, int64_t end) {
+void Decoder::embed(ThreadContext& context, const Step& step) {
+  context.enter(Phase::embedding);
+  context.split(rows_, 1, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       kernels_->dequantize_row(embedding_, step.tokens[r], hidden(r));
       if (shape_.embedding_multiplier != 1) kernels_->scale(hidden(r), shape_.hidden, shape_.embedding_multiplier);
@@ -67,21 +67,21 @@ void Decoder::norm(const float* x, const float* weight, float* out) const {
     kernels_->rms_norm(x, weight, shape_.hidden, shape_.rms_epsilon, out);
 }
 
-void Decoder::head(Walk& walk, int64_t wanted, int top, int32_t* ids, float* logits) {
-  walk.enter(Phase::head);
-  auto x = walk.inputs(wanted, shape_.hidden, !is_float(lm_head_.format), nullptr,
+void Decoder::head(ThreadContext& context, int64_t wanted, int top, int32_t* ids, float* logits) {
+  context.enter(Phase::head);
+  auto x = context.inputs(wanted, shape_.hidden, !is_float(lm_head_.format), nullptr,
                        [this](int64_t row, float* out) { norm(hidden(want_[row]), final_norm_, out); });
-  walk.each(head_items_, [&](int64_t item) { head_and_top(walk, x.get(), item, wanted, top, logits); });
-  if (walk.thread() == 0) merge_tops(wanted, top, ids);
+  context.each(head_items_, [&](int64_t item) { head_and_top(context, x.get(), item, wanted, top, logits); });
+  if (context.thread() == 0) merge_tops(wanted, top, ids);
 }
 
 // Logits nobody asked for never exist all at once: each piece of the outputs goes from the linear layer into the piece's
 // top and is forgotten.
-void Decoder::head_and_top(Walk& walk, const Rows& x, int64_t item, int64_t wanted, int top, float* logits) {
+void Decoder::head_and_top(ThreadContext& context, const Rows& x, int64_t item, int64_t wanted, int top, float* logits) {
   const auto part = part_of(lm_head_.tiles(), head_items_, item);
   const int64_t first = part.first * kLanes, n = std::min<int64_t>(part.second * kLanes, shape_.vocab) - first;
   const int64_t stride = logits != nullptr ? shape_.vocab : (part.second - part.first) * kLanes;
-  float* out = logits != nullptr ? logits + first : walk.scratch();
+  float* out = logits != nullptr ? logits + first : context.scratch();
   kernels_->linear(lm_head_, x, part.first, part.second, out - first, stride, false);
   for (int64_t w = 0; w < wanted; ++w) {
     if (shape_.logit_multiplier != 1 || shape_.logit_softcap > 0)

@@ -75,30 +75,30 @@ void Decoder::choose(const Layer& l, const float* logits, float* scratch, int32_
   }
 }
 
-void Decoder::experts(Walk& walk, const Block& block) {
+void Decoder::experts(ThreadContext& context, const Block& block) {
   const Layer& l = block.shape;
   const int64_t used = l.experts_used, assigned = rows_ * used, stride = padded(l.experts, kLanes);
   const bool integer = std::any_of(block.mlps.begin(), block.mlps.end(), [](const Mlp& mlp) {
     return !is_float(mlp.gate.format) || !is_float(mlp.up.format);
   });
-  walk.enter(Phase::router);
-  auto x = walk.inputs(rows_, shape_.hidden, integer, nullptr,
+  context.enter(Phase::router);
+  auto x = context.inputs(rows_, shape_.hidden, integer, nullptr,
                        [&](int64_t row, float* out) { norm(hidden(row), block.at(Vector::mlp_norm), out); });
-  walk.split_tiles(block.router.tiles(), [&](int64_t begin, int64_t end) {
+  context.split_tiles(block.router.tiles(), [&](int64_t begin, int64_t end) {
     kernels_->linear(block.router, x.get(), begin, end, router_logits_.data(), stride, false);
   });
 
   // As with rows, few choices are made by every thread for itself; and like rows, inside an item: a thread that comes late
   // finds the phase over, and what it would look at belongs to the next layer.
   const bool alone = rows_ <= kPreparedByAll;
-  ThreadMemory& own = own_[size_t(walk.thread())];
+  ThreadMemory& own = own_[size_t(context.thread())];
   ExpertChoice& choice = alone ? own.choice : shared_choice_;
   ExpertPlan& plan = own.plan;
   const auto choose_row = [&](int64_t row) {
-    choose(l, router_logits_.data() + row * stride, walk.scratch(), choice.experts.data() + row * used,
+    choose(l, router_logits_.data() + row * stride, context.scratch(), choice.experts.data() + row * used,
            choice.weights.data() + row * used);
   };
-  if (!alone) walk.each(rows_, choose_row);
+  if (!alone) context.each(rows_, choose_row);
   bool planned = false;
   const auto make_plan = [&] {
     if (planned) return;
@@ -133,9 +133,9 @@ void Decoder::experts(Walk& walk, const Block& block) {
       kernels_->gate_up(mlp.gate, mlp.up, l.activation, those, begin, end, gated_of(e, a, n), !is_float(mlp.down.format));
     }
   };
-  walk.enter(Phase::gate_up);
+  context.enter(Phase::gate_up);
   const int64_t pieces = (alone ? kPieces : kUnequalPieces) * threads_;
-  walk.each(pieces, [&](int64_t piece) {
+  context.each(pieces, [&](int64_t piece) {
     make_plan();
     if (piece == 0) experts_touched_ += plan.experts_touched;
     const auto part = part_of(plan.experts_touched * gated.blocks, pieces, piece);
@@ -146,12 +146,12 @@ void Decoder::experts(Walk& walk, const Block& block) {
     }
   });
 
-  walk.enter(Phase::down);
-  add_to_hidden(walk, block, Vector::mlp_after, [&](int64_t begin, int64_t end, float* out, bool add) {
+  context.enter(Phase::down);
+  add_to_hidden(context, block, Vector::mlp_after, [&](int64_t begin, int64_t end, float* out, bool add) {
     make_plan();
     const int64_t first = begin * kLanes, width = (end - begin) * kLanes;
     const int64_t n = std::min<int64_t>(end * kLanes, shape_.hidden) - first;
-    float* sum = walk.scratch();
+    float* sum = context.scratch();
     float* made = sum + width;  // [assigned][width]
     for (int64_t i = 0; i < plan.experts_touched; ++i) {
       const int32_t e = plan.touched[size_t(i)];

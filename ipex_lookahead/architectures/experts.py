@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures.hparams import Source, whole
+from ipex_lookahead.architectures.hparams import Source, integer
 from ipex_lookahead.architectures.keys import GgufSource
 
 MAX_EXPERTS = 1024
 MAX_IN_ALL = 1 << 15
 """Experts of all layers: a config alone must not make millions of tensors' descriptions (Kimi K2 has 23,040)."""
 
-count = whole(1, MAX_EXPERTS)
+count = integer(1, MAX_EXPERTS)
 """A check for a number of experts."""
 
 

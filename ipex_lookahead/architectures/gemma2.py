@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures.hparams import Source, boolean, check_even_heads, one_of, optional, real, shown, whole
+from ipex_lookahead.architectures.hparams import (
+    Source,
+    boolean,
+    check_even_heads,
+    integer,
+    number,
+    one_of,
+    optional,
+    shown,
+)
 from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import rope
@@ -12,7 +21,7 @@ from ipex_lookahead.architectures.spec import Activation, Block, ModelSpec, Rope
 from ipex_lookahead.architectures.windows import fill_layer_types, gguf_layer_types, layer_types, window_of, window_size
 from ipex_lookahead.errors import UnsupportedModelError
 
-soft_cap = optional(real(1e-3, 1e6))
+soft_cap = optional(number(1e-3, 1e6))
 """A check for the bound that scores or logits are bent to, or null for none."""
 
 GELU = "gelu_pytorch_tanh"
@@ -48,7 +57,7 @@ KEYS = ConfigKeys(
         "hidden_activation": one_of(GELU),
         "tie_word_embeddings": boolean,
         "attention_bias": boolean,
-        "query_pre_attn_scalar": whole(1, 1 << 20),
+        "query_pre_attn_scalar": integer(1, 1 << 20),
         "sliding_window": window_size,
         "layer_types": layer_types,
         "attn_logit_softcapping": soft_cap,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ipex_lookahead.architectures import gemma2
-from ipex_lookahead.architectures.hparams import SIZES, Source, boolean, check_even_heads, one_of, whole
+from ipex_lookahead.architectures.hparams import SIZES, Source, boolean, check_even_heads, integer, one_of
 from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.rope import local_rope, rope
 from ipex_lookahead.architectures.spec import Block, ModelSpec
@@ -31,9 +31,9 @@ KEYS = ConfigKeys(
         "hidden_activation": one_of(gemma2.GELU),
         "tie_word_embeddings": boolean,
         "attention_bias": boolean,
-        "query_pre_attn_scalar": whole(1, 1 << 20),
+        "query_pre_attn_scalar": integer(1, 1 << 20),
         "sliding_window": window_size,
-        "sliding_window_pattern": whole(1, 1 << 16),
+        "sliding_window_pattern": integer(1, 1 << 16),
         "layer_types": layer_types,
         LOCAL_THETA: SIZES["rope_theta"],
         "final_logit_softcapping": gemma2.soft_cap,

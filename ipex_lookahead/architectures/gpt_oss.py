@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ipex_lookahead.architectures.experts import check_experts, count, need_counts
-from ipex_lookahead.architectures.hparams import Source, boolean, real, shown
+from ipex_lookahead.architectures.hparams import Source, boolean, number, shown
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import rope
@@ -71,8 +71,8 @@ KEYS = ConfigKeys(
         "num_local_experts": count,
         "num_experts": count,
         "num_experts_per_tok": count,
-        "swiglu_alpha": real(0, 1e3),
-        "swiglu_limit": real(0, 1e6, above=True),
+        "swiglu_alpha": number(0, 1e3),
+        "swiglu_limit": number(0, 1e6, above=True),
         "quantization_config": _mxfp4,
     },
     defaults={

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ipex_lookahead.architectures.hparams import boolean, check_even_heads, one_of, real
+from ipex_lookahead.architectures.hparams import boolean, check_even_heads, number, one_of
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import Block, GatedMlp, ModelSpec, Rope
 
-_multiplier = real(1e-6, 1e6)
+_multiplier = number(1e-6, 1e6)
 
 
 def _complete(file: GgufSource, config: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ipex_lookahead.architectures import granite
 from ipex_lookahead.architectures.experts import MAX_EXPERTS
-from ipex_lookahead.architectures.hparams import SIZES, Source, boolean, check_even_heads, one_of, shown, whole
+from ipex_lookahead.architectures.hparams import SIZES, Source, boolean, check_even_heads, integer, one_of, shown
 from ipex_lookahead.architectures.keys import ConfigKeys
 from ipex_lookahead.architectures.names import SILU, Names
 from ipex_lookahead.architectures.rope import rope
@@ -53,9 +53,9 @@ KEYS = ConfigKeys(
         **{key: check for key, check in granite.KEYS.used.items() if key != "mlp_bias"},
         "attention_bias": boolean,
         "shared_intermediate_size": SIZES["intermediate_size"],
-        "num_local_experts": whole(0, MAX_EXPERTS),
+        "num_local_experts": integer(0, MAX_EXPERTS),
         "position_embedding_type": one_of("rope", "nope"),
-        "mamba_n_heads": whole(1, 1 << 16),  # transformers' class holds it to the hidden size, whatever the layers are
+        "mamba_n_heads": integer(1, 1 << 16),  # transformers' class holds it to the hidden size, whatever layers are
         "layer_types": _layer_types,
     },
     defaults={

@@ -73,7 +73,7 @@ def optional(check: Check) -> Check:
     return lambda source, key, value: None if value is None else check(source, key, value)
 
 
-def whole(low: int, high: int) -> Callable[[Source, str, Any], int]:
+def integer(low: int, high: int) -> Callable[[Source, str, Any], int]:
     """A check for whole numbers from ``low`` to ``high``."""
 
     def check(source: Source, key: str, value: Any) -> int:
@@ -84,7 +84,7 @@ def whole(low: int, high: int) -> Callable[[Source, str, Any], int]:
     return check
 
 
-def real(low: float, high: float, *, above: bool = False) -> Callable[[Source, str, Any], float]:
+def number(low: float, high: float, *, above: bool = False) -> Callable[[Source, str, Any], float]:
     """A check for finite numbers from ``low`` (excluded if ``above``) to ``high``."""
 
     def check(source: Source, key: str, value: Any) -> float:
@@ -133,16 +133,16 @@ def shown(value: Any) -> str:
 
 
 SIZES: dict[str, Callable[[Source, str, Any], Any]] = {
-    "hidden_size": whole(1, 1 << 20),
-    "intermediate_size": whole(1, 1 << 22),
-    "num_hidden_layers": whole(1, MAX_LAYERS),
-    "num_attention_heads": whole(1, 1 << 16),
-    "num_key_value_heads": whole(1, 1 << 16),
-    "head_dim": whole(1, MAX_HEAD_DIM),
-    "vocab_size": whole(1, MAX_VOCAB),
-    "max_position_embeddings": whole(1, MAX_CONTEXT),
-    "rms_norm_eps": real(SMALLEST_EPSILON, 1),
-    "rope_theta": real(1e-6, 1e15),
+    "hidden_size": integer(1, 1 << 20),
+    "intermediate_size": integer(1, 1 << 22),
+    "num_hidden_layers": integer(1, MAX_LAYERS),
+    "num_attention_heads": integer(1, 1 << 16),
+    "num_key_value_heads": integer(1, 1 << 16),
+    "head_dim": integer(1, MAX_HEAD_DIM),
+    "vocab_size": integer(1, MAX_VOCAB),
+    "max_position_embeddings": integer(1, MAX_CONTEXT),
+    "rms_norm_eps": number(SMALLEST_EPSILON, 1),
+    "rope_theta": number(1e-6, 1e15),
 }
 """The numbers every decoder has, by their Hugging Face names."""
 
@@ -151,24 +151,24 @@ def divisors(source: Source, key: str, value: Any) -> list[float]:
     """A check for the frequency divisors that a GGUF file may bring, one a pair of the head's dimensions."""
     if not isinstance(value, list) or not 0 < len(value) <= MAX_HEAD_DIM // 2:
         raise source.error(key, f"is {shown(value)}; it must be a list of up to {MAX_HEAD_DIM // 2} numbers")
-    return [real(*DIVISORS)(source, key, one) for one in value]
+    return [number(*DIVISORS)(source, key, one) for one in value]
 
 
 ROPE: dict[str, Callable[[Source, str, Any], Any]] = {
-    "factor": real(1e-6, 1e6),
-    "original_max_position_embeddings": whole(1, MAX_CONTEXT),
-    "low_freq_factor": real(1e-6, 1e6),
-    "high_freq_factor": real(1e-6, 1e6),
-    "beta_fast": real(1e-6, 1e6),
-    "beta_slow": real(1e-6, 1e6),
-    "attention_factor": real(1e-6, 1e6),
-    "mscale": real(0, 1e6),
-    "mscale_all_dim": real(0, 1e6),
+    "factor": number(1e-6, 1e6),
+    "original_max_position_embeddings": integer(1, MAX_CONTEXT),
+    "low_freq_factor": number(1e-6, 1e6),
+    "high_freq_factor": number(1e-6, 1e6),
+    "beta_fast": number(1e-6, 1e6),
+    "beta_slow": number(1e-6, 1e6),
+    "attention_factor": number(1e-6, 1e6),
+    "mscale": number(0, 1e6),
+    "mscale_all_dim": number(0, 1e6),
     "truncate": boolean,
     "factors": divisors,
     "short_factor": divisors,
     "long_factor": divisors,
-    "llama_4_scaling_beta": real(0, 1e6),
+    "llama_4_scaling_beta": number(0, 1e6),
 }
 """The parameters of rope scaling. ``rope_type`` itself is the architecture's to judge."""
 
@@ -202,7 +202,7 @@ def check_sizes(config: dict[str, Any], source: Source) -> None:
             raise source.error(
                 "hidden_size", f"is {hidden}, which {heads} attention heads do not divide, and no head_dim is given"
             )
-        config["head_dim"] = whole(1, MAX_HEAD_DIM)(source, "head_dim", hidden // heads)
+        config["head_dim"] = integer(1, MAX_HEAD_DIM)(source, "head_dim", hidden // heads)
     if config["head_dim"] % 8:
         raise UnsupportedModelError(
             f"{source.file}: head_dim is {config['head_dim']}; this package runs head sizes that are multiples of 8"
@@ -260,7 +260,7 @@ def check_even_heads(config: dict[str, Any], source: Source) -> None:
 
 def token_id(vocab: int) -> Callable[[Source, str, Any], int]:
     """A check for a token id of a vocabulary."""
-    return whole(0, vocab - 1)
+    return integer(0, vocab - 1)
 
 
 def token_ids(vocab: int) -> Callable[[Source, str, Any], int | list[int]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ipex_lookahead.architectures.hparams import MAX_CONTEXT, Source, boolean, check_even_heads, one_of, real, whole
+from ipex_lookahead.architectures.hparams import MAX_CONTEXT, Source, boolean, check_even_heads, integer, number, one_of
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
 from ipex_lookahead.architectures.names import SILU, Names
 from ipex_lookahead.architectures.rope import rope, rotated
@@ -48,8 +48,8 @@ KEYS = ConfigKeys(
         "hidden_act": one_of("silu"),
         "tie_word_embeddings": boolean,
         "sliding_window": window_size,
-        "partial_rotary_factor": real(0, 1, above=True),
-        "original_max_position_embeddings": whole(1, MAX_CONTEXT),
+        "partial_rotary_factor": number(0, 1, above=True),
+        "original_max_position_embeddings": integer(1, MAX_CONTEXT),
     },
     defaults={
         "max_position_embeddings": 4096,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures.hparams import Source, boolean, check_even_heads, one_of, whole
+from ipex_lookahead.architectures.hparams import Source, boolean, check_even_heads, integer, one_of
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import rope
@@ -31,7 +31,7 @@ KEYS = ConfigKeys(
         "tie_word_embeddings": boolean,
         "use_sliding_window": boolean,
         "sliding_window": window_size,
-        "max_window_layers": whole(0, 1 << 16),
+        "max_window_layers": integer(0, 1 << 16),
         "layer_types": layer_types,
     },
     defaults={

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures.hparams import boolean, one_of, whole
+from ipex_lookahead.architectures.hparams import boolean, integer, one_of
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.qwen2 import check_windows
@@ -19,7 +19,7 @@ KEYS = ConfigKeys(
         "attention_bias": boolean,
         "use_sliding_window": boolean,
         "sliding_window": window_size,
-        "max_window_layers": whole(0, 1 << 16),
+        "max_window_layers": integer(0, 1 << 16),
         "layer_types": layer_types,
     },
     defaults={

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ipex_lookahead.architectures.experts import check_experts, count, need_counts
-from ipex_lookahead.architectures.hparams import MAX_LAYERS, SIZES, Source, boolean, one_of, shown, whole
+from ipex_lookahead.architectures.hparams import MAX_LAYERS, SIZES, Source, boolean, integer, one_of, shown
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import rope
@@ -49,13 +49,13 @@ KEYS = ConfigKeys(
         "attention_bias": boolean,
         "use_sliding_window": boolean,
         "sliding_window": window_size,
-        "max_window_layers": whole(0, 1 << 16),
+        "max_window_layers": integer(0, 1 << 16),
         "num_experts": count,
         "num_local_experts": count,
         "num_experts_per_tok": count,
         "moe_intermediate_size": SIZES["intermediate_size"],
         "norm_topk_prob": boolean,
-        "decoder_sparse_step": whole(1, MAX_LAYERS),
+        "decoder_sparse_step": integer(1, MAX_LAYERS),
         "mlp_only_layers": _layers,
     },
     defaults={

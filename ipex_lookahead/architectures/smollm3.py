@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures.hparams import Source, boolean, check_even_heads, one_of, shown, whole
+from ipex_lookahead.architectures.hparams import Source, boolean, check_even_heads, integer, one_of, shown
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import rope
@@ -36,7 +36,7 @@ KEYS = ConfigKeys(
         "attention_bias": boolean,
         "mlp_bias": boolean,
         "no_rope_layers": _flags,
-        "no_rope_layer_interval": whole(1, 1 << 16),
+        "no_rope_layer_interval": integer(1, 1 << 16),
         "use_sliding_window": boolean,
         "sliding_window": window_size,
         "layer_types": layer_types,

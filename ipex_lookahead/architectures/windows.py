@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ipex_lookahead.architectures.hparams import MAX_CONTEXT, MAX_LAYERS, Source, optional, shown, whole
+from ipex_lookahead.architectures.hparams import MAX_CONTEXT, MAX_LAYERS, Source, integer, optional, shown
 from ipex_lookahead.architectures.keys import GgufSource
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
-window_size = optional(whole(1, MAX_CONTEXT))
+window_size = optional(integer(1, MAX_CONTEXT))
 """A check for ``sliding_window``: a number of positions, the present one among them, or null for no window."""
 
 
@@ -50,7 +50,7 @@ def gguf_layer_types(file: GgufSource, config: dict[str, Any], architecture: str
     if isinstance(pattern, np.ndarray) and pattern.dtype.kind in "biu" and ((pattern == 0) | (pattern == 1)).all():
         slides = [bool(one) for one in pattern]
     else:
-        every = whole(0, MAX_LAYERS)(Source(file.path, {key: (key, file.offsets.get(key))}), key, pattern)
+        every = integer(0, MAX_LAYERS)(Source(file.path, {key: (key, file.offsets.get(key))}), key, pattern)
         slides = [every == 0 or i % every < every - 1 for i in range(layers)]
     if len(slides) != layers:
         raise file.error(key, file.offsets.get(key), f"has {len(slides)} values for {layers} layers")

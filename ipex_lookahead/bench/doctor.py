@@ -297,14 +297,14 @@ def answers_of(
     model: Any, prompts: Sequence[list[int]], max_new_tokens: int, lookahead: Any
 ) -> tuple[list[list[int]], dict[str, float]]:
     """Greedy answers to prompts: their tokens, and the speed in tokens a second and a step."""
-    from ipex_lookahead.generation.rules import Rules
+    from ipex_lookahead.generation.sampling_params import SamplingParams
     from ipex_lookahead.generation.text_model import TextModel
 
     tokens: list[list[int]] = []
     seconds, emitted, steps = 0.0, 0, 0
     for prompt in prompts:
         if isinstance(model, TextModel):
-            tokens.append(model.generate(prompt, Rules(max_new_tokens), lookahead=lookahead))
+            tokens.append(model.generate(prompt, SamplingParams(max_new_tokens), lookahead=lookahead))
         else:
             import torch
 

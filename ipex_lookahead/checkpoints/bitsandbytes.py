@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures.hparams import Source, boolean, real, shown, text, whole
+from ipex_lookahead.architectures.hparams import Source, boolean, integer, number, shown, text
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.quantized_layers import (
@@ -56,10 +56,10 @@ _SETTINGS = Settings(
 _STATE = Settings(
     used={
         "quant_type": choice("nf4", "fp4"),
-        "blocksize": whole(1, 1 << 20),
+        "blocksize": integer(1, 1 << 20),
         "shape": lambda source, key, value: value,
-        "nested_blocksize": whole(1, 1 << 20),
-        "nested_offset": real(-1e30, 1e30),
+        "nested_blocksize": integer(1, 1 << 20),
+        "nested_offset": number(-1e30, 1e30),
         "nested_dtype": choice("float32"),
         "dtype": text,
     }

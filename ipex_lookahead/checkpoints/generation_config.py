@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
-from ipex_lookahead.architectures.hparams import MAX_CONTEXT, Check, Source, boolean, real, shown, whole
+from ipex_lookahead.architectures.hparams import MAX_CONTEXT, Check, Source, boolean, integer, number, shown
 from ipex_lookahead.architectures.keys import Refusal, same
 from ipex_lookahead.checkpoints.config_json import read_json, read_token_ids, source_of
 
@@ -66,7 +66,7 @@ def _ids(source: Source, key: str, value: Any) -> list[int]:
 
 
 def _id_or_ids(source: Source, key: str, value: Any) -> int | list[int]:
-    return _numbers(source, key, value) if isinstance(value, list) else whole(0, _MOST_IDS)(source, key, value)
+    return _numbers(source, key, value) if isinstance(value, list) else integer(0, _MOST_IDS)(source, key, value)
 
 
 def _words(source: Source, key: str, value: Any) -> list[list[int]]:
@@ -84,7 +84,7 @@ def _biases(source: Source, key: str, value: Any) -> list[list[Any]]:
             key, f"is {shown(value)}; it must be a list of pairs, each of a list of token ids and a bias"
         )
     words = _words(source, key, [ids for ids, _ in value])
-    return [[ids, real(-1e30, 1e30)(source, key, bias)] for ids, (_, bias) in zip(words, value, strict=True)]
+    return [[ids, number(-1e30, 1e30)(source, key, bias)] for ids, (_, bias) in zip(words, value, strict=True)]
 
 
 def _tuple_of(source: Source, key: str, name: str) -> list[Any]:
@@ -100,7 +100,7 @@ def _tuple_of(source: Source, key: str, name: str) -> list[Any]:
 def _decay(source: Source, key: str, value: Any) -> list[Any]:
     if not isinstance(value, list) or len(value) != 2:
         raise source.error(key, f"is {shown(value)}; it must be [a number of tokens, a factor]")
-    return [whole(0, MAX_CONTEXT)(source, key, value[0]), real(1e-6, 1e6)(source, key, value[1])]
+    return [integer(0, MAX_CONTEXT)(source, key, value[0]), number(1e-6, 1e6)(source, key, value[1])]
 
 
 def _stop_strings(source: Source, key: str, value: Any) -> list[str]:
@@ -111,10 +111,10 @@ def _stop_strings(source: Source, key: str, value: Any) -> list[str]:
 
 
 _WATERMARK: Mapping[str, Check] = {
-    "greenlist_ratio": real(0, 1),
-    "bias": real(-1e6, 1e6),
-    "hashing_key": whole(1, 2**62),
-    "context_width": whole(1, 1024),
+    "greenlist_ratio": number(0, 1),
+    "bias": number(-1e6, 1e6),
+    "hashing_key": integer(1, 2**62),
+    "context_width": integer(1, 1024),
 }
 
 
@@ -129,45 +129,45 @@ def _watermark(source: Source, key: str, value: Any) -> dict[str, Any]:
 
 OBEYED: Mapping[str, Option] = {
     # how long
-    "max_new_tokens": Option(whole(1, MAX_CONTEXT)),
-    "max_length": Option(whole(1, MAX_CONTEXT)),
-    "min_new_tokens": Option(whole(0, MAX_CONTEXT)),
-    "min_length": Option(whole(0, MAX_CONTEXT)),
-    "max_time": Option(real(0, 1e9)),
+    "max_new_tokens": Option(integer(1, MAX_CONTEXT)),
+    "max_length": Option(integer(1, MAX_CONTEXT)),
+    "min_new_tokens": Option(integer(0, MAX_CONTEXT)),
+    "min_length": Option(integer(0, MAX_CONTEXT)),
+    "max_time": Option(number(0, 1e9)),
     "stop_strings": Option(_stop_strings),
     # sampling
     "do_sample": Option(boolean),
-    "temperature": Option(real(0, 1e6)),
-    "top_k": Option(whole(0, 2**31 - 1)),
-    "top_p": Option(real(0, 1)),
-    "min_p": Option(real(0, 1)),
-    "top_h": Option(real(0, 1, above=True), True, (), sampling=True),
-    "typical_p": Option(real(0, 1, above=True), True, (1,), sampling=True),
-    "epsilon_cutoff": Option(real(0, 0.999999), True, (0,), sampling=True),
-    "eta_cutoff": Option(real(0, 0.999999), True, (0,), sampling=True),
+    "temperature": Option(number(0, 1e6)),
+    "top_k": Option(integer(0, 2**31 - 1)),
+    "top_p": Option(number(0, 1)),
+    "min_p": Option(number(0, 1)),
+    "top_h": Option(number(0, 1, above=True), True, (), sampling=True),
+    "typical_p": Option(number(0, 1, above=True), True, (1,), sampling=True),
+    "epsilon_cutoff": Option(number(0, 0.999999), True, (0,), sampling=True),
+    "eta_cutoff": Option(number(0, 0.999999), True, (0,), sampling=True),
     "renormalize_logits": Option(boolean),  # shifts all logits alike: `scores` show it, and no token changes
     # what may be said
-    "repetition_penalty": Option(real(1e-6, 1e6)),
-    "no_repeat_ngram_size": Option(whole(0, MAX_CONTEXT)),
-    "encoder_repetition_penalty": Option(real(1e-6, 1e6), True, (1,)),
-    "encoder_no_repeat_ngram_size": Option(whole(0, MAX_CONTEXT), True, (0,)),
+    "repetition_penalty": Option(number(1e-6, 1e6)),
+    "no_repeat_ngram_size": Option(integer(0, MAX_CONTEXT)),
+    "encoder_repetition_penalty": Option(number(1e-6, 1e6), True, (1,)),
+    "encoder_no_repeat_ngram_size": Option(integer(0, MAX_CONTEXT), True, (0,)),
     "bad_words_ids": Option(_words, True, ([],)),
     "suppress_tokens": Option(_ids, True, ([],)),
     "begin_suppress_tokens": Option(_ids, True, ([],)),
     "sequence_bias": Option(_biases, True, ([], {})),
-    "forced_bos_token_id": Option(whole(0, _MOST_IDS), True),
+    "forced_bos_token_id": Option(integer(0, _MOST_IDS), True),
     "forced_eos_token_id": Option(_id_or_ids, True, ([],)),
     "exponential_decay_length_penalty": Option(_decay, True),
     "remove_invalid_values": Option(boolean, True, (False,)),
     "watermarking_config": Option(_watermark, True),
     # what is returned; drafting
-    "num_return_sequences": Option(whole(1, 1024)),
+    "num_return_sequences": Option(integer(1, 1024)),
     "return_dict_in_generate": Option(boolean),
     "output_scores": Option(boolean),
     "output_logits": Option(boolean),
     "use_cache": Option(boolean),
-    "prompt_lookup_num_tokens": Option(whole(0, 128)),
-    "max_matching_ngram_size": Option(whole(1, 64)),
+    "prompt_lookup_num_tokens": Option(integer(0, 128)),
+    "max_matching_ngram_size": Option(integer(1, 64)),
 }
 """Keys that are obeyed, besides the ids of special tokens (``SPECIAL``). In the commands and the server the caller says
 how long an answer is, how many there are, what is returned and how to draft: there the file's word on these holds where

@@ -19,10 +19,10 @@ from ipex_lookahead.architectures.hparams import (
     Source,
     check_rope,
     check_sizes,
-    real,
+    integer,
+    number,
     shown,
     token_id,
-    whole,
 )
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
 from ipex_lookahead.checkpoints.gguf_parts import GgufParts
@@ -57,10 +57,10 @@ _IDS = {
 }
 _SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 _SAMPLED = {
-    "temperature": real(-1e6, 1e6),
-    "top_k": whole(-(2**31), 2**31 - 1),
-    "top_p": real(0, 1),
-    "min_p": real(0, 1),
+    "temperature": number(-1e6, 1e6),
+    "top_k": integer(-(2**31), 2**31 - 1),
+    "top_p": number(0, 1),
+    "min_p": number(0, 1),
 }
 """Setting of a generation config -> its key after ``general.sampling.``, and what it may be there."""
 _PER_LAYER = (
@@ -97,7 +97,7 @@ class _Reader:
         self.gguf.refuse(file)
         config: dict[str, Any] = {"architectures": [self.gguf.class_name], "model_type": self.model_type}
         config |= self.gguf.constants
-        layers = whole(1, MAX_LAYERS)(source, "num_hidden_layers", file.metadata.get(self.names["num_hidden_layers"]))
+        layers = integer(1, MAX_LAYERS)(source, "num_hidden_layers", file.metadata.get(self.names["num_hidden_layers"]))
         for key in (*SIZES, *self.gguf.used):
             if key in config or key.startswith("rope_scaling."):
                 continue
@@ -146,7 +146,7 @@ class _Reader:
         prefix = self.gguf.architecture
         for key in (f"{prefix}.attention.value_length", f"{prefix}.rope.dimension_count"):
             source = Source(self.file.path, {key: (key, self.file.offsets.get(key))})
-            value = whole(1, MAX_HEAD_DIM)(source, key, self.file.metadata.get(key, config["head_dim"]))
+            value = integer(1, MAX_HEAD_DIM)(source, key, self.file.metadata.get(key, config["head_dim"]))
             if key.endswith("dimension_count") and "partial_rotary_factor" in self.keys.used:
                 if value > config["head_dim"]:
                     raise source.error(key, f"is {value}, more than the head size {config['head_dim']}")
@@ -251,7 +251,7 @@ class _Reader:
 
     def _check_original(self, scaling: dict[str, Any]) -> None:
         name = "original_max_position_embeddings"
-        whole(1, MAX_CONTEXT)(self.source, f"rope_scaling.{name}", scaling[name])
+        integer(1, MAX_CONTEXT)(self.source, f"rope_scaling.{name}", scaling[name])
 
     def _divisors(self, name: str, config: dict[str, Any]) -> list[float]:
         """A tensor of numbers that rope's frequencies are divided by, one a pair of rotated dimensions."""

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.architectures import ModelSpec, spec_for
-from ipex_lookahead.architectures.hparams import Places, Source, boolean, shown, text, whole
+from ipex_lookahead.architectures.hparams import Places, Source, boolean, integer, shown, text
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import checked_config, read_json
@@ -342,7 +342,7 @@ def _read_marker(raw: JsonObject, path: Path) -> tuple[dict[str, Any], int]:
     if not isinstance(marker, JsonObject):
         raise source.error(MARKER, f"is {shown(marker)}; a folder written by save_low_bit has an object here")
     source = Source(path, Places(lambda: {key: (f"{MARKER}.{key}", at) for key, at in marker.at.items()}))
-    version = whole(1, 2**31 - 1)(source, "version", marker.get("version"))
+    version = integer(1, 2**31 - 1)(source, "version", marker.get("version"))
     if version > VERSION:
         raise UnsupportedModelError(
             f"{path}: was written in version {version} of the format; this release reads versions up to {VERSION}",
@@ -352,7 +352,7 @@ def _read_marker(raw: JsonObject, path: Path) -> tuple[dict[str, Any], int]:
     said = {
         **({} if rounded_from is None else {"requantized_from": text(source, "requantized_from", rounded_from)}),
         "low_bit": text(source, "low_bit", marker.get("low_bit")),
-        "group_size": whole(0, 4096)(source, "group_size", marker.get("group_size")),
+        "group_size": integer(0, 4096)(source, "group_size", marker.get("group_size")),
         "mixed_precision": boolean(source, "mixed_precision", marker.get("mixed_precision")),
     }
     return said, version

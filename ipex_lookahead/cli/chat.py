@@ -63,7 +63,7 @@ def chat(
     prompt: str | None = None,
     **options: Any,
 ) -> None:
-    """Talk with a model. /help lists what can be typed; Ctrl-C stops an answer, Ctrl-D leaves."""
+    """Conversation with a model. /help lists what can be typed; Ctrl-C stops an answer, Ctrl-D leaves."""
     sampling = Sampling(**{name: options.pop(name) for name in (*SAMPLING_OPTIONS, *PENALTIES)})
     sampling.check()
     placing = {name: options.pop(name) for name in PLACING}

@@ -32,7 +32,7 @@ from ipex_lookahead.errors import LookaheadError
 
 if TYPE_CHECKING:
     from ipex_lookahead.cli.stream import Answer
-    from ipex_lookahead.generation.rules import Rules
+    from ipex_lookahead.generation.sampling_params import SamplingParams
     from ipex_lookahead.generation.text_model import TextModel
 
 
@@ -111,7 +111,7 @@ def generate(
     placing["special_tokens_in_content"] = special_tokens_in_content
     loaded = load_text(model, draft_model=draft_model, **placing, progress=not quiet)
     sampling.check(loaded)
-    rules, drafting = sampling.rules(max_new_tokens, stop), ahead.arguments()
+    params, drafting = sampling.params(max_new_tokens, stop), ahead.arguments()
     encode = partial(_encode, loaded, system=system, raw=raw)
     facts = {"model": model, **_engine_facts(loaded), "lookahead": ahead.lookahead}
 
@@ -119,11 +119,11 @@ def generate(
 
     with nullcontext(show) if output is None else written(output) as write:
         if prompts is not None:
-            _answer_many(loaded, asked, encode, rules, drafting, facts, write, shown=not quiet)
+            _answer_many(loaded, asked, encode, params, drafting, facts, write, shown=not quiet)
             return
         silent = as_json or show_accepted
         answer = _answer(
-            loaded, encode(asked[0][1]), rules, drafting, write, silent=silent, marked=show_accepted, shown=not quiet
+            loaded, encode(asked[0][1]), params, drafting, write, silent=silent, marked=show_accepted, shown=not quiet
         )
         if as_json:
             write(json.dumps({**facts, **_answer_facts(loaded, answer)}) + "\n")
@@ -155,7 +155,7 @@ def _encode(loaded: TextModel, text: str, *, system: str | None, raw: bool) -> l
 def _answer(
     loaded: TextModel,
     ids: list[int],
-    rules: Rules,
+    params: SamplingParams,
     drafting: dict[str, Any],
     write: Callable[[str], None],
     *,
@@ -177,7 +177,7 @@ def _answer(
                     from_now_on_in_order()
                 answer.put(token)
 
-            loaded.generate(ids, rules, **drafting, on_token=put, on_prefill=bar.update)
+            loaded.generate(ids, params, **drafting, on_token=put, on_prefill=bar.update)
     finally:
         bar.close()
         answer.end()
@@ -201,7 +201,7 @@ def _answer_many(
     loaded: TextModel,
     asked: list[tuple[str, str]],
     encode: Callable[[str], list[int]],
-    rules: Rules,
+    params: SamplingParams,
     drafting: dict[str, Any],
     facts: dict[str, Any],
     write: Callable[[str], None],
@@ -217,7 +217,7 @@ def _answer_many(
         for name, text in asked:
             answer = Answer(loaded.tokenizer, lambda part: None)
             try:
-                loaded.generate(encode(text), rules, **drafting, on_token=answer.put)
+                loaded.generate(encode(text), params, **drafting, on_token=answer.put)
                 answer.end()
                 found = {**facts, **_answer_facts(loaded, answer)}
             except LookaheadError as error:

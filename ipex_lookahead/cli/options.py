@@ -14,7 +14,7 @@ from ipex_lookahead.cli.types import LowBit, Model, Words
 from ipex_lookahead.low_bits import LOW_BITS, PRESETS
 
 if TYPE_CHECKING:
-    from ipex_lookahead.generation.rules import Rules
+    from ipex_lookahead.generation.sampling_params import SamplingParams
     from ipex_lookahead.generation.text_model import TextModel
 
 FORMATS = f"{', '.join([*LOW_BITS][:-1])} or {[*LOW_BITS][-1]}"
@@ -218,7 +218,7 @@ class Sampling:
 
     def effective(self, model: TextModel) -> float:
         """The temperature that answers of this model have."""
-        return model.resolved(self.rules(1)).temperature or 0.0
+        return model.resolved(self.params(1)).temperature or 0.0
 
     def arguments(self) -> dict[str, Any]:
         """As keyword arguments of the model's ``generate`` for transformers' users, which has no penalties by count."""
@@ -226,9 +226,9 @@ class Sampling:
             return {"do_sample": False}
         return {"do_sample": True, "temperature": self.temperature, **self.given()}
 
-    def rules(self, max_new_tokens: int, stop: tuple[str, ...] = ()) -> Rules:
+    def params(self, max_new_tokens: int, stop: tuple[str, ...] = ()) -> SamplingParams:
         """As the commands' own model takes them."""
-        from ipex_lookahead.generation.rules import Rules
+        from ipex_lookahead.generation.sampling_params import SamplingParams
 
         settings = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Rules(max_new_tokens, stop=stop, **settings)
+        return SamplingParams(max_new_tokens, stop=stop, **settings)

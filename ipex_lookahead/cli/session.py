@@ -96,7 +96,7 @@ class Session:
 
     def sampling_in_words(self) -> str:
         """How answers are drawn, and who says so."""
-        rules = self._model.resolved(self.sampling.rules(1))
+        rules = self._model.resolved(self.sampling.params(1))
         if not rules.temperature:
             return "temperature 0: always the likeliest token"
         seed = "a seed for each answer" if rules.seed is None else f"seed {rules.seed}"
@@ -125,7 +125,7 @@ class Session:
 
                 model.generate(
                     ids,
-                    self.sampling.rules(new_tokens),
+                    self.sampling.params(new_tokens),
                     lookahead=self.lookahead,
                     **self._drafting,
                     on_token=streamed.put,

@@ -2,7 +2,7 @@
 
 What it costs itself: with an engine that answers at once 3.6 microseconds of CPU a step plain, 15 with prompt lookup
 and the controller, 28 with auto; several times as much beside a real one, which leaves caches cold (CPython 3.11,
-one core of a Xeon with AMX; before parties could come and go 3.1, 13 and 26).
+one core of a Xeon with AMX; before groups could come and go 3.1, 13 and 26).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from ipex_lookahead.decoding.budget import Controller
-from ipex_lookahead.decoding.party import DecodingSequence, Lockstep, Party
 from ipex_lookahead.decoding.scheduler import Scheduler
+from ipex_lookahead.decoding.sequence_group import DecodingSequence, Lockstep, SequenceGroup
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.engines.base import Batch, Engine, StepOutput
 from ipex_lookahead.engines.prefill import PREFILL_ROWS
@@ -76,17 +76,17 @@ def stepwise(
     if not sequences:
         return
     begin = controller if callable(controller) else lambda _: controller
-    party = Party(sequences, stats, begin, lockstep=lockstep, on_prefill=on_prefill)
+    group = SequenceGroup(sequences, stats, begin, lockstep=lockstep, on_prefill=on_prefill)
     scheduler = Scheduler(engine, prefill_rows=prefill_rows, forward=forward)
-    scheduler.submit(party)
+    scheduler.submit(group)
     try:
-        while not party.ended:
+        while not group.ended:
             scheduler.step()
-            if cancelled is not None and not party.ended and cancelled():
-                scheduler.cancel(party.id)
+            if cancelled is not None and not group.ended and cancelled():
+                scheduler.cancel(group.id)
             yield
     finally:
-        if not party.ended:
-            party.close()
-    if party.error is not None:
-        raise party.error
+        if not group.ended:
+            group.close()
+    if group.error is not None:
+        raise group.error

@@ -43,20 +43,20 @@ class RulePrice:
         """A forward without rows of prompts took so long."""
         self._forward += FOLLOW * (seconds - self._forward) if self._forward else seconds
 
-    def sitting_out(self, parties: Sequence[R]) -> frozenset[R]:
-        """Those of the parties that decode which are left out of this step."""
+    def sitting_out(self, groups: Sequence[R]) -> frozenset[R]:
+        """Those of the groups that decode which are left out of this step."""
         allowed = SHARE * self._forward
-        dear = [party for party in parties if allowed and party.rule_seconds > max(allowed, LEAST)]
-        if not dear or len(dear) == len(parties):
+        dear = [group for group in groups if allowed and group.rule_seconds > max(allowed, LEAST)]
+        if not dear or len(dear) == len(groups):
             self._sat_out.clear()
             return frozenset()
-        self._earned = min(self._earned + allowed, max(party.rule_seconds for party in dear))
-        order = sorted(dear, key=lambda party: (-self._sat_out.get(party, 0), party.id))
+        self._earned = min(self._earned + allowed, max(group.rule_seconds for group in dear))
+        order = sorted(dear, key=lambda group: (-self._sat_out.get(group, 0), group.id))
         out = []
-        for party in order:
-            if self._earned >= party.rule_seconds:
-                self._earned -= party.rule_seconds
+        for group in order:
+            if self._earned >= group.rule_seconds:
+                self._earned -= group.rule_seconds
             else:
-                out.append(party)
-        self._sat_out = {party: self._sat_out.get(party, 0) + 1 for party in out}
+                out.append(group)
+        self._sat_out = {group: self._sat_out.get(group, 0) + 1 for group in out}
         return frozenset(out)

@@ -48,7 +48,7 @@ _NEAR, _RIVALS = 6.0, 64
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
+class WarperParams:
     """How logits become probabilities; the defaults change nothing. The order of use is that of the attributes."""
 
     temperature: float = 1.0
@@ -68,7 +68,7 @@ class Sampler:
         seed: 0 to 2**64 - 1.
     """
 
-    def __init__(self, params: SamplingParams, seed: int, sequence: int, implementation: Implementation | None = None):
+    def __init__(self, params: WarperParams, seed: int, sequence: int, implementation: Implementation | None = None):
         self._params = (float(params.temperature), int(params.top_k), float(params.top_p), float(params.min_p))
         self.seed = seed
         self._sequence = sequence

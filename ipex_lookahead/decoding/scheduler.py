@@ -1,6 +1,6 @@
-"""Many callers' sequences in the same forwards: parties are submitted, a step moves all of them on, and they leave.
+"""Many callers' sequences in the same forwards: groups are submitted, a step moves all of them on, and they leave.
 
-A forward carries the last tokens and the drafts of the sequences that decode, and pieces of prompts. Rows never see
+A forward carries the last tokens and the drafts of the sequences that decode, and chunks of prompts. Rows never see
 their neighbours, so who shares a forward with whom shows in the times only.
 """
 
@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-from ipex_lookahead.decoding.crowd import Crowd, Piece
-from ipex_lookahead.decoding.party import DecodingSequence, Party, StepEvent
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, pages_of
 from ipex_lookahead.decoding.rule_price import RulePrice
+from ipex_lookahead.decoding.running_batch import PrefillChunk, RunningBatch
+from ipex_lookahead.decoding.sequence_group import DecodingSequence, SequenceGroup, StepEvent
 from ipex_lookahead.decoding.shares import QUANTUM, Shares, by_owner, dispensable
 from ipex_lookahead.engines.base import Batch, Engine, StepOutput
 from ipex_lookahead.engines.prefill import PREFILL_ROWS
@@ -21,26 +21,26 @@ from ipex_lookahead.errors import ContextLengthError, EngineError
 
 DELAY = 4.0
 """Pieces of prompts may make a step of sequences that decode take so many times as long as it would take alone."""
-LEAST_PIECE = 8
+LEAST_CHUNK = 8
 """But so many rows of prompts are always read, where any are waiting."""
 SHOWN_ROWS = 64
 """Most rows of prompts in a step whose logits are shown: each row takes as many floats as the vocabulary has tokens."""
 
-_NONE: Sequence[Piece] = ()
+_NONE: Sequence[PrefillChunk] = ()
 
 Time = Callable[[int, int], float]
 """(rows, positions of context) -> what a forward takes, in any unit."""
 
 
 class Scheduler:
-    """Steps over the sequences of many parties. One thread at a time.
+    """Steps over the sequences of many groups. One thread at a time.
 
     Args:
         engine: where the model runs.
-        slots: most parties at a time; None = all. Owners that want more than there are have equal shares of the rows
-            (:class:`~ipex_lookahead.decoding.shares.Shares`): whoever has more puts parties back, where ``memory`` is.
+        slots: most groups at a time; None = all. Owners that want more than there are have equal shares of the rows
+            (:class:`~ipex_lookahead.decoding.shares.Shares`): whoever has more puts groups back, where ``memory`` is.
         per_owner: most of them of one owner; None = all.
-        memory: bounds keys and values, and keeps those of prompts for later ones; then a party has one sequence, whose
+        memory: bounds keys and values, and keeps those of prompts for later ones; then a group has one sequence, whose
             ``committed`` tells its tokens, and caches are made and changed here. None: caches are the sequences' own.
         time: what a forward takes (:class:`~ipex_lookahead.decoding.cost.CostCurve`), for ``DELAY``.
         prefill_rows: most prompt rows in a forward.
@@ -48,7 +48,7 @@ class Scheduler:
 
     Attributes:
         steps: forwards so far.
-        put_back: how often a party had to give its memory to older ones, or its slot to another owner's.
+        preemptions: how often a group had to give its memory to older ones, or its slot to another owner's.
     """
 
     def __init__(
@@ -64,49 +64,49 @@ class Scheduler:
     ) -> None:
         self._engine = engine
         self._forward = engine.forward if forward is None else forward
-        self.steps = self.put_back = 0
+        self.steps = self.preemptions = 0
         self._slots = slots
         self._shares = Shares(slots, per_owner)
         self._memory = memory
         self._time = time
         self._prefill_rows = prefill_rows
-        self._parties: dict[int, Party] = {}
-        self._waiting: list[Party] = []  # by number
-        self._reading: list[Party] = []
-        self._decoding: list[Party] = []
-        self._crowd = Crowd((), engine)
-        self._stale = False  # whether the crowd is another one by now
+        self._groups: dict[int, SequenceGroup] = {}
+        self._waiting: list[SequenceGroup] = []  # by number
+        self._reading: list[SequenceGroup] = []
+        self._decoding: list[SequenceGroup] = []
+        self._running_batch = RunningBatch((), engine)
+        self._batch_outdated = False  # whether the running batch is another one by now
         self._rules = RulePrice()
-        self._sitting_out: frozenset[Party] = frozenset()
+        self._sitting_out: frozenset[SequenceGroup] = frozenset()
         self._events: list[StepEvent] = []
         self._submitted = 0
 
     @property
     def busy(self) -> bool:
         """Whether there is anything to do, or to tell."""
-        return bool(self._parties or self._events)
+        return bool(self._groups or self._events)
 
     @property
-    def _running(self) -> list[Party]:
+    def _running(self) -> list[SequenceGroup]:
         return [*self._reading, *self._decoding]
 
     @property
     def running(self) -> int:
-        """Parties that read or decode."""
+        """Groups that read or decode."""
         return len(self._reading) + len(self._decoding)
 
     @property
     def waiting(self) -> int:
-        """Parties that wait for a slot or for memory."""
+        """Groups that wait for a slot or for memory."""
         return len(self._waiting)
 
-    def submit(self, party: Party) -> int:
-        """Take a party; returns its ``id``. A later step starts it.
+    def submit(self, group: SequenceGroup) -> int:
+        """Take a group; returns its ``id``. A later step starts it.
 
         Raises ContextLengthError where its keys and values would not fit in the memory.
         """
         if self._memory is not None:
-            (sequence,) = party.sequences
+            (sequence,) = group.sequences
             if pages_of(sequence.limit) > self._memory.pages:
                 raise ContextLengthError(
                     f"{sequence.limit} positions take {pages_of(sequence.limit)} pages of keys and values, and the"
@@ -114,252 +114,257 @@ class Scheduler:
                     hint="ask for fewer new tokens, or give the service more cache_memory",
                 )
         self._submitted += 1
-        party.id = self._submitted
-        party.news = self._events
-        self._parties[party.id] = party
-        self._shares.join(party)
-        self._waiting.append(party)
-        return party.id
+        group.id = self._submitted
+        group.events = self._events
+        self._groups[group.id] = group
+        self._shares.join(group)
+        self._waiting.append(group)
+        return group.id
 
-    def cancel(self, party: int) -> None:
-        """End a party now, unless it has ended; a party that is ``told`` hears it with the next step's news."""
-        found = self._parties.get(party)
+    def cancel(self, group: int) -> None:
+        """End a group now, unless it has ended; a group that is ``emits_events`` hears it with the next step's news."""
+        found = self._groups.get(group)
         if found is not None:
             found.cancel()
             self._leave(found)
 
     def step(self) -> Sequence[StepEvent]:
-        """One forward: each sequence that decodes emits at least one token, and the next pieces of prompts are read.
+        """One forward: each sequence that decodes emits at least one token, and the next chunks of prompts are read.
 
-        What one party's rules, proposer or rows raise ends that party alone.
+        What one group's rules, proposer or rows raise ends that group alone.
 
         Returns:
-            What happened to parties that are ``told``, each one's news in order.
+            What happened to groups that are ``emits_events``, each one's news in order.
         """
         if self._waiting:
             self._admit()
         if self._memory is not None:
             self._make_room(self._memory)
         sitting_out = self._rules.sitting_out(self._decoding)
-        if self._stale or sitting_out != self._sitting_out:
+        if self._batch_outdated or sitting_out != self._sitting_out:
             self._sitting_out = sitting_out
-            taking_part = [party for party in self._decoding if party not in sitting_out]
-            self._crowd, self._stale = Crowd(taking_part, self._engine), False
-        crowd = self._crowd
+            taking_part = [group for group in self._decoding if group not in sitting_out]
+            self._running_batch, self._batch_outdated = RunningBatch(taking_part, self._engine), False
+        running_batch = self._running_batch
         drafted, proposing = False, 0.0
-        if crowd.drafting:
+        if running_batch.drafting:
             began = perf_counter()
-            drafted = crowd.propose(self._memory, self._fail)
+            drafted = running_batch.propose(self._memory, self._fail)
             proposing = perf_counter() - began
-            if self._stale:  # a proposer has failed
-                return self._told()
-        pieces = self._pieces() if self._reading else _NONE
-        if crowd.live or pieces:
-            batch = crowd.batch(drafted, pieces)
+            if self._batch_outdated:  # a proposer has failed
+                return self._take_events()
+        chunks = self._prefill_chunks() if self._reading else _NONE
+        if running_batch.live or chunks:
+            batch = running_batch.batch(drafted, chunks)
             asked = perf_counter()
             try:
                 output = self._forward(batch)
             except Exception as error:
-                self._one_by_one(pieces, error, drafted=drafted)
+                self._one_by_one(chunks, error, drafted=drafted)
             else:
-                self._took(crowd, pieces, output, proposing, perf_counter() - asked)
-        return self._told() if self._events else ()
+                self._took(running_batch, chunks, output, proposing, perf_counter() - asked)
+        return self._take_events() if self._events else ()
 
     # ---- a step's answers --------------------------------------------------------------------------------------------
 
     def _took(
-        self, crowd: Crowd, pieces: Sequence[Piece], output: StepOutput, proposing: float, forward: float
+        self,
+        running_batch: RunningBatch,
+        chunks: Sequence[PrefillChunk],
+        output: StepOutput,
+        proposing: float,
+        forward: float,
     ) -> None:
         """Hand a forward's answers out."""
         self.steps += 1
         if self._shares.counts:
-            self._shares.took(_rows_of(crowd, pieces), self._waiting, self._running)
-        if not pieces:
+            self._shares.took(_rows_of(running_batch, chunks), self._waiting, self._running)
+        if not chunks:
             self._rules.took(forward)
         argmax = output.argmax.tolist()
-        first, alone = 0, len(crowd.tables) == 1 and not pieces and not output.shared
-        for table in crowd.tables:
+        first, alone = 0, len(running_batch.tables) == 1 and not chunks and not output.shared
+        for table in running_batch.tables:
             drafts, at, before = table.drafts, 0, first
-            for party in table.parties:
-                count = len(party.live)
+            for group in table.groups:
+                count = len(group.live)
                 own = drafts if drafts is None or table.of_one else drafts[at : at + count]
                 try:
-                    first = party.take(own, argmax, output, first, proposing, forward, table.idle)
+                    first = group.take(own, argmax, output, first, proposing, forward, table.idle)
                 except Exception as error:
                     first += count if own is None else count + sum(map(len, own))
-                    self._fail(party, error)
+                    self._fail(group, error)
                 at += count
-                if party.thinner and not party.ended:
-                    self._settle(party)
+                if group.has_finished and not group.ended:
+                    self._settle(group)
             if table.drafting and not table.idle:
                 longest = max([sequence.length for sequence in table.live])
                 rows, seconds, experts = (
                     (first - before, forward, output.experts) if alone else (first - before, 0.0, 0)
                 )
                 table.controller.timed(rows, longest, seconds, proposing, experts)
-        if pieces:
-            self._read(pieces, argmax, output)
+        if chunks:
+            self._read(chunks, argmax, output)
 
-    def _read(self, pieces: Sequence[Piece], argmax: list[int], output: StepOutput) -> None:
-        """Hand out what came of pieces of prompts."""
-        by_party: dict[Party, list[Piece]] = {}
-        for piece in pieces:
-            by_party.setdefault(piece.party, []).append(piece)
-        for party, own in by_party.items():
+    def _read(self, chunks: Sequence[PrefillChunk], argmax: list[int], output: StepOutput) -> None:
+        """Hand out what came of chunks of prompts."""
+        by_group: dict[SequenceGroup, list[PrefillChunk]] = {}
+        for chunk in chunks:
+            by_group.setdefault(chunk.group, []).append(chunk)
+        for group, own in by_group.items():
             try:
-                party.read([(piece.reader, piece.rows, piece.done, piece.answer) for piece in own], argmax, output)
-                if not party.readers:
+                group.read([(chunk.reader, chunk.rows, chunk.done, chunk.answer) for chunk in own], argmax, output)
+                if not group.readers:
                     if self._memory is not None:
-                        self._keep(self._memory, party.sequences[0], party.key, goes_on=True)
-                    party.begin()
-                    self._reading.remove(party)
-                    self._decoding.append(party)
+                        self._keep(self._memory, group.sequences[0], group.key, goes_on=True)
+                    group.begin()
+                    self._reading.remove(group)
+                    self._decoding.append(group)
                     self._decoding.sort(key=_number)
-                    self._settle(party)
+                    self._settle(group)
             except Exception as error:
-                self._fail(party, error)
+                self._fail(group, error)
 
-    def _one_by_one(self, pieces: Sequence[Piece], error: Exception, *, drafted: bool) -> None:
-        """A forward has failed: run each party's rows by themselves and without drafts, so that it ends whose it is."""
-        parties = list(dict.fromkeys([*self._decoding, *(piece.party for piece in pieces)]))
-        if len(parties) == 1 and not (drafted and isinstance(error, EngineError)):
-            self._fail(parties[0], error)
+    def _one_by_one(self, chunks: Sequence[PrefillChunk], error: Exception, *, drafted: bool) -> None:
+        """A forward has failed: run each group's rows by themselves and without drafts, so that it ends whose it is."""
+        groups = list(dict.fromkeys([*self._decoding, *(chunk.group for chunk in chunks)]))
+        if len(groups) == 1 and not (drafted and isinstance(error, EngineError)):
+            self._fail(groups[0], error)
             return
-        for party in parties:
-            own = [piece for piece in pieces if piece.party is party]
-            crowd = Crowd([] if own else [party], self._engine)
-            batch = crowd.batch(False, own)
+        for group in groups:
+            own = [chunk for chunk in chunks if chunk.group is group]
+            running_batch = RunningBatch([] if own else [group], self._engine)
+            batch = running_batch.batch(False, own)
             asked = perf_counter()
             try:
                 output = self._forward(batch)
             except Exception as its:
-                self._fail(party, its)
+                self._fail(group, its)
             else:
-                self._took(crowd, own, output, 0.0, perf_counter() - asked)
+                self._took(running_batch, own, output, 0.0, perf_counter() - asked)
 
-    def _told(self) -> Sequence[StepEvent]:
+    def _take_events(self) -> Sequence[StepEvent]:
         found = self._events.copy()
-        self._events.clear()  # parties have this list
+        self._events.clear()  # groups have this list
         return found
 
     # ---- coming and going --------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
         """Start what waits, owners by their shares and each one's in its order, as far as slots and memory reach."""
-        passed: set[Party] = set()  # they wait for another one to read the same prompt
+        passed: set[SequenceGroup] = set()  # they wait for another one to read the same prompt
         while True:
             full = self._slots is not None and self.running >= self._slots
             if full and not self._shares.several:
                 return
-            party = self._shares.next_of((one for one in self._waiting if one not in passed), self._running)
-            if party is None or (full and self._ahead_of(party) is None):
+            group = self._shares.next_of((one for one in self._waiting if one not in passed), self._running)
+            if group is None or (full and self._ahead_of(group) is None):
                 return
             if self._memory is not None:
-                needs = self._needs(self._memory, party)
+                needs = self._needs(self._memory, group)
                 if needs < 0:
-                    passed.add(party)
+                    passed.add(group)
                     continue
                 while full or (needs > 0 and self.running and needs > self._memory.available - self.running):
-                    ahead = self._ahead_of(party)
+                    ahead = self._ahead_of(group)
                     if ahead is None:
                         return  # nobody overtakes: it would wait for ever
-                    self._put_back(self._memory, ahead)
+                    self._preempt(self._memory, ahead)
                     full = False
-                self._prepare(self._memory, party)
-            self._waiting.remove(party)
-            party.start()
-            self._reading.append(party)
+                self._prepare(self._memory, group)
+            self._waiting.remove(group)
+            group.start()
+            self._reading.append(group)
 
-    def _ahead_of(self, party: Party) -> Party | None:
+    def _ahead_of(self, group: SequenceGroup) -> SequenceGroup | None:
         """Who makes way for one that waits; nobody where caches are not ours to take."""
         if self._memory is None or not self._shares.several:
             return None
-        return self._shares.ahead_of(party, self._running)
+        return self._shares.ahead_of(group, self._running)
 
-    def _prepare(self, memory: PrefixCache, party: Party) -> None:
-        """Give a party what is kept of its text."""
-        sequence = party.sequences[0]
+    def _prepare(self, memory: PrefixCache, group: SequenceGroup) -> None:
+        """Give a group what is kept of its text."""
+        sequence = group.sequences[0]
         self._release(sequence)
-        found = None if sequence.shows_prompt else memory.take(party.to_read(sequence), party.key)
+        found = None if sequence.shows_prompt else memory.take(group.to_read(sequence), group.key)
         sequence.cache, sequence.pages = (self._engine.new_cache(), []) if found is None else found
-        if party.furthest:  # it gets on further than it fell back, or two could take turns for ever
-            again = party.furthest - sequence.cache.length
-            party.spared = party.furthest + max(QUANTUM, again)
+        if group.furthest:  # it gets on further than it fell back, or two could take turns for ever
+            again = group.furthest - sequence.cache.length
+            group.spared = group.furthest + max(QUANTUM, again)
 
-    def _needs(self, memory: PrefixCache, party: Party) -> int:
-        """Pages that a party needs to begin with; -1: it should wait, since another one is reading the same prompt."""
-        tokens = party.to_read(party.sequences[0])
-        if party.sequences[0].shows_prompt:
+    def _needs(self, memory: PrefixCache, group: SequenceGroup) -> int:
+        """Pages that a group needs to begin with; -1: it should wait, since another one is reading the same prompt."""
+        tokens = group.to_read(group.sequences[0])
+        if group.sequences[0].shows_prompt:
             return pages_of(len(tokens) + 1)
-        held = memory.match(tokens, party.key)
+        held = memory.match(tokens, group.key)
         end = (held + 1) * PAGE
         for other in self._reading:
             same = other.readers[0].tokens
-            if other.key == party.key and min(len(same), len(tokens) - 1) >= end and (same[:end] == tokens[:end]).all():
+            if other.key == group.key and min(len(same), len(tokens) - 1) >= end and (same[:end] == tokens[:end]).all():
                 return -1
         return pages_of(len(tokens) + 1) - held
 
-    def _settle(self, party: Party) -> None:
+    def _settle(self, group: SequenceGroup) -> None:
         """Some of its sequences have ended, or it begins to decode."""
-        self._stale, party.thinner = True, False
-        party.live = [sequence for sequence in party.live if sequence.finish is None]
-        if not party.live:
-            self._leave(party)
+        self._batch_outdated, group.has_finished = True, False
+        group.live = [sequence for sequence in group.live if sequence.finish is None]
+        if not group.live:
+            self._leave(group)
 
-    def _fail(self, party: Party, error: Exception) -> None:
-        party.error = error
-        self._leave(party)
+    def _fail(self, group: SequenceGroup, error: Exception) -> None:
+        group.error = error
+        self._leave(group)
 
-    def _leave(self, party: Party) -> None:
-        """A party is over."""
+    def _leave(self, group: SequenceGroup) -> None:
+        """A group is over."""
         if self._memory is not None:
-            sequence = party.sequences[0]
-            if party.error is None and party not in self._waiting:
-                self._keep(self._memory, sequence, party.key)
+            sequence = group.sequences[0]
+            if group.error is None and group not in self._waiting:
+                self._keep(self._memory, sequence, group.key)
             self._release(sequence)
-        self._remove(party)
-        self._shares.leave(party)
-        del self._parties[party.id]
-        party.close()
-        if party.told:
-            self._events.append(StepEvent(party.id, "finish" if party.error is None else "error"))
+        self._remove(group)
+        self._shares.leave(group)
+        del self._groups[group.id]
+        group.close()
+        if group.emits_events:
+            self._events.append(StepEvent(group.id, "finish" if group.error is None else "error"))
 
-    def _remove(self, party: Party) -> None:
+    def _remove(self, group: SequenceGroup) -> None:
         for some in (self._waiting, self._reading, self._decoding):
-            if party in some:
-                some.remove(party)
-        if party.controller is not None:
-            for sequence in party.sequences:
-                party.controller.leave(sequence.index)
-        self._stale = True
+            if group in some:
+                some.remove(group)
+        if group.controller is not None:
+            for sequence in group.sequences:
+                group.controller.leave(sequence.index)
+        self._batch_outdated = True
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
     def _make_room(self, memory: PrefixCache) -> None:
         """Pages for the next token of each sequence that decodes, from the oldest on; the youngest may lose theirs."""
-        for party in sorted(self._decoding, key=_number):
-            sequence = party.sequences[0]
-            while party in self._decoding and not memory.extend(sequence.pages, sequence.length):
-                self._put_one_back(memory)
+        for group in sorted(self._decoding, key=_number):
+            sequence = group.sequences[0]
+            while group in self._decoding and not memory.extend(sequence.pages, sequence.length):
+                self._preempt_one(memory)
 
-    def _put_one_back(self, memory: PrefixCache) -> None:
+    def _preempt_one(self, memory: PrefixCache) -> None:
         """There is no room for all that run."""
         if self.running == 1:
             raise EngineError("the only sequence does not fit in the memory that was checked to have room for it")
-        self._put_back(memory, dispensable(self._running))
+        self._preempt(memory, dispensable(self._running))
 
-    def _put_back(self, memory: PrefixCache, party: Party) -> None:
+    def _preempt(self, memory: PrefixCache, group: SequenceGroup) -> None:
         """It waits again, and is computed again later as far as its pages are gone by then."""
-        sequence = party.sequences[0]
-        party.furthest = max(party.furthest, sequence.cache.length)
-        self._keep(memory, sequence, party.key)
+        sequence = group.sequences[0]
+        group.furthest = max(group.furthest, sequence.cache.length)
+        self._keep(memory, sequence, group.key)
         self._release(sequence)
         sequence.cache = self._engine.new_cache()
-        self._remove(party)
-        party.pause()
-        self._waiting.append(party)
+        self._remove(group)
+        group.pause()
+        self._waiting.append(group)
         self._waiting.sort(key=_number)
-        self.put_back += 1
+        self.preemptions += 1
 
     def _keep(self, memory: PrefixCache, sequence: DecodingSequence, key: str, *, goes_on: bool = False) -> None:
         assert sequence.committed is not None
@@ -375,21 +380,21 @@ class Scheduler:
 
     # ---- prompts -----------------------------------------------------------------------------------------------------
 
-    def _pieces(self) -> list[Piece]:
-        """The next rows of prompts, in equal shares for owners, and of each for its parties.
+    def _prefill_chunks(self) -> list[PrefillChunk]:
+        """The next rows of prompts, in equal shares for owners, and of each for its groups.
 
         What those with little left do not need others get.
         """
-        pieces: list[Piece] = []
-        while not pieces:
+        chunks: list[PrefillChunk] = []
+        while not chunks:
             room, shown = self._room(), SHOWN_ROWS
-            groups = [sorted(some, key=_left) for some in by_owner(self._reading)]
-            groups.sort(key=lambda some: sum(map(_left, some)))
-            for place, parties in enumerate(groups):
-                own = _share(room, len(groups) - place)
-                for number, party in enumerate(parties):
-                    share = _share(own, len(parties) - number)
-                    for reader in party.readers:
+            by_key = [sorted(some, key=_left) for some in by_owner(self._reading)]
+            by_key.sort(key=lambda some: sum(map(_left, some)))
+            for place, groups in enumerate(by_key):
+                own = _share(room, len(by_key) - place)
+                for number, group in enumerate(groups):
+                    share = _share(own, len(groups) - number)
+                    for reader in group.readers:
                         rows = min(share, reader.left)
                         if reader.sequence.shows_prompt:
                             rows = min(rows, shown)
@@ -397,22 +402,22 @@ class Scheduler:
                         if self._memory is not None:
                             rows = self._memory.extend_to(reader.sequence.pages, reader.sequence.cache.length, rows)
                         if rows > 0:
-                            pieces.append(Piece(party, reader, rows, rows == reader.left))
+                            chunks.append(PrefillChunk(group, reader, rows, rows == reader.left))
                             share, own, room = share - rows, own - rows, room - rows
-            if self._decoding or pieces or self._memory is None:
+            if self._decoding or chunks or self._memory is None:
                 break
-            self._put_one_back(self._memory)
-        return pieces
+            self._preempt_one(self._memory)
+        return chunks
 
     def _room(self) -> int:
         """Rows of prompts in a step."""
         most = self._prefill_rows
-        live = self._crowd.live
+        live = self._running_batch.live
         if not live or self._time is None:
             return most
-        rows, length = self._crowd.rows, max(sequence.length for sequence in live)
-        read = max((reader.sequence.cache.length for party in self._reading for reader in party.readers), default=0)
-        allowed, least = DELAY * self._time(rows, length), LEAST_PIECE
+        rows, length = self._running_batch.rows, max(sequence.length for sequence in live)
+        read = max((reader.sequence.cache.length for group in self._reading for reader in group.readers), default=0)
+        allowed, least = DELAY * self._time(rows, length), LEAST_CHUNK
         while least < most:
             middle = (least + most + 1) // 2
             if self._time(rows + middle, max(length, read + middle)) <= allowed:
@@ -422,31 +427,31 @@ class Scheduler:
         return least
 
 
-def _number(party: Party) -> int:
-    return party.id
+def _number(group: SequenceGroup) -> int:
+    return group.id
 
 
-def _left(party: Party) -> int:
+def _left(group: SequenceGroup) -> int:
     """Tokens of its prompts that are to be read."""
-    return sum(reader.left for reader in party.readers)
+    return sum(reader.left for reader in group.readers)
 
 
 def _share(room: int, among: int) -> int:
     """What the first of so many gets of some rows."""
-    return min(room, max(LEAST_PIECE, room // among))
+    return min(room, max(LEAST_CHUNK, room // among))
 
 
-def _rows_of(crowd: Crowd, pieces: Sequence[Piece]) -> Counter[str]:
+def _rows_of(running_batch: RunningBatch, chunks: Sequence[PrefillChunk]) -> Counter[str]:
     """Rows of a forward, by owner."""
     found: Counter[str] = Counter()
-    for table in crowd.tables:
+    for table in running_batch.tables:
         at = 0
-        for party in table.parties:
-            end = at + len(party.live)
-            found[party.owner] += len(party.live)
+        for group in table.groups:
+            end = at + len(group.live)
+            found[group.owner] += len(group.live)
             if table.drafts is not None:
-                found[party.owner] += sum(len(draft.tokens) for draft in table.drafts[at:end])
+                found[group.owner] += sum(len(draft.tokens) for draft in table.drafts[at:end])
             at = end
-    for piece in pieces:
-        found[piece.party.owner] += piece.rows
+    for chunk in chunks:
+        found[chunk.group.owner] += chunk.rows
     return found

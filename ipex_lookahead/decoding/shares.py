@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ipex_lookahead.decoding.party import Party
+from ipex_lookahead.decoding.sequence_group import SequenceGroup
 
 QUANTUM = 64
-"""Rows owed that are worth a slot; and rows that a party which was put back computes before it may be again."""
+"""Rows owed that are worth a slot; and rows that a group which was preempted computes before it may be again."""
 _WORTH = 2.0
 """Slots, or rows worth as many, that one must be ahead of another to give a slot up: with less they would swap."""
 
@@ -23,7 +23,7 @@ class Shares:
     """What each owner has had of what it could have had.
 
     Args:
-        slots: most parties at a time; None = all.
+        slots: most groups at a time; None = all.
         per_owner: most of them of one owner; None = all.
 
     Attributes:
@@ -34,36 +34,36 @@ class Shares:
         self.owed: dict[str, float] = {}
         self._most = float(QUANTUM * max(8 if slots is None else slots, 2))
         self._per_owner = per_owner
-        self._parties: Counter[str] = Counter()
+        self._groups: Counter[str] = Counter()
 
-    def join(self, party: Party) -> None:
+    def join(self, group: SequenceGroup) -> None:
         """It was submitted."""
-        self._parties[party.owner] += 1
+        self._groups[group.owner] += 1
 
-    def leave(self, party: Party) -> None:
+    def leave(self, group: SequenceGroup) -> None:
         """It is over."""
-        self._parties[party.owner] -= 1
-        if not self._parties[party.owner]:
-            del self._parties[party.owner]
+        self._groups[group.owner] -= 1
+        if not self._groups[group.owner]:
+            del self._groups[group.owner]
 
     @property
     def several(self) -> bool:
-        """Whether there are parties of more than one owner."""
-        return len(self._parties) > 1
+        """Whether there are groups of more than one owner."""
+        return len(self._groups) > 1
 
     @property
     def counts(self) -> bool:
         """Whether rows need be told."""
         return self.several or bool(self.owed)
 
-    def took(self, rows: Mapping[str, int], waiting: Iterable[Party], running: Sequence[Party]) -> None:
+    def took(self, rows: Mapping[str, int], waiting: Iterable[SequenceGroup], running: Sequence[SequenceGroup]) -> None:
         """A forward had so many rows of each owner."""
-        held = Counter(party.owner for party in running)
-        hungry = {party.owner for party in waiting if self._may_run(party.owner, held)}
+        held = Counter(group.owner for group in running)
+        hungry = {group.owner for group in waiting if self._may_run(group.owner, held)}
         if not hungry:  # there is enough for all
             self.owed.clear()
             return
-        owners = {*self._parties, *self.owed}
+        owners = {*self._groups, *self.owed}
         equal, spare = sum(rows.values()) / len(owners), 0.0
         for owner in owners:
             owed = self.owed.get(owner, 0.0) + equal - rows.get(owner, 0)
@@ -75,22 +75,22 @@ class Shares:
         self.owed = {
             owner: max(-self._most, min(self._most, owed))
             for owner, owed in self.owed.items()
-            if owed or owner in self._parties
+            if owed or owner in self._groups
         }
 
-    def next_of(self, waiting: Iterable[Party], running: Sequence[Party]) -> Party | None:
+    def next_of(self, waiting: Iterable[SequenceGroup], running: Sequence[SequenceGroup]) -> SequenceGroup | None:
         """Of those that wait, by number: the first of the owner whose turn it is. None: all have what they may."""
-        held = Counter(party.owner for party in running)
-        first: dict[str, Party] = {}
-        for party in waiting:
-            if party.owner not in first and self._may_run(party.owner, held):
-                first[party.owner] = party
-        return min(first.values(), key=lambda party: (self._score(party.owner, held), party.id), default=None)
+        held = Counter(group.owner for group in running)
+        first: dict[str, SequenceGroup] = {}
+        for group in waiting:
+            if group.owner not in first and self._may_run(group.owner, held):
+                first[group.owner] = group
+        return min(first.values(), key=lambda group: (self._score(group.owner, held), group.id), default=None)
 
-    def ahead_of(self, party: Party, running: Sequence[Party]) -> Party | None:
+    def ahead_of(self, group: SequenceGroup, running: Sequence[SequenceGroup]) -> SequenceGroup | None:
         """Which of those that run is to make way for one that waits; None: its owner has its share, or must wait."""
         held = Counter(one.owner for one in running)
-        least = self._score(party.owner, held) + _WORTH
+        least = self._score(group.owner, held) + _WORTH
         found = [one for one in running if self._score(one.owner, held) >= least and _had_its_turn(one)]
         return max(found, key=lambda one: (self._score(one.owner, held), one.id), default=None)
 
@@ -102,23 +102,23 @@ class Shares:
         return held.get(owner, 0) - self.owed.get(owner, 0.0) / QUANTUM
 
 
-def dispensable(running: Collection[Party]) -> Party:
-    """Who gives up its memory: the youngest of the owner that has most parties; never the oldest of all."""
+def dispensable(running: Collection[SequenceGroup]) -> SequenceGroup:
+    """Who gives up its memory: the youngest of the owner that has most groups; never the oldest of all."""
     seen: Counter[str] = Counter()
-    ranks: list[tuple[int, int, Party]] = []
-    for party in sorted(running, key=lambda one: one.id):
-        seen[party.owner] += 1
-        ranks.append((seen[party.owner], party.id, party))
+    ranks: list[tuple[int, int, SequenceGroup]] = []
+    for group in sorted(running, key=lambda one: one.id):
+        seen[group.owner] += 1
+        ranks.append((seen[group.owner], group.id, group))
     return max(ranks)[2]
 
 
-def by_owner(parties: Iterable[Party]) -> list[list[Party]]:
-    """Parties in groups of one owner each, in the order in which owners appear."""
-    groups: dict[str, list[Party]] = {}
-    for party in parties:
-        groups.setdefault(party.owner, []).append(party)
-    return list(groups.values())
+def by_owner(groups: Iterable[SequenceGroup]) -> list[list[SequenceGroup]]:
+    """Groups in groups of one owner each, in the order in which owners appear."""
+    by_key: dict[str, list[SequenceGroup]] = {}
+    for group in groups:
+        by_key.setdefault(group.owner, []).append(group)
+    return list(by_key.values())
 
 
-def _had_its_turn(party: Party) -> bool:
-    return all(sequence.cache.length >= party.spared for sequence in party.live)
+def _had_its_turn(group: SequenceGroup) -> bool:
+    return all(sequence.cache.length >= group.spared for sequence in group.live)

@@ -9,7 +9,7 @@ from typing import Any
 from ipex_lookahead.errors import InputError
 
 
-def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
+def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
     """A whole number in a range, or InputError."""
     allowed = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
     try:
@@ -21,7 +21,7 @@ def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
     return number
 
 
-def real(name: str, value: Any, low: float, high: float, *, above: bool = False) -> float:
+def number(name: str, value: Any, low: float, high: float, *, above: bool = False) -> float:
     """A finite number in ``[low, high]``, or in ``(low, high]`` with ``above``; or InputError."""
     upper = "" if math.isinf(high) else f" and at most {high:g}"
     allowed = f"a number {'above' if above else 'of at least'} {low:g}{upper}"
@@ -42,4 +42,4 @@ def token_ids(name: str, value: Any, vocab_size: int) -> tuple[int, ...]:
         value = value.tolist()
     values = value if isinstance(value, (list, tuple, set, frozenset)) else [value]
     # Negative ids are Hugging Face's way of saying "none" in older configurations.
-    return tuple(whole(name, v, -1, vocab_size - 1) for v in values if v != -1)
+    return tuple(integer(name, v, -1, vocab_size - 1) for v in values if v != -1)

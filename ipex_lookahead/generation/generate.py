@@ -20,7 +20,7 @@ from transformers.generation.stopping_criteria import MaxTimeCriteria
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.choose import Logits
 from ipex_lookahead.decoding.cost import EngineCosts
-from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
+from ipex_lookahead.decoding.sampling import Sampler, WarperParams
 from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import PROPOSERS, make_proposer
@@ -31,7 +31,7 @@ from ipex_lookahead.generation import processors as logits_processors
 from ipex_lookahead.generation import stopping
 from ipex_lookahead.generation.arguments import check_callers_objects, check_streamer, refuse_rest
 from ipex_lookahead.generation.batch import CallersBatch
-from ipex_lookahead.generation.checks import token_ids, whole
+from ipex_lookahead.generation.checks import integer, token_ids
 from ipex_lookahead.generation.inputs import prompts_of
 from ipex_lookahead.generation.lookahead import lookup_of, resolve_lookahead
 from ipex_lookahead.generation.options import resolve
@@ -44,7 +44,7 @@ from ipex_lookahead.generation.processors import (
     constrain,
     sampling_params,
 )
-from ipex_lookahead.generation.run import Job, MakeProposer, Tape, end_to_end, length_limit, run_stepwise
+from ipex_lookahead.generation.run import Job, MakeProposer, TokenBuffer, end_to_end, length_limit, run_stepwise
 from ipex_lookahead.generation.stopping import Criteria, StopStrings, cancellation
 
 
@@ -81,7 +81,7 @@ def generate_stepwise(
     stores: Stores | None = None,
     forwards: SharedForwards | None = None,
     **kwargs: Any,
-) -> Generator[Sequence[Tape], None, torch.Tensor | LookaheadGenerateOutput]:
+) -> Generator[Sequence[TokenBuffer], None, torch.Tensor | LookaheadGenerateOutput]:
     """Generate from prompts, one or several.
 
     What the caller supplies (``logits_processor``, ``stopping_criteria``, ``prefix_allowed_tokens_fn``, ``streamer``)
@@ -142,7 +142,7 @@ def generate_stepwise(
         ContextLengthError: a prompt leaves no room for a new token.
     """
     # As a generator it yields what there is so far: nothing, once the arguments are checked, then after each forward a
-    # tape for each sequence. Closing it abandons the generation.
+    # token buffer for each sequence. Closing it abandons the generation.
     check_streamer(streamer)
     try:
         check_callers_objects(logits_processor, stopping_criteria, prefix_allowed_tokens_fn)
@@ -209,7 +209,7 @@ def generate_stepwise(
         together = wish.apply(
             ids, jobs, logits_processor or (), constrained, criteria, stopping_criteria or (), streamer
         )
-        tapes = yield from run_stepwise(
+        buffers = yield from run_stepwise(
             engine,
             jobs,
             config,
@@ -223,7 +223,7 @@ def generate_stepwise(
             on_prefill=on_prefill,
             forwards=forwards,
         )
-        return _result(settings, ids, jobs, tapes, eos_ids, stats, engine.vocab_size, past)
+        return _result(settings, ids, jobs, buffers, eos_ids, stats, engine.vocab_size, past)
     finally:
         if streamer is not None:
             streamer.end()
@@ -357,14 +357,14 @@ def _samplers(
     numbers = list(range(rows)) if sequence_ids is None else list(sequence_ids)
     if len(numbers) != rows:
         raise InputError(f"sequence_ids has {len(numbers)} numbers for {rows} sequences; give one a sequence")
-    numbers = [whole("sequence_ids", n, 0, 2**32 - 1) for n in numbers]
+    numbers = [integer("sequence_ids", n, 0, 2**32 - 1) for n in numbers]
     if seed is not None:
-        seed = whole("seed", seed, 0, 2**64 - 1)
+        seed = integer("seed", seed, 0, 2**64 - 1)
     if not settings.do_sample:
         return [None] * rows
     if seed is None:
         seed = int(torch.empty((), dtype=torch.int64).random_())
-    params = sampling_params(settings) or SamplingParams()
+    params = sampling_params(settings) or WarperParams()
     return [Sampler(params, seed, number) for number in numbers]
 
 
@@ -377,18 +377,18 @@ def _result(
     settings: GenerationConfig,
     ids: torch.Tensor,
     jobs: Sequence[Job],
-    tapes: Sequence[Tape],
+    buffers: Sequence[TokenBuffer],
     eos_ids: Sequence[int],
     stats: GenerationStats,
     vocab_size: int,
     past: LookaheadCache,
 ) -> torch.Tensor | LookaheadGenerateOutput:
-    new = max((t.length - t.start for t in tapes), default=0)
+    new = max((t.length - t.start for t in buffers), default=0)
     rows = torch.full((len(ids), ids.shape[1] + new), _pad(settings, eos_ids), dtype=torch.int64)
     rows[:, : ids.shape[1]] = ids
-    for row, tape in zip(rows, tapes, strict=bool(tapes)):
-        row[ids.shape[1] : ids.shape[1] + tape.length - tape.start] = torch.from_numpy(
-            tape.ids[tape.start : tape.length]
+    for row, buffer in zip(rows, buffers, strict=bool(buffers)):
+        row[ids.shape[1] : ids.shape[1] + buffer.length - buffer.start] = torch.from_numpy(
+            buffer.ids[buffer.start : buffer.length]
         )
     if jobs:
         past.hold([job.cache for job in jobs], rows, [ids.shape[1] - len(job.prompt) for job in jobs])

@@ -8,7 +8,7 @@ from typing import Any
 from ipex_lookahead.config import MAX_DRAFT, LookaheadConfig
 from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.generation.checks import real, whole
+from ipex_lookahead.generation.checks import integer, number
 
 AUTO_TOKENS = 32
 """Most drafted tokens a step with ``lookahead="auto"``; the controller mostly takes fewer."""
@@ -52,7 +52,7 @@ def resolve_lookahead(
             )
         config = strategy_config(lookahead)
     else:
-        config = LookaheadConfig(num_draft_tokens=whole("lookahead", lookahead, 0, MAX_DRAFT))
+        config = LookaheadConfig(num_draft_tokens=integer("lookahead", lookahead, 0, MAX_DRAFT))
     config = dataclasses.replace(config, **given)
     return config if config.num_draft_tokens else None
 
@@ -67,7 +67,7 @@ def strategy_config(strategy: str | None, lookahead: int | str = "auto", **field
     """
     fields = {name: value for name, value in fields.items() if value is not None}
     if lookahead != "auto":
-        fields["num_draft_tokens"] = whole("lookahead", lookahead, 0, MAX_DRAFT)
+        fields["num_draft_tokens"] = integer("lookahead", lookahead, 0, MAX_DRAFT)
     if strategy is None:
         strategy = "auto" if lookahead == "auto" else "prompt_lookup"
     config = LookaheadConfig(strategy=strategy, **fields)
@@ -139,11 +139,11 @@ def second_model_lookahead(
             " leave one of them out"
         )
     options = {
-        "num_draft_tokens": None if max_step_draft is None else whole("max_step_draft", max_step_draft, 1, MAX_DRAFT),
+        "num_draft_tokens": None if max_step_draft is None else integer("max_step_draft", max_step_draft, 1, MAX_DRAFT),
         "draft_min_tokens": (
-            None if min_step_draft is None else max(1, whole("min_step_draft", min_step_draft, 0, MAX_DRAFT))
+            None if min_step_draft is None else max(1, integer("min_step_draft", min_step_draft, 0, MAX_DRAFT))
         ),
-        "draft_min_prob": None if th_stop_draft is None else real("th_stop_draft", th_stop_draft, 0, 1),
+        "draft_min_prob": None if th_stop_draft is None else number("th_stop_draft", th_stop_draft, 0, 1),
         "draft_min_prob_auto": auto_th_stop_draft,
     }
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
@@ -160,7 +160,7 @@ def second_model_lookahead(
         return lookahead
     config = strategy_config(strategy)
     if lookahead is not None and lookahead != "auto":
-        given["num_draft_tokens"] = whole("lookahead", lookahead, 0, MAX_DRAFT)
+        given["num_draft_tokens"] = integer("lookahead", lookahead, 0, MAX_DRAFT)
     return dataclasses.replace(config, **given)
 
 

@@ -11,7 +11,7 @@ from ipex_lookahead.checkpoints.generation_config import REFUSED, refused
 from ipex_lookahead.compat import blank_settings, option_defaults, watermarking
 from ipex_lookahead.config import MAX_DRAFT
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.generation.checks import real, token_ids, whole
+from ipex_lookahead.generation.checks import integer, number, token_ids
 
 MOST_IDS = 2**31
 """Ids beyond the vocabulary do no harm where they are only left out."""
@@ -82,21 +82,21 @@ def _validate(settings: GenerationConfig) -> None:
     for name, low in (("max_new_tokens", 0), ("max_length", 1), ("min_new_tokens", 0), ("min_length", 0)):
         value = getattr(settings, name)
         if value is not None:
-            setattr(settings, name, whole(name, value, low))
-    whole("num_return_sequences", settings.num_return_sequences, 1)
+            setattr(settings, name, integer(name, value, low))
+    integer("num_return_sequences", settings.num_return_sequences, 1)
     for name in ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"):
-        whole(name, getattr(settings, name) or 0, 0)
+        integer(name, getattr(settings, name) or 0, 0)
     for name in ("repetition_penalty", "encoder_repetition_penalty"):
         if getattr(settings, name) is not None:
-            real(name, getattr(settings, name), *PENALTIES)
+            number(name, getattr(settings, name), *PENALTIES)
     if settings.max_time is not None:
-        real("max_time", settings.max_time, 0, math.inf)
+        number("max_time", settings.max_time, 0, math.inf)
     if settings.stop_strings is not None:
         _validate_stop_strings(settings)
     for name in ("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"):
         token_ids(name, getattr(settings, name), MOST_IDS)
     if settings.prompt_lookup_num_tokens is not None:
-        whole("prompt_lookup_num_tokens", settings.prompt_lookup_num_tokens, 0, MAX_DRAFT)
+        integer("prompt_lookup_num_tokens", settings.prompt_lookup_num_tokens, 0, MAX_DRAFT)
     if settings.watermarking_config is not None:
         settings.watermarking_config = watermarking(settings.watermarking_config)
     if settings.do_sample:
@@ -112,13 +112,13 @@ def _validate_sampling(settings: GenerationConfig) -> None:
     if settings.temperature is not None:
         if settings.temperature == 0:
             raise InputError("temperature is 0; it must be a number above 0: for greedy decoding use do_sample=False")
-        real("temperature", settings.temperature, 0, math.inf, above=True)
+        number("temperature", settings.temperature, 0, math.inf, above=True)
     if settings.top_k is not None:
-        whole("top_k", settings.top_k, 0)
+        integer("top_k", settings.top_k, 0)
     if settings.top_p is not None:
-        real("top_p", settings.top_p, 0, 1)
+        number("top_p", settings.top_p, 0, 1)
     if settings.min_p is not None:
-        real("min_p", settings.min_p, 0, 1)
+        number("min_p", settings.min_p, 0, 1)
 
 
 def _validate_stop_strings(settings: GenerationConfig) -> None:

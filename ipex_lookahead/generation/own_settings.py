@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from ipex_lookahead.compat import generation_config
 from ipex_lookahead.decoding.choose import Processor
-from ipex_lookahead.decoding.sampling import SamplingParams
+from ipex_lookahead.decoding.sampling import WarperParams
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.options import resolve
 from ipex_lookahead.generation.processors import Chain, build_processors, build_warpers, sampling_params
-from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.generation.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class OwnRules:
 
     processors: list[Processor]
     warpers: list[Processor]
-    sampling: SamplingParams | None
+    sampling: WarperParams | None
 
 
 def rules_of(
     defaults: Mapping[str, Any],
-    rules: Rules,
+    params: SamplingParams,
     prompt: npt.NDArray[np.int32],
     *,
     limit: int,
@@ -49,7 +49,7 @@ def rules_of(
 
     Args:
         defaults: the model's generation config.
-        rules: how tokens are chosen, resolved; what is None in them the generation config says.
+        params: how tokens are chosen, resolved; what is None in them the generation config says.
         prompt: int32 [n].
         limit: the length at which the answer ends, prompt included.
         eos_ids: tokens that end it.
@@ -58,10 +58,10 @@ def rules_of(
     Raises:
         InputError: an option of the config is not usable.
     """
-    sampled = bool(rules.temperature)
+    sampled = bool(params.temperature)
     asked: dict[str, Any] = {"do_sample": sampled, "num_return_sequences": 1}
-    asked |= {"temperature": rules.temperature if sampled else None, "repetition_penalty": rules.repetition_penalty}
-    asked |= {name: getattr(rules, name) for name in ("top_k", "top_p", "min_p")} if sampled else {}
+    asked |= {"temperature": params.temperature if sampled else None, "repetition_penalty": params.repetition_penalty}
+    asked |= {name: getattr(params, name) for name in ("top_k", "top_p", "min_p")} if sampled else {}
     given = {name: value for name, value in asked.items() if value is not None}
     try:
         settings, _ = resolve(generation_config(defaults), None, given)
@@ -72,5 +72,5 @@ def rules_of(
         raise InputError(
             f"the model's generation config: {error}", hint="change it in generation_config.json, or take it out there"
         ) from error
-    params = (sampling or SamplingParams()) if sampled else None
-    return OwnRules([Chain(made)] if made else [], [Chain(warpers)] if warpers else [], params)
+    warping = (sampling or WarperParams()) if sampled else None
+    return OwnRules([Chain(made)] if made else [], [Chain(warpers)] if warpers else [], warping)

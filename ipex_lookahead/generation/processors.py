@@ -18,7 +18,7 @@ from transformers.generation import logits_process as hf
 
 from ipex_lookahead.compat import MinPLogitsWarper, TopHLogitsWarper
 from ipex_lookahead.decoding.choose import Ids, Logits
-from ipex_lookahead.decoding.sampling import SamplingParams
+from ipex_lookahead.decoding.sampling import WarperParams
 from ipex_lookahead.errors import InputError
 
 Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -193,7 +193,7 @@ def build_warpers(settings: GenerationConfig, vocab_size: int) -> list[Processor
     return made
 
 
-def sampling_params(settings: GenerationConfig) -> SamplingParams | None:
+def sampling_params(settings: GenerationConfig) -> WarperParams | None:
     """The settings as our own sampler takes them, or None where they ask for a warper that only Hugging Face has."""
     if (
         _used(settings.typical_p, 1.0)
@@ -203,7 +203,7 @@ def sampling_params(settings: GenerationConfig) -> SamplingParams | None:
         or settings.watermarking_config is not None
     ):
         return None
-    return SamplingParams(
+    return WarperParams(
         temperature=1.0 if settings.temperature is None else float(settings.temperature),
         top_k=settings.top_k or 0,
         top_p=1.0 if settings.top_p is None else float(settings.top_p),

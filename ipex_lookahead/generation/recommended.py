@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.generation.sampling_params import SamplingParams
 
 SEED = 28
 """Of recommended sampling where the caller gives no seed: the same question has the same answer, as greedily.
@@ -92,14 +92,14 @@ def temperature_of(generation_config: Mapping[str, Any]) -> float:
 
     Numbers of sampling without ``do_sample`` are a recommendation too: they say nothing of any other use.
     """
-    told = any(generation_config.get(name) is not None for name in SETTINGS)
-    if not generation_config.get("do_sample", told):
+    asks = any(generation_config.get(name) is not None for name in SETTINGS)
+    if not generation_config.get("do_sample", asks):
         return 0.0
     temperature = generation_config.get("temperature")
     return 1.0 if temperature is None else float(temperature)
 
 
-def resolved(rules: Rules, generation_config: Mapping[str, Any]) -> Rules:
+def resolved(params: SamplingParams, generation_config: Mapping[str, Any]) -> SamplingParams:
     """The rules with a temperature, top_k, top_p and min_p: the caller's, else the model's, else Hugging Face's.
 
     Each is looked up by itself: who gives a temperature alone keeps the top_p that is recommended. The seed is ``SEED``
@@ -107,16 +107,16 @@ def resolved(rules: Rules, generation_config: Mapping[str, Any]) -> Rules:
     """
 
     def setting(name: str, otherwise: Any) -> Any:
-        given = getattr(rules, name)
+        given = getattr(params, name)
         found = generation_config.get(name) if given is None else given
         return otherwise if found is None else found
 
-    temperature = temperature_of(generation_config) if rules.temperature is None else rules.temperature
+    temperature = temperature_of(generation_config) if params.temperature is None else params.temperature
     return replace(
-        rules,
+        params,
         temperature=temperature,
         top_k=setting("top_k", 50),
         top_p=setting("top_p", 1.0),
         min_p=setting("min_p", 0.0),
-        seed=SEED if rules.seed is None and rules.temperature is None and temperature > 0 else rules.seed,
+        seed=SEED if params.seed is None and params.temperature is None and temperature > 0 else params.seed,
     )

@@ -21,9 +21,9 @@ from ipex_lookahead.decoding.budget import AdaptiveBudget, Controller, FixedBudg
 from ipex_lookahead.decoding.choose import Choose, Ids, Logits, Processor
 from ipex_lookahead.decoding.cost import CostCurve, EngineCosts
 from ipex_lookahead.decoding.loop import stepwise
-from ipex_lookahead.decoding.party import DecodingSequence
 from ipex_lookahead.decoding.prefix_cache import PrefixCache, pages_of
 from ipex_lookahead.decoding.sampling import Sampler
+from ipex_lookahead.decoding.sequence_group import DecodingSequence
 from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import SECOND_MODEL, DraftModel, Proposer, make_proposer, make_second_model_proposer
@@ -57,7 +57,7 @@ class Job:
         draft_processors: those of them that may be asked about any prefix, for a draft model to choose as the target
             does: they keep no state.
         warpers: what the sampler stands for; only ``scores`` shows them.
-        on_token: told each token as it is emitted.
+        on_token: called with each token as it is emitted.
         stop: asked after each token, with the sequence so far; True ends it there.
         cache: an engine's, with the prompt's first tokens; None = an empty one. It is changed.
         scores, raw: lists that get the processed, and the raw logits of each position; None keeps none.
@@ -96,8 +96,8 @@ class BatchRules(Protocol):
         ...
 
 
-class Tape:
-    """The tokens of one sequence, told one by one.
+class TokenBuffer:
+    """The tokens of one sequence, added one by one.
 
     Attributes:
         ids: int64 [limit]; the first ``length`` are committed.
@@ -158,16 +158,16 @@ def end_to_end(name: str, stepwise: Callable[P, Generator[Any, None, T]], return
     return whole
 
 
-def streamed(steps: Generator[Sequence[Tape], None, Any]) -> Generator[int, None, None]:
+def streamed(steps: Generator[Sequence[TokenBuffer], None, Any]) -> Generator[int, None, None]:
     """The new tokens of a generation of one sequence, as they come; closing this abandons it."""
-    told = 0
+    yielded = 0
     try:
-        for tapes in steps:
-            if len(tapes) > 1:
-                raise InputError(f"stream gives the tokens of one sequence, got {len(tapes)}; use generate")
-            for tape in tapes:
-                new = tape.ids[tape.start + told : tape.length].tolist()
-                told += len(new)
+        for buffers in steps:
+            if len(buffers) > 1:
+                raise InputError(f"stream gives the tokens of one sequence, got {len(buffers)}; use generate")
+            for buffer in buffers:
+                new = buffer.ids[buffer.start + yielded : buffer.length].tolist()
+                yielded += len(new)
                 yield from new
     finally:
         steps.close()
@@ -188,7 +188,7 @@ def run_stepwise(
     cancelled: Callable[[], bool] | None = None,
     on_prefill: Callable[[int, int], None] | None = None,
     forwards: SharedForwards | None = None,
-) -> Generator[list[Tape], None, list[Tape]]:
+) -> Generator[list[TokenBuffer], None, list[TokenBuffer]]:
     """Generate several sequences in the same forwards, with the word given to the caller after each.
 
     Args:
@@ -208,7 +208,7 @@ def run_stepwise(
         forwards: those of the model, shared with other threads' generations; None runs them alone.
 
     Yields:
-        For each job its tape, after each forward, and returns the same. Closing the generator abandons what goes on.
+        For each job its buffer, after each forward, and returns the same. Closing the generator abandons what goes on.
     """
     if costs is not None and any(job.limit - len(job.prompt) > 1 for job in jobs):
         costs.ready(config)
@@ -222,14 +222,14 @@ def run_stepwise(
     stores = Stores(engine.vocab_size) if stores is None else stores
     remembering = None if config is None else config.remembering
     store = None if remembering is None else stores.get(remembering)
-    tapes = [Tape(job) for job in jobs]
-    chooses = [choose_of(job, tape, together) for job, tape in zip(jobs, tapes, strict=True)]
+    buffers = [TokenBuffer(job) for job in jobs]
+    chooses = [choose_of(job, buffer, together) for job, buffer in zip(jobs, buffers, strict=True)]
     sequences = []
-    for number, (job, tape, choose) in enumerate(zip(jobs, tapes, chooses, strict=True)):
+    for number, (job, buffer, choose) in enumerate(zip(jobs, buffers, chooses, strict=True)):
         cache = engine.new_cache() if job.cache is None else job.cache
         sequences.append(
             DecodingSequence(
-                number, job.prompt, job.limit, cache, None, choose, tape.accept, job.limit_reason, tape.prefix
+                number, job.prompt, job.limit, cache, None, choose, buffer.accept, job.limit_reason, buffer.prefix
             )
         )
 
@@ -247,7 +247,7 @@ def run_stepwise(
                 sequence.proposer = make(config) if store is None else make(config, store.suffixes)
         return _controller(config, costs, in_step=together is not None)
 
-    lockstep = None if together is None else _Lockstep(tapes, chooses, together)
+    lockstep = None if together is None else _Lockstep(buffers, chooses, together)
     try:
         with nullcontext() if forwards is None else forwards.taking_part() as place:
             for _ in stepwise(
@@ -260,19 +260,19 @@ def run_stepwise(
                 on_prefill=on_prefill,
                 forward=None if place is None else place.forward,
             ):
-                yield tapes
+                yield buffers
     finally:
         for second in seconds:
             second.end()
         for job, sequence in zip(jobs, sequences, strict=True):
             job.cache = sequence.cache
     if remembering is not None:
-        stores.add(remembering, [tape.new for tape in tapes])
-    return tapes
+        stores.add(remembering, [buffer.new for buffer in buffers])
+    return buffers
 
 
 run = end_to_end("run", run_stepwise, "list[Tape]")
-"""As :func:`run_stepwise`, from end to end: for each job its tape."""
+"""As :func:`run_stepwise`, from end to end: for each job its token buffer."""
 
 
 def length_limit(
@@ -320,13 +320,13 @@ def length_limit(
 class _Lockstep:
     """The loop's lockstep: rules for the whole batch, then each job's own choice."""
 
-    def __init__(self, tapes: Sequence[Tape], chooses: Sequence[Choose | None], rules: BatchRules) -> None:
-        self._tapes = tapes
+    def __init__(self, buffers: Sequence[TokenBuffer], chooses: Sequence[Choose | None], params: BatchRules) -> None:
+        self._tapes = buffers
         self._chooses = chooses
-        self._rules = rules
+        self._rules = params
 
     def choose(self, sequences: Sequence[int], logits: Sequence[Logits]) -> list[int]:
-        """See :class:`ipex_lookahead.decoding.party.Lockstep`."""
+        """See :class:`ipex_lookahead.decoding.group.Lockstep`."""
         chooses = [self._chooses[number] for number in sequences]
         for choose, raw in zip(chooses, logits, strict=True):
             if choose is not None:
@@ -336,7 +336,7 @@ class _Lockstep:
         return [choose.pick(row) for choose, row in zip(chooses, logits, strict=True) if choose is not None]
 
     def accept(self, sequences: Sequence[int], tokens: Sequence[int]) -> list[bool]:
-        """See :class:`ipex_lookahead.decoding.party.Lockstep`."""
+        """See :class:`ipex_lookahead.decoding.group.Lockstep`."""
         ended = [self._tapes[number].accept(token) for number, token in zip(sequences, tokens, strict=True)]
         also = self._rules.accept(sequences, tokens)
         return [bool(a or b) for a, b in zip(ended, also, strict=True)]
@@ -355,12 +355,12 @@ def second_model(
     return make_second_model_proposer(config, engine, cache, shared, job.eos_ids, keys)
 
 
-def choose_of(job: Job, tape: Tape, together: BatchRules | None = None) -> Choose | None:
+def choose_of(job: Job, buffer: TokenBuffer, together: BatchRules | None = None) -> Choose | None:
     """How a job's tokens are chosen; None where the engine's argmax is all there is to it."""
     processed = bool(job.processors) or (together is not None and together.processes)
     if not (processed or job.sampler is not None or job.scores is not None or job.raw is not None):
         return None
-    return Choose(tape.prefix, job.processors, job.sampler, job.warpers, scores=job.scores, raw=job.raw)
+    return Choose(buffer.prefix, job.processors, job.sampler, job.warpers, scores=job.scores, raw=job.raw)
 
 
 def _controller(config: LookaheadConfig | None, costs: EngineCosts | None, *, in_step: bool) -> Controller:

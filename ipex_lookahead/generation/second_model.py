@@ -22,9 +22,9 @@ def engine_of(draft: Any) -> Engine:
         engine: Engine = draft.engine
         return engine
     if hasattr(draft, "config") and hasattr(draft, "forward"):
-        from ipex_lookahead.engines.around import engine_around
+        from ipex_lookahead.engines.wrap_hf import wrap_hf
 
-        return engine_around(draft)
+        return wrap_hf(draft)
     raise InputError(
         f"draft_model is a {type(draft).__module__}.{type(draft).__qualname__};"
         " load it with ipex_lookahead.AutoModelForCausalLM.from_pretrained"

@@ -14,9 +14,9 @@ from typing import Any
 from ipex_lookahead.config import MAX_DRAFT, MEMORY_STORE, LookaheadConfig, is_memory
 from ipex_lookahead.decoding.budget import AdaptiveBudget, Controller, FixedBudget
 from ipex_lookahead.decoding.choose import Ids, Processor
-from ipex_lookahead.decoding.party import DecodingSequence, Party, StepEvent
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, pages_of
 from ipex_lookahead.decoding.scheduler import Scheduler
+from ipex_lookahead.decoding.sequence_group import DecodingSequence, SequenceGroup, StepEvent
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import SECOND_MODEL, DraftModel, Proposer, make_proposer
 from ipex_lookahead.drafting.draft import Draft
@@ -27,8 +27,8 @@ from ipex_lookahead.generation.events import Event, OnEvent, TokenLogprob
 from ipex_lookahead.generation.logprobs import PromptLogprobs, checked_top, logprob_of
 from ipex_lookahead.generation.lookahead import AUTO_TOKENS
 from ipex_lookahead.generation.places import Places
-from ipex_lookahead.generation.rules import Rules
-from ipex_lookahead.generation.run import Job, Tape, choose_of, length_limit, second_model
+from ipex_lookahead.generation.run import Job, TokenBuffer, choose_of, length_limit, second_model
+from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.generation.text_model import TextModel, any_of
 from ipex_lookahead.generation.ticket import Stream, Ticket
 
@@ -68,11 +68,11 @@ class _Request:
         self.owner, self._salt = key, salt
         self.top_logprobs = top_logprobs
         self.of_prompt = None if prompt_logprobs is None else PromptLogprobs(job.prompt.tolist(), prompt_logprobs)
-        self.tape = Tape(job)
+        self.buffer = TokenBuffer(job)
         self.stats = GenerationStats(strategy=SOURCE if config is None else config.strategy)
         if job.sampler is not None:
             self.stats.seed, self.stats.temperature = job.sampler.seed, job.sampler.temperature
-        self.party: Party | None = None
+        self.group: SequenceGroup | None = None
         self.second: DraftModel | None = None
 
     @property
@@ -112,7 +112,7 @@ class Service:
         steps, tokens: forwards and emitted tokens so far.
         kv_bytes, cached_pages: keys and values held, and pages of 64 positions kept for later requests.
         cached_tokens: prompt tokens so far that were found, not read.
-        put_back: how often a request gave its memory to an older one, or its slot to another key's.
+        preemptions: how often a request gave its memory to an older one, or its slot to another key's.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Service:
         model.check_own_settings()
         self.model = model
         self.state = "loading"
-        self.running = self.waiting = self.steps = self.tokens = self.put_back = 0
+        self.running = self.waiting = self.steps = self.tokens = self.preemptions = 0
         self.kv_bytes = self.cached_pages = self.cached_tokens = 0
         self._slots = slots
         self._position_bytes = _position_bytes(model.engine)
@@ -141,7 +141,7 @@ class Service:
         self._draft_memory = None if model.draft_engine is None else PrefixCache(pages)
         self._controllers: dict[LookaheadConfig | None, Controller] = {}
         self._requests: dict[int, _Request] = {}
-        self._by_party: dict[int, _Request] = {}
+        self._groups_by_id: dict[int, _Request] = {}
         self._new: list[_Request] = []
         self._leaving: list[int] = []
         self._numbers = 0
@@ -159,7 +159,7 @@ class Service:
     def submit(
         self,
         prompt: Sequence[int],
-        rules: Rules,
+        params: SamplingParams,
         on_event: OnEvent,
         *,
         lookahead: int | str | LookaheadConfig | None = None,
@@ -178,7 +178,7 @@ class Service:
 
         Args:
             prompt: token ids.
-            rules: how tokens are chosen.
+            params: how tokens are chosen.
             on_event: told what happens, in the worker thread; it must not block, and what it raises ends the request.
             lookahead: how to draft, as for :func:`resolve_lookahead`; it never changes the answer.
             adaptive: False always drafts as much as allowed.
@@ -200,7 +200,7 @@ class Service:
             QueueFullError: as many requests wait as may, of this key or of all.
             ServiceError: the service is draining or closed.
         """
-        job, config, draft_engine = self._job(prompt, rules, processors, sequence, lookahead, adaptive)
+        job, config, draft_engine = self._job(prompt, params, processors, sequence, lookahead, adaptive)
         self._check_ids("prediction", prediction)
         checked_top("top_logprobs", top_logprobs)
         checked_top("prompt_logprobs", prompt_logprobs)
@@ -230,10 +230,10 @@ class Service:
             self._changed.notify_all()
         return Ticket(request.number, self._cancel)
 
-    def stream(self, prompt: Sequence[int], rules: Rules, **options: Any) -> Stream:
+    def stream(self, prompt: Sequence[int], params: SamplingParams, **options: Any) -> Stream:
         """As ``submit``, with the events as an iterator; closing it ends the request."""
         stream = Stream()
-        stream.ticket = self.submit(prompt, rules, stream.put, **options)
+        stream.ticket = self.submit(prompt, params, stream.put, **options)
         return stream
 
     def check_room(self, count: int, key: str = "") -> None:
@@ -269,7 +269,7 @@ class Service:
     def _job(
         self,
         prompt: Sequence[int],
-        rules: Rules,
+        params: SamplingParams,
         processors: Sequence[Processor],
         sequence: int,
         lookahead: int | str | LookaheadConfig | None,
@@ -282,7 +282,7 @@ class Service:
         if not 0 <= sequence < 2**32:
             raise InputError(f"sequence is {sequence}; it must be from 0 to {2**32 - 1}")
         config, draft_engine = self.model.drafting(lookahead, adaptive)
-        limit, reason = length_limit(len(prompt), engine.max_context, max_new_tokens=rules.max_new_tokens)
+        limit, reason = length_limit(len(prompt), engine.max_context, max_new_tokens=params.max_new_tokens)
         if pages_of(limit) > self._memory.pages:
             room = self._memory.pages * PAGE
             if len(prompt) >= room:
@@ -291,7 +291,7 @@ class Service:
                     hint="shorten the prompt, or give the service more cache_memory",
                 )
             limit, reason = room, "context"
-        return self.model.job(prompt, rules, limit, reason, processors, sequence), config, draft_engine
+        return self.model.job(prompt, params, limit, reason, processors, sequence), config, draft_engine
 
     def _check_ids(self, name: str, ids: Sequence[int]) -> None:
         size = self.model.engine.vocab_size
@@ -323,7 +323,7 @@ class Service:
                 left, self._requests = list(self._requests.values()), {}
                 self._changed.notify_all()
             for request in left:
-                self._tell(request, Event("error", error=error))
+                self._notify(request, Event("error", error=error))
 
     def _turn(self, scheduler: Scheduler) -> bool:
         """Take what has come in, and make a step; False: there is nothing more to do, ever."""
@@ -341,13 +341,13 @@ class Service:
             self._start(scheduler, request)
         for number in leaving:
             found = self._requests.get(number)
-            if found is not None and found.party is not None:
-                scheduler.cancel(found.party.id)
+            if found is not None and found.group is not None:
+                scheduler.cancel(found.group.id)
         for event in scheduler.step():
             self._pass_on(scheduler, event)
         memory = self._memory
         self.running, self.waiting = scheduler.running, scheduler.waiting
-        self.steps, self.put_back = scheduler.steps, scheduler.put_back
+        self.steps, self.preemptions = scheduler.steps, scheduler.preemptions
         self.kv_bytes, self.cached_pages = memory.used * PAGE * self._position_bytes, memory.kept
         if self._draft_memory is not None:
             self.kv_bytes += self._draft_memory.used * PAGE * self._draft_bytes
@@ -355,22 +355,24 @@ class Service:
         return True
 
     def _start(self, scheduler: Scheduler, request: _Request) -> None:
-        job, tape = request.job, request.tape
+        job, buffer = request.job, request.buffer
         of_prompt = request.of_prompt
         if job.limit == len(job.prompt) and of_prompt is None:
             request.stats.finish_reasons = [job.limit_reason]
             self._end(request, Event("finish", reason=job.limit_reason, stats=request.stats))
             return
         sequence = DecodingSequence(
-            request.number, job.prompt, job.limit, self.model.engine.new_cache(), None, choose_of(job, tape),
-            tape.accept, job.limit_reason, tape.prefix, None if of_prompt is None else of_prompt.put,
+            request.number, job.prompt, job.limit, self.model.engine.new_cache(), None, choose_of(job, buffer),
+            buffer.accept, job.limit_reason, buffer.prefix, None if of_prompt is None else of_prompt.put,
         )  # fmt: skip
 
         def begin(_: Sequence[DecodingSequence]) -> Controller:
             return self._begin(request, sequence)
 
-        request.party = Party([sequence], request.stats, begin, told=True, key=request.key, owner=request.owner)
-        self._by_party[scheduler.submit(request.party)] = request
+        request.group = SequenceGroup(
+            [sequence], request.stats, begin, emits_events=True, key=request.key, owner=request.owner
+        )
+        self._groups_by_id[scheduler.submit(request.group)] = request
 
     def _begin(self, request: _Request, sequence: DecodingSequence) -> Controller:
         """Give a request's sequence its proposer; its controller is that of all with the same configuration."""
@@ -381,7 +383,7 @@ class Service:
         if request.prediction:
             proposer = Prediction(request.prediction, proposer)
         if proposer is not None and request.draft_filter is not None:
-            proposer = Filtered(proposer, request.draft_filter, request.tape.prefix)
+            proposer = Filtered(proposer, request.draft_filter, request.buffer.prefix)
         sequence.proposer = proposer
         if proposer is not None and config is None:  # the prediction alone
             config = LookaheadConfig(num_draft_tokens=AUTO_TOKENS, adaptive=request.adaptive)
@@ -389,7 +391,7 @@ class Service:
 
     def _proposer(self, request: _Request, config: LookaheadConfig, sequence: DecodingSequence) -> Proposer:
         if config.strategy in SECOND_MODEL and request.draft_engine is not None:
-            if request.second is not None:  # the request was put back meanwhile
+            if request.second is not None:  # the request was preempted meanwhile
                 request.second.end()
             memory = self._draft_memory
             request.second = second_model(
@@ -413,49 +415,49 @@ class Service:
 
     def _pass_on(self, scheduler: Scheduler, event: StepEvent) -> None:
         """A step's news, as the caller hears it."""
-        request = self._by_party.get(event.id)
-        if request is None or request.party is None:
+        request = self._groups_by_id.get(event.id)
+        if request is None or request.group is None:
             return
         if event.kind in ("prefill", "tokens"):
             self._places.begin(request.number)
         if event.kind == "prefill":
-            told = Event("prefill", event.done, event.total)
+            passed_on = Event("prefill", event.done, event.total)
             if request.of_prompt is not None and event.done == event.total:
-                told.prompt_logprobs, request.of_prompt = request.of_prompt.found, None
+                passed_on.prompt_logprobs, request.of_prompt = request.of_prompt.found, None
         elif event.kind == "tokens":
             self.tokens += len(event.tokens)
-            told = Event("tokens", tokens=list(event.tokens), origins=list(event.origins))
+            passed_on = Event("tokens", tokens=list(event.tokens), origins=list(event.origins))
             if request.top_logprobs is not None and request.job.raw is not None:
                 raw, request.job.raw[:] = list(request.job.raw), []
-                told.logprobs = [
+                passed_on.logprobs = [
                     logprob_of(token, logits, request.top_logprobs)
                     for token, logits in zip(event.tokens, raw, strict=True)
                 ]
         else:
-            del self._by_party[event.id]
+            del self._groups_by_id[event.id]
             if event.kind == "error":
-                self._end(request, Event("error", error=_as_ours(request.party.error)))
+                self._end(request, Event("error", error=_as_ours(request.group.error)))
                 return
             if request.store is not None:
-                self.model.stores.add(request.store, [request.tape.new])
+                self.model.stores.add(request.store, [request.buffer.new])
             self._end(request, Event("finish", reason=request.stats.finish_reasons[0], stats=request.stats))
             return
-        if not self._tell(request, told):
+        if not self._notify(request, passed_on):
             scheduler.cancel(event.id)
 
     def _end(self, request: _Request, event: Event) -> None:
         if request.second is not None:
             request.second.end()
-        request.party = (
+        request.group = (
             None  # which refers to this request: as a circle both would hold keys and values until Python looks
         )
         with self._changed:
             del self._requests[request.number]
             self._places.leave(request.number)
             self._changed.notify_all()
-        self._tell(request, event)
+        self._notify(request, event)
 
-    def _tell(self, request: _Request, event: Event) -> bool:
+    def _notify(self, request: _Request, event: Event) -> bool:
         """Whether the caller has taken it."""
         try:
             request.on_event(event)

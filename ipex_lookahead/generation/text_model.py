@@ -21,7 +21,7 @@ from ipex_lookahead.decoding.cost import EngineCosts
 from ipex_lookahead.decoding.kept_costs import cost_folder
 from ipex_lookahead.decoding.penalties import CountPenalties, LeastLength, NoRepeatedNGrams, RepetitionPenalty
 from ipex_lookahead.decoding.prefix_cache import PrefixCache, pages_of
-from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
+from ipex_lookahead.decoding.sampling import Sampler, WarperParams
 from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.self_speculation import low_bit_copy
@@ -34,8 +34,8 @@ from ipex_lookahead.generation.checks import token_ids
 from ipex_lookahead.generation.kept import Kept
 from ipex_lookahead.generation.lookahead import resolve_lookahead, second_model_lookahead
 from ipex_lookahead.generation.recommended import resolved, with_recommended
-from ipex_lookahead.generation.rules import Rules
-from ipex_lookahead.generation.run import Job, Tape, length_limit, run_stepwise, streamed
+from ipex_lookahead.generation.run import Job, TokenBuffer, length_limit, run_stepwise, streamed
+from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.generation.second_model import check_vocabulary
 from ipex_lookahead.safe_json import has_surrogate
 from ipex_lookahead.tokenization.detokenizer import Detokenizer
@@ -94,9 +94,9 @@ class TextModel:
         """The model's own generation config, by transformers' names, with the sampling recommended for it."""
         return self._defaults
 
-    def resolved(self, rules: Rules) -> Rules:
+    def resolved(self, params: SamplingParams) -> SamplingParams:
         """The rules with what they leave to the model; see :func:`ipex_lookahead.generation.recommended.resolved`."""
-        return resolved(rules, self._defaults)
+        return resolved(params, self._defaults)
 
     def use_draft_model(self, draft: TextModel) -> None:
         """Let a smaller model draft wherever ``generate`` gets a ``lookahead`` that names no other strategy.
@@ -110,7 +110,7 @@ class TextModel:
     def generate(
         self,
         ids: Sequence[int],
-        rules: Rules,
+        params: SamplingParams,
         *,
         lookahead: int | str | LookaheadConfig | None = None,
         adaptive: bool | None = None,
@@ -123,7 +123,7 @@ class TextModel:
 
         Args:
             ids: the prompt.
-            rules: how tokens are chosen.
+            params: how tokens are chosen.
             lookahead: how to draft, as for :func:`resolve_lookahead`. It never changes the answer.
             adaptive: False always drafts as much as allowed.
             on_token: told each token as it comes.
@@ -144,7 +144,7 @@ class TextModel:
         """
         steps = self._stepwise(
             ids,
-            rules,
+            params,
             lookahead=lookahead,
             adaptive=adaptive,
             on_token=on_token,
@@ -152,13 +152,13 @@ class TextModel:
             cancelled=cancelled,
             keep=keep,
         )
-        (tapes,) = deque(steps, maxlen=1)  # there are at least the empty ones
-        return tapes[0].new if tapes else []
+        (buffers,) = deque(steps, maxlen=1)  # there are at least the empty ones
+        return buffers[0].new if buffers else []
 
     def stream(
         self,
         ids: Sequence[int],
-        rules: Rules,
+        params: SamplingParams,
         *,
         lookahead: int | str | LookaheadConfig | None = None,
         adaptive: bool | None = None,
@@ -170,14 +170,14 @@ class TextModel:
         Closing the iterator ends the answer. The arguments and errors are those of :meth:`generate`, the errors raised
         at once.
         """
-        steps = self._stepwise(ids, rules, lookahead=lookahead, adaptive=adaptive, on_prefill=on_prefill, keep=keep)
+        steps = self._stepwise(ids, params, lookahead=lookahead, adaptive=adaptive, on_prefill=on_prefill, keep=keep)
         next(steps)
         return streamed(steps)
 
     def _stepwise(
         self,
         ids: Sequence[int],
-        rules: Rules,
+        params: SamplingParams,
         *,
         lookahead: int | str | LookaheadConfig | None,
         adaptive: bool | None,
@@ -185,15 +185,15 @@ class TextModel:
         on_prefill: Callable[[int, int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
         keep: bool = False,
-    ) -> Generator[Sequence[Tape], None, None]:
-        """The answer so far: nothing, once the arguments are checked, then a tape after each forward."""
+    ) -> Generator[Sequence[TokenBuffer], None, None]:
+        """The answer so far: nothing, once the arguments are checked, then a token buffer after each forward."""
         self.stats = stats = GenerationStats()
         if not ids:
             raise InputError("the prompt is empty; give at least one token")
-        rules = self.resolved(rules)
+        params = self.resolved(params)
         config, draft_engine = self.drafting(lookahead, adaptive)
-        limit, reason = length_limit(len(ids), self.engine.max_context, max_new_tokens=rules.max_new_tokens)
-        job = self.job(ids, rules, limit, reason)
+        limit, reason = length_limit(len(ids), self.engine.max_context, max_new_tokens=params.max_new_tokens)
+        job = self.job(ids, params, limit, reason)
         job.on_token = on_token
         yield ()
         if limit == len(ids):
@@ -206,7 +206,7 @@ class TextModel:
         job.cache = cache = self._kept.take(job.prompt) if keep else self.engine.new_cache()
         if on_prefill is not None:
             on_prefill(cache.length, len(ids))
-        (tape,) = yield from run_stepwise(
+        (buffer,) = yield from run_stepwise(
             self.engine,
             [job],
             config,
@@ -220,12 +220,12 @@ class TextModel:
             forwards=self.forwards,
         )
         if keep:
-            self._kept.hold(cache, tape.prefix())
+            self._kept.hold(cache, buffer.prefix())
 
     def job(
         self,
         ids: Sequence[int],
-        rules: Rules,
+        params: SamplingParams,
         limit: int,
         reason: str,
         own: Sequence[Processor] = (),
@@ -235,31 +235,31 @@ class TextModel:
 
         Raises InputError where the model's own generation config asks for what is not supported.
         """
-        rules = self.resolved(rules)
+        params = self.resolved(params)
         prompt = np.asarray(ids, np.int32)
         self.check_own_settings()
         warpers: list[Processor] = []
-        if theirs := by_transformers(self._defaults, sampled=bool(rules.temperature)):
+        if theirs := by_transformers(self._defaults, sampled=bool(params.temperature)):
             need_torch(f"{theirs[0]} in the model's generation config")
             from ipex_lookahead.generation.own_settings import rules_of
 
             found = rules_of(
-                self._defaults, rules, prompt, limit=limit, eos_ids=self._eos, vocab_size=self.engine.vocab_size
+                self._defaults, params, prompt, limit=limit, eos_ids=self._eos, vocab_size=self.engine.vocab_size
             )
-            processors, warpers, params = found.processors, found.warpers, found.sampling
+            processors, warpers, warping = found.processors, found.warpers, found.sampling
         else:
-            processors, params = self._processors(rules, len(ids)), self._sampling(rules)
-        processors = [*processors, *_count_penalties(rules, len(ids))]
-        seed = secrets.randbits(SEED_BITS) if rules.seed is None else rules.seed
+            processors, warping = self._processors(params, len(ids)), self._sampling(params)
+        processors = [*processors, *_count_penalties(params, len(ids))]
+        seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed
         return Job(
             prompt,
             limit,
             reason,
-            frozenset() if rules.ignore_eos else self._eos,
-            None if params is None else Sampler(params, seed, sequence),
+            frozenset() if params.ignore_eos else self._eos,
+            None if warping is None else Sampler(warping, seed, sequence),
             [*processors, *own, *warpers],
             [*processors, *warpers],
-            stop=self._stop(rules),
+            stop=self._stop(params),
         )
 
     def check_own_settings(self) -> None:
@@ -277,8 +277,8 @@ class TextModel:
         texts = self._defaults.get("stop_strings") or ()
         return (texts,) if isinstance(texts, str) else tuple(texts)
 
-    def _stop(self, rules: Rules) -> Callable[[Ids], bool] | None:
-        texts, seconds = (*rules.stop, *self.own_stops), self._defaults.get("max_time")
+    def _stop(self, params: SamplingParams) -> Callable[[Ids], bool] | None:
+        texts, seconds = (*params.stop, *self.own_stops), self._defaults.get("max_time")
         return any_of(
             StopTexts(self.tokenizer, texts) if texts else None, None if seconds is None else TimeLimit(seconds)
         )
@@ -302,17 +302,17 @@ class TextModel:
         found = self._defaults.get(name) if given is None else given
         return otherwise if found is None else found
 
-    def _sampling(self, rules: Rules) -> SamplingParams | None:
+    def _sampling(self, params: SamplingParams) -> WarperParams | None:
         """Of rules that are resolved."""
-        if not rules.temperature:
+        if not params.temperature:
             return None
-        top_p = 1.0 if rules.top_p is None else rules.top_p
-        return SamplingParams(rules.temperature, rules.top_k or 0, top_p, rules.min_p or 0.0)
+        top_p = 1.0 if params.top_p is None else params.top_p
+        return WarperParams(params.temperature, params.top_k or 0, top_p, params.min_p or 0.0)
 
-    def _processors(self, rules: Rules, prompt_length: int) -> list[Processor]:
+    def _processors(self, params: SamplingParams, prompt_length: int) -> list[Processor]:
         """In Hugging Face's order."""
         made: list[Processor] = []
-        repetition = float(self._setting("repetition_penalty", rules.repetition_penalty, 1.0))
+        repetition = float(self._setting("repetition_penalty", params.repetition_penalty, 1.0))
         if repetition != 1.0:
             made.append(RepetitionPenalty(repetition))
         if size := self._setting("no_repeat_ngram_size", None, 0):
@@ -324,9 +324,9 @@ class TextModel:
         return made
 
 
-def _count_penalties(rules: Rules, prompt_length: int) -> list[Processor]:
+def _count_penalties(params: SamplingParams, prompt_length: int) -> list[Processor]:
     """The penalties that Hugging Face does not have."""
-    presence, frequency = rules.presence_penalty or 0.0, rules.frequency_penalty or 0.0
+    presence, frequency = params.presence_penalty or 0.0, params.frequency_penalty or 0.0
     return [CountPenalties(presence, frequency, prompt_length)] if presence or frequency else []
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ipex_lookahead.decoding.choose import Ids, Processor
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import LookaheadError, QueueFullError
-from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.serving.failures import ApiError, from_ours
 from ipex_lookahead.serving.reader import Part, Reader
 from ipex_lookahead.serving.text import AnswerText, Piece, Shown
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Ask:
+class GenerationRequest:
     """One answer to be.
 
     Attributes:
         prompt: token ids.
-        rules: how it is made.
+        params: how it is made.
         options: what else ``Service.submit`` takes.
         reader: finds thoughts and calls of tools in it, and may end it with the first call.
         markers, silent_too: see :class:`AnswerText`.
@@ -39,7 +39,7 @@ class Ask:
     """
 
     prompt: Sequence[int]
-    rules: Rules
+    params: SamplingParams
     options: dict[str, Any] = field(default_factory=dict)
     reader: Reader = field(default_factory=Reader)
     markers: Mapping[int, str] | None = None
@@ -124,10 +124,10 @@ class AnswerEnd:
     So where it ends, and what its usage is, hangs on the tokens alone, not on when somebody looks at them.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, ask: Ask) -> None:
-        self._reader = ask.reader.again()
-        self._text = AnswerText(tokenizer, ask.rules.stop, ask.markers, silent_too=ask.silent_too)
-        self._at = len(ask.prompt)
+    def __init__(self, tokenizer: TextTokenizer, generation: GenerationRequest) -> None:
+        self._reader = generation.reader.again()
+        self._text = AnswerText(tokenizer, generation.params.stop, generation.markers, silent_too=generation.silent_too)
+        self._at = len(generation.prompt)
 
     def __call__(self, ids: Ids) -> bool:
         """Int64 [n], the prompt and the answer so far -> whether it ends here."""
@@ -145,7 +145,7 @@ class Answers:
     Args:
         service: where they are made.
         tokenizer: the model's.
-        asks: one for each answer.
+        generations: one for each answer.
         ping_seconds: iteration gives an empty list where nothing has come for so long.
         at_once: so many are given to the service at a time; each that ends makes room for the next.
 
@@ -156,28 +156,28 @@ class Answers:
         self,
         service: Service,
         tokenizer: TextTokenizer,
-        asks: Sequence[Ask],
+        generations: Sequence[GenerationRequest],
         ping_seconds: float,
         at_once: int = 16,
     ) -> None:
         """Submits the first ``at_once`` of them all, or none. Raises ApiError where one is refused."""
-        self.asks = asks
-        self._ends: list[Finish | None] = [None] * len(asks)
+        self.generations = generations
+        self._ends: list[Finish | None] = [None] * len(generations)
         self._loop = asyncio.get_running_loop()
         self._ping = ping_seconds
         self._at_once = at_once
         self._tokenizer = tokenizer
         self._events: deque[tuple[int, Event]] = deque()
         self._arrived = asyncio.Event()
-        self._texts = [AnswerText(tokenizer, a.rules.stop, a.markers, silent_too=a.silent_too) for a in asks]
-        self._calls = [0] * len(asks)
-        self._thought = [0] * len(asks)
-        self._done = [False] * len(asks)
+        self._texts = [AnswerText(tokenizer, a.params.stop, a.markers, silent_too=a.silent_too) for a in generations]
+        self._calls = [0] * len(generations)
+        self._thought = [0] * len(generations)
+        self._done = [False] * len(generations)
         self._service = service
         self._tickets: list[Ticket] = []
         try:
-            first = min(at_once, len(asks))
-            service.check_room(first, asks[0].options.get("key", "") if asks else "")
+            first = min(at_once, len(generations))
+            service.check_room(first, generations[0].options.get("key", "") if generations else "")
             for index in range(first):
                 self._tickets.append(self._submit(index))
         except LookaheadError as error:
@@ -188,24 +188,24 @@ class Answers:
             raise
 
     def _submit(self, index: int) -> Ticket:
-        ask = self.asks[index]
-        options = dict(ask.options)
-        if ask.constrain is not None:
-            processor, draft_filter = ask.constrain(len(ask.prompt))
+        generation = self.generations[index]
+        options = dict(generation.options)
+        if generation.constrain is not None:
+            processor, draft_filter = generation.constrain(len(generation.prompt))
             options["processors"] = [*options.get("processors", ()), processor]
             options["draft_filter"] = draft_filter
-        if ask.rules.stop or ask.reader.ends:
-            options["stop"] = AnswerEnd(self._tokenizer, ask)
+        if generation.params.stop or generation.reader.ends:
+            options["stop"] = AnswerEnd(self._tokenizer, generation)
 
         def on_event(event: Event) -> None:  # in the service's thread
             with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever would read
                 self._loop.call_soon_threadsafe(self._take, index, event)
 
-        return self._service.submit(ask.prompt, ask.rules, on_event, **options)
+        return self._service.submit(generation.prompt, generation.params, on_event, **options)
 
     def _next(self) -> None:
         """Submit what waits for one of this request's to end. Raises ApiError where the service has no room for any."""
-        while len(self._tickets) < len(self.asks):
+        while len(self._tickets) < len(self.generations):
             running = len(self._tickets) - sum(self._done)
             if running >= self._at_once:
                 return
@@ -227,7 +227,7 @@ class Answers:
         for index, ticket in enumerate(self._tickets):
             if not self._done[index]:
                 ticket.cancel()
-        self._done = [True] * len(self.asks)
+        self._done = [True] * len(self.generations)
 
     @property
     def finished(self) -> list[GenerationStats]:
@@ -262,7 +262,7 @@ class Answers:
 
     async def whole(self) -> list[Whole]:
         """All answers, when all have ended. Raises ApiError where one fails."""
-        found = [Whole() for _ in self.asks]
+        found = [Whole() for _ in self.generations]
         async for deltas in self:
             for delta in deltas:
                 one = found[delta.index]
@@ -296,7 +296,7 @@ class Answers:
     def _parsed(self, index: int, shown: Shown, *, last: bool = False) -> list[Delta]:
         """What was shown, in order: thought, then text, then calls, then text behind them."""
         deltas = [Delta(index, pieces=shown.pieces)]
-        reader = self.asks[index].reader
+        reader = self.generations[index].reader
         for piece in shown.pieces:  # one by one, to tell which tokens were thought
             self._thought[index] += reader.thinking and piece.token is not None
             _add(deltas, reader.put(piece.text, last=False))

@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request, Response
 from ipex_lookahead.serving.answers import Answers, Delta
 from ipex_lookahead.serving.conversation import (
     FUNCTION,
+    Conversation,
     Message,
-    Talk,
     decided,
     functions_of,
     prepare,
@@ -125,7 +125,7 @@ class ChatRequest(Sampled):
     )
     enable_thinking: Any = refused_unless("put it into `chat_template_kwargs`")
 
-    def talk(self, limits: Limits) -> Talk:
+    def to_conversation(self, limits: Limits) -> Conversation:
         """The conversation, checked. Raises ApiError."""
         for at, tool in enumerate(self.tools or ()):
             only(tool.function, FUNCTION, f"tools.{at}.function.")
@@ -134,9 +134,11 @@ class ChatRequest(Sampled):
         messages = [_message(message, at) for at, message in enumerate(self.messages)]
         begun = self._begun(messages)
         one_call = self.parallel_tool_calls is False
-        talk = Talk(messages, functions, choice, one_call, self._form(limits), self._variables(), begun, allowed)
-        without_grammar(talk, self.ignore_eos)
-        return talk
+        conversation = Conversation(
+            messages, functions, choice, one_call, self._form(limits), self._variables(), begun, allowed
+        )
+        without_grammar(conversation, self.ignore_eos)
+        return conversation
 
     def alternatives(self, limits: Limits) -> int | None:
         """How many alternatives are told for each token; None for no log probabilities."""
@@ -235,19 +237,21 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     served = server.known(body.model)
     check(request, body)
     limits = server.limits
-    talk, count, alternatives = body.talk(limits), body.answers(limits), body.alternatives(limits)
+    conversation, count, alternatives = body.to_conversation(limits), body.answers(limits), body.alternatives(limits)
     drafting = body.drafting()
     if body.logit_bias:
         drafting["processors"] = [LogitBias.of(body.logit_bias, served.vocab_size, limits)]
     likely = text_of(body.prediction.content, "prediction.content") if body.prediction else ""
-    prepared = await server.prepare(lambda: prepare(served, talk))
+    prepared = await server.prepare(lambda: prepare(served, conversation))
     if likely:
         drafting["prediction"] = await server.prepare(lambda: served.encode(likely))
     asked = body.max_completion_tokens or body.max_tokens
-    rules = body.rules(limits, new_tokens(served, len(prepared.prompt), asked))
+    params = body.params(limits, new_tokens(served, len(prepared.prompt), asked))
     drafting |= {**memory_of(request, body.cache_salt), "top_logprobs": alternatives}
-    asks = [prepared.ask(talk, rules=rules, options={**drafting, "sequence": i}) for i in range(count)]
-    answers = server.start(asks)
+    generations = [
+        prepared.generation(conversation, params=params, options={**drafting, "sequence": i}) for i in range(count)
+    ]
+    answers = server.start(generations)
     writer = _Writer(server, served, body, answers)
     return await answer(request, server, answers, writer, stream=bool(body.stream))
 
@@ -276,8 +280,8 @@ class _Writer:
     async def chunks(self) -> AsyncIterator[bytes]:
         """Server-sent events."""
         head = self._head("chat.completion.chunk") | ({"usage": None} if self._with_usage else {})
-        calls = [0] * len(self._answers.asks)
-        for index in range(len(self._answers.asks)):
+        calls = [0] * len(self._answers.generations)
+        for index in range(len(self._answers.generations)):
             yield event(head | {"choices": [_choice_of(index, {"role": "assistant", "content": ""})]})
         async for deltas in self._answers:
             if not deltas:
@@ -288,7 +292,7 @@ class _Writer:
                 for new in self._new(delta, calls):
                     yield event(head | new)
         if self._with_usage:
-            count = len(self._answers.asks)
+            count = len(self._answers.generations)
             used = usage(self._answers.finished, count, self._answers.thought)
             yield event(head | {"choices": [], "usage": used})
         yield DONE

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
-from ipex_lookahead.serving.answers import Answers, Ask, Delta, Whole
+from ipex_lookahead.serving.answers import Answers, Delta, GenerationRequest, Whole
 from ipex_lookahead.serving.conversation import grammar_of
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import honoured, no_effect, refused_unless, required
@@ -104,10 +104,10 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     if body.echo:
         drafting["prompt_logprobs"] = alternatives
     wanted = _TOKENS if body.max_tokens is None else body.max_tokens
-    asks = [
-        Ask(
+    generations = [
+        GenerationRequest(
             ids,
-            body.rules(limits, new_tokens(served, len(ids), wanted)),
+            body.params(limits, new_tokens(served, len(ids), wanted)),
             {**drafting, "sequence": sequence},
             silent_too=told is not None,
             constrain=None if grammar is None else grammar.constrain,
@@ -118,7 +118,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     echoes = [Echo()] * len(prompts)
     if body.echo:
         echoes = await server.prepare(lambda: _echoes(served, given, prompts, alternatives is not None))
-    answers = server.start(asks)
+    answers = server.start(generations)
     writer = _Writer(server, served, body, answers, [echo for echo in echoes for _ in range(count)], count)
     return await answer(request, server, answers, writer, stream=bool(body.stream))
 

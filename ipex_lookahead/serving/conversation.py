@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.serving.answers import Ask
+from ipex_lookahead.serving.answers import GenerationRequest
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.grammar import Grammar, inlined
 from ipex_lookahead.serving.limits import Limits
@@ -25,7 +25,7 @@ Message = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Talk:
+class Conversation:
     """A conversation that is to go on, in the words of no API.
 
     Attributes:
@@ -69,61 +69,69 @@ class Prepared:
     markers: dict[int, str]
     thinking: Mode = Mode.NONE
 
-    def ask(self, talk: Talk, **fields: Any) -> Ask:
+    def generation(self, conversation: Conversation, **fields: Any) -> GenerationRequest:
         """One answer; ``fields`` are :class:`Ask`'s others."""
-        names = [function["name"] for function in talk.open]
-        return Ask(
+        names = [function["name"] for function in conversation.open]
+        return GenerationRequest(
             self.prompt,
-            reader=Reader(self.thinking, None if self.style is None else Parser(self.style, names, one=talk.one_call)),
+            reader=Reader(
+                self.thinking, None if self.style is None else Parser(self.style, names, one=conversation.one_call)
+            ),
             markers=self.markers,
             constrain=None if self.grammar is None else self.grammar.constrain,
             **fields,
         )
 
 
-def prepare(served: Served, talk: Talk) -> Prepared:
+def prepare(served: Served, conversation: Conversation) -> Prepared:
     """Render, tokenize, compile. Takes tens of milliseconds: for a thread.
 
     Raises InputError where the template refuses the messages or a schema cannot be compiled.
     """
-    served.check_length([*talk.messages, *(talk.functions if talk.may_call else ()), talk.begun])
+    served.check_length(
+        [*conversation.messages, *(conversation.functions if conversation.may_call else ()), conversation.begun]
+    )
     template = served.template
     style, knows_tools = style_of(template)
-    given = [_spoken(one) for one in talk.functions] if talk.may_call else []
-    ids_of = partial(_encoded, served, talk)
-    spoken_of = bool(given) or any(m["role"] == "tool" or m.get("tool_calls") for m in talk.messages)
+    given = [_spoken(one) for one in conversation.functions] if conversation.may_call else []
+    ids_of = partial(_encoded, served, conversation)
+    spoken_of = bool(given) or any(m["role"] == "tool" or m.get("tool_calls") for m in conversation.messages)
     if not template:
-        ids = _without_template(served, talk)
+        ids = _without_template(served, conversation)
     elif spoken_of and not knows_tools:
-        ids = ids_of(in_words(talk.messages, given), None)
+        ids = ids_of(in_words(conversation.messages, given), None)
     else:
         tools = [{"type": "function", "function": dict(one)} for one in given] or None
-        messages = [_with_objects(message) for message in talk.messages]
+        messages = [_with_objects(message) for message in conversation.messages]
         ids = ids_of(messages, tools)
-    thinking = mode_of(template, served.tokenizer.decode(ids[-TAIL - len(talk.begun.encode()) :]), talk.begun)
+    thinking = mode_of(
+        template, served.tokenizer.decode(ids[-TAIL - len(conversation.begun.encode()) :]), conversation.begun
+    )
     written = [*style.markers, style.end] if given else []
     markers = _markers(served, [*written, *(() if thinking is Mode.NONE else (BEGIN, END))])
-    grammar = _grammar(served, talk, style, markers, thinking)
+    grammar = _grammar(served, conversation, style, markers, thinking)
     return Prepared(ids, grammar, style if given else None, markers, thinking)
 
 
-def _encoded(served: Served, talk: Talk, messages: Sequence[Message], tools: Any) -> list[int]:
-    variables = {**talk.variables, "add_generation_prompt": True, "tools": tools}
-    return served.tokenizer.prompt_ids(messages, variables, talk.begun)
+def _encoded(served: Served, conversation: Conversation, messages: Sequence[Message], tools: Any) -> list[int]:
+    variables = {**conversation.variables, "add_generation_prompt": True, "tools": tools}
+    return served.tokenizer.prompt_ids(messages, variables, conversation.begun)
 
 
-def _without_template(served: Served, talk: Talk) -> list[int]:
+def _without_template(served: Served, conversation: Conversation) -> list[int]:
     """Llama-2's format, or plain text, for one question: more says nothing to a model without a template."""
-    roles = [message["role"] for message in talk.messages]
-    if roles not in (["user"], ["system", "user"]) or talk.may_call:
+    roles = [message["role"] for message in conversation.messages]
+    if roles not in (["user"], ["system", "user"]) or conversation.may_call:
         raise InputError(
             "this model has no chat template; only one user message, after at most one system message, and no tools,"
             " can be put to it",
             hint="use /v1/completions",
         )
-    system = talk.messages[0]["content"] if len(roles) == 2 else None
-    ids = build_prompt(served.tokenizer, served.model.config, talk.messages[-1]["content"], system)
-    return ids + (served.tokenizer.encode_content(talk.begun, add_special_tokens=False) if talk.begun else [])
+    system = conversation.messages[0]["content"] if len(roles) == 2 else None
+    ids = build_prompt(served.tokenizer, served.model.config, conversation.messages[-1]["content"], system)
+    return ids + (
+        served.tokenizer.encode_content(conversation.begun, add_special_tokens=False) if conversation.begun else []
+    )
 
 
 def _with_objects(message: Message) -> Message:
@@ -147,10 +155,12 @@ def _markers(served: Served, spelled: Sequence[str]) -> dict[int, str]:
     return {served.special_tokens[text]: text for text in spelled if text in served.special_tokens}
 
 
-def _grammar(served: Served, talk: Talk, style: Style, markers: Mapping[int, str], thinking: Mode) -> Grammar | None:
+def _grammar(
+    served: Served, conversation: Conversation, style: Style, markers: Mapping[int, str], thinking: Mode
+) -> Grammar | None:
     """What the answer must keep to, behind what is thought."""
-    forced = talk.may_call and talk.choice != "auto"
-    if talk.form is None and not talk.may_call:
+    forced = conversation.may_call and conversation.choice != "auto"
+    if conversation.form is None and not conversation.may_call:
         return None
     ids = {text: i for i, text in markers.items()}
     thought = "" if thinking is Mode.NONE else rule(thinking, ids)
@@ -159,18 +169,21 @@ def _grammar(served: Served, talk: Talk, style: Style, markers: Mapping[int, str
     def spell(text: str) -> str:
         return f"<[{ids[text]}]>" if text in ids else json.dumps(text)
 
-    if not talk.may_call and talk.form is not None:
-        return grammar_of(served, talk.form, before, thought)
-    if talk.form is None and not forced:
+    if not conversation.may_call and conversation.form is not None:
+        return grammar_of(served, conversation.form, before, thought)
+    if conversation.form is None and not forced:
         # A thought that is not certain, and whose markers are text, is text like any other here: that is free anyway.
         certain = thinking is Mode.WITHIN or {BEGIN, END} <= ids.keys()
-        return _at_will(served, talk.open, style, spell, *((before, thought) if certain else ("", "")))
-    wanted = [one for one in talk.open if talk.choice in ("auto", "required", one["name"])]
-    rules = style.grammar(wanted, spell, one=talk.one_call or talk.choice not in ("auto", "required")) + thought
-    if forced or talk.form is None:
-        return served.grammars.lark(f"start: {before}calls\n{rules}")
-    answer, form = _answer(talk.form)
-    return served.grammars.lark(f"start: {before}(calls | answer)\n{rules}{answer}", form)
+        return _at_will(served, conversation.open, style, spell, *((before, thought) if certain else ("", "")))
+    wanted = [one for one in conversation.open if conversation.choice in ("auto", "required", one["name"])]
+    params = (
+        style.grammar(wanted, spell, one=conversation.one_call or conversation.choice not in ("auto", "required"))
+        + thought
+    )
+    if forced or conversation.form is None:
+        return served.grammars.lark(f"start: {before}calls\n{params}")
+    answer, form = _answer(conversation.form)
+    return served.grammars.lark(f"start: {before}(calls | answer)\n{params}{answer}", form)
 
 
 def grammar_of(served: Served, form: Form, before: str = "", thought: str = "") -> Grammar:
@@ -196,10 +209,10 @@ def _at_will(
     """
 
     def compiled(functions: Sequence[Function]) -> Grammar | None:
-        rules = style.at_will(functions, spell)
-        if rules is None:
+        params = style.at_will(functions, spell)
+        if params is None:
             return None
-        return served.grammars.lark(rules.replace("start: ", f"start: {before}", 1) + thought)
+        return served.grammars.lark(params.replace("start: ", f"start: {before}", 1) + thought)
 
     try:
         return compiled(functions)
@@ -256,16 +269,16 @@ FUNCTION = ("name", "description", "parameters", "strict")
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
 
 
-def without_grammar(talk: Talk, ignore_eos: bool | None) -> None:
+def without_grammar(conversation: Conversation, ignore_eos: bool | None) -> None:
     """Raise ApiError where an answer must not end by itself and has a grammar, whose end is the model's."""
-    if ignore_eos and (talk.form is not None or talk.may_call):
+    if ignore_eos and (conversation.form is not None or conversation.may_call):
         raise refused("ignore_eos", "an answer in a grammar, or with tools, ends with it; leave one of them out")
 
 
 def decided(
     given: Any, functions: Sequence[Function], name_of: Callable[[Any], str]
 ) -> tuple[str, Collection[str] | None]:
-    """OpenAI's ``tool_choice`` -> :class:`Talk`'s ``choice`` and ``allowed``.
+    """OpenAI's ``tool_choice`` -> :class:`Conversation`'s ``choice`` and ``allowed``.
 
     Args:
         given: the field.

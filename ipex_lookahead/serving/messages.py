@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal
 from fastapi import APIRouter, Request, Response
 
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.serving.answers import Answers, Finish
-from ipex_lookahead.serving.conversation import Message, Talk, chosen, functions_of, prepare, text_of
+from ipex_lookahead.serving.conversation import Conversation, Message, chosen, functions_of, prepare, text_of
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
 from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, server_of
@@ -76,7 +76,7 @@ class CountRequest(Body):
     context_management: Any = no_effect("nothing is taken out of a conversation")
     speed: Any = refused_unless("there is one", "standard")
 
-    def talk(self, limits: Limits) -> Talk:
+    def to_conversation(self, limits: Limits) -> Conversation:
         """The conversation, checked. Raises ApiError."""
         functions = functions_of([_function(tool, at) for at, tool in enumerate(self.tools or ())], limits)
         choice = self.tool_choice or {"type": "auto"}
@@ -90,7 +90,7 @@ class CountRequest(Body):
             begun = messages.pop()["content"]
         if not any(message["role"] != "system" for message in messages):
             raise refused("messages", "there is nothing to respond to; give a message of the user's")
-        return Talk(
+        return Conversation(
             messages,
             functions,
             chosen(_choice(choice), functions) if functions or self.tool_choice is not None else "none",
@@ -187,8 +187,8 @@ async def count_tokens(request: Request, body: CountRequest) -> dict[str, int]:
     server = server_of(request)
     served = server.known(body.model)
     check(request, body)
-    talk = body.talk(server.limits)
-    prepared = await server.prepare(lambda: prepare(served, talk))
+    conversation = body.to_conversation(server.limits)
+    prepared = await server.prepare(lambda: prepare(served, conversation))
     return {"input_tokens": len(prepared.prompt)}
 
 
@@ -198,11 +198,11 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
     server = server_of(request)
     served = server.known(body.model)
     check(request, body)
-    talk = body.talk(server.limits)
+    conversation = body.to_conversation(server.limits)
     options = {**drafting(body.lookahead), **memory_of(request, body.cache_salt)}
     stop = stops(body.stop_sequences, server.limits, "stop_sequences")
-    prepared = await server.prepare(lambda: prepare(served, talk))
-    rules = Rules(
+    prepared = await server.prepare(lambda: prepare(served, conversation))
+    params = SamplingParams(
         new_tokens(served, len(prepared.prompt), body.max_tokens),
         temperature=body.temperature,
         top_k=kept(body.top_k),
@@ -210,7 +210,7 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
         seed=drawn(body.seed),
         stop=stop,
     )
-    answers = server.start([prepared.ask(talk, rules=rules, options=options)])
+    answers = server.start([prepared.generation(conversation, params=params, options=options)])
     writer = _Writer(body.model or server.settings.names[0], len(prepared.prompt), answers, body.stop_sequences or ())
     return await answer(request, server, answers, writer, stream=bool(body.stream))
 

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Literal
 from fastapi import APIRouter, Request, Response
 from starlette.responses import JSONResponse
 
-from ipex_lookahead.generation.rules import Rules
-from ipex_lookahead.serving.answers import Answers, Ask, Finish
-from ipex_lookahead.serving.conversation import FUNCTION, Message, Talk, functions_of, grammar_of, prepare
+from ipex_lookahead.generation.sampling_params import SamplingParams
+from ipex_lookahead.serving.answers import Answers, Finish, GenerationRequest
+from ipex_lookahead.serving.conversation import FUNCTION, Conversation, Message, functions_of, grammar_of, prepare
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
 from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, server_of
@@ -50,10 +50,10 @@ class Options(Body):
     typical_p: Any = refused_unless("use `top_p` or `min_p`", 1)
     num_ctx: Any = no_effect("the context is the server's")
 
-    def rules(self, served: Served, prompt: int, limits: Limits) -> Rules:
+    def params(self, served: Served, prompt: int, limits: Limits) -> SamplingParams:
         """How the answer to a prompt of so many tokens is made."""
         asked = self.num_predict if self.num_predict is None or self.num_predict > 0 else -1
-        return Rules(
+        return SamplingParams(
             new_tokens(served, prompt, asked),
             temperature=self.temperature,
             top_k=kept(self.top_k),
@@ -126,14 +126,14 @@ class OllamaChat(OllamaRequest):
     messages: list[OllamaMessage] | None = honoured("the conversation; none loads the model", max_length=MOST_MESSAGES)
     tools: list[OllamaTool] | None = honoured("functions; given to the chat template")
 
-    def talk(self, limits: Limits) -> Talk:
+    def to_conversation(self, limits: Limits) -> Conversation:
         """The conversation, checked. Raises ApiError."""
         for at, tool in enumerate(self.tools or ()):
             only(tool.function, FUNCTION, f"tools.{at}.function.")
         functions = functions_of([tool.function for tool in self.tools or ()], limits)
         messages = [_message(message, at) for at, message in enumerate(self.messages or ())]
         choice = "auto" if functions else "none"
-        return Talk(messages, functions, choice, form=self.form(limits), variables=self.variables())
+        return Conversation(messages, functions, choice, form=self.form(limits), variables=self.variables())
 
 
 class OllamaGenerate(OllamaRequest):
@@ -147,11 +147,11 @@ class OllamaGenerate(OllamaRequest):
     template: Any = refused_unless("the chat template is the model's", "")
     context: Any = refused_unless("use `/api/chat` with the whole conversation", [])
 
-    def talk(self, limits: Limits) -> Talk:
+    def to_conversation(self, limits: Limits) -> Conversation:
         """The text as a conversation."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages: list[Message] = [*system, {"role": "user", "content": self.prompt}]
-        return Talk(messages, choice="none", form=self.form(limits), variables=self.variables())
+        return Conversation(messages, choice="none", form=self.form(limits), variables=self.variables())
 
 
 class Named(Body):
@@ -192,9 +192,11 @@ async def chat(request: Request, body: OllamaChat) -> Response:
     check(request, body)
     if not body.messages:
         return _loaded(body, {"message": {"role": "assistant", "content": ""}})
-    talk = body.talk(server.limits)
-    prepared = await server.prepare(lambda: prepare(served, talk))
-    return await _answered(request, body, prepared.prompt, lambda **more: prepared.ask(talk, **more), chat=True)
+    conversation = body.to_conversation(server.limits)
+    prepared = await server.prepare(lambda: prepare(served, conversation))
+    return await _answered(
+        request, body, prepared.prompt, lambda **more: prepared.generation(conversation, **more), chat=True
+    )
 
 
 @router.post("/api/generate")
@@ -206,22 +208,28 @@ async def generate(request: Request, body: OllamaGenerate) -> Response:
     if not body.prompt:
         return _loaded(body, {"response": ""})
     if not body.raw:
-        talk = body.talk(server.limits)
-        prepared = await server.prepare(lambda: prepare(served, talk))
-        return await _answered(request, body, prepared.prompt, lambda **more: prepared.ask(talk, **more), chat=False)
+        conversation = body.to_conversation(server.limits)
+        prepared = await server.prepare(lambda: prepare(served, conversation))
+        return await _answered(
+            request, body, prepared.prompt, lambda **more: prepared.generation(conversation, **more), chat=False
+        )
     text, form = body.prompt, body.form(server.limits)
     ids = await server.prepare(lambda: served.encode(text, special=True))
     grammar = None if form is None else await server.prepare(lambda: grammar_of(served, form))
     constrain = None if grammar is None else grammar.constrain
-    return await _answered(request, body, ids, lambda **more: Ask(ids, constrain=constrain, **more), chat=False)
+    return await _answered(
+        request, body, ids, lambda **more: GenerationRequest(ids, constrain=constrain, **more), chat=False
+    )
 
 
-async def _answered(request: Request, body: OllamaRequest, prompt: Sequence[int], ask: Any, *, chat: bool) -> Response:
+async def _answered(
+    request: Request, body: OllamaRequest, prompt: Sequence[int], generation: Any, *, chat: bool
+) -> Response:
     server = server_of(request)
     served = server.served
-    rules = (body.options or Options()).rules(served, len(prompt), server.limits)
+    params = (body.options or Options()).params(served, len(prompt), server.limits)
     options = {**drafting(body.lookahead), **memory_of(request, body.cache_salt)}
-    answers = server.start([ask(rules=rules, options=options)])
+    answers = server.start([generation(params=params, options=options)])
     writer = _Writer(body.model, answers, chat=chat)
     return await answer(request, server, answers, writer, stream=body.stream is not False, kind="application/x-ndjson")
 

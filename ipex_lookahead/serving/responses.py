@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.serving.answers import Answers, Finish
 from ipex_lookahead.serving.conversation import (
     FUNCTION,
+    Conversation,
     Message,
     Prepared,
-    Talk,
     decided,
     functions_of,
     prepare,
@@ -139,7 +139,7 @@ class ResponsesRequest(Body):
             raise refused("input", f"the conversation has {len(found):,} items; at most {MOST_MESSAGES:,} are taken")
         return found
 
-    def talk(self, limits: Limits, items: Sequence[Item]) -> Talk:
+    def to_conversation(self, limits: Limits, items: Sequence[Item]) -> Conversation:
         """The conversation, checked. Raises ApiError."""
         messages: list[Message] = []
         if self.instructions:
@@ -157,7 +157,7 @@ class ResponsesRequest(Body):
             variables["enable_thinking"] = False
         if self.text is not None and self.text.verbosity is not None:
             variables["verbosity"] = self.text.verbosity
-        return Talk(
+        return Conversation(
             messages,
             functions,
             choice,
@@ -231,31 +231,35 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
     check(request, body)
     owner = memory_of(request, body.cache_salt)
     items = body.items(server.remembered, owner)
-    talk = body.talk(server.limits, items)
+    conversation = body.to_conversation(server.limits, items)
     options = {**drafting(body.lookahead), **owner}
     made, asked = fitted if body.truncation == "auto" else _prepared, body.max_output_tokens
-    prepared = await server.prepare(lambda: made(served, talk, asked))
+    prepared = await server.prepare(lambda: made(served, conversation, asked))
     most = new_tokens(served, len(prepared.prompt), body.max_output_tokens)
-    rules = served.model.resolved(Rules(most, temperature=body.temperature, top_p=body.top_p, seed=drawn(body.seed)))
-    answers = server.start([prepared.ask(talk, rules=rules, options=options)])
+    params = served.model.resolved(
+        SamplingParams(most, temperature=body.temperature, top_p=body.top_p, seed=drawn(body.seed))
+    )
+    answers = server.start([prepared.generation(conversation, params=params, options=options)])
 
     def keep(number: str, output: list[dict[str, Any]]) -> None:
         if body.store is not False:
             server.remembered.keep(number=number, before=items, output=output, **owner)
 
-    writer = _Writer(server, body, rules, answers, keep)
+    writer = _Writer(server, body, params, answers, keep)
     return await answer(request, server, answers, writer, stream=bool(body.stream))
 
 
-def _prepared(served: Served, talk: Talk, asked: int | None) -> Prepared:
+def _prepared(served: Served, conversation: Conversation, asked: int | None) -> Prepared:
     """Nothing is left out, whatever is asked for."""
-    return prepare(served, talk)
+    return prepare(served, conversation)
 
 
 class _Writer:
     """One response in OpenAI's shapes."""
 
-    def __init__(self, server: Server, body: ResponsesRequest, rules: Rules, answers: Answers, keep: Keep) -> None:
+    def __init__(
+        self, server: Server, body: ResponsesRequest, params: SamplingParams, answers: Answers, keep: Keep
+    ) -> None:
         self._answers = answers
         self._keep = keep
         self._number = 0
@@ -276,11 +280,11 @@ class _Writer:
             "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
             "store": body.store is not False,
             "system_fingerprint": server.fingerprint,
-            "temperature": rules.temperature,
+            "temperature": params.temperature,
             "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
-            "top_p": rules.top_p,
+            "top_p": params.top_p,
             "truncation": body.truncation or "disabled",
             "usage": None,
             "metadata": body.metadata if isinstance(body.metadata, dict) else {},

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 
 from ipex_lookahead.config import MAX_DRAFT
 from ipex_lookahead.decoding.choose import Ids, Logits
-from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless
 from ipex_lookahead.serving.limits import Limits
@@ -88,9 +88,9 @@ class Sampled(Structured):
     use_beam_search: Any = refused_unless("there is no beam search", False)
     prompt_logprobs: Any = refused_unless("`/v1/completions` with `echo` and `logprobs` tells them")
 
-    def rules(self, limits: Limits, max_new_tokens: int) -> Rules:
+    def params(self, limits: Limits, max_new_tokens: int) -> SamplingParams:
         """How the answer is made. Raises ApiError for a list that is too long."""
-        return Rules(
+        return SamplingParams(
             max_new_tokens,
             temperature=self.temperature,
             top_k=kept(self.top_k),

@@ -17,9 +17,9 @@ import numpy as np
 from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.errors import ContextLengthError, InputError, LookaheadError
 from ipex_lookahead.generation.recommended import SETTINGS
-from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.safe_json import has_surrogate
-from ipex_lookahead.serving.answers import Answers, Ask
+from ipex_lookahead.serving.answers import Answers, GenerationRequest
 from ipex_lookahead.serving.failures import ApiError, from_ours
 from ipex_lookahead.serving.grammar import Grammars
 from ipex_lookahead.serving.hosts import Hosts
@@ -100,12 +100,12 @@ class Served:
         self.eos_ids = model.eos_ids
         self.defaults: Mapping[str, Any] = model.generation_defaults
         self.facts: dict[str, Any] = model.engine.describe()
-        own = model.resolved(Rules(1, temperature=None))
+        own = model.resolved(SamplingParams(1, temperature=None))
         self.sampling = {name: getattr(own, name) for name in (*SETTINGS, "seed")}
 
     @cached_property
     def special_tokens(self) -> dict[str, int]:
-        """Ids of the tokens that a decoded text leaves out. Kept: a whole vocabulary is not to be had in each request."""
+        """Ids of the tokens that a decoded text leaves out. Kept: a vocabulary takes milliseconds."""
         silent = self.tokenizer.silent_ids
         return {text: i for text, i in self.tokenizer.get_vocab().items() if i in silent}
 
@@ -269,15 +269,15 @@ class Server:
                 if time.perf_counter() - began > _MUCH:
                     await asyncio.to_thread(_give_back)
 
-    def start(self, asks: Sequence[Ask]) -> Answers:
+    def start(self, generations: Sequence[GenerationRequest]) -> Answers:
         """Begin answers. Whoever calls closes them."""
         served = self.served
-        for ask in asks:
-            ask.rules = replace(ask.rules, stop=(*ask.rules.stop, *served.model.own_stops))
+        for generation in generations:
+            generation.params = replace(generation.params, stop=(*generation.params.stop, *served.model.own_stops))
             for name, value in self.settings.drafting.items():
-                ask.options.setdefault(name, value)
+                generation.options.setdefault(name, value)
         limits = self.limits
-        return Answers(served.service, served.tokenizer, asks, limits.ping_seconds, limits.answers_at_once)
+        return Answers(served.service, served.tokenizer, generations, limits.ping_seconds, limits.answers_at_once)
 
 
 def _characters(value: Any) -> int:

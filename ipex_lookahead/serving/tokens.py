@@ -70,8 +70,8 @@ async def apply_template(request: Request, body: ChatRequest) -> dict[str, Any]:
     server = server_of(request)
     served = server.known(body.model)
     check(request, body)
-    talk = body.talk(server.limits)
-    prepared = await server.prepare(lambda: prepare(served, talk))
+    conversation = body.to_conversation(server.limits)
+    prepared = await server.prepare(lambda: prepare(served, conversation))
     prompt = await server.prepare(lambda: served.tokenizer.decode(prepared.prompt))
     return {"prompt": prompt, "tokens": prepared.prompt}
 

@@ -1,4 +1,4 @@
-"""Llamas in GGUF: bits unchanged, rows put back, metadata in Hugging Face's words, and every contradiction refused."""
+"""Llamas in GGUF: bits unchanged, rows preempted, metadata in Hugging Face's words, and every contradiction refused."""
 
 from __future__ import annotations
 

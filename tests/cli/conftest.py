@@ -14,7 +14,7 @@ import torch
 
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.generation.recommended import resolved
-from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.generation.sampling_params import SamplingParams
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 
 
@@ -39,14 +39,14 @@ class ScriptedModel:
         self.signal_after: int | None = None
         self._answers = list(answers)
 
-    def resolved(self, rules: Rules) -> Rules:
+    def resolved(self, params: SamplingParams) -> SamplingParams:
         """As ``TextModel.resolved``."""
-        return resolved(rules, self.generation_defaults)
+        return resolved(params, self.generation_defaults)
 
     def generate(
         self,
         ids: list[int],
-        rules: Any,
+        params: Any,
         *,
         on_token: Any,
         on_prefill: Any = None,
@@ -55,13 +55,13 @@ class ScriptedModel:
         **drafting: Any,
     ) -> Any:
         """As ``TextModel.generate``."""
-        given = {name: value for name, value in asdict(rules).items() if value not in (None, ())}
+        given = {name: value for name, value in asdict(params).items() if value not in (None, ())}
         self.asked.append((list(ids), {**given, **drafting}))
         if on_prefill is not None:
             on_prefill(len(ids), len(ids))
         text = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         whole = [*self.tokenizer.encode(text), self.tokenizer.eos_token_id]
-        new, done = whole[: rules.max_new_tokens], 0
+        new, done = whole[: params.max_new_tokens], 0
         stopped = False
         try:
             for token in new:
@@ -79,10 +79,10 @@ class ScriptedModel:
             self.stats = statistics(len(ids), done)  # as the real one, also of what was interrupted
             reason = "stop" if len(new) == len(whole) else "length"
             self.stats.finish_reasons = ["cancelled" if stopped else reason]
-            rules = self.resolved(rules)
-            if rules.temperature:
-                self.stats.seed = 1234 if rules.seed is None else rules.seed
-                self.stats.temperature = rules.temperature
+            params = self.resolved(params)
+            if params.temperature:
+                self.stats.seed = 1234 if params.seed is None else params.seed
+                self.stats.temperature = params.temperature
         return new[:done]
 
 
@@ -100,7 +100,7 @@ class ScriptedForTransformers:
 
     def generate(self, input_ids: torch.Tensor, *, max_new_tokens: int, **settings: Any) -> Any:
         prompt = input_ids[0].tolist()
-        new = self._text.generate(prompt, Rules(max_new_tokens), on_token=lambda token: None)
+        new = self._text.generate(prompt, SamplingParams(max_new_tokens), on_token=lambda token: None)
         self._text.asked[-1] = (prompt, {"max_new_tokens": max_new_tokens, **settings})
         return torch.tensor([prompt + new])
 

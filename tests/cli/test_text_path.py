@@ -20,7 +20,7 @@ import torch
 from ipex_lookahead.auto import AutoModelForCausalLM, load_text_model
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.errors import ContextLengthError, InputError
-from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.generation.text_model import StopTexts, TextModel
 from ipex_lookahead.tokenization.gguf import text_from_gguf
 from tests.support.chat_tokenizer import CHAT_TEMPLATE, SIZE, chat_tokenizer
@@ -91,7 +91,7 @@ SAMPLED = {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "seed":
 def test_the_tokens_are_those_of_model_generate(settings, lookahead, both):
     ours, theirs = both
     ids = ours.tokenizer.encode("hello hello hello")
-    found = ours.generate(ids, Rules(40, **settings), lookahead=lookahead)
+    found = ours.generate(ids, SamplingParams(40, **settings), lookahead=lookahead)
     sampled = "temperature" in settings
     whole = theirs.generate(torch.tensor([ids]), max_new_tokens=40, do_sample=sampled, lookahead=lookahead, **settings)
     assert found == whole[0, len(ids) :].tolist()
@@ -103,13 +103,13 @@ def test_the_models_own_generation_config_counts(folder, tmp_path):
     made = with_generation_config(folder, tmp_path, {**own, "eos_token_id": [2, 70, 71, 72]})
     ours, theirs = load_text_model(str(made), threads=1), AutoModelForCausalLM.from_pretrained(made, threads=1)
     ids = ours.tokenizer.encode("hello hello hello")
-    for rules, settings in (
-        (Rules(60), {"do_sample": False}),
-        (Rules(60, temperature=1.5, seed=3), {"do_sample": True, "temperature": 1.5, "seed": 3}),
-        (Rules(60, repetition_penalty=1.0), {"do_sample": False, "repetition_penalty": 1.0}),
+    for params, settings in (
+        (SamplingParams(60), {"do_sample": False}),
+        (SamplingParams(60, temperature=1.5, seed=3), {"do_sample": True, "temperature": 1.5, "seed": 3}),
+        (SamplingParams(60, repetition_penalty=1.0), {"do_sample": False, "repetition_penalty": 1.0}),
     ):
         whole = theirs.generate(torch.tensor([ids]), max_new_tokens=60, **settings)
-        assert ours.generate(ids, rules, lookahead=3) == whole[0, len(ids) :].tolist()
+        assert ours.generate(ids, params, lookahead=3) == whole[0, len(ids) :].tolist()
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_options_that_only_transformers_has_are_honoured(own, folder, tmp_path):
     for lookahead in (None, 3):
         for settings in ({}, {"temperature": 1.5, "seed": 3, "top_k": 40}):
             seen: list[int] = []
-            found = ours.generate(ids, Rules(30, **settings), lookahead=lookahead, on_token=seen.append)
+            found = ours.generate(ids, SamplingParams(30, **settings), lookahead=lookahead, on_token=seen.append)
             whole = theirs.generate(
                 torch.tensor([ids]), max_new_tokens=30, do_sample=bool(settings), lookahead=lookahead, **settings
             )
@@ -141,11 +141,11 @@ def test_penalties_and_stop_texts_beside_such_an_option(folder, tmp_path):
     ours = load_text_model(str(with_generation_config(folder, tmp_path, {"suppress_tokens": [300]})), threads=1)
     plain = load_text_model(str(folder), threads=1)
     ids = ours.tokenizer.encode("hello hello hello")
-    rules = Rules(30, presence_penalty=2.0, frequency_penalty=1.0)
-    assert ours.generate(ids, rules) == plain.generate(ids, rules)
-    stop = ours.tokenizer.decode(plain.generate(ids, Rules(30))[10:12])
-    rules = Rules(30, stop=(stop,))
-    assert ours.generate(ids, rules) == plain.generate(ids, rules)
+    params = SamplingParams(30, presence_penalty=2.0, frequency_penalty=1.0)
+    assert ours.generate(ids, params) == plain.generate(ids, params)
+    stop = ours.tokenizer.decode(plain.generate(ids, SamplingParams(30))[10:12])
+    params = SamplingParams(30, stop=(stop,))
+    assert ours.generate(ids, params) == plain.generate(ids, params)
     assert ours.stats.finish_reasons == plain.stats.finish_reasons
 
 
@@ -167,18 +167,18 @@ def with_generation_config(folder: Path, target: Path, own: dict[str, Any]) -> P
 def test_an_unseeded_sampling_can_be_repeated(both):
     model, _ = both
     ids = model.tokenizer.encode("hello")
-    first = model.generate(ids, Rules(30, temperature=1.0))
-    again = model.generate(ids, Rules(30, temperature=1.0, seed=model.stats.seed))
+    first = model.generate(ids, SamplingParams(30, temperature=1.0))
+    again = model.generate(ids, SamplingParams(30, temperature=1.0, seed=model.stats.seed))
     assert first == again
 
 
 def test_what_it_refuses(both):
     model, _ = both
     with pytest.raises(InputError, match="empty"):
-        model.generate([], Rules(4))
+        model.generate([], SamplingParams(4))
     with pytest.raises(ContextLengthError, match="the prompt has 512 tokens"):
-        model.generate([5] * 512, Rules(4))
-    assert model.generate([5, 6], Rules(0)) == []
+        model.generate([5] * 512, SamplingParams(4))
+    assert model.generate([5, 6], SamplingParams(0)) == []
     assert model.stats.finish_reasons == ["length"]
 
 
@@ -214,9 +214,9 @@ def test_costs_are_not_measured_for_one_token(folder, monkeypatch):
 
 @pytest.mark.parametrize("through", ["text", "transformers"])
 def test_costs_are_measured_before_the_clock_runs_and_the_answer_begins(through, folder, tmp_path, monkeypatch):
-    from ipex_lookahead.decoding import calibration, cost, party
+    from ipex_lookahead.decoding import calibration, cost, group
 
-    monkeypatch.setattr(party, "perf_counter", lambda: time.perf_counter() + 1000 * happened.count("measured"))
+    monkeypatch.setattr(group, "perf_counter", lambda: time.perf_counter() + 1000 * happened.count("measured"))
     happened: list[str] = []
 
     def measure(engine):
@@ -228,7 +228,9 @@ def test_costs_are_measured_before_the_clock_runs_and_the_answer_begins(through,
     if through == "text":
         model = load_text_model(str(folder), threads=1, note=lambda said: happened.append("said"))
         told = {"on_prefill": lambda done, total: happened.append("prompt")}
-        model.generate([5] * 20, Rules(8), lookahead="auto", on_token=lambda token: happened.append("token"), **told)
+        model.generate(
+            [5] * 20, SamplingParams(8), lookahead="auto", on_token=lambda token: happened.append("token"), **told
+        )
     else:
         model = AutoModelForCausalLM.from_pretrained(folder, threads=1, progress=False)
         monkeypatch.setattr(model.costs, "_progress", lambda said: happened.append("said"))
@@ -242,7 +244,7 @@ def test_costs_are_measured_before_the_clock_runs_and_the_answer_begins(through,
 def test_a_prompt_tells_how_far_it_is(both):
     model, _ = both
     seen: list[tuple[int, int]] = []
-    model.generate([5] * 500, Rules(2), on_prefill=lambda done, total: seen.append((done, total)))
+    model.generate([5] * 500, SamplingParams(2), on_prefill=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (500, 500)
 
 
@@ -261,16 +263,16 @@ def test_a_draft_model_drafts(folder, capsys):
 
 @pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
 @pytest.mark.parametrize("lookahead", [None, 3, "auto", "jacobi"])
-@pytest.mark.parametrize("rules", [{}, {**SAMPLED, "repetition_penalty": 1.2}], ids=["greedy", "sampled"])
-def test_what_is_kept_never_changes_an_answer(rules, lookahead, kv_cache, folder):
+@pytest.mark.parametrize("params", [{}, {**SAMPLED, "repetition_penalty": 1.2}], ids=["greedy", "sampled"])
+def test_what_is_kept_never_changes_an_answer(params, lookahead, kv_cache, folder):
     model = load_text_model(str(folder), threads=1, kv_cache=kv_cache)
     fresh = load_text_model(str(folder), threads=1, kv_cache=kv_cache)
     cached = []
 
     def generate(ids: list[int]) -> list[int]:
-        found = model.generate(ids, Rules(24, **rules), lookahead=lookahead, keep=True)
+        found = model.generate(ids, SamplingParams(24, **params), lookahead=lookahead, keep=True)
         cached.append(model.stats.cached_tokens)
-        assert found == fresh.generate(ids, Rules(24, **rules), lookahead=None)
+        assert found == fresh.generate(ids, SamplingParams(24, **params), lookahead=None)
         assert fresh.stats.cached_tokens == 0
         assert model.stats.prompt_tokens == len(ids)
         return found
@@ -292,7 +294,7 @@ def test_what_is_kept_never_changes_an_answer(rules, lookahead, kv_cache, folder
 def test_nothing_is_kept_unasked(both):
     model, _ = both
     for _ in range(2):
-        model.generate(model.tokenizer.encode("hello hello"), Rules(4))
+        model.generate(model.tokenizer.encode("hello hello"), SamplingParams(4))
         assert model.stats.cached_tokens == 0
 
 
@@ -301,13 +303,13 @@ def test_an_answer_that_was_cancelled_is_kept_as_far_as_it_came(folder):
     prompt = model.tokenizer.encode("hello hello hello")
     seen: list[int] = []
     found = model.generate(
-        prompt, Rules(40), lookahead=3, keep=True, on_token=seen.append, cancelled=lambda: len(seen) >= 10
+        prompt, SamplingParams(40), lookahead=3, keep=True, on_token=seen.append, cancelled=lambda: len(seen) >= 10
     )
     assert found == seen
     assert 10 <= len(found) < 40
     assert model.stats.finish_reasons == ["cancelled"]
     following = [*prompt, *found, *model.tokenizer.encode(" go on")]
-    assert model.generate(following, Rules(20), keep=True) == fresh.generate(following, Rules(20))
+    assert model.generate(following, SamplingParams(20), keep=True) == fresh.generate(following, SamplingParams(20))
     assert model.stats.cached_tokens == len(prompt) + len(found) - 1
 
 
@@ -318,30 +320,30 @@ def test_a_prompt_that_was_cancelled_goes_on_where_it_stopped(tmp_path):
     prompt = [5, 6, 7, 8, 9] * 300
     seen: list[tuple[int, int]] = []
     told = {"on_prefill": lambda done, total: seen.append((done, total)), "keep": True}
-    assert model.generate(prompt, Rules(4), cancelled=lambda: True, **told) == []
+    assert model.generate(prompt, SamplingParams(4), cancelled=lambda: True, **told) == []
     assert model.stats.finish_reasons == ["cancelled"]
-    assert model.generate(prompt, Rules(4), **told) == fresh.generate(prompt, Rules(4))
+    assert model.generate(prompt, SamplingParams(4), **told) == fresh.generate(prompt, SamplingParams(4))
     assert seen == [(0, 1500), (512, 1500), (512, 1500), (1024, 1500), (1500, 1500)]
 
 
 def test_an_answer_that_an_exception_ended_leaves_nothing(folder):
     model = load_text_model(str(folder), threads=1)
     prompt = model.tokenizer.encode("hello hello hello")
-    whole = model.generate(prompt, Rules(20), keep=True)
+    whole = model.generate(prompt, SamplingParams(20), keep=True)
 
     def fail(token: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        model.generate(prompt, Rules(20), keep=True, on_token=fail)
-    assert model.generate(prompt, Rules(20), keep=True) == whole
+        model.generate(prompt, SamplingParams(20), keep=True, on_token=fail)
+    assert model.generate(prompt, SamplingParams(20), keep=True) == whole
     assert model.stats.cached_tokens == 0
 
 
 def test_an_engine_that_rounds_by_the_number_of_rows_keeps_nothing(folder):
     model = load_text_model(str(folder), engine="torch", threads=1)
     for _ in range(2):
-        model.generate(model.tokenizer.encode("hello hello"), Rules(4), keep=True)
+        model.generate(model.tokenizer.encode("hello hello"), SamplingParams(4), keep=True)
         assert model.stats.cached_tokens == 0
 
 

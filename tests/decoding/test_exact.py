@@ -14,7 +14,7 @@ import torch
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.budget import FixedBudget, Selection
 from ipex_lookahead.decoding.loop import stepwise
-from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
+from ipex_lookahead.decoding.sampling import Sampler, WarperParams
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import PROPOSERS, Proposer, make_proposer
 from ipex_lookahead.drafting.draft import Draft
@@ -236,7 +236,7 @@ def test_the_noise_is_that_of_the_absolute_position(engine: ScriptedEngine) -> N
         engine, PROMPTS, make_proposer, 4, do_sample=True, seed=77, temperature=0.9, top_k=7, sequence_ids=[5, 0, 2]
     )
     for row, (number, prompt) in enumerate(zip([5, 0, 2], PROMPTS, strict=True)):
-        sampler = Sampler(SamplingParams(temperature=0.9, top_k=7), 77, number)
+        sampler = Sampler(WarperParams(temperature=0.9, top_k=7), 77, number)
         for step, token in enumerate(new_tokens(out, 11)[row]):
             assert token == sampler(out.logits[step][row].numpy(), len(prompt) + step)
 

@@ -14,7 +14,7 @@ from ipex_lookahead.decoding.scheduler import Scheduler
 from ipex_lookahead.engines.base import Batch, Cache
 from ipex_lookahead.errors import InputError
 from tests.support.hashed_engine import HashedCache, HashedEngine
-from tests.support.parties import Answer, Ask, alone, party_of
+from tests.support.sequence_groups import Answer, Submission, alone, group_of
 
 ENGINE = HashedEngine(11)
 
@@ -183,13 +183,13 @@ def test_a_window_that_has_moved_on_is_a_text_that_was_not_kept() -> None:
     text = tuple(tokens(500).tolist())
     for length in (500, 480, 300, 200, 500):
         scheduler = Scheduler(engine, memory=memory)
-        ask = Ask(text[:length], 5)
-        party, answer = party_of(engine, ask)
-        scheduler.submit(party)
+        submission = Submission(text[:length], 5)
+        group, answer = group_of(engine, submission)
+        scheduler.submit(group)
         while scheduler.busy:
             scheduler.step()
-        assert party.error is None
-        assert answer == alone(engine, ask)
+        assert group.error is None
+        assert answer == alone(engine, submission)
     assert memory.hits > 0
 
 
@@ -205,16 +205,16 @@ def test_no_room_at_all_is_refused() -> None:
         PrefixCache(0)
 
 
-def run_all(engine: HashedEngine, memory: PrefixCache | None, wanted: list[Ask]) -> list[Answer]:
+def run_all(engine: HashedEngine, memory: PrefixCache | None, wanted: list[Submission]) -> list[Answer]:
     """One request after the other."""
     answers = []
-    for ask in wanted:
+    for submission in wanted:
         scheduler = Scheduler(engine, memory=memory)
-        party, answer = party_of(engine, ask)
-        scheduler.submit(party)
+        group, answer = group_of(engine, submission)
+        scheduler.submit(group)
         while scheduler.busy:
             scheduler.step()
-        assert party.error is None
+        assert group.error is None
         answers.append(answer)
     return answers
 
@@ -222,8 +222,8 @@ def run_all(engine: HashedEngine, memory: PrefixCache | None, wanted: list[Ask])
 def test_cached_evicted_and_computed_anew_are_the_same_bytes() -> None:
     engine = HashedEngine(11)
     text = tokens(400).tolist()
-    wanted = [Ask(tuple(text[:length]), 9, seed) for seed, length in enumerate((400, 250, 130, 400, 20, 399))]
-    plain = [alone(engine, ask) for ask in wanted]
+    wanted = [Submission(tuple(text[:length]), 9, seed) for seed, length in enumerate((400, 250, 130, 400, 20, 399))]
+    plain = [alone(engine, submission) for submission in wanted]
     for pages in (8, 20, 100):
         memory = PrefixCache(pages)
         assert run_all(engine, memory, wanted) == plain
@@ -236,9 +236,9 @@ def test_cached_evicted_and_computed_anew_are_the_same_bytes() -> None:
 def test_a_second_turn_reads_the_new_tokens_only() -> None:
     engine = HashedEngine(11)
     memory = PrefixCache(100)
-    first = Ask(tuple(tokens(3000).tolist()), 40)
+    first = Submission(tuple(tokens(3000).tolist()), 40)
     (answer,) = run_all(engine, memory, [first])
-    second = Ask((*first.prompt, *answer.tokens, 1, 2, 3), 10)
+    second = Submission((*first.prompt, *answer.tokens, 1, 2, 3), 10)
     engine.rows = 0
     got = run_all(engine, memory, [second])
     assert engine.rows == 1 + 3 + 9, "the last of the answer, what was said to it, and what follows"
@@ -261,7 +261,7 @@ def test_on_the_native_engine_where_windows_forget(tmp_path: Path, kv_cache: str
     ).engine
     text = np.random.default_rng(3).integers(0, engine.vocab_size, 1500).tolist()
     lengths = (200, 150, 1500, 1400, 200, 130)
-    wanted = [Ask(tuple(text[:length]), 6, seed) for seed, length in enumerate(lengths)]
+    wanted = [Submission(tuple(text[:length]), 6, seed) for seed, length in enumerate(lengths)]
     memory = PrefixCache(60)
     assert run_all(engine, memory, wanted) == run_all(engine, None, wanted)
     assert memory.hits == 149 + 200 + 1399 + 199 + 129

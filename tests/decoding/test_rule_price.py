@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from ipex_lookahead.decoding import party as party_module
 from ipex_lookahead.decoding import scheduler as scheduler_module
+from ipex_lookahead.decoding import sequence_group as group_module
 from ipex_lookahead.decoding.rule_price import SHARE
 from ipex_lookahead.decoding.scheduler import Scheduler
 from tests.support.hashed_engine import HashedEngine
-from tests.support.parties import Ask, alone, party_of
+from tests.support.sequence_groups import Submission, alone, group_of
 
 VOCAB = 11
 
@@ -28,7 +28,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (party_module, scheduler_module):
+    for module in (group_module, scheduler_module):
         monkeypatch.setattr(module, "perf_counter", made)
     return made
 
@@ -44,8 +44,8 @@ def run(clock: Clock, rules: list[float], new: int = 200) -> tuple[list[int], li
     scheduler = Scheduler(engine, forward=forward)
     made = []
     for number, seconds in enumerate(rules):
-        party, answer = party_of(engine, Ask((1, 2, number), new, seed=number), number)
-        (sequence,) = party.sequences
+        group, answer = group_of(engine, Submission((1, 2, number), new, seed=number), number)
+        (sequence,) = group.sequences
         chosen = sequence.choose
         assert chosen is not None
 
@@ -54,16 +54,16 @@ def run(clock: Clock, rules: list[float], new: int = 200) -> tuple[list[int], li
             return int(chosen(logits))
 
         sequence.choose = choose
-        scheduler.submit(party)
-        made.append((party, answer))
+        scheduler.submit(group)
+        made.append((group, answer))
     ends: dict[int, int] = {}
     while scheduler.busy:
         scheduler.step()
-        for number, (party, _) in enumerate(made):
-            if party.ended:
+        for number, (group, _) in enumerate(made):
+            if group.ended:
                 ends.setdefault(number, scheduler.steps)
     for number, (_, answer) in enumerate(made):
-        plain = alone(engine, Ask((1, 2, number), new, seed=number))
+        plain = alone(engine, Submission((1, 2, number), new, seed=number))
         assert (answer.tokens, answer.logits) == (plain.tokens, plain.logits)
     return [ends[number] for number in range(len(rules))], made
 

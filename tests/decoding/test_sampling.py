@@ -12,7 +12,7 @@ from ipex_lookahead.decoding.sampling import (
     BAD_LOGITS,
     Implementation,
     Sampler,
-    SamplingParams,
+    WarperParams,
     fastest_implementation,
     greedy,
     gumbel,
@@ -125,7 +125,7 @@ def test_a_nucleus_that_ends_where_rounding_decides(native: Implementation) -> N
                 assert native(logits, *arguments) == sample_reference(logits, *arguments), (part, position)
 
 
-def warped(logits: npt.NDArray[np.float32], params: SamplingParams) -> npt.NDArray[np.float64]:
+def warped(logits: npt.NDArray[np.float32], params: WarperParams) -> npt.NDArray[np.float64]:
     """Probabilities by transformers' warpers."""
     scores = torch.from_numpy(logits)[None].double()
     ids = torch.zeros((1, 1), dtype=torch.int64)
@@ -143,16 +143,16 @@ def warped(logits: npt.NDArray[np.float32], params: SamplingParams) -> npt.NDArr
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(),
-        SamplingParams(temperature=0.5),
-        SamplingParams(top_k=5),
-        SamplingParams(top_p=0.8),
-        SamplingParams(min_p=0.1),
-        SamplingParams(0.7, 8, 0.9, 0.02),
-        SamplingParams(2.0, 3, 0.5),
+        WarperParams(),
+        WarperParams(temperature=0.5),
+        WarperParams(top_k=5),
+        WarperParams(top_p=0.8),
+        WarperParams(min_p=0.1),
+        WarperParams(0.7, 8, 0.9, 0.02),
+        WarperParams(2.0, 3, 0.5),
     ],
 )
-def test_distribution_is_the_processed_softmax(params: SamplingParams) -> None:
+def test_distribution_is_the_processed_softmax(params: WarperParams) -> None:
     """Chi-square with the transformers warpers as the expectation; tokens they exclude are never drawn."""
     logits = np.random.default_rng(11).standard_normal(12).astype(np.float32) * 2
     expected = warped(logits, params)
@@ -172,7 +172,7 @@ def test_positions_sequences_and_seeds_draw_independently() -> None:
     logits = np.zeros(50, np.float32)
 
     def draws(seed: int, sequence: int) -> list[int]:
-        sampler = Sampler(SamplingParams(), seed, sequence)
+        sampler = Sampler(WarperParams(), seed, sequence)
         return [sampler(logits, position) for position in range(400)]
 
     base = draws(1, 0)
@@ -195,7 +195,7 @@ def test_logits_that_are_no_distribution(implementation: Implementation) -> None
 
 
 def test_errors_say_what_to_do() -> None:
-    sampler = Sampler(SamplingParams(), 0, 0)
+    sampler = Sampler(WarperParams(), 0, 0)
     with pytest.raises(EngineError, match="NaN or infinity"):
         sampler(np.array([0, np.nan], np.float32), 0)
     with pytest.raises(InputError, match="forbid every token"):

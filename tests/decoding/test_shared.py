@@ -14,8 +14,8 @@ from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.engines.base import Batch, StepOutput
 from ipex_lookahead.errors import EngineError
 from tests.support.hashed_engine import HashedEngine
-from tests.support.parties import Answer, Ask, alone, party_of
 from tests.support.proposers import TreeProposer
+from tests.support.sequence_groups import Answer, Submission, alone, group_of
 
 VOCAB = 11
 SECONDS = 60  # before a test gives up; nothing here takes one
@@ -50,8 +50,8 @@ def in_threads(work: Callable[[int], None], count: int) -> None:
 
 def test_threads_that_decode_share_their_forwards_and_get_their_bytes() -> None:
     engine = HashedEngine(VOCAB)
-    wanted = [Ask((1, 2, number), 40, None if number % 2 else number) for number in range(3)]
-    plain = [alone(engine, ask) for ask in wanted]
+    wanted = [Submission((1, 2, number), 40, None if number % 2 else number) for number in range(3)]
+    plain = [alone(engine, submission) for submission in wanted]
     forwards = patient(engine)
     answers: list[Answer] = [Answer() for _ in wanted]
     start = threading.Barrier(len(wanted))
@@ -60,10 +60,10 @@ def test_threads_that_decode_share_their_forwards_and_get_their_bytes() -> None:
     def work(number: int) -> None:
         text = [*wanted[number].prompt, *plain[number].tokens]
         proposer = TreeProposer(VOCAB, text) if number else None
-        party, answers[number] = party_of(engine, wanted[number], number, proposer)
+        group, answers[number] = group_of(engine, wanted[number], number, proposer)
         with forwards.taking_part() as place:
             start.wait(SECONDS)
-            decode(engine, party.sequences, lambda live: party._begin(live), party.stats, forward=place.forward)
+            decode(engine, group.sequences, lambda live: group._begin(live), group.stats, forward=place.forward)
 
     in_threads(work, len(wanted))
     assert answers == plain
@@ -126,9 +126,9 @@ def test_who_does_not_come_is_not_waited_for_for_ever() -> None:
     engine = HashedEngine(VOCAB)
     forwards = SharedForwards(engine)
     with forwards.taking_part(), forwards.taking_part() as place:
-        party, answer = party_of(engine, Ask((1, 2), 30))
-        decode(engine, party.sequences, FixedBudget(0), party.stats, forward=place.forward)
-    assert answer == alone(engine, Ask((1, 2), 30))
+        group, answer = group_of(engine, Submission((1, 2), 30))
+        decode(engine, group.sequences, FixedBudget(0), group.stats, forward=place.forward)
+    assert answer == alone(engine, Submission((1, 2), 30))
 
 
 def test_alone_or_where_rows_see_their_neighbours_forwards_are_the_engines() -> None:

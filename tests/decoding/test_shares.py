@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipex_lookahead.decoding.party import Party
 from ipex_lookahead.decoding.prefix_cache import PrefixCache
 from ipex_lookahead.decoding.scheduler import Scheduler
+from ipex_lookahead.decoding.sequence_group import SequenceGroup
 from ipex_lookahead.decoding.shares import QUANTUM, Shares
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.engines.base import Batch, StepOutput
 from tests.support.hashed_engine import HashedEngine
-from tests.support.parties import Answer, Ask, alone, party_of
 from tests.support.proposers import OracleProposer, RandomProposer
+from tests.support.sequence_groups import Answer, Submission, alone, group_of
 
 VOCAB = 11
 
@@ -31,34 +31,34 @@ class Office:
         self.memory = None if pages is None else PrefixCache(pages)
         self.scheduler = Scheduler(self.engine, memory=self.memory, forward=self.forward, **options)
         self.rows: Counter[str] = Counter()
-        self.asked: list[tuple[Ask, Party, Answer]] = []
+        self.asked: list[tuple[Submission, SequenceGroup, Answer]] = []
 
-    def submit(self, ask: Ask, proposer: Proposer | None = None) -> Party:
-        party, answer = party_of(self.engine, ask, len(self.asked), proposer)
-        self.scheduler.submit(party)
-        self.asked.append((ask, party, answer))
-        return party
+    def submit(self, submission: Submission, proposer: Proposer | None = None) -> SequenceGroup:
+        group, answer = group_of(self.engine, submission, len(self.asked), proposer)
+        self.scheduler.submit(group)
+        self.asked.append((submission, group, answer))
+        return group
 
     def forward(self, batch: Batch) -> StepOutput:
-        owners = {id(party.sequences[0].cache): party.owner for _, party, _ in self.asked if not party.ended}
+        owners = {id(group.sequences[0].cache): group.owner for _, group, _ in self.asked if not group.ended}
         for cache, rows in zip(batch.caches, batch.counts, strict=True):
             self.rows[owners[id(cache)]] += rows
         return self.engine.forward(batch)
 
     def held(self) -> Counter[str]:
         """Slots, by owner."""
-        return Counter(party.owner for party in self.scheduler._running)
+        return Counter(group.owner for group in self.scheduler._running)
 
     def unfinished(self, owner: str) -> int:
-        return sum(not party.ended for _, party, _ in self.asked if party.owner == owner)
+        return sum(not group.ended for _, group, _ in self.asked if group.owner == owner)
 
 
-def greedy(rng: np.random.Generator, owner: str, numbers: Iterator[int]) -> tuple[Ask, Proposer | None]:
+def greedy(rng: np.random.Generator, owner: str, numbers: Iterator[int]) -> tuple[Submission, Proposer | None]:
     """The next request of somebody who always has more: short ones, long answers, or long prompts and drafts."""
     kind = {"a": (20, 5), "b": (5, 800), "c": (400, 60)}[owner]
     prompt = (next(numbers) % VOCAB, *rng.integers(1, VOCAB, kind[0] + int(rng.integers(9))).tolist())
-    ask = Ask(prompt, kind[1] + int(rng.integers(9)), key=owner)
-    return ask, RandomProposer(VOCAB, len(prompt)) if owner == "c" else None
+    submission = Submission(prompt, kind[1] + int(rng.integers(9)), key=owner)
+    return submission, RandomProposer(VOCAB, len(prompt)) if owner == "c" else None
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 8])
@@ -78,27 +78,27 @@ def test_three_owners_of_different_greed_have_equal_rows(slots: int, wanted: tup
     for rows in halves:
         mean = rows.total() / 3
         assert all(abs(rows[owner] - mean) <= 0.2 * mean for owner in "abc"), rows
-    assert office.scheduler.put_back < office.scheduler.steps / 8, "seldom: each costs a row, and a proposer's begin"
+    assert office.scheduler.preemptions < office.scheduler.steps / 8, "seldom: each costs a row, and a proposer's begin"
 
 
 def test_what_an_owner_has_too_much_of_is_the_next_ones_at_once() -> None:
     office = Office(slots=8)
     for number in range(8):
-        office.submit(Ask((1, 2, number), 3000, key="greedy"))
+        office.submit(Submission((1, 2, number), 3000, key="greedy"))
     for _ in range(100):
         office.scheduler.step()
     assert office.held() == {"greedy": 8}
-    late = office.submit(Ask((3, 4), 3000, key="late"))
+    late = office.submit(Submission((3, 4), 3000, key="late"))
     office.scheduler.step()
     assert late.stats.tokens == 1, "its first token comes with the next forward"
     for number in range(8):
-        office.submit(Ask((4, number), 3000, key="late"))
+        office.submit(Submission((4, number), 3000, key="late"))
     office.scheduler.step()
     assert office.held() == {"greedy": 4, "late": 4}
-    third = [office.submit(Ask((5, number), 100, key="third")) for number in range(2)]
+    third = [office.submit(Submission((5, number), 100, key="third")) for number in range(2)]
     office.scheduler.step()
     assert office.held() == {"greedy": 3, "late": 3, "third": 2}
-    while not all(party.ended for party in third):
+    while not all(group.ended for group in third):
         office.scheduler.step()
     office.scheduler.step()
     assert office.held() == {"greedy": 4, "late": 4}, "what one does not want is the others'"
@@ -107,12 +107,12 @@ def test_what_an_owner_has_too_much_of_is_the_next_ones_at_once() -> None:
 @pytest.mark.parametrize("owners", [2, 5])
 def test_with_fewer_slots_than_owners_they_take_turns(owners: int) -> None:
     office = Office(slots=1)
-    parties = [office.submit(Ask((1, number), 3000, key=f"key {number}")) for number in range(owners)]
+    groups = [office.submit(Submission((1, number), 3000, key=f"key {number}")) for number in range(owners)]
     for step in range(2 * owners * QUANTUM):
         office.scheduler.step()
         assert office.scheduler.running == 1
-        assert step > 0 or parties[0].stats.tokens == 1
-    tokens = [party.stats.tokens for party in parties]
+        assert step > 0 or groups[0].stats.tokens == 1
+    tokens = [group.stats.tokens for group in groups]
     assert min(tokens) > 0, "within so many steps each has had its turn"
 
 
@@ -120,39 +120,39 @@ def test_one_owners_requests_are_in_its_order() -> None:
     """Whatever others do; and alone as if there were no owners."""
     for others in (0, 3):
         office = Office(slots=3)
-        mine = [office.submit(Ask((1, number), 60, key="mine")) for number in range(7)]
+        mine = [office.submit(Submission((1, number), 60, key="mine")) for number in range(7)]
         for number in range(others):
-            office.submit(Ask((2, number), 300, key="other"))
+            office.submit(Submission((2, number), 300, key="other"))
         begun: list[int] = []
         while office.scheduler.busy:
             office.scheduler.step()
             begun += [p.id for p in mine if p.stats.tokens and p.id not in begun]
-        assert begun == [party.id for party in mine]
-        assert others or office.scheduler.put_back == 0
+        assert begun == [group.id for group in mine]
+        assert others or office.scheduler.preemptions == 0
 
 
 def test_an_owner_has_no_more_than_it_may() -> None:
     office = Office(slots=8, per_owner=2)
     for number in range(5):
-        office.submit(Ask((1, number), 200, key="one"))
+        office.submit(Submission((1, number), 200, key="one"))
     for number in range(3):
-        office.submit(Ask((2, number), 200, key="other"))
+        office.submit(Submission((2, number), 200, key="other"))
     most: Counter[str] = Counter()
     while office.scheduler.busy:
         office.scheduler.step()
         most |= office.held()
     assert most == {"one": 2, "other": 2}
-    assert office.scheduler.put_back == 0, "slots are free: nobody waits for another one's"
+    assert office.scheduler.preemptions == 0, "slots are free: nobody waits for another one's"
 
 
 def test_rows_of_prompts_are_shared_by_owner_first() -> None:
     office = Office(prefill_rows=120)
-    parties = [office.submit(Ask((1, number, *[2] * 300), 3, key="many")) for number in range(3)]
-    lone = office.submit(Ask((4, *[5] * 300), 3, key="lone"))
+    groups = [office.submit(Submission((1, number, *[2] * 300), 3, key="many")) for number in range(3)]
+    lone = office.submit(Submission((4, *[5] * 300), 3, key="lone"))
     office.scheduler.step()
-    read = [party.sequences[0].cache.length for party in [*parties, lone]]
+    read = [group.sequences[0].cache.length for group in [*groups, lone]]
     assert read == [20, 20, 20, 60]
-    few = office.submit(Ask((6,) * 10, 3, key="few"))
+    few = office.submit(Submission((6,) * 10, 3, key="few"))
     office.scheduler.step()
     assert few.stats.tokens == 1
     assert lone.sequences[0].cache.length == 60 + 55, "what the one with little to read did not need"
@@ -160,55 +160,60 @@ def test_rows_of_prompts_are_shared_by_owner_first() -> None:
 
 def test_without_a_memory_owners_take_turns_and_nobody_loses_its_place() -> None:
     office = Office(pages=None, slots=2)
-    first = [office.submit(Ask((1, number), 30, key="first")) for number in range(4)]
+    first = [office.submit(Submission((1, number), 30, key="first")) for number in range(4)]
     office.scheduler.step()
-    second = office.submit(Ask((2,), 30, key="second"))
+    second = office.submit(Submission((2,), 30, key="second"))
     while not second.stats.tokens:
         office.scheduler.step()
-    assert [party.ended for party in first] == [True, True, False, False]
-    assert office.scheduler.put_back == 0
+    assert [group.ended for group in first] == [True, True, False, False]
+    assert office.scheduler.preemptions == 0
     while office.scheduler.busy:
         office.scheduler.step()
-    assert [answer for *_, answer in office.asked] == [alone(office.engine, ask) for ask, *_ in office.asked]
+    assert [answer for *_, answer in office.asked] == [
+        alone(office.engine, submission) for submission, *_ in office.asked
+    ]
 
 
 @pytest.mark.parametrize("pages", [5, 8, 13, 40])
 @pytest.mark.parametrize("slots", [1, 2, 5])
 @pytest.mark.parametrize("keeps", [True, False])
 def test_who_makes_way_loses_nothing_and_all_come_to_an_end(pages: int, slots: int, keeps: bool) -> None:
-    """Also where memory is short: whoever is put back gets on further the next time, so nobody goes round for ever."""
+    """Also where memory is short: whoever is preempted gets on further the next time, so nobody goes round for ever."""
     office, rng = Office(slots=slots, prefill_rows=40), np.random.default_rng(pages)
     office.scheduler._memory = office.memory = PrefixCache(pages, keeps=keeps)
     waiting = 24
     while waiting or office.scheduler.busy:
         if waiting and rng.random() < 0.3:
             waiting -= 1
-            ask = Ask(tuple(rng.integers(1, VOCAB, int(rng.integers(1, 150))).tolist()), int(rng.integers(1, 160)),
-                      int(rng.integers(9)), key="abc"[waiting % 7 % 3])  # fmt: skip
-            plain = alone(office.engine, ask)
-            office.submit(ask, OracleProposer([*ask.prompt, *plain.tokens]) if waiting % 2 else None)
+            prompt = tuple(rng.integers(1, VOCAB, int(rng.integers(1, 150))).tolist())
+            new, seed = int(rng.integers(1, 160)), int(rng.integers(9))
+            submission = Submission(prompt, new, seed, key="abc"[waiting % 7 % 3])
+            plain = alone(office.engine, submission)
+            office.submit(submission, OracleProposer([*submission.prompt, *plain.tokens]) if waiting % 2 else None)
         office.scheduler.step()
         assert office.memory.used <= office.memory.pages
         assert office.scheduler.steps < 50_000
-    assert office.scheduler.put_back > 0
-    assert [answer for *_, answer in office.asked] == [alone(office.engine, ask) for ask, *_ in office.asked]
+    assert office.scheduler.preemptions > 0
+    assert [answer for *_, answer in office.asked] == [
+        alone(office.engine, submission) for submission, *_ in office.asked
+    ]
     assert office.memory.available == office.memory.pages
     assert not office.scheduler._shares.counts
 
 
-def parties(*owners: str) -> Sequence[Party]:
+def groups(*owners: str) -> Sequence[SequenceGroup]:
     engine = HashedEngine(VOCAB)
-    found = [party_of(engine, Ask((1,), 5, key=owner))[0] for owner in owners]
-    for number, party in enumerate(found):
-        party.id = number + 1
+    found = [group_of(engine, Submission((1,), 5, key=owner))[0] for owner in owners]
+    for number, group in enumerate(found):
+        group.id = number + 1
     return found
 
 
 def test_what_is_owed() -> None:
     shares = Shares(8)
-    wanting, other, content = both = parties("wanting", "other", "content")
-    for party in both:
-        shares.join(party)
+    wanting, other, content = both = groups("wanting", "other", "content")
+    for group in both:
+        shares.join(group)
     shares.took({"other": 9, "content": 0}, [], [other])
     assert shares.owed == {}, "nobody waited"
     shares.took({"other": 9, "content": 3}, [wanting, other], [other])

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from ipex_lookahead.errors import LowBitFormatError
 from ipex_lookahead.formats import FORMATS
-from ipex_lookahead.formats.rules import FOLDER, Layers, ModelFacts, Rules, format_of, label_of, read_rules, rules_of
+from ipex_lookahead.formats.rules import (
+    FOLDER,
+    Layers,
+    ModelFacts,
+    SamplingParams,
+    format_of,
+    label_of,
+    read_rules,
+    rules_of,
+)
 from ipex_lookahead.low_bits import ALIASES, NAMES, NOT_MADE, PRESETS
 
 IPEX_LLM = (
@@ -36,7 +45,7 @@ def shapes(layers: int = 30, experts: int = 0, queries: int = 2) -> dict[str, tu
     return found
 
 
-def of(rules: Rules, part: str, **sizes: int) -> list[str]:
+def of(rules: SamplingParams, part: str, **sizes: int) -> list[str]:
     """The format of a module in each layer."""
     given = shapes(**sizes)
     model = ModelFacts.of(given)
@@ -48,7 +57,7 @@ def of(rules: Rules, part: str, **sizes: int) -> list[str]:
 
 @pytest.fixture
 def read(tmp_path):
-    def read(text: str | bytes) -> Rules:
+    def read(text: str | bytes) -> SamplingParams:
         file = tmp_path / "mine.yaml"
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
         return read_rules(file)

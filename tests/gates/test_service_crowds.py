@@ -1,5 +1,5 @@
-"""The service on the embedded model: an answer is the same alone, in a crowd that comes and goes, on warm and on scarce
-memory, with any source of drafts, greedy and seeded, streamed or whole, under any key."""
+"""The service on the embedded model: an answer is the same alone, in a running batch that comes and goes, on warm and
+on scarce memory, with any source of drafts, greedy and seeded, streamed or whole, under any key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 
 from ipex_lookahead.auto import load_text_model
 from ipex_lookahead.errors import DownloadError
-from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.generation.service import Event, Service, Stream
 from ipex_lookahead.generation.text_model import TextModel
 from ipex_lookahead.tokenization.prompts import build_prompt
@@ -37,13 +37,13 @@ def model() -> TextModel:
         pytest.skip(f"the embedded model is not there and cannot be fetched: {error}")
 
 
-def asked(model: TextModel) -> list[tuple[list[int], Rules]]:
+def asked(model: TextModel) -> list[tuple[list[int], SamplingParams]]:
     """The packaged prompts, spread over their kinds, greedy and seeded in turn."""
     lines = (files("ipex_lookahead.bench") / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     chosen = [lines[at * len(lines) // PROMPTS] for at in range(PROMPTS)]
     ids = [build_prompt(model.tokenizer, model.config, json.loads(line)["prompt"]) for line in chosen]
     hot = {"temperature": 0.8, "top_p": 0.95}
-    return [(ids, Rules(NEW_TOKENS, seed=n, **(hot if n % 2 else {}))) for n, ids in enumerate(ids)]
+    return [(ids, SamplingParams(NEW_TOKENS, seed=n, **(hot if n % 2 else {}))) for n, ids in enumerate(ids)]
 
 
 def answer_of(events: list[Event]) -> list[int]:
@@ -71,7 +71,7 @@ def test_an_answer_is_the_same_at_any_load(model: TextModel) -> None:
                         "prediction": alone[int(rng.integers(PROMPTS))] if rng.random() < 0.3 else (),
                     }
                     if rng.random() < 0.3:  # one that leaves
-                        leaving = service.stream(ids, Rules(NEW_TOKENS), **options)
+                        leaving = service.stream(ids, SamplingParams(NEW_TOKENS), **options)
                         next(leaving)
                         leaving.close()
                     running.append((number, service.stream(ids, rules, **options)))

@@ -24,15 +24,15 @@ from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.budget import AdaptiveBudget, Controller, FixedBudget
 from ipex_lookahead.decoding.calibration import Calibration
 from ipex_lookahead.decoding.cost import CostCurve
-from ipex_lookahead.decoding.party import Party, StepEvent
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache
 from ipex_lookahead.decoding.scheduler import Scheduler
+from ipex_lookahead.decoding.sequence_group import SequenceGroup, StepEvent
 from ipex_lookahead.drafting import make_proposer
 from ipex_lookahead.drafting.base import Proposer
 from tests.gates import cases, seed
 from tests.support.hashed_engine import HashedEngine
-from tests.support.parties import Answer, Ask, alone, party_of
 from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer
+from tests.support.sequence_groups import Answer, Submission, alone, group_of
 
 EXAMPLES = cases(200, 4_000)
 DEEDS = 50
@@ -40,7 +40,7 @@ VOCAB = 11
 MOST = 6
 ENGINES = [HashedEngine(VOCAB, seed=1), HashedEngine(VOCAB, seed=2, kept_behind=90)]
 TEXT = np.random.default_rng(0).integers(1, VOCAB, 300).tolist()
-PLAIN: dict[tuple[int, Ask], Answer] = {}
+PLAIN: dict[tuple[int, Submission], Answer] = {}
 """What requests are alone, by engine: reckoned once."""
 
 
@@ -48,9 +48,9 @@ PLAIN: dict[tuple[int, Ask], Answer] = {}
 class Live:
     """A request on its way, and what it has been told."""
 
-    ask: Ask
+    submission: Submission
     plain: Answer
-    party: Party
+    group: SequenceGroup
     answer: Answer
     heard: list[int]
     cancelled: bool = False
@@ -106,15 +106,17 @@ class Requests(RuleBasedStateMachine):
             room = self.memory.pages * PAGE
             prompt = prompt[-room // 2 :]
             new = min(new, room - len(prompt))
-        ask = Ask(prompt, new, sampled, stop, key)
-        known = (self.number, Ask(ask.prompt, new, sampled, stop))
+        submission = Submission(prompt, new, sampled, stop, key)
+        known = (self.number, Submission(submission.prompt, new, sampled, stop))
         if known not in PLAIN:
-            PLAIN[known] = alone(self.engine, ask)
+            PLAIN[known] = alone(self.engine, submission)
         plain = PLAIN[known]
         self.submitted += 1
         controller: Controller = self.shared if together else FixedBudget(5)
-        party, answer = party_of(self.engine, ask, self.submitted, proposer_of(kind, ask, plain), controller, told=True)
-        self.live[self.scheduler.submit(party)] = Live(ask, plain, party, answer, [])
+        group, answer = group_of(
+            self.engine, submission, self.submitted, proposer_of(kind, submission, plain), controller, told=True
+        )
+        self.live[self.scheduler.submit(group)] = Live(submission, plain, group, answer, [])
 
     @rule()
     def step(self) -> None:
@@ -140,8 +142,8 @@ class Requests(RuleBasedStateMachine):
         assert self.memory is not None
         self.memory.clear()
 
-    def hear(self, news: list[StepEvent]) -> None:
-        for event in news:
+    def hear(self, events: list[StepEvent]) -> None:
+        for event in events:
             one = self.live[event.id]
             assert not one.over, "nothing comes after the end"
             if event.kind == "tokens":
@@ -155,9 +157,9 @@ class Requests(RuleBasedStateMachine):
             assert one.answer.logits == one.plain.logits[:count]
             assert one.heard == one.answer.tokens
             if one.over:
-                assert one.over == "finish", one.party.error
+                assert one.over == "finish", one.group.error
                 assert one.cancelled or count == len(one.plain.tokens)
-                assert one.party.stats.tokens == count
+                assert one.group.stats.tokens == count
                 del self.live[number]
 
     @invariant()
@@ -182,8 +184,8 @@ class Requests(RuleBasedStateMachine):
             assert self.memory.used == 0
 
 
-def proposer_of(kind: int, ask: Ask, plain: Answer) -> Proposer | None:
-    text = [*ask.prompt, *plain.tokens]
+def proposer_of(kind: int, submission: Submission, plain: Answer) -> Proposer | None:
+    text = [*submission.prompt, *plain.tokens]
     if kind == 0:
         return None
     if kind == 1:

@@ -16,7 +16,7 @@ import torch
 from ipex_lookahead.auto import AutoModelForCausalLM, load_text_model
 from ipex_lookahead.checkpoints.generation_config import NEUTRAL, OBEYED, REFUSED
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.generation.service import Service
 from ipex_lookahead.generation.text_model import TextModel
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
@@ -151,9 +151,9 @@ def test_a_greedy_answer_is_that_of_transformers(engine, settings, folder, saved
             found = model.generate(torch.tensor([prompt]), max_new_tokens=NEW, lookahead=lookahead)
             assert found[0, len(prompt) :].tolist() == wanted
             told: list[int] = []
-            found = text_model.generate(prompt, Rules(NEW), lookahead=lookahead, on_token=told.append)
+            found = text_model.generate(prompt, SamplingParams(NEW), lookahead=lookahead, on_token=told.append)
             assert found == wanted == told
-            events = list(service.stream(prompt, Rules(NEW), lookahead=lookahead))
+            events = list(service.stream(prompt, SamplingParams(NEW), lookahead=lookahead))
             assert [token for event in events for token in event.tokens] == wanted
     finally:
         service.close()
@@ -174,13 +174,13 @@ def test_what_is_drawn_from_is_that_of_transformers(settings, saved) -> None:
 
     model = AutoModelForCausalLM.from_pretrained(made, load_in_low_bit="fp32", **options)
     text_model = text_model_of(made, **options)
-    rules = Rules(NEW, temperature=settings.get("temperature", 1.0), seed=5)
-    drawn = [text_model.generate(PROMPT, rules, lookahead=lookahead) for lookahead in (0, 3)]
+    params = SamplingParams(NEW, temperature=settings.get("temperature", 1.0), seed=5)
+    drawn = [text_model.generate(PROMPT, params, lookahead=lookahead) for lookahead in (0, 3)]
     whole = model.generate(torch.tensor([PROMPT]), max_new_tokens=NEW, seed=5)[0, len(PROMPT) :].tolist()
     assert drawn == [whole, whole]
     service = Service(text_model, slots=2)
     try:
-        events = list(service.stream(PROMPT, rules))
+        events = list(service.stream(PROMPT, params))
         assert [token for event in events for token in event.tokens] == whole
     finally:
         service.close()
@@ -195,7 +195,7 @@ def test_what_is_refused_is_refused_everywhere_and_may_be_mended_by_an_argument(
     assert "generation_config.json" in told.value.hint
     assert model.generate(torch.tensor([PROMPT]), **{key: None}).shape[1] == len(PROMPT) + 3
     text_model = load_text_model(str(made), threads=1, progress=False)
-    for ask in (lambda: text_model.generate(PROMPT, Rules(3)), lambda: Service(text_model)):
+    for ask in (lambda: text_model.generate(PROMPT, SamplingParams(3)), lambda: Service(text_model)):
         with pytest.raises(InputError, match=f"{key}=5 is not supported"):
             ask()
 
@@ -206,4 +206,4 @@ def test_what_is_without_effect_says_nothing(folder, saved) -> None:
     options: dict[str, Any] = {"threads": 1}
     model = AutoModelForCausalLM.from_pretrained(made, load_in_low_bit="fp32", **options)
     assert model.generate(torch.tensor([PROMPT]), max_new_tokens=NEW)[0, len(PROMPT) :].tolist() == plain
-    assert text_model_of(made, **options).generate(PROMPT, Rules(NEW)) == plain
+    assert text_model_of(made, **options).generate(PROMPT, SamplingParams(NEW)) == plain

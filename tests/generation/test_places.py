@@ -27,7 +27,7 @@ class Desk:
     def run(self, number: int, seconds: float) -> None:
         self.places.begin(number)
         self.now += seconds
-        self.places.begin(number)  # put back meanwhile: it began when it began
+        self.places.begin(number)  # preempted meanwhile: it began when it began
         self.places.leave(number)
 
     def refused(self, key: str, count: int = 1) -> QueueFullError:

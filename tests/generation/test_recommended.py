@@ -12,7 +12,7 @@ import torch
 from ipex_lookahead.architectures import model_types
 from ipex_lookahead.auto import AutoModelForCausalLM, load_text_model
 from ipex_lookahead.generation.recommended import FAMILIES, SEED, SETTINGS, resolved, temperature_of, with_recommended
-from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.generation.sampling_params import SamplingParams
 from tests.support.chat_tokenizer import CHAT_TEMPLATE, SIZE, chat_tokenizer
 from tests.support.tiny import write_tiny_llama
 
@@ -63,7 +63,7 @@ def test_the_models_own_word_goes_before_the_table(own, temperature):
 def test_others_are_greedy(model_type, template):
     found, source = with_recommended({"repetition_penalty": 1.1}, {"model_type": model_type}, template)
     assert (found, source) == ({"repetition_penalty": 1.1}, "")
-    assert resolved(Rules(4, temperature=None), found).temperature == 0
+    assert resolved(SamplingParams(4, temperature=None), found).temperature == 0
 
 
 def test_of_several_templates_one_may_hold_the_mark():
@@ -75,15 +75,15 @@ def test_each_setting_is_looked_up_by_itself():
     own, _ = with_recommended({}, {"model_type": "llama"}, SMOLLM2)
 
     def drawn(**given: Any) -> tuple[Any, ...]:
-        rules = resolved(Rules(4, **{"temperature": None, **given}), own)
-        return rules.temperature, rules.top_k, rules.top_p, rules.min_p, rules.seed
+        params = resolved(SamplingParams(4, **{"temperature": None, **given}), own)
+        return params.temperature, params.top_k, params.top_p, params.min_p, params.seed
 
     assert drawn() == (0.2, 50, 0.9, 0.0, SEED)
     assert drawn(seed=7) == (0.2, 50, 0.9, 0.0, 7)
     assert drawn(top_k=0, min_p=0.1) == (0.2, 0, 0.9, 0.1, SEED)
     assert drawn(temperature=0.7) == (0.7, 50, 0.9, 0.0, None), "a seed is drawn"
     assert drawn(temperature=0)[0] == 0
-    again = resolved(Rules(4, temperature=None), own)
+    again = resolved(SamplingParams(4, temperature=None), own)
     assert resolved(again, {"temperature": 9.0}) == again, "there is nothing left to look up"
 
 
@@ -101,10 +101,10 @@ def test_the_commands_follow_it_and_model_generate_does_not(recommended_folder):
     ours = load_text_model(str(recommended_folder), threads=1, progress=False)
     assert ours.recommended_by == "the model card of HuggingFaceTB/SmolLM2-135M-Instruct"
     ids = ours.tokenizer.encode("hello hello")
-    found = ours.generate(ids, Rules(40, temperature=None), lookahead=3)
+    found = ours.generate(ids, SamplingParams(40, temperature=None), lookahead=3)
     assert (ours.stats.temperature, ours.stats.seed) == (0.2, SEED)
-    assert found == ours.generate(ids, Rules(40, temperature=0.2, top_p=0.9, seed=SEED))
-    greedy = ours.generate(ids, Rules(40))
+    assert found == ours.generate(ids, SamplingParams(40, temperature=0.2, top_p=0.9, seed=SEED))
+    greedy = ours.generate(ids, SamplingParams(40))
     assert ours.stats.temperature is None
     theirs = AutoModelForCausalLM.from_pretrained(recommended_folder, threads=1, progress=False)
     assert theirs.generate(torch.tensor([ids]), max_new_tokens=40)[0, len(ids) :].tolist() == greedy
@@ -121,6 +121,6 @@ def test_model_generate_follows_the_file(recommended_folder, tmp_path):
     ours = load_text_model(str(tmp_path), threads=1, progress=False)
     assert ours.recommended_by == OWN
     ids = ours.tokenizer.encode("hello hello")
-    found = ours.generate(ids, Rules(40, temperature=None))
+    found = ours.generate(ids, SamplingParams(40, temperature=None))
     assert found == theirs.generate(torch.tensor([ids]), max_new_tokens=40, seed=SEED)[0, len(ids) :].tolist()
     assert (theirs.stats.temperature, ours.stats.temperature) == (1.5, 1.5)

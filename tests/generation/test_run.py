@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
+from ipex_lookahead.decoding.sampling import Sampler, WarperParams
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import ContextLengthError, InputError
 from ipex_lookahead.generation.lookahead import resolve_lookahead
@@ -21,7 +21,7 @@ NATIVE = """
 import sys
 import numpy as np
 from ipex_lookahead.architectures import spec_for
-from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
+from ipex_lookahead.decoding.sampling import Sampler, WarperParams
 from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.generation.lookahead import resolve_lookahead
@@ -32,12 +32,13 @@ spec = spec_for({'model_type': 'llama', 'hidden_size': 64, 'intermediate_size': 
                  'max_position_embeddings': 64, 'tie_word_embeddings': True, 'head_dim': 32, 'rope_theta': 1e4})
 engine = NativeEngine.random(spec, 'sym_int4', threads=1)
 prompt = np.array([1, 2, 3, 1, 2], np.int32)
-plain = [tape.new for tape in run(engine, [Job(prompt, 30), Job(prompt, 20, sampler=Sampler(SamplingParams(), 7, 1))])]
+jobs = [Job(prompt, 30), Job(prompt, 20, sampler=Sampler(WarperParams(), 7, 1))]
+plain = [buffer.new for buffer in run(engine, jobs)]
 assert [len(new) for new in plain] == [25, 15]
 for lookahead in (3, 'auto', 'suffix', 'jacobi', 'recycling'):
-    jobs = [Job(prompt, 30), Job(prompt, 20, sampler=Sampler(SamplingParams(), 7, 1))]
-    tapes = run(engine, jobs, resolve_lookahead(lookahead, adaptive=False), stores=Stores(48))
-    assert [tape.new for tape in tapes] == plain, lookahead
+    jobs = [Job(prompt, 30), Job(prompt, 20, sampler=Sampler(WarperParams(), 7, 1))]
+    buffers = run(engine, jobs, resolve_lookahead(lookahead, adaptive=False), stores=Stores(48))
+    assert [buffer.new for buffer in buffers] == plain, lookahead
 print([name for name in ('torch', 'transformers') if name in sys.modules])
 """
 
@@ -74,15 +75,15 @@ def test_a_job_from_end_to_end() -> None:
             scores=[],
             raw=raw,
         )
-        (tape,) = run(markov(seed=2), [job], resolve_lookahead(lookahead, adaptive=False), stats=stats)
-        assert tape.new == told
-        assert len(tape.new) == 16
+        (buffer,) = run(markov(seed=2), [job], resolve_lookahead(lookahead, adaptive=False), stats=stats)
+        assert buffer.new == told
+        assert len(buffer.new) == 16
         assert prefixes == [[1, 5, 3, 5, *told[:n]] for n in range(16)]
         assert all(a != b for a, b in zip([5, *told], told, strict=False))
         assert len(raw) == 16
         assert np.isfinite(raw[0]).all()
         assert (stats.finish_reasons, stats.seed) == (["stop"], None)
-        texts.append(tape.new)
+        texts.append(buffer.new)
     assert texts[0] == texts[1] == texts[2]
 
 
@@ -90,13 +91,13 @@ def test_end_tokens_and_limits() -> None:
     engine = scripted([4, 5, 6, 7], 16, 2)
     jobs = [Job(np.array([1, 2], np.int32), 5, "context", frozenset({end})) for end in (5, 9)]
     stats = GenerationStats()
-    assert [tape.new for tape in run(engine, jobs, stats=stats)] == [[4, 5], [4, 5, 6]]
+    assert [buffer.new for buffer in run(engine, jobs, stats=stats)] == [[4, 5], [4, 5, 6]]
     assert stats.finish_reasons == ["stop", "context"]
 
 
 def test_the_seed_stands_in_the_stats() -> None:
     stats = GenerationStats()
-    run(markov(), [Job(np.array([1], np.int32), 5, sampler=Sampler(SamplingParams(), 99, 0))], stats=stats)
+    run(markov(), [Job(np.array([1], np.int32), 5, sampler=Sampler(WarperParams(), 99, 0))], stats=stats)
     assert stats.seed == 99
 
 
@@ -123,8 +124,8 @@ def test_a_long_prompt_tells_how_far_it_is_and_can_be_cancelled(rows: int) -> No
 
     engine = markov()
     jobs = [Job(np.full(600, 1 + row, np.int32), 700) for row in range(rows)]
-    tapes = run(engine, jobs, stats=stats, cancelled=lambda: True)
-    assert [tape.new for tape in tapes] == [[]] * rows
+    buffers = run(engine, jobs, stats=stats, cancelled=lambda: True)
+    assert [buffer.new for buffer in buffers] == [[]] * rows
     assert stats.finish_reasons == ["cancelled"] * rows
     assert len(engine.batches) == 1
 
@@ -132,8 +133,8 @@ def test_a_long_prompt_tells_how_far_it_is_and_can_be_cancelled(rows: int) -> No
 def test_cancelling_between_two_steps_keeps_what_has_come() -> None:
     engine, told, stats = markov(), [], GenerationStats()
     job = Job(np.array([1, 2], np.int32), 100, on_token=told.append)
-    (tape,) = run(engine, [job], stats=stats, cancelled=lambda: len(told) >= 5)
-    assert tape.new == told
+    (buffer,) = run(engine, [job], stats=stats, cancelled=lambda: len(told) >= 5)
+    assert buffer.new == told
     assert len(told) == 5
     assert stats.finish_reasons == ["cancelled"]
 
@@ -144,12 +145,12 @@ def test_several_answers_to_one_prompt_read_it_once() -> None:
     prompt = np.random.default_rng(1).integers(1, 11, 90).astype(np.int32)
 
     def jobs(numbers: list[int]) -> list[Job]:
-        return [Job(prompt, 120, sampler=Sampler(SamplingParams(), 5, number)) for number in numbers]
+        return [Job(prompt, 120, sampler=Sampler(WarperParams(), 5, number)) for number in numbers]
 
     alone = [run(engine, jobs([number]))[0].new for number in range(4)]
     engine.rows = 0
     stats = GenerationStats()
-    together = [tape.new for tape in run(engine, jobs([0, 1, 2, 3]), stats=stats)]
+    together = [buffer.new for buffer in run(engine, jobs([0, 1, 2, 3]), stats=stats)]
     assert together == alone
     assert len({tuple(new) for new in alone}) == 4
     assert engine.rows == 90 + 4 * 29

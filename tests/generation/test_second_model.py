@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ipex_lookahead.config import MAX_DRAFT, LookaheadConfig
-from ipex_lookahead.decoding.sampling import Sampler, SamplingParams, gumbel
+from ipex_lookahead.decoding.sampling import Sampler, WarperParams, gumbel
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.generate import generate
@@ -182,7 +182,7 @@ def test_the_lead_is_the_softmax_of_the_perturbed_scores() -> None:
     rng = np.random.default_rng(0)
     for position in range(50):
         logits = (2 * rng.standard_normal(40)).astype(np.float32)
-        sampler = Sampler(SamplingParams(temperature=2.0), 7, 3)
+        sampler = Sampler(WarperParams(temperature=2.0), 7, 3)
         token = sampler(logits, position)
         scores = logits.astype(np.float64) / 2.0 + gumbel(np.arange(40), 7, 3, position)
         assert token == scores.argmax()
@@ -193,7 +193,7 @@ def test_the_lead_is_the_softmax_of_the_perturbed_scores() -> None:
 
 def test_the_lead_leaves_out_what_was_cut() -> None:
     logits = np.array([3.0, 2.9, 2.8, -np.inf], np.float32)
-    sampler = Sampler(SamplingParams(top_k=1), 0, 0)
+    sampler = Sampler(WarperParams(top_k=1), 0, 0)
     for position in range(20):
         assert sampler(logits, position) == 0
         scores = logits[:3] + gumbel(np.arange(3), 0, 0, position)
@@ -205,8 +205,8 @@ def test_the_lead_leaves_out_what_was_cut() -> None:
 def test_the_estimate_tells_where_the_two_agree() -> None:
     """It ranks agreements above misses, and does so better than the token's own probability."""
     rng = np.random.default_rng(1)
-    choice = SharedChoice([], Sampler(SamplingParams(), 5, 0))
-    target = Sampler(SamplingParams(), 5, 0)
+    choice = SharedChoice([], Sampler(WarperParams(), 5, 0))
+    target = Sampler(WarperParams(), 5, 0)
     agreed, estimates, own = [], [], []
     for position in range(600):
         logits = (1.5 * rng.standard_normal(50)).astype(np.float32)

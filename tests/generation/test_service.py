@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.party import DecodingSequence
+from ipex_lookahead.decoding.sequence_group import DecodingSequence
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.engines.loading import LoadedModel
 from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.errors import ContextLengthError, InputError, LookaheadError, QueueFullError, ServiceError
 from ipex_lookahead.generation.logprobs import logprob_of
-from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.generation.service import Event, Service
 from ipex_lookahead.generation.text_model import TextModel
 from tests.support.hashed_engine import HashedEngine
@@ -63,26 +63,33 @@ def tokens_of(events: list[Event]) -> list[int]:
     return [token for event in events for token in event.tokens]
 
 
-RULES = [Rules(20), Rules(30, temperature=0.9, seed=7), Rules(25, repetition_penalty=1.3), Rules(40, stop=("cab",))]
+RULES = [
+    SamplingParams(20),
+    SamplingParams(30, temperature=0.9, seed=7),
+    SamplingParams(25, repetition_penalty=1.3),
+    SamplingParams(40, stop=("cab",)),
+]
 
 
 @pytest.mark.parametrize("lookahead", [None, 3, "auto", "suffix"])
-@pytest.mark.parametrize("rules", RULES)
-def test_a_request_gets_what_generate_gives(model: TextModel, service: Service, rules: Rules, lookahead: Any) -> None:
-    alone = model.generate([1, 2, 3], rules)
-    events = list(service.stream([1, 2, 3], rules, lookahead=lookahead, adaptive=False))
+@pytest.mark.parametrize("params", RULES)
+def test_a_request_gets_what_generate_gives(
+    model: TextModel, service: Service, params: SamplingParams, lookahead: Any
+) -> None:
+    alone = model.generate([1, 2, 3], params)
+    events = list(service.stream([1, 2, 3], params, lookahead=lookahead, adaptive=False))
     assert tokens_of(events) == alone
     assert [e.kind for e in events if e.kind != "tokens"] == ["prefill", "finish"]
     stats = events[-1].stats
     assert stats is not None
     assert stats.tokens == len(alone)
     assert events[-1].reason == model.stats.finish_reasons[0]
-    assert stats.seed == rules.seed
+    assert stats.seed == params.seed
     assert all(len(e.origins) == len(e.tokens) for e in events)
 
 
 def test_no_new_tokens_are_none(service: Service) -> None:
-    events = list(service.stream([1, 2], Rules(0)))
+    events = list(service.stream([1, 2], SamplingParams(0)))
     assert [e.kind for e in events] == ["finish"]
     assert events[0].reason == "length"
 
@@ -90,11 +97,11 @@ def test_no_new_tokens_are_none(service: Service) -> None:
 def test_bad_requests_are_refused_at_once(service: Service) -> None:
     for prompt in ([], [VOCAB], [-1]):
         with pytest.raises(InputError):
-            service.stream(prompt, Rules(3))
+            service.stream(prompt, SamplingParams(3))
     with pytest.raises(ContextLengthError):
-        service.stream([1] * 5000, Rules(3))
+        service.stream([1] * 5000, SamplingParams(3))
     with pytest.raises(InputError, match="lookahead"):
-        service.stream([1], Rules(3), lookahead="guesswork")
+        service.stream([1], SamplingParams(3), lookahead="guesswork")
 
 
 def test_closing_a_stream_ends_the_request(service: Service) -> None:
@@ -111,7 +118,7 @@ def test_closing_a_stream_ends_the_request(service: Service) -> None:
             done.set()
 
     go_on = threading.Event()
-    ticket = service.submit([1, 2], Rules(3000), tell)
+    ticket = service.submit([1, 2], SamplingParams(3000), tell)
     assert first.wait(SECONDS)
     ticket.cancel()
     go_on.set()
@@ -129,11 +136,11 @@ def test_a_full_queue_says_when_to_come_again(model: TextModel) -> None:
         busy.set()
         go_on.wait(SECONDS)
 
-    with_room_for_one.submit([1], Rules(3), hold)
+    with_room_for_one.submit([1], SamplingParams(3), hold)
     assert busy.wait(SECONDS)
-    waiting = with_room_for_one.stream([2], Rules(3))
+    waiting = with_room_for_one.stream([2], SamplingParams(3))
     with pytest.raises(QueueFullError) as caught:
-        with_room_for_one.stream([3], Rules(3))
+        with_room_for_one.stream([3], SamplingParams(3))
     assert caught.value.retry_after > 0
     go_on.set()
     assert list(waiting)[-1].kind == "finish"
@@ -142,26 +149,26 @@ def test_a_full_queue_says_when_to_come_again(model: TextModel) -> None:
 
 def test_a_closed_service_takes_nothing(model: TextModel) -> None:
     made = Service(model)
-    stream = made.stream([1, 2], Rules(40))
+    stream = made.stream([1, 2], SamplingParams(40))
     made.close(drain=SECONDS)
     assert len(tokens_of(list(stream))) == 40
     assert made.state == "closed"
     with pytest.raises(ServiceError, match="closed"):
-        made.stream([1], Rules(3))
+        made.stream([1], SamplingParams(3))
     made.close()
 
 
-def requests(count: int) -> list[tuple[list[int], Rules, dict[str, Any]]]:
+def requests(count: int) -> list[tuple[list[int], SamplingParams, dict[str, Any]]]:
     """Prompts that begin alike, greedy and sampled, with every kind of draft."""
     rng = np.random.default_rng(3)
     common = rng.integers(0, VOCAB, 150).tolist()
     made = []
     for number in range(count):
         prompt = common[: int(rng.choice([0, 70, 150]))] + rng.integers(0, VOCAB, 5 + number).tolist()
-        rules = Rules(40, temperature=0.0 if number % 2 else 0.8, seed=number)
+        params = SamplingParams(40, temperature=0.0 if number % 2 else 0.8, seed=number)
         drafting = [{}, {"lookahead": 4, "adaptive": False}, {"lookahead": "auto"}, {"lookahead": "suffix"}]
         prediction = rng.integers(0, VOCAB, 50).tolist() if number % 3 == 0 else []
-        made.append((prompt, rules, {**drafting[number % 4], "prediction": prediction, "sequence": number % 2}))
+        made.append((prompt, params, {**drafting[number % 4], "prediction": prediction, "sequence": number % 2}))
     return made
 
 
@@ -173,8 +180,8 @@ def test_alone_in_a_crowd_warm_evicted_and_put_back_are_the_same_bytes(pages: in
 
     def answers(made: Service, *, at_once: bool, top: int | None = None) -> list[list[Event]]:
         streams, found = [], []
-        for prompt, rules, options in wanted:
-            stream = made.stream(prompt, rules, top_logprobs=top, **options)
+        for prompt, params, options in wanted:
+            stream = made.stream(prompt, params, top_logprobs=top, **options)
             found.append(list(stream) if not at_once else [])
             streams.append(stream)
         return [list(stream) for stream in streams] if at_once else found
@@ -201,8 +208,8 @@ def logprobs_of(events: list[Event]) -> list[Any]:
 
 
 def test_log_probabilities_are_those_of_the_raw_logits(model: TextModel, service: Service) -> None:
-    rules = Rules(12, temperature=0.7, seed=3, presence_penalty=1.0)
-    events = list(service.stream([1, 2], rules, top_logprobs=4, lookahead="auto"))
+    params = SamplingParams(12, temperature=0.7, seed=3, presence_penalty=1.0)
+    events = list(service.stream([1, 2], params, top_logprobs=4, lookahead="auto"))
     found, text = logprobs_of(events), [1, 2]
     assert len(found) == 12
     assert isinstance(model.engine, ScriptedEngine)
@@ -213,26 +220,26 @@ def test_log_probabilities_are_those_of_the_raw_logits(model: TextModel, service
         assert [token for token, _ in one.top] == np.argsort(-expected, kind="stable")[:4].tolist()
         assert [p for _, p in one.top] == pytest.approx(sorted(expected)[::-1][:4], abs=1e-6)
         text.append(one.token)
-    (plain,) = [e.logprobs for e in service.stream([1], Rules(1), top_logprobs=0) if e.tokens]
+    (plain,) = [e.logprobs for e in service.stream([1], SamplingParams(1), top_logprobs=0) if e.tokens]
     assert plain is not None
     assert plain[0].top == ()
-    assert all(e.logprobs is None for e in service.stream([1], Rules(3)))
+    assert all(e.logprobs is None for e in service.stream([1], SamplingParams(3)))
     with pytest.raises(InputError, match="top_logprobs is 65"):
-        service.stream([1], Rules(3), top_logprobs=65)
+        service.stream([1], SamplingParams(3), top_logprobs=65)
 
 
 @pytest.mark.parametrize("pages", [6, 200])
 def test_log_probabilities_of_a_prompt_are_those_of_one_forward(pages: int) -> None:
-    """In a crowd, on a warm cache, put back or only read: to the last bit."""
+    """In a running batch, on a warm cache, preempted or only read: to the last bit."""
     model = text_model(HashedEngine(VOCAB, seed=1))
     made = Service(model, slots=4, queue=20, cache_memory=pages * 64)
     wanted = requests(10)
     for _ in range(2):
         streams = [
-            made.stream(prompt, Rules(0) if number % 3 == 0 else rules, prompt_logprobs=2, **options)
-            for number, (prompt, rules, options) in enumerate(wanted)
+            made.stream(prompt, SamplingParams(0) if number % 3 == 0 else params, prompt_logprobs=2, **options)
+            for number, (prompt, params, options) in enumerate(wanted)
         ]
-        for number, (stream, (prompt, rules, _)) in enumerate(zip(streams, wanted, strict=True)):
+        for number, (stream, (prompt, params, _)) in enumerate(zip(streams, wanted, strict=True)):
             events = list(stream)
             (found,) = [event.prompt_logprobs for event in events if event.prompt_logprobs is not None]
             logits = model.engine.forward(
@@ -241,7 +248,7 @@ def test_log_probabilities_of_a_prompt_are_those_of_one_forward(pages: int) -> N
             assert logits is not None
             expected = [logprob_of(token, row, 2) for token, row in zip(prompt[1:], logits, strict=False)]
             assert found == [None, *expected]
-            assert tokens_of(events) == ([] if number % 3 == 0 else model.generate(prompt, rules))
+            assert tokens_of(events) == ([] if number % 3 == 0 else model.generate(prompt, params))
             assert events[-1].kind == "finish"
     made.close()
 
@@ -256,24 +263,24 @@ def test_a_prompt_without_finite_logits_is_an_error(model: TextModel, monkeypatc
 
     monkeypatch.setattr(model.engine, "forward", broken)
     made = Service(model)
-    (event,) = made.stream([1, 2, 3], Rules(0), prompt_logprobs=0)
+    (event,) = made.stream([1, 2, 3], SamplingParams(0), prompt_logprobs=0)
     assert "NaN" in str(event.error)
     with pytest.raises(InputError, match="prompt_logprobs is -1"):
-        made.stream([1], Rules(3), prompt_logprobs=-1)
+        made.stream([1], SamplingParams(3), prompt_logprobs=-1)
     made.close()
 
 
 def test_a_prediction_that_is_right_is_accepted_and_counted(service: Service) -> None:
-    answer = tokens_of(list(service.stream([5, 6], Rules(40))))
+    answer = tokens_of(list(service.stream([5, 6], SamplingParams(40))))
     for prediction in (answer, [*answer[:10], 3, 3, 3, *answer[14:]]):
-        events = list(service.stream([5, 6], Rules(40), prediction=prediction, adaptive=False))
+        events = list(service.stream([5, 6], SamplingParams(40), prediction=prediction, adaptive=False))
         stats = events[-1].stats
         assert tokens_of(events) == answer
         assert stats is not None
         assert stats.accepted_by_source["prediction"] >= 15
         assert [o for e in events for o in e.origins].count("prediction") == stats.accepted_by_source["prediction"]
     with pytest.raises(InputError, match="prediction"):
-        service.stream([1], Rules(3), prediction=[VOCAB])
+        service.stream([1], SamplingParams(3), prediction=[VOCAB])
 
 
 def test_processors_see_each_position_once_and_filters_cut_drafts(service: Service) -> None:
@@ -292,10 +299,10 @@ def test_processors_see_each_position_once_and_filters_cut_drafts(service: Servi
         assert prefix.tolist() == seen[-1] + [int(prefix[-1])]
         return draft.first(good)
 
-    plain = tokens_of(list(service.stream([1, 2], Rules(30), processors=[even])))
+    plain = tokens_of(list(service.stream([1, 2], SamplingParams(30), processors=[even])))
     seen.clear()
     options: dict[str, Any] = {"lookahead": "suffix", "adaptive": False, "prediction": [2, 4, 7, 9]}
-    events = list(service.stream([1, 2], Rules(30), processors=[even], draft_filter=admitted, **options))
+    events = list(service.stream([1, 2], SamplingParams(30), processors=[even], draft_filter=admitted, **options))
     assert tokens_of(events) == plain
     assert not any(token % 2 for token in plain)
     assert [len(prefix) for prefix in seen] == list(range(2, 32))
@@ -309,13 +316,13 @@ def test_one_requests_fault_leaves_the_others_alone(model: TextModel, service: S
             raise error
         return logits
 
-    other = service.stream([1, 2], Rules(200))
-    events = list(service.stream([3, 4], Rules(50), processors=[fails]))
+    other = service.stream([1, 2], SamplingParams(200))
+    events = list(service.stream([3, 4], SamplingParams(50), processors=[fails]))
     assert events[-1].kind == "error"
     assert "by design" in str(events[-1].error)
     assert isinstance(events[-1].error, LookaheadError)
     assert len(tokens_of(events)) == 5
-    assert tokens_of(list(other)) == model.generate([1, 2], Rules(200))
+    assert tokens_of(list(other)) == model.generate([1, 2], SamplingParams(200))
 
 
 def test_who_cannot_be_told_is_served_no_longer(service: Service) -> None:
@@ -329,10 +336,10 @@ def test_who_cannot_be_told_is_served_no_longer(service: Service) -> None:
         if event.kind == "tokens":
             raise OSError("gone")
 
-    service.submit([1, 2], Rules(1000), deaf)
+    service.submit([1, 2], SamplingParams(1000), deaf)
     assert over.wait(SECONDS)
     assert calls.count("tokens") == 1
-    assert len(tokens_of(list(service.stream([1, 2], Rules(5))))) == 5
+    assert len(tokens_of(list(service.stream([1, 2], SamplingParams(5))))) == 5
 
 
 def test_keys_share_neither_prompts_nor_answers() -> None:
@@ -340,7 +347,7 @@ def test_keys_share_neither_prompts_nor_answers() -> None:
     prompt = np.random.default_rng(0).integers(0, VOCAB, 130).tolist()
 
     def cached(key: str) -> int:
-        stats = list(made.stream(prompt, Rules(30), key=key, lookahead="auto"))[-1].stats
+        stats = list(made.stream(prompt, SamplingParams(30), key=key, lookahead="auto"))[-1].stats
         assert stats is not None
         return stats.cached_tokens
 
@@ -357,7 +364,7 @@ def test_salts_divide_a_keys_memory() -> None:
     answers = set()
 
     def cached(key: str, salt: str) -> int:
-        events = list(made.stream(prompt, Rules(30), key=key, salt=salt, lookahead="auto"))
+        events = list(made.stream(prompt, SamplingParams(30), key=key, salt=salt, lookahead="auto"))
         answers.add(tuple(tokens_of(events)))
         assert events[-1].stats is not None
         return events[-1].stats.cached_tokens
@@ -375,7 +382,9 @@ def test_a_store_in_a_file_is_one_for_each_key(tmp_path: Path) -> None:
     config = LookaheadConfig("auto", 8, store=str(tmp_path / "answers.store"))
 
     def from_store(made: Service, key: str, salt: str = "") -> int:
-        stats = list(made.stream([1, 2, 3], Rules(40), key=key, salt=salt, lookahead=config, adaptive=False))[-1].stats
+        stats = list(made.stream([1, 2, 3], SamplingParams(40), key=key, salt=salt, lookahead=config, adaptive=False))[
+            -1
+        ].stats
         assert stats is not None
         stats.fold()
         return stats.drafted_by_source["store"]
@@ -404,13 +413,13 @@ def test_a_second_turn_computes_the_new_tokens_only_in_both_models() -> None:
     made = Service(model, cache_memory=2 * 100 * 64)
     first = np.random.default_rng(0).integers(0, VOCAB, 1000).tolist()
     asking: dict[str, Any] = {"lookahead": 4, "adaptive": False}
-    answer = tokens_of(list(made.stream(first, Rules(30), **asking)))
+    answer = tokens_of(list(made.stream(first, SamplingParams(30), **asking)))
     second = [*first, *answer, 1, 2, 3]
     target.rows = draft.rows = 0
-    events = list(made.stream(second, Rules(1), **asking))
+    events = list(made.stream(second, SamplingParams(1), **asking))
     assert (target.rows, draft.rows) == (1 + 3, 0), "the last of the answer, and what was said to it"
     target.rows = draft.rows = 0
-    again = list(made.stream(second, Rules(12), **asking))
+    again = list(made.stream(second, SamplingParams(12), **asking))
     stats = again[-1].stats
     assert stats is not None
     assert stats.accepted > 0
@@ -418,24 +427,24 @@ def test_a_second_turn_computes_the_new_tokens_only_in_both_models() -> None:
     assert draft.rows <= 4 + 1 + 3 + 12 + 4 * stats.steps, "the end of the answer, what was said to it, and drafts"
     made.close()
     assert tokens_of(events)[:1] == tokens_of(again)[:1]
-    assert tokens_of(again) == text_model(HashedEngine(VOCAB)).generate(second, Rules(12))
+    assert tokens_of(again) == text_model(HashedEngine(VOCAB)).generate(second, SamplingParams(12))
 
 
 def test_answers_to_one_prompt_read_it_once_in_both_models() -> None:
     model, target, draft = drafted_for()
     made = Service(model, cache_memory=2 * 100 * 64)
     prompt = np.random.default_rng(1).integers(0, VOCAB, 640).tolist()
-    rules = Rules(9, temperature=0.8, seed=3)
-    list(made.stream([1], Rules(1)))  # what a step costs has been measured by now
+    params = SamplingParams(9, temperature=0.8, seed=3)
+    list(made.stream([1], SamplingParams(1)))  # what a step costs has been measured by now
     target.rows = draft.rows = 0
-    streams = [made.stream(prompt, rules, sequence=n, lookahead=3, adaptive=False) for n in range(4)]
+    streams = [made.stream(prompt, params, sequence=n, lookahead=3, adaptive=False) for n in range(4)]
     answers = [tokens_of(list(stream)) for stream in streams]
     made.close()
     assert target.rows < 640 + 4 * 40
     assert draft.rows < 640 + 4 * 40
     rest = text_model(HashedEngine(VOCAB))
     alone = Service(rest)
-    assert answers == [tokens_of(list(alone.stream(prompt, rules, sequence=n))) for n in range(4)]
+    assert answers == [tokens_of(list(alone.stream(prompt, params, sequence=n))) for n in range(4)]
     alone.close()
 
 
@@ -447,7 +456,7 @@ def test_a_draft_models_keys_are_within_the_memory(pages: int) -> None:
     made = Service(model, slots=3, cache_memory=memory)
     rng = np.random.default_rng(2)
     prompts = [rng.integers(0, VOCAB, int(length)).tolist() for length in (100, 130, 70, 190, 20, 150)]
-    streams = [made.stream(prompt, Rules(40), lookahead=4, adaptive=False) for prompt in prompts]
+    streams = [made.stream(prompt, SamplingParams(40), lookahead=4, adaptive=False) for prompt in prompts]
     answers = []
     for stream in streams:
         events = []
@@ -457,7 +466,7 @@ def test_a_draft_models_keys_are_within_the_memory(pages: int) -> None:
         answers.append(tokens_of(events))
     made.close()
     plain = text_model(HashedEngine(VOCAB))
-    assert answers == [plain.generate(prompt, Rules(40)) for prompt in prompts]
+    assert answers == [plain.generate(prompt, SamplingParams(40)) for prompt in prompts]
 
 
 @pytest.mark.parametrize("lookahead", [None, "auto"])
@@ -473,8 +482,8 @@ def test_what_has_ended_holds_nothing_until_python_looks_for_circles(lookahead: 
         before = sequences()
         service = Service(text_model(), slots=2)
         for token in range(1, 5):
-            list(service.stream([1, 2, token], Rules(20), lookahead=lookahead))
-        leaving = service.stream([1, 2, 3], Rules(200), lookahead=lookahead)
+            list(service.stream([1, 2, token], SamplingParams(20), lookahead=lookahead))
+        leaving = service.stream([1, 2, 3], SamplingParams(200), lookahead=lookahead)
         next(leaving)
         leaving.close()
         service.close()
@@ -490,7 +499,7 @@ def test_closing_ends_what_is_left() -> None:
         0.02
     )  # 4,000 tokens take longer than any machine needs to get to the end
     made = Service(text_model(engine), slots=2)
-    streams = [made.stream([number], Rules(4000)) for number in range(4)]
+    streams = [made.stream([number], SamplingParams(4000)) for number in range(4)]
     assert next(iter(streams[0])).kind == "prefill"
     made.close()
     for stream in streams:

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig
 
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.model import LookaheadModelForCausalLM
 from tests.generation.test_service import text_model
 from tests.support.scripted_engine import markov
@@ -18,30 +18,38 @@ VOCAB = 24
 
 
 @pytest.mark.parametrize("lookahead", [None, 3, "auto"])
-@pytest.mark.parametrize("rules", [Rules(30), Rules(30, temperature=0.8, seed=4), Rules(0), Rules(9, stop=("ab",))])
-def test_a_text_models_stream_is_its_answer(rules: Rules, lookahead: Any) -> None:
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(30),
+        SamplingParams(30, temperature=0.8, seed=4),
+        SamplingParams(0),
+        SamplingParams(9, stop=("ab",)),
+    ],
+)
+def test_a_text_models_stream_is_its_answer(params: SamplingParams, lookahead: Any) -> None:
     model = text_model()
-    whole = model.generate([1, 2, 3], rules)
+    whole = model.generate([1, 2, 3], params)
     reasons = model.stats.finish_reasons
-    assert list(model.stream([1, 2, 3], rules, lookahead=lookahead, adaptive=False)) == whole
+    assert list(model.stream([1, 2, 3], params, lookahead=lookahead, adaptive=False)) == whole
     assert model.stats.finish_reasons == reasons
 
 
 @pytest.mark.parametrize("config", [{}, {"suppress_tokens": [3]}])
 def test_a_closed_stream_ends_the_answer(config: dict[str, Any]) -> None:
     model = text_model(**config)
-    stream = model.stream([1, 2, 3], Rules(1000))
+    stream = model.stream([1, 2, 3], SamplingParams(1000))
     first = [next(stream) for _ in range(5)]
     stream.close()
     assert model.stats.tokens == 5
     assert model.stats.finish_reasons == ["abandoned"]
     assert list(stream) == []
-    assert first == model.generate([1, 2, 3], Rules(5))
+    assert first == model.generate([1, 2, 3], SamplingParams(5))
 
 
 def test_a_stream_says_at_once_what_is_wrong() -> None:
     with pytest.raises(InputError, match="empty"):
-        text_model().stream([], Rules(3))
+        text_model().stream([], SamplingParams(3))
 
 
 def hf_model() -> LookaheadModelForCausalLM:

@@ -58,7 +58,7 @@ def client(server: Server) -> Iterator[TestClient]:
 @dataclass
 class FakeTicket:
     prompt: list[int]
-    rules: Any
+    params: Any
     tell: Callable[[Event], None]
     options: dict[str, Any]
     id: int = 0
@@ -88,10 +88,10 @@ class FakeService:
     def check_room(self, count: int, key: str = "") -> None:
         """There is, until ``submit`` says otherwise."""
 
-    def submit(self, prompt: Any, rules: Any, on_event: Any, **options: Any) -> FakeTicket:
+    def submit(self, prompt: Any, params: Any, on_event: Any, **options: Any) -> FakeTicket:
         if len(self.tickets) >= self.most:
             raise QueueFullError("7 requests are waiting, as many as may", retry_after=2.5, hint="try again later")
-        ticket = FakeTicket(list(prompt), rules, on_event, options, len(self.tickets))
+        ticket = FakeTicket(list(prompt), params, on_event, options, len(self.tickets))
         self.tickets.append(ticket)
         self.taken.release()
         return ticket

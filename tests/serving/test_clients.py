@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 import uvicorn
 
-from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.serving.app import make_app
 from ipex_lookahead.serving.chat import ChatRequest
 from ipex_lookahead.serving.completions import CompletionRequest
@@ -46,7 +46,7 @@ def openai_client(address):
 
 
 def test_openai_chat(openai_client, model):
-    said = expected(model, Rules(16, **HOT))
+    said = expected(model, SamplingParams(16, **HOT))
     chat = openai_client.chat.completions
     whole = chat.create(model="tiny", messages=ASKED, max_completion_tokens=16, logprobs=True, top_logprobs=2, **HOT)
     assert whole.choices[0].message.content == said
@@ -107,7 +107,7 @@ def test_anthropic(address, model):
     with anthropic.Anthropic(base_url=address, api_key="any", max_retries=0) as client:
         given = {"model": "tiny", "max_tokens": 16, "messages": ASKED, "extra_body": HOT}
         whole = client.messages.create(**given)
-        assert whole.content[0].text == expected(model, Rules(16, **HOT))
+        assert whole.content[0].text == expected(model, SamplingParams(16, **HOT))
         with client.messages.stream(**given) as stream:
             assert "".join(stream.text_stream) == whole.content[0].text
         forced = {"tools": TOOLS, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
@@ -123,7 +123,7 @@ def test_anthropic(address, model):
 def test_ollama(address, model):
     ollama = pytest.importorskip("ollama", reason="the ollama client is not installed")
     client = ollama.Client(host=address)
-    said, options = expected(model, Rules(16, **HOT)), {**HOT, "num_predict": 16}
+    said, options = expected(model, SamplingParams(16, **HOT)), {**HOT, "num_predict": 16}
     assert client.chat("tiny:latest", ASKED, options=options, keep_alive="5m").message.content == said
     parts = list(client.chat("tiny", ASKED, options=options, stream=True))
     assert "".join(part.message.content for part in parts) == said
@@ -209,7 +209,7 @@ def test_lm_eval(address, model, tmp_path, monkeypatch):
                 expected_ones.append((sum(one.logprob for one in told), greedy))
             assert [tuple(one) for one in sample["filtered_resps"]] == expected_ones
         for sample, asked_one in zip(found["samples"]["write"], ASKED_OF_LM_EVAL, strict=True):
-            ids = model.generate(model.tokenizer.encode(asked_one["question"]), Rules(12))
+            ids = model.generate(model.tokenizer.encode(asked_one["question"]), SamplingParams(12))
             assert sample["resps"] == [[model.tokenizer.decode(ids, skip_special_tokens=True)]]
 
 
@@ -227,7 +227,7 @@ def test_llm(address, model, tmp_path):
         return done.stdout
 
     cold = ["-o", "temperature", "0", "-o", "max_tokens", "16"]
-    said = expected(model, Rules(16))
+    said = expected(model, SamplingParams(16))
     assert say(*cold, "--no-stream").removesuffix("\n") == said
     assert say(*cold).removesuffix("\n") == said
     hot = ["-o", "temperature", "1", "-o", "seed", "5", "-o", "max_tokens", "300"]

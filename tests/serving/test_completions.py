@@ -9,26 +9,26 @@ import pytest
 
 from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.generation.logprobs import logprob_of
-from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.generation.sampling_params import SamplingParams
 from tests.serving.test_chat import HOT, events
 
 
-def ask(client: Any, **fields: Any) -> Any:
+def generation(client: Any, **fields: Any) -> Any:
     answer = client.post("/v1/completions", json={"prompt": "One", "max_tokens": 8, "temperature": 0, **fields})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-def expected(model: Any, ids: list[int], rules: Rules) -> str:
-    return str(model.tokenizer.decode(model.generate(ids, rules), skip_special_tokens=True))
+def expected(model: Any, ids: list[int], params: SamplingParams) -> str:
+    return str(model.tokenizer.decode(model.generate(ids, params), skip_special_tokens=True))
 
 
 @pytest.mark.parametrize("kind", ["text", "texts", "ids", "lists"])
 def test_prompts_of_each_kind(client, model, kind):
     ids = model.tokenizer.encode("One")
     prompt = {"text": "One", "texts": ["One", "Two"], "ids": ids, "lists": [ids, model.tokenizer.encode("Two")]}[kind]
-    found = ask(client, prompt=prompt, **HOT)
-    said = [expected(model, model.tokenizer.encode(text), Rules(8, **HOT)) for text in ("One", "Two")]
+    found = generation(client, prompt=prompt, **HOT)
+    said = [expected(model, model.tokenizer.encode(text), SamplingParams(8, **HOT)) for text in ("One", "Two")]
     many = kind in ("texts", "lists")
     assert [choice["text"] for choice in found["choices"]] == said[: 2 if many else 1]
     assert found["object"] == "text_completion"
@@ -41,22 +41,22 @@ def test_prompts_of_each_kind(client, model, kind):
 
 
 def test_sixteen_tokens_where_no_number_is_given(client, model):
-    found = ask(client, max_tokens=None, logit_bias={str(model.tokenizer.eos_token_id): -100})
+    found = generation(client, max_tokens=None, logit_bias={str(model.tokenizer.eos_token_id): -100})
     assert found["usage"]["completion_tokens"] == 16
 
 
 def test_several_answers_to_several_prompts(client):
-    found = ask(client, prompt=["One", "Two"], n=2, **HOT)
+    found = generation(client, prompt=["One", "Two"], n=2, **HOT)
     assert [choice["index"] for choice in found["choices"]] == [0, 1, 2, 3]
-    one = ask(client, n=2, **HOT)
+    one = generation(client, n=2, **HOT)
     assert [choice["text"] for choice in found["choices"]][:2] == [choice["text"] for choice in one["choices"]]
     assert found["usage"]["prompt_tokens"] == 2 * one["usage"]["prompt_tokens"]
 
 
 def test_the_prompt_comes_back(client):
-    assert ask(client, echo=True, max_tokens=0)["choices"][0]["text"] == "One"
-    plain = ask(client)["choices"][0]["text"]
-    assert ask(client, echo=True)["choices"][0]["text"] == "One" + plain
+    assert generation(client, echo=True, max_tokens=0)["choices"][0]["text"] == "One"
+    plain = generation(client)["choices"][0]["text"]
+    assert generation(client, echo=True)["choices"][0]["text"] == "One" + plain
     given = {"prompt": "One", "max_tokens": 8, "temperature": 0, "echo": True, "stream": True}
     chunks = events(client.post("/v1/completions", json=given).text)
     assert "".join(c["text"] for chunk in chunks for c in chunk["choices"]) == "One" + plain
@@ -106,7 +106,7 @@ def test_the_token_that_ends_an_answer_is_told_with_the_others(client, model):
     """Whoever counts tokens from the end of the lists, as lm-eval does, would else be one off."""
     end = model.tokenizer.eos_token_id
     given = {"echo": True, "logprobs": 1, "max_tokens": 1, "logit_bias": {str(end): 100}}
-    (choice,) = ask(client, **given)["choices"]
+    (choice,) = generation(client, **given)["choices"]
     assert choice["finish_reason"] == "stop"
     assert choice["logprobs"]["tokens"] == ["O", "n", "e", "<|im_end|>"]
     assert choice["text"] == "One"
@@ -143,7 +143,7 @@ def test_the_template_as_it_is_put_to_the_model(client, model):
 
 
 def test_health_and_metrics(client):
-    ask(client)
+    generation(client)
     assert client.get("/health").json() == {"status": "ok"}
     assert client.get("/ready").json()["status"] == "ready"
     text = client.get("/metrics").text

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.generation.service import Event, Service
 from ipex_lookahead.generation.text_model import TextModel
 from ipex_lookahead.serving.app import make_app
@@ -43,9 +43,9 @@ class Held:
 
     def __init__(self, service: Service, count: int) -> None:
         self._submitted, self._here, self._go_on = threading.Event(), threading.Event(), threading.Event()
-        owner, rules = KEYS.owner("greedy-key-of-sixteen") or "", Rules(1900, ignore_eos=True)
+        owner, params = KEYS.owner("greedy-key-of-sixteen") or "", SamplingParams(1900, ignore_eos=True)
         told = [self._first, self._second, *[lambda event: None] * (count - 2)]
-        self.tickets = [service.submit([65, 66, n], rules, tell, key=owner) for n, tell in enumerate(told)]
+        self.tickets = [service.submit([65, 66, n], params, tell, key=owner) for n, tell in enumerate(told)]
         self._submitted.set()
         assert self._here.wait(PATIENCE)
 
@@ -60,22 +60,22 @@ class Held:
         self._go_on.set()
 
 
-def ask(client: TestClient, who: str, **more: Any) -> Any:
+def generation(client: TestClient, who: str, **more: Any) -> Any:
     headers = {"authorization": f"Bearer {who}-key-of-sixteen"}
     return client.post("/v1/chat/completions", json={**BODY, **more}, headers=headers)
 
 
 def test_a_key_over_its_limit_is_told_and_others_are_answered(server: Server, client: TestClient) -> None:
-    alone = ask(client, "modest").json()["choices"]
+    alone = generation(client, "modest").json()["choices"]
     held = Held(server.served.service, 4)
-    refused = ask(client, "greedy")
+    refused = generation(client, "greedy")
     assert refused.status_code == 429
     assert "this key has 4 requests running or waiting" in refused.json()["error"]["message"]
     assert "max-queued-per-key" in refused.json()["error"]["message"]
     assert int(refused.headers["retry-after"]) >= 1
     service = server.served.service
     with ThreadPoolExecutor(2) as pool:
-        asked = [pool.submit(ask, client, "modest"), pool.submit(ask, client, "modest", temperature=0.7)]
+        asked = [pool.submit(generation, client, "modest"), pool.submit(generation, client, "modest", temperature=0.7)]
         ends = time.monotonic() + PATIENCE
         while len(service._requests) < 6 and time.monotonic() < ends:
             time.sleep(0.01)
@@ -83,7 +83,7 @@ def test_a_key_over_its_limit_is_told_and_others_are_answered(server: Server, cl
         answers = [one.result(PATIENCE) for one in asked]
     assert [answer.status_code for answer in answers] == [200, 200]
     assert answers[0].json()["choices"] == alone
-    assert service.put_back > 0, "the greedy one has made way"
+    assert service.preemptions > 0, "the greedy one has made way"
     for ticket in held.tickets:
         ticket.cancel()
 

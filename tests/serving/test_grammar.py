@@ -10,7 +10,7 @@ import pytest
 
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.serving.conversation import Talk, prepare
+from ipex_lookahead.serving.conversation import Conversation, prepare
 from ipex_lookahead.serving.grammar import Grammar
 from ipex_lookahead.serving.server import Served
 from ipex_lookahead.serving.vocabulary import token_bytes
@@ -132,7 +132,9 @@ def test_objects_are_arguments_of_functions(served, choice):
     assert len(objects) > 10
     for schema in objects:
         function = {"name": "f", "parameters": schema, "description": '{ "quoted" } ::= \n' * 9, "strict": True}
-        assert prepare(served, Talk([{"role": "user", "content": "Hi"}], [function], choice)).grammar is not None
+        assert (
+            prepare(served, Conversation([{"role": "user", "content": "Hi"}], [function], choice)).grammar is not None
+        )
 
 
 def test_a_broken_tool_ends_its_own_request_alone(client):
@@ -229,8 +231,8 @@ ODD = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": Tr
 
 def said_at_will(served, text, functions):
     """How much of a text a model could say that may call these functions, and whether it could end there."""
-    talk = Talk([{"role": "user", "content": "Hi"}], functions)
-    grammar = prepare(served, talk).grammar
+    conversation = Conversation([{"role": "user", "content": "Hi"}], functions)
+    grammar = prepare(served, conversation).grammar
     assert grammar is not None
     process, cut = grammar.constrain(0)
     ids = served.encode(text)

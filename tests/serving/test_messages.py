@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from ipex_lookahead.errors import LookaheadError
-from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.generation.service import Event
 from tests.serving.test_chat import ASKED, HOT, expected
 
@@ -18,7 +18,7 @@ SCHEMA = {"type": "object", "properties": {"a": DIGIT}, "required": ["a"], "addi
 TOOLS = [{"name": "w", "description": "weather", "input_schema": SCHEMA}]
 
 
-def ask(client: Any, **fields: Any) -> Any:
+def generation(client: Any, **fields: Any) -> Any:
     answer = client.post("/v1/messages", json={"messages": ASKED, "max_tokens": 16, **HOT, **fields})
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -34,8 +34,8 @@ def streamed(client: Any, **fields: Any) -> list[Any]:
 
 
 def test_the_answer_is_the_models(client, model):
-    found = ask(client)
-    assert found["content"] == [{"type": "text", "text": expected(model, Rules(16, **HOT))}]
+    found = generation(client)
+    assert found["content"] == [{"type": "text", "text": expected(model, SamplingParams(16, **HOT))}]
     assert (found["type"], found["role"], found["stop_reason"], found["stop_sequence"]) == (
         "message", "assistant", "max_tokens", None,
     )  # fmt: skip
@@ -45,7 +45,7 @@ def test_the_answer_is_the_models(client, model):
 
 
 def test_streamed_the_same(client):
-    whole, events = ask(client), streamed(client)
+    whole, events = generation(client), streamed(client)
     assert events[0]["type"] == "message_start"
     assert events[-1]["type"] == "message_stop"
     assert (
@@ -59,14 +59,14 @@ def test_streamed_the_same(client):
 
 def test_the_system_text_and_blocks(client):
     blocks = [{"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]}]
-    assert ask(client, messages=blocks)["content"] == ask(client)["content"]
+    assert generation(client, messages=blocks)["content"] == generation(client)["content"]
     told = [{"type": "text", "text": "Be brief"}]
-    assert ask(client, system=told)["content"] == ask(client, system="Be brief")["content"]
+    assert generation(client, system=told)["content"] == generation(client, system="Be brief")["content"]
 
 
 def test_it_stops_at_a_text_and_says_which(client, model):
-    said = expected(model, Rules(16, **HOT))
-    found = ask(client, stop_sequences=["never there", said[4:6]])
+    said = expected(model, SamplingParams(16, **HOT))
+    found = generation(client, stop_sequences=["never there", said[4:6]])
     assert found["content"][0]["text"] == said[: said.index(said[4:6])]
     assert (found["stop_reason"], found["stop_sequence"]) == ("stop_sequence", said[4:6])
 
@@ -74,14 +74,14 @@ def test_it_stops_at_a_text_and_says_which(client, model):
 def test_an_assistants_turn_at_the_end_is_gone_on_from(client, model):
     template = model.tokenizer.apply_chat_template(ASKED, add_generation_prompt=True)
     ids = model.tokenizer.encode(template + "Well,", add_special_tokens=False)
-    said = model.tokenizer.decode(model.generate(ids, Rules(16, **HOT)), skip_special_tokens=True)
-    found = ask(client, messages=[*ASKED, {"role": "assistant", "content": "Well,"}])
+    said = model.tokenizer.decode(model.generate(ids, SamplingParams(16, **HOT)), skip_special_tokens=True)
+    found = generation(client, messages=[*ASKED, {"role": "assistant", "content": "Well,"}])
     assert found["content"][0]["text"] == said
 
 
 def test_forced_tools(client):
     given = {"tools": TOOLS, "tool_choice": {"type": "tool", "name": "w"}, "max_tokens": 300}
-    found = ask(client, **given)
+    found = generation(client, **given)
     (block,) = found["content"]
     assert (block["type"], block["name"], found["stop_reason"]) == ("tool_use", "w", "tool_use")
     jsonschema.validate(block["input"], SCHEMA)
@@ -93,7 +93,7 @@ def test_forced_tools(client):
 
 
 def test_results_of_tools_come_back(client):
-    talk = [
+    conversation = [
         *ASKED,
         {"role": "assistant", "content": [
             {"type": "thinking", "thinking": "hm", "signature": "x"},
@@ -104,7 +104,7 @@ def test_results_of_tools_come_back(client):
             {"type": "text", "text": "So?"},
         ]},
     ]  # fmt: skip
-    assert ask(client, messages=talk, tools=TOOLS)["content"]
+    assert generation(client, messages=conversation, tools=TOOLS)["content"]
 
 
 @pytest.mark.parametrize(

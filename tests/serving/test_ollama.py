@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.generation.sampling_params import SamplingParams
 from tests.serving.test_chat import ASKED, HOT, expected
 from tests.serving.test_messages import SCHEMA
 
@@ -17,7 +17,7 @@ TOOLS = [{"type": "function", "function": {"name": "w", "description": "weather"
 OPTIONS = {**HOT, "num_predict": 16}
 
 
-def ask(client: Any, path: str, **fields: Any) -> Any:
+def generation(client: Any, path: str, **fields: Any) -> Any:
     given = {"messages": ASKED} if path == "chat" else {"prompt": "Hi"}
     answer = client.post(f"/api/{path}", json={"model": "tiny", "options": OPTIONS, "stream": False, **given, **fields})
     assert answer.status_code == 200, answer.text
@@ -41,8 +41,8 @@ def said(one: Any) -> str:
 @pytest.mark.parametrize("path", ["chat", "generate"])
 @pytest.mark.parametrize("name", ["tiny", "tiny:latest", "other-name"])
 def test_the_answer_is_the_models_streamed_or_whole(client, model, path, name):
-    whole = ask(client, path, model=name)
-    assert said(whole) == expected(model, Rules(16, **HOT))
+    whole = generation(client, path, model=name)
+    assert said(whole) == expected(model, SamplingParams(16, **HOT))
     assert (whole["model"], whole["done"], whole["done_reason"]) == (name, True, "length")
     lines = streamed(client, path, model=name)
     assert "".join(map(said, lines)) == said(whole)
@@ -55,16 +55,16 @@ def test_the_answer_is_the_models_streamed_or_whole(client, model, path, name):
 
 
 def test_raw_text_goes_on_as_it_is(client, model):
-    ids = model.generate(model.tokenizer.encode("One two"), Rules(16, **HOT))
+    ids = model.generate(model.tokenizer.encode("One two"), SamplingParams(16, **HOT))
     expected_text = model.tokenizer.decode(ids, skip_special_tokens=True)
-    assert ask(client, "generate", prompt="One two", raw=True)["response"] == expected_text
+    assert generation(client, "generate", prompt="One two", raw=True)["response"] == expected_text
     told = {"prompt": "One two", "raw": True, "format": SCHEMA, "options": {**HOT, "num_predict": 300}}
-    jsonschema.validate(json.loads(ask(client, "generate", **told)["response"]), SCHEMA)
+    jsonschema.validate(json.loads(generation(client, "generate", **told)["response"]), SCHEMA)
 
 
 def test_a_system_text_is_a_message(client):
     spoken = [{"role": "system", "content": "Be brief"}, *ASKED]
-    assert said(ask(client, "generate", system="Be brief")) == said(ask(client, "chat", messages=spoken))
+    assert said(generation(client, "generate", system="Be brief")) == said(generation(client, "chat", messages=spoken))
 
 
 def test_options_are_those_of_the_other_apis(client):
@@ -74,12 +74,12 @@ def test_options_are_those_of_the_other_apis(client):
     for name in ("num_predict", "repeat_penalty"):
         del theirs[name]
     answer = client.post("/v1/chat/completions", json=theirs).json()["choices"][0]["message"]["content"]
-    assert said(ask(client, "chat", options=asked)) == answer
-    whole = said(ask(client, "chat"))
-    assert said(ask(client, "chat", options={**OPTIONS, "stop": [whole[5]]})) == whole[: whole.index(whole[5])]
+    assert said(generation(client, "chat", options=asked)) == answer
+    whole = said(generation(client, "chat"))
+    assert said(generation(client, "chat", options={**OPTIONS, "stop": [whole[5]]})) == whole[: whole.index(whole[5])]
     for endless in (-1, -2, 0):
         few = {**HOT, "num_predict": endless, "stop": [whole[5]]}
-        assert said(ask(client, "chat", options=few)) == whole[: whole.index(whole[5])]
+        assert said(generation(client, "chat", options=few)) == whole[: whole.index(whole[5])]
 
 
 def test_what_is_not_known_is_passed_over_and_named(client):
@@ -92,7 +92,7 @@ def test_what_is_not_known_is_passed_over_and_named(client):
 def test_a_format_is_kept_to(client, form):
     options = {**HOT, "num_predict": 300}
     for path in ("chat", "generate"):
-        found = ask(client, path, format=form, options=options)
+        found = generation(client, path, format=form, options=options)
         if found["done_reason"] == "stop":
             assert isinstance(json.loads(said(found)), dict)
             if form != "json":
@@ -127,19 +127,19 @@ def test_calls_of_tools(client, live):
     assert [call["function"]["name"] for call in calls] == ["w"]
     assert calls[0]["function"]["arguments"] == {"a": 1}
     assert lines[-1]["done_reason"] == "stop"
-    talk = [
+    conversation = [
         *ASKED,
         {"role": "assistant", "content": "", "tool_calls": calls},
         {"role": "tool", "tool_name": "w", "content": "sunny"},
     ]
-    assert said(ask(client, "chat", messages=talk, tools=TOOLS)) is not None
+    assert said(generation(client, "chat", messages=conversation, tools=TOOLS)) is not None
 
 
 def test_a_model_is_loaded_already(client):
-    assert ask(client, "chat", messages=[])["done_reason"] == "load"
-    assert ask(client, "generate", prompt="")["done_reason"] == "load"
-    assert ask(client, "generate", prompt=None, keep_alive=0)["done_reason"] == "unload"
-    assert said(ask(client, "chat", keep_alive="5m"))
+    assert generation(client, "chat", messages=[])["done_reason"] == "load"
+    assert generation(client, "generate", prompt="")["done_reason"] == "load"
+    assert generation(client, "generate", prompt=None, keep_alive=0)["done_reason"] == "unload"
+    assert said(generation(client, "chat", keep_alive="5m"))
 
 
 def test_what_is_told_of_the_model(client, server):

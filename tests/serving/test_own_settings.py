@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from ipex_lookahead.auto import load_text_model
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.generation.service import Service
 from ipex_lookahead.serving.app import make_app
 from ipex_lookahead.serving.server import Server, Settings
@@ -61,7 +61,7 @@ def test_what_transformers_does_is_done_here(folder: Any, tmp_path: Path, settin
     temperature = settings.get("temperature", 0)
     body = {"max_tokens": 30, "seed": 5, "lookahead": lookahead, "temperature": temperature, "prompt": [1, 70, 80, 70]}
     model, found = asked(folder, tmp_path, settings, "/v1/completions", **body)
-    ids = model.generate([1, 70, 80, 70], Rules(30, temperature=temperature, seed=5))
+    ids = model.generate([1, 70, 80, 70], SamplingParams(30, temperature=temperature, seed=5))
     assert found["choices"][0]["text"] == model.tokenizer.decode(ids, skip_special_tokens=True)
     assert found["usage"]["completion_tokens"] == len(ids)
 

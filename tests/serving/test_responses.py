@@ -9,14 +9,14 @@ import jsonschema
 import pytest
 
 from ipex_lookahead.generation.recommended import SEED
-from ipex_lookahead.generation.rules import Rules
+from ipex_lookahead.generation.sampling_params import SamplingParams
 from tests.serving.test_chat import HOT, OWN, expected
 from tests.serving.test_messages import SCHEMA
 
 TOOLS = [{"type": "function", "name": "w", "parameters": SCHEMA}]
 
 
-def ask(client: Any, **fields: Any) -> Any:
+def generation(client: Any, **fields: Any) -> Any:
     answer = client.post("/v1/responses", json={"input": "Hi", "max_output_tokens": 16, **HOT, **fields})
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -35,29 +35,29 @@ def without_ids(item: Any) -> Any:
 
 
 def test_the_answer_is_the_models(client, model):
-    found = ask(client)
+    found = generation(client)
     (item,) = found["output"]
-    assert item["content"][0]["text"] == expected(model, Rules(16, **HOT))
+    assert item["content"][0]["text"] == expected(model, SamplingParams(16, **HOT))
     assert (found["status"], found["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert found["usage"]["output_tokens"] == 16
     assert found["usage"]["output_tokens_details"] == {"reasoning_tokens": 0}
 
 
 def test_the_sampling_that_was_used_is_told(client, model, monkeypatch):
-    assert (ask(client)["temperature"], ask(client)["top_p"]) == (HOT["temperature"], 1.0)
+    assert (generation(client)["temperature"], generation(client)["top_p"]) == (HOT["temperature"], 1.0)
     given = {"input": "Hi", "max_output_tokens": 16}
     found = client.post("/v1/responses", json=given).json()
     assert (found["temperature"], found["timings"]["seed"]) == (0.0, None), "nothing is recommended for this model"
     monkeypatch.setattr(model, "_defaults", {**model.generation_defaults, **OWN})
     found = client.post("/v1/responses", json=given).json()
     assert (found["temperature"], found["top_p"], found["timings"]["seed"]) == (30.0, 0.8, SEED)
-    said = expected(model, Rules(16, temperature=None))
+    said = expected(model, SamplingParams(16, temperature=None))
     assert found["output"][0]["content"][0]["text"] == said
     assert client.post("/v1/responses", json={**given, "temperature": 0}).json()["temperature"] == 0.0
 
 
 def test_streamed_the_same(client):
-    whole, events = ask(client), streamed(client)
+    whole, events = generation(client), streamed(client)
     assert [e["type"] for e in events[:4]] == [
         "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
     ]  # fmt: skip
@@ -71,13 +71,13 @@ def test_streamed_the_same(client):
 
 def test_items_of_a_conversation(client):
     parts = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]
-    assert ask(client, input=parts)["output"][0]["content"] == ask(client)["output"][0]["content"]
+    assert generation(client, input=parts)["output"][0]["content"] == generation(client)["output"][0]["content"]
     system = {"role": "system", "content": "Be brief"}
     assert (
-        ask(client, instructions="Be brief")["output"][0]["content"]
-        == ask(client, input=[system, *parts])["output"][0]["content"]
+        generation(client, instructions="Be brief")["output"][0]["content"]
+        == generation(client, input=[system, *parts])["output"][0]["content"]
     )
-    talk = [
+    conversation = [
         *parts,
         {"type": "reasoning", "summary": []},
         {"type": "function_call", "call_id": "c1", "name": "w", "arguments": '{"a": 1}'},
@@ -85,12 +85,12 @@ def test_items_of_a_conversation(client):
         {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
         {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "rain"}]},
     ]
-    assert ask(client, input=talk, tools=TOOLS)["output"]
+    assert generation(client, input=conversation, tools=TOOLS)["output"]
 
 
 def test_forced_calls(client):
     given = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "max_output_tokens": 300}
-    found = ask(client, **given)
+    found = generation(client, **given)
     (call,) = found["output"]
     assert (call["type"], call["name"], found["status"]) == ("function_call", "w", "completed")
     jsonschema.validate(json.loads(call["arguments"]), SCHEMA)
@@ -101,7 +101,7 @@ def test_forced_calls(client):
 
 def test_a_schema_is_kept_to(client):
     wanted = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}}
-    found = ask(client, text=wanted, max_output_tokens=300)
+    found = generation(client, text=wanted, max_output_tokens=300)
     jsonschema.validate(json.loads(found["output"][0]["content"][0]["text"]), SCHEMA)
 
 
@@ -143,36 +143,36 @@ def user(text: str) -> dict[str, Any]:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_response_goes_on_from_an_earlier_one(client, stream):
     """As from the whole conversation; instructions are each request's own."""
-    first = streamed(client)[-1]["response"] if stream else ask(client, instructions="Be brief")
-    second = ask(client, input="Yes?", previous_response_id=first["id"], instructions="Go on")
+    first = streamed(client)[-1]["response"] if stream else generation(client, instructions="Be brief")
+    second = generation(client, input="Yes?", previous_response_id=first["id"], instructions="Go on")
     whole = [user("Hi"), *first["output"], user("Yes?")]
-    assert said(second) == said(ask(client, input=whole, instructions="Go on"))
+    assert said(second) == said(generation(client, input=whole, instructions="Go on"))
     assert (second["previous_response_id"], second["store"]) == (first["id"], True)
-    third = ask(client, input=[user("And?")], previous_response_id=second["id"])
-    assert said(third) == said(ask(client, input=[*whole, *second["output"], user("And?")]))
+    third = generation(client, input=[user("And?")], previous_response_id=second["id"])
+    assert said(third) == said(generation(client, input=[*whole, *second["output"], user("And?")]))
     named = [user("Hi"), {"type": "item_reference", "id": first["output"][0]["id"]}, user("Yes?")]
-    assert said(ask(client, input=named, instructions="Go on")) == said(second)
-    assert said(ask(client, input=[*named[:1], {"id": first["output"][0]["id"]}, *named[2:]])) == said(
-        ask(client, input=whole)
+    assert said(generation(client, input=named, instructions="Go on")) == said(second)
+    assert said(generation(client, input=[*named[:1], {"id": first["output"][0]["id"]}, *named[2:]])) == said(
+        generation(client, input=whole)
     )
 
 
 def test_calls_are_remembered_with_their_results(client):
     given = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "max_output_tokens": 300}
-    first = ask(client, **given)
+    first = generation(client, **given)
     (call,) = first["output"]
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
-    second = ask(client, input=[result], previous_response_id=first["id"], tools=TOOLS)
+    second = generation(client, input=[result], previous_response_id=first["id"], tools=TOOLS)
     assert (
         second["usage"]["input_tokens"]
-        == ask(client, input=[user("Hi"), call, result], tools=TOOLS)["usage"]["input_tokens"]
+        == generation(client, input=[user("Hi"), call, result], tools=TOOLS)["usage"]["input_tokens"]
     )
 
 
 def test_others_do_not_know_a_response(client):
-    salted = ask(client, cache_salt="a")
-    assert ask(client, previous_response_id=salted["id"], cache_salt="a")
-    forgotten = ask(client, store=False)
+    salted = generation(client, cache_salt="a")
+    assert generation(client, previous_response_id=salted["id"], cache_salt="a")
+    forgotten = generation(client, store=False)
     assert forgotten["store"] is False
     reference = [{"type": "item_reference", "id": salted["output"][0]["id"]}]
     for param, fields in (
@@ -188,21 +188,25 @@ def test_others_do_not_know_a_response(client):
 
 def test_the_oldest_messages_are_left_out_where_that_is_asked_for(client, model):
     turns = [turn for n in range(12) for turn in (user(f"{n}" + "x" * 300), {"role": "assistant", "content": "y" * 20})]
-    talk = [*turns, user("Last")]
-    given = {"input": talk, "instructions": "Be brief"}
+    conversation = [*turns, user("Last")]
+    given = {"input": conversation, "instructions": "Be brief"}
     answer = client.post("/v1/responses", json=given)
     assert answer.json()["error"]["code"] == "context_length_exceeded"
-    found = ask(client, **given, truncation="auto", max_output_tokens=100)
+    found = generation(client, **given, truncation="auto", max_output_tokens=100)
     room = model.engine.max_context - 100
     assert found["truncation"] == "auto"
     fits = [
-        n for n in range(13) if _length(client, [{"role": "system", "content": "Be brief"}, *talk[2 * n :]]) <= room
+        n
+        for n in range(13)
+        if _length(client, [{"role": "system", "content": "Be brief"}, *conversation[2 * n :]]) <= room
     ]
     assert found["usage"]["input_tokens"] == _length(
-        client, [{"role": "system", "content": "Be brief"}, *talk[2 * fits[0] :]]
+        client, [{"role": "system", "content": "Be brief"}, *conversation[2 * fits[0] :]]
     )
-    assert said(found) == said(ask(client, **{**given, "input": talk[2 * fits[0] :]}, max_output_tokens=100))
-    assert said(ask(client, truncation="auto")) == said(ask(client))
+    assert said(found) == said(
+        generation(client, **{**given, "input": conversation[2 * fits[0] :]}, max_output_tokens=100)
+    )
+    assert said(generation(client, truncation="auto")) == said(generation(client))
     answer = client.post("/v1/responses", json={"input": "x" * 5000, "truncation": "auto"})
     assert answer.json()["error"]["code"] == "context_length_exceeded"
 
@@ -215,5 +219,5 @@ def test_allowed_tools_are_called(client):
     tools = [*TOOLS, {"type": "function", "name": "v", "parameters": SCHEMA}]
     only = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "v"}]}
     for seed in range(3):
-        found = ask(client, tools=tools, tool_choice=only, max_output_tokens=300, seed=seed)
+        found = generation(client, tools=tools, tool_choice=only, max_output_tokens=300, seed=seed)
         assert {item["name"] for item in found["output"]} == {"v"}

@@ -14,7 +14,6 @@ from ipex_lookahead.architectures.spec import Experts, Linear, ModelSpec, Norm, 
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.checkpoints.sizes import packed_bytes
-from ipex_lookahead.engines.ahead import ahead
 from ipex_lookahead.engines.base import Batch, Cache, StepOutput
 from ipex_lookahead.engines.input_order import SHARED, reordered, warn_of_decoded, with_order
 from ipex_lookahead.engines.machine import check_threads, default_threads
@@ -28,6 +27,7 @@ from ipex_lookahead.engines.native.decoder import (
     tensors_in_order,
 )
 from ipex_lookahead.engines.native.linear import plain, streams
+from ipex_lookahead.engines.prefetch import prefetched
 from ipex_lookahead.engines.weights import WeightPlan, check_shape, random_matrix, read_matrix, read_vector
 from ipex_lookahead.errors import ContextLengthError, EngineError, ForgottenKeysError, InputError
 from ipex_lookahead.formats import FLOATS, dequantize
@@ -165,7 +165,7 @@ class NativeEngine:
         def size(tensor: Tensor) -> int:
             return packed_bytes(checkpoint.info(tensor.name))
 
-        with ahead(read, tensors_in_order(spec), size, run=AT_A_TIME, most=READ_AHEAD) as reads:
+        with prefetched(read, tensors_in_order(spec), size, run=AT_A_TIME, most=READ_AHEAD) as reads:
 
             def matrix(tensor: Tensor) -> PackedWeight:
                 nonlocal done

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 from ipex_lookahead.architectures.spec import Activation, Experts
-from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
+from ipex_lookahead.decoding.sampling import Sampler, WarperParams
 from ipex_lookahead.drafting.partial_matching import PartialMatching
 from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.engines.native.core import integer_peak, read_bandwidth
@@ -63,8 +63,8 @@ def wrappers(engine: NativeEngine) -> dict[str, Callable[[Any], object]]:
         "begin": lambda v: PartialMatching(depth=2, width=2).begin(v),
         "propose": lambda v: PartialMatching(depth=2, width=2).propose(v),
         "quantize": lambda v: quantize(floats, "sym_int4", threads=v) if not isinstance(v, int) or v > 1024 else None,
-        "logits": lambda v: Sampler(SamplingParams(0.8, 5), 0, 0)(v, 1),
-        "position": lambda v: Sampler(SamplingParams(0.8, 5), 0, 0)(np.ones(9, np.float32), v),
+        "logits": lambda v: Sampler(WarperParams(0.8, 5), 0, 0)(v, 1),
+        "position": lambda v: Sampler(WarperParams(0.8, 5), 0, 0)(np.ones(9, np.float32), v),
     }
 
 

@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.decoding.budget import Controller, FixedBudget
-from ipex_lookahead.decoding.party import DecodingSequence, Party
-from ipex_lookahead.decoding.sampling import Sampler, SamplingParams
+from ipex_lookahead.decoding.sampling import Sampler, WarperParams
+from ipex_lookahead.decoding.sequence_group import DecodingSequence, SequenceGroup
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.engines.base import Batch, Engine
 
 
 @dataclass(frozen=True)
-class Ask:
+class Submission:
     """A prompt and its rules; ``seed`` None is greedy."""
 
     prompt: tuple[int, ...]
@@ -31,7 +31,7 @@ class Ask:
         """(logits, position) -> token."""
         if self.seed is None:
             return lambda logits, _: int(logits.argmax())
-        return Sampler(SamplingParams(temperature=0.7), self.seed, 0)
+        return Sampler(WarperParams(temperature=0.7), self.seed, 0)
 
 
 @dataclass
@@ -42,36 +42,36 @@ class Answer:
     logits: list[bytes] = field(default_factory=list)
 
 
-def alone(engine: Engine, ask: Ask) -> Answer:
+def alone(engine: Engine, submission: Submission) -> Answer:
     """The plainest decoding there is: no loop of ours, one row at a time."""
-    answer, choose, cache = Answer(), ask.choose(), engine.new_cache()
-    text = list(ask.prompt)
-    for at in range(len(text) + ask.new - 1):
+    answer, choose, cache = Answer(), submission.choose(), engine.new_cache()
+    text = list(submission.prompt)
+    for at in range(len(text) + submission.new - 1):
         row = Batch([cache], [1], np.array([text[at]], np.int32), np.array([-1], np.int32), logits=True)
         logits = engine.forward(row).logits
         assert logits is not None
         cache.keep([0])
-        if at + 1 < len(ask.prompt):
+        if at + 1 < len(submission.prompt):
             continue
         answer.logits.append(logits[0].tobytes())
         answer.tokens.append(choose(logits[0], len(text)))
         text.append(answer.tokens[-1])
-        if answer.tokens[-1] == ask.stop:
+        if answer.tokens[-1] == submission.stop:
             break
     return answer
 
 
-def party_of(
+def group_of(
     engine: Engine,
-    ask: Ask,
+    submission: Submission,
     number: int = 0,
     proposer: Proposer | None = None,
     controller: Controller | None = None,
     **options: Any,
-) -> tuple[Party, Answer]:
-    """A party that decodes the request, and where its answer goes."""
-    answer, choose = Answer(), ask.choose()
-    text = list(ask.prompt)
+) -> tuple[SequenceGroup, Answer]:
+    """A group that decodes the request, and where its answer goes."""
+    answer, choose = Answer(), submission.choose()
+    text = list(submission.prompt)
 
     def chosen(logits: npt.NDArray[np.float32]) -> int:
         answer.logits.append(logits.tobytes())
@@ -80,10 +80,11 @@ def party_of(
     def accept(token: int) -> bool:
         answer.tokens.append(token)
         text.append(token)
-        return token == ask.stop
+        return token == submission.stop
 
     sequence = DecodingSequence(
-        number, np.array(ask.prompt, np.int32), len(text) + ask.new, engine.new_cache(), None, chosen, accept,
+        number, np.array(submission.prompt, np.int32), len(text) + submission.new, engine.new_cache(),
+        None, chosen, accept,
         committed=lambda: np.array(text, np.int64),
     )  # fmt: skip
 
@@ -91,4 +92,4 @@ def party_of(
         sequence.proposer = proposer
         return controller or FixedBudget(4)
 
-    return Party([sequence], GenerationStats(strategy="test"), begin, key=ask.key, **options), answer
+    return SequenceGroup([sequence], GenerationStats(strategy="test"), begin, key=submission.key, **options), answer

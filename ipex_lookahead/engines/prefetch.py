@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def ahead(
+def prefetched(
     make: Callable[[S], T], wanted: Iterable[S], size: Callable[[S], int], *, run: int, most: int
 ) -> Iterator[Iterator[T]]:
     """What ``make`` makes of each of ``wanted``, in their order, by a thread of its own while those before are in use.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ipex_lookahead.decoding.budget import Controller
-from ipex_lookahead.decoding.party import NO_DRAFT, Party, Reader
 from ipex_lookahead.decoding.prefix_cache import PrefixCache
+from ipex_lookahead.decoding.sequence_group import NO_DRAFT, Reader, SequenceGroup
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.engines.base import Batch, Engine
@@ -17,18 +17,18 @@ from ipex_lookahead.errors import InputError
 
 
 @dataclass(slots=True, eq=False)
-class Piece:
+class PrefillChunk:
     """Rows of a prompt in a forward.
 
     Attributes:
-        party, reader: whose.
+        group, reader: whose.
         rows: how many.
         done: whether they are the reader's last.
         answer: the row of the output that follows them; -1 = it was not asked for. Where the prompt is shown, those
             before it are its other rows'.
     """
 
-    party: Party
+    group: SequenceGroup
     reader: Reader
     rows: int
     done: bool
@@ -36,27 +36,27 @@ class Piece:
 
 
 class Table:
-    """Parties that have one controller, which buys the rows of all their drafts together.
+    """Groups that have one controller, which buys the rows of all their drafts together.
 
     Attributes:
         live: their sequences.
         drafts: in this step, of each of ``live``; None = there are none.
         drafting: whether any sequence has a proposer.
         idle: whether the controller leaves this step alone.
-        of_one: whether it is a single party's.
+        of_one: whether it is a single group's.
     """
 
-    def __init__(self, parties: Sequence[Party], controller: Controller) -> None:
-        self.parties = parties
+    def __init__(self, groups: Sequence[SequenceGroup], controller: Controller) -> None:
+        self.groups = groups
         self.controller = controller
-        self.live = [sequence for party in parties for sequence in party.live]
+        self.live = [sequence for group in groups for sequence in group.live]
         self.numbers = [sequence.index for sequence in self.live]
         self.drafting = any(sequence.proposer is not None for sequence in self.live)
         self.drafts: Sequence[Draft] | None = None
         self.idle = False
-        self.of_one = len(parties) == 1
+        self.of_one = len(groups) == 1
 
-    def propose(self, engine: Engine, beside: int, fail: Callable[[Party, Exception], None]) -> int:
+    def propose(self, engine: Engine, beside: int, fail: Callable[[SequenceGroup, Exception], None]) -> int:
         """Drafts for the sequences, cut to what the controller thinks worth its rows; returns how many rows.
 
         A draft ends before the sequence's limit: the bonus token needs a place too.
@@ -84,7 +84,7 @@ class Table:
                             draft = _checked(draft, proposer, budget, engine)
                         rows += count
                     except Exception as error:
-                        fail(next(party for party in self.parties if sequence in party.live), error)
+                        fail(next(group for group in self.groups if sequence in group.live), error)
                         return 0
             drafts.append(draft)
         if not rows:
@@ -97,24 +97,24 @@ class Table:
         return sum([len(draft.tokens) for draft in self.drafts])
 
 
-class Crowd:
+class RunningBatch:
     """The sequences that decode, and what of a batch stays the same until one comes or goes.
 
     Args:
-        parties: those that decode.
+        groups: those that decode.
         engine: where the model runs.
 
     Attributes:
-        tables: the parties by controller.
+        tables: the groups by controller.
         live: their sequences, in the order of the tables.
         rows: of the sequences and their drafts, in this step.
         drafting: whether any sequence has a proposer.
     """
 
-    def __init__(self, parties: Sequence[Party], engine: Engine) -> None:
-        by_controller: dict[int, list[Party]] = {}
-        for party in parties:
-            by_controller.setdefault(id(party.controller), []).append(party)
+    def __init__(self, groups: Sequence[SequenceGroup], engine: Engine) -> None:
+        by_controller: dict[int, list[SequenceGroup]] = {}
+        for group in groups:
+            by_controller.setdefault(id(group.controller), []).append(group)
         self.tables = [Table(some, some[0].decided_by) for some in by_controller.values()]
         self.live = [sequence for table in self.tables for sequence in table.live]
         self.drafting = any(table.drafting for table in self.tables)
@@ -127,8 +127,8 @@ class Crowd:
         self._asked = True  # whether a step is of any use to a proposer beyond its tokens
         self._top = max((s.proposer.top for s in self.live if s.proposer is not None), default=0)
 
-    def propose(self, memory: PrefixCache | None, fail: Callable[[Party, Exception], None]) -> bool:
-        """Ask for drafts; whether there are any. A party whose proposer raises is failed."""
+    def propose(self, memory: PrefixCache | None, fail: Callable[[SequenceGroup, Exception], None]) -> bool:
+        """Ask for drafts; whether there are any. A group whose proposer raises is failed."""
         rows, asked = 0, False
         for table in self.tables:
             if table.drafting:
@@ -143,15 +143,15 @@ class Crowd:
         self.rows = len(self.live) + rows
         return rows > 0
 
-    def batch(self, drafted: bool, pieces: Sequence[Piece]) -> Batch:
-        """The forward of the sequences, their drafts, and pieces of prompts, whose ``answer`` is set."""
+    def batch(self, drafted: bool, chunks: Sequence[PrefillChunk]) -> Batch:
+        """The forward of the sequences, their drafts, and chunks of prompts, whose ``answer`` is set."""
         if drafted:
             batch = self._drafted()
         else:
             tokens = np.array([sequence.last for sequence in self.live], np.int32)
             top = self._top if self._asked else 0
             batch = Batch(self._caches, self._counts, tokens, self._parents, None, self._logits, top)
-        return _with_pieces(batch, pieces) if pieces else batch
+        return _with_chunks(batch, chunks) if chunks else batch
 
     def _drafted(self) -> Batch:
         """Each sequence's last token and its draft."""
@@ -172,25 +172,25 @@ class Crowd:
         return Batch(self._caches, counts, rows, links, None, self._logits, self._top)
 
 
-def _with_pieces(batch: Batch, pieces: Sequence[Piece]) -> Batch:
+def _with_chunks(batch: Batch, chunks: Sequence[PrefillChunk]) -> Batch:
     """Prompt rows after the others; of these the last of each prompt are answered, and all of one that is shown."""
     answers = len(batch.tokens)
     caches, counts, want = list(batch.caches), list(batch.counts), list(range(answers))
     tokens, parents = [batch.tokens], [batch.parents]
     end, logits = answers, batch.logits
-    for piece in pieces:
-        reader = piece.reader
+    for chunk in chunks:
+        reader = chunk.reader
         first = reader.sequence.cache.length
         caches.append(reader.sequence.cache)
-        counts.append(piece.rows)
-        tokens.append(reader.tokens[first : first + piece.rows])
-        parents.append(np.arange(-1, piece.rows - 1, dtype=np.int32))
-        end += piece.rows
+        counts.append(chunk.rows)
+        tokens.append(reader.tokens[first : first + chunk.rows])
+        parents.append(np.arange(-1, chunk.rows - 1, dtype=np.int32))
+        end += chunk.rows
         shown = reader.sequence.shows_prompt
-        if shown or (piece.done and reader.answer):
-            want.extend(range(end - piece.rows if shown else end - 1, end))
-            piece.answer = len(want) - 1
-            logits = logits or shown or piece.party.logits
+        if shown or (chunk.done and reader.answer):
+            want.extend(range(end - chunk.rows if shown else end - 1, end))
+            chunk.answer = len(want) - 1
+            logits = logits or shown or chunk.group.logits
     return Batch(
         caches, counts, np.concatenate(tokens), np.concatenate(parents), np.array(want, np.int32), logits, batch.top
     )

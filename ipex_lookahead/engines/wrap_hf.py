@@ -8,7 +8,7 @@ from ipex_lookahead.engines.ipex_llm.engine import IpexLlmEngine, is_ipex_llm_mo
 from ipex_lookahead.engines.torch.engine import TorchEngine
 
 
-def engine_around(hf_model: Any, **options: Any) -> TorchEngine:
+def wrap_hf(hf_model: Any, **options: Any) -> TorchEngine:
     """The engine that runs a causal language model of transformers as it is, where it lies.
 
     Args:

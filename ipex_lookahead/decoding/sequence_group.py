@@ -46,12 +46,12 @@ class DecodingSequence:
         limit_reason: what ``finish`` becomes at the limit.
         committed: gives the prompt and all emitted tokens, integers [n]; only a scheduler with a memory asks for them.
         on_prompt_logits: told the prompt's own logits as it is read: how many tokens are before them, and float32
-            [rows, vocab_size]. The same rows may come twice, where the sequence is put back meanwhile.
+            [rows, vocab_size]. The same rows may come twice, where the sequence is preempted meanwhile.
         last, length: the last committed token, and how many are committed.
         finish: None while it goes on, else "stop", ``limit_reason`` or "cancelled".
         pages: its pages, as the scheduler's memory numbers them.
         asked: whether its proposer was asked in this step.
-        untold: outcomes of steps since it was last asked, which it is told before it is asked again.
+        pending_outcomes: outcomes of steps since it was last asked, which it is told before it is asked again.
         missed: tokens of idle steps behind those.
     """
 
@@ -70,15 +70,15 @@ class DecodingSequence:
     finish: str | None = None
     pages: list[int] = field(default_factory=list)
     asked: bool = False
-    untold: list[Outcome] = field(default_factory=list)
+    pending_outcomes: list[Outcome] = field(default_factory=list)
     missed: list[int] = field(default_factory=list)
 
     def outcomes(self) -> list[Outcome]:
         """What its proposer was not told so far; idle steps in a row are one outcome. It counts as told."""
         if self.missed:
-            self.untold.append(Outcome(NO_DRAFT, (), self.missed))
+            self.pending_outcomes.append(Outcome(NO_DRAFT, (), self.missed))
             self.missed = []
-        found, self.untold = self.untold, []
+        found, self.pending_outcomes = self.pending_outcomes, []
         return found
 
     @property
@@ -88,7 +88,7 @@ class DecodingSequence:
 
 
 class Lockstep(Protocol):
-    """Takes the place of ``choose`` and ``accept`` where something must see all sequences of a party at one position.
+    """Takes the place of ``choose`` and ``accept`` where something must see all sequences of a group at one position.
 
     Both are called once for each emitted position, in order, with all sequences that go on, by their ``index``.
     """
@@ -104,11 +104,11 @@ class Lockstep(Protocol):
 
 @dataclass(slots=True)
 class StepEvent:
-    """What a step did to a party.
+    """What a step did to a group.
 
     Attributes:
-        id: the party's.
-        kind: "prefill", "tokens", "finish" or "error"; the last two are the last of a party.
+        id: the group's.
+        kind: "prefill", "tokens", "finish" or "error"; the last two are the last of a group.
         done, total: "prefill": how many tokens of its prompts are read, of how many.
         sequence: "tokens": the sequence's ``index``.
         tokens: "tokens": what it emitted.
@@ -132,7 +132,7 @@ class Reader:
         sequence: whose.
         tokens: all of them; those from ``cache.length`` on are to be read.
         answer: whether what follows the last of them is to be emitted; not where it has been, before the sequence was
-            put back.
+            preempted.
         twins: sequences with the same prompt, which get forks of the cache.
     """
 
@@ -147,18 +147,18 @@ class Reader:
         return len(self.tokens) - self.sequence.cache.length
 
 
-class Party:
+class SequenceGroup:
     """Sequences that are submitted, counted and ended together.
 
     Args:
         sequences: at least one; they decode once all their prompts are read.
-        stats: filled; right also for a party that was abandoned.
-        begin: called with the sequences that go on when their prompts are read, and again after the party was put back:
+        stats: filled; right also for a group that was abandoned.
+        begin: called with the sequences that go on when their prompts are read, again after the group was preempted:
             gives them their proposers, and returns the controller.
         lockstep: emit the same positions of all sequences that go on, through it: a step emits as many tokens of each
             as of the one whose draft is right for the shortest way.
-        on_prefill: called after each piece of the prompts with their tokens done, and their number.
-        told: make events of its steps.
+        on_prefill: called after each chunk of the prompts with their tokens done, and their number.
+        emits_events: make events of its steps.
         key: whose memory of prompts is used.
         owner: whose share of the scheduler it takes; ``key`` if not given.
 
@@ -169,8 +169,8 @@ class Party:
         error: what ended it early.
         ended: whether it is over.
         rule_seconds: what choosing its tokens takes in a step, a running mean.
-        thinner: whether a sequence has ended that is among ``live`` still.
-        furthest: positions that its cache held when it was put back.
+        has_finished: whether a sequence has ended that is among ``live`` still.
+        furthest: positions that its cache held when it was preempted.
         spared: it makes way for another owner's only when its cache holds so many.
     """
 
@@ -182,7 +182,7 @@ class Party:
         *,
         lockstep: Lockstep | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
-        told: bool = False,
+        emits_events: bool = False,
         key: str = "",
         owner: str | None = None,
     ) -> None:
@@ -191,11 +191,11 @@ class Party:
         self.stats = stats
         self.key = key
         self.owner = key if owner is None else owner
-        self.told = told
+        self.emits_events = emits_events
         self.readers: list[Reader] = []
-        self.news: list[StepEvent] = []
+        self.events: list[StepEvent] = []
         self.error: Exception | None = None
-        self.ended = self.thinner = False
+        self.ended = self.has_finished = False
         self.controller: Controller | None = None
         self.rule_seconds = 0.0
         self.logits = any(s.choose is not None for s in sequences)
@@ -240,26 +240,26 @@ class Party:
             self.stats.prompt_tokens -= self._done
             self.stats.cached_tokens = self._done = 0
 
-    def read(self, pieces: Sequence[tuple[Reader, int, bool, int]], argmax: list[int], output: StepOutput) -> None:
-        """Take what a forward made of pieces of the prompts.
+    def read(self, chunks: Sequence[tuple[Reader, int, bool, int]], argmax: list[int], output: StepOutput) -> None:
+        """Take what a forward made of chunks of the prompts.
 
         Args:
-            pieces: (reader, rows, whether they are its last, row of the output that follows them; of a prompt that is
+            chunks: (reader, rows, whether they are its last, row of the output that follows them; of a prompt that is
                 shown the outputs of its other rows come before that).
             argmax: of the output.
             output: the forward's.
         """
         stats = self.stats
         stats.prefill_seconds = perf_counter() - self._started
-        for reader, rows, _, answer in pieces:
+        for reader, rows, _, answer in chunks:
             if reader.sequence.shows_prompt:
                 _show(reader.sequence, argmax, output, range(answer + 1 - rows, answer + 1))
             reader.sequence.cache.keep(list(range(rows)))
             if reader.answer:
                 self._count(rows)
-        if self.told:
-            self.news.append(StepEvent(self.id, "prefill", self._done, self.total))
-        for reader, _, done, answer in pieces:
+        if self.emits_events:
+            self.events.append(StepEvent(self.id, "prefill", self._done, self.total))
+        for reader, _, done, answer in chunks:
             if done:
                 self.readers.remove(reader)
                 if reader.answer:
@@ -288,8 +288,10 @@ class Party:
                 self._first[sequence] = argmax[row], None if output.logits is None else output.logits[row]
                 continue
             token, _ = _emit(sequence, argmax, output, self.stats, row, 0)
-            if self.told:
-                self.news.append(StepEvent(self.id, "tokens", sequence=sequence.index, tokens=[token], origins=[None]))
+            if self.emits_events:
+                self.events.append(
+                    StepEvent(self.id, "tokens", sequence=sequence.index, tokens=[token], origins=[None])
+                )
 
     def _count(self, tokens: int, *, cached: bool = False) -> None:
         self._done += tokens
@@ -315,7 +317,7 @@ class Party:
 
     @property
     def decided_by(self) -> Controller:
-        """The controller of a party that decodes."""
+        """The controller of a group that decodes."""
         assert self.controller is not None
         return self.controller
 
@@ -343,7 +345,7 @@ class Party:
         Returns:
             The row of the output after the last of theirs.
         """
-        stats, told, controller = self.stats, self.told, self.controller
+        stats, emits_events, controller = self.stats, self.emits_events, self.controller
         assert controller is not None
         walks = None if self._lockstep is None else self._walk_in_step(drafts, argmax, output, first)
         accepted_rows = drafted = 0
@@ -358,7 +360,7 @@ class Party:
             # Of a draft that it ends in, the last token's row is left: what follows it was never asked for.
             sequence.cache.keep([0, *[row + 1 for row in accepted]][: len(emitted)] if accepted else _ROOT_ONLY)
             if sequence.finish is not None:
-                self.thinner = True
+                self.has_finished = True
             proposer = sequence.proposer
             if proposer is not None and idle:
                 sequence.missed += emitted
@@ -370,15 +372,15 @@ class Party:
                     if sequence.asked:
                         proposer.observe(outcome)
                     else:
-                        sequence.untold = [*sequence.outcomes(), outcome]
+                        sequence.pending_outcomes = [*sequence.outcomes(), outcome]
                 sequence.asked = False
                 controller.observe(sequence.index, outcome)
             if draft.tokens:
                 stats.verified(draft, accepted)
                 accepted_rows += len(accepted)
                 drafted += len(draft.tokens)
-            if told:
-                self.news.append(self._tokens(sequence, draft, accepted, emitted))
+            if emits_events:
+                self.events.append(self._tokens(sequence, draft, accepted, emitted))
             first = end
         self.rule_seconds += FOLLOW * (stats.sampler_seconds - before - self.rule_seconds)
         stats.steps += 1
@@ -455,7 +457,7 @@ class Party:
 
 
 def _show(sequence: DecodingSequence, argmax: list[int], output: StepOutput, rows: range) -> None:
-    """Tell logits of a piece of a prompt, before the piece is committed."""
+    """Tell logits of a chunk of a prompt, before the chunk is committed."""
     if min(argmax[rows.start : rows.stop]) < 0:
         raise EngineError(_NOT_FINITE)
     assert output.logits is not None

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class SamplingParams:
     """How an answer is made. None leaves it to the model: see ``recommended.py``; else to Hugging Face's default.
 
     Attributes:
         max_new_tokens: most tokens of the answer; 0 makes none.
         temperature: 0 takes the most likely token; None: what is recommended for the model.
-        top_k, top_p, min_p: see ``SamplingParams``; they say nothing at temperature 0.
+        top_k, top_p, min_p: see ``WarperParams``; they say nothing at temperature 0.
         seed: of the sampler; None draws one, which the statistics tell, or with a recommended temperature is ``SEED``.
         repetition_penalty: see ``decoding/penalties.py``.
         presence_penalty, frequency_penalty: see there; the model has no say in these.

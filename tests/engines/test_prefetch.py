@@ -9,19 +9,19 @@ import pytest
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead.engines.ahead import ahead
+from ipex_lookahead.engines.prefetch import prefetched
 from tests.support.family_engines import each, load, some
 from tests.support.tiny_families import build, write_folder
 
 
 @pytest.mark.parametrize(("run", "most"), [(1, 1), (1, 5), (7, 10), (7, 10**9), (10**9, 1)])
 def test_all_items_come_in_their_order(run, most):
-    with ahead(lambda i: i * i, range(500), lambda _: 1, run=run, most=most) as items:
+    with prefetched(lambda i: i * i, range(500), lambda _: 1, run=run, most=most) as items:
         assert list(items) == [i * i for i in range(500)]
 
 
 def test_nothing_comes_of_nothing():
-    with ahead(lambda i: i, (), lambda _: 1, run=1, most=1) as items:
+    with prefetched(lambda i: i, (), lambda _: 1, run=1, most=1) as items:
         assert list(items) == []
 
 
@@ -33,7 +33,7 @@ def test_items_are_made_by_another_thread_while_those_before_are_in_use():
             second.set()
         return threading.get_ident()
 
-    with ahead(make, range(2), lambda _: 1, run=1, most=1) as items:
+    with prefetched(make, range(2), lambda _: 1, run=1, most=1) as items:
         assert next(items) != threading.get_ident()
         assert second.wait(60), "the second was not begun while the first was in use"
 
@@ -47,7 +47,7 @@ def test_no_more_than_the_bound_or_one_run_is_begun(run, most, size):
         begun.append(i)
         return i
 
-    with ahead(make, range(200), lambda _: size, run=run * size, most=most) as items:
+    with prefetched(make, range(200), lambda _: size, run=run * size, most=most) as items:
         for taken, _ in enumerate(items, 1):
             ahead_of_it = (len(begun) - taken) * size
             assert ahead_of_it <= max(most, run * size) + run * size  # the second term: the run in hand
@@ -59,7 +59,7 @@ def test_an_error_comes_in_place_of_its_run_after_those_before():
             raise KeyError(f"item {i}")
         return i
 
-    with ahead(make, range(100), lambda _: 1, run=2, most=100) as items:
+    with prefetched(make, range(100), lambda _: 1, run=2, most=100) as items:
         assert [next(items) for _ in range(4)] == [0, 1, 2, 3]
         with pytest.raises(KeyError, match="item 4"):
             next(items)
@@ -72,7 +72,7 @@ def test_leaving_early_stops_the_thread():
         begun.append(i)
         return i
 
-    with ahead(make, range(10**4), lambda _: 1, run=1, most=4) as items:
+    with prefetched(make, range(10**4), lambda _: 1, run=1, most=4) as items:
         next(items)
     assert not [one.name for one in threading.enumerate() if one.name.startswith("reading-ahead")]
     assert len(begun) <= 5

@@ -50,10 +50,10 @@ struct ThreadMemory {
   ExpertPlan plan;
 };
 
-class Walk {
+class ThreadContext {
  public:
   // `times` takes the phases' times; null measures nothing.
-  Walk(const KernelTable* kernels, Phases& phases, int thread, int threads, ThreadMemory& own, RowsMemory& shared,
+  ThreadContext(const KernelTable* kernels, Phases& phases, int thread, int threads, ThreadMemory& own, RowsMemory& shared,
        PhaseTimes* times)
       : kernels_(kernels), phases_(phases), thread_(thread), threads_(threads), own_(own), shared_(shared), times_(times) {}
 
@@ -101,15 +101,15 @@ class Walk {
   template <typename Make>
   class Inputs {
    public:
-    Inputs(Walk& walk, int64_t rows, int64_t width, bool integer, const int32_t* order, const Make& make)
-        : walk_(walk),
-          rows_((rows <= kPreparedByAll ? walk.own_.rows : walk.shared_).view(rows, width)),
+    Inputs(ThreadContext& context, int64_t rows, int64_t width, bool integer, const int32_t* order, const Make& make)
+        : context_(context),
+          rows_((rows <= kPreparedByAll ? context.own_.rows : context.shared_).view(rows, width)),
           width_(width),
           integer_(integer),
           order_(order),
           make_(make) {
       if (rows <= kPreparedByAll) return;
-      walk.each(rows, [&](int64_t r) { make_row(r); });
+      context.each(rows, [&](int64_t r) { make_row(r); });
       made_ = true;
     }
     const Rows& get() {
@@ -126,14 +126,14 @@ class Walk {
       if (order_ == nullptr) {
         make_(r, out);
       } else {
-        float* const row = walk_.own_.unordered.data();
+        float* const row = context_.own_.unordered.data();
         make_(r, row);
         for (int64_t i = 0; i < width_; ++i) out[i] = row[order_[i]];
       }
-      if (integer_) walk_.kernels_->quantize_row(rows_, r);
+      if (integer_) context_.kernels_->quantize_row(rows_, r);
     }
 
-    Walk& walk_;
+    ThreadContext& context_;
     const Rows rows_;
     const int64_t width_;
     const bool integer_;
