@@ -214,9 +214,9 @@ def test_costs_are_not_measured_for_one_token(folder, monkeypatch):
 
 @pytest.mark.parametrize("through", ["text", "transformers"])
 def test_costs_are_measured_before_the_clock_runs_and_the_answer_begins(through, folder, tmp_path, monkeypatch):
-    from ipex_lookahead.decoding import calibration, cost, group
+    from ipex_lookahead.decoding import calibration, cost, sequence_group
 
-    monkeypatch.setattr(group, "perf_counter", lambda: time.perf_counter() + 1000 * happened.count("measured"))
+    monkeypatch.setattr(sequence_group, "perf_counter", lambda: time.perf_counter() + 1000 * happened.count("measured"))
     happened: list[str] = []
 
     def measure(engine):
