@@ -17,7 +17,8 @@ from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.errors import UnsupportedModelError
 from tests.support.family_configs import read_config
 from tests.support.family_engines import in_chunks, load
-from tests.support.tiny_families import SIZES, build, distance, logits, text, variants, write_folder
+from tests.support.family_table import SIZES, variants
+from tests.support.tiny_families import build, distance, logits, text, write_folder
 
 QWEN2_VL_2B: dict[str, Any] = {
     "architectures": ["Qwen2VLForConditionalGeneration"], "attention_dropout": 0.0, "bos_token_id": 151643,

@@ -16,8 +16,9 @@ from ipex_lookahead.architectures import family, model_types
 from ipex_lookahead.checkpoints import GgufCheckpoint, SafetensorsCheckpoint
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from tests.support.family_engines import load
+from tests.support.family_table import variants
 from tests.support.gguf_families import write_gguf
-from tests.support.tiny_families import build, variants, write_folder
+from tests.support.tiny_families import build, write_folder
 
 Change = Callable[[dict[str, Any]], None]
 EXPERTS = ("gpt_oss", "mixtral", "qwen3_moe")

@@ -11,7 +11,8 @@ import pytest
 from ipex_lookahead.architectures import family, model_types
 from ipex_lookahead.engines.hf_config import transformers_config
 from tests.support.family_configs import read_config
-from tests.support.tiny_families import Variant, as_of_old, config_of, variants
+from tests.support.family_table import Variant, variants
+from tests.support.tiny_families import as_of_old, config_of
 
 EVERY = [(model_type, variant) for model_type in model_types() for variant in variants(model_type)]
 EACH = pytest.mark.parametrize(("model_type", "variant"), EVERY, ids=[f"{name}-{one.name}" for name, one in EVERY])

@@ -20,19 +20,11 @@ from ipex_lookahead.engines.native.core import available_isas
 from ipex_lookahead.generation.generate import generate
 from tests.gates import cases
 from tests.support.family_engines import each, in_chunks, load, on, some, step
+from tests.support.family_table import VOCAB, Variant, variants
 from tests.support.gguf_families import write_gguf
 from tests.support.native import chain
 from tests.support.pairs import pairwise
-from tests.support.tiny_families import (
-    VOCAB,
-    Variant,
-    build,
-    distance,
-    logits,
-    text,
-    variants,
-    write_folder,
-)
+from tests.support.tiny_families import build, distance, logits, text, write_folder
 
 EACH = each(some())
 FLOATS = 1e-2

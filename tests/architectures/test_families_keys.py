@@ -18,7 +18,8 @@ from ipex_lookahead.architectures import family, model_types
 from ipex_lookahead.architectures.keys import GGUF_GIVEN, GIVEN, ConfigKeys
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from tests.support.family_configs import read_config
-from tests.support.tiny_families import build, config_of, variants
+from tests.support.family_table import variants
+from tests.support.tiny_families import build, config_of
 
 METHODS = {
     "get_text_config", "is_heterogeneous", "json", "standardize_rope_params", "to_dict", "use_return_dict",

@@ -17,17 +17,8 @@ from ipex_lookahead.architectures import model_types
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.checkpoints.hf_folder import write_hf_folder
 from tests.support.family_engines import in_chunks, load
-from tests.support.tiny_families import (
-    Variant,
-    config_of,
-    distance,
-    kind_of,
-    logits,
-    text,
-    variants,
-    with_weights,
-    write_folder,
-)
+from tests.support.family_table import Variant, variants
+from tests.support.tiny_families import config_of, distance, kind_of, logits, text, with_weights, write_folder
 
 FLOATS = 1e-2
 """Of the logits' standard deviation: keys and values are float16, and some sums are in another order."""

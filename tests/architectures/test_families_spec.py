@@ -12,10 +12,11 @@ import pytest
 
 from ipex_lookahead.architectures import family, model_types, spec_for
 from ipex_lookahead.checkpoints import GgufCheckpoint, open_checkpoint
-from tests.support import tiny_families
+from tests.support import family_table, tiny_families
+from tests.support.family_table import Variant, variants
 from tests.support.gguf_families import write_gguf
 from tests.support.spec_model import SpecModel
-from tests.support.tiny_families import Variant, build, logits, rename_text_part, text, variants, write_folder
+from tests.support.tiny_families import build, logits, rename_text_part, text, write_folder
 
 EVERY = [(model_type, variant) for model_type in model_types() for variant in variants(model_type)]
 IN_GGUF = [(model_type, variant) for model_type, variant in EVERY if variant.gguf]
@@ -32,7 +33,7 @@ def assert_as_transformers(path: Path, model_type: str, variant: Variant) -> Non
     ids = text(model)
     expected = logits(model, ids)
     checkpoint = open_checkpoint(path)
-    got = SpecModel(checkpoint, spec_for(checkpoint.config, tiny_families.CONTEXT)).logits(ids)
+    got = SpecModel(checkpoint, spec_for(checkpoint.config, family_table.CONTEXT)).logits(ids)
     if (most := checkpoint.spec.max_context) < len(ids):  # one set of frequencies for so many, another beyond
         short = SpecModel(checkpoint).logits(ids[:most])
         assert np.abs(short - logits(model, ids[:most])).max() / expected.std() < CLOSE

@@ -12,19 +12,8 @@ import torch
 import transformers
 
 from ipex_lookahead.architectures import model_types
-from tests.support.tiny_families import (
-    FAMILIES,
-    SIZES,
-    Variant,
-    build,
-    config_of,
-    kind_of,
-    logits,
-    text,
-    variants,
-    with_weights,
-    write_folder,
-)
+from tests.support.family_table import FAMILIES, SIZES, Variant, variants
+from tests.support.tiny_families import build, config_of, kind_of, logits, text, with_weights, write_folder
 
 EVERY = [(model_type, variant) for model_type in FAMILIES for variant in variants(model_type)]
 EACH = pytest.mark.parametrize(("model_type", "variant"), EVERY, ids=[f"{one}-{each.name}" for one, each in EVERY])

@@ -14,17 +14,8 @@ from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from tests.support.family_configs import read_config
 from tests.support.family_engines import in_chunks, load
-from tests.support.tiny_families import (
-    Variant,
-    build,
-    config_of,
-    distance,
-    logits,
-    text,
-    variants,
-    with_weights,
-    write_folder,
-)
+from tests.support.family_table import Variant, variants
+from tests.support.tiny_families import build, config_of, distance, logits, text, with_weights, write_folder
 
 OF_THE_4B: dict[str, Any] = {
     "architectures": ["Gemma3ForConditionalGeneration"],

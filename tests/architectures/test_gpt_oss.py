@@ -19,10 +19,11 @@ from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from tests.support.family_configs import read_config
+from tests.support.family_table import variants
 from tests.support.gguf_families import write_gguf
 from tests.support.mxfp4 import rounded, write_mxfp4_folder
 from tests.support.spec_model import SpecModel
-from tests.support.tiny_families import build, logits, text, variants, write_folder
+from tests.support.tiny_families import build, logits, text, write_folder
 
 PLAIN = variants("gpt_oss")[0]
 SMALL: dict[str, Any] = {

@@ -10,8 +10,9 @@ import pytest
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from tests.support.family_configs import checked
+from tests.support.family_table import variants
 from tests.support.gguf_families import write_gguf
-from tests.support.tiny_families import build, variants
+from tests.support.tiny_families import build
 
 DENSE: dict[str, Any] = {
     "num_local_experts": 0, "num_experts_per_tok": 0, "layer_types": ["attention", "attention"],

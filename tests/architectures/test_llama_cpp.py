@@ -20,22 +20,11 @@ from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.checkpoints import GgufCheckpoint
 from ipex_lookahead.engines.gguf_export import export_gguf
 from ipex_lookahead.engines.weights import WeightPlan
+from tests.support.family_table import CONTEXT, FAMILIES, VOCAB, Variant, variants
 from tests.support.gguf_families import ARCHITECTURES, PAIRED, write_gguf
 from tests.support.mxfp4 import rounded
 from tests.support.spec_model import SpecModel
-from tests.support.tiny_families import (
-    CONTEXT,
-    FAMILIES,
-    VOCAB,
-    Variant,
-    build,
-    config_of,
-    distance,
-    logits,
-    text,
-    variants,
-    with_weights,
-)
+from tests.support.tiny_families import build, config_of, distance, logits, text, with_weights
 
 PYTHON = "IPEX_LOOKAHEAD_LLAMA_CPP"
 PROGRAM = Path(__file__).parents[1] / "support" / "llama_cpp_logits.py"

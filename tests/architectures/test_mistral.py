@@ -13,8 +13,9 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 from ipex_lookahead import AutoModelForCausalLM
 from ipex_lookahead.checkpoints import open_checkpoint
 from tests.support.family_configs import opened
+from tests.support.family_table import variants
 from tests.support.gguf_families import write_gguf
-from tests.support.tiny_families import build, distance, logits, text, variants
+from tests.support.tiny_families import build, distance, logits, text
 
 UNEVEN = next(one for one in variants("mistral") if one.name == "uneven")
 

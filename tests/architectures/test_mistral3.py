@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.errors import UnsupportedModelError
 from tests.support.family_configs import read_config
-from tests.support.tiny_families import build, variants, write_folder
+from tests.support.family_table import variants
+from tests.support.tiny_families import build, write_folder
 
 SMALL: dict[str, Any] = {
     "architectures": ["Mistral3ForConditionalGeneration"],

@@ -20,10 +20,11 @@ from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import ModelFormatError
 from tests.gates.test_family_files import parts_of
 from tests.support.family_configs import read_config
+from tests.support.family_table import variants
 from tests.support.gguf_bytes import Tensor
 from tests.support.gguf_bytes import build as gguf_bytes
 from tests.support.gguf_families import add_keys, gguf_tensors, write_gguf
-from tests.support.tiny_families import build, variants, write_folder
+from tests.support.tiny_families import build, write_folder
 
 PLAIN = variants("mixtral")[0]
 

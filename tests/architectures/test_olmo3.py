@@ -12,7 +12,7 @@ from transformers import Olmo3Config
 from ipex_lookahead.engines.hf_config import transformers_config
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from tests.support.family_configs import checked, opened, spec_of, windows
-from tests.support.tiny_families import SIZES
+from tests.support.family_table import SIZES
 
 YARN = {
     "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "attention_factor": 1.2079441541679836,

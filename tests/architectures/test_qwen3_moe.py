@@ -13,8 +13,9 @@ from ipex_lookahead.architectures.spec import Experts, GatedMlp
 from ipex_lookahead.checkpoints import GgufCheckpoint
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from tests.support.family_configs import read_config
+from tests.support.family_table import variants
 from tests.support.gguf_families import write_gguf
-from tests.support.tiny_families import build, variants
+from tests.support.tiny_families import build
 
 SMALL: dict[str, Any] = {
     "model_type": "qwen3_moe", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,

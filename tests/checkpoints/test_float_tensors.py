@@ -20,9 +20,10 @@ from ipex_lookahead.engines.requantize import requantized
 from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats import dequantize
+from tests.support.family_table import variants
 from tests.support.native import ids_of, load, one_by_one, run
 from tests.support.tiny import TinyLlama
-from tests.support.tiny_families import build, variants
+from tests.support.tiny_families import build
 
 DTYPES = {"float64": "fp32", "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
 EACH = pytest.mark.parametrize("dtype", DTYPES)

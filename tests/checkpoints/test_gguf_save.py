@@ -21,9 +21,10 @@ from ipex_lookahead.engines.weights import WeightPlan, read_matrix
 from ipex_lookahead.errors import InputError, ModelFormatError, SaveError
 from ipex_lookahead.formats import dequantize
 from ipex_lookahead.formats.base import PackedWeight
+from tests.support.family_table import FAMILIES, variants
 from tests.support.gguf_families import write_gguf
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
-from tests.support.tiny_families import FAMILIES, build, variants
+from tests.support.tiny_families import build
 
 SIZES: dict[str, Any] = {"quant": "F32", "hidden": 256, "seed": 4}
 OWN = ("general.file_type", "general.quantization_version")

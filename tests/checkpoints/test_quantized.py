@@ -17,10 +17,11 @@ from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats import FLOATS, dequantize
 from tests.support import quantized_float_folders as floats
 from tests.support import quantized_folders as folders
+from tests.support.family_table import variants
 from tests.support.hqq_folders import HQQ_KINDS, hqq
 from tests.support.quantized_float_folders import FLOAT_KINDS
 from tests.support.quantized_folders import KINDS, ORDERED, Kind, write_quantized, write_tensors
-from tests.support.tiny_families import build, variants
+from tests.support.tiny_families import build
 
 LAYER = "model.layers.0.self_attn.q_proj"
 

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from ipex_lookahead.architectures import model_types
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.checkpoints.tensor_names import renamed
-from tests.support.tiny_families import build, variants
+from tests.support.family_table import variants
+from tests.support.tiny_families import build
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ from ipex_lookahead.cli.main import run
 from ipex_lookahead.engines.torch.importance import measure_importance
 from ipex_lookahead.errors import InputError, ModelFormatError
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
+from tests.support.family_table import VOCAB, variants
 from tests.support.gguf_families import write_gguf
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
-from tests.support.tiny_families import VOCAB, build, variants, write_folder
+from tests.support.tiny_families import build, write_folder
 
 PROGRAM = os.environ.get("IPEX_LOOKAHEAD_LLAMA_QUANTIZE") or shutil.which("llama-quantize")
 TEXT = "the cat sat on the mat and the dog sat on the cat. " * 20

@@ -14,7 +14,7 @@ from ipex_lookahead import AutoModelForCausalLM
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.engines.convert import convert
 from ipex_lookahead.engines.loading import LoadRequest
-from tests.support import tiny_families
+from tests.support import family_table, tiny_families
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
 
 
@@ -68,7 +68,7 @@ def test_a_gguf_file_becomes_what_a_loaded_model_saves(tmp_path: Path, quant: st
 @pytest.mark.parametrize("family", ["gemma3_text", "phi3", "gpt_oss", "mixtral"])
 def test_families_whose_tensors_lie_otherwise(tmp_path: Path, family: str) -> None:
     """Norms without their 1, parts of fused tensors, experts in blocks, routers in floats."""
-    model = tiny_families.build(family, tiny_families.variants(family)[0])
+    model = tiny_families.build(family, family_table.variants(family)[0])
     check(tiny_families.write_folder(tmp_path / "model", model), tmp_path, low_bit="sym_int8")
 
 

@@ -13,9 +13,10 @@ import pytest
 
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.engines.weights import WeightPlan, matrices
+from tests.support.family_table import Variant
 from tests.support.gguf_families import write_gguf
 from tests.support.tiny import write_tiny_gguf
-from tests.support.tiny_families import Variant, config_of, with_weights
+from tests.support.tiny_families import config_of, with_weights
 
 PROGRAM = os.environ.get("IPEX_LOOKAHEAD_LLAMA_QUANTIZE") or shutil.which("llama-quantize")
 pytestmark = pytest.mark.skipif(

@@ -24,12 +24,13 @@ from ipex_lookahead.architectures import family, model_types
 from tests.gates import cases, seed
 from tests.gates.test_model_files import fast_folder, put, speak
 from tests.support import gguf_attacks, json_attacks, safetensors_attacks
+from tests.support.family_table import variants
 from tests.support.forked import in_children
 from tests.support.gguf_bytes import ARRAY, Entry, Tensor, build
 from tests.support.gguf_families import write_gguf
 from tests.support.mxfp4 import rounded, write_mxfp4_folder
 from tests.support.tiny_families import build as build_model
-from tests.support.tiny_families import variants, write_folder
+from tests.support.tiny_families import write_folder
 
 CASES = cases(120, 3_000)
 MIXTURES = ("mixtral", "qwen3_moe")

@@ -9,8 +9,9 @@ from typing import Any
 from ipex_lookahead.architectures import ModelSpec, spec_for
 from ipex_lookahead.checkpoints import GgufCheckpoint
 from ipex_lookahead.checkpoints.config_json import checked_config, read_json
+from tests.support.family_table import SIZES, variants
 from tests.support.gguf_families import write_gguf
-from tests.support.tiny_families import SIZES, build, variants
+from tests.support.tiny_families import build
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.weights import WeightPlan
 from tests.gates import cases
+from tests.support.family_table import CONTEXT, Variant, variants
 from tests.support.native import chain
-from tests.support.tiny_families import CONTEXT, Variant, variants
 
 Ids = npt.NDArray[np.int32]
 

@@ -21,8 +21,9 @@ import numpy.typing as npt
 from gguf.quants import quantize
 from safetensors.torch import load_file
 
+from tests.support.family_table import FULL, SLIDING
 from tests.support.tiny import llama3_frequency_divisors
-from tests.support.tiny_families import FULL, SLIDING, write_folder
+from tests.support.tiny_families import write_folder
 
 Array = npt.NDArray[np.float32]
 

@@ -18,10 +18,11 @@ from ipex_lookahead.engines.native.linear import LinearPool
 from ipex_lookahead.errors import InputError, ModelFormatError
 from ipex_lookahead.formats import FORMATS, dequantize
 from tests.support.family_engines import on
+from tests.support.family_table import variants
 from tests.support.native import ids_of, load, one_by_one, run
 from tests.support.native_subjects import whole_decoder
 from tests.support.quantized_folders import ORDERED, Kind, gptq, write_quantized, write_tensors
-from tests.support.tiny_families import build, variants
+from tests.support.tiny_families import build
 
 SHARED = [kind for kind in ORDERED if "apart" not in kind.name]
 APART = next(kind for kind in ORDERED if "apart" in kind.name)

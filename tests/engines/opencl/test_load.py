@@ -24,11 +24,12 @@ from ipex_lookahead.errors import EngineError, LookaheadError
 from ipex_lookahead.modeling import placement
 from ipex_lookahead.tokenization.prompts import build_prompt
 from tests.support.family_engines import each, some
+from tests.support.family_table import CONTEXT, Variant
 from tests.support.native import ids_of, one_by_one, run
 from tests.support.quantized_float_folders import fp8, mxfp4, nvfp4
 from tests.support.quantized_folders import ORDERED, Kind, awq, gptq, write_quantized
 from tests.support.tiny import write_tiny_llama
-from tests.support.tiny_families import CONTEXT, Variant, build, text, write_folder
+from tests.support.tiny_families import build, text, write_folder
 
 
 @each(some())

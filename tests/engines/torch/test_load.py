@@ -16,7 +16,7 @@ from ipex_lookahead import AutoModelForCausalLM, InputError, LookaheadDecoding, 
 from ipex_lookahead import wrap as wrap_model
 from ipex_lookahead.architectures import model_types
 from ipex_lookahead.engines.torch.load import ParametersOnMeta, compute_dtype
-from tests.support import tiny_families
+from tests.support import family_table, tiny_families
 from tests.support.families import CHAINS, FAMILIES, STATEFUL, build, shortfall, write
 from tests.support.gguf_families import write_gguf
 from tests.support.numpy_engine import NumpyEngine
@@ -114,7 +114,7 @@ def test_auto_takes_the_native_engine_where_it_can(tmp_path: Path, monkeypatch: 
     pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
     folder = write_tiny_llama(tmp_path / "m")
     assert load(folder).engine.describe()["chosen"].startswith("native: llama on the CPU")
-    file = write_gguf(tmp_path / "m.gguf", tiny_families.build("qwen3", tiny_families.variants("qwen3")[0]))
+    file = write_gguf(tmp_path / "m.gguf", tiny_families.build("qwen3", family_table.variants("qwen3")[0]))
     assert load(file).engine.describe()["chosen"].startswith("native: qwen3 on the CPU")  # what was loaded
     assert load(folder, device="cpu").engine.name == "native"
     from ipex_lookahead.engines.native import core
