@@ -19,7 +19,7 @@ from ipex_lookahead.cli.recommended import suggestion
 from ipex_lookahead.cli.running import run_command
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.terminal import counted
+from ipex_lookahead.system.terminal import counted
 from ipex_lookahead.tokenization.prompts import build_prompt
 
 PROMPT = "Write four Python functions, add, subtract, multiply and divide, each of two numbers a and b."

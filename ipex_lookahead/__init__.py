@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ipex_lookahead.absent import refuse_name
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.errors import (
     ContextLengthError,
@@ -21,8 +21,9 @@ from ipex_lookahead.errors import (
     ServiceError,
     UnsupportedModelError,
 )
-from ipex_lookahead.extras import need_torch
+from ipex_lookahead.ipex_llm_names.absent import refuse_name
 from ipex_lookahead.lookahead_decoding import LookaheadDecoding
+from ipex_lookahead.system.extras import need_torch
 
 if TYPE_CHECKING:
     from ipex_lookahead.auto import AutoModelForCausalLM
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ipex_lookahead.wrapping import wrap
 
 __version__ = "0.1.0"
+__path__.append(str(Path(__file__).parent / "ipex_llm_names"))
 
 __all__ = [
     "AutoModelForCausalLM",

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.architectures import model_types
-from ipex_lookahead.arguments import check_config, own_arguments, shared_arguments, wanted_format
 from ipex_lookahead.checkpoints import family_of, low_bit_folder
 from ipex_lookahead.drafting.self_speculation import check_gains
 from ipex_lookahead.engines import ENGINES
@@ -22,10 +21,11 @@ from ipex_lookahead.engines.native.core import core_missing
 from ipex_lookahead.engines.opencl.device import installed as pyopencl_installed
 from ipex_lookahead.engines.weights import check_format, check_low_bit, not_converted
 from ipex_lookahead.errors import InputError, UnsupportedModelError
-from ipex_lookahead.extras import need_torch
+from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.hub import resolve_model
-from ipex_lookahead.paths import given_path
-from ipex_lookahead.terminal import bar, may_draw
+from ipex_lookahead.ipex_llm_names.arguments import check_config, own_arguments, shared_arguments, wanted_format
+from ipex_lookahead.system.extras import need_torch
+from ipex_lookahead.system.terminal import bar, may_draw
 
 if TYPE_CHECKING:
     from ipex_lookahead.generation.text_model import TextModel
@@ -100,7 +100,8 @@ class AutoModelForCausalLM:
             **others: the hub's arguments (``revision``, ``cache_dir``, ``token``, ``local_files_only``,
                 ``force_download``, ``subfolder``), which are honoured; ``config``, which must say what the checkpoint's
                 says; ``dtype`` (``torch_dtype``) and ``device_map``, for engines other than native; and those of
-                transformers and ipex-llm that change nothing or must be at their default (``arguments.py``).
+                transformers and ipex-llm that change nothing or must be at their default
+                (``ipex_llm_names/arguments.py``).
 
         Raises:
             InputError: no such checkpoint, or an argument outside what is allowed.
@@ -248,9 +249,9 @@ def _load(request: LoadRequest, asked: str, name: str, reason: str) -> LoadedMod
 def _loaded(request: LoadRequest, asked: str, name: str, reason: str, speculative: bool) -> LookaheadModelForCausalLM:
     """The model on the engine of that name. A pickle of it holds these arguments, and calls this again."""
     need_torch("a model with transformers' methods")
-    from ipex_lookahead.compat import generation_config
     from ipex_lookahead.engines.hf_config import transformers_config
     from ipex_lookahead.model import LookaheadModelForCausalLM
+    from ipex_lookahead.system.compat import generation_config
 
     loaded = _load(request, asked, name, reason)
     again = dataclasses.replace(request, path=request.path.absolute(), progress=None)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.paths import given_path
-from ipex_lookahead.safe_yaml import load_yaml
+from ipex_lookahead.files.paths import given_path
+from ipex_lookahead.files.safe_yaml import load_yaml
 
 MAX_DRAFT = 128
 """Most drafted rows a step: as many as Lookahead Decoding's window takes (W = G = 15, N = 5: 119); more never paid."""

@@ -43,7 +43,7 @@ from ipex_lookahead.modeling.placement import Placement
 from ipex_lookahead.modeling.refused import REFUSED, refuse
 from ipex_lookahead.modeling.statistics import IpexLlmStatistics
 from ipex_lookahead.modeling.weights import Weights
-from ipex_lookahead.terminal import tell_people
+from ipex_lookahead.system.terminal import tell_people
 from ipex_lookahead.tokenization.text import TextTokenizer
 
 

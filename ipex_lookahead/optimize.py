@@ -28,9 +28,9 @@ from ipex_lookahead.engines.torch.load import DTYPES, ParametersOnMeta
 from ipex_lookahead.engines.torch.low_bit_linear import format_of, load_packed, module_weights, replace_linears
 from ipex_lookahead.engines.weights import WeightPlan, check_low_bit, not_converted
 from ipex_lookahead.errors import InputError, LowBitFormatError
+from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.formats import FLOATS
 from ipex_lookahead.model import LookaheadModelForCausalLM
-from ipex_lookahead.paths import given_path
 
 __all__ = ["load_low_bit", "low_memory_init", "optimize_model", "save_low_bit"]
 

@@ -37,9 +37,9 @@ READERS = [
     "config.py",
     "drafting/store.py",
     "engines/foreign.py",
+    "files/safe_json.py",
+    "files/safe_yaml.py",
     "formats/rules.py",
-    "safe_json.py",
-    "safe_yaml.py",
 ]
 """What reads bytes of strangers. Writers, and what only hands on what these have read, are not here; nor are the
 processes of templates and of some tokenizers (tokenization/isolated, process, worker), which end without a count."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ipex_lookahead.architectures import ModelSpec
 from ipex_lookahead.bench.shapes import config_of, shape_of
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.temporary import temporary_file
+from ipex_lookahead.files.temporary import temporary_file
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen3": "qwen3", "gemma3_text": "gemma3", "phi3": "phi3"}
 """Our model types to llama.cpp's, of families without experts."""

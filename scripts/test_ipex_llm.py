@@ -30,7 +30,7 @@ PYTHONS = ((3, 11), (3, 10))
 NEEDED = 8 << 30
 """Bytes that making the environment takes, with what is unpacked on the way."""
 TESTS = [  # the other rooms compare with a newer transformers
-    "tests/ipex_llm", "tests/test_compat.py", "tests/engines/ipex_llm", "tests/engines/test_every_engine.py",
+    "tests/ipex_llm", "tests/system/test_compat.py", "tests/engines/ipex_llm", "tests/engines/test_every_engine.py",
     "tests/engines/native/test_cache.py", "tests/engines/native/test_kernels.py", "tests/decoding", "tests/generation",
     "tests/drafting", "tests/formats", "tests/modeling", "tests/test_model.py", "tests/test_auto.py",
 ]  # fmt: skip

@@ -11,9 +11,9 @@ from ipex_lookahead.decoding.kept_costs import processor
 from ipex_lookahead.engines.machine import default_threads
 from ipex_lookahead.engines.native import core
 from ipex_lookahead.errors import InputError, ModelFormatError
+from ipex_lookahead.files.safe_json import load_object
+from ipex_lookahead.files.temporary import temporary_file
 from ipex_lookahead.hub import cache_folder
-from ipex_lookahead.safe_json import load_object
-from ipex_lookahead.temporary import temporary_file
 
 READ_BYTES = 256 << 20
 """What is read: far more than any cache holds."""

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.paths import given_path
+from ipex_lookahead.files.paths import given_path
 
 _LINE = 1 << 20
 """Most bytes of one line of a stream."""

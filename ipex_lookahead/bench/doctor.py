@@ -18,8 +18,8 @@ from typing import Any
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.errors import EngineError, LookaheadError
-from ipex_lookahead.extras import installing, need_torch, torch_missing
 from ipex_lookahead.hub import home_folder
+from ipex_lookahead.system.extras import installing, need_torch, torch_missing
 
 PACKAGES = ("ipex-lookahead", "torch", "transformers", "numpy", "ipex-llm", "intel-extension-for-pytorch")
 

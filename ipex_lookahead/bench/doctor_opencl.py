@@ -23,8 +23,8 @@ from ipex_lookahead.bench.doctor import (
     without_paths,
 )
 from ipex_lookahead.engines.opencl.device import Device, installed
-from ipex_lookahead.extras import need_torch, torch_missing
 from ipex_lookahead.formats import FORMATS
+from ipex_lookahead.system.extras import need_torch, torch_missing
 
 STEP_ROWS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT, PROMPT = 128, 256

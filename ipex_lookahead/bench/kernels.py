@@ -15,7 +15,7 @@ from ipex_lookahead.engines.native.linear import linear_layer
 from ipex_lookahead.engines.weights import random_matrix
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.formats import FORMATS
-from ipex_lookahead.terminal import counted
+from ipex_lookahead.system.terminal import counted
 
 WORKING_SET = 192 << 20
 """Bytes of weights walked in turn, more than any last-level cache holds, as a whole model's are."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.paths import given_path
+from ipex_lookahead.files.paths import given_path
 
 PACKAGED_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 """Our own prompts, by category, for when none are given."""

@@ -202,7 +202,7 @@ def reference_model(engine: Any, config: dict[str, Any]) -> Any:
     import transformers
     from safetensors.numpy import save_file
 
-    from ipex_lookahead.compat import dtype_argument
+    from ipex_lookahead.system.compat import dtype_argument
 
     with tempfile.TemporaryDirectory(prefix="ipex-lookahead-") as folder:
         weights = {name: np.ascontiguousarray(dequantize(weight)) for name, weight in engine.weights()}

@@ -31,7 +31,7 @@ from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.engines.base import Batch, Engine, StepOutput
 from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.safe_json import parse, read_file
+from ipex_lookahead.files.safe_json import parse, read_file
 
 VERSION = 1
 FILE_BYTES = 1 << 30

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from typing import Any
 
-from ipex_lookahead.terminal import counted
+from ipex_lookahead.system.terminal import counted
 
 COLUMNS = (
     "model",

@@ -23,8 +23,8 @@ from ipex_lookahead.bench.plan import TASKS, Case, Plan
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.engines.machine import peak_memory
 from ipex_lookahead.errors import InputError, LookaheadError, SaveError
-from ipex_lookahead.safe_json import load_object
-from ipex_lookahead.temporary import temporary_file
+from ipex_lookahead.files.safe_json import load_object
+from ipex_lookahead.files.temporary import temporary_file
 
 RESULTS = "results.json"
 MOST_BYTES = 64 << 20

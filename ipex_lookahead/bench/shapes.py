@@ -7,7 +7,7 @@ from typing import Any
 from ipex_lookahead.architectures import ModelSpec, spec_for
 from ipex_lookahead.checkpoints.config_json import checked_config
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.safe_json import JsonObject
+from ipex_lookahead.files.safe_json import JsonObject
 
 _WORDS = (
     "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",

@@ -18,7 +18,7 @@ from ipex_lookahead.engines.native.core import integer_peak, read_bandwidth
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.terminal import counted
+from ipex_lookahead.system.terminal import counted
 
 
 def linear_operations(spec: ModelSpec) -> int:

@@ -20,7 +20,7 @@ from ipex_lookahead.checkpoints.low_bit import MARKER, LowBitCheckpoint
 from ipex_lookahead.checkpoints.low_bit_save import save
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
 from ipex_lookahead.errors import InputError, ModelFormatError, UnsupportedModelError
-from ipex_lookahead.paths import given_path
+from ipex_lookahead.files.paths import given_path
 
 __all__ = [
     "READERS",

@@ -46,10 +46,10 @@ from ipex_lookahead.checkpoints.quantized_layers import (
     rows_of,
     unsupported,
 )
+from ipex_lookahead.files.safe_json import JsonObject
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.float_base import to_binary16
 from ipex_lookahead.formats.groups import pack_nibbles
-from ipex_lookahead.safe_json import JsonObject
 
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _BACK = tuple(_ORDER.index(output) for output in range(8))

@@ -33,11 +33,11 @@ from ipex_lookahead.checkpoints.quantized_layers import (
     rows_of,
     unsupported,
 )
+from ipex_lookahead.files.safe_json import JsonObject, parse
 from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.blocks import BlockFormat
 from ipex_lookahead.formats.float_scales import INPUTS, packed
-from ipex_lookahead.safe_json import JsonObject, parse
 
 _SETTINGS = Settings(
     used={

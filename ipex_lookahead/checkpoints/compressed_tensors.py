@@ -41,8 +41,8 @@ from ipex_lookahead.checkpoints.quantized_layers import (
     rows_of,
     unsupported,
 )
+from ipex_lookahead.files.safe_json import JsonObject
 from ipex_lookahead.formats.base import PackedWeight
-from ipex_lookahead.safe_json import JsonObject
 
 _PACKED, _INT, _EITHER = ("pack-quantized",), ("int-quantized",), ("naive-quantized",)
 _FLOAT8, _FLOAT4 = ("float-quantized", "mxfp8-quantized"), ("nvfp4-pack-quantized", "mxfp4-pack-quantized")

@@ -30,7 +30,7 @@ from ipex_lookahead.architectures.hparams import (
 from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys
 from ipex_lookahead.checkpoints.files import BinaryFile
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
-from ipex_lookahead.safe_json import JsonObject, parse
+from ipex_lookahead.files.safe_json import JsonObject, parse
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 64

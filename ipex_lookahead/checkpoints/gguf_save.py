@@ -20,9 +20,9 @@ from ipex_lookahead.checkpoints.gguf_reader import GgufTensor
 from ipex_lookahead.checkpoints.low_bit_save import Progress
 from ipex_lookahead.checkpoints.placed import row_order, run_of
 from ipex_lookahead.errors import InputError, SaveError
+from ipex_lookahead.files.temporary import temporary_file
 from ipex_lookahead.formats import FORMATS, get_format
 from ipex_lookahead.formats.base import PackedWeight
-from ipex_lookahead.temporary import temporary_file
 
 GGUF_FORMATS = tuple(name for name, low_bit in FORMATS.items() if low_bit.gguf is not None)
 """The formats that are types of GGUF's."""

@@ -37,8 +37,8 @@ from ipex_lookahead.checkpoints.quantized_layers import (
     named_parts,
     rows_of,
 )
+from ipex_lookahead.files.safe_json import JsonObject
 from ipex_lookahead.formats.base import PackedWeight
-from ipex_lookahead.safe_json import JsonObject
 
 _SETTINGS = Settings(
     provenance=True,

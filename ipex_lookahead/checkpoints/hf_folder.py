@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.formats import dequantize
-from ipex_lookahead.paths import given_path
 
 SHARD = 1 << 30
 """Bytes of tensors that are held before a file of them is written."""

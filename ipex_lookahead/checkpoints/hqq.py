@@ -34,9 +34,9 @@ from ipex_lookahead.checkpoints.quantized_layers import (
     named_parts,
     rows_of,
 )
+from ipex_lookahead.files.safe_json import JsonObject
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.float_base import narrow, widen
-from ipex_lookahead.safe_json import JsonObject
 
 _SETTINGS = Settings(
     used={"quant_config": lambda source, key, value: value},

@@ -16,9 +16,9 @@ from ipex_lookahead.checkpoints.ipex_llm import is_ipex_llm
 from ipex_lookahead.checkpoints.safetensors import INDEX, MAX_INDEX_BYTES, MAX_SHARDS, SINGLE
 from ipex_lookahead.checkpoints.torch_pickle import TorchFile, chunks
 from ipex_lookahead.errors import InputError, ModelFormatError, SaveError
-from ipex_lookahead.paths import given_path
-from ipex_lookahead.safe_json import JsonObject
-from ipex_lookahead.temporary import put_in_place, temporary_folder
+from ipex_lookahead.files.paths import given_path
+from ipex_lookahead.files.safe_json import JsonObject
+from ipex_lookahead.files.temporary import put_in_place, temporary_folder
 
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 Progress = Callable[[int, int], None]

@@ -36,10 +36,10 @@ from ipex_lookahead.checkpoints.safetensors import SINGLE
 from ipex_lookahead.checkpoints.safetensors_reader import MAX_DIM, SafetensorsFile, StoredTensor
 from ipex_lookahead.checkpoints.tensor_names import renamed
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from ipex_lookahead.files.safe_json import JsonObject
 from ipex_lookahead.formats import FLOATS as FLOAT_FORMATS
 from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.formats.base import ORDER, PackedWeight, Stream
-from ipex_lookahead.safe_json import JsonObject
 
 MARKER = "ipex_lookahead"
 VERSION = 2

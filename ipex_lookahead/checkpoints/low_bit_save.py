@@ -26,10 +26,10 @@ from ipex_lookahead.checkpoints.licence import copy_licence
 from ipex_lookahead.checkpoints.low_bit import FLOATS, MARKER, VERSION, StoredStream, checksum, stored_as, streams
 from ipex_lookahead.checkpoints.safetensors import SINGLE
 from ipex_lookahead.errors import InputError, ModelFormatError, SaveError
+from ipex_lookahead.files.paths import given_path
+from ipex_lookahead.files.safe_json import spelled
+from ipex_lookahead.files.temporary import put_in_place, temporary_folder
 from ipex_lookahead.formats.base import PackedWeight
-from ipex_lookahead.paths import given_path
-from ipex_lookahead.safe_json import spelled
-from ipex_lookahead.temporary import put_in_place, temporary_folder
 
 Progress = Callable[[int, int], None]
 """Called with the bytes written so far and the bytes in all."""

@@ -13,7 +13,7 @@ from ipex_lookahead.checkpoints.gptq import gptq
 from ipex_lookahead.checkpoints.hqq import hqq
 from ipex_lookahead.checkpoints.quantized_layers import Reader, Scheme, inside
 from ipex_lookahead.errors import UnsupportedModelError
-from ipex_lookahead.safe_json import JsonObject
+from ipex_lookahead.files.safe_json import JsonObject
 
 KEY = "quantization_config"
 SCHEMES: dict[str, Reader] = {

@@ -24,9 +24,9 @@ from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.placed import run_of
 from ipex_lookahead.checkpoints.safetensors_reader import DTYPE_BITS, SafetensorsFile, StoredTensor
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from ipex_lookahead.files.safe_json import JsonObject
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.float_base import widen
-from ipex_lookahead.safe_json import JsonObject
 
 Found = tuple[SafetensorsFile, StoredTensor]
 Array = npt.NDArray[Any]

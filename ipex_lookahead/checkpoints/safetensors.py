@@ -42,9 +42,9 @@ from ipex_lookahead.checkpoints.quantized_layers import Layer, Scheme
 from ipex_lookahead.checkpoints.safetensors_reader import MAX_NAME, SafetensorsFile, StoredTensor
 from ipex_lookahead.checkpoints.tensor_names import renamed
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from ipex_lookahead.files.safe_json import JsonObject
 from ipex_lookahead.formats import dequantize
 from ipex_lookahead.formats.base import PackedWeight
-from ipex_lookahead.safe_json import JsonObject
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -15,7 +15,7 @@ from typing import Any
 from ipex_lookahead.architectures.hparams import shown
 from ipex_lookahead.checkpoints.files import BinaryFile
 from ipex_lookahead.errors import ModelFormatError
-from ipex_lookahead.safe_json import JsonObject, parse
+from ipex_lookahead.files.safe_json import JsonObject, parse
 
 MAX_HEADER = 100_000_000
 MAX_TENSORS = 65_536

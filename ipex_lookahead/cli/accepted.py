@@ -13,7 +13,7 @@ import click
 from ipex_lookahead.cli.stream import Answer, printable
 from ipex_lookahead.cli.wrapping import Paint, WordWrap
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.terminal import is_terminal, may_draw
+from ipex_lookahead.system.terminal import is_terminal, may_draw
 
 COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
 

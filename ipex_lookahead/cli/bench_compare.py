@@ -24,7 +24,7 @@ from ipex_lookahead.cli.options import (
 from ipex_lookahead.cli.progress import status
 from ipex_lookahead.cli.tables import print_facts, print_table
 from ipex_lookahead.cli.types import Words
-from ipex_lookahead.terminal import counted
+from ipex_lookahead.system.terminal import counted
 
 
 @command(

@@ -25,7 +25,7 @@ from ipex_lookahead.cli.options import (
 from ipex_lookahead.cli.progress import progress_bar
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import Strategy, Tokens
-from ipex_lookahead.terminal import counted
+from ipex_lookahead.system.terminal import counted
 
 
 @command(

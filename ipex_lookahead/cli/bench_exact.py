@@ -25,7 +25,7 @@ from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import LowBit, Strategy
 from ipex_lookahead.config import MAX_DRAFT
-from ipex_lookahead.terminal import counted
+from ipex_lookahead.system.terminal import counted
 
 MODES = ("fixed", "adaptive")
 

@@ -12,7 +12,7 @@ from ipex_lookahead.cli.names import ISAS
 from ipex_lookahead.cli.options import FORMATS, comma_separated, json_option, option, plot_option, threads_option
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import LowBit, Refused, Words
-from ipex_lookahead.terminal import counted
+from ipex_lookahead.system.terminal import counted
 
 
 @command("ipex-lookahead bench kernels --low-bit sym_int4 --low-bit q4_k")

@@ -15,7 +15,7 @@ from ipex_lookahead.cli.progress import progress_bar
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import Strategy
 from ipex_lookahead.config import MAX_DRAFT
-from ipex_lookahead.terminal import counted
+from ipex_lookahead.system.terminal import counted
 
 ALONE = dict.fromkeys((NEEDS_DRAFT_MODEL, NEEDS_A_COPY), "a recording holds no second model")
 

@@ -15,8 +15,8 @@ from ipex_lookahead.cli.options import json_option, option
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import Refused
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.paths import given_path
-from ipex_lookahead.terminal import bar, counted, may_draw, tell_people
+from ipex_lookahead.files.paths import given_path
+from ipex_lookahead.system.terminal import bar, counted, may_draw, tell_people
 
 if TYPE_CHECKING:
     from ipex_lookahead.bench.plan import Case, Plan

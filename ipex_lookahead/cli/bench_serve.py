@@ -13,7 +13,7 @@ from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import json_option, limit_option, option, plot_option, prompts_option
 from ipex_lookahead.cli.progress import progress_bar
 from ipex_lookahead.cli.tables import print_facts, print_table
-from ipex_lookahead.terminal import counted
+from ipex_lookahead.system.terminal import counted
 
 
 def _address(ctx: click.Context, param: click.Parameter, value: str) -> str:

@@ -11,7 +11,7 @@ from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import FORMATS, comma_separated, json_option, option, plot_option, threads_option
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import LowBit
-from ipex_lookahead.terminal import counted
+from ipex_lookahead.system.terminal import counted
 
 SHAPES = (
     "smollm2-135m",

@@ -24,7 +24,7 @@ from ipex_lookahead.cli.options import (
     sampling_options,
     special_tokens_option,
 )
-from ipex_lookahead.terminal import counted, is_terminal, may_draw
+from ipex_lookahead.system.terminal import counted, is_terminal, may_draw
 
 LEAVING = ("exit", "quit")
 """Said alone these end the chat, as they do in other programs."""

@@ -14,7 +14,7 @@ from ipex_lookahead.cli.progress import status
 from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import LowBit, Tokens, Words
-from ipex_lookahead.terminal import counted
+from ipex_lookahead.system.terminal import counted
 
 ENGINE = Words(
     **{

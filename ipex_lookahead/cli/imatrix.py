@@ -40,8 +40,8 @@ def imatrix(model: str, text: Path, to: Path, tokens: int, window: int, overwrit
     from ipex_lookahead.checkpoints import open_checkpoint
     from ipex_lookahead.checkpoints.imatrix import write_imatrix
     from ipex_lookahead.errors import InputError, SaveError
+    from ipex_lookahead.files.temporary import temporary_file
     from ipex_lookahead.hub import resolve_model
-    from ipex_lookahead.temporary import temporary_file
 
     if not to.parent.is_dir():
         raise InputError(f"{to.parent}: there is no such folder", hint="make it first")

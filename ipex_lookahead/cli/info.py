@@ -17,7 +17,7 @@ from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.tables import print_facts, print_table
 from ipex_lookahead.cli.types import Model
 from ipex_lookahead.errors import EngineError
-from ipex_lookahead.terminal import counted
+from ipex_lookahead.system.terminal import counted
 
 PACKAGES = ("ipex-lookahead", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.extras import need_torch
-from ipex_lookahead.terminal import tell_people
+from ipex_lookahead.system.extras import need_torch
+from ipex_lookahead.system.terminal import tell_people
 
 if TYPE_CHECKING:
     from ipex_lookahead.generation.text_model import TextModel

@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.files.temporary import temporary_file
 from ipex_lookahead.hub import home_folder
-from ipex_lookahead.temporary import temporary_file
-from ipex_lookahead.terminal import wants_plain
+from ipex_lookahead.system.terminal import wants_plain
 
 HISTORY_LINES = 1000
 QUOTE = '"""'

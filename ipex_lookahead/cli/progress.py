@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ipex_lookahead.terminal import Draw, bar, may_draw, tell_people, wants_plain
+from ipex_lookahead.system.terminal import Draw, bar, may_draw, tell_people, wants_plain
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from ipex_lookahead.terminal import Draw, bar, may_draw, tell_people
+from ipex_lookahead.system.terminal import Draw, bar, may_draw, tell_people
 
 LONG_PROMPT = 256
 """Tokens to read from which on a prompt takes long enough for a bar."""

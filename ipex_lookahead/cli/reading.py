@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.paths import given_path
-from ipex_lookahead.terminal import is_terminal
+from ipex_lookahead.files.paths import given_path
+from ipex_lookahead.system.terminal import is_terminal
 
 PATIENCE_SECONDS = 2.0
 """So long nothing is said about waiting for standard input."""

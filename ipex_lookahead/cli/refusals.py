@@ -9,13 +9,13 @@ from typing import Any
 
 import click
 
-from ipex_lookahead.cgroups import cpu_quota
 from ipex_lookahead.cli.names import NEEDS_DRAFT_MODEL
 from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.types import LowBit, Refused, unknown
 from ipex_lookahead.config import NO_STORE, is_memory
+from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.low_bits import NOT_MADE, is_rules_file, why_not_made
-from ipex_lookahead.paths import given_path
+from ipex_lookahead.system.cgroups import cpu_quota
 
 
 def refuse(ctx: click.Context) -> None:

@@ -9,7 +9,7 @@ import click
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.types import Cached, Refused
-from ipex_lookahead.terminal import is_terminal
+from ipex_lookahead.system.terminal import is_terminal
 
 
 @command("ipex-lookahead rm owner/repo")

@@ -19,9 +19,9 @@ from typing import Any
 
 import click
 
-from ipex_lookahead.cgroups import address_space
 from ipex_lookahead.errors import LookaheadError
-from ipex_lookahead.extras import torch_needed
+from ipex_lookahead.system.cgroups import address_space
+from ipex_lookahead.system.extras import torch_needed
 
 DONE, FAILED, MISUSED, INTERRUPTED, READER_GONE = 0, 1, 2, 130, 141
 """Exit statuses; the last two are what a shell gives for SIGINT and SIGPIPE."""

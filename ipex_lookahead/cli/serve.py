@@ -23,8 +23,8 @@ from ipex_lookahead.cli.options import (
 )
 from ipex_lookahead.cli.types import Size, Strategy, Tokens
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.extras import installing
-from ipex_lookahead.paths import given_path
+from ipex_lookahead.files.paths import given_path
+from ipex_lookahead.system.extras import installing
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance", "markdown_it", "pygments")
 """Packages of the extra ``serve``."""

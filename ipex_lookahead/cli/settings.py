@@ -21,7 +21,7 @@ from ipex_lookahead.cli.options import Option
 from ipex_lookahead.cli.types import Refused, nearest
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.safe_yaml import load_yaml
+from ipex_lookahead.files.safe_yaml import load_yaml
 
 ALIASES = {"num-draft-tokens": "lookahead"}
 """A field of ``LookaheadConfig`` -> the option that sets it, where it has another name."""

@@ -14,11 +14,11 @@ from ipex_lookahead.cli.report import stats_line
 from ipex_lookahead.cli.tables import fact_lines, terminal_width
 from ipex_lookahead.config import MAX_DRAFT
 from ipex_lookahead.errors import InputError, ModelFormatError
+from ipex_lookahead.files.paths import given_path
+from ipex_lookahead.files.safe_json import load_object
+from ipex_lookahead.files.temporary import temporary_file
 from ipex_lookahead.generation.recommended import SEED
-from ipex_lookahead.paths import given_path
-from ipex_lookahead.safe_json import load_object
-from ipex_lookahead.temporary import temporary_file
-from ipex_lookahead.terminal import counted
+from ipex_lookahead.system.terminal import counted
 
 if TYPE_CHECKING:
     from ipex_lookahead.cli.session import Session

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ipex_lookahead.cli.wrapping import WordWrap
-from ipex_lookahead.terminal import is_terminal
+from ipex_lookahead.system.terminal import is_terminal
 from ipex_lookahead.tokenization.detokenizer import Detokenizer
 
 _CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}

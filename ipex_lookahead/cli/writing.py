@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from ipex_lookahead.errors import SaveError
-from ipex_lookahead.paths import given_path
+from ipex_lookahead.files.paths import given_path
 
 
 def check_output(file: str | None, *, overwrite: bool) -> None:

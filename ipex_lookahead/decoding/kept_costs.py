@@ -25,9 +25,9 @@ from ipex_lookahead.engines.base import Engine, NamesKernels
 from ipex_lookahead.engines.native.core import core_build
 from ipex_lookahead.engines.native.decoder import KV_CACHES, kv_bytes_per_token
 from ipex_lookahead.errors import LookaheadError, ModelFormatError
+from ipex_lookahead.files.paths import given_path
+from ipex_lookahead.files.safe_json import load_object
 from ipex_lookahead.hub import cache_folder_if_any
-from ipex_lookahead.paths import given_path
-from ipex_lookahead.safe_json import load_object
 
 FORMAT = 2
 """Of a file, and of how is measured: raised where either changes, so that what is there already is not believed."""

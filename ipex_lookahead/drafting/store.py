@@ -34,8 +34,8 @@ import numpy.typing as npt
 from ipex_lookahead.config import is_memory
 from ipex_lookahead.drafting.partial_matching import LONGEST_CONTEXT, native_core
 from ipex_lookahead.errors import InputError, SaveError
-from ipex_lookahead.paths import given_path
-from ipex_lookahead.temporary import temporary_file
+from ipex_lookahead.files.paths import given_path
+from ipex_lookahead.files.temporary import temporary_file
 
 log = logging.getLogger("ipex_lookahead")
 

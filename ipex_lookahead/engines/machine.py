@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ipex_lookahead.cgroups import cpu_quota, memory_limit
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.system.cgroups import cpu_quota, memory_limit
 
 MAX_THREADS = 1024
 

@@ -16,6 +16,7 @@ from ipex_lookahead.architectures.spec import ModelSpec, Tensor
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.checkpoints.imatrix import Imatrix
 from ipex_lookahead.errors import InputError, LowBitFormatError, ModelFormatError
+from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.formats import FLOATS, dequantize, get_format, quantize
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.rules import (
@@ -31,7 +32,6 @@ from ipex_lookahead.formats.rules import (
     rules_of,
 )
 from ipex_lookahead.low_bits import is_rules_file
-from ipex_lookahead.paths import given_path
 
 log = logging.getLogger("ipex_lookahead")
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.cgroups import cpu_quota
 from ipex_lookahead.errors import LowBitFormatError
 from ipex_lookahead.formats.base import (
     GROUP,
@@ -43,6 +42,7 @@ from ipex_lookahead.formats.search import (
     ScaleSearch,
     ZeroSearch,
 )
+from ipex_lookahead.system.cgroups import cpu_quota
 
 GROUP_SIZES = (32, 64)
 

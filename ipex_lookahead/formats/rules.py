@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from ipex_lookahead.errors import LowBitFormatError
+from ipex_lookahead.files.paths import given_path
+from ipex_lookahead.files.safe_yaml import load_yaml
 from ipex_lookahead.low_bits import ALIASES, LOW_BITS, NAMES, NOT_MADE, PRESETS, is_rules_file, why_not_made
-from ipex_lookahead.paths import given_path
-from ipex_lookahead.safe_yaml import load_yaml
 
 FOLDER = Path(__file__).parent / "presets"
 HEAD, EMBEDDING = "head", "embedding"

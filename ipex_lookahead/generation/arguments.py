@@ -6,8 +6,8 @@ import difflib
 from typing import Any
 
 from ipex_lookahead.checkpoints.generation_config import GUIDE
-from ipex_lookahead.compat import option_defaults
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.system.compat import option_defaults
 
 _FORWARD = "generate works that out by itself: leave it out"
 _GUIDANCE = f"it belongs to guidance_scale: {GUIDE}"

@@ -8,10 +8,10 @@ from typing import Any
 from transformers import GenerationConfig
 
 from ipex_lookahead.checkpoints.generation_config import REFUSED, refused
-from ipex_lookahead.compat import blank_settings, option_defaults, watermarking
 from ipex_lookahead.config import MAX_DRAFT
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.checks import integer, number, token_ids
+from ipex_lookahead.system.compat import blank_settings, option_defaults, watermarking
 
 MOST_IDS = 2**31
 """Ids beyond the vocabulary do no harm where they are only left out."""

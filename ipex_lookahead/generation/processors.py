@@ -16,10 +16,10 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation import logits_process as hf
 
-from ipex_lookahead.compat import MinPLogitsWarper, TopHLogitsWarper
 from ipex_lookahead.decoding.choose import Ids, Logits
 from ipex_lookahead.decoding.sampling import WarperParams
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.system.compat import MinPLogitsWarper, TopHLogitsWarper
 
 Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(input_ids int64 [rows, n], scores float32 [rows, vocab_size]) -> scores of the same shape."""

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from transformers.generation import stopping_criteria as hf
 
-from ipex_lookahead.compat import StopStringCriteria
 from ipex_lookahead.decoding.choose import Ids, Logits
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.processors import with_padding
+from ipex_lookahead.system.compat import StopStringCriteria
 
 _BY_ROW = "MaxLengthCriteria MaxTimeCriteria EosTokenCriteria StopStringCriteria".split()
 

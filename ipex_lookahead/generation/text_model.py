@@ -29,7 +29,7 @@ from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.base import Engine
 from ipex_lookahead.engines.loading import LoadedModel
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.extras import need_torch
+from ipex_lookahead.files.safe_json import has_surrogate
 from ipex_lookahead.generation.checks import token_ids
 from ipex_lookahead.generation.kept import Kept
 from ipex_lookahead.generation.lookahead import resolve_lookahead, second_model_lookahead
@@ -37,7 +37,7 @@ from ipex_lookahead.generation.recommended import resolved, with_recommended
 from ipex_lookahead.generation.run import Job, TokenBuffer, length_limit, run_stepwise, streamed
 from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.generation.second_model import check_vocabulary
-from ipex_lookahead.safe_json import has_surrogate
+from ipex_lookahead.system.extras import need_torch
 from ipex_lookahead.tokenization.detokenizer import Detokenizer
 from ipex_lookahead.tokenization.stop_matcher import StopMatcher
 from ipex_lookahead.tokenization.text import TextTokenizer

@@ -21,7 +21,7 @@ from ipex_lookahead.errors import DownloadError
 from ipex_lookahead.hub.disk import reported_disk_faults, require_space
 from ipex_lookahead.hub.folders import cache_folder
 from ipex_lookahead.hub.progress import note
-from ipex_lookahead.terminal import bar
+from ipex_lookahead.system.terminal import bar
 
 _CHUNK = 1 << 20
 

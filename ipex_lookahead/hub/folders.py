@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.paths import given_path
+from ipex_lookahead.files.paths import given_path
 
 
 def home_folder() -> Path | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.safe_yaml import load_yaml
+from ipex_lookahead.files.safe_yaml import load_yaml
 
 FILE = Path(__file__).with_name("recommended.yaml")
 PROGRAM_BYTES = 300_000_000

@@ -29,7 +29,7 @@ from ipex_lookahead.hub.folders import hub_cache_folder
 from ipex_lookahead.hub.names import HubName
 from ipex_lookahead.hub.options import HubOptions
 from ipex_lookahead.hub.progress import note
-from ipex_lookahead.terminal import bar
+from ipex_lookahead.system.terminal import bar
 
 PARTIAL = ".partial"
 """Ends the name of a large file that is being fetched."""
@@ -184,7 +184,7 @@ def _from_cache(name: HubName, options: HubOptions, problem: Exception | None) -
 
 def _has_all_shards(snapshot: Path, choice: Choice) -> bool:
     """Whether a folder's index names no file that is missing: a fetch may have been interrupted between two."""
-    from ipex_lookahead.safe_json import load_object
+    from ipex_lookahead.files.safe_json import load_object
 
     index = snapshot / choice.entry / "model.safetensors.index.json"
     if not any(path.endswith(index.name) for path in choice.files):

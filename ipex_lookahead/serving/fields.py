@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
-from ipex_lookahead.safe_json import has_surrogate
+from ipex_lookahead.files.safe_json import has_surrogate
 from ipex_lookahead.serving.failures import ApiError, refused
 
 HONOURED, NO_EFFECT, REFUSED = "honoured", "no effect", "refused"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.paths import given_path
+from ipex_lookahead.files.paths import given_path
 
 LEAST = 16
 """Characters of a key."""

@@ -16,9 +16,9 @@ import numpy as np
 
 from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.errors import ContextLengthError, InputError, LookaheadError
+from ipex_lookahead.files.safe_json import has_surrogate
 from ipex_lookahead.generation.recommended import SETTINGS
 from ipex_lookahead.generation.sampling_params import SamplingParams
-from ipex_lookahead.safe_json import has_surrogate
 from ipex_lookahead.serving.answers import Answers, GenerationRequest
 from ipex_lookahead.serving.failures import ApiError, from_ours
 from ipex_lookahead.serving.grammar import Grammars

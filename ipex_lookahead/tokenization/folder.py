@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import AddedToken
 
 from ipex_lookahead.errors import ModelFormatError
-from ipex_lookahead.safe_json import kind, load_object, read_file
+from ipex_lookahead.files.safe_json import kind, load_object, read_file
 from ipex_lookahead.tokenization.chat_template import MAX_SOURCE
 from ipex_lookahead.tokenization.growth import LONGEST_SPELLED, check_added
 from ipex_lookahead.tokenization.isolated import IsolatedText

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.errors import ModelFormatError
-from ipex_lookahead.safe_json import File
+from ipex_lookahead.files.safe_json import File
 from ipex_lookahead.tokenization.content import Encode, respelled
 from ipex_lookahead.tokenization.growth import MOST_ADDED, MOST_GROWTH, most_ids
 from ipex_lookahead.tokenization.process import OnFork, Stopped, Worker, importable, spoken_memory

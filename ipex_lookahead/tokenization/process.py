@@ -14,8 +14,8 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.cgroups import address_space
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.system.cgroups import address_space
 
 _ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
 """All that the worker gets to see of the environment: what starting Python takes, and the time zone."""

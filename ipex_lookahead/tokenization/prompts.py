@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.safe_json import has_surrogate
+from ipex_lookahead.files.safe_json import has_surrogate
 from ipex_lookahead.tokenization.text import TextTokenizer
 
 LLAMA2_VOCABULARY = 32000

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
-from ipex_lookahead.safe_json import File
+from ipex_lookahead.files.safe_json import File
 from ipex_lookahead.tokenization.growth import LONGEST_SPELLED, MOST_GROWTH, check_added
 
 MAX_PIECES = 1 << 20

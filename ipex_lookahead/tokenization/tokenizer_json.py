@@ -18,7 +18,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from ipex_lookahead.errors import LookaheadError, ModelFormatError, UnsupportedModelError
-from ipex_lookahead.safe_json import File, kind
+from ipex_lookahead.files.safe_json import File, kind
 from ipex_lookahead.tokenization.byte_pair import Pair, bpe, check_merges, merge_pairs
 from ipex_lookahead.tokenization.growth import MOST_AROUND, check_added, check_growth, leaves
 from ipex_lookahead.tokenization.release import check_whole_words, merges_are_pairs, merges_for_json

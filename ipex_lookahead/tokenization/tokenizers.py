@@ -16,8 +16,8 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
-from ipex_lookahead.compat import json_schema
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.system.compat import json_schema
 from ipex_lookahead.tokenization.chat_template import chat_template_of, render_chats
 from ipex_lookahead.tokenization.pieces import MARKER, Pieces
 from ipex_lookahead.tokenization.saving import (

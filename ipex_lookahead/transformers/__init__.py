@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from ipex_lookahead.absent import refuse_name
 from ipex_lookahead.auto import AutoModelForCausalLM
-from ipex_lookahead.tasks import (
+from ipex_lookahead.ipex_llm_names.absent import refuse_name
+from ipex_lookahead.transformers.convert import get_enable_ipex
+from ipex_lookahead.transformers.tasks import (
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForMultipleChoice,
@@ -15,7 +16,6 @@ from ipex_lookahead.tasks import (
     AutoModelForSpeechSeq2Seq,
     AutoModelForTokenClassification,
 )
-from ipex_lookahead.transformers.convert import get_enable_ipex
 
 __all__ = [
     "AutoModel",

@@ -15,8 +15,8 @@ from ipex_lookahead.engines.native import linear
 from ipex_lookahead.engines.torch.linear_backends import BACKENDS
 from ipex_lookahead.engines.torch.linear_kernels import GenericKernel, NativeKernel
 from ipex_lookahead.errors import EngineError, MissingPackageError
-from ipex_lookahead.extras import installing
 from ipex_lookahead.formats import FORMATS as EVERY
+from ipex_lookahead.system.extras import installing
 from tests.support.int4_operator import NEEDS_HALF, int4_product
 
 

@@ -230,7 +230,7 @@ def test_a_failed_rename_leaves_the_old_folder(tmp_path: Path, monkeypatch: pyte
         return False
 
     monkeypatch.setattr(Path, "rename", rename)
-    monkeypatch.setattr("ipex_lookahead.temporary._exchange", exchange)
+    monkeypatch.setattr("ipex_lookahead.files.temporary._exchange", exchange)
     with pytest.raises(SaveError):
         saved(tmp_path / "out", overwrite=True)
     assert [p.name for p in tmp_path.iterdir()] == ["out"]

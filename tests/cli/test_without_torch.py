@@ -15,7 +15,7 @@ import pytest
 
 from ipex_lookahead.cli.bench import COMMANDS as MEASURING
 from ipex_lookahead.cli.main import COMMANDS, run
-from ipex_lookahead.extras import installing
+from ipex_lookahead.system.extras import installing
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.ipex_llm_folder import write_ipex_llm
 from tests.support.tiny import write_tiny_llama

@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers.generation import logits_process as hf
 
-from ipex_lookahead.compat import MinPLogitsWarper
 from ipex_lookahead.decoding.sampling import (
     ALL_FORBIDDEN,
     BAD_LOGITS,
@@ -20,6 +19,7 @@ from ipex_lookahead.decoding.sampling import (
     sample_reference,
 )
 from ipex_lookahead.errors import EngineError, InputError
+from ipex_lookahead.system.compat import MinPLogitsWarper
 
 INFINITY = np.float32(np.inf)
 

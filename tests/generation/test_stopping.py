@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipex_lookahead.compat import StopStringCriteria
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation import stopping
 from ipex_lookahead.generation.stopping import StopStrings
 from ipex_lookahead.generation.text_model import StopTexts
+from ipex_lookahead.system.compat import StopStringCriteria
 from tests.support.byte_tokenizer import byte_tokenizer
 
 

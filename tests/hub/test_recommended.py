@@ -16,11 +16,11 @@ from ipex_lookahead.checkpoints.sizes import packed_bytes
 from ipex_lookahead.engines.native.decoder import kv_bytes_per_token
 from ipex_lookahead.engines.weights import WeightPlan, matrices
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.files.safe_json import JsonObject
 from ipex_lookahead.formats import get_format
 from ipex_lookahead.hub.choosing import GGUF_TYPES, choose, type_in
 from ipex_lookahead.hub.names import HubName, parse_name
 from ipex_lookahead.hub.recommended import POSITIONS, PROGRAM_BYTES, recommended_models
-from ipex_lookahead.safe_json import JsonObject
 
 MODELS = recommended_models()
 ROOT = Path(__file__).resolve().parents[2]

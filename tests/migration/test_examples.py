@@ -19,14 +19,14 @@ import pytest
 import torch
 import transformers
 
-from ipex_lookahead.absent import ABSENT_MODULES, ABSENT_NAMES
-from ipex_lookahead.arguments import HUB_ARGUMENTS, WITHOUT_EFFECT
 from ipex_lookahead.errors import LookaheadError
 from ipex_lookahead.formats import FORMATS
+from ipex_lookahead.ipex_llm_names.absent import ABSENT_MODULES, ABSENT_NAMES
+from ipex_lookahead.ipex_llm_names.arguments import HUB_ARGUMENTS, WITHOUT_EFFECT
 from ipex_lookahead.model import LookaheadModelForCausalLM
 from tests.support.families import build
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
-from tests.test_tasks import say_in_config, seq2seq, speech
+from tests.transformers.test_tasks import say_in_config, seq2seq, speech
 
 FACTS = json.loads((Path(__file__).parent / "examples.json").read_text(encoding="utf-8"))
 EXAMPLES = FACTS["examples"]

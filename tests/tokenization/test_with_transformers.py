@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, TextIteratorStreamer, TextStreamer, pipeline
 
-from ipex_lookahead.compat import StopStringCriteria
 from ipex_lookahead.errors import InputError, ModelFormatError
+from ipex_lookahead.system.compat import StopStringCriteria
 from tests.support.full_tokenizers import tokenizer_from_gguf
 
 from .conftest import CHATML

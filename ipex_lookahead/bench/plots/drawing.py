@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.extras import installing
-from ipex_lookahead.terminal import counted
+from ipex_lookahead.system.extras import installing
+from ipex_lookahead.system.terminal import counted
 
 SUFFIXES = (".svg", ".png")
 STYLE: Any = {

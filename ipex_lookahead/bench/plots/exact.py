@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ipex_lookahead.bench.plots.drawing import ALERT, COLOURS, entitle, picture
-from ipex_lookahead.terminal import counted
+from ipex_lookahead.system.terminal import counted
 
 EQUAL, DIFFERS = "#dce8f5", "#f7d9d9"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ipex_lookahead.bench.plots.drawing import ALERT, COLOURS, FAINT, entitle, logarithmic, look, picture
-from ipex_lookahead.terminal import counted
+from ipex_lookahead.system.terminal import counted
 
 
 def plot_serve(report: dict[str, Any], file: Path) -> None:

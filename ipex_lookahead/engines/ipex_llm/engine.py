@@ -23,7 +23,6 @@ from ipex_lookahead.checkpoints import Checkpoint, family_of, open_checkpoint
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.hf_folder import write_hf_folder
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint, refuse_without_safetensors
-from ipex_lookahead.compat import RELEASE
 from ipex_lookahead.engines.foreign import foreign_config
 from ipex_lookahead.engines.hf_config import generation_defaults, transformers_config
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
@@ -32,6 +31,7 @@ from ipex_lookahead.engines.torch.cache import ModelSequence, SequenceCache
 from ipex_lookahead.engines.torch.engine import TorchEngine
 from ipex_lookahead.engines.torch.load import compute_dtype
 from ipex_lookahead.errors import EngineError, LookaheadError, LowBitFormatError, UnsupportedModelError
+from ipex_lookahead.system.compat import RELEASE
 
 log = logging.getLogger("ipex_lookahead")
 

@@ -37,8 +37,8 @@ from ipex_lookahead.engines.opencl.programs import (
 from ipex_lookahead.engines.opencl.recording import recorder_of
 from ipex_lookahead.engines.opencl.self_test import check
 from ipex_lookahead.errors import EngineError, InputError
-from ipex_lookahead.extras import installing
 from ipex_lookahead.hub.folders import cache_folder_if_any
+from ipex_lookahead.system.extras import installing
 
 LANES = 16
 MAJOR = 22

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ipex_lookahead.engines.opencl.formats import KERNEL_FORMATS, NAMES
-from ipex_lookahead.temporary import temporary_file
+from ipex_lookahead.files.temporary import temporary_file
 
 KERNELS = Path(__file__).parent / "kernels"
 CL3 = "-cl-std=CL3.0"

@@ -27,7 +27,6 @@ from ipex_lookahead.checkpoints.ipex_llm import is_ipex_llm
 from ipex_lookahead.checkpoints.low_bit import MARKER
 from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
-from ipex_lookahead.compat import dtype_argument
 from ipex_lookahead.engines.foreign import Extent, foreign_config, said
 from ipex_lookahead.engines.hf_config import generation_defaults, transformers_config
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
@@ -42,6 +41,7 @@ from ipex_lookahead.engines.weights import WeightPlan, check_shape, label_in, lo
 from ipex_lookahead.errors import InputError, LookaheadError, ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats import FLOATS, FORMATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
+from ipex_lookahead.system.compat import dtype_argument
 
 DTYPES = {
     "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,

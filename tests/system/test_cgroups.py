@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ipex_lookahead.cgroups import cpu_quota, memory_limit
+from ipex_lookahead.system.cgroups import cpu_quota, memory_limit
 
 V2 = "29 23 0:26 {top} /sys/fs/cgroup rw,nosuid,nodev shared:4 - cgroup2 cgroup2 rw,nsdelegate"
 V1 = "33 32 0:30 {top} /sys/fs/cgroup/{name} rw,nosuid shared:9 - cgroup cgroup rw,{name}"

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers.generation import logits_process, stopping_criteria
 
-from ipex_lookahead import compat
 from ipex_lookahead.generation.options import resolve
+from ipex_lookahead.system import compat
 from tests.support.byte_tokenizer import byte_tokenizer
 
 

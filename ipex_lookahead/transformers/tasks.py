@@ -11,7 +11,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.arguments import HUB_ARGUMENTS, check_config, own_arguments, shared_arguments, wanted_format
 from ipex_lookahead.auto import AutoModelForCausalLM, progress_bar
 from ipex_lookahead.checkpoints import LowBitCheckpoint, low_bit_folder
 from ipex_lookahead.checkpoints.config_json import read_json
@@ -19,9 +18,16 @@ from ipex_lookahead.checkpoints.low_bit import MARKER
 from ipex_lookahead.engines.foreign import Extent, foreign_config
 from ipex_lookahead.engines.weights import WeightPlan, check_low_bit, not_converted
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.extras import need_torch
 from ipex_lookahead.formats import FLOATS
 from ipex_lookahead.hub import resolve_model
+from ipex_lookahead.ipex_llm_names.arguments import (
+    HUB_ARGUMENTS,
+    check_config,
+    own_arguments,
+    shared_arguments,
+    wanted_format,
+)
+from ipex_lookahead.system.extras import need_torch
 
 __all__ = [
     "AutoModel",

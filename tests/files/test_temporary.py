@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from ipex_lookahead import temporary
-from ipex_lookahead.temporary import put_in_place, sweep, temporary_file, temporary_folder
+from ipex_lookahead.files import temporary
+from ipex_lookahead.files.temporary import put_in_place, sweep, temporary_file, temporary_folder
 
 MAKER = """
 import sys, time
 from pathlib import Path
-from ipex_lookahead.temporary import temporary_file, temporary_folder
+from ipex_lookahead.files.temporary import temporary_file, temporary_folder
 make = temporary_folder if sys.argv[2] == "folder" else temporary_file
 with make(Path(sys.argv[1])) as path:
     if sys.argv[2] == "folder":

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipex_lookahead import safe_json
 from ipex_lookahead.errors import ModelFormatError
-from ipex_lookahead.safe_json import EXPLAINED, JsonObject, load_object, parse, read_file, spelled
+from ipex_lookahead.files import safe_json
+from ipex_lookahead.files.safe_json import EXPLAINED, JsonObject, load_object, parse, read_file, spelled
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -16,8 +16,8 @@ from typing import Any
 
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.hub import HubOptions
-from ipex_lookahead.paths import given_path
 
 WITHOUT_EFFECT = {
     "trust_remote_code": "code from a checkpoint is never run",

@@ -6,7 +6,7 @@ from os import PathLike
 from typing import Any
 
 from ipex_lookahead.errors import LookaheadError, ModelFormatError
-from ipex_lookahead.safe_json import read_file
+from ipex_lookahead.files.safe_json import read_file
 
 MOST_BYTES = 64 << 10
 """Of a file: the largest preset has 2 KiB, and PyYAML takes a second for a hundred."""

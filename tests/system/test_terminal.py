@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ipex_lookahead.terminal import bar, counted, is_terminal, may_draw, tell_people
+from ipex_lookahead.system.terminal import bar, counted, is_terminal, may_draw, tell_people
 
 
 class Terminal(io.StringIO):

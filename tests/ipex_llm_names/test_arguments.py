@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 import transformers
 
-from ipex_lookahead.arguments import ONLY_DEFAULT, WITHOUT_EFFECT, check_config, shared_arguments, wanted_format
 from ipex_lookahead.errors import InputError, ModelFormatError
+from ipex_lookahead.ipex_llm_names.arguments import (
+    ONLY_DEFAULT,
+    WITHOUT_EFFECT,
+    check_config,
+    shared_arguments,
+    wanted_format,
+)
 from tests.support.tiny import write_tiny_llama
 
 

@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 import ipex_lookahead
-from ipex_lookahead.absent import ABSENT_MODULES, ABSENT_NAMES
+from ipex_lookahead.ipex_llm_names.absent import ABSENT_MODULES, ABSENT_NAMES
 
 
 @pytest.mark.parametrize(("module", "name"), [(m, n) for m, names in ABSENT_NAMES.items() for n in names])

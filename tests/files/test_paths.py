@@ -17,7 +17,7 @@ from ipex_lookahead.bench.replay import load as load_recording
 from ipex_lookahead.checkpoints import family_of, kind_of, open_checkpoint, open_other_family
 from ipex_lookahead.checkpoints.hf_folder import write_hf_folder
 from ipex_lookahead.drafting.store import Store
-from ipex_lookahead.paths import given_path
+from ipex_lookahead.files.paths import given_path
 from tests.support.tiny import write_tiny_llama
 
 BAD = {

@@ -1,0 +1,1 @@
+"""What the process runs on: control groups, the terminal, optional packages, the release of transformers."""

@@ -1,5 +1,0 @@
-"""No ``ipex_llm.vllm`` here: importing it says what to use."""
-
-from ipex_lookahead.absent import refuse_module
-
-refuse_module(__name__)
