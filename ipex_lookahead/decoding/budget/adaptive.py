@@ -214,9 +214,7 @@ class AdaptiveBudget:
         self._asked = False
         if asking.doze:
             self._leave_alone(live)
-        # What a draft has lost is known before the next one: else several would be within the same allowance.
-        missed = rows > live and (ledger.careful or emitted == live)
-        if len(ledger.steps) >= self._account_after or missed:
+        if len(ledger.steps) >= self._account_after or (ledger.careful and rows > live):
             self._account()
 
     def _leave_alone(self, live: int) -> None:
