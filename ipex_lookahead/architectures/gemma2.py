@@ -112,7 +112,7 @@ def names(config: dict[str, Any]) -> Names:
 def block(names: Names, i: int, turn: Rope, **switches: Any) -> Block:
     """Attention and MLP between two norms each; ``switches`` are further ones of the attention."""
     return Block(
-        attention=names.attention(
+        mixer=names.attention(
             i,
             rope=turn,
             bias="qkvo" if names.config["attention_bias"] else "",
@@ -120,11 +120,11 @@ def block(names: Names, i: int, turn: Rope, **switches: Any) -> Block:
             window=window_of(names.config, i),
             **switches,
         ),
-        mlp=names.gated_mlp(i, activation=Activation("gelu_tanh")),
-        attention_norm=names.norm(i, "input_layernorm", "attn_norm"),
-        attention_after=names.norm(i, "post_attention_layernorm", "post_attention_norm"),
-        mlp_norm=names.norm(i, "pre_feedforward_layernorm", "ffn_norm"),
-        mlp_after=names.norm(i, "post_feedforward_layernorm", "post_ffw_norm"),
+        feed_forward=names.gated_mlp(i, activation=Activation("gelu_tanh")),
+        mixer_norm=names.norm(i, "input_layernorm", "attn_norm"),
+        mixer_after=names.norm(i, "post_attention_layernorm", "post_attention_norm"),
+        feed_forward_norm=names.norm(i, "pre_feedforward_layernorm", "ffn_norm"),
+        feed_forward_after=names.norm(i, "post_feedforward_layernorm", "post_ffw_norm"),
     )
 
 

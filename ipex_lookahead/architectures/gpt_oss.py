@@ -123,16 +123,16 @@ def spec(config: dict[str, Any]) -> ModelSpec:
     def block(i: int) -> Block:
         sinks, shape = f"model.layers.{i}.self_attn.sinks", (names.heads,)
         return Block(
-            attention=names.attention(
+            mixer=names.attention(
                 i,
                 rope=turn,
                 bias="qkvo" if config["attention_bias"] else "",
                 window=window_of(config, i),
                 sinks=names.tensor(sinks, f"blk.{i}.attn_sinks.weight", shape),
             ),
-            mlp=_experts(names, i, clamped),
-            attention_norm=names.norm(i, "input_layernorm", "attn_norm"),
-            mlp_norm=names.norm(i, "post_attention_layernorm", "post_attention_norm"),
+            feed_forward=_experts(names, i, clamped),
+            mixer_norm=names.norm(i, "input_layernorm", "attn_norm"),
+            feed_forward_norm=names.norm(i, "post_attention_layernorm", "post_attention_norm"),
         )
 
     return names.model("gpt_oss", block)

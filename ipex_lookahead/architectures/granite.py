@@ -89,15 +89,15 @@ def decoder(names: Names, model_type: str, turn: Rope | None, mlp: Callable[[int
 
     def block(i: int) -> Block:
         return Block(
-            attention=names.attention(
+            mixer=names.attention(
                 i,
                 rope=turn,
                 bias="qkvo" if config["attention_bias"] else "",
                 scale=config["attention_multiplier"],
             ),
-            mlp=mlp(i),
-            attention_norm=names.norm(i, "input_layernorm", "attn_norm"),
-            mlp_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
+            feed_forward=mlp(i),
+            mixer_norm=names.norm(i, "input_layernorm", "attn_norm"),
+            feed_forward_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
             residual_multiplier=config["residual_multiplier"],
         )
 

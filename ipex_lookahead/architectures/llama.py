@@ -87,10 +87,10 @@ def spec(config: dict[str, Any]) -> ModelSpec:
 
     def block(i: int) -> Block:
         return Block(
-            attention=names.attention(i, rope=turn, bias="qkvo" if config.get("attention_bias") else ""),
-            mlp=names.gated_mlp(i, bias=bool(config.get("mlp_bias"))),
-            attention_norm=names.norm(i, "input_layernorm", "attn_norm"),
-            mlp_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
+            mixer=names.attention(i, rope=turn, bias="qkvo" if config.get("attention_bias") else ""),
+            feed_forward=names.gated_mlp(i, bias=bool(config.get("mlp_bias"))),
+            mixer_norm=names.norm(i, "input_layernorm", "attn_norm"),
+            feed_forward_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
         )
 
     return names.model("llama", block)

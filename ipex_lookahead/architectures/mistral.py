@@ -44,10 +44,10 @@ def spec(config: dict[str, Any]) -> ModelSpec:
 
     def block(i: int) -> Block:
         return Block(
-            attention=names.attention(i, rope=turn, window=config["sliding_window"]),
-            mlp=names.gated_mlp(i),
-            attention_norm=names.norm(i, "input_layernorm", "attn_norm"),
-            mlp_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
+            mixer=names.attention(i, rope=turn, window=config["sliding_window"]),
+            feed_forward=names.gated_mlp(i),
+            mixer_norm=names.norm(i, "input_layernorm", "attn_norm"),
+            feed_forward_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
         )
 
     return names.model(config["model_type"], block)

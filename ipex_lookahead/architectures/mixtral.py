@@ -59,8 +59,8 @@ def spec(config: dict[str, Any]) -> ModelSpec:
 
     def block(i: int) -> Block:
         return Block(
-            attention=names.attention(i, rope=turn, window=config["sliding_window"]),
-            mlp=names.experts(
+            mixer=names.attention(i, rope=turn, window=config["sliding_window"]),
+            feed_forward=names.experts(
                 i,
                 "block_sparse_moe",
                 ("w1", "w3", "w2"),
@@ -68,8 +68,8 @@ def spec(config: dict[str, Any]) -> ModelSpec:
                 used=config["num_experts_per_tok"],
                 inner=config["intermediate_size"],
             ),
-            attention_norm=names.norm(i, "input_layernorm", "attn_norm"),
-            mlp_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
+            mixer_norm=names.norm(i, "input_layernorm", "attn_norm"),
+            feed_forward_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
         )
 
     return names.model("mixtral", block)

@@ -55,12 +55,12 @@ def block(names: Names, i: int, turn: Rope, window: int | None) -> Block:
         k_norm=names.norm(i, "self_attn.k_norm", "attn_k_norm", names.kv_heads * names.head_dim),
     )
     return Block(
-        attention=attention,
-        mlp=names.gated_mlp(i),
-        attention_norm=None,
-        attention_after=names.norm(i, "post_attention_layernorm", "post_attention_norm"),
-        mlp_norm=None,
-        mlp_after=names.norm(i, "post_feedforward_layernorm", "post_ffw_norm"),
+        mixer=attention,
+        feed_forward=names.gated_mlp(i),
+        mixer_norm=None,
+        mixer_after=names.norm(i, "post_attention_layernorm", "post_attention_norm"),
+        feed_forward_norm=None,
+        feed_forward_after=names.norm(i, "post_feedforward_layernorm", "post_ffw_norm"),
     )
 
 

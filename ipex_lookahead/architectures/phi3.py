@@ -97,7 +97,7 @@ def spec(config: dict[str, Any]) -> ModelSpec:
         }
         o = names.linear(i, "self_attn.o_proj", "attn_output", hidden, q)
         return Attention(
-            names.heads, names.kv_heads, d, made["q"], made["k"], made["v"], o,
+            heads=names.heads, kv_heads=names.kv_heads, head_dim=d, q=made["q"], k=made["k"], v=made["v"], o=o,
             scale=d**-0.5, rope=turn, window=config["sliding_window"],
         )  # fmt: skip
 
@@ -110,10 +110,10 @@ def spec(config: dict[str, Any]) -> ModelSpec:
 
     def block(i: int) -> Block:
         return Block(
-            attention=attention(i),
-            mlp=mlp(i),
-            attention_norm=names.norm(i, "input_layernorm", "attn_norm"),
-            mlp_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
+            mixer=attention(i),
+            feed_forward=mlp(i),
+            mixer_norm=names.norm(i, "input_layernorm", "attn_norm"),
+            feed_forward_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
         )
 
     return names.model("phi3", block)

@@ -56,10 +56,10 @@ def spec(config: dict[str, Any]) -> ModelSpec:
 
     def block(i: int) -> Block:
         return Block(
-            attention=names.attention(i, rope=turn, bias="qkv", window=window_of(config, i)),
-            mlp=names.gated_mlp(i),
-            attention_norm=names.norm(i, "input_layernorm", "attn_norm"),
-            mlp_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
+            mixer=names.attention(i, rope=turn, bias="qkv", window=window_of(config, i)),
+            feed_forward=names.gated_mlp(i),
+            mixer_norm=names.norm(i, "input_layernorm", "attn_norm"),
+            feed_forward_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
         )
 
     return names.model("qwen2", block)

@@ -46,7 +46,7 @@ def spec(config: dict[str, Any]) -> ModelSpec:
 
     def block(i: int) -> Block:
         return Block(
-            attention=names.attention(
+            mixer=names.attention(
                 i,
                 rope=turn,
                 bias="qkvo" if config["attention_bias"] else "",
@@ -54,9 +54,9 @@ def spec(config: dict[str, Any]) -> ModelSpec:
                 q_norm=names.norm(i, "self_attn.q_norm", "attn_q_norm", names.head_dim),
                 k_norm=names.norm(i, "self_attn.k_norm", "attn_k_norm", names.head_dim),
             ),
-            mlp=names.gated_mlp(i),
-            attention_norm=names.norm(i, "input_layernorm", "attn_norm"),
-            mlp_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
+            feed_forward=names.gated_mlp(i),
+            mixer_norm=names.norm(i, "input_layernorm", "attn_norm"),
+            feed_forward_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
         )
 
     return names.model("qwen3", block)

@@ -102,7 +102,7 @@ def spec(config: dict[str, Any]) -> ModelSpec:
     def block(i: int) -> Block:
         dense = i in config["mlp_only_layers"] or (i + 1) % config["decoder_sparse_step"]
         return Block(
-            attention=names.attention(
+            mixer=names.attention(
                 i,
                 rope=turn,
                 bias="qkvo" if config["attention_bias"] else "",
@@ -110,7 +110,7 @@ def spec(config: dict[str, Any]) -> ModelSpec:
                 q_norm=names.norm(i, "self_attn.q_norm", "attn_q_norm", names.head_dim),
                 k_norm=names.norm(i, "self_attn.k_norm", "attn_k_norm", names.head_dim),
             ),
-            mlp=names.gated_mlp(i)
+            feed_forward=names.gated_mlp(i)
             if dense
             else names.experts(
                 i,
@@ -121,8 +121,8 @@ def spec(config: dict[str, Any]) -> ModelSpec:
                 inner=config["moe_intermediate_size"],
                 renormalise=config["norm_topk_prob"],
             ),
-            attention_norm=names.norm(i, "input_layernorm", "attn_norm"),
-            mlp_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
+            mixer_norm=names.norm(i, "input_layernorm", "attn_norm"),
+            feed_forward_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
         )
 
     return names.model("qwen3_moe", block)

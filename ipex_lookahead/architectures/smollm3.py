@@ -67,15 +67,15 @@ def spec(config: dict[str, Any]) -> ModelSpec:
 
     def block(i: int) -> Block:
         return Block(
-            attention=names.attention(
+            mixer=names.attention(
                 i,
                 rope=turn if config["no_rope_layers"][i] else None,
                 bias="qkvo" if config["attention_bias"] else "",
                 window=window_of(config, i),
             ),
-            mlp=names.gated_mlp(i, bias=config["mlp_bias"]),
-            attention_norm=names.norm(i, "input_layernorm", "attn_norm"),
-            mlp_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
+            feed_forward=names.gated_mlp(i, bias=config["mlp_bias"]),
+            mixer_norm=names.norm(i, "input_layernorm", "attn_norm"),
+            feed_forward_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
         )
 
     return names.model("smollm3", block)

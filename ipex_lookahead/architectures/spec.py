@@ -2,13 +2,15 @@
 
 A description knows no file, no engine and no device. It says which blocks there are, in the order they run, with which
 switches, and for each weight where it lies in either kind of file. Loading, saving, random weights, the names of GGUF,
-progress and ``info`` walk ``ModelSpec.tensors()``; nothing else lists tensors.
+progress and ``info`` walk its fields (``named_tensors``, ``ModelSpec.tensors()``); nothing else lists tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -93,9 +95,9 @@ class Rope:
     query_original: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Grouped-query attention of one block.
+    """Grouped-query attention, a mixer. Its fields that are weights stand in the order a step reads them.
 
     Attributes:
         heads, kv_heads, head_dim: sizes.
@@ -111,17 +113,17 @@ class Attention:
     heads: int
     kv_heads: int
     head_dim: int
+    scale: float
+    rope: Rope | None
+    window: int | None = None
+    softcap: float | None = None
     q: Linear
     k: Linear
     v: Linear
-    o: Linear
-    scale: float
-    rope: Rope | None
     q_norm: Norm | None = None
     k_norm: Norm | None = None
-    window: int | None = None
-    softcap: float | None = None
     sinks: Tensor | None = None
+    o: Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,19 +168,25 @@ class Experts:
     renormalise: bool
 
 
-@dataclass(frozen=True, slots=True)
+Mixer = Attention
+"""What makes a row of those before it: another kind of layer is one more dataclass here."""
+FeedForward = GatedMlp | Experts
+"""What makes a row of itself alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """x + multiplier * after(attention(before(x))), and the same with the MLP.
+    """x + multiplier * after(mixer(before(x))), and the same with the feed-forward; its fields as a step reads them.
 
     ``None`` for a norm: there is none at that place.
     """
 
-    attention: Attention
-    mlp: GatedMlp | Experts
-    attention_norm: Norm | None
-    mlp_norm: Norm | None
-    attention_after: Norm | None = None
-    mlp_after: Norm | None = None
+    mixer_norm: Norm | None
+    mixer: Mixer
+    mixer_after: Norm | None = None
+    feed_forward_norm: Norm | None
+    feed_forward: FeedForward
+    feed_forward_after: Norm | None = None
     residual_multiplier: float = 1.0
 
 
@@ -221,53 +229,38 @@ class ModelSpec:
         """The tensor that serves as lm_head."""
         return self.embedding if self.head is None else self.head.weight
 
+    @property
+    def mixtures(self) -> tuple[Experts, ...]:
+        """The feed-forwards that are mixtures of experts, of the layers that have one."""
+        return tuple(block.feed_forward for block in self.layers if isinstance(block.feed_forward, Experts))
+
     def kept(self) -> tuple[str, ...]:
         """Names of the matrices that stay as they are in the file: an embedding that is no lm_head, and routers."""
-        routers = (block.mlp.router.weight.name for block in self.layers if isinstance(block.mlp, Experts))
-        return (*(() if self.tied else (self.embedding.name,)), *routers)
+        return (*(() if self.tied else (self.embedding.name,)), *(one.router.weight.name for one in self.mixtures))
 
     def tensors(self) -> Iterator[Tensor]:
         """Every weight once, in the order a step reads them."""
-        yield self.embedding
-        for block in self.layers:
-            yield from _block_tensors(block)
-        yield self.final_norm.weight
-        if self.head is not None:
-            yield from _linear(self.head)
+        return (tensor for _, tensor in named_tensors(self))
 
 
-def _linear(layer: Linear) -> Iterator[Tensor]:
-    yield layer.weight
-    if layer.bias is not None:
-        yield layer.bias
+def named_tensors(part: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every weight of a part of a description, in the order a step reads them, with the fields that lead to it.
 
-
-def _norm(norm: Norm | None) -> Iterator[Tensor]:
-    if norm is not None:
-        yield norm.weight
-
-
-def _mlp(mlp: GatedMlp) -> Iterator[Tensor]:
-    for layer in (mlp.gate, mlp.up, mlp.down):
-        yield from _linear(layer)
-
-
-def _block_tensors(block: Block) -> Iterator[Tensor]:
-    attention = block.attention
-    yield from _norm(block.attention_norm)
-    for layer in (attention.q, attention.k, attention.v):
-        yield from _linear(layer)
-    yield from _norm(attention.q_norm)
-    yield from _norm(attention.k_norm)
-    if attention.sinks is not None:
-        yield attention.sinks
-    yield from _linear(attention.o)
-    yield from _norm(block.attention_after)
-    yield from _norm(block.mlp_norm)
-    if isinstance(block.mlp, Experts):
-        yield from _linear(block.mlp.router)
-        for expert in block.mlp.experts:
-            yield from _mlp(expert)
+    The name of a layer's query weight is ``layers.0.mixer.q.weight``, that of an expert's ``....experts.3.up.weight``.
+    """
+    if isinstance(part, Tensor):
+        yield name, part
+        return
+    if isinstance(part, tuple):
+        inner: Iterable[tuple[str, Any]] = ((str(i), one) for i, one in enumerate(part))
     else:
-        yield from _mlp(block.mlp)
-    yield from _norm(block.mlp_after)
+        kind: Any = type(part)  # which mypy does not know to be hashable
+        inner = ((field, getattr(part, field)) for field in _fields(kind))
+    for field, one in inner:
+        yield from named_tensors(one, f"{name}.{field}" if name else field)
+
+
+@functools.cache
+def _fields(kind: Any) -> tuple[str, ...]:
+    """The fields of a kind of part that may lead to a weight; none of what is no part."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()

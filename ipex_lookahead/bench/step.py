@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from ipex_lookahead.architectures import ModelSpec
-from ipex_lookahead.architectures.spec import Experts
 from ipex_lookahead.bench.shapes import shape_of
 from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.engines.native.core import integer_peak, read_bandwidth
@@ -24,11 +23,9 @@ from ipex_lookahead.system.terminal import counted
 def linear_operations(spec: ModelSpec) -> int:
     """Operations (a multiply-add is two) of all linear layers for one row, lm_head included; of experts the chosen."""
     weights = sum(prod(tensor.shape) for tensor in spec.tensors() if tensor.is_matrix)
-    for block in spec.layers:
-        if isinstance(block.mlp, Experts):
-            one = block.mlp.experts[0]
-            idle = len(block.mlp.experts) - block.mlp.used
-            weights -= idle * sum(prod(part.weight.shape) for part in (one.gate, one.up, one.down))
+    for mixture in spec.mixtures:
+        one, idle = mixture.experts[0], len(mixture.experts) - mixture.used
+        weights -= idle * sum(prod(part.weight.shape) for part in (one.gate, one.up, one.down))
     return 2 * (weights if spec.tied else weights - spec.vocab * spec.hidden)
 
 
@@ -86,7 +83,7 @@ def measure(
     parts = {count: _phases(engine, batches[count], repeat) for count in rows} if phases else {}
     first = median(times[min(rows)])
     operations = linear_operations(spec)
-    chosen = sum(block.mlp.used for block in spec.layers if isinstance(block.mlp, Experts))
+    chosen = sum(mixture.used for mixture in spec.mixtures)
 
     def read(count: int) -> int:
         """Bytes that a step has to read."""

@@ -48,7 +48,7 @@ def test_float_weights_agree_with_transformers(tmp_path: Path, model_type: str, 
 
 
 def frequencies(engine: Any) -> list[bytes]:
-    ropes = (block.attention.rope for block in engine.spec.layers)
+    ropes = (block.mixer.rope for block in engine.spec.layers)
     return [b"" if rope is None else rope.frequencies.tobytes() for rope in ropes]
 
 

@@ -19,11 +19,12 @@ def test_every_switch_is_in_the_spec(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "gemma2", **SIZES)
     block = spec.layers[0]
     assert windows(spec) == [7, None, 7, None]
-    assert (block.attention.scale, block.attention.softcap) == (1 / 3, 50.0)
+    assert (block.mixer.scale, block.mixer.softcap) == (1 / 3, 50.0)
     assert (spec.logit_softcap, spec.embedding_multiplier, spec.tied) == (30.0, math.sqrt(64), True)
-    assert block.mlp.activation.kind == "gelu_tanh"
+    assert block.feed_forward.activation.kind == "gelu_tanh"
     names = [
-        norm.weight.gguf.name for norm in (block.attention_norm, block.attention_after, block.mlp_norm, block.mlp_after)
+        norm.weight.gguf.name
+        for norm in (block.mixer_norm, block.mixer_after, block.feed_forward_norm, block.feed_forward_after)
     ]
     assert names == [f"blk.0.{one}.weight" for one in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")]
     norms = [tensor for tensor in spec.tensors() if not tensor.is_matrix]
@@ -40,7 +41,7 @@ def test_null_is_no_cap_and_no_window(tmp_path: Path) -> None:
         final_logit_softcapping=None,
     )
     assert windows(spec) == [None] * 4
-    assert spec.layers[0].attention.softcap is spec.logit_softcap is None
+    assert spec.layers[0].mixer.softcap is spec.logit_softcap is None
 
 
 def test_what_a_config_leaves_out_is_as_transformers_has_it(tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ def test_a_sparse_config_is_filled_in(tmp_path: Path) -> None:
     )
     assert (config["eos_token_id"], config["bos_token_id"], config["dtype"]) == ([1, 106], 2, "bfloat16")
     spec = spec_for(config)
-    assert [block.attention.window for block in spec.layers] == ([1024] * 5 + [None]) * 5 + [1024] * 4
-    assert spec.layers[0].attention.scale == 1 / 16
+    assert [block.mixer.window for block in spec.layers] == ([1024] * 5 + [None]) * 5 + [1024] * 4
+    assert spec.layers[0].mixer.scale == 1 / 16
     assert read(tmp_path, OF_THE_4B, eos_token_id=1) == config  # the whole's word goes before the part's
 
 

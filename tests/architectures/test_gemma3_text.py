@@ -20,11 +20,11 @@ def test_every_sixth_layer_sees_all_and_has_the_stretched_rope(tmp_path: Path) -
     scaling = {"rope_type": "linear", "factor": 8.0}
     spec = spec_of(tmp_path, "gemma3_text", **SIZES, rope_scaling=scaling)
     assert windows(spec) == [7, 7, 7, 7, 7, None, 7]
-    near, far = (spec.layers[i].attention.rope.frequencies for i in (0, 5))
+    near, far = (spec.layers[i].mixer.rope.frequencies for i in (0, 5))
     exponents = np.arange(12) / 12
     np.testing.assert_allclose(near, 10000.0**-exponents, rtol=1e-6)
     np.testing.assert_allclose(far, 1e6**-exponents / 8, rtol=1e-6)
-    attention = spec.layers[0].attention
+    attention = spec.layers[0].mixer
     assert attention.q_norm.weight.shape == attention.k_norm.weight.shape == (24,)
     assert attention.q_norm.weight.hf.offset == 1.0
     assert attention.softcap is spec.logit_softcap is None

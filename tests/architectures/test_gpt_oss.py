@@ -156,10 +156,10 @@ def test_rope_is_yarn_unless_plain_rope_is_asked_for(tmp_path: Path) -> None:
 
 def test_every_other_layer_has_a_window_and_all_have_sinks(tmp_path: Path) -> None:
     spec = spec_for(read(tmp_path))
-    assert [block.attention.window for block in spec.layers] == [128, None, 128, None]
-    assert all(block.attention.sinks is not None and block.attention.sinks.shape == (4,) for block in spec.layers)
-    assert [names.bias is not None for names in (spec.layers[0].attention.q, spec.layers[0].attention.o)] == [True] * 2
-    mlp = spec.layers[0].mlp
+    assert [block.mixer.window for block in spec.layers] == [128, None, 128, None]
+    assert all(block.mixer.sinks is not None and block.mixer.sinks.shape == (4,) for block in spec.layers)
+    assert [names.bias is not None for names in (spec.layers[0].mixer.q, spec.layers[0].mixer.o)] == [True] * 2
+    mlp = spec.layers[0].feed_forward
     assert isinstance(mlp, Experts)
     assert (mlp.softmax, mlp.used, len(mlp.experts)) == ("chosen", 2, 6)
     gate, up = mlp.experts[3].gate.weight, mlp.experts[3].up.weight
@@ -169,8 +169,8 @@ def test_every_other_layer_has_a_window_and_all_have_sinks(tmp_path: Path) -> No
     assert (activation.kind, activation.alpha, activation.limit) == ("clamped", 1.702, 7.0)
     types = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
     changed = spec_for(read(tmp_path, layer_types=types, sliding_window=9, attention_bias=False))
-    assert [block.attention.window for block in changed.layers] == [None, 9, 9, None]
-    assert changed.layers[0].attention.q.bias is None
+    assert [block.mixer.window for block in changed.layers] == [None, 9, 9, None]
+    assert changed.layers[0].mixer.q.bias is None
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from ipex_lookahead.architectures import model_types, spec_for
 from ipex_lookahead.architectures.rope import rope
+from ipex_lookahead.architectures.spec import named_tensors
 from ipex_lookahead.errors import UnsupportedModelError
 
 CONFIG: dict[str, Any] = {
@@ -105,6 +106,13 @@ def test_the_spec_names_every_tensor_and_its_shape() -> None:
     assert names["model.layers.0.self_attn.k_proj.weight"].shape == (64, 128)
     assert names["model.layers.0.mlp.down_proj.weight"].shape == (128, 256)
     assert not spec.tied
+    places = {tensor.name: place for place, tensor in named_tensors(spec)}
+    assert places["model.layers.1.self_attn.q_proj.weight"] == "layers.1.mixer.q.weight"
+    assert places["model.layers.0.self_attn.o_proj.bias"] == "layers.0.mixer.o.bias"
+    assert places["model.layers.1.mlp.down_proj.weight"] == "layers.1.feed_forward.down.weight"
+    first = ["embedding", "layers.0.mixer_norm.weight", "layers.0.mixer.q.weight"]
+    assert [*places.values()][:3] == first
+    assert [*places.values()][-1] == "head.weight"
 
 
 def test_unknown_families_and_activations_are_refused() -> None:

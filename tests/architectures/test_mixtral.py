@@ -39,10 +39,15 @@ def changed(folder: Path, **values: Any) -> Path:
 def test_a_layer_is_a_router_and_its_experts(tmp_path: Path) -> None:
     spec = spec_for(read_config(changed(tmp_path, num_local_experts=6, num_experts_per_tok=3, sliding_window=9)))
     for layer, block in enumerate(spec.layers):
-        assert isinstance(block.mlp, Experts)
-        assert (len(block.mlp.experts), block.mlp.used, block.mlp.softmax, block.mlp.renormalise) == (6, 3, "all", True)
-        assert block.attention.window == 9
-        up = block.mlp.experts[4].up.weight
+        assert isinstance(block.feed_forward, Experts)
+        assert (
+            len(block.feed_forward.experts),
+            block.feed_forward.used,
+            block.feed_forward.softmax,
+            block.feed_forward.renormalise,
+        ) == (6, 3, "all", True)
+        assert block.mixer.window == 9
+        up = block.feed_forward.experts[4].up.weight
         assert up.name == up.hf.name == f"model.layers.{layer}.block_sparse_moe.experts.4.w3.weight"
         assert (up.gguf.name, up.gguf.shape, up.gguf.expert) == (f"blk.{layer}.ffn_up_exps.weight", (6, 96, 64), 4)
     assert spec.kept()[1:] == tuple(f"model.layers.{layer}.block_sparse_moe.gate.weight" for layer in range(2))

@@ -14,10 +14,10 @@ from tests.support.family_configs import checked, opened, spec_of
 def test_norms_stand_behind_and_over_whole_projections(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "olmo2", attention_bias=True)
     block = spec.layers[1]
-    assert block.attention_norm is block.mlp_norm is None
-    assert block.attention_after.weight.gguf.name == "blk.1.post_attention_norm.weight"
-    assert block.mlp_after.weight.gguf.name == "blk.1.post_ffw_norm.weight"
-    attention = block.attention
+    assert block.mixer_norm is block.feed_forward_norm is None
+    assert block.mixer_after.weight.gguf.name == "blk.1.post_attention_norm.weight"
+    assert block.feed_forward_after.weight.gguf.name == "blk.1.post_ffw_norm.weight"
+    attention = block.mixer
     assert (attention.q_norm.weight.shape, attention.k_norm.weight.shape) == ((64,), (32,))
     assert attention.q.weight.gguf.pairs == 0  # rope of halves, also at llama.cpp
     assert attention.o.bias is not None

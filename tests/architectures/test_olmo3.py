@@ -23,11 +23,11 @@ YARN = {
 def test_only_the_fourth_layer_is_stretched(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "olmo3", num_hidden_layers=5, sliding_window=9, rope_theta=500000, rope_scaling=YARN)
     assert windows(spec) == [9, 9, 9, None, 9]
-    near, far = (spec.layers[i].attention.rope for i in (0, 3))
+    near, far = (spec.layers[i].mixer.rope for i in (0, 3))
     np.testing.assert_allclose(near.frequencies, 500000.0 ** (-np.arange(8) / 8), rtol=1e-6)
     assert (near.factor, far.factor) == (1.0, YARN["attention_factor"])
     assert far.frequencies[-1] < near.frequencies[-1] / 7
-    assert spec.layers[0].attention_norm is None
+    assert spec.layers[0].mixer_norm is None
 
 
 def test_a_base_of_its_own_must_be_named_for_both_kinds(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_what_a_config_may_not_say(tmp_path: Path, values: dict[str, Any], words
 
 def test_the_files_attention_factor_is_hugging_faces(tmp_path: Path) -> None:
     file = opened(tmp_path, "olmo3", {"olmo2.rope.scaling.yarn_attn_factor": 1.25})
-    assert [block.attention.rope.factor for block in file.spec.layers] == [1.0, 1.0, 1.0, 1.25]
+    assert [block.mixer.rope.factor for block in file.spec.layers] == [1.0, 1.0, 1.0, 1.25]
     assert not file.unknown_keys
 
 

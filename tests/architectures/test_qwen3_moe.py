@@ -42,15 +42,15 @@ def read(folder: Path, **values: Any) -> dict[str, Any]:
 )
 def test_layers_are_dense_or_mixtures(tmp_path: Path, values: dict[str, Any], mixtures: list[int]) -> None:
     spec = spec_for(read(tmp_path, **values))
-    assert [i for i, block in enumerate(spec.layers) if isinstance(block.mlp, Experts)] == mixtures
+    assert [i for i, block in enumerate(spec.layers) if isinstance(block.feed_forward, Experts)] == mixtures
     for block in spec.layers:
-        one = block.mlp if isinstance(block.mlp, GatedMlp) else block.mlp.experts[5]
-        assert one.up.weight.shape == ((32 if isinstance(block.mlp, Experts) else 96), 64)
+        one = block.feed_forward if isinstance(block.feed_forward, GatedMlp) else block.feed_forward.experts[5]
+        assert one.up.weight.shape == ((32 if isinstance(block.feed_forward, Experts) else 96), 64)
 
 
 @pytest.mark.parametrize("normalised", [False, True])
 def test_weights_of_experts_are_normalised_where_the_config_says_so(tmp_path: Path, normalised: bool) -> None:
-    mlp = spec_for(read(tmp_path, norm_topk_prob=normalised)).layers[0].mlp
+    mlp = spec_for(read(tmp_path, norm_topk_prob=normalised)).layers[0].feed_forward
     assert isinstance(mlp, Experts)
     assert (mlp.softmax, mlp.renormalise) == ("all", normalised)
 
@@ -78,9 +78,9 @@ def test_values_that_cannot_be_are_named(tmp_path: Path, values: dict[str, Any],
 def test_a_window_is_for_all_layers_or_refused(tmp_path: Path) -> None:
     """The first releases of transformers gave it to the layers from ``max_window_layers`` on, later ones to all."""
     window = {"use_sliding_window": True, "sliding_window": 8}
-    assert {block.attention.window for block in spec_for(read(tmp_path, **window)).layers} == {8}
+    assert {block.mixer.window for block in spec_for(read(tmp_path, **window)).layers} == {8}
     off = read(tmp_path, sliding_window=8, max_window_layers=2)
-    assert {block.attention.window for block in spec_for(off).layers} == {None}
+    assert {block.mixer.window for block in spec_for(off).layers} == {None}
     assert read(tmp_path, **window, max_window_layers=0)["sliding_window"] == 8
     with pytest.raises(UnsupportedModelError, match="max_window_layers is 2"):
         read(tmp_path, **window, max_window_layers=2)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from ipex_lookahead.architectures import ModelSpec, model_types, spec_for
-from ipex_lookahead.architectures.spec import Experts
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import checked_config
 from ipex_lookahead.checkpoints.sizes import packed_bytes
@@ -87,11 +86,10 @@ def weighed(name: str) -> tuple[int, float]:
     mixture, embedding = FORMATS[kind]
     plan, shapes = WeightPlan(mixture).of_spec(spec), matrices(spec)
     shares: dict[str, float] = {}
-    for block in spec.layers:
-        if isinstance(block.mlp, Experts):
-            for expert in block.mlp.experts:
-                for linear in (expert.gate, expert.up, expert.down):
-                    shares[linear.weight.name] = block.mlp.used / len(block.mlp.experts)
+    for mixture in spec.mixtures:
+        for expert in mixture.experts:
+            for linear in (expert.gate, expert.up, expert.down):
+                shares[linear.weight.name] = mixture.used / len(mixture.experts)
     total, read = 0, 0.0
     for tensor in spec.tensors():
         idle_embedding = tensor.name == spec.embedding.name and not spec.tied

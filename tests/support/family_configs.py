@@ -29,7 +29,7 @@ def checked(folder: Path, model_type: str, *without: str, **values: Any) -> dict
 
 def windows(spec: ModelSpec) -> list[int | None]:
     """The window of each layer."""
-    return [block.attention.window for block in spec.layers]
+    return [block.mixer.window for block in spec.layers]
 
 
 def spec_of(folder: Path, model_type: str, *without: str, **values: Any) -> ModelSpec:

@@ -144,12 +144,12 @@ class SpecEngine:
         own: list[tuple[Array, Array]] = []
         x = self._weights[self._spec.embedding.name][token] * self._dtype(self._spec.embedding_multiplier)
         for layer, block in enumerate(self._spec.layers):
-            normed = self._norm(block.attention_norm, x)
-            out, key_value = self._attention(block.attention, normed, [p[layer] for p in past], position)
+            normed = self._norm(block.mixer_norm, x)
+            out, key_value = self._attention(block.mixer, normed, [p[layer] for p in past], position)
             own.append(key_value)
-            x = x + block.residual_multiplier * self._norm(block.attention_after, out)
-            out = self._mlp(block.mlp, self._norm(block.mlp_norm, x))
-            x = x + block.residual_multiplier * self._norm(block.mlp_after, out)
+            x = x + block.residual_multiplier * self._norm(block.mixer_after, out)
+            out = self._mlp(block.feed_forward, self._norm(block.feed_forward_norm, x))
+            x = x + block.residual_multiplier * self._norm(block.feed_forward_after, out)
         cache.pending.append(own)
         return x
 
@@ -273,10 +273,20 @@ class NumpyEngine(SpecEngine):
             q, k, v, o = (linear(f"{at}self_attn.{x}_proj") for x in "qkvo")
             gate, up, down = (linear(f"{at}mlp.{x}_proj") for x in ("gate", "up", "down"))
             return Block(
-                Attention(heads, kv_heads, head_dim, q, k, v, o, scale=head_dim**-0.5, rope=rope),
-                GatedMlp(gate, up, down, Activation("silu")),
-                norm(at + "input_layernorm.weight"),
-                norm(at + "post_attention_layernorm.weight"),
+                mixer=Attention(
+                    heads=heads,
+                    kv_heads=kv_heads,
+                    head_dim=head_dim,
+                    q=q,
+                    k=k,
+                    v=v,
+                    o=o,
+                    scale=head_dim**-0.5,
+                    rope=rope,
+                ),
+                feed_forward=GatedMlp(gate, up, down, Activation("silu")),
+                mixer_norm=norm(at + "input_layernorm.weight"),
+                feed_forward_norm=norm(at + "post_attention_layernorm.weight"),
             )
 
         embedding = tensor("model.embed_tokens.weight")

@@ -50,11 +50,15 @@ class SpecModel:
         return self._weights[tensor.name]
 
     def block(self, block: Block, x: Array) -> Array:
-        y = self.attention(block.attention, self.norm(block.attention_norm, x))
-        x = x + block.residual_multiplier * self.norm(block.attention_after, y)
-        m = self.norm(block.mlp_norm, x)
-        y = self.experts(block.mlp, m) if isinstance(block.mlp, Experts) else self.gated(block.mlp, m)
-        return x + block.residual_multiplier * self.norm(block.mlp_after, y)
+        y = self.attention(block.mixer, self.norm(block.mixer_norm, x))
+        x = x + block.residual_multiplier * self.norm(block.mixer_after, y)
+        m = self.norm(block.feed_forward_norm, x)
+        y = (
+            self.experts(block.feed_forward, m)
+            if isinstance(block.feed_forward, Experts)
+            else self.gated(block.feed_forward, m)
+        )
+        return x + block.residual_multiplier * self.norm(block.feed_forward_after, y)
 
     def linear(self, layer: Linear, x: Array) -> Array:
         y = x @ self.value(layer.weight).T

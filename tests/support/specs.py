@@ -33,7 +33,7 @@ SIZES: dict[str, Any] = {
     "context": 512, "tied": True, "epsilon": 1e-5,
 }  # fmt: skip
 SWITCHES: dict[str, Any] = {
-    "attention_norm": True, "attention_after": False, "mlp_norm": True, "mlp_after": False, "bias": "",
+    "mixer_norm": True, "mixer_after": False, "feed_forward_norm": True, "feed_forward_after": False, "bias": "",
     "q_norm": "none", "k_norm": "none", "rope": "whole", "scale": None, "window": None, "softcap": None,
     "sinks": False, "activation": Activation("silu"), "residual_multiplier": 1.0,
     "experts": 0, "used": 0, "softmax": "all", "renormalise": False,
@@ -52,16 +52,16 @@ NAMED: dict[str, dict[str, Any]] = {
     },
     "phi4": {"rope": "half", "heads": 3, "kv_heads": 3, "hidden": 72, "head_dim": 24, "window": 40},
     "gemma2": {
-        "attention_after": True, "mlp_after": True, "activation": Activation("gelu_tanh"), "softcap": 5.0,
+        "mixer_after": True, "feed_forward_after": True, "activation": Activation("gelu_tanh"), "softcap": 5.0,
         "logit_softcap": 3.0, "embedding_multiplier": 8.0, "window": [7, None], "scale": 0.2,
     },
     "gemma3": {
-        "attention_after": True, "mlp_after": True, "activation": Activation("gelu_tanh"), "q_norm": "head",
+        "mixer_after": True, "feed_forward_after": True, "activation": Activation("gelu_tanh"), "q_norm": "head",
         "k_norm": "head", "rope": ["local", "whole"], "window": [33, None], "head_dim": 40, "kv_heads": 1,
     },
     "olmo3": {
-        "attention_norm": False, "mlp_norm": False, "attention_after": True, "mlp_after": True, "q_norm": "whole",
-        "k_norm": "whole", "window": [20, None], "rope": ["whole", "yarn"], "kv_heads": 4,
+        "mixer_norm": False, "feed_forward_norm": False, "mixer_after": True, "feed_forward_after": True,
+        "q_norm": "whole", "k_norm": "whole", "window": [20, None], "rope": ["whole", "yarn"], "kv_heads": 4,
     },
     "ministral3": {"rope": "beta", "head_dim": 24},
     "gpt_oss_attention": {
@@ -76,7 +76,7 @@ NAMED: dict[str, dict[str, Any]] = {
         "softmax": "chosen", "activation": Activation("clamped", 1.702, 0.7), "intermediate": 40,
     },
     "mixture_after": {
-        "experts": [0, 3], "used": [0, 1], "attention_after": True, "mlp_after": True, "residual_multiplier": 0.5,
+        "experts": [0, 3], "used": [0, 1], "mixer_after": True, "feed_forward_after": True, "residual_multiplier": 0.5,
         "bias": "d",
     },
 }  # fmt: skip
@@ -146,12 +146,12 @@ def make_spec(**options: Any) -> ModelSpec:
             s("renormalise"),
         )
         return Block(
-            attention=attention,
-            mlp=mixture or mlp(""),
-            attention_norm=norm("attention_norm", s("attention_norm")),
-            mlp_norm=norm("mlp_norm", s("mlp_norm")),
-            attention_after=norm("attention_after", s("attention_after")),
-            mlp_after=norm("mlp_after", s("mlp_after")),
+            mixer=attention,
+            feed_forward=mixture or mlp(""),
+            mixer_norm=norm("mixer_norm", s("mixer_norm")),
+            feed_forward_norm=norm("feed_forward_norm", s("feed_forward_norm")),
+            mixer_after=norm("mixer_after", s("mixer_after")),
+            feed_forward_after=norm("feed_forward_after", s("feed_forward_after")),
             residual_multiplier=s("residual_multiplier"),
         )
 
@@ -201,10 +201,10 @@ def random_switches(chance: random.Random, *, mixtures: bool = True) -> dict[str
         "hidden": chance.choice((8, 20, 33, 64, 72, 100, 172)),
         "intermediate": each(5, 32, 47, 96, 129, 260),
         "tied": chance.random() < 0.7,
-        "attention_norm": [bool(before) for before, _ in places],
-        "attention_after": [bool(after) for _, after in places],
-        "mlp_norm": [bool(before) for before, _ in places],
-        "mlp_after": [bool(after) for _, after in places],
+        "mixer_norm": [bool(before) for before, _ in places],
+        "mixer_after": [bool(after) for _, after in places],
+        "feed_forward_norm": [bool(before) for before, _ in places],
+        "feed_forward_after": [bool(after) for _, after in places],
         "bias": "".join(letter for letter in "qkvogudrh" if chance.random() < 0.3),
         "q_norm": norms,
         "k_norm": [chance.choice((norm, norm, "none")) for norm in norms],

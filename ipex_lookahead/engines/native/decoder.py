@@ -17,7 +17,7 @@ KV_CACHES = ("fp16", "int8")
 
 def kv_bytes_per_token(spec: ModelSpec, kv_cache: str) -> int:
     """Bytes of a position's keys and values, and with ``int8`` of their scales."""
-    attention = spec.layers[0].attention
+    attention = spec.layers[0].mixer
     padded = (attention.head_dim + 15) // 16 * 16
     head = 2 * (attention.head_dim + padded) if kv_cache == "fp16" else attention.head_dim + padded + 8
     return len(spec.layers) * attention.kv_heads * head
@@ -25,25 +25,25 @@ def kv_bytes_per_token(spec: ModelSpec, kv_cache: str) -> int:
 
 def parts_of(block: Block) -> Iterator[tuple[str, int, Linear | Norm | Tensor]]:
     """A block's weights in the order a step reads them: (the core's name of its place, expert or -1, weight)."""
-    attention, mlp = block.attention, block.mlp
-    if block.attention_norm is not None:
-        yield "attention_norm", -1, block.attention_norm
+    attention, mlp = block.mixer, block.feed_forward
+    if block.mixer_norm is not None:
+        yield "attention_norm", -1, block.mixer_norm
     for name in ("q", "k", "v"):
         yield name, -1, getattr(attention, name)
     for name in ("q_norm", "k_norm", "sinks"):
         if (vector := getattr(attention, name)) is not None:
             yield name, -1, vector
     yield "o", -1, attention.o
-    for name in ("attention_after", "mlp_norm"):
-        if (norm := getattr(block, name)) is not None:
+    for name, norm in (("attention_after", block.mixer_after), ("mlp_norm", block.feed_forward_norm)):
+        if norm is not None:
             yield name, -1, norm
     if isinstance(mlp, Experts):
         yield "router", -1, mlp.router
     for expert, one in enumerate(mlp.experts if isinstance(mlp, Experts) else (mlp,)):
         for name in ("gate", "up", "down"):
             yield name, expert if isinstance(mlp, Experts) else -1, getattr(one, name)
-    if block.mlp_after is not None:
-        yield "mlp_after", -1, block.mlp_after
+    if block.feed_forward_after is not None:
+        yield "mlp_after", -1, block.feed_forward_after
 
 
 def tensors_in_order(spec: ModelSpec) -> Iterator[Tensor]:
@@ -75,7 +75,7 @@ def empty_decoder(spec: ModelSpec, threads: int | None, kv_cache: str) -> Any:
     if len(epsilons) > 1:
         raise UnsupportedModelError(f"norms have several epsilons ({sorted(epsilons)}); the native engine has one")
     native = native_core()
-    ropes = list({id(rope): rope for block in spec.layers if (rope := block.attention.rope) is not None}.values())
+    ropes = list({id(rope): rope for block in spec.layers if (rope := block.mixer.rope) is not None}.values())
     try:
         return native.Decoder(
             hidden=spec.hidden,
@@ -105,7 +105,7 @@ def empty_decoder(spec: ModelSpec, threads: int | None, kv_cache: str) -> Any:
 
 def routers_of(spec: ModelSpec) -> set[str]:
     """Names of the routers' weights."""
-    return {block.mlp.router.weight.name for block in spec.layers if isinstance(block.mlp, Experts)}
+    return {mixture.router.weight.name for mixture in spec.mixtures}
 
 
 def norms_of(spec: ModelSpec) -> Iterator[Norm]:
@@ -117,9 +117,9 @@ def norms_of(spec: ModelSpec) -> Iterator[Norm]:
 
 def _layer(block: Block, ropes: list[Rope]) -> dict[str, Any]:
     """The arguments of the core's ``Layer``."""
-    attention = block.attention
-    mixture = block.mlp if isinstance(block.mlp, Experts) else None
-    mlps = block.mlp.experts if isinstance(block.mlp, Experts) else (block.mlp,)
+    attention = block.mixer
+    mixture = block.feed_forward if isinstance(block.feed_forward, Experts) else None
+    mlps = block.feed_forward.experts if isinstance(block.feed_forward, Experts) else (block.feed_forward,)
     activation = mlps[0].activation
     if any(mlp.activation != activation for mlp in mlps):
         raise UnsupportedModelError("the experts of a layer have several activations; the native engine has one")
@@ -134,10 +134,10 @@ def _layer(block: Block, ropes: list[Rope]) -> dict[str, Any]:
         "sinks": attention.sinks is not None,
         "q_norm": _head_norm(attention.q_norm, attention.head_dim),
         "k_norm": _head_norm(attention.k_norm, attention.head_dim),
-        "attention_norm": block.attention_norm is not None,
-        "attention_after": block.attention_after is not None,
-        "mlp_norm": block.mlp_norm is not None,
-        "mlp_after": block.mlp_after is not None,
+        "attention_norm": block.mixer_norm is not None,
+        "attention_after": block.mixer_after is not None,
+        "mlp_norm": block.feed_forward_norm is not None,
+        "mlp_after": block.feed_forward_after is not None,
         "intermediate": mlps[0].gate.weight.shape[0],
         "activation": activation.kind,
         "alpha": activation.alpha,

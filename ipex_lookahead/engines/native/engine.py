@@ -124,7 +124,7 @@ class NativeEngine:
         self.vocab_size = spec.vocab
         self.max_context = spec.max_context
         self.facts: dict[str, Any] = {}
-        self._is_mixture = any(isinstance(block.mlp, Experts) for block in spec.layers)
+        self._is_mixture = bool(spec.mixtures)
         self._idle_bytes = self._expert_bytes = 0
 
     @classmethod
@@ -274,7 +274,9 @@ class NativeEngine:
                 if isinstance(part, Linear):
                     weight = placed(matrix(part.weight), layer, name, expert)
                     decoder.set_matrix(layer, getattr(native.Slot, name), *streams(weight), bias(part), expert)
-                    if isinstance(block.mlp, Experts) and expert >= block.mlp.used:  # all are of one size
+                    if (
+                        isinstance(block.feed_forward, Experts) and expert >= block.feed_forward.used
+                    ):  # all are of one size
                         idle += weight.nbytes
                     if layer == 0 and expert == 0:
                         expert_bytes += weight.nbytes
@@ -377,7 +379,7 @@ class NativeEngine:
         }
 
     def _experts(self) -> int:
-        return sum(len(block.mlp.experts) for block in self.spec.layers if isinstance(block.mlp, Experts))
+        return sum(len(mixture.experts) for mixture in self.spec.mixtures)
 
     def weights(self) -> Iterator[tuple[str, PackedWeight]]:
         """All tensors in plain order under the checkpoint's names, one at a time: what ``save_low_bit`` writes.

@@ -70,15 +70,15 @@ def _sized(launches: list[Launch], plan: Plan, blocks: int) -> Iterator[Sized]:
 
 def check_spec(spec: ModelSpec) -> None:
     """Raise UnsupportedModelError for a model that the kernels do not run."""
-    first = spec.layers[0].attention
+    first = spec.layers[0].mixer
     for block in spec.layers:
-        attention = block.attention
-        if isinstance(block.mlp, Experts):
-            if block.mlp.used > MOST_USED:
+        attention = block.mixer
+        if isinstance(block.feed_forward, Experts):
+            if block.feed_forward.used > MOST_USED:
                 raise UnsupportedModelError(
-                    f"a row goes to {block.mlp.used} experts; the OpenCL engine has {MOST_USED}"
+                    f"a row goes to {block.feed_forward.used} experts; the OpenCL engine has {MOST_USED}"
                 )
-            if len({expert.activation for expert in block.mlp.experts}) > 1:
+            if len({expert.activation for expert in block.feed_forward.experts}) > 1:
                 raise UnsupportedModelError(
                     "the experts of a layer have several activations; the OpenCL engine has one"
                 )
@@ -118,13 +118,13 @@ class Decoder:
         check_spec(spec)
         self.device, self.spec = device, spec
         use_matrix_units(device)
-        attention = spec.layers[0].attention
+        attention = spec.layers[0].mixer
         self.pages = Pages(device, len(spec.layers), attention.kv_heads, attention.head_dim, kv_cache)
         self._rows = device.program("rows", "attention", options=self.pages.options)
         self.weights = Weights(device, spec, matrix, vector, threads)
         self.ropes: dict[int, RopeTable] = {}
         for block in spec.layers:
-            if (rope := block.attention.rope) is not None and id(rope) not in self.ropes:
+            if (rope := block.mixer.rope) is not None and id(rope) not in self.ropes:
                 self.ropes[id(rope)] = RopeTable(device, rope)
         self._reorders = any("down" in layer.orders for layer in self.weights.layers)
         self._scratch: Scratch | None = None
@@ -136,9 +136,9 @@ class Decoder:
     def _experts_touched(self, chosen: npt.NDArray[np.int32], rows: int) -> int:
         """How many experts a step of so many rows read in all layers, of those chosen, [layers][pairs]."""
         return sum(
-            len(np.unique(own[: rows * layer.block.mlp.used]))
+            len(np.unique(own[: rows * layer.block.feed_forward.used]))
             for own, layer in zip(chosen, self.weights.layers, strict=True)
-            if isinstance(layer.block.mlp, Experts)
+            if isinstance(layer.block.feed_forward, Experts)
         )
 
     # ---- a step ------------------------------------------------------------------------------------------------------
@@ -273,22 +273,22 @@ class Decoder:
         yield self._lanes(embed.kernel("embed", 1, *arguments), -(-blocks // 16))
         for number, layer in enumerate(weights.layers):
             block, v = layer.block, layer.vectors
-            yield norm(v["attention_norm"], block.attention_norm, s.x, layer.orders.get("q"))
+            yield norm(v["mixer_norm"], block.mixer_norm, s.x, layer.orders.get("q"))
             columns = [0] if len(layer.qkv) == 1 else [0, s.k_column, s.v_column]
             for one, column in zip(layer.qkv, columns, strict=True):
                 yield linear(one, s.x, s.qkv, s.qkv_stride, column)
             yield from self._attention(s, layer, self.pages.buffers[number])
-            yield from add_to_hidden(layer.o, s.attended, block, v["attention_after"], block.attention_after)
-            yield norm(v["mlp_norm"], block.mlp_norm, s.x, layer.orders.get("gate"))
+            yield from add_to_hidden(layer.o, s.attended, block, v["mixer_after"], block.mixer_after)
+            yield norm(v["feed_forward_norm"], block.feed_forward_norm, s.x, layer.orders.get("gate"))
             activation = mlps_of(block)[0].activation
             kind = (i32(ACTIVATIONS[activation.kind]), f32(activation.alpha), f32(activation.limit))
-            if isinstance(block.mlp, Experts):
+            if isinstance(block.feed_forward, Experts):
                 router = layer.router
                 assert router is not None  # a mixture has one
                 yield linear(router, s.x, s.router, router.n_out)
-                yield from self._experts(s, layer, block.mlp, i32(number * s.pairs), kind)
-                if v["mlp_after"] is not None or block.residual_multiplier != 1:
-                    yield add_branch(block, v["mlp_after"], block.mlp_after)
+                yield from self._experts(s, layer, block.feed_forward, i32(number * s.pairs), kind)
+                if v["feed_forward_after"] is not None or block.residual_multiplier != 1:
+                    yield add_branch(block, v["feed_forward_after"], block.feed_forward_after)
                 continue
             gate, up = layer.gate[0].matrix, layer.up[0].matrix
             made = Rows(gate.n_out, s.gated.buffers)
@@ -307,7 +307,9 @@ class Decoder:
                 sizes = (i32(values.blocks * GROUP), i32(gate.n_out), None, f32(0), order)
                 counts = (step, i32(STEP_ROWS), i32(parts))
                 yield self._lanes(self._kernel("norm", values.buffers[0], *sizes, *made.arguments(), *counts), parts)
-            yield from add_to_hidden(layer.down[0].matrix, made, block, v["mlp_after"], block.mlp_after)
+            yield from add_to_hidden(
+                layer.down[0].matrix, made, block, v["feed_forward_after"], block.feed_forward_after
+            )
         yield norm(weights.final_norm, spec.final_norm, s.head_x, wanted=True)
         yield linear(weights.head, s.head_x, s.logits, spec.vocab, wanted=True)
         if spec.logit_multiplier != 1 or spec.logit_softcap:
@@ -326,7 +328,7 @@ class Decoder:
             yield Launch(kernel, SEARCHERS, SEARCHERS, wanted=True)
 
     def _attention(self, s: Scratch, layer: Layer, pages: Any) -> Iterator[Launch]:
-        attention, v, step = layer.block.attention, layer.vectors, self._step
+        attention, v, step = layer.block.mixer, layer.vectors, self._step
         heads, kv_heads, d = attention.heads, attention.kv_heads, attention.head_dim
         stride, window = i32(s.qkv_stride), i32(attention.window or 0)
         weights, epsilon = [], 0.0
@@ -399,7 +401,7 @@ class Decoder:
             yield from multiply(layer.up, s.x, used, s.up, i32(made.n))
             yield self._activate(s, made, kind, mixture.used)
         yield from multiply(layer.down, made, i32(1), s.made, hidden)
-        add = layer.vectors["mlp_after"] is None and layer.block.residual_multiplier == 1
+        add = layer.vectors["feed_forward_after"] is None and layer.block.residual_multiplier == 1
         out = s.hidden if add else s.branch
         kernel = self._kernel("add_experts", s.made, s.weights, used, hidden, out, i32(add), step)
         yield Launch(kernel, -(-self.spec.hidden // 64) * 64, 64)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ipex_lookahead.architectures.spec import Experts, ModelSpec, Tensor
+from ipex_lookahead.architectures.spec import ModelSpec, Tensor
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.engines.base import Batch, StepOutput
@@ -150,7 +150,7 @@ class OpenClEngine:
         decoder = self._decoder
         pages = decoder.pages
         facts = decoder.device.facts()
-        experts = sum(len(b.mlp.experts) for b in self.spec.layers if isinstance(b.mlp, Experts))
+        experts = sum(len(mixture.experts) for mixture in self.spec.mixtures)
         return {
             "engine": self.name,
             "isa": f"opencl ({facts['spelling']})",

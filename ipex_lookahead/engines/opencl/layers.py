@@ -103,7 +103,7 @@ class Weights:
     # ---- as they come ------------------------------------------------------------------------------------------------
 
     def _layer(self, block: Block) -> Layer:
-        own, mlps, orders = block.attention, mlps_of(block), {}
+        own, mlps, orders = block.mixer, mlps_of(block), {}
 
         def place(name: str, linears: Sequence[Linear], decides: bool = True) -> list[PackedWeight]:
             """The weights that read the rows made at a place of the block, for their order."""
@@ -115,8 +115,8 @@ class Weights:
                 self._orders |= {linear.weight.name: order for linear in linears}
             return [self._for_order(weight, order) for weight in weights]
 
-        mixture = isinstance(block.mlp, Experts)
-        vectors = {"attention_norm": self._norm(block.attention_norm)}
+        mixture = isinstance(block.feed_forward, Experts)
+        vectors = {"mixer_norm": self._norm(block.mixer_norm)}
         heads = (own.q, own.k, own.v)
         weights = place("q", heads)
         alike = len({(weight.format, weight.group_size) for weight in weights}) == 1
@@ -124,14 +124,17 @@ class Weights:
         qkv = [self._upload([heads[i] for i in group], [weights[i] for i in group]) for group in groups]
         vectors |= {"q_norm": self._norm(own.q_norm), "k_norm": self._norm(own.k_norm), "sinks": self._put(own.sinks)}
         o = self._upload([own.o], place("o", [own.o]))
-        vectors |= {"attention_after": self._norm(block.attention_after), "mlp_norm": self._norm(block.mlp_norm)}
-        router = self._alone(block.mlp.router) if isinstance(block.mlp, Experts) else None
+        vectors |= {
+            "mixer_after": self._norm(block.mixer_after),
+            "feed_forward_norm": self._norm(block.feed_forward_norm),
+        }
+        router = self._alone(block.feed_forward.router) if isinstance(block.feed_forward, Experts) else None
         gate, up, down = (
             self._stacks(linears, place("" if mixture else shared, linears, not mixture and name == shared), mixture)
             for name, shared in (("gate", "gate"), ("up", "gate"), ("down", "down"))
             for linears in [[getattr(mlp, name) for mlp in mlps]]
         )
-        vectors["mlp_after"] = self._norm(block.mlp_after)
+        vectors["feed_forward_after"] = self._norm(block.feed_forward_after)
         formats = [[self._format_of(getattr(mlp, name)) for mlp in mlps] for name in ("gate", "up")]
         on_device = {name: self.device.upload(order) for name, order in orders.items()}
         return Layer(block, qkv, o, router, gate, up, down, formats[0] == formats[1], vectors, on_device)
@@ -202,7 +205,7 @@ class Weights:
         """Bytes of weights that a step of one row does not read: an embedding that is no lm_head, and idle experts."""
         idle = 0 if self.spec.tied else self.embedding.nbytes
         for layer in self.layers:
-            if isinstance(mixture := layer.block.mlp, Experts):
+            if isinstance(mixture := layer.block.feed_forward, Experts):
                 count = len(mixture.experts)
                 idle += layer.mlp_bytes * (count - mixture.used) // count
         return idle
@@ -211,6 +214,6 @@ class Weights:
     def expert_bytes(self) -> int:
         """Bytes of an expert's weights, the mean of the first layer that has some; 0 without experts."""
         for layer in self.layers:
-            if isinstance(mixture := layer.block.mlp, Experts):
+            if isinstance(mixture := layer.block.feed_forward, Experts):
                 return layer.mlp_bytes // len(mixture.experts)
         return 0

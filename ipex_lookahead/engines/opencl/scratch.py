@@ -19,7 +19,7 @@ PIECE = 4096
 
 def mlps_of(block: Block) -> tuple[GatedMlp, ...]:
     """A block's experts, or its only MLP."""
-    return block.mlp.experts if isinstance(block.mlp, Experts) else (block.mlp,)
+    return block.feed_forward.experts if isinstance(block.feed_forward, Experts) else (block.feed_forward,)
 
 
 class RopeTable:
@@ -53,9 +53,9 @@ class Scratch:
     def __init__(
         self, device: Device, spec: ModelSpec, rows: int, wanted: int, partials: int, top: int, reorders: bool
     ) -> None:
-        attention = spec.layers[0].attention
-        used = max((block.mlp.used for block in spec.layers if isinstance(block.mlp, Experts)), default=0)
-        of = max((len(block.mlp.experts) for block in spec.layers if isinstance(block.mlp, Experts)), default=0)
+        attention = spec.layers[0].mixer
+        used = max((mixture.used for mixture in spec.mixtures), default=0)
+        of = max((len(mixture.experts) for mixture in spec.mixtures), default=0)
         inner = max(mlp.gate.weight.shape[0] for block in spec.layers for mlp in mlps_of(block))
         q, kv = (-(-n * attention.head_dim // 16) * 16 for n in (attention.heads, attention.kv_heads))
         self.sizes = (rows, wanted, partials, top)

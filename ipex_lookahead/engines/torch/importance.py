@@ -102,7 +102,9 @@ class _Totals:
 @contextmanager
 def _hooked(model: Any, spec: ModelSpec, totals: _Totals) -> Iterator[None]:
     """While it lasts, every matrix adds the squares of what comes in."""
-    mixtures = {at: block.mlp for at, block in enumerate(spec.layers) if isinstance(block.mlp, Experts)}
+    mixtures = {
+        at: block.feed_forward for at, block in enumerate(spec.layers) if isinstance(block.feed_forward, Experts)
+    }
     parts = (
         linear.weight.name
         for mixture in mixtures.values()

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from ipex_lookahead.architectures import ModelSpec, model_types
 from ipex_lookahead.architectures import family as family_of_type
-from ipex_lookahead.architectures.spec import Experts, Tensor
+from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints import Checkpoint, LowBitCheckpoint, family_of, open_checkpoint
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.generation_config import read_generation_config
@@ -103,7 +103,7 @@ def compute_dtype(wanted: Any, label: str, device: torch.device, in_file: str = 
 
 def _load_known(checkpoint: Checkpoint, request: LoadRequest, device: torch.device) -> LoadedModel:
     spec = checkpoint.spec
-    if any(isinstance(block.mlp, Experts) for block in spec.layers):
+    if spec.mixtures:
         raise UnsupportedModelError(
             f"{checkpoint.path}: a mixture of experts in no folder of transformers' does not run on the torch engine",
             hint="use engine='native'",
@@ -217,7 +217,7 @@ def _set_rope(model: Any, spec: ModelSpec, config: dict[str, Any]) -> None:
             "this GGUF file has rope frequencies of its own, which this release of transformers cannot take",
             hint="use engine='native'",
         )
-    turn = spec.layers[0].attention.rope
+    turn = spec.layers[0].mixer.rope
     assert turn is not None  # freq_factors is a rope
     rotary.inv_freq = torch.from_numpy(turn.frequencies).to(rotary.inv_freq.device)
 

@@ -98,7 +98,7 @@ def test_a_shape_that_no_decoder_has_is_an_error_of_ours(field: str) -> None:
         if field in ("hidden", "vocab", "max_context"):
             wrong = replace(spec, **{field: value})
         else:
-            layers = (replace(b, attention=replace(b.attention, **{field: value})) for b in spec.layers)
+            layers = (replace(b, mixer=replace(b.mixer, **{field: value})) for b in spec.layers)
             wrong = replace(spec, layers=tuple(layers))
         with pytest.raises(UnsupportedModelError):
             NativeEngine.random(wrong, "sym_int4")
@@ -106,19 +106,21 @@ def test_a_shape_that_no_decoder_has_is_an_error_of_ours(field: str) -> None:
 
 def test_what_the_core_has_once_a_model_is_refused_where_layers_differ() -> None:
     first, second = make_spec().layers
-    other = replace(second, attention=replace(second.attention, heads=2, kv_heads=1, head_dim=32))
+    other = replace(second, mixer=replace(second.mixer, heads=2, kv_heads=1, head_dim=32))
     with pytest.raises(UnsupportedModelError, match="the same in all layers"):
         NativeEngine.random(replace(make_spec(), layers=(first, other)), "sym_int4")
-    assert second.mlp_norm is not None
-    other = replace(second, mlp_norm=replace(second.mlp_norm, epsilon=1e-6))
+    assert second.feed_forward_norm is not None
+    other = replace(second, feed_forward_norm=replace(second.feed_forward_norm, epsilon=1e-6))
     with pytest.raises(UnsupportedModelError, match="several epsilons"):
         NativeEngine.random(replace(make_spec(), layers=(first, other)), "sym_int4")
     mixture = make_spec(experts=3, used=2).layers[0]
-    assert isinstance(mixture.mlp, Experts)
-    gelu = replace(mixture.mlp.experts[1], activation=Activation("gelu_tanh"))
-    experts = replace(mixture.mlp, experts=(mixture.mlp.experts[0], gelu, mixture.mlp.experts[2]))
+    assert isinstance(mixture.feed_forward, Experts)
+    gelu = replace(mixture.feed_forward.experts[1], activation=Activation("gelu_tanh"))
+    experts = replace(
+        mixture.feed_forward, experts=(mixture.feed_forward.experts[0], gelu, mixture.feed_forward.experts[2])
+    )
     with pytest.raises(UnsupportedModelError, match="several activations"):
-        NativeEngine.random(replace(make_spec(), layers=(replace(mixture, mlp=experts),)), "sym_int4")
+        NativeEngine.random(replace(make_spec(), layers=(replace(mixture, feed_forward=experts),)), "sym_int4")
 
 
 def test_a_blank_is_within_the_context(folder: Path) -> None:

@@ -293,9 +293,9 @@ def test_what_kernels_do_not_run_is_refused_by_name(device: Device) -> None:
     with pytest.raises(UnsupportedModelError, match="a row goes to 65 experts; the OpenCL engine has 64"):
         both(make_spec(experts=70, used=65), device)
     spec = make_spec()
-    attention = replace(spec.layers[0].attention, head_dim=1032)
+    attention = replace(spec.layers[0].mixer, head_dim=1032)
     with pytest.raises(UnsupportedModelError, match="heads have 1032 values"):
-        check_spec(replace(spec, layers=(replace(spec.layers[0], attention=attention),)))
+        check_spec(replace(spec, layers=(replace(spec.layers[0], mixer=attention),)))
 
 
 def test_bad_steps_are_refused_and_nothing_is_lost(device: Device) -> None:

@@ -26,7 +26,7 @@ from tests.support.specs import make_spec
 
 SMALL: dict[str, Any] = {"layers": 1, "hidden": 64, "intermediate": 40, "heads": 2, "kv_heads": 1, "vocab": 40}
 AFTER: dict[str, Any] = {
-    **SMALL, "attention_after": True, "mlp_after": True, "softcap": 5.0, "logit_softcap": 3.0, "window": 7,
+    **SMALL, "mixer_after": True, "feed_forward_after": True, "softcap": 5.0, "logit_softcap": 3.0, "window": 7,
     "q_norm": "whole", "k_norm": "whole", "activation": Activation("gelu_tanh"), "bias": "qd",
 }  # fmt: skip
 """Norms behind the branches and over all heads, and caps; gate and up are in formats of their own."""
