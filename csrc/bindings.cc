@@ -12,6 +12,7 @@
 
 #include "arguments.h"
 #include "drafting/predictor.h"
+#include "errors.h"
 #include "matrices.h"
 #include "model/decoder.h"
 #include "runtime/dispatch.h"
@@ -97,7 +98,7 @@ nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::
     d.forward(step, top, ids.data.get(), values.get());
   }
   for (int64_t w = 0; w < step.wanted; ++w)
-    if (ids.data[size_t(w * top)] < 0) throw std::overflow_error("the model's logits are not finite");
+    if (ids.data[size_t(w * top)] < 0) throw NonFiniteError("the model's logits are not finite");
   nb::object out = nb::none();
   if (logits) {
     float* raw = values.get();
@@ -140,6 +141,9 @@ NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);  // what is alive when the interpreter ends is a script's own business
 #endif
   m.doc() = "Native core of ipex_lookahead: decoder, KV cache, quantisers, sampler.";
+  nb::exception<BusyError>(m, "BusyError", PyExc_RuntimeError);
+  nb::exception<MissingWeightError>(m, "MissingWeightError", PyExc_RuntimeError);
+  nb::exception<NonFiniteError>(m, "NonFiniteError", PyExc_RuntimeError);
   m.def("known_isas", &known_isas);
   m.def("available_isas", &available_isas);
   m.def("amx_state", &amx_state);

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.errors import (
+    BusyError,
     ContextLengthError,
     DownloadError,
     EngineError,
@@ -15,7 +16,10 @@ from ipex_lookahead.errors import (
     LookaheadError,
     LowBitFormatError,
     MissingPackageError,
+    MissingWeightError,
     ModelFormatError,
+    NonFiniteError,
+    OutOfMemoryError,
     QueueFullError,
     SaveError,
     ServiceError,
@@ -35,6 +39,7 @@ __path__.append(str(Path(__file__).parent / "ipex_llm_names"))
 
 __all__ = [
     "AutoModelForCausalLM",
+    "BusyError",
     "ContextLengthError",
     "DownloadError",
     "EngineError",
@@ -45,7 +50,10 @@ __all__ = [
     "LookaheadError",
     "LowBitFormatError",
     "MissingPackageError",
+    "MissingWeightError",
     "ModelFormatError",
+    "NonFiniteError",
+    "OutOfMemoryError",
     "QueueFullError",
     "SaveError",
     "ServiceError",

@@ -7,6 +7,15 @@ from typing import Annotated
 import numpy
 from numpy.typing import NDArray
 
+class BusyError(RuntimeError):
+    pass
+
+class MissingWeightError(RuntimeError):
+    pass
+
+class NonFiniteError(RuntimeError):
+    pass
+
 def known_isas() -> list[str]: ...
 def available_isas() -> list[str]: ...
 def amx_state() -> str: ...

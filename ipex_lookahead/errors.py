@@ -8,6 +8,10 @@
     │   └── ContextLengthError   more positions than the model or its cache can hold
     ├── EngineError           the engine cannot run here (no compiled core, forced ISA absent)
     │   ├── ForgottenKeysError   a sequence was cut to where a window no longer holds its keys; it is to be read again
+    │   ├── BusyError            another thread is at the same cache
+    │   ├── OutOfMemoryError     no memory, here or on the device, for what was to be run; a MemoryError too
+    │   ├── MissingWeightError   a step of a model whose weights were not all set
+    │   ├── NonFiniteError       logits hold NaN or infinity
     │   └── MissingPackageError  a package that this needs is not installed; an ImportError too
     ├── ServiceError          a service takes no request now: it is loading, draining or closed
     │   └── QueueFullError       as many requests wait as may; ``retry_after`` says when to come again
@@ -74,6 +78,22 @@ class EngineError(LookaheadError, RuntimeError):
 
 class ForgottenKeysError(EngineError):
     """A sequence was to be cut back further than a sliding window keeps its keys. The cache is as it was."""
+
+
+class BusyError(EngineError):
+    """Another thread is at the same cache. Nothing was changed."""
+
+
+class OutOfMemoryError(EngineError, MemoryError):
+    """No memory, here or on the device, for what was to be run."""
+
+
+class MissingWeightError(EngineError):
+    """A step of a model whose weights were not all set."""
+
+
+class NonFiniteError(EngineError):
+    """Logits hold NaN or infinity: weights are damaged, or a logits processor is at fault."""
 
 
 class MissingPackageError(EngineError, ImportError):

@@ -2,8 +2,9 @@
 #pragma once
 
 #include <atomic>
-#include <stdexcept>
 #include <string>
+
+#include "errors.h"
 
 namespace ipex_lookahead {
 
@@ -21,12 +22,12 @@ class Claimable {
   std::atomic<bool> taken_{false};
 };
 
-// Throws std::runtime_error where another thread is at it.
+// Throws BusyError where another thread is at it.
 class Claim {
  public:
   Claim(Claimable& thing, const char* deed) : thing_(thing) {
     if (!thing_.try_claim())
-      throw std::runtime_error(std::string(deed) + ": the cache is in use by another thread");
+      throw BusyError(std::string(deed) + ": the cache is in use by another thread");
   }
   ~Claim() { thing_.release(); }
   Claim(const Claim&) = delete;

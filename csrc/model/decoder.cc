@@ -7,6 +7,7 @@
 #include <functional>
 #include <stdexcept>
 
+#include "errors.h"
 #include "runtime/dispatch.h"
 
 namespace ipex_lookahead {
@@ -30,7 +31,7 @@ class StepClaim {
     for (; taken_ < caches_.size(); ++taken_)
       if (!caches_[taken_]->claimable().try_claim()) {
         release();
-        throw std::runtime_error("a cache of the step is in use by another thread");
+        throw BusyError("a cache of the step is in use by another thread");
       }
   }
   ~StepClaim() { release(); }
@@ -213,12 +214,12 @@ void Decoder::tie_embedding() {
 namespace {
 
 const Matrix& set_or_throw(const Matrix& m, const std::string& name) {
-  if (m.codes == nullptr) throw std::runtime_error("the weight " + name + " is not set");
+  if (m.codes == nullptr) throw MissingWeightError("the weight " + name + " is not set");
   return m;
 }
 
 const float* set_or_throw(const float* values, const std::string& name) {
-  if (values == nullptr) throw std::runtime_error("the weight " + name + " is not set");
+  if (values == nullptr) throw MissingWeightError("the weight " + name + " is not set");
   return values;
 }
 
@@ -280,7 +281,7 @@ std::string Decoder::absent() const {
 void Decoder::check_complete() {
   if (complete_) return;
   const std::string name = absent();
-  if (!name.empty()) throw std::runtime_error("the weight " + name + " is not set");
+  if (!name.empty()) throw MissingWeightError("the weight " + name + " is not set");
   complete_ = true;
 }
 

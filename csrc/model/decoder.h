@@ -72,7 +72,7 @@ class Decoder {
   int64_t length_of(int layer, Vector vector) const;
 
   // Weights that were set; what they point to lives as long as the decoder. Throw as the functions that set them do, and
-  // std::runtime_error for a weight that was not set.
+  // MissingWeightError for a weight that was not set.
   Matrix matrix(int layer, Slot slot, int expert = -1) const;
   const float* vector(int layer, Vector vector) const;
   const int32_t* order(int layer, Slot slot, int64_t* n) const;  // null where none was set
@@ -92,7 +92,7 @@ class Decoder {
   // Writes the `top` largest logits' ids of each wanted row, [wanted][top], largest first and the lowest id first among
   // equals (-1 where no further logit is above -inf), and the logits unless null [wanted][vocab].
   // Throws std::out_of_range beyond max_context, std::invalid_argument for bad tokens, parents, caches or wanted rows,
-  // std::runtime_error where a weight is missing or another thread is at one of the caches; nothing is committed.
+  // MissingWeightError, BusyError where another thread is at one of the caches; nothing is committed.
   void forward(const Step& step, int top, int32_t* ids, float* logits);
 
  private:

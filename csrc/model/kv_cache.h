@@ -53,7 +53,7 @@ struct CacheShape {
 };
 
 // What changes a cache, and a step that runs on it, claims it meanwhile: from another thread each of these is refused with
-// std::runtime_error, whichever comes second.
+// BusyError, whichever comes second.
 class KVCache {
  public:
   explicit KVCache(const CacheShape& shape) : shape_(shape), groups_(shape.groups.size()) {}

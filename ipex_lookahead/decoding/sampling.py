@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.errors import EngineError, InputError
+from ipex_lookahead.errors import InputError, NonFiniteError
 
 BAD_LOGITS = -1
 ALL_FORBIDDEN = -2
@@ -87,7 +87,7 @@ class Sampler:
             position: how many tokens stand before it in its sequence.
 
         Raises:
-            EngineError: a logit is NaN or +inf.
+            NonFiniteError: a logit is NaN or +inf.
             InputError: every token is forbidden (all logits are -inf), or a parameter is outside its range.
         """
         try:
@@ -122,7 +122,7 @@ def raise_bad_logits(code: int) -> None:
             "the logits processors forbid every token; loosen bad_words_ids, suppress_tokens, no_repeat_ngram_size or"
             " the logits_processor"
         )
-    raise EngineError(
+    raise NonFiniteError(
         "the logits hold NaN or infinity: the weights or a logits processor are not finite; remove_invalid_values=True"
         " replaces such values"
     )

@@ -10,7 +10,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.errors import EngineError, InputError
+from ipex_lookahead.errors import (
+    BusyError,
+    EngineError,
+    InputError,
+    LookaheadError,
+    MissingWeightError,
+    NonFiniteError,
+    OutOfMemoryError,
+)
 
 _native: Any = None
 _missing: ImportError | None = None
@@ -29,6 +37,31 @@ def native_core() -> Any:
             f"the native core is not built for this Python: {_missing}", hint="pip install . (needs a C++17 compiler)"
         )
     return _native
+
+
+CORE_RAISES = (ValueError, TypeError, MemoryError, RuntimeError)
+"""What calls of the core may raise besides an IndexError, whose meaning each call has for itself."""
+
+
+def core_error(error: Exception, wrong_argument: str = "") -> LookaheadError:
+    """The error of this package that an exception of the core stands for.
+
+    Args:
+        error: one of ``CORE_RAISES``.
+        wrong_argument: goes before what a ValueError or TypeError says.
+    """
+    said = str(error)
+    if isinstance(error, _native.BusyError):
+        return BusyError(said, hint="give each thread caches of its own (new_cache, fork)")
+    if isinstance(error, _native.MissingWeightError):
+        return MissingWeightError(said, hint="set all weights before the first step")
+    if isinstance(error, _native.NonFiniteError):
+        return NonFiniteError(said, hint="the checkpoint's weights are damaged")
+    if isinstance(error, MemoryError):
+        return OutOfMemoryError("there is no memory for the cache", hint="use a shorter context")
+    if isinstance(error, RuntimeError):  # the system's, such as a thread that cannot be started
+        return EngineError(said)
+    return InputError(wrong_argument + said)
 
 
 def core_missing() -> str:

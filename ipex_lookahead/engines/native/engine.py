@@ -17,7 +17,7 @@ from ipex_lookahead.checkpoints.sizes import packed_bytes
 from ipex_lookahead.engines.base import Batch, Cache, StepOutput
 from ipex_lookahead.engines.input_order import SHARED, reordered, warn_of_decoded, with_order
 from ipex_lookahead.engines.machine import check_threads, default_threads
-from ipex_lookahead.engines.native.core import core_build, native_core
+from ipex_lookahead.engines.native.core import CORE_RAISES, core_build, core_error, native_core
 from ipex_lookahead.engines.native.decoder import (
     empty_decoder,
     kv_bytes_per_token,
@@ -29,7 +29,7 @@ from ipex_lookahead.engines.native.decoder import (
 from ipex_lookahead.engines.native.linear import plain, streams
 from ipex_lookahead.engines.prefetch import prefetched
 from ipex_lookahead.engines.weights import WeightPlan, check_shape, random_matrix, read_matrix, read_vector
-from ipex_lookahead.errors import ContextLengthError, EngineError, ForgottenKeysError, InputError
+from ipex_lookahead.errors import ContextLengthError, ForgottenKeysError, InputError, OutOfMemoryError
 from ipex_lookahead.formats import FLOATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
 
@@ -80,10 +80,8 @@ class NativeCache:
         """Commit a path of the last step's rows. Raises InputError if it is none, EngineError as all that follow do."""
         try:
             self.raw.keep(rows if isinstance(rows, list) else list(rows))
-        except (ValueError, TypeError) as error:
-            raise InputError(str(error)) from None
-        except RuntimeError as error:
-            raise _in_use(error) from None
+        except CORE_RAISES as error:
+            raise core_error(error) from None
 
     def crop(self, length: int) -> None:
         """Keep the first ``length`` positions.
@@ -95,17 +93,15 @@ class NativeCache:
             self.raw.crop(length)
         except IndexError as error:
             raise ForgottenKeysError(str(error), hint="crop to 0, and run the tokens again") from None
-        except (ValueError, TypeError) as error:
-            raise InputError(str(error)) from None
-        except RuntimeError as error:
-            raise _in_use(error) from None
+        except CORE_RAISES as error:
+            raise core_error(error) from None
 
     def fork(self) -> NativeCache:
         """A second sequence with the same committed prefix. Raises EngineError while another thread is at this one."""
         try:
             return NativeCache(self.raw.fork())
-        except RuntimeError as error:
-            raise _in_use(error) from None
+        except CORE_RAISES as error:
+            raise core_error(error) from None
 
 
 class NativeEngine:
@@ -302,8 +298,8 @@ class NativeEngine:
         try:
             if blank:
                 cache.raw.fill_blank(blank)
-        except (ValueError, TypeError) as error:
-            raise InputError(f"blank does not fit: {error}") from None
+        except CORE_RAISES as error:
+            raise core_error(error, "blank does not fit: ") from None
         return cache
 
     def forward(self, batch: Batch) -> StepOutput:
@@ -321,15 +317,10 @@ class NativeEngine:
         except IndexError as error:
             raise ContextLengthError(str(error), hint="shorten the prompt or max_new_tokens") from None
         except MemoryError:
-            raise EngineError(
-                f"there is no memory for {len(batch.tokens)} more tokens", hint="shorten the prompt or max_new_tokens"
-            ) from None
-        except OverflowError as error:
-            raise EngineError(str(error), hint="the checkpoint's weights are damaged") from None
-        except (ValueError, TypeError) as error:
-            raise InputError(f"the step's arguments do not fit: {error}") from None
-        except RuntimeError as error:
-            raise _in_use(error) from None
+            said = f"there is no memory for {len(batch.tokens)} more tokens"
+            raise OutOfMemoryError(said, hint="shorten the prompt or max_new_tokens") from None
+        except CORE_RAISES as error:
+            raise core_error(error, "the step's arguments do not fit: ") from None
         experts = self.experts_touched if self._is_mixture else 0
         return StepOutput(top[:, 0], logits, top if batch.top else None, experts)
 
@@ -420,11 +411,6 @@ def _raw(cache: Cache) -> Any:
     if not isinstance(cache, NativeCache):
         raise InputError(f"the native engine needs its own caches, got {type(cache).__name__}")
     return cache.raw
-
-
-def _in_use(error: RuntimeError) -> EngineError:
-    """A step or a change of a cache that another thread is at; or a step of a decoder that was not loaded."""
-    return EngineError(str(error), hint="give each thread caches of its own (new_cache, fork)")
 
 
 def _vector(values: Any) -> PackedWeight:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.programs import KV_INT8
-from ipex_lookahead.errors import EngineError, InputError
+from ipex_lookahead.errors import BusyError, EngineError, InputError
 
 PAGE = 64
 
@@ -124,9 +124,9 @@ class OpenClCache:
 
     @contextmanager
     def claim(self, deed: str) -> Iterator[None]:
-        """Alone at it meanwhile. Raises EngineError where another thread is."""
+        """Alone at it meanwhile. Raises BusyError where another thread is."""
         if not self._busy.acquire(blocking=False):
-            raise EngineError(
+            raise BusyError(
                 f"{deed}: the cache is in use by another thread",
                 hint="give each thread caches of its own (new_cache, fork)",
             )

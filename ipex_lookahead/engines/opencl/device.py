@@ -36,7 +36,7 @@ from ipex_lookahead.engines.opencl.programs import (
 )
 from ipex_lookahead.engines.opencl.recording import recorder_of
 from ipex_lookahead.engines.opencl.self_test import check
-from ipex_lookahead.errors import EngineError, InputError
+from ipex_lookahead.errors import EngineError, InputError, OutOfMemoryError
 from ipex_lookahead.hub.folders import cache_folder_if_any
 from ipex_lookahead.system.extras import installing
 
@@ -240,7 +240,7 @@ class Device:
         except self.cl.Error as error:
             code = self.cl.status_code
             if error.code in (code.MEM_OBJECT_ALLOCATION_FAILURE, code.INVALID_BUFFER_SIZE, code.OUT_OF_HOST_MEMORY):
-                raise EngineError(
+                raise OutOfMemoryError(
                     f"the device {self.name} has no memory left to be {deed} with ({error})",
                     hint="use a shorter context, kv_cache='int8' or a format of fewer bits",
                 ) from None

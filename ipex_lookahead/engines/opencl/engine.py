@@ -22,7 +22,7 @@ from ipex_lookahead.engines.opencl.layers import Floats
 from ipex_lookahead.engines.opencl.programs import sources
 from ipex_lookahead.engines.opencl.step import MOST_TOP, plan
 from ipex_lookahead.engines.weights import WeightPlan, check_shape, read_matrix, read_vector
-from ipex_lookahead.errors import EngineError, InputError
+from ipex_lookahead.errors import InputError, NonFiniteError
 from ipex_lookahead.formats.base import PackedWeight
 
 
@@ -135,7 +135,7 @@ class OpenClEngine:
                 sequence.cache.set_step([])  # should it fail half-way, nothing of the step before can be kept either
             ids, logits, experts = self._decoder.run(checked, max(int(top), 1), bool(batch.logits))
             if (ids < -1).any() or (ids[:, :1] < 0).any():
-                raise EngineError("the model's logits are not finite", hint="the checkpoint's weights are damaged")
+                raise NonFiniteError("the model's logits are not finite", hint="the checkpoint's weights are damaged")
             for sequence in checked.sequences:
                 sequence.cache.set_step(sequence.parents)
         return StepOutput(ids[:, 0], logits, ids if top else None, experts)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ipex_lookahead.errors import EngineError, InputError
+from ipex_lookahead.errors import EngineError, InputError, LookaheadError, OutOfMemoryError
 
 DEVICES = ("cpu", "xpu", "cuda")
 
@@ -96,9 +96,11 @@ def forward_errors(device: torch.device) -> Iterator[None]:
     kind: Any = getattr(torch, "OutOfMemoryError", getattr(torch.cuda, "OutOfMemoryError", MemoryError))
     try:
         yield
+    except LookaheadError:
+        raise
     except kind as error:
         line = (str(error).strip().splitlines() or ["out of memory"])[0]
-        raise EngineError(
+        raise OutOfMemoryError(
             f"{device} is out of memory: {line}", hint="a shorter prompt, or a lower load_in_low_bit"
         ) from None
     except (RuntimeError, IndexError) as error:

@@ -30,7 +30,7 @@ from ipex_lookahead.engines.torch.low_bit_linear import (
     packed_from_torch,
 )
 from ipex_lookahead.engines.torch.masks import seen_by, spelled
-from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, UnsupportedModelError
+from ipex_lookahead.errors import ContextLengthError, InputError, NonFiniteError, UnsupportedModelError
 from ipex_lookahead.formats.base import PackedWeight
 
 BLOCK = 16
@@ -123,7 +123,8 @@ class TorchEngine:
 
         Raises:
             InputError: also for a tree where ``supports_tree`` is False.
-            EngineError: the device is out of memory, or the logits are not finite.
+            OutOfMemoryError: of the device.
+            NonFiniteError: the logits hold NaN or infinity.
         """
         caches = self._checked(batch)
         wanted = range(len(batch.tokens)) if batch.want is None else batch.want.tolist()
@@ -320,7 +321,7 @@ class TorchEngine:
         logits = (answers[0] if len(answers) == 1 else torch.cat(answers)).float()
         best, argmax = logits.max(-1)  # the first of equals, as torch promises
         if not bool(torch.isfinite(best).all() and torch.isfinite(logits.amin(-1)).all()):  # NaN is both
-            raise EngineError("the model's logits are not finite", hint="the checkpoint's weights are damaged")
+            raise NonFiniteError("the model's logits are not finite", hint="the checkpoint's weights are damaged")
         top = most_likely(logits, batch.top) if batch.top else None
         plain = logits.cpu().numpy().copy() if batch.logits else None
         return StepOutput(argmax.cpu().numpy().astype(np.int32), plain, top)

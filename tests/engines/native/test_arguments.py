@@ -21,7 +21,7 @@ from ipex_lookahead.engines.native.core import integer_peak, read_bandwidth
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.native.linear import LinearPool
 from ipex_lookahead.engines.weights import random_matrix
-from ipex_lookahead.errors import EngineError, InputError, LookaheadError, UnsupportedModelError
+from ipex_lookahead.errors import BusyError, InputError, LookaheadError, MissingWeightError, UnsupportedModelError
 from ipex_lookahead.formats import quantize
 from ipex_lookahead.formats.base import PackedWeight
 from tests.support.native import ids_of, load, one_by_one, run
@@ -87,8 +87,9 @@ def test_a_step_before_the_weights_are_set_is_refused(folder: Path) -> None:
 
     engine = load(folder)
     hollow = NativeEngine(unset_decoder(), engine.spec, "sym_int4")
-    with pytest.raises(EngineError, match="weight q of layer 0 is not set"):
+    with pytest.raises(MissingWeightError, match="weight q of layer 0 is not set") as caught:
         run(hollow, hollow.new_cache(), ids_of(engine, 1))
+    assert "thread" not in caught.value.hint
 
 
 @pytest.mark.parametrize("field", ["hidden", "vocab", "max_context", "heads", "kv_heads", "head_dim", "window"])
@@ -146,7 +147,7 @@ def test_a_second_thread_is_refused_or_changes_nothing(folder: Path) -> None:
             try:
                 if run(engine, cache, tokens[40:]).tobytes() != expected:
                     wrong.append("logits")
-            except EngineError as error:
+            except BusyError as error:
                 said.add(str(error))
 
     beside = threading.Thread(target=steps)
@@ -156,7 +157,7 @@ def test_a_second_thread_is_refused_or_changes_nothing(folder: Path) -> None:
             try:
                 assert cache.fork().length == 40
                 cache.crop(40)
-            except EngineError as error:
+            except BusyError as error:
                 said.add(str(error))
                 refused += 1
             if refused >= 5:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +13,12 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.engines.base import Batch
-from ipex_lookahead.engines.native.core import available_isas, chosen_isa
-from ipex_lookahead.errors import EngineError, InputError, ModelFormatError
+from ipex_lookahead.engines.native.core import available_isas, chosen_isa, core_error
+from ipex_lookahead.engines.native.engine import NativeEngine
+from ipex_lookahead.errors import EngineError, InputError, ModelFormatError, OutOfMemoryError
 from ipex_lookahead.formats import FORMATS, dequantize
 from tests.support.native import chain, ids_of, load, one_by_one, run
+from tests.support.specs import make_spec
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
 
 ISAS = available_isas()
@@ -372,8 +376,27 @@ def test_too_little_memory_for_a_step_is_an_error_of_ours(tmp_path: Path) -> Non
         raise MemoryError
 
     engine._forward = no_memory
-    with pytest.raises(EngineError, match="no memory for 5 more tokens"):
+    with pytest.raises(OutOfMemoryError, match="no memory for 5 more tokens"):
         run(engine, engine.new_cache(), ids_of(engine, 5))
+
+
+def test_too_little_memory_for_a_cache_is_an_error_of_ours() -> None:
+    engine = NativeEngine.random(replace(make_spec(), max_context=1 << 19), "sym_int4", threads=1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (64 << 20), hard))
+    try:
+        with pytest.raises(OutOfMemoryError, match="no memory for the cache"):
+            engine.new_cache(1 << 19)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def test_an_error_of_the_system_is_no_second_thread() -> None:
+    found = core_error(RuntimeError("Resource temporarily unavailable"))
+    assert type(found) is EngineError
+    assert str(found) == "Resource temporarily unavailable"
+    assert not found.hint
 
 
 def test_damaged_weights_are_named(tmp_path: Path) -> None:

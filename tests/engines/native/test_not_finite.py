@@ -13,7 +13,7 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 
 from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.engines.native.engine import NativeEngine
-from ipex_lookahead.errors import EngineError
+from ipex_lookahead.errors import NonFiniteError
 from tests.engines.native.test_kernels import FORMATS, ISAS, linear, make_weight
 from tests.support.native import chain, ids_of, load, run
 from tests.support.tiny import write_tiny_llama
@@ -76,7 +76,7 @@ def test_an_overflow_in_any_layer_reaches_the_logits(
     cache = engine.new_cache()
     tokens = ids_of(engine, 3)
     for want in (None, np.array([2], np.int32)):
-        with pytest.raises(EngineError, match="logits are not finite"):
+        with pytest.raises(NonFiniteError, match="logits are not finite"):
             engine.forward(Batch([cache], [3], tokens, chain(3), want))
     assert cache.length == 0
 
@@ -90,7 +90,7 @@ def test_a_row_that_nobody_asked_for_spoils_those_that_attend_to_it(tmp_path: Pa
         if right:
             assert engine.forward(batch).argmax[0] >= 0
         else:
-            with pytest.raises(EngineError, match="logits are not finite"):
+            with pytest.raises(NonFiniteError, match="logits are not finite"):
                 engine.forward(batch)
     tree = Batch([engine.new_cache()], [3], np.array([1, 7, 2], np.int32), np.array([-1, 0, 0], np.int32))
     tree.want = np.array([0, 2], np.int32)  # row 1 is nobody's ancestor
@@ -99,7 +99,7 @@ def test_a_row_that_nobody_asked_for_spoils_those_that_attend_to_it(tmp_path: Pa
 
 def test_squares_that_overflow_are_no_zeros(tmp_path: Path, isa: str) -> None:
     folder = write_tiny_llama(tmp_path, tie=False, layers=1)
-    with pytest.raises(EngineError, match="logits are not finite"):
+    with pytest.raises(NonFiniteError, match="logits are not finite"):
         first_row(load(changed(folder, embed_tokens_weight=lambda v: v[3].fill(1e25))))
 
 
@@ -127,5 +127,5 @@ def test_one_logit_among_finite_ones(tmp_path: Path, isa: str, kind: str, place:
         assert not np.isfinite(load_file(folder / "model.safetensors")["lm_head.weight"][place] @ hidden)
     for logits in (False, True):
         step = Batch([engine.new_cache()], [1], np.array([3], np.int32), np.array([-1], np.int32), None, logits)
-        with pytest.raises(EngineError, match="logits are not finite"):
+        with pytest.raises(NonFiniteError, match="logits are not finite"):
             engine.forward(step)

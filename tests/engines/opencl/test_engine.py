@@ -20,7 +20,7 @@ from ipex_lookahead.engines.opencl.decoder import check_spec
 from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.engine import OpenClEngine
 from ipex_lookahead.engines.opencl.programs import ARRIVALS
-from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, UnsupportedModelError
+from ipex_lookahead.errors import BusyError, ContextLengthError, InputError, NonFiniteError, UnsupportedModelError
 from ipex_lookahead.formats import FORMATS, quantize
 from ipex_lookahead.formats.base import PackedWeight
 from tests.support.cache_walk import Plain, walk
@@ -273,7 +273,7 @@ def test_logits_that_are_not_finite_are_an_error(device: Device) -> None:
     engine = OpenClEngine.build(
         spec, "fp32", lambda t: PackedWeight("fp32", t.shape, weights[t.name]), lambda t: weights[t.name], device
     )
-    with pytest.raises(EngineError, match="not finite"):
+    with pytest.raises(NonFiniteError, match="not finite"):
         engine.forward(Batch([engine.new_cache()], [1], ids_of(engine, 1), chain(1)))
 
 
@@ -356,6 +356,6 @@ def test_a_cache_has_one_user_at_a_time(device: Device) -> None:
             lambda: cache.crop(0),
             cache.fork,
         ):
-            with pytest.raises(EngineError, match="in use by another thread"):
+            with pytest.raises(BusyError, match="in use by another thread"):
                 deed()
     run(engine, cache, np.zeros(1, np.int32))

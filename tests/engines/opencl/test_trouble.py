@@ -17,7 +17,7 @@ from ipex_lookahead.engines.opencl import matrix_units
 from ipex_lookahead.engines.opencl.cache import PAGE, Pages
 from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.programs import Units
-from ipex_lookahead.errors import EngineError, InputError
+from ipex_lookahead.errors import EngineError, InputError, OutOfMemoryError
 from tests.engines.opencl.test_engine import both
 from tests.support.native import ids_of, program_root, run
 from tests.support.specs import make_spec
@@ -82,7 +82,7 @@ def test_no_memory_for_a_step(device: Device, monkeypatch: pytest.MonkeyPatch, n
     for where in ("Buffer", "enqueue_nd_range_kernel"):
         with monkeypatch.context() as patch:
             patch.setattr(device.cl, where, failing(0, getattr(device.cl, where), says(device, name, kind)))
-            with pytest.raises(EngineError, match="has no memory left") as caught:
+            with pytest.raises(OutOfMemoryError, match="has no memory left") as caught:
                 run(engine, cache, tokens[7:])
         assert "shorter context" in caught.value.hint
         assert cache.length == 7

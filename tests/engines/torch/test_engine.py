@@ -15,7 +15,7 @@ from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.engines.torch.cache import ModelSequence
 from ipex_lookahead.engines.torch.device import check_device, device_facts
 from ipex_lookahead.engines.torch.engine import TorchEngine, most_likely
-from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, UnsupportedModelError
+from ipex_lookahead.errors import ContextLengthError, EngineError, InputError, NonFiniteError, UnsupportedModelError
 from tests.support.cache_walk import forward
 from tests.support.families import CHAINS, CONTEXT, FAMILIES, STATEFUL, VOCAB, build
 
@@ -288,7 +288,7 @@ def test_one_logit_that_is_not_finite_is_an_error(value: float) -> None:
     bad = torch.zeros(model.config.vocab_size)
     bad[3] = value
     hook = model.lm_head.register_forward_hook(lambda _, __, logits: logits + bad)
-    with pytest.raises(EngineError, match="not finite"):
+    with pytest.raises(NonFiniteError, match="^the model's logits are not finite"):
         forward(engine, [engine.new_cache()], [[1, 2]], [[-1, 0]])
     hook.remove()
     forward(engine, [engine.new_cache()], [[1, 2]], [[-1, 0]])
