@@ -101,7 +101,7 @@ struct Attend {
   int64_t block = 0;
   int64_t window = 0;  // positions that a row sees, its own among them; 0: all up to its own
   float softcap = 0;   // scores become cap tanh(score / cap); 0: they stay
-  float* partials = nullptr;  // a partial goes to partials + r * partial_row_stride + h * partial_head_stride
+  float* partials = nullptr;  // row r's goes to partials + (r - begin) * partial_row_stride + h * partial_head_stride
   int64_t partial_row_stride = 0, partial_head_stride = 0;
   float* scratch = nullptr;  // attention_scratch(step_rows) floats
 };
@@ -114,7 +114,8 @@ constexpr int kNotFinite = -1;  // what top_k() returns for values that hold NaN
 struct KernelTable {
   const char* name;
 
-  // out[r][n] = (add ? out[r][n] : 0) + bias[n] + sum over k of x[r][k] w[n][k], for the tiles of 16 outputs [begin, end).
+  // out[r][n - 16 begin] = (add ? what is there : 0) + bias[n] + sum over k of x[r][k] w[n][k], for the tiles of 16 outputs
+  // [begin, end).
   void (*linear)(const Matrix& w, const Rows& x, int64_t begin, int64_t end, float* out, int64_t out_stride, bool add);
   // f(gate(x)) * up(x) as the next layer's rows, for the groups of 32 outputs [begin, end): codes, scales and sums, or
   // values where they are not to be quantised. Zero beyond the last output.

@@ -135,7 +135,7 @@ void Decoder::qkv(const Block& block, const Rows& x, int64_t begin, int64_t end)
   const int64_t columns[3] = {0, k_column_, v_column_};
   const Matrix* const matrices[3] = {&block.q, &block.k, &block.v};
   const auto tiles_of = [&](int s, int64_t from, int64_t to) {
-    kernels_->linear(*matrices[s], x, from, to, qkv_.data() + columns[s], qkv_stride_, false);
+    kernels_->linear(*matrices[s], x, from, to, qkv_.data() + columns[s] + from * kLanes, qkv_stride_, false);
   };
   if (whole_heads()) {
     const int64_t tiles = heads_.head_dim / kLanes;
@@ -249,16 +249,15 @@ void Decoder::attend(ThreadContext& context, const Block& block, const Attention
   };
   const int64_t blocks = partial_blocks_;
   if (item.block >= 0) {
-    attend_block(item.block, partial(s.first_row, head, item.block), l.heads * blocks * size, blocks * size);
+    attend_block(item.block, partial(s.first_row + item.first_row, head, item.block), l.heads * blocks * size, blocks * size);
     return;
   }
-  // Many rows: the tile walks its blocks in ascending order, each merged as soon as it is there. attend() adds the rows'
-  // offsets itself, so the tile's own memory is addressed from the sequence's first row on.
-  float* next = a.scratch + attention_scratch(s.rows) - item.first_row * item.heads * size;
+  // Many rows: the tile walks its blocks in ascending order, each merged as soon as it is there.
+  float* next = a.scratch + attention_scratch(s.rows);
   int64_t b = s.blocks;
   for (int64_t r = item.first_row; r < item.last_row; ++r)
     b = std::min(b, first_block(l.window, s.length + keys.depth[r]));
-  attend_block(b, partial(s.first_row, head, 0), l.heads * size, size);
+  attend_block(b, partial(s.first_row + item.first_row, head, 0), l.heads * size, size);
   for (++b; b < s.blocks; ++b) {
     attend_block(b, next, item.heads * size, size);
     for (int64_t r = item.first_row; r < item.last_row; ++r) {
@@ -266,7 +265,7 @@ void Decoder::attend(ThreadContext& context, const Block& block, const Attention
       if (b < first || b > position / kBlock) continue;
       for (int64_t h = 0; h < item.heads; ++h) {
         float* state = partial(s.first_row + r, head + h, 0);
-        const float* more = next + (r * item.heads + h) * size;
+        const float* more = next + ((r - item.first_row) * item.heads + h) * size;
         if (b == first)
           std::memcpy(state, more, size_t(size) * sizeof(float));
         else

@@ -221,20 +221,22 @@ class Decoder {
 };
 
 // Adds to hidden what attention or the MLP comes to, after the layer's norm and multiplier. `linear(begin, end, out, add)`
-// computes tiles of it, at most so many, for every row.
+// computes tiles of it, at most so many, for every row; `out` is where the first of them goes.
 template <typename Linear>
 void Decoder::add_to_hidden(ThreadContext& context, const Block& block, Vector after, const Linear& linear, int64_t most) {
   const float multiplier = block.shape.residual_multiplier, *weight = block.at(after);
   const int64_t tiles = hidden_stride_ / kLanes;
   if (weight == nullptr && multiplier == 1) {
-    context.split_tiles(tiles, [&](int64_t begin, int64_t end) { linear(begin, end, hidden_.data(), true); }, most);
+    const auto add = [&](int64_t begin, int64_t end) { linear(begin, end, hidden_.data() + begin * kLanes, true); };
+    context.split_tiles(tiles, add, most);
     return;
   }
   float* const branch = branch_.data();
   context.split_tiles(tiles, [&](int64_t begin, int64_t end) {
-    linear(begin, end, branch, false);
+    const int64_t first = begin * kLanes;
+    linear(begin, end, branch + first, false);
     if (weight != nullptr) return;
-    const int64_t first = begin * kLanes, n = std::min<int64_t>(end * kLanes, shape_.hidden) - first;
+    const int64_t n = std::min<int64_t>(end * kLanes, shape_.hidden) - first;
     for (int64_t r = 0; r < rows_; ++r)
       kernels_->add_scaled(branch + r * hidden_stride_ + first, n, multiplier, hidden(r) + first);
   }, most);

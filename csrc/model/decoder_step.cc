@@ -82,7 +82,7 @@ void Decoder::head_and_top(ThreadContext& context, const Rows& x, int64_t item, 
   const int64_t first = part.first * kLanes, n = std::min<int64_t>(part.second * kLanes, shape_.vocab) - first;
   const int64_t stride = logits != nullptr ? shape_.vocab : (part.second - part.first) * kLanes;
   float* out = logits != nullptr ? logits + first : context.scratch();
-  kernels_->linear(lm_head_, x, part.first, part.second, out - first, stride, false);
+  kernels_->linear(lm_head_, x, part.first, part.second, out, stride, false);
   for (int64_t w = 0; w < wanted; ++w) {
     if (shape_.logit_multiplier != 1 || shape_.logit_softcap > 0)
       kernels_->cap(out + w * stride, n, shape_.logit_multiplier, shape_.logit_softcap);

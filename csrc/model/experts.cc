@@ -85,7 +85,7 @@ void Decoder::experts(ThreadContext& context, const Block& block) {
   auto x = context.inputs(rows_, shape_.hidden, integer, nullptr,
                        [&](int64_t row, float* out) { norm(hidden(row), block.at(Vector::mlp_norm), out); });
   context.split_tiles(block.router.tiles(), [&](int64_t begin, int64_t end) {
-    kernels_->linear(block.router, x.get(), begin, end, router_logits_.data(), stride, false);
+    kernels_->linear(block.router, x.get(), begin, end, router_logits_.data() + begin * kLanes, stride, false);
   });
 
   // As with rows, few choices are made by every thread for itself; and like rows, inside an item: a thread that comes late
@@ -157,13 +157,13 @@ void Decoder::experts(ThreadContext& context, const Block& block) {
       const int32_t e = plan.touched[size_t(i)];
       const int64_t a = plan.begins[size_t(e)];
       kernels_->linear(block.mlps[size_t(e)].down, gated_of(e, a, plan.begins[size_t(e + 1)] - a), begin, end,
-                       made + a * width - first, width, false);
+                       made + a * width, width, false);
     }
     for (int64_t row = 0; row < rows_; ++row) {
       std::fill(sum, sum + n, 0.0f);
       for (int64_t k = row * used; k < (row + 1) * used; ++k)
         kernels_->add_scaled(made + plan.at[size_t(k)] * width, n, choice.weights[size_t(k)], sum);
-      float* to = out + row * hidden_stride_ + first;
+      float* to = out + row * hidden_stride_;
       if (add)
         kernels_->add_scaled(sum, n, 1, to);
       else

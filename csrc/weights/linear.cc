@@ -70,8 +70,8 @@ void LinearPool::run(const Matrix& matrix, const float* x, int64_t rows, float* 
   const int64_t items = std::min<int64_t>(pairs, 4 * threads_);
   const auto multiply = [&](int64_t item) {
     const auto part = part_of(pairs, items, item);
-    const int64_t end = std::min(2 * part.second, matrix.tiles());
-    kernels_->linear(matrix, r, 2 * part.first, end, out, matrix.n_out, false);
+    const int64_t begin = 2 * part.first, end = std::min(2 * part.second, matrix.tiles());
+    kernels_->linear(matrix, r, begin, end, out + begin * kLanes, matrix.n_out, false);
   };
   phases_.begin(2);
   crew.run([&](int thread) {

@@ -125,7 +125,7 @@ void check(WeightFormat format, int64_t n_out, int64_t n_in, int group_blocks, c
     for (bool add : {false, true}) {
       std::vector<float> got = before;
       in_threads(weight.matrix.tiles(), [&](int64_t begin, int64_t end) {
-        tiles->linear(weight.matrix, rows, begin, end, got.data(), stride, add);
+        tiles->linear(weight.matrix, rows, begin, end, got.data() + begin * kLanes, stride, add);
       });
       expect(std::memcmp(got.data(), (add ? added : expected).data(), bytes) == 0, "linear", Format::kName, n_out, n_in, count);
       expect(std::memcmp(got.data() + count * stride, before.data(), before.size() * sizeof(float) - bytes) == 0,

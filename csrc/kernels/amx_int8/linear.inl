@@ -268,7 +268,7 @@ static void linear(const Matrix& w, const Rows& x, int64_t begin, int64_t end, f
         for_each_row(bands, from, a, [&](int64_t row, int64_t at) {
           const int64_t tile = first + t;
           store(values[t] + at, biased(w, tile, values[t] + at));
-          store_outputs(out + row * out_stride + tile * kLanes, values[t] + at, w.n_out - tile * kLanes, add_to);
+          store_outputs(out + row * out_stride + (tile - begin) * kLanes, values[t] + at, w.n_out - tile * kLanes, add_to);
         });
     }
   }

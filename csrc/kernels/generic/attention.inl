@@ -110,7 +110,7 @@ SIMD_INLINE QueryTile query_tile(const Keys& keys, const Attend& a, int64_t r0, 
     for (int h = h0; h < h1; ++h, ++t.count) {
       const int i = t.count;
       t.queries[i] = a.q + r * a.q_stride + h * a.head_dim;
-      t.heads[i] = a.partials + r * a.partial_row_stride + h * a.partial_head_stride;
+      t.heads[i] = a.partials + (r - a.begin) * a.partial_row_stride + h * a.partial_head_stride;
       t.values[i] = t.heads[i] + kPartialHead;
       t.scores[i] = a.scratch + i * (kBlock + a.step_rows + 2 * kLanes);
       t.exact[i] = t.scores[i] + kBlock;

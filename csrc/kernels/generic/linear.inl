@@ -451,7 +451,7 @@ static void linear(const Matrix& w, const Rows& x, int64_t begin, int64_t end, f
       biased_tiles(w, f, tile, end, x, row, int(rows), acc);
       for (int64_t t = 0; t < least(end - tile, kTilesAtOnce); ++t)
         for (int64_t m = 0; m < rows; ++m)
-          store_outputs(out + (row + m) * out_stride + (tile + t) * kLanes, acc + (t * rows + m) * kLanes,
+          store_outputs(out + (row + m) * out_stride + (tile - begin + t) * kLanes, acc + (t * rows + m) * kLanes,
                         w.n_out - (tile + t) * kLanes, add_to);
     }
 }
