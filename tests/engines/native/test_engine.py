@@ -381,13 +381,13 @@ def test_too_little_memory_for_a_step_is_an_error_of_ours(tmp_path: Path) -> Non
 
 
 def test_too_little_memory_for_a_cache_is_an_error_of_ours() -> None:
-    engine = NativeEngine.random(replace(make_spec(), max_context=1 << 19), "sym_int4", threads=1)
+    engine = NativeEngine.random(replace(make_spec(), max_context=1 << 22), "sym_int4", threads=1)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (64 << 20), hard))
     try:
         with pytest.raises(OutOfMemoryError, match="no memory for the cache"):
-            engine.new_cache(1 << 19)
+            engine.new_cache(1 << 22)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
