@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -45,7 +47,8 @@ from ipex_lookahead.generation.processors import (
     sampling_params,
 )
 from ipex_lookahead.generation.run import Job, MakeProposer, TokenBuffer, end_to_end, length_limit, run_stepwise
-from ipex_lookahead.generation.stopping import Criteria, StopStrings, cancellation
+from ipex_lookahead.generation.stop_texts import Stop, StopTexts, any_of
+from ipex_lookahead.generation.stopping import Criteria, cancellation
 
 
 @dataclass
@@ -193,16 +196,16 @@ def generate_stepwise(
             return _result(settings, ids, [], [], eos_ids, stats, engine.vocab_size, past)
 
         samplers = _samplers(settings, seed, sequence_ids, len(prompts))
-        wish = _Wish(settings, eos_ids, engine.vocab_size)
+        wish = _Wish(settings, eos_ids, engine.vocab_size, tokenizer)
         jobs = [
             wish.job(prompt, limit, reason, sampler, cache)
             for prompt, (limit, reason), sampler, cache in zip(
                 prompts, limits, samplers, past.take(prompts), strict=True
             )
         ]
-        criteria = _criteria(settings, tokenizer)
+        criteria = [] if settings.max_time is None else [MaxTimeCriteria(max_time=float(settings.max_time))]
         read, counted = stats.prompt_tokens + sum(map(len, prompts)), stats
-        asked = [c for c in criteria if isinstance(c, MaxTimeCriteria)]
+        asked = [*criteria]
         asked += [c for c in stopping_criteria or () if getattr(c, "during_prompt", False) is True]
         cancelled = cancellation(cancel, asked, ids, lambda: counted.prompt_tokens < read)
         constrained = None if prefix_allowed_tokens_fn is None else constrain(prefix_allowed_tokens_fn)
@@ -236,10 +239,13 @@ generate = end_to_end("generate", generate_stepwise, "torch.Tensor | LookaheadGe
 class _Wish:
     """The settings, as rules of jobs."""
 
-    def __init__(self, settings: GenerationConfig, eos_ids: Sequence[int], vocab_size: int) -> None:
+    def __init__(self, settings: GenerationConfig, eos_ids: Sequence[int], vocab_size: int, tokenizer: Any) -> None:
+        if settings.stop_strings is not None and tokenizer is None:
+            raise InputError("stop_strings needs the model's tokenizer; pass tokenizer=")
         self._settings = settings
         self._eos_ids = eos_ids
         self._vocab_size = vocab_size
+        self._tokenizer = tokenizer
         keeps = bool(settings.return_dict_in_generate)
         self._keep_scores = keeps and bool(settings.output_scores)
         self._keep_raw = keeps and bool(settings.output_logits)
@@ -252,10 +258,18 @@ class _Wish:
             reason,
             frozenset(self._eos_ids),
             sampler,
+            stop=self._stop_texts(),
             cache=cache,
             scores=[] if self._keep_scores else None,
             raw=[] if self._keep_raw else None,
         )
+
+    def _stop_texts(self) -> Stop | None:
+        texts = self._settings.stop_strings
+        if texts is None:
+            return None
+        decode = partial(self._tokenizer.decode, clean_up_tokenization_spaces=False)
+        return StopTexts(SimpleNamespace(decode=decode), texts)
 
     def apply(
         self,
@@ -295,7 +309,7 @@ class _Wish:
             job.warpers = [Chain(warpers)] if warpers else ()
             by_row = () if whole_batch else own_criteria
             if criteria or by_row:
-                job.stop = Criteria(criteria, by_row, padding, job.scores)
+                job.stop = any_of(job.stop, Criteria(criteria, by_row, padding, job.scores))
             if whole_batch:
                 continue
             job.processors = [Chain(processors, padding, padded)] if processors else ()
@@ -334,21 +348,6 @@ class _Wish:
         except (ValueError, TypeError) as error:
             raise InputError(f"a generation option is not usable: {error}") from error
         return (processors, warpers) if sampling_params(settings) is not None else ([*processors, *warpers], [])
-
-
-def _criteria(settings: GenerationConfig, tokenizer: Any) -> list[Any]:
-    """What the settings ask for."""
-    made: list[Any] = []
-    if settings.max_time is not None:
-        made.append(MaxTimeCriteria(max_time=float(settings.max_time)))
-    if settings.stop_strings is not None:
-        if tokenizer is None:
-            raise InputError("stop_strings needs the model's tokenizer; pass tokenizer=")
-        try:
-            made.append(StopStrings(tokenizer, settings.stop_strings))
-        except ValueError as error:
-            raise InputError(f"stop_strings {settings.stop_strings!r} cannot be matched: {error}") from error
-    return made
 
 
 def _samplers(

@@ -6,6 +6,8 @@ import dataclasses
 from typing import Any
 
 from ipex_lookahead.config import MAX_DRAFT, LookaheadConfig
+from ipex_lookahead.decoding.budget import AdaptiveBudget, Controller, FixedBudget
+from ipex_lookahead.decoding.cost import CostCurve, EngineCosts
 from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.checks import integer, number
@@ -55,6 +57,20 @@ def resolve_lookahead(
         config = LookaheadConfig(num_draft_tokens=integer("lookahead", lookahead, 0, MAX_DRAFT))
     config = dataclasses.replace(config, **given)
     return config if config.num_draft_tokens else None
+
+
+def make_controller(config: LookaheadConfig | None, costs: EngineCosts | None, *, in_step: bool = False) -> Controller:
+    """What decides how much is drafted.
+
+    Args:
+        config: None drafts nothing.
+        costs: what forwards cost on the engine; None learns it from this controller's steps alone.
+        in_step: whether the sequences advance in lockstep.
+    """
+    if config is None or not config.adaptive:
+        return FixedBudget(0 if config is None else config.num_draft_tokens)
+    curve = CostCurve() if costs is None else costs.curve()
+    return AdaptiveBudget(curve, config.num_draft_tokens, config.strategy, in_step=in_step)
 
 
 def strategy_config(strategy: str | None, lookahead: int | str = "auto", **fields: Any) -> LookaheadConfig:

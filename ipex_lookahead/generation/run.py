@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.budget import AdaptiveBudget, Controller, FixedBudget
+from ipex_lookahead.decoding.budget import Controller
 from ipex_lookahead.decoding.choose import Choose, Ids, Logits, Processor
-from ipex_lookahead.decoding.cost import CostCurve, EngineCosts
+from ipex_lookahead.decoding.cost import EngineCosts
 from ipex_lookahead.decoding.loop import stepwise
 from ipex_lookahead.decoding.prefix_cache import PrefixCache, pages_of
 from ipex_lookahead.decoding.sampling import Sampler
@@ -30,6 +30,7 @@ from ipex_lookahead.drafting import SECOND_MODEL, DraftModel, Proposer, make_pro
 from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.base import Cache, Engine
 from ipex_lookahead.errors import ContextLengthError, InputError
+from ipex_lookahead.generation.lookahead import make_controller
 from ipex_lookahead.generation.second_model import DraftKeys, SharedChoice
 
 DEFAULT_NEW_TOKENS = 20
@@ -245,7 +246,7 @@ def run_stepwise(
                 sequence.proposer = second
             elif config is not None:
                 sequence.proposer = make(config) if store is None else make(config, store.suffixes)
-        return _controller(config, costs, in_step=together is not None)
+        return make_controller(config, costs, in_step=together is not None)
 
     lockstep = None if together is None else _Lockstep(buffers, chooses, together)
     try:
@@ -361,10 +362,3 @@ def choose_of(job: Job, buffer: TokenBuffer, together: BatchRules | None = None)
     if not (processed or job.sampler is not None or job.scores is not None or job.raw is not None):
         return None
     return Choose(buffer.prefix, job.processors, job.sampler, job.warpers, scores=job.scores, raw=job.raw)
-
-
-def _controller(config: LookaheadConfig | None, costs: EngineCosts | None, *, in_step: bool) -> Controller:
-    if config is None or not config.adaptive:
-        return FixedBudget(config.num_draft_tokens if config is not None else 0)
-    curve = CostCurve() if costs is None else costs.curve()
-    return AdaptiveBudget(curve, config.num_draft_tokens, config.strategy, in_step=in_step)

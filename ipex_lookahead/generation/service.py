@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ipex_lookahead.config import MAX_DRAFT, MEMORY_STORE, LookaheadConfig, is_memory
-from ipex_lookahead.decoding.budget import AdaptiveBudget, Controller, FixedBudget
+from ipex_lookahead.decoding.budget import Controller
 from ipex_lookahead.decoding.choose import Ids, Processor
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, pages_of
 from ipex_lookahead.decoding.scheduler import Scheduler
@@ -25,11 +25,12 @@ from ipex_lookahead.engines.base import Engine
 from ipex_lookahead.errors import InputError, LookaheadError, ServiceError
 from ipex_lookahead.generation.events import Event, OnEvent, TokenLogprob
 from ipex_lookahead.generation.logprobs import PromptLogprobs, checked_top, logprob_of
-from ipex_lookahead.generation.lookahead import AUTO_TOKENS
+from ipex_lookahead.generation.lookahead import AUTO_TOKENS, make_controller
 from ipex_lookahead.generation.places import Places
 from ipex_lookahead.generation.run import Job, TokenBuffer, choose_of, length_limit, second_model
 from ipex_lookahead.generation.sampling_params import SamplingParams
-from ipex_lookahead.generation.text_model import TextModel, any_of
+from ipex_lookahead.generation.stop_texts import Stop, any_of
+from ipex_lookahead.generation.text_model import TextModel
 from ipex_lookahead.generation.ticket import Stream, Ticket
 
 log = logging.getLogger("ipex_lookahead")
@@ -166,7 +167,7 @@ class Service:
         adaptive: bool | None = None,
         processors: Sequence[Processor] = (),
         draft_filter: DraftFilter | None = None,
-        stop: Callable[[Ids], bool] | None = None,
+        stop: Stop | None = None,
         prediction: Sequence[int] = (),
         key: str = "",
         salt: str = "",
@@ -406,11 +407,7 @@ class Service:
         if found is None:
             if len(self._controllers) >= MAX_DRAFT:  # whoever asks for ever new configurations
                 self._controllers.clear()
-            if config is None or not config.adaptive:
-                found = FixedBudget(0 if config is None else config.num_draft_tokens)
-            else:
-                found = AdaptiveBudget(self.model.costs.curve(), config.num_draft_tokens, config.strategy)
-            self._controllers[config] = found
+            self._controllers[config] = found = make_controller(config, self.model.costs)
         return found
 
     def _pass_on(self, scheduler: Scheduler, event: StepEvent) -> None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from ipex_lookahead.checkpoints.generation_config import REFUSED, by_transformers, refused
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.choose import Ids, Processor
+from ipex_lookahead.decoding.choose import Processor
 from ipex_lookahead.decoding.cost import EngineCosts
 from ipex_lookahead.decoding.kept_costs import cost_folder
 from ipex_lookahead.decoding.penalties import CountPenalties, LeastLength, NoRepeatedNGrams, RepetitionPenalty
@@ -29,7 +28,6 @@ from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.base import Engine
 from ipex_lookahead.engines.loading import LoadedModel
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.files.safe_json import has_surrogate
 from ipex_lookahead.generation.checks import token_ids
 from ipex_lookahead.generation.kept import Kept
 from ipex_lookahead.generation.lookahead import resolve_lookahead, second_model_lookahead
@@ -37,9 +35,8 @@ from ipex_lookahead.generation.recommended import resolved, with_recommended
 from ipex_lookahead.generation.run import Job, TokenBuffer, length_limit, run_stepwise, streamed
 from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.generation.second_model import check_vocabulary
+from ipex_lookahead.generation.stop_texts import Stop, StopTexts, TimeLimit, any_of
 from ipex_lookahead.system.extras import need_torch
-from ipex_lookahead.tokenization.detokenizer import Detokenizer
-from ipex_lookahead.tokenization.stop_matcher import StopMatcher
 from ipex_lookahead.tokenization.text import TextTokenizer
 
 SEED_BITS = 53
@@ -277,7 +274,7 @@ class TextModel:
         texts = self._defaults.get("stop_strings") or ()
         return (texts,) if isinstance(texts, str) else tuple(texts)
 
-    def _stop(self, params: SamplingParams) -> Callable[[Ids], bool] | None:
+    def _stop(self, params: SamplingParams) -> Stop | None:
         texts, seconds = (*params.stop, *self.own_stops), self._defaults.get("max_time")
         return any_of(
             StopTexts(self.tokenizer, texts) if texts else None, None if seconds is None else TimeLimit(seconds)
@@ -328,52 +325,3 @@ def _count_penalties(params: SamplingParams, prompt_length: int) -> list[Process
     """The penalties that Hugging Face does not have."""
     presence, frequency = params.presence_penalty or 0.0, params.frequency_penalty or 0.0
     return [CountPenalties(presence, frequency, prompt_length)] if presence or frequency else []
-
-
-def any_of(*asked: Callable[[Ids], bool] | None) -> Callable[[Ids], bool] | None:
-    """Stop criteria as one; all are asked, since they may keep count. None where there are none."""
-    criteria = [one for one in asked if one is not None]
-    return (lambda ids: any([one(ids) for one in criteria])) if criteria else None  # noqa: C419
-
-
-class TimeLimit:
-    """Whether so many seconds have passed since this was made: asked after each token, as transformers does."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end = perf_counter() + seconds
-
-    def __call__(self, ids: Ids) -> bool:
-        """Int64 [n] -> whether it ends here."""
-        return perf_counter() > self._end
-
-
-class StopTexts:
-    """Whether a sequence's last token completes one of some texts. For one sequence.
-
-    Args:
-        tokenizer: the model's.
-        texts: one or several, none of them empty.
-    """
-
-    def __init__(self, tokenizer: TextTokenizer, texts: Sequence[str]) -> None:
-        if not all(texts):
-            raise InputError("a text to stop at is empty; give at least one character")
-        if has_surrogate(list(texts)):
-            raise InputError(
-                "a text to stop at holds a lone surrogate, which is no character; it must be valid Unicode"
-            )
-        self._matcher = StopMatcher(texts)
-        self._detokenizer = Detokenizer(tokenizer, silent=frozenset())
-        self._seen = -1
-        # A token has at least one byte; four more for a character that the cut goes through.
-        self._tail = max(len(text.encode()) for text in texts) + 4
-
-    def __call__(self, ids: Ids) -> bool:
-        """Int64 [n] -> whether it ends here. Called for each token in order; one may begin before the first of them."""
-        if self._seen < 0:
-            for token in ids[-self._tail : -1].tolist():
-                self._matcher.put(self._detokenizer.put(token))
-            self._seen = len(ids) - 1
-        found = [self._matcher.put(self._detokenizer.put(token)) for token in ids[self._seen :].tolist()]
-        self._seen = len(ids)
-        return any(one is not None for one in found)

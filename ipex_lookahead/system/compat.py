@@ -6,13 +6,13 @@ the tokenizers library, ``tokenization/release.py``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import transformers
 from transformers import GenerationConfig, LlamaConfig
-from transformers.generation import logits_process, stopping_criteria
+from transformers.generation import logits_process
 
 from ipex_lookahead.errors import InputError, UnsupportedModelError
 
@@ -135,26 +135,6 @@ class _MinP(logits_process.LogitsProcessor):  # type: ignore[misc]
         return scores.masked_fill(probs < self.min_p * probs.amax(dim=-1, keepdim=True), -torch.inf)
 
 
-class _StopStrings(stopping_criteria.StoppingCriteria):  # type: ignore[misc]
-    """Ends a sequence whose last token completes one of the strings (transformers has it from 4.39)."""
-
-    def __init__(self, tokenizer: Any, stop_strings: str | Sequence[str]) -> None:
-        self._tokenizer = tokenizer
-        self._strings = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
-        # A token has at least one byte; four more for a character that the cut goes through.
-        self._tail = max(len(s.encode()) for s in self._strings) + 4
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        return torch.tensor([self._ended(row[-self._tail :].tolist()) for row in input_ids])
-
-    def _ended(self, ids: list[int]) -> bool:
-        text, before = self._text(ids), len(self._text(ids[:-1]).rstrip("\ufffd"))
-        return any(text.find(string, max(0, before - len(string) + 1)) >= 0 for string in self._strings)
-
-    def _text(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False))
-
-
 def _absent(option: str) -> Any:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise InputError(
@@ -186,7 +166,6 @@ def watermarking(config: Any) -> Any:
 
 MinPLogitsWarper: Any = getattr(logits_process, "MinPLogitsWarper", _MinP)
 TopHLogitsWarper: Any = getattr(logits_process, "TopHLogitsWarper", _absent("top_h"))
-StopStringCriteria: Any = getattr(stopping_criteria, "StopStringCriteria", _StopStrings)
 
 
 def dtype_argument(dtype: torch.dtype) -> dict[str, torch.dtype]:

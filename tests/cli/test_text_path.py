@@ -21,7 +21,8 @@ from ipex_lookahead.auto import AutoModelForCausalLM, load_text_model
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.errors import ContextLengthError, InputError
 from ipex_lookahead.generation.sampling_params import SamplingParams
-from ipex_lookahead.generation.text_model import StopTexts, TextModel
+from ipex_lookahead.generation.stop_texts import StopTexts
+from ipex_lookahead.generation.text_model import TextModel
 from ipex_lookahead.tokenization.gguf import text_from_gguf
 from tests.support.chat_tokenizer import CHAT_TEMPLATE, SIZE, chat_tokenizer
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama

@@ -1,0 +1,68 @@
+"""Where an answer ends beside its end tokens: at one of some texts, or when its time is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+from ipex_lookahead.decoding.choose import Ids
+from ipex_lookahead.errors import InputError
+from ipex_lookahead.files.safe_json import has_surrogate
+from ipex_lookahead.tokenization.detokenizer import Detokenizer
+from ipex_lookahead.tokenization.stop_matcher import StopMatcher
+
+Stop = Callable[[Ids], bool]
+"""Called after each token with the sequence so far, int64 [n]; True ends it there."""
+
+
+def any_of(*stops: Stop | None) -> Stop | None:
+    """Stop criteria as one; all are called, since they may keep count. None where there are none."""
+    criteria = [one for one in stops if one is not None]
+    if len(criteria) < 2:
+        return criteria[0] if criteria else None
+    return lambda ids: any([one(ids) for one in criteria])  # noqa: C419
+
+
+class TimeLimit:
+    """Whether so many seconds have passed since this was made: looked at after each token, as transformers does."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = perf_counter() + seconds
+
+    def __call__(self, ids: Ids) -> bool:
+        """Int64 [n] -> whether it ends here."""
+        return perf_counter() > self._end
+
+
+class StopTexts:
+    """Whether a sequence's last token completes one of some texts. For one sequence.
+
+    Args:
+        tokenizer: the model's; its ``decode`` is called.
+        texts: one or several, none of them empty.
+    """
+
+    def __init__(self, tokenizer: Any, texts: Sequence[str]) -> None:
+        if not all(texts):
+            raise InputError("a text to stop at is empty; give at least one character")
+        if has_surrogate(list(texts)):
+            raise InputError(
+                "a text to stop at holds a lone surrogate, which is no character; it must be valid Unicode"
+            )
+        self._matcher = StopMatcher(texts)
+        self._detokenizer = Detokenizer(tokenizer, silent=frozenset())
+        self._seen = -1
+        # A token has at least one byte; four more for a character that the cut goes through.
+        self._tail = max(len(text.encode()) for text in texts) + 4
+
+    def __call__(self, ids: Ids) -> bool:
+        """Int64 [n] -> whether it ends here. Called for each token in order; one may begin before the first of them."""
+        if self._seen < 0:
+            for token in ids[-self._tail : -1].tolist():
+                for character in self._detokenizer.put(token):  # a text that ends here already is not looked for
+                    self._matcher.put(character)
+            self._seen = len(ids) - 1
+        found = [self._matcher.put(self._detokenizer.put(token)) for token in ids[self._seen :].tolist()]
+        self._seen = len(ids)
+        return any(one is not None for one in found)
