@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.engines.base import Cache
+from ipex_lookahead.engines.base import Cache, crop_or_empty
 from ipex_lookahead.errors import ForgottenKeysError, InputError
 
 PAGE = 64
@@ -252,6 +252,11 @@ def _cut(cache: Cache, length: int) -> Cache | None:
     except ForgottenKeysError:
         return None
     return fork
+
+
+def crop_to_shared(cache: Cache, tokens: npt.NDArray[Any], prompt: npt.NDArray[Any]) -> None:
+    """Bring a cache back to what a prompt, integers [n], begins with, less than all of it: it holds ``tokens``."""
+    crop_or_empty(cache, _alike(tokens[: len(prompt) - 1], prompt))
 
 
 def _alike(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> int:

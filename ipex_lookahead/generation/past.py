@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from transformers.cache_utils import Cache as TransformersCache
 
+from ipex_lookahead.decoding.prefix_cache import crop_to_shared
 from ipex_lookahead.engines.base import Cache, Engine, crop_or_empty
 from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.errors import InputError
@@ -131,9 +132,7 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
         """
         lent = self.rows
         for cache, prompt, ids, mask in zip(lent, prompts, self.ids, self.mask, strict=True):
-            held = ids[mask].numpy()[: len(prompt) - 1]
-            same = held == prompt[: len(held)]
-            crop_or_empty(cache, len(held) if same.all() else int(same.argmin()))
+            crop_to_shared(cache, ids[mask].numpy(), prompt)
         self.rows = [self.engine.new_cache() for _ in lent]
         self.ids, self.mask = self.ids[:, :0], self.mask[:, :0]
         return lent

@@ -12,24 +12,24 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ipex_lookahead.checkpoints.generation_config import REFUSED, by_transformers, refused
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.choose import Processor
+from ipex_lookahead.decoding.choose import Ids, Processor
 from ipex_lookahead.decoding.cost import EngineCosts
 from ipex_lookahead.decoding.kept_costs import cost_folder
 from ipex_lookahead.decoding.penalties import CountPenalties, LeastLength, NoRepeatedNGrams, RepetitionPenalty
-from ipex_lookahead.decoding.prefix_cache import PrefixCache, pages_of
+from ipex_lookahead.decoding.prefix_cache import PrefixCache, crop_to_shared, pages_of
 from ipex_lookahead.decoding.sampling import Sampler, WarperParams
 from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.self_speculation import low_bit_copy
 from ipex_lookahead.drafting.store import Stores
-from ipex_lookahead.engines.base import Engine
+from ipex_lookahead.engines.base import Cache, Engine
 from ipex_lookahead.engines.loading import LoadedModel
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.checks import token_ids
-from ipex_lookahead.generation.kept import Kept
 from ipex_lookahead.generation.lookahead import resolve_lookahead, second_model_lookahead
 from ipex_lookahead.generation.recommended import resolved, with_recommended
 from ipex_lookahead.generation.run import Job, TokenBuffer, length_limit, run_stepwise, streamed
@@ -79,7 +79,7 @@ class TextModel:
         self.draft_engine: Engine | None = None
         self._draft_memory: PrefixCache | None = None
         self._copy: Engine | None = None
-        self._kept = Kept(self.engine)
+        self._kept: tuple[Cache, Ids] | None = None  # of the last answer: a conversation's turns begin as it did
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -200,7 +200,7 @@ class TextModel:
             config = None  # the one token comes with the prompt: there is nothing to draft
         self.costs.ready(config)
         keep = keep and self.engine.row_invariant
-        job.cache = cache = self._kept.take(job.prompt) if keep else self.engine.new_cache()
+        job.cache = cache = self._reused(job.prompt) if keep else self.engine.new_cache()
         if on_prefill is not None:
             on_prefill(cache.length, len(ids))
         (buffer,) = yield from run_stepwise(
@@ -217,7 +217,18 @@ class TextModel:
             forwards=self.forwards,
         )
         if keep:
-            self._kept.hold(cache, buffer.prefix())
+            self._kept = cache, buffer.prefix()[: cache.length].copy()
+
+    def _reused(self, prompt: npt.NDArray[np.int32]) -> Cache:
+        """A cache with what the prompt and the last text begin with.
+
+        Nothing is left here, so whatever ends a generation half-way, the next one never starts from its keys.
+        """
+        kept, self._kept = self._kept, None
+        if kept is None:
+            return self.engine.new_cache()
+        crop_to_shared(*kept, prompt)
+        return kept[0]
 
     def job(
         self,
