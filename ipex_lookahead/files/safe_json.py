@@ -2,8 +2,8 @@
 
 The standard library parses, in C; but it keeps the last of two equal keys, takes NaN, Infinity and half a surrogate
 pair, and forgets where things were. Two programs that read one file differently is how a checked file comes to load
-something else, so here every such text is an error. Where in the file it is, and where any value was, is looked for by
-a second, slow parser, and only when somebody asks: after a failure.
+something else, so here every such text is an error. Where in the file it is, and where any value was, the library's
+decoder in Python finds, slowly, and only after a failure.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import math
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
+from json import decoder, scanner
 from os import PathLike
 from typing import Any, NoReturn
 
@@ -27,24 +28,19 @@ MAX_CONTAINERS = 2 << 20
 """Most objects and arrays: an empty one takes two bytes in the file, and forty times as many in memory."""
 MAX_VALUES = 16 << 20
 EXPLAINED = 1 << 20
-"""Most values of a text in which the slow parser looks for a fault, or for where things are; of a larger one the fast
-one's word is taken."""
+"""Most values of a text in which places are looked for: that takes a few microseconds for each."""
 
 File = str | PathLike[str]
 
-_SPACE = re.compile(rb"[ \t\n\r]*")
-_NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _DIGITS_AS_ZEROS = bytes(0x30 if 0x30 <= byte <= 0x39 else byte for byte in range(256))
 _LONG_NUMBER = b"0" * MAX_NUMBER
-_STRING = re.compile(rb'"[^"\\\x00-\x1f]*(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*)*"')
-_ESCAPE = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
-_PLAIN = re.compile(rb'[^"\\\x00-\x1f]*')
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
-_ANY_ESCAPE = re.compile(rb"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_WORDS = ((b"true", True), (b"false", False), (b"null", None))
 _FLOAT, _NOT_FINITE = "__float__", ("NaN", "Infinity", "-Infinity")
-_FLOATS = tuple((word.encode(), float(word)) for word in _NOT_FINITE)
+_HALF_PAIR = "has half a surrogate pair"
+_decoder: Any = decoder  # their parts in Python have no types
+_scanner: Any = scanner
+_Scan = Callable[[str, int], tuple[Any, int]]
 
 
 class JsonObject(dict[str, Any]):
@@ -63,7 +59,7 @@ class JsonObject(dict[str, Any]):
             return {}
         if self._text.values > EXPLAINED:
             return dict.fromkeys(self, self._text.start)
-        return self._text.places()[self._number]
+        return dict(zip(self, self._text.places()[self._number], strict=True))
 
 
 def read_file(path: File, limit: int) -> bytes:
@@ -145,7 +141,7 @@ _CONTAINERS = frozenset({JsonObject, list})
 
 
 class _Text:
-    """One text, parsed in C; the slow parser only says where things are."""
+    """One text, parsed in C."""
 
     def __init__(
         self, data: bytes, file: File, field: str, start: int, max_depth: int, max_values: int, any_float: bool
@@ -156,7 +152,7 @@ class _Text:
         self.values = openings + data.count(b",") + 1  # at most so many; strings may hold some of these too
         self._flat = openings <= max_depth
         self._objects = 0
-        self._places: list[dict[str, int]] | None = None
+        self._places: list[list[int]] | None = None
         if openings > MAX_CONTAINERS or self.values > max_values:
             most = f"{MAX_CONTAINERS} objects and arrays" if openings > MAX_CONTAINERS else f"{max_values} values"
             raise self.error(f"holds more than {most}", 0)
@@ -177,17 +173,17 @@ class _Text:
                 parse_int=whole,
             )
         except UnicodeDecodeError as error:
-            raise self._explained("is not valid UTF-8", error.start) from None
+            raise self.error("is not valid UTF-8", error.start) from None
         except json.JSONDecodeError as error:
-            raise self._explained(f"is not valid JSON: {error.msg}", len(text[: error.pos].encode("utf-8"))) from None
+            raise self.error(f"is not valid JSON: {error.msg}", len(text[: error.pos].encode("utf-8"))) from None
         except RecursionError:
-            raise self._explained(f"is nested deeper than {self.max_depth}", None) from None
+            raise self._placed(_deeper(self.max_depth), text) from None
         except ValueError as error:  # ours
-            raise self._explained(str(error), None) from None
+            raise self._placed(str(error), text) from None
         if not self._flat and _depth_exceeds(value, self.max_depth):
-            raise self._explained(f"is nested deeper than {self.max_depth}", None)
+            raise self._placed(_deeper(self.max_depth), text)
         if _SURROGATE_ESCAPE.search(self.data) and has_surrogate(value):
-            raise self._explained("has half a surrogate pair", None)
+            raise self._placed(_HALF_PAIR, text)
         return value
 
     def _object(self, pairs: list[tuple[str, Any]]) -> JsonObject | float:
@@ -199,162 +195,78 @@ class _Text:
             return float(pairs[0][1])
         return found
 
-    def _explained(self, problem: str, at: int | None) -> ModelFormatError:
-        """The error with its place, or as the fast parser has it where it would take too long to look for that."""
-        if self.values <= EXPLAINED:
-            try:
-                _Parser(self).whole()
-            except ModelFormatError as error:
-                return error
-        return self.error(problem, at)
+    def _placed(self, problem: str, text: str) -> ModelFormatError:
+        """The error with where the value begins that breaks a rule, or without where that would take too long."""
+        if self.values > EXPLAINED:
+            return self.error(problem, None)
+        finder = _Finder(self.max_depth, self.any_float)
+        try:
+            finder.decode(text)
+        except ValueError as error:
+            problem = str(error)
+        return self.error(problem, len(text[: finder.at].encode("utf-8")))
 
-    def places(self) -> list[dict[str, int]]:
+    def places(self) -> list[list[int]]:
         """For each object, in the order in which they end, the offset of each key's value."""
         if self._places is None:
-            parser = _Parser(self)
-            parser.whole()
-            self._places = parser.places
+            finder = _Finder(self.max_depth, self.any_float)
+            # A character a byte, so that an index is an offset; the keys' letters do not matter here.
+            finder.decode(self.data.decode("latin-1"))
+            self._places = [[self.start + at for at in places] for places in finder.places]
         return self._places
 
 
-class _Parser:
-    """Finds the first fault, and where every value is. Its steps are the interpreter's, so it is slow."""
+class _Finder(json.JSONDecoder):
+    """Finds where every value is, and which one breaks a rule: the standard library's decoder in Python, so slow."""
 
-    def __init__(self, text: _Text) -> None:
-        self.text, self.data, self.at = text, text.data, 0
-        self.places: list[dict[str, int]] = []
+    def __init__(self, max_depth: int, any_float: bool) -> None:
+        super().__init__(parse_float=_finite, parse_int=_whole, parse_constant=float if any_float else _refuse)
+        self.at, self.places = 0, list[list[int]]()
+        self._depth, self._max_depth = 0, max_depth
+        self.parse_object, self.parse_array, self.parse_string = self._object, self._array, self._string
+        self.scan_once = _scanner.py_make_scanner(self)  # it takes from here what each kind of value is parsed by
 
-    def error(self, problem: str, at: int | None = None) -> ModelFormatError:
-        return self.text.error(problem, self.at if at is None else at)
-
-    def whole(self) -> Any:
-        if self.data.startswith(b"\xef\xbb\xbf"):
-            raise self.error("starts with a byte order mark; JSON is UTF-8 without one")
-        value = self._value(1)
-        if self._peek() != -1:
-            raise self.error("has text after the end of the JSON value")
-        return value
-
-    def _peek(self) -> int:
-        """The next byte that is not space, -1 at the end."""
-        match = _SPACE.match(self.data, self.at)
-        assert match is not None  # it matches the empty string
-        self.at = match.end()
-        return self.data[self.at] if self.at < len(self.data) else -1
-
-    def _value(self, depth: int) -> Any:
-        first = self._peek()
-        if first in (0x7B, 0x5B):  # { [
-            if depth > self.text.max_depth:
-                raise self.error(f"is nested deeper than {self.text.max_depth}")
-            return self._object(depth) if first == 0x7B else self._array(depth)
-        if first == 0x22:  # "
-            return self._string()
-        for word, meaning in (*_WORDS, *(_FLOATS if self.text.any_float else ())):
-            if self.data.startswith(word, self.at):
-                self.at += len(word)
-                return meaning
-        return self._number()
-
-    def _object(self, depth: int) -> JsonObject:
-        found: dict[str, Any] = {}
-        places: dict[str, int] = {}
-        self.at += 1
-        ended = self._peek() == 0x7D
-        self.at += ended
-        while not ended:
-            if self._peek() != 0x22:
-                raise self.error("is not valid JSON: a key in double quotes must stand here")
-            key_at = self.at
-            key = self._string()
-            if key in found:
-                raise self.error(f"has the key {key[:60]!r} twice", key_at)
-            if self._peek() != 0x3A:
-                raise self.error("is not valid JSON: a colon must stand here")
-            self.at += 1
-            self._peek()
-            places[key] = self.text.start + self.at
-            found[key] = self._value(depth + 1)
-            ended = self._ends(0x7D)
+    def _object(self, start: tuple[str, int], strict: bool, scan: _Scan, *_: Any) -> tuple[Any, int]:
+        places: list[int] = []
+        pairs, end = self._inside(_decoder.JSONObject, start, strict, self._noting(scan, places), None, list)
+        keys = set()
+        for (key, _value), self.at in zip(pairs, places, strict=True):
+            if key in keys:
+                raise ValueError(f"has the key {key[:60]!r} twice")
+            if _SURROGATE.search(key):
+                raise ValueError(_HALF_PAIR)
+            keys.add(key)
         self.places.append(places)
-        return JsonObject(found, self.text, len(self.places) - 1)
+        return pairs, end
 
-    def _array(self, depth: int) -> list[Any]:
-        found: list[Any] = []
-        self.at += 1
-        if self._peek() == 0x5D:
-            self.at += 1
-            return found
-        while True:
-            found.append(self._value(depth + 1))
-            if self._ends(0x5D):
-                return found
+    def _array(self, start: tuple[str, int], scan: _Scan) -> Any:
+        return self._inside(_decoder.JSONArray, start, self._noting(scan, []))
 
-    def _ends(self, closing: int) -> bool:
-        following = self._peek()
-        if following not in (closing, 0x2C):
-            raise self.error(f"is not valid JSON: a comma or '{chr(closing)}' must stand here")
-        self.at += 1
-        return following == closing
-
-    def _number(self) -> int | float:
-        match = _NUMBER.match(self.data, self.at)
-        if match is None:
-            raise self.error("is not valid JSON: a value must stand here")
-        digits = match.group()
-        if len(digits) > MAX_NUMBER:
-            raise self.error(f"has a number of {len(digits)} characters; at most {MAX_NUMBER} are read")
-        number = float(digits) if any(c in digits for c in b".eE") else int(digits)
-        if not math.isfinite(number):
-            raise self.error(f"has the number {digits.decode()}, which is too large")
-        self.at = match.end()
-        return number
-
-    def _string(self) -> str:
-        """The string whose opening quote is next."""
-        at = self.at
-        match = _STRING.match(self.data, at)
-        if match is None:
-            raise self._string_fault()
-        try:
-            match.group().decode()
-        except UnicodeDecodeError as error:
-            raise self.error("is not valid UTF-8", at + error.start) from None
-        self.at = match.end()
-        found: str = json.loads(match.group())
+    def _string(self, text: str, start: int, strict: bool) -> tuple[str, int]:
+        found, end = _decoder.scanstring(text, start, strict)
         if _SURROGATE.search(found):
-            raise self.error("has half a surrogate pair", self._half_pair(at))
+            raise ValueError(_HALF_PAIR)
+        return found, end
+
+    def _inside(self, parse: Callable[..., Any], *arguments: Any) -> Any:
+        if self._depth == self._max_depth:
+            raise ValueError(_deeper(self._max_depth))
+        self._depth += 1
+        found = parse(*arguments)
+        self._depth -= 1
         return found
 
-    def _half_pair(self, at: int) -> int:
-        """Where the string from ``at`` to here escapes a surrogate without its other half."""
-        high: int | None = None
-        for escape in _ANY_ESCAPE.finditer(self.data, at, self.at):
-            code = int(escape[1] or b"0", 16)
-            if 0xDC00 <= code < 0xE000:
-                if high is None or escape.start() != high + 6:
-                    return escape.start()
-                high = None
-            elif high is not None:
-                return high
-            elif 0xD800 <= code < 0xDC00:
-                high = escape.start()
-        return at if high is None else high
+    def _noting(self, scan: _Scan, places: list[int]) -> _Scan:
+        def noted(text: str, at: int) -> tuple[Any, int]:
+            self.at = at
+            places.append(at)
+            return scan(text, at)
 
-    def _string_fault(self) -> ModelFormatError:
-        """What is wrong with the string that begins here, and has no right end."""
-        at = self.at + 1
-        while True:
-            match = _PLAIN.match(self.data, at)
-            assert match is not None  # it matches the empty string
-            at = match.end()
-            if at >= len(self.data):
-                return self.error("is not valid JSON: a string has no end", at)
-            if self.data[at] != 0x5C:
-                return self.error("is not valid JSON: a string holds a control character", at)
-            if not _ESCAPE.match(self.data, at):
-                return self.error("is not valid JSON: unknown escape in a string", at)
-            at += 2
+        return noted
+
+
+def _deeper(limit: int) -> str:
+    return f"is nested deeper than {limit}"
 
 
 def _refuse(name: str) -> NoReturn:
@@ -362,16 +274,20 @@ def _refuse(name: str) -> NoReturn:
 
 
 def _whole(digits: str) -> int:
-    if len(digits) > MAX_NUMBER:
-        raise ValueError(f"has a number of {len(digits)} characters; at most {MAX_NUMBER} are read")
-    return int(digits)
+    return int(_short(digits))
 
 
 def _finite(digits: str) -> float:
-    value = float(digits)
-    if len(digits) > MAX_NUMBER or not math.isfinite(value):
-        raise ValueError(f"has the number {digits[:40]}, which is too long or too large")
+    value = float(_short(digits))
+    if not math.isfinite(value):
+        raise ValueError(f"has the number {digits}, which is too large")
     return value
+
+
+def _short(digits: str) -> str:
+    if len(digits) > MAX_NUMBER:
+        raise ValueError(f"has a number of {len(digits)} characters; at most {MAX_NUMBER} are read")
+    return digits
 
 
 def _depth_exceeds(value: Any, limit: int) -> bool:
