@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,58 @@ NO_STORE = "none"
 
 
 @dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a number may be; the command's options and the server's fields read it where the setting is declared.
+
+    Attributes:
+        kind: ``int`` or ``float``.
+        low, high: the least and the largest value; ``high`` None: there is none.
+        above: ``low`` itself is too small.
+        alias: an older or shorter name of the setting, for messages.
+    """
+
+    kind: type[int] | type[float]
+    low: float
+    high: float | None = None
+    above: bool = False
+    alias: str = ""
+
+    def __str__(self) -> str:
+        """As a message says it."""
+        number = "a whole number" if self.kind is int else "a number"
+        if self.high is None:
+            return f"{number} of at least {self.low}"
+        low = f"above {self.low} and at most" if self.above else f"from {self.low} to"
+        return f"{number} {low} {self.high}"
+
+    def allow(self, value: object) -> bool:
+        """Whether a value is such a number."""
+        if not isinstance(value, int if self.kind is int else (int, float)) or isinstance(value, bool):
+            return False
+        return (
+            value >= self.low and (self.high is None or value <= self.high) and not (self.above and value == self.low)
+        )
+
+
+def bounded(
+    default: Any,
+    kind: type[int] | type[float],
+    low: float,
+    high: float | None = None,
+    above: bool = False,
+    alias: str = "",
+) -> Any:
+    """A field with :class:`Bounds`."""
+    return field(default=default, metadata={"bounds": Bounds(kind, low, high, above, alias)})
+
+
+def bounds_of(settings: type, name: str) -> Bounds:
+    """Those of a field of a class of settings, which has some."""
+    found: Bounds = next(one.metadata["bounds"] for one in fields(settings) if one.name == name)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
 class LookaheadConfig:
     """How drafts are made. By promise 1 nothing here changes the output.
 
@@ -35,7 +87,7 @@ class LookaheadConfig:
         max_matching_ngram_size: longest n-gram that prompt lookup matches (ipex-llm's name), 1 to 64.
         adaptive: spend rows only where the measured costs and acceptance say that it pays; False always drafts as
             many tokens as the proposer has, up to ``num_draft_tokens``.
-        draft_min_prob: a draft model ends its draft with a token that it gives a lower probability, 0 to 1 (ipex-llm's
+        draft_min_prob: a second model ends its draft with a token that it gives a lower probability, 0 to 1 (ipex-llm's
             ``th_stop_draft``).
         draft_min_tokens: but not before it has so many, 1 to 128 (ipex-llm's ``min_step_draft``).
         draft_min_prob_auto: let that threshold follow the acceptance (ipex-llm's ``auto_th_stop_draft``).
@@ -50,24 +102,24 @@ class LookaheadConfig:
     """
 
     strategy: str = "prompt_lookup"
-    num_draft_tokens: int = 3
-    max_matching_ngram_size: int = 3
+    num_draft_tokens: int = bounded(3, int, 0, MAX_DRAFT, alias="lookahead")
+    max_matching_ngram_size: int = bounded(3, int, 1, 64)
     adaptive: bool = True
-    draft_min_prob: float = 0.6
-    draft_min_tokens: int = 1
+    draft_min_prob: float = bounded(0.6, float, 0, 1, alias="th_stop_draft")
+    draft_min_tokens: int = bounded(1, int, 1, MAX_DRAFT, alias="min_step_draft")
     draft_min_prob_auto: bool = False
-    window: int = 15
-    ngram: int = 5
-    guesses: int = 15
+    window: int = bounded(15, int, 1, 60)
+    ngram: int = bounded(5, int, 2, 16)
+    guesses: int = bounded(15, int, 1, 60)
     store: str | None = None
     occurrence: str = "last"
 
     def __post_init__(self) -> None:
-        _in_range("num_draft_tokens (lookahead)", self.num_draft_tokens, 0, MAX_DRAFT)
-        _in_range("max_matching_ngram_size", self.max_matching_ngram_size, 1, 64)
-        _in_range("window", self.window, 1, 60)
-        _in_range("ngram", self.ngram, 2, 16)
-        _in_range("guesses", self.guesses, 1, 60)
+        for one in fields(self):
+            bounds, value = one.metadata.get("bounds"), getattr(self, one.name)
+            if bounds is not None and not bounds.allow(value):
+                name = f"{one.name} ({bounds.alias})" if bounds.alias else one.name
+                raise InputError(f"{name} is {value!r}; it must be {bounds}")
         if self.occurrence not in OCCURRENCES:
             raise InputError(f"occurrence is {self.occurrence!r}; it must be 'last' or 'first'")
         if self.store is not None and (not isinstance(self.store, str) or not self.store):
@@ -76,8 +128,6 @@ class LookaheadConfig:
             )
         if self.store is not None and self.strategy not in STORE_STRATEGIES:
             raise InputError(f"strategy {self.strategy!r} looks into no store; use {' or '.join(STORE_STRATEGIES)}")
-        _is_probability("draft_min_prob (th_stop_draft)", self.draft_min_prob)
-        _in_range("draft_min_tokens (min_step_draft)", self.draft_min_tokens, 1, MAX_DRAFT)
         _is_flag("adaptive", self.adaptive)
         _is_flag("draft_min_prob_auto (auto_th_stop_draft)", self.draft_min_prob_auto)
 
@@ -103,16 +153,6 @@ class LookaheadConfig:
 def is_memory(store: str) -> bool:
     """Whether the store of that name has no file."""
     return store == MEMORY_STORE or store.startswith(f"{MEMORY_STORE}:")
-
-
-def _in_range(name: str, value: object, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise InputError(f"{name} is {value!r}; it must be a whole number from {low} to {high}")
-
-
-def _is_probability(name: str, value: object) -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= 1:
-        raise InputError(f"{name} is {value!r}; it must be a number from 0 to 1")
 
 
 def _is_flag(name: str, value: object) -> None:

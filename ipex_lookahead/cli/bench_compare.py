@@ -2,74 +2,55 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.loading import command_needs_torch
+from ipex_lookahead.cli.loading import command_needs_torch, low_bit_option, model_option, threads_option
+from ipex_lookahead.cli.measuring import Prompts, Report
 from ipex_lookahead.cli.names import PEERS
-from ipex_lookahead.cli.options import (
-    json_option,
-    limit_option,
-    low_bit_option,
-    model_option,
-    option,
-    plot_option,
-    prompts_option,
-    threads_option,
-)
+from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import status
 from ipex_lookahead.cli.tables import print_facts, print_table
 from ipex_lookahead.cli.types import Words
 from ipex_lookahead.system.terminal import counted
 
 
+@dataclass
+class Peers:
+    """What runs beside ours, and how much."""
+
+    peers: tuple[str, ...] = option("Beside these alone; beside all if not given.", (), "--peer", type=Words(**PEERS))
+    pythons: tuple[str, ...] = option(
+        "The interpreter that has a peer, such as ipex-llm=/opt/ipex/bin/python; this one if not given.",
+        (),
+        "--python",
+        metavar="NAME=PATH",
+    )
+    models: tuple[str, ...] = option(
+        "The same weights in a form that only that peer reads, such as an OpenVINO folder.",
+        (),
+        "--peer-model",
+        metavar="NAME=PATH",
+    )
+    max_new_tokens: int = option("Most tokens to generate.", 128, "-n", low=2)
+    lookahead: int = option("Drafted tokens of each one's own lookup.", 3, low=1, high=64)
+    repeat: int = option("Rounds over all prompts.", 1, low=1)
+
+
 @command(
     "ipex-lookahead bench compare --plot compare.svg",
     "ipex-lookahead bench compare --python ipex-llm=/opt/ipex-llm/bin/python",
 )
-@model_option
-@low_bit_option
-@threads_option
-@option("--peer", "peers", multiple=True, type=Words(**PEERS), help="Beside these alone; beside all if not given.")
-@option(
-    "--python",
-    "pythons",
-    multiple=True,
-    metavar="NAME=PATH",
-    help="The interpreter that has a peer, such as ipex-llm=/opt/ipex/bin/python; this one if not given.",
-)
-@option(
-    "--peer-model",
-    "models",
-    multiple=True,
-    metavar="NAME=PATH",
-    help="The same weights in a form that only that peer reads, such as an OpenVINO folder.",
-)
-@prompts_option
-@limit_option
-@option("--max-new-tokens", "-n", type=click.IntRange(2), default=128, help="Most tokens to generate.")
-@option("--lookahead", type=click.IntRange(1, 64), default=3, help="Drafted tokens of each one's own lookup.")
-@option("--repeat", type=click.IntRange(1), default=1, help="Rounds over all prompts.")
-@plot_option
-@json_option
 def compare(
-    model: str,
-    low_bit: str | None,
-    threads: int | None,
-    peers: tuple[str, ...],
-    pythons: tuple[str, ...],
-    models: tuple[str, ...],
-    prompts: tuple[str, ...],
-    limit: int | None,
-    max_new_tokens: int,
-    lookahead: int,
-    repeat: int,
-    plot: Path | None,
-    as_json: bool,
+    prompts: Prompts,
+    what: Peers,
+    to: Report,
+    model: str = model_option,
+    low_bit: str | None = low_bit_option,
+    threads: int | None = threads_option,
 ) -> None:
     """Beside llama-cpp-python, openvino-genai, transformers and ipex-llm: speed, and equal outputs.
 
@@ -80,17 +61,14 @@ def compare(
     from ipex_lookahead.bench import peers as known
     from ipex_lookahead.bench.compare import compare as run
     from ipex_lookahead.bench.compare import named, report
-    from ipex_lookahead.bench.prompts import PACKAGED_PROMPTS, read_prompts
+    from ipex_lookahead.bench.plots.compare import plot_compare
 
-    if unknown := [name for name in peers if name not in known.PEERS or name == known.OURS]:
+    if unknown := [name for name in what.peers if name not in known.PEERS or name == known.OURS]:
         others = ", ".join(name for name in known.PEERS if name != known.OURS)
         raise click.BadParameter(f"{unknown[0]!r} is none of {others}", param_hint="--peer")
-    if plot is not None:
-        from ipex_lookahead.bench.plots.drawing import check_plot
-
-        check_plot(plot)
-    interpreters, own_models = named(pythons, "--python"), named(models, "--peer-model")
-    texts = [prompt.text for prompt in read_prompts(prompts or [PACKAGED_PROMPTS], limit)]
+    to.check()
+    interpreters, own_models = named(what.pythons, "--python"), named(what.models, "--peer-model")
+    texts = [prompt.text for prompt in prompts.read()]
 
     from ipex_lookahead.bench.facts import where_and_when
     from ipex_lookahead.engines.machine import default_threads
@@ -98,37 +76,36 @@ def compare(
 
     threads = threads or default_threads()
     path = str(resolve_model(model).absolute())
-    request = {"model": path, "threads": threads, "lookahead": lookahead, "low_bit": low_bit}
+    request = {"model": path, "threads": threads, "lookahead": what.lookahead, "low_bit": low_bit}
     with status() as say:
         found = run(
-            peers or [name for name in known.PEERS if name != known.OURS],
+            what.peers or [name for name in known.PEERS if name != known.OURS],
             request,
             texts,
             pythons=interpreters,
             models=own_models,
-            max_new_tokens=max_new_tokens,
-            repeat=repeat,
+            max_new_tokens=what.max_new_tokens,
+            repeat=what.repeat,
             began=say,
         )
     entries = report(found)
-    whole: dict[str, Any] = {"model": model, "low_bit": low_bit, "threads": threads, "repeat": repeat}
-    whole["max_new_tokens"] = max_new_tokens
-    whole |= {"lookahead": lookahead, "prompts": len(texts), "prompt_tokens": found.prompt_tokens, **where_and_when()}
+    whole: dict[str, Any] = {"model": model, "low_bit": low_bit, "threads": threads, "repeat": what.repeat}
+    whole["max_new_tokens"] = what.max_new_tokens
+    whole |= {
+        "lookahead": what.lookahead,
+        "prompts": len(texts),
+        "prompt_tokens": found.prompt_tokens,
+        **where_and_when(),
+    }
     whole |= {"rows": entries, "absent": found.absent}
-    _print_table(whole, to_stderr=as_json)
+    _print_table(whole, to_stderr=to.as_json)
     for name, why in found.absent.items():
         click.echo(f"{name} does not run here: {why}", err=True)
-    if plot is not None:
-        from ipex_lookahead.bench.plots.compare import plot_compare
-
-        plot_compare(whole, plot)
-        click.echo(f"saved {plot}", err=True)
-    if as_json:
-        click.echo(json.dumps(whole))
+    to.write(whole, plot_compare)
     ours = [row for row in entries if row["peer"] == known.OURS]
     if changed := [row["mode"] for row in ours if len(set(row["identical_to_plain"].split("/"))) > 1]:
         click.echo(f"error: with {changed[0]} our tokens differ from those without", err=True)
-    if changed or any(name in found.absent for name in (*peers, *interpreters)):
+    if changed or any(name in found.absent for name in (*what.peers, *interpreters)):
         raise click.exceptions.Exit(1)
 
 

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.options import (
-    comma_separated,
-    draft_model_option,
-    json_option,
-    limit_option,
-    model_options,
-    option,
-    plot_option,
-    prompts_option,
-)
+from ipex_lookahead.cli.loading import ModelOptions, draft_model_option
+from ipex_lookahead.cli.measuring import Prompts, Report, comma_separated
+from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import progress_bar
 from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.tables import print_table
@@ -30,116 +22,89 @@ from ipex_lookahead.system.terminal import counted
 MODES = ("fixed", "adaptive")
 
 
-@command("ipex-lookahead bench exact --strategy auto --limit 2 --plot exact.svg")
-@model_options
-@draft_model_option
-@option("--draft-low-bit", type=LowBit(), help="The draft model's format; as its file has it if not given.")
-@prompts_option
-@limit_option
-@option("--max-new-tokens", "-n", type=click.IntRange(1), default=128, help="Most tokens of an answer.")
-@option("--strategy", multiple=True, type=Strategy(), help="Strategies to check; all that apply if not given.")
-@option(
-    "--mode",
-    multiple=True,
-    type=click.Choice(MODES),
-    default=MODES,
-    help="All the draft, or what pays.",
-)
-@option(
-    "--draft-tokens",
-    default="1,3,7,31",
-    callback=comma_separated,
-    metavar="N,N,...",
-    help="Most drafted tokens a step.",
-)
-@option("--spread", is_flag=True, help="Fixed drafts of 1, 2, ... up to that many, another number for each batch.")
-@option("--greedy/--no-greedy", default=True, help="Check greedy decoding.")
-@option("--seeds", type=click.IntRange(0), default=3, help="Check sampling with the seeds 0, 1, ...; 0 leaves it out.")
-@option("--temperature", type=click.FloatRange(0, min_open=True), default=0.8, help="Of sampling.")
-@option("--top-k", type=click.IntRange(0), default=0, help="Of sampling; 0 keeps all.")
-@option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=0.95, help="Of sampling.")
-@option("--repetition-penalty", "penalty", type=click.FloatRange(0, min_open=True), default=1.1, help="Of sampling.")
-@option("--batch", type=click.IntRange(1), default=8, help="Prompts that are decoded together with a fixed draft.")
-@plot_option
-@json_option
-def exact(
-    model: str,
-    low_bit: str | None,
-    threads: int | None,
-    kv_cache: str,
-    draft_model: str | None,
-    draft_low_bit: str | None,
-    prompts: tuple[str, ...],
-    limit: int | None,
-    max_new_tokens: int,
-    strategy: tuple[str, ...],
-    mode: tuple[str, ...],
-    draft_tokens: list[int],
-    spread: bool,
-    greedy: bool,
-    seeds: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    penalty: float,
-    batch: int,
-    plot: Path | None,
-    as_json: bool,
-) -> None:
-    """Whether the tokens with lookahead are those without: every strategy, budget and way of sampling."""
-    if max(draft_tokens) > MAX_DRAFT:
-        raise click.BadParameter(f"a step drafts at most {MAX_DRAFT} tokens", param_hint="--draft-tokens")
-    if not greedy and not seeds:
-        raise click.UsageError("--no-greedy --seeds 0 leaves nothing to check; leave one of them out")
-    if draft_low_bit is not None and draft_model is None:
-        raise click.UsageError("--draft-low-bit has no effect without --draft-model; add it, or leave it out")
-    if plot is not None:
-        from ipex_lookahead.bench.plots.drawing import check_plot
+@dataclass
+class Checked:
+    """What is checked."""
 
-        check_plot(plot)
+    draft_model: str | None = draft_model_option
+    draft_low_bit: str | None = option("The draft model's format; as its file has it if not given.", type=LowBit())
+    max_new_tokens: int = option("Most tokens of an answer.", 128, "-n", low=1)
+    strategy: tuple[str, ...] = option("Strategies to check; all that apply if not given.", (), type=Strategy())
+    mode: tuple[str, ...] = option("All the draft, or what pays.", MODES, type=click.Choice(MODES))
+    draft_tokens: list[int] = option(
+        "Most drafted tokens a step.", "1,3,7,31", callback=comma_separated, metavar="N,N,..."
+    )
+    spread: bool = option("Fixed drafts of 1, 2, ... up to that many, another number for each batch.", False)
+    greedy: bool = option("Check greedy decoding.", True)
+    seeds: int = option("Check sampling with the seeds 0, 1, ...; 0 leaves it out.", 3, low=0)
+    batch: int = option("Prompts that are decoded together with a fixed draft.", 8, low=1)
+
+    def check(self) -> None:
+        """Raise UsageError for what cannot be checked."""
+        if max(self.draft_tokens) > MAX_DRAFT:
+            raise click.BadParameter(f"a step drafts at most {MAX_DRAFT} tokens", param_hint="--draft-tokens")
+        if not self.greedy and not self.seeds:
+            raise click.UsageError("--no-greedy --seeds 0 leaves nothing to check; leave one of them out")
+        if self.draft_low_bit is not None and self.draft_model is None:
+            raise click.UsageError("--draft-low-bit has no effect without --draft-model; add it, or leave it out")
+
+
+@dataclass
+class Drawn:
+    """How the sampled answers are drawn."""
+
+    temperature: float = option("Of sampling.", 0.8, low=0, above=True)
+    top_k: int = option("Of sampling; 0 keeps all.", 0, low=0)
+    top_p: float = option("Of sampling.", 0.95, low=0, high=1, above=True)
+    repetition_penalty: float = option("Of sampling.", 1.1, low=0, above=True)
+
+
+@command("ipex-lookahead bench exact --strategy auto --limit 2 --plot exact.svg")
+def exact(loading: ModelOptions, prompts: Prompts, what: Checked, drawn: Drawn, to: Report) -> None:
+    """Whether the tokens with lookahead are those without: every strategy, budget and way of sampling."""
+    what.check()
+    to.check()
     from ipex_lookahead.bench.exact import GREEDY, answerer, check, configurations, sampled, strategies
     from ipex_lookahead.bench.facts import where_and_when
-    from ipex_lookahead.bench.prompts import PACKAGED_PROMPTS, read_prompts
-    from ipex_lookahead.cli import loading
+    from ipex_lookahead.bench.plots.exact import plot_exact
+    from ipex_lookahead.cli.loading import config_of
     from ipex_lookahead.tokenization.prompts import build_prompt
 
-    texts = read_prompts(prompts or [PACKAGED_PROMPTS], limit)
-    load: dict[str, Any] = {"threads": threads, "kv_cache": kv_cache, "progress": True}
-    loaded, tokenizer = loading.load(model, low_bit=low_bit, **load)
-    draft = None if draft_model is None else loading.load(draft_model, low_bit=draft_low_bit, **load)[0]
+    texts = prompts.read()
+    loaded, tokenizer = loading.load()
+    other = replace(loading, model=what.draft_model, low_bit=what.draft_low_bit) if what.draft_model else None
+    draft = None if other is None else other.load()[0]
     usable, absent = strategies(loaded, draft)
-    if wrong := [name for name in strategy if name not in usable]:
+    if wrong := [name for name in what.strategy if name not in usable]:
         why = absent.get(wrong[0], f"choose from {', '.join(usable)}")
         raise click.BadParameter(f"{wrong[0]!r} cannot be checked: {in_options(why)}", param_hint="--strategy")
-    if not strategy:
+    if not what.strategy:
         for name, why in absent.items():
             click.echo(f"left out: {name}: {in_options(why)}", err=True)
 
-    encoded = [build_prompt(tokenizer, loading.config_of(loaded), prompt.text) for prompt in texts]
-    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "repetition_penalty": penalty}
-    samplings = ([GREEDY] if greedy else []) + ([sampled(seeds, **settings)] if seeds else [])
-    configs = configurations(strategy or usable, draft_tokens, mode)
+    encoded = [build_prompt(tokenizer, config_of(loaded), prompt.text) for prompt in texts]
+    settings = vars(drawn)
+    samplings = ([GREEDY] if what.greedy else []) + ([sampled(what.seeds, **settings)] if what.seeds else [])
+    configs = configurations(what.strategy or usable, what.draft_tokens, what.mode)
     answers = (1 + len(configs)) * len(encoded) * sum(len(sampling.runs) for sampling in samplings)
-    answer = answerer(loaded, max_new_tokens, draft)
+    answer = answerer(loaded, what.max_new_tokens, draft)
     rows = []
     with progress_bar(answers, "comparing") as advance:
-        told = {"batch": batch, "spread": spread, "advance": advance, "forget": loaded.forget}
+        told = {"batch": what.batch, "spread": what.spread, "advance": advance, "forget": loaded.forget}
         for row in check(answer, encoded, configs, samplings, **told):
-            found = _json(row, spread, [prompt.id for prompt in texts])
+            found = _json(row, what.spread, [prompt.id for prompt in texts])
             click.echo(_line(found), err=True)  # a long run shows what is known so far
             rows.append(found)
     engine = loaded.engine.describe()
-    report = {"model": model, **{key: engine.get(key) for key in ("engine", "low_bit", "isa", "threads", "kv_cache")}}
-    report |= {"prompts": len(texts), "max_new_tokens": max_new_tokens, "batch": batch, **settings, "seeds": seeds}
-    report |= {"left_out": {} if strategy else absent, "rows": rows, **where_and_when()}
-    _print_table(report, to_stderr=as_json)
-    if plot is not None:
-        from ipex_lookahead.bench.plots.exact import plot_exact
-
-        plot_exact(report, plot)
-        click.echo(f"saved {plot}", err=True)
-    if as_json:
-        click.echo(json.dumps(report))
+    report = {
+        "model": loading.model,
+        **{key: engine.get(key) for key in ("engine", "low_bit", "isa", "threads", "kv_cache")},
+    }
+    report |= {"prompts": len(texts), "max_new_tokens": what.max_new_tokens, "batch": what.batch}
+    report |= {**settings, "seeds": what.seeds}
+    report |= {"left_out": {} if what.strategy else absent, "rows": rows, **where_and_when()}
+    _print_table(report, to_stderr=to.as_json)
+    to.write(report, plot_exact)
     differing = [found for found in rows if found["differences"]]
     for found in differing:
         click.echo(f"error: {_sentence(found)}", err=True)

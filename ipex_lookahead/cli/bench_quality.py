@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.options import (
-    WEIGHTS,
-    json_option,
-    kv_cache_option,
-    model_option,
-    option,
-    plot_option,
-    threads_option,
-)
+from ipex_lookahead.cli.loading import kv_cache_option, model_option, threads_option
+from ipex_lookahead.cli.measuring import Report
+from ipex_lookahead.cli.names import WEIGHTS
+from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import progress_bar
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import LowBit, LowBits, Model
@@ -32,54 +27,42 @@ if TYPE_CHECKING:
 HEADINGS = ("format", "bits", "MB", "perplexity", "beside\nreference", "KL", "same\ntop 1", "tok/s")
 
 
+@dataclass
+class Quality:
+    """What is measured, and on which text."""
+
+    low_bits: tuple[tuple[str, ...], ...] = option(
+        f"What to measure, with commas between: {WEIGHTS}; or '{ALL_LOW_BITS}'. As the file has it if not given.",
+        (),
+        "--low-bit",
+        type=LowBits(),
+    )
+    beside: tuple[str, ...] = option(
+        "Also measure this model as it is, such as another file of the same weights.", (), type=Model()
+    )
+    text: Path | None = option(
+        "A UTF-8 text to predict, such as WikiText's; chapters of a novel if not given.",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    )
+    tokens: int = option("The first so many tokens of it.", 20_000, low=2)
+    width: int = option("Tokens in a window; each starts afresh.", 512, "--window", low=2)
+    reference: str = option(
+        "What all are compared with. Of a file in bf16, bf16 has the same bits as fp32 and half the size.",
+        "fp32",
+        type=LowBit(),
+    )
+    same_weights: bool = option("Also run transformers in float32 on each one's weights.", False)
+    speed: bool = option("Measure how fast each decodes.", True)
+
+
 @command("ipex-lookahead bench quality --low-bit sym_int4,sym_int8 --plot formats.svg")
-@model_option
-@option(
-    "--low-bit",
-    "low_bits",
-    type=LowBits(),
-    multiple=True,
-    help=f"What to measure, with commas between: {WEIGHTS}; or '{ALL_LOW_BITS}'. As the file has it if not given.",
-)
-@option(
-    "--beside",
-    type=Model(),
-    multiple=True,
-    help="Also measure this model as it is, such as another file of the same weights.",
-)
-@option(
-    "--text",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A UTF-8 text to predict, such as WikiText's; chapters of a novel if not given.",
-)
-@option("--tokens", type=click.IntRange(2), default=20_000, help="The first so many tokens of it.")
-@option("--window", "width", type=click.IntRange(2), default=512, help="Tokens in a window; each starts afresh.")
-@option(
-    "--reference",
-    type=LowBit(),
-    default="fp32",
-    help="What all are compared with. Of a file in bf16, bf16 has the same bits as fp32 and half the size.",
-)
-@option("--same-weights", is_flag=True, help="Also run transformers in float32 on each one's weights.")
-@option("--speed/--no-speed", default=True, help="Measure how fast each decodes.")
-@kv_cache_option
-@threads_option
-@plot_option
-@json_option
 def quality(
-    model: str,
-    low_bits: tuple[tuple[str, ...], ...],
-    beside: tuple[str, ...],
-    text: Path | None,
-    tokens: int,
-    width: int,
-    reference: str,
-    same_weights: bool,
-    speed: bool,
-    kv_cache: str,
-    threads: int | None,
-    plot: Path | None,
-    as_json: bool,
+    *,
+    model: str = model_option,
+    what: Quality,
+    to: Report,
+    kv_cache: Literal["fp16", "int8"] = kv_cache_option,
+    threads: int | None = threads_option,
 ) -> None:
     """Perplexity, KL divergence and agreement of formats beside the model's own weights in float32.
 
@@ -87,26 +70,26 @@ def quality(
     stand for. KL divergence is the mean over tokens, in nats; "same top 1" the share of tokens for which both have the
     same most likely one; bits count the scales and all matrices; MB are the weights as saved.
     """
-    if plot is not None:
-        from ipex_lookahead.bench.plots.drawing import check_plot
-
-        check_plot(plot)
+    to.check()
     from ipex_lookahead.bench.facts import where_and_when
+    from ipex_lookahead.bench.plots.quality import plot_quality
     from ipex_lookahead.bench.quality import PACKAGED_TEXT, Candidate, measure
     from ipex_lookahead.engines.weights import check_low_bit
     from ipex_lookahead.errors import InputError
 
-    names = list(dict.fromkeys(check_low_bit(name) for given in low_bits for name in _each(given)))
+    names = list(dict.fromkeys(check_low_bit(name) for given in what.low_bits for name in _each(given)))
     candidates = [Candidate(model, name, kv_cache=kv_cache) for name in names]
-    if not candidates and not beside:
+    if not candidates and not what.beside:
         candidates = [Candidate(model, kv_cache=kv_cache)]
-    candidates += [Candidate(other, name=Path(other).name.removesuffix(".gguf"), kv_cache=kv_cache) for other in beside]
+    candidates += [
+        Candidate(other, name=Path(other).name.removesuffix(".gguf"), kv_cache=kv_cache) for other in what.beside
+    ]
     try:
-        written = (text or PACKAGED_TEXT).read_text(encoding="utf-8")
+        written = (what.text or PACKAGED_TEXT).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{text} cannot be read as UTF-8 text: {error}") from error
+        raise InputError(f"{what.text} cannot be read as UTF-8 text: {error}") from error
 
-    compared_with = Candidate(model, check_low_bit(reference))
+    compared_with = Candidate(model, check_low_bit(what.reference))
 
     def load(candidate: Candidate) -> Any:
         from ipex_lookahead.auto import load_text_model
@@ -124,28 +107,22 @@ def quality(
         load,
         written,
         reference=compared_with,
-        tokens=tokens,
-        window=width,
-        speed=speed,
-        same_weights=same_weights,
+        tokens=what.tokens,
+        window=what.width,
+        speed=what.speed,
+        same_weights=what.same_weights,
         progress=progress_bar,
         found=told,
     )
     report = {
         "model": model,
-        "text": (text or PACKAGED_TEXT).name,
+        "text": (what.text or PACKAGED_TEXT).name,
         "kv_cache": kv_cache,
         **where_and_when(),
         **report,
     }
-    _print_table(report, to_stderr=as_json)
-    if plot is not None:
-        from ipex_lookahead.bench.plots.quality import plot_quality
-
-        plot_quality(report, plot)
-        click.echo(f"saved {plot}", err=True)
-    if as_json:
-        click.echo(json.dumps(report))
+    _print_table(report, to_stderr=to.as_json)
+    to.write(report, plot_quality)
 
 
 def _each(names: tuple[str, ...]) -> Iterator[str]:

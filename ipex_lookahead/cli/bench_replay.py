@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.loading import ModelOptions
+from ipex_lookahead.cli.measuring import Prompts, Report
 from ipex_lookahead.cli.names import NEEDS_A_COPY, NEEDS_DRAFT_MODEL
-from ipex_lookahead.cli.options import json_option, limit_option, model_options, option, plot_option, prompts_option
+from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import progress_bar
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import Strategy
@@ -20,105 +23,87 @@ from ipex_lookahead.system.terminal import counted
 ALONE = dict.fromkeys((NEEDS_DRAFT_MODEL, NEEDS_A_COPY), "a recording holds no second model")
 
 
+@dataclass
+class Recording:
+    """Which file is written or replayed."""
+
+    record_to: Path | None = option("Generate with the model once and write FILE.", None, "--record", metavar="FILE")
+    replay_from: Path | None = option(
+        "Replay FILE; needs no model.",
+        None,
+        "--replay",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+    )
+
+
+@dataclass
+class Recorded:
+    """What a recording holds of each answer."""
+
+    max_new_tokens: int = option("Most tokens of a recorded answer.", 128, "-n", low=2)
+    top: int = option("Likeliest ids to record at each position.", 8, low=1, high=64)
+
+
+@dataclass
+class Replayed:
+    """What is tried on a recording."""
+
+    strategy: tuple[str, ...] = option("Proposers to replay.", ("auto",), type=Strategy(ALONE))
+    budget: tuple[int, ...] = option("Most drafted tokens.", (3, 8), low=1, high=MAX_DRAFT)
+    adaptive: bool = option("Let the controller take what pays by the recorded cost curve.", False)
+
+
 @command(
     "ipex-lookahead bench replay --record answers.jsonl",
     "ipex-lookahead bench replay --replay answers.jsonl --strategy suffix",
 )
-@model_options
-@option("--record", "record_to", type=click.Path(), metavar="FILE", help="Generate with the model once and write FILE.")
-@option(
-    "--replay",
-    "replay_from",
-    type=click.Path(exists=True, dir_okay=False),
-    metavar="FILE",
-    help="Replay FILE; needs no model.",
-)
-@prompts_option
-@limit_option
-@option("--max-new-tokens", "-n", type=click.IntRange(2), default=128, help="Most tokens of a recorded answer.")
-@option("--top", type=click.IntRange(1, 64), default=8, help="Likeliest ids to record at each position.")
-@option("--strategy", multiple=True, default=("auto",), type=Strategy(ALONE), help="Proposers to replay.")
-@option("--budget", multiple=True, type=click.IntRange(1, MAX_DRAFT), default=(3, 8), help="Most drafted tokens.")
-@option("--adaptive", is_flag=True, help="Let the controller take what pays by the recorded cost curve.")
-@plot_option
-@json_option
 def replay(
-    model: str,
-    low_bit: str | None,
-    threads: int | None,
-    kv_cache: str,
-    record_to: str | None,
-    replay_from: str | None,
-    prompts: tuple[str, ...],
-    limit: int | None,
-    max_new_tokens: int,
-    top: int,
-    strategy: tuple[str, ...],
-    budget: tuple[int, ...],
-    adaptive: bool,
-    plot: Path | None,
-    as_json: bool,
+    loading: ModelOptions, file: Recording, prompts: Prompts, recorded: Recorded, what: Replayed, to: Report
 ) -> None:
     """Record answers once, then replay any proposer and budget in seconds: acceptance, and the speed to expect."""
-    if (record_to is None) == (replay_from is None):
+    if (file.record_to is None) == (file.replay_from is None):
         raise click.UsageError("give either --record FILE or --replay FILE")
-    if plot is not None and record_to is not None:
+    if to.plot is not None and file.record_to is not None:
         raise click.UsageError("--plot draws what --replay predicts; leave it out with --record")
-    if plot is not None:
-        from ipex_lookahead.bench.plots.drawing import check_plot
-
-        check_plot(plot)
-    if record_to is not None:
-        _record(Path(record_to), model, low_bit, threads, kv_cache, prompts, limit, max_new_tokens, top, as_json)
+    to.check()
+    if file.record_to is not None:
+        _record(file.record_to, loading, prompts, recorded, as_json=to.as_json)
         return
+    assert file.replay_from is not None
     from ipex_lookahead.bench.facts import where_and_when
+    from ipex_lookahead.bench.plots.replay import plot_replay
     from ipex_lookahead.bench.replay import load
     from ipex_lookahead.bench.replay import replay as run
     from ipex_lookahead.config import LookaheadConfig
     from ipex_lookahead.drafting import make_proposer
 
-    recording = load(Path(str(replay_from)))
-    configs = [LookaheadConfig(name, number, adaptive=adaptive) for name in strategy for number in budget]
+    recording = load(file.replay_from)
+    configs = [
+        LookaheadConfig(name, number, adaptive=what.adaptive) for name in what.strategy for number in what.budget
+    ]
     with progress_bar(len(configs) * len(recording.answers), "replaying") as advance:
         runs = [run(recording, config, make_proposer, advance=advance) for config in configs]
-    _print_table(recording.model, runs, to_stderr=as_json)
-    report = {"model": recording.model, "runs": runs, **where_and_when()}
-    if plot is not None:
-        from ipex_lookahead.bench.plots.replay import plot_replay
-
-        plot_replay(report, plot)
-        click.echo(f"saved {plot}", err=True)
-    if as_json:
-        click.echo(json.dumps(report))
+    _print_table(recording.model, runs, to_stderr=to.as_json)
+    to.write({"model": recording.model, "runs": runs, **where_and_when()}, plot_replay)
 
 
-def _record(
-    file: Path,
-    model: str,
-    low_bit: str | None,
-    threads: int | None,
-    kv_cache: str,
-    prompts: tuple[str, ...],
-    limit: int | None,
-    max_new_tokens: int,
-    top: int,
-    as_json: bool,
-) -> None:
-    from ipex_lookahead.bench.prompts import PACKAGED_PROMPTS, read_prompts
+def _record(file: Path, loading: ModelOptions, prompts: Prompts, recorded: Recorded, *, as_json: bool) -> None:
     from ipex_lookahead.bench.replay import record, save
-    from ipex_lookahead.cli.loading import config_of, load
+    from ipex_lookahead.cli.loading import config_of
     from ipex_lookahead.tokenization.prompts import build_prompt
 
-    texts = read_prompts(prompts or [PACKAGED_PROMPTS], limit)
-    loaded, tokenizer = load(model, low_bit=low_bit, threads=threads, kv_cache=kv_cache, progress=True)
+    texts = prompts.read()
+    loaded, tokenizer = loading.load()
     encoded = [build_prompt(tokenizer, config_of(loaded), prompt.text) for prompt in texts]
     with progress_bar(len(encoded), "recording") as advance:
-        made = record(loaded, model, encoded, max_new_tokens=max_new_tokens, top=top, advance=advance)
+        made = record(loaded, loading.model, encoded, **vars(recorded), advance=advance)
     save(file, made)
     tokens = sum(len(answer.output) for answer in made.answers)
     click.echo(f"{file}: {len(made.answers)} answers, {tokens} tokens", err=as_json)
     if as_json:
-        click.echo(json.dumps({"model": model, "file": str(file), "answers": len(made.answers), "tokens": tokens}))
+        found = {"model": loading.model, "file": str(file), "answers": len(made.answers), "tokens": tokens}
+        click.echo(json.dumps(found))
 
 
 def _print_table(model: str, runs: list[dict[str, Any]], *, to_stderr: bool) -> None:

@@ -11,7 +11,8 @@ import click
 
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.loading import command_needs_torch
-from ipex_lookahead.cli.options import json_option, option
+from ipex_lookahead.cli.measuring import json_option
+from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import Refused
 from ipex_lookahead.errors import InputError
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
 
 @command("ipex-lookahead bench run configs/bench/laptop.yaml --output results")
 @click.argument("plan_file", metavar="PLAN.yaml", type=click.Path(dir_okay=False))
-@option("--output", required=True, type=click.Path(), metavar="FOLDER", help="Where results and report go.")
-@option("--no-pictures", is_flag=True, help="A report without pictures, which need matplotlib.")
-@json_option
-def run(plan_file: str, output: str, no_pictures: bool, as_json: bool) -> None:
+def run(
+    plan_file: str,
+    output: str = option("Where results and report go.", required=True, type=click.Path(), metavar="FOLDER"),
+    no_pictures: bool = option("A report without pictures, which need matplotlib.", False),
+    as_json: bool = json_option,
+) -> None:
     """What a plan asks for: models, formats, lengths and lookaheads, trial by trial in turn.
 
     A plan is a YAML file in the words of ipex-llm's all-in-one benchmark; configs/bench has some. FOLDER gets

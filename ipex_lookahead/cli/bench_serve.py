@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.options import json_option, limit_option, option, plot_option, prompts_option
+from ipex_lookahead.cli.measuring import Prompts, Report
+from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import progress_bar
 from ipex_lookahead.cli.tables import print_facts, print_table
 from ipex_lookahead.system.terminal import counted
@@ -28,103 +29,86 @@ def _address(ctx: click.Context, param: click.Parameter, value: str) -> str:
     return value.rstrip("/").removesuffix("/v1")
 
 
+@dataclass
+class Target:
+    """The server."""
+
+    url: str = option(
+        "Where the server is, such as http://127.0.0.1:8080.", required=True, callback=_address, metavar="URL"
+    )
+    name: str | None = option(
+        "What the server calls the model; the first that it lists if not given.", None, "--model", metavar="NAME"
+    )
+    api_key_file: Path | None = option(
+        "A file whose first key is sent.",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+    )
+
+
+@dataclass
+class Load:
+    """The requests."""
+
+    streams: int | None = option("Requests under way at any time; 8 if no --rate is given.", low=1, high=1024)
+    rate: float | None = option("Requests a second, by a Poisson process, whatever becomes of them.", low=0, above=True)
+    gaps_seed: int = option("Of the gaps of --rate.", 0, "--seed", low=0)
+    requests: int | None = option(
+        "Requests in all, prompts in turn; each prompt once if not given.", low=1, high=100_000, metavar="K"
+    )
+
+
+@dataclass
+class Limits:
+    """How long an answer may be, and may take."""
+
+    max_new_tokens: int = option("Most tokens of an answer.", 128, "-n", low=1)
+    ttft_limit: float | None = option("To the first token, for goodput.", low=0, above=True, metavar="MS")
+    itl_limit: float | None = option("A token after it, for goodput.", low=0, above=True, metavar="MS")
+    timeout: float = option("Seconds of silence until one fails.", 600.0, low=0, above=True)
+
+
 @command("ipex-lookahead bench serve --url http://127.0.0.1:8080 --streams 8")
-@option(
-    "--url", required=True, callback=_address, metavar="URL", help="Where the server is, such as http://127.0.0.1:8080."
-)
-@option(
-    "--model", "name", metavar="NAME", help="What the server calls the model; the first that it lists if not given."
-)
-@option(
-    "--api-key-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="A file whose first key is sent.",
-)
-@option("--streams", type=click.IntRange(1, 1024), help="Requests under way at any time; 8 if no --rate is given.")
-@option(
-    "--rate",
-    type=click.FloatRange(0, min_open=True),
-    help="Requests a second, by a Poisson process, whatever becomes of them.",
-)
-@option("--seed", "gaps_seed", type=click.IntRange(0), default=0, help="Of the gaps of --rate.")
-@option(
-    "--requests",
-    type=click.IntRange(1, 100_000),
-    metavar="K",
-    help="Requests in all, prompts in turn; each prompt once if not given.",
-)
-@prompts_option
-@limit_option
-@option("--max-new-tokens", "-n", type=click.IntRange(1), default=128, help="Most tokens of an answer.")
-@option("--ttft-limit", type=click.FloatRange(0, min_open=True), metavar="MS", help="To the first token, for goodput.")
-@option("--itl-limit", type=click.FloatRange(0, min_open=True), metavar="MS", help="A token after it, for goodput.")
-@option("--timeout", type=click.FloatRange(0, min_open=True), default=600.0, help="Seconds of silence until one fails.")
-@plot_option
-@json_option
-def serve(
-    url: str,
-    name: str | None,
-    api_key_file: Path | None,
-    streams: int | None,
-    rate: float | None,
-    gaps_seed: int,
-    requests: int | None,
-    prompts: tuple[str, ...],
-    limit: int | None,
-    max_new_tokens: int,
-    ttft_limit: float | None,
-    itl_limit: float | None,
-    timeout: float,
-    plot: Path | None,
-    as_json: bool,
-) -> None:
+def serve(target: Target, what: Load, prompts: Prompts, limits: Limits, to: Report) -> None:
     """A server under load, of any maker: times to the first token and between tokens, and equal answers.
 
     Sends chat completions at temperature 0, streamed, then each prompt once more alone and compares the texts. A prompt
     that is sent twice may be found in the server's cache: give as many prompts as requests to measure without.
     """
-    if streams is not None and rate is not None:
+    if what.streams is not None and what.rate is not None:
         raise click.UsageError("--streams and --rate are two kinds of load; give one of them")
-    if plot is not None:
-        from ipex_lookahead.bench.plots.drawing import check_plot
-
-        check_plot(plot)
+    to.check()
     from ipex_lookahead.bench import serve as load
     from ipex_lookahead.bench.chat_client import find_server, read_key
     from ipex_lookahead.bench.facts import where_and_when
-    from ipex_lookahead.bench.prompts import PACKAGED_PROMPTS, read_prompts
+    from ipex_lookahead.bench.plots.serve import plot_serve
 
-    texts = [prompt.text for prompt in read_prompts(prompts or [PACKAGED_PROMPTS], limit)]
-    server = find_server(url, model=name, key=read_key(api_key_file) if api_key_file else "", timeout=timeout)
-    ask = load.asking(server, texts, max_new_tokens)
-    order = list(load.in_turn(len(texts), requests or len(texts)))
-    streams = streams or 8
+    texts = [prompt.text for prompt in prompts.read()]
+    key = read_key(target.api_key_file) if target.api_key_file else ""
+    server = find_server(target.url, model=target.name, key=key, timeout=limits.timeout)
+    ask = load.asking(server, texts, limits.max_new_tokens)
+    order = list(load.in_turn(len(texts), what.requests or len(texts)))
+    streams, rate = what.streams or 8, what.rate
     with progress_bar(len(order), "under load") as advance:
         if rate is not None:
-            loaded = load.open_loop(ask, order, rate, gaps_seed, advance)
+            loaded = load.open_loop(ask, order, rate, what.gaps_seed, advance)
         else:
             loaded = load.closed_loop(ask, order, streams, advance)
     distinct = sorted({one.prompt for one in loaded if one.failure is None})
     with progress_bar(len(distinct), "alone") as advance:
         by_themselves = load.alone(ask, distinct, advance)
     report: dict[str, Any] = {
-        "url": url,
+        "url": target.url,
         "model": server.model,
         "prompts": len(texts),
-        "max_new_tokens": max_new_tokens,
+        "max_new_tokens": limits.max_new_tokens,
     }
-    report |= {"rate": rate, "seed": gaps_seed} if rate is not None else {"streams": streams}
+    report |= {"rate": rate, "seed": what.gaps_seed} if rate is not None else {"streams": streams}
     report["load"] = f"{rate:g} requests a second" if rate is not None else counted(streams, "stream")
-    report |= {**where_and_when(), **load.summarise(loaded, by_themselves, ttft_limit=ttft_limit, itl_limit=itl_limit)}
-    _print(report, to_stderr=as_json)
-    if plot is not None and report["answered"]:
-        from ipex_lookahead.bench.plots.serve import plot_serve
-
-        plot_serve(report, plot)
-        click.echo(f"saved {plot}", err=True)
-    if as_json:
-        click.echo(json.dumps(report))
+    goodput = {"ttft_limit": limits.ttft_limit, "itl_limit": limits.itl_limit}
+    report |= {**where_and_when(), **load.summarise(loaded, by_themselves, **goodput)}
+    _print(report, to_stderr=to.as_json)
+    to.write(report, plot_serve if report["answered"] else None)
     _judge(report, row_invariant=server.row_invariant)
 
 

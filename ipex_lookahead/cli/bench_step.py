@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Literal
 
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.options import FORMATS, comma_separated, json_option, option, plot_option, threads_option
+from ipex_lookahead.cli.loading import threads_option
+from ipex_lookahead.cli.measuring import Report, comma_separated
+from ipex_lookahead.cli.names import FORMATS
+from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import LowBit
 from ipex_lookahead.system.terminal import counted
@@ -28,61 +31,45 @@ SHAPES = (
 )
 
 
-@command("ipex-lookahead bench step --shape llama2-7b --rows 1,4,128 --plot step.svg")
-@option(
-    "--shape",
-    type=click.Choice(SHAPES),
-    default="smollm2-135m",
-    metavar="NAME",
-    help=f"Whose layers to imitate: {', '.join(SHAPES)}.",
-)
-@option("--low-bit", default="sym_int4", type=LowBit(alike=True), help=f"Format of the weights: {FORMATS}.")
-@option("--group-size", type=click.Choice(["32", "64"]), default="32", help="Inputs that share a scale.")
-@option("--head-low-bit", type=LowBit(alike=True), help="Format of the lm_head, if another.")
-@option("--rows", default="1,2,4,8,16,64", callback=comma_separated, metavar="N,N,...", help="Rows of a step.")
-@option("--context", type=click.IntRange(0), default=128, help="Positions already in the KV cache.")
-@option("--kv-cache", type=click.Choice(["fp16", "int8"]), default="fp16", help="How keys and values are held.")
-@option("--repeat", type=click.IntRange(1), default=9, help="Rounds; the median counts.")
-@option("--phases", is_flag=True, help="Also where a step's time goes: matrices, attention, waiting.")
-@threads_option
-@plot_option
-@json_option
-def step(
-    shape: str,
-    low_bit: str,
-    group_size: str,
-    head_low_bit: str | None,
-    rows: list[int],
-    context: int,
-    kv_cache: str,
-    repeat: int,
-    phases: bool,
-    threads: int | None,
-    plot: Path | None,
-    as_json: bool,
-) -> None:
-    """Milliseconds of a whole decoder step by rows, beside the machine's bandwidth and integer peak."""
-    if plot is not None:
-        from ipex_lookahead.bench.plots.drawing import check_plot
+@dataclass
+class Step:
+    """What is measured."""
 
-        check_plot(plot)
+    shape: str = option(
+        f"Whose layers to imitate: {', '.join(SHAPES)}.", "smollm2-135m", type=click.Choice(SHAPES), metavar="NAME"
+    )
+    low_bit: str = option(f"Format of the weights: {FORMATS}.", "sym_int4", type=LowBit(alike=True))
+    group_size: Literal["32", "64"] = option("Inputs that share a scale.", "32")
+    head_low_bit: str | None = option("Format of the lm_head, if another.", type=LowBit(alike=True))
+    rows: list[int] = option("Rows of a step.", "1,2,4,8,16,64", callback=comma_separated, metavar="N,N,...")
+    context: int = option("Positions already in the KV cache.", 128, low=0)
+    kv_cache: Literal["fp16", "int8"] = option("How keys and values are held.", "fp16")
+    repeat: int = option("Rounds; the median counts.", 9, low=1)
+    phases: bool = option("Also where a step's time goes: matrices, attention, waiting.", False)
+
+
+@command("ipex-lookahead bench step --shape llama2-7b --rows 1,4,128 --plot step.svg")
+def step(what: Step, to: Report, threads: int | None = threads_option) -> None:
+    """Milliseconds of a whole decoder step by rows, beside the machine's bandwidth and integer peak."""
+    to.check()
     from ipex_lookahead.bench.facts import where_and_when
+    from ipex_lookahead.bench.plots.step import plot_step
     from ipex_lookahead.bench.step import measure
     from ipex_lookahead.cli.progress import status
     from ipex_lookahead.engines.weights import check_format
 
     with status() as say:
         report = measure(
-            shape,
-            check_format(low_bit),
-            rows,
-            group_size=int(group_size),
-            head_low_bit=None if head_low_bit is None else check_format(head_low_bit),
-            context=context,
+            what.shape,
+            check_format(what.low_bit),
+            what.rows,
+            group_size=int(what.group_size),
+            head_low_bit=None if what.head_low_bit is None else check_format(what.head_low_bit),
+            context=what.context,
             threads=threads,
-            kv_cache=kv_cache,
-            repeat=repeat,
-            phases=phases,
+            kv_cache=what.kv_cache,
+            repeat=what.repeat,
+            phases=what.phases,
             report=say,
         )
     report |= where_and_when()
@@ -99,14 +86,14 @@ def step(
             )
             for one in report["steps"]
         ],
-        title=f"{shape} · {report['low_bit']} g{group_size} · head {report['head_low_bit']} · {report['isa']} · "
-        f"{counted(report['threads'], 'thread')} · context {context}",
+        title=f"{what.shape} · {report['low_bit']} g{what.group_size} · head {report['head_low_bit']} · "
+        f"{report['isa']} · {counted(report['threads'], 'thread')} · context {what.context}",
         caption=f"weights {report['weight_bytes'] / 1e6:.0f} MB, of which one row reads "
         f"{report['step_bytes'] / 1e6:.0f} MB; this machine reads at most "
         f"{report['bandwidth_gb_s']:.1f} GB/s and does at most {report['integer_peak_gops']:.0f} integer GOPS",
-        to_stderr=as_json,
+        to_stderr=to.as_json,
     )
-    for one in report["steps"] if phases else ():
+    for one in report["steps"] if what.phases else ():
         print_table(
             ("phases", "number", "ms", "share", "waiting", "GB/s"),
             [
@@ -122,12 +109,6 @@ def step(
             ],
             title=f"where the time of {counted(one['rows'], 'row')} goes",
             caption="as the first thread sees it, clocks included; GB/s of the weights that one row reads",
-            to_stderr=as_json,
+            to_stderr=to.as_json,
         )
-    if plot is not None:
-        from ipex_lookahead.bench.plots.step import plot_step
-
-        plot_step(report, plot)
-        click.echo(f"saved {plot}", err=True)
-    if as_json:
-        click.echo(json.dumps(report))
+    to.write(report, plot_step)

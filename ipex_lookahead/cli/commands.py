@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ipex_lookahead.cli.options import with_options
 from ipex_lookahead.cli.refusals import refuse
 from ipex_lookahead.cli.types import Refused, nearest
 
@@ -15,7 +16,7 @@ SECTIONS = {
     "Model": "model shape low_bit low_bits group_size head_low_bit mixed_precision kv_cache draft_model "
     "draft_low_bit".split(),
     "Text": "prompt_file prompts given limit text tokens max_new_tokens stop system raw".split(),
-    "Sampling": "greedy seeds temperature top_k top_p min_p penalty repetition_penalty presence_penalty "
+    "Sampling": "greedy seeds temperature top_k top_p min_p repetition_penalty presence_penalty "
     "frequency_penalty seed".split(),
     "Lookahead": "lookahead strategy mode draft_tokens spread budget no_adaptive adaptive store window ngram "
     "guesses draft_min_prob".split(),
@@ -78,8 +79,9 @@ def section_of(option: click.Option) -> str:
 
 
 def command(*examples: str, name: str | None = None) -> Callable[[Callable[..., Any]], Command]:
-    """Make a function a command, as ``click.command`` does, with examples for its help."""
-    return click.command(name, cls=Command, examples=examples)
+    """Make a function a command, as ``click.command`` does: options by :func:`with_options`, examples for its help."""
+    made = click.command(name, cls=Command, examples=examples)
+    return lambda function: made(with_options(function))
 
 
 class LazyGroup(click.Group):

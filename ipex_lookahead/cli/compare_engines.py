@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.loading import command_needs_torch, config_of
-from ipex_lookahead.cli.options import json_option, limit_option, model_option, option, threads_option
+from ipex_lookahead.cli.loading import command_needs_torch, config_of, model_option, threads_option
+from ipex_lookahead.cli.measuring import json_option, limit_option
+from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import status
 from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.tables import print_table
@@ -26,36 +28,27 @@ ENGINE = Words(
 )
 
 
+@dataclass
+class Compared:
+    """The engines, and what they answer."""
+
+    low_bit: str | None = option(
+        "Format of the weights for all engines; as the file has it if not given.", type=LowBit()
+    )
+    engines: tuple[str, ...] = option("Engines to compare; all if not given.", (), "--engine", type=ENGINE)
+    given: tuple[str, ...] = option("A prompt; several are compared.", (), "--prompt", metavar="TEXT")
+    prompts: tuple[str, ...] = option(
+        "Prompts, or a folder of them; three of ours if not given.", (), type=click.Path(), metavar="FILE.jsonl"
+    )
+    limit: int | None = limit_option
+    lookahead: tuple[int | str, ...] = option("Most drafted tokens a step, or 'auto'.", (3,), type=Tokens())
+    tokens: int = option("Most tokens to generate.", 128, "--max-new-tokens", "-n", low=2)
+    texts: int = option("Prompts whose answers are printed.", 1, low=0)
+
+
 @command("ipex-lookahead compare-engines --lookahead auto --limit 1", name="compare-engines")
-@model_option
-@option("--low-bit", type=LowBit(), help="Format of the weights for all engines; as the file has it if not given.")
-@threads_option
-@option("--engine", "engines", multiple=True, type=ENGINE, help="Engines to compare; all if not given.")
-@option("--prompt", "given", multiple=True, metavar="TEXT", help="A prompt; several are compared.")
-@option(
-    "--prompts",
-    multiple=True,
-    type=click.Path(),
-    metavar="FILE.jsonl",
-    help="Prompts, or a folder of them; three of ours if not given.",
-)
-@limit_option
-@option("--lookahead", type=Tokens(), multiple=True, default=(3,), help="Most drafted tokens a step, or 'auto'.")
-@option("--max-new-tokens", "-n", "tokens", type=click.IntRange(2), default=128, help="Most tokens to generate.")
-@option("--texts", type=click.IntRange(0), default=1, help="Prompts whose answers are printed.")
-@json_option
 def compare_engines(
-    model: str,
-    low_bit: str | None,
-    threads: int | None,
-    engines: tuple[str, ...],
-    given: tuple[str, ...],
-    prompts: tuple[str, ...],
-    limit: int | None,
-    lookahead: tuple[int | str, ...],
-    tokens: int,
-    texts: int,
-    as_json: bool,
+    *, model: str = model_option, what: Compared, threads: int | None = threads_option, as_json: bool = json_option
 ) -> None:
     """The same prompts on native, torch and ipex-llm: text, speed, agreement.
 
@@ -67,16 +60,15 @@ def compare_engines(
     from ipex_lookahead.bench.prompts import PACKAGED_PROMPTS, read_prompts
     from ipex_lookahead.engines import ENGINES
 
-    for name in engines:
+    for name in what.engines:
         if name not in ENGINES:
             raise click.BadParameter(f"{name!r} is none of {', '.join(ENGINES)}", param_hint="--engine")
-    if given and prompts:
+    if what.given and what.prompts:
         raise click.UsageError("give --prompt or --prompts, not both")
-    if 0 in lookahead:
+    if 0 in what.lookahead:
         raise click.UsageError("plain decoding always runs; leave --lookahead 0 out")
-    asked = list(given) or [
-        p.text for p in read_prompts(prompts or [PACKAGED_PROMPTS], limit or (None if prompts else 3))
-    ]
+    first = what.limit or (None if what.prompts else 3)
+    asked = list(what.given) or [p.text for p in read_prompts(what.prompts or [PACKAGED_PROMPTS], first)]
 
     from ipex_lookahead.auto import AutoModelForCausalLM
     from ipex_lookahead.cli.model_facts import low_bit_in
@@ -87,7 +79,7 @@ def compare_engines(
 
     def asked_format(engine: str) -> str | None:
         # ipex-llm reads no low-bit file: it gets the weights as floats, and would keep them so.
-        return low_bit or (low_bit_in(resolve_model(model, progress=False)) if engine == "ipex-llm" else None)
+        return what.low_bit or (low_bit_in(resolve_model(model, progress=False)) if engine == "ipex-llm" else None)
 
     def load(engine: str) -> Any:
         loaded = AutoModelForCausalLM.from_pretrained(
@@ -103,9 +95,9 @@ def compare_engines(
         found = compare(
             load,
             encode,
-            engines=engines or tuple(ENGINES),
-            lookaheads=lookahead,
-            max_new_tokens=tokens,
+            engines=what.engines or tuple(ENGINES),
+            lookaheads=what.lookahead,
+            max_new_tokens=what.tokens,
             began=lambda engine: show(f"{engine} ..."),
         )
     for name, why in found.absent.items():
@@ -116,16 +108,16 @@ def compare_engines(
     tokenizer = tokenizers[0]
     for row in rows:
         row["texts"] = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in row["tokens"]]
-    _print_texts(asked[:texts], rows, to_stderr=as_json)
+    _print_texts(asked[: what.texts], rows, to_stderr=as_json)
     _print_table(
-        f"{model} · {low_bit or 'as the file has it'} · {counted(len(asked), 'prompt')}", rows, to_stderr=as_json
+        f"{model} · {what.low_bit or 'as the file has it'} · {counted(len(asked), 'prompt')}", rows, to_stderr=as_json
     )
     if as_json:
-        entries = {"model": model, "low_bit": low_bit, "max_new_tokens": tokens, "prompts": asked}
+        entries = {"model": model, "low_bit": what.low_bit, "max_new_tokens": what.tokens, "prompts": asked}
         click.echo(json.dumps({**entries, "rows": rows, "absent": found.absent}))
     if broken := found.broken():
         click.echo(f"error: {broken[0].mode} changes the tokens of the {broken[0].engine} engine", err=True)
-    if broken or any(name in found.absent for name in engines):
+    if broken or any(name in found.absent for name in what.engines):
         raise click.exceptions.Exit(1)
 
 

@@ -3,41 +3,36 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.options import PLACES, WEIGHTS, json_option, model_option, option, threads_option
+from ipex_lookahead.cli.loading import PLACES, model_option, threads_option
+from ipex_lookahead.cli.measuring import json_option
+from ipex_lookahead.cli.names import WEIGHTS
+from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.tables import markdown_lines, terminal_width
 from ipex_lookahead.cli.types import LowBit
 
 
+@dataclass
+class Examined:
+    """What is tried."""
+
+    device: str = option("cpu, xpu (Intel GPUs), cuda or opencl; xpu:1 for the second of several.", "cpu", type=PLACES)
+    model: str = model_option
+    tiny: bool = option("Try a small random model: no download, and speeds mean little.", False)
+    low_bit: str | None = option(f"Format of the weights: {WEIGHTS}; as the file has it if not given.", type=LowBit())
+    threads: int | None = threads_option
+    answers: int | None = option("Answers of each kind that are compared; 20 on OpenCL, else 3.", low=1, high=60)
+    max_new_tokens: int = option("Most tokens of an answer.", 48, "-n", low=8)
+
+
 @command("ipex-lookahead doctor", "ipex-lookahead doctor --device xpu --tiny")
-@option(
-    "--device",
-    type=PLACES,
-    default="cpu",
-    help="cpu, xpu (Intel GPUs), cuda or opencl; xpu:1 for the second of several.",
-)
-@model_option
-@option("--tiny", is_flag=True, help="Try a small random model: no download, and speeds mean little.")
-@option("--low-bit", type=LowBit(), help=f"Format of the weights: {WEIGHTS}; as the file has it if not given.")
-@threads_option
-@option("--answers", type=click.IntRange(1, 60), help="Answers of each kind that are compared; 20 on OpenCL, else 3.")
-@option("--max-new-tokens", "-n", type=click.IntRange(8), default=48, help="Most tokens of an answer.")
-@json_option
-def doctor(
-    device: str,
-    model: str,
-    tiny: bool,
-    low_bit: str | None,
-    threads: int | None,
-    answers: int | None,
-    max_new_tokens: int,
-    as_json: bool,
-) -> None:
+def doctor(what: Examined, as_json: bool = json_option) -> None:
     """Check versions, device, kernels, exactness and speed; exit code 1 if something is wrong.
 
     The report holds no paths or names of yours. Paste it into an issue.
@@ -45,15 +40,15 @@ def doctor(
     from ipex_lookahead.bench.doctor import examine
     from ipex_lookahead.bench.doctor_opencl import examine_opencl, is_meant
 
-    by_opencl = is_meant(device)
+    by_opencl = is_meant(what.device)
     report = (examine_opencl if by_opencl else examine)(
-        device,
-        model=model,
-        tiny=tiny,
-        low_bit=low_bit,
-        threads=threads,
-        prompts=answers or (20 if by_opencl else 3),
-        max_new_tokens=max_new_tokens,
+        what.device,
+        model=what.model,
+        tiny=what.tiny,
+        low_bit=what.low_bit,
+        threads=what.threads,
+        prompts=what.answers or (20 if by_opencl else 3),
+        max_new_tokens=what.max_new_tokens,
         say=lambda line: click.echo(f"{line} ...", err=True),
     )
     click.echo("\n".join(lines(report, terminal_width(to_stderr=as_json))), err=as_json)

@@ -5,35 +5,86 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.lookahead import Lookahead, lookahead_options
-from ipex_lookahead.cli.options import (
-    PENALTIES,
-    PLACING,
-    SAMPLING_OPTIONS,
-    Sampling,
-    draft_model_option,
-    engine_options,
-    model_options,
-    option,
-    penalty_options,
-    sampling_options,
-    special_tokens_option,
-)
+from ipex_lookahead.cli.loading import TextModelOptions
+from ipex_lookahead.cli.lookahead import Lookahead
+from ipex_lookahead.cli.options import json_alone_option, option
 from ipex_lookahead.cli.reading import read_prompt
+from ipex_lookahead.cli.sampling import Sampling
 from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.writing import check_output, written
 from ipex_lookahead.errors import LookaheadError
 
 if TYPE_CHECKING:
     from ipex_lookahead.cli.stream import Answer
-    from ipex_lookahead.generation.sampling_params import SamplingParams
     from ipex_lookahead.generation.text_model import TextModel
+
+
+@dataclass
+class Text:
+    """What is answered, and how long the answer is."""
+
+    prompt_file: str | None = option("Read the prompt from this file.", type=click.Path(), metavar="FILE")
+    prompts: str | None = option(
+        'Answer each {"id": ..., "prompt": ...} of a file, with a line of JSON for each, in order.',
+        type=click.Path(),
+        metavar="FILE.jsonl",
+    )
+    max_new_tokens: int = option("Most tokens to generate.", 256, "-n", low=0)
+    stop: tuple[str, ...] = option("End where this text appears; may be given several times.", (), metavar="TEXT")
+    system: str | None = option("What the model is told before the prompt.", metavar="TEXT")
+    raw: bool = option("Continue the prompt as it is, without the chat template.", False)
+
+    def check(self, prompt: str | None) -> None:
+        """Raise UsageError for what does not go together."""
+        if self.raw and self.system is not None:
+            raise click.UsageError("--system needs the chat template, which --raw leaves out")
+        if self.prompts is not None and (prompt is not None or self.prompt_file is not None):
+            raise click.UsageError("--prompts has the prompts; leave out PROMPT and --prompt-file")
+
+    def read(self, prompt: str | None) -> list[tuple[str, str]]:
+        """(id, prompt) of each line of --prompts, or of the one prompt."""
+        if self.prompts is None:
+            return [("", read_prompt(prompt, self.prompt_file))]
+        from ipex_lookahead.bench.prompts import read_prompts
+
+        return [(found.id, found.text) for found in read_prompts([self.prompts])]
+
+    def encode(self, loaded: TextModel, text: str) -> list[int]:
+        """The ids of a prompt."""
+        if self.raw:
+            return loaded.tokenizer.encode(text)
+        from ipex_lookahead.tokenization.prompts import build_prompt
+
+        return build_prompt(loaded.tokenizer, loaded.config, text, self.system)
+
+
+@dataclass
+class Output:
+    """Where the answer goes, and what is said beside it."""
+
+    output: str | None = option(
+        "Write what would be printed to this file.", None, "-o", type=click.Path(), metavar="FILE"
+    )
+    overwrite: bool = option("Replace the file of --output.", False)
+    as_json: bool = json_alone_option
+    quiet: bool = option("The text alone: no progress, no statistics.", False, "-q")
+    verbose: bool = option("More statistics: acceptance by source and position, where time went.", False, "-v")
+    show_accepted: bool = option("Show at the end which tokens came for free, coloured by their source.", False)
+
+    def check(self, *, many: bool) -> None:
+        """Raise UsageError for what does not go together, or a file that cannot be written."""
+        if self.show_accepted and (self.as_json or many):
+            raise click.UsageError("--show-accepted is for reading, --json for programs; leave one of them out")
+        if self.show_accepted and self.output is not None:
+            raise click.UsageError("--show-accepted is for a terminal; leave out --output, or it")
+        check_output(self.output, overwrite=self.overwrite)
 
 
 @command(
@@ -42,100 +93,42 @@ if TYPE_CHECKING:
     'ipex-lookahead generate -m path/to/model --lookahead auto --show-accepted "Hi"',
 )
 @click.argument("prompt", required=False)
-@model_options
-@engine_options
-@draft_model_option
-@lookahead_options
-@option("--prompt-file", type=click.Path(), metavar="FILE", help="Read the prompt from this file.")
-@option(
-    "--prompts",
-    type=click.Path(),
-    metavar="FILE.jsonl",
-    help='Answer each {"id": ..., "prompt": ...} of a file, with a line of JSON for each, in order.',
-)
-@option("--max-new-tokens", "-n", type=click.IntRange(0), default=256, help="Most tokens to generate.")
-@sampling_options
-@penalty_options
-@option("--stop", multiple=True, metavar="TEXT", help="End where this text appears; may be given several times.")
-@option("--system", metavar="TEXT", help="What the model is told before the prompt.")
-@option("--raw", is_flag=True, help="Continue the prompt as it is, without the chat template.")
-@special_tokens_option
-@option("--output", "-o", type=click.Path(), metavar="FILE", help="Write what would be printed to this file.")
-@option("--overwrite", is_flag=True, help="Replace the file of --output.")
-@option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-@option("--quiet", "-q", is_flag=True, help="The text alone: no progress, no statistics.")
-@option("--verbose", "-v", is_flag=True, help="More statistics: acceptance by source and position, where time went.")
-@option("--show-accepted", is_flag=True, help="Show at the end which tokens came for free, coloured by their source.")
 def generate(
-    prompt: str | None,
-    model: str,
-    low_bit: str | None,
-    threads: int | None,
-    kv_cache: str,
-    draft_model: str | None,
-    prompt_file: str | None,
-    prompts: str | None,
-    max_new_tokens: int,
-    stop: tuple[str, ...],
-    system: str | None,
-    raw: bool,
-    special_tokens_in_content: bool,
-    output: str | None,
-    overwrite: bool,
-    as_json: bool,
-    quiet: bool,
-    verbose: bool,
-    show_accepted: bool,
-    **options: Any,
+    prompt: str | None, loading: TextModelOptions, ahead: Lookahead, text: Text, sampling: Sampling, out: Output
 ) -> None:
     """Answer PROMPT. What is piped in follows it after an empty line; '-', or no PROMPT, is what is piped in alone."""
-    sampling = Sampling(**{name: options.pop(name) for name in (*SAMPLING_OPTIONS, *PENALTIES)})
     sampling.check()
-    placing = {name: options.pop(name) for name in PLACING}
-    ahead = Lookahead(**options)
     ahead.check()
-    if show_accepted and (as_json or prompts is not None):
-        raise click.UsageError("--show-accepted is for reading, --json for programs; leave one of them out")
-    if show_accepted and output is not None:
-        raise click.UsageError("--show-accepted is for a terminal; leave out --output, or it")
-    if raw and system is not None:
-        raise click.UsageError("--system needs the chat template, which --raw leaves out")
-    if prompts is not None and (prompt is not None or prompt_file is not None):
-        raise click.UsageError("--prompts has the prompts; leave out PROMPT and --prompt-file")
-    check_output(output, overwrite=overwrite)
-    asked = _many(prompts) if prompts is not None else [("", read_prompt(prompt, prompt_file))]
-
-    from ipex_lookahead.cli.loading import load_text
-
-    placing |= {"low_bit": low_bit, "threads": threads, "kv_cache": kv_cache}
-    placing["special_tokens_in_content"] = special_tokens_in_content
-    loaded = load_text(model, draft_model=draft_model, **placing, progress=not quiet)
+    text.check(prompt)
+    out.check(many=text.prompts is not None)
+    asked = text.read(prompt)
+    loaded = loading.load_text(progress=not out.quiet)
     sampling.check(loaded)
-    params, drafting = sampling.params(max_new_tokens, stop), ahead.arguments()
-    encode = partial(_encode, loaded, system=system, raw=raw)
-    facts = {"model": model, **_engine_facts(loaded), "lookahead": ahead.lookahead}
+    params, drafting = sampling.params(text.max_new_tokens, text.stop), ahead.arguments()
+    facts = {"model": loading.model, **_engine_facts(loaded), "lookahead": ahead.lookahead}
+
+    def answering(prompt: str) -> Callable[..., object]:
+        """A prompt, encoded now and answered when it is called."""
+        return partial(loaded.generate, text.encode(loaded, prompt), params, **drafting)
 
     from ipex_lookahead.cli.stream import show
 
-    with nullcontext(show) if output is None else written(output) as write:
-        if prompts is not None:
-            _answer_many(loaded, asked, encode, params, drafting, facts, write, shown=not quiet)
+    with nullcontext(show) if out.output is None else written(out.output) as write:
+        if text.prompts is not None:
+            _answer_many(loaded, asked, answering, facts, write, shown=not out.quiet)
             return
-        silent = as_json or show_accepted
-        answer = _answer(
-            loaded, encode(asked[0][1]), params, drafting, write, silent=silent, marked=show_accepted, shown=not quiet
-        )
-        if as_json:
+        answer = _answer(loaded, answering(asked[0][1]), out, write)
+        if out.as_json:
             write(json.dumps({**facts, **_answer_facts(loaded, answer)}) + "\n")
-    if not quiet and not as_json:
+    if not out.quiet and not out.as_json:
         from ipex_lookahead.cli.ending import ending, is_loop
         from ipex_lookahead.cli.report import print_details, stats_line
 
         click.echo(stats_line(loaded.stats, loop=is_loop(loaded.stats, answer.ids)), err=True)
-        limit = f"--max-new-tokens {max_new_tokens}"
+        limit = f"--max-new-tokens {text.max_new_tokens}"
         for line in ending(loaded.stats, answer.ids, limit=limit, setting=_flag):
             click.echo(line, err=True)
-        if verbose:
+        if out.verbose:
             print_details(loaded.stats)
 
 
@@ -143,32 +136,14 @@ def _flag(name: str, value: float) -> str:
     return f"--{name.replace('_', '-')} {value:g}"
 
 
-def _encode(loaded: TextModel, text: str, *, system: str | None, raw: bool) -> list[int]:
-    """The ids of a prompt."""
-    if raw:
-        return loaded.tokenizer.encode(text)
-    from ipex_lookahead.tokenization.prompts import build_prompt
-
-    return build_prompt(loaded.tokenizer, loaded.config, text, system)
-
-
-def _answer(
-    loaded: TextModel,
-    ids: list[int],
-    params: SamplingParams,
-    drafting: dict[str, Any],
-    write: Callable[[str], None],
-    *,
-    silent: bool,
-    marked: bool,
-    shown: bool,
-) -> Answer:
-    """One answer, written as it comes unless ``silent``; ``marked``: at the end, with what came for free."""
+def _answer(loaded: TextModel, generate: Callable[..., object], out: Output, write: Callable[[str], None]) -> Answer:
+    """One answer, written as it comes; with --show-accepted at the end, with what came for free."""
     from ipex_lookahead.cli.interrupt import ends_at_once
     from ipex_lookahead.cli.prompt_bar import PromptBar
     from ipex_lookahead.cli.stream import Answer
 
-    answer, bar = Answer(loaded.tokenizer, (lambda part: None) if silent else write), PromptBar(shown=shown)
+    silent = out.as_json or out.show_accepted
+    answer, bar = Answer(loaded.tokenizer, (lambda part: None) if silent else write), PromptBar(shown=not out.quiet)
     try:
         with ends_at_once(bar.close) as from_now_on_in_order:
 
@@ -177,11 +152,11 @@ def _answer(
                     from_now_on_in_order()
                 answer.put(token)
 
-            loaded.generate(ids, params, **drafting, on_token=put, on_prefill=bar.update)
+            generate(on_token=put, on_prefill=bar.update)
     finally:
         bar.close()
         answer.end()
-        if marked:
+        if out.show_accepted:
             from ipex_lookahead.cli.accepted import print_accepted
 
             print_accepted(loaded.tokenizer, answer.ids, loaded.stats.origins())
@@ -190,19 +165,10 @@ def _answer(
     return answer
 
 
-def _many(file: str) -> list[tuple[str, str]]:
-    """(id, prompt) of each line."""
-    from ipex_lookahead.bench.prompts import read_prompts
-
-    return [(found.id, found.text) for found in read_prompts([file])]
-
-
 def _answer_many(
     loaded: TextModel,
     asked: list[tuple[str, str]],
-    encode: Callable[[str], list[int]],
-    params: SamplingParams,
-    drafting: dict[str, Any],
+    answering: Callable[[str], Callable[..., object]],
     facts: dict[str, Any],
     write: Callable[[str], None],
     *,
@@ -217,7 +183,7 @@ def _answer_many(
         for name, text in asked:
             answer = Answer(loaded.tokenizer, lambda part: None)
             try:
-                loaded.generate(encode(text), params, **drafting, on_token=answer.put)
+                answering(text)(on_token=answer.put)
                 answer.end()
                 found = {**facts, **_answer_facts(loaded, answer)}
             except LookaheadError as error:

@@ -2,41 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.loading import command_needs_torch
-from ipex_lookahead.cli.options import model_option, option, threads_option
+from ipex_lookahead.cli.loading import command_needs_torch, model_option, threads_option
+from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import progress_bar
 
 
+@dataclass
+class Measured:
+    """The text, and the file that is made of it."""
+
+    text: Path = option(
+        "A UTF-8 text of the kind that the model is for.",
+        required=True,
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    )
+    to: Path = option(
+        "The importance matrix, which llama-quantize reads too.",
+        required=True,
+        metavar="FILE.gguf",
+        type=click.Path(path_type=Path, dir_okay=False),
+    )
+    tokens: int = option("The first so many tokens of the text.", 16_384, low=1)
+    window: int = option("Tokens in a window; each starts afresh.", 512, low=1)
+    overwrite: bool = option("Replace FILE.gguf, once the new one is complete.", False)
+
+
 @command("ipex-lookahead imatrix -m path/to/model --text README.md --to importance.gguf")
-@model_option
-@option(
-    "--text",
-    required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A UTF-8 text of the kind that the model is for.",
-)
-@option(
-    "--to",
-    required=True,
-    metavar="FILE.gguf",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="The importance matrix, which llama-quantize reads too.",
-)
-@option("--tokens", type=click.IntRange(1), default=16_384, help="The first so many tokens of the text.")
-@option("--window", type=click.IntRange(1), default=512, help="Tokens in a window; each starts afresh.")
-@option("--overwrite", is_flag=True, help="Replace FILE.gguf, once the new one is complete.")
-@threads_option
-def imatrix(model: str, text: Path, to: Path, tokens: int, window: int, overwrite: bool, threads: int | None) -> None:
+def imatrix(what: Measured, model: str = model_option, threads: int | None = threads_option) -> None:
     """Measure which inputs of MODEL's matrices matter on a text, for quantize --imatrix.
 
     The model runs on PyTorch, as it is: give the float original.
     """
     command_needs_torch()
+    text, to, window = what.text, what.to, what.window
     from ipex_lookahead.checkpoints import open_checkpoint
     from ipex_lookahead.checkpoints.imatrix import write_imatrix
     from ipex_lookahead.errors import InputError, SaveError
@@ -45,7 +49,7 @@ def imatrix(model: str, text: Path, to: Path, tokens: int, window: int, overwrit
 
     if not to.parent.is_dir():
         raise InputError(f"{to.parent}: there is no such folder", hint="make it first")
-    if to.exists() and not overwrite:
+    if to.exists() and not what.overwrite:
         raise InputError(f"{to}: is there already", hint="choose another name, or --overwrite replaces it")
     try:
         written = text.read_text(encoding="utf-8")
@@ -64,7 +68,7 @@ def imatrix(model: str, text: Path, to: Path, tokens: int, window: int, overwrit
     loaded, tokenizer = load_model_and_tokenizer(str(path), engine="torch", threads=threads, dtype="float32")
     if tokenizer is None:
         raise InputError(f"{path} carries no tokenizer, so text cannot be turned into tokens")
-    ids = tokenizer(written, add_special_tokens=False)["input_ids"][:tokens]
+    ids = tokenizer(written, add_special_tokens=False)["input_ids"][: what.tokens]
     if not ids:
         raise InputError(f"{text} holds no token", hint="give a text of some thousand words")
     windows = -(-len(ids) // window)

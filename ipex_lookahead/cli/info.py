@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.options import option
+from ipex_lookahead.cli.options import json_alone_option, option
 from ipex_lookahead.cli.settings import Settings, merged, settings_of
 from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.tables import print_facts, print_table
@@ -31,9 +31,11 @@ MOST_COSTS = 8
     "ipex-lookahead info --config configs/lookahead/auto.yaml",
 )
 @click.argument("model", required=False, type=Model())
-@option("--forget-costs", is_flag=True, help="Forget what steps were measured to cost: all, or those of MODEL.")
-@option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def info(model: str | None, forget_costs: bool, as_json: bool) -> None:
+def info(
+    model: str | None,
+    forget_costs: bool = option("Forget what steps were measured to cost: all, or those of MODEL.", False),
+    as_json: bool = json_alone_option,
+) -> None:
     """Facts about this machine, or about MODEL: a folder, a .gguf file, owner/repo[:file.gguf] or 'default'.
 
     What steps of MODEL were measured to cost on this machine is among them. Nothing is loaded. With --config: what that

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.options import option
+from ipex_lookahead.cli.options import json_alone_option
 from ipex_lookahead.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -19,8 +19,7 @@ _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
 
 
 @command("ipex-lookahead list")
-@option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def list(as_json: bool) -> None:
+def list(as_json: bool = json_alone_option) -> None:
     """The models in our cache and in the hub's, the last used first; `rm NAME` removes one."""
     from ipex_lookahead.hub import cache_folder, cached_models, hub_cache_folder
 

@@ -1,18 +1,70 @@
-"""Load a model for a command that needs its tokenizer, and ask for its config."""
+"""The options that say which model is loaded and how, and its loading for a command."""
 
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from ipex_lookahead.cli.names import WEIGHTS
+from ipex_lookahead.cli.options import option
+from ipex_lookahead.cli.types import LowBit, Model, Words
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.system.extras import need_torch
 from ipex_lookahead.system.terminal import tell_people
 
 if TYPE_CHECKING:
     from ipex_lookahead.generation.text_model import TextModel
+
+DEVICES = Words(cpu="processors", xpu="Intel GPUs", cuda="GPUs of PyTorch's CUDA and ROCm builds")
+PLACES = Words(**{**DEVICES.words, "opencl": "the first GPU, opencl:1 the second device of all"})
+
+
+model_option = option("A folder, a .gguf file, a short name, a hub id, 'default'.", "default", "-m", type=Model())
+low_bit_option = option(f"{WEIGHTS}; as the file has it if not given.", type=LowBit())
+threads_option = option("Worker threads; all physical cores if not given.", low=1)
+kv_cache_option = option("How keys and values are held; int8 takes half the memory.", "fp16")
+draft_model_option = option("A smaller model with the same vocabulary, which drafts for the other.", type=Model())
+
+
+@dataclass
+class ModelOptions:
+    """What every command that runs a model takes."""
+
+    model: str = model_option
+    low_bit: str | None = low_bit_option
+    threads: int | None = threads_option
+    kv_cache: Literal["fp16", "int8"] = kv_cache_option
+
+    def settings(self) -> dict[str, Any]:
+        """All but the model, as the functions that load one take them."""
+        return {name: value for name, value in vars(self).items() if name != "model"}
+
+    def load(self, **more: Any) -> tuple[Any, Any]:
+        """See :func:`load`."""
+        return load(self.model, progress=True, **self.settings(), **more)
+
+
+@dataclass
+class TextModelOptions(ModelOptions):
+    """What a command that answers text takes."""
+
+    engine: Literal["auto", "native", "torch", "ipex-llm", "opencl"] = option(
+        "What runs the model; auto: native where it can, opencl where --device says so, else torch.", "auto"
+    )
+    device: str | None = option("cpu, xpu (Intel GPUs), cuda or opencl; the engine's own if not given.", type=PLACES)
+    deterministic: bool | None = option("On torch: the very text of plain decoding with lookahead too, at some cost.")
+    draft_model: str | None = draft_model_option
+    special_tokens_in_content: bool = option(
+        "Control tokens that a message spells, such as <|im_end|>, are control tokens, not the text that they are.",
+        False,
+    )
+
+    def load_text(self, *, progress: bool, **more: Any) -> TextModel:
+        """See :func:`load_text`."""
+        return load_text(self.model, progress=progress, **self.settings(), **more)
 
 
 def command_needs_torch() -> None:
@@ -50,17 +102,13 @@ def load_text(
 def load(
     name: str,
     *,
-    low_bit: str | None,
-    threads: int | None,
-    progress: bool,
-    kv_cache: str = "fp16",
     draft_model: str | None = None,
-    **placing: Any,
+    **settings: Any,
 ) -> tuple[Any, Any]:
     """The model as transformers' users have it, for the commands that measure it, and its tokenizer.
 
-    ``placing`` is ``engine``, ``device`` and ``deterministic``, as ``from_pretrained`` takes them. With ``draft_model``
-    that model drafts for it wherever it generates.
+    ``settings`` are those of :func:`ipex_lookahead.auto.load_model_and_tokenizer`. With ``draft_model`` that model
+    drafts for it wherever it generates.
 
     Raises InputError where the checkpoint carries no tokenizer, or the draft model has another vocabulary, and
     MissingPackageError without torch and transformers.
@@ -68,8 +116,6 @@ def load(
     command_needs_torch()
     from ipex_lookahead.auto import load_model_and_tokenizer
 
-    settings: dict[str, Any] = {"low_bit": low_bit, "threads": threads, "kv_cache": kv_cache, "progress": progress}
-    settings |= placing
     model, tokenizer = load_model_and_tokenizer(name, **settings)
     if tokenizer is None:
         why = model.engine.describe().get("no_tokenizer") or f"{name} carries none"

@@ -6,6 +6,13 @@ Their rooms need numpy, which ``--help`` should not import; a test holds these l
 
 from __future__ import annotations
 
+from ipex_lookahead.low_bits import LOW_BITS, PRESETS
+
+FORMATS = f"{', '.join([*LOW_BITS][:-1])} or {[*LOW_BITS][-1]}"
+"""The formats in a sentence."""
+WEIGHTS = f"{', '.join(LOW_BITS)}; a mixture ({', '.join(PRESETS)}) or a .yaml file of rules"
+"""What weights may be loaded in, in a sentence."""
+
 ISAS = {
     "amx_int8": "Sapphire Rapids and later Xeons",
     "avx512_vnni": "Ice Lake, Zen 4 and later",

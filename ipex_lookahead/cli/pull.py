@@ -7,7 +7,7 @@ import json
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.options import option
+from ipex_lookahead.cli.options import json_alone_option
 from ipex_lookahead.cli.types import Model
 
 
@@ -18,8 +18,7 @@ from ipex_lookahead.cli.types import Model
     "ipex-lookahead pull owner/repo",
 )
 @click.argument("model", required=False, type=Model())
-@option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def pull(model: str | None, as_json: bool) -> None:
+def pull(model: str | None, as_json: bool = json_alone_option) -> None:
     """Fetch MODEL from the hub: a short name, owner/repo[:file.gguf], owner/repo:Q8_0, or the address of its page.
 
     Without MODEL: the recommended models by their short names, what each takes, and the speed to expect here.

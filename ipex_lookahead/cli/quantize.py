@@ -3,16 +3,53 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.options import WEIGHTS, option
+from ipex_lookahead.cli.loading import threads_option
+from ipex_lookahead.cli.names import WEIGHTS
+from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import byte_bar
 from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.types import LowBit, Model, Refused
+
+
+@dataclass
+class Saved:
+    """How the weights are saved."""
+
+    to: Path | None = option(
+        "Write a GGUF file, which llama.cpp runs too, instead of OUT; MODEL is a GGUF file, or a folder made of one.",
+        metavar="FILE.gguf",
+        type=click.Path(path_type=Path, dir_okay=False),
+    )
+    low_bit: str | None = option(
+        f"{WEIGHTS}; if not given, sym_int4 for a float model, else as the file has it.", type=LowBit()
+    )
+    group_size: Literal["32", "64"] = option("Weights that share a scale.", "32")
+    mixed_precision: bool = option("Keep the output layer in 8 bits.", False)
+    imatrix: Path | None = option(
+        "An importance matrix (llama.cpp's, .gguf or .dat): errors of what matters more weigh more.",
+        metavar="FILE",
+        type=click.Path(path_type=Path, dir_okay=False),
+    )
+    allow_requantize: bool = option("Round weights again that the file holds in another low-bit format.", False)
+    overwrite: bool = option("Replace an earlier save in OUT, once the new one is complete.", False)
+    threads: int | None = threads_option
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments that ``LoadRequest`` and ``load_model_and_tokenizer`` share."""
+        return {
+            "low_bit": self.low_bit,
+            "group_size": int(self.group_size),
+            "mixed_precision": self.mixed_precision,
+            "imatrix": self.imatrix,
+            "threads": self.threads,
+        }
 
 
 @command(
@@ -21,38 +58,7 @@ from ipex_lookahead.cli.types import LowBit, Model, Refused
 )
 @click.argument("model", type=Model())
 @click.argument("out", type=click.Path(path_type=Path), required=False)
-@option(
-    "--to",
-    metavar="FILE.gguf",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write a GGUF file, which llama.cpp runs too, instead of OUT; MODEL is a GGUF file, or a folder made of one.",
-)
-@option(
-    "--low-bit", type=LowBit(), help=f"{WEIGHTS}; if not given, sym_int4 for a float model, else as the file has it."
-)
-@option("--group-size", type=click.Choice(["32", "64"]), default="32", help="Weights that share a scale.")
-@option("--mixed-precision", is_flag=True, help="Keep the output layer in 8 bits.")
-@option(
-    "--imatrix",
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="An importance matrix (llama.cpp's, .gguf or .dat): errors of what matters more weigh more.",
-)
-@option("--allow-requantize", is_flag=True, help="Round weights again that the file holds in another low-bit format.")
-@option("--overwrite", is_flag=True, help="Replace an earlier save in OUT, once the new one is complete.")
-@option("--threads", type=click.IntRange(1), help="Worker threads; all physical cores if not given.")
-def quantize(
-    model: str,
-    out: Path | None,
-    to: Path | None,
-    low_bit: str | None,
-    group_size: str,
-    mixed_precision: bool,
-    imatrix: Path | None,
-    allow_requantize: bool,
-    overwrite: bool,
-    threads: int | None,
-) -> None:
+def quantize(model: str, out: Path | None, how: Saved) -> None:
     """Save MODEL (a folder, a .gguf file, owner/repo[:file.gguf] or 'default') in a low-bit format as the folder OUT.
 
     With --to it becomes a GGUF file.
@@ -65,32 +71,31 @@ def quantize(
     from ipex_lookahead.errors import LookaheadError
     from ipex_lookahead.hub import DEFAULT, resolve_model
 
-    if (out is None) == (to is None):
+    if (out is None) == (how.to is None):
         raise click.UsageError("give either OUT, a folder, or --to FILE.gguf")
     try:  # what can be refused without the model, and then without its weights, is refused so
-        low_bit = low_bit and check_low_bit(low_bit)
-        plan = WeightPlan(low_bit, int(group_size))
+        how.low_bit = how.low_bit and check_low_bit(how.low_bit)
+        plan = WeightPlan(how.low_bit, int(how.group_size))
         if out is not None:
-            check_target(out, overwrite)
+            check_target(out, how.overwrite)
         else:
-            _check_file(to, plan, overwrite)
+            _check_file(how, plan)
     except LookaheadError as error:
         raise Refused(in_options(str(error)), hint=in_options(error.hint)) from error
     path = resolve_model(model)
-    if to is not None:
+    if how.to is not None:
         _check_source(path)
-    low_bit = _checked_format(path, low_bit, int(group_size), mixed_precision, allow_requantize)
-    if imatrix is not None and low_bit is None:
+    how.low_bit = _checked_format(path, how)
+    if how.imatrix is not None and how.low_bit is None:
         raise Refused("--imatrix has no effect where nothing is quantised: the formats of the file stay",
                       hint="--low-bit q4_k, say, quantises; or leave --imatrix out")  # fmt: skip
     if out is None:
-        assert to is not None
-        _export(path, to, low_bit, mixed_precision, imatrix, threads)
+        _export(path, how)
         return
 
-    label = _save(path, out, low_bit, int(group_size), mixed_precision, imatrix, overwrite, threads)
+    label = _save(path, out, how)
     saved = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
-    as_found = "" if low_bit else ", as in the file"
+    as_found = "" if how.low_bit else ", as in the file"
     click.echo(f"saved {out}: {saved / 1e6:.1f} MB in {label}{as_found} {_groups(out)}".rstrip())
     if licence := DEFAULT.licence if model == "default" else licence_of(path, describe(path)):
         click.echo(f"licence of {model}: {licence}")
@@ -98,16 +103,7 @@ def quantize(
         click.echo(f"try it: ipex-lookahead generate --model {out} 'Once upon a time'")
 
 
-def _save(
-    path: Path,
-    out: Path,
-    low_bit: str | None,
-    group_size: int,
-    mixed: bool,
-    imatrix: Path | None,
-    overwrite: bool,
-    threads: int | None,
-) -> str:
+def _save(path: Path, out: Path, how: Saved) -> str:
     """Write the folder; the name of its format."""
     from ipex_lookahead.architectures import model_types
     from ipex_lookahead.checkpoints import family_of
@@ -116,35 +112,27 @@ def _save(
 
     family = family_of(path)
     if family is None or family in model_types():
-        request = LoadRequest(path, low_bit, group_size, mixed, threads=threads, imatrix=imatrix)
         with byte_bar("saving") as progress:
-            return convert(request, out, overwrite=overwrite, progress=progress)
+            return convert(LoadRequest(path, **how.settings()), out, overwrite=how.overwrite, progress=progress)
 
     from ipex_lookahead.auto import load_model_and_tokenizer
 
-    loaded, _ = load_model_and_tokenizer(
-        str(path),
-        low_bit=low_bit,
-        group_size=group_size,
-        mixed_precision=mixed,
-        imatrix=imatrix,
-        threads=threads,
-        progress=True,
-    )
+    loaded, _ = load_model_and_tokenizer(str(path), **how.settings(), progress=True)
     with byte_bar("saving") as progress:
-        loaded.save_low_bit(out, overwrite=overwrite, progress=progress)
+        loaded.save_low_bit(out, overwrite=how.overwrite, progress=progress)
     return str(loaded.low_bit)
 
 
-def _check_file(to: Path | None, plan: Any, overwrite: bool) -> None:
+def _check_file(how: Saved, plan: Any) -> None:
     from ipex_lookahead.engines.gguf_export import check_export
     from ipex_lookahead.errors import InputError
 
+    to = how.to
     assert to is not None
     check_export(plan)
     if not to.parent.is_dir():
         raise InputError(f"{to.parent}: there is no such folder", hint="make it first")
-    if to.exists() and not overwrite:
+    if to.exists() and not how.overwrite:
         raise InputError(f"{to}: is there already", hint="choose another name, or --overwrite replaces it")
 
 
@@ -160,29 +148,27 @@ def _check_source(path: Path) -> None:
         )
 
 
-def _export(
-    path: Path, to: Path, low_bit: str | None, mixed_precision: bool, imatrix: Path | None, threads: int | None
-) -> None:
+def _export(path: Path, how: Saved) -> None:
     from ipex_lookahead.checkpoints import GgufCheckpoint, LowBitCheckpoint, kind_of
     from ipex_lookahead.checkpoints.imatrix import read_imatrix
     from ipex_lookahead.engines.gguf_export import export_gguf
     from ipex_lookahead.engines.weights import WeightPlan
 
+    to = how.to
+    assert to is not None
     kind, path = kind_of(path)
     checkpoint = GgufCheckpoint(path) if kind == "gguf" else LowBitCheckpoint(path)
     try:
-        read = None if imatrix is None else read_imatrix(imatrix)
-        plan = WeightPlan(low_bit, 32, mixed_precision, imatrix=read).of_spec(checkpoint.spec)
+        read = None if how.imatrix is None else read_imatrix(how.imatrix)
+        plan = WeightPlan(how.low_bit, 32, how.mixed_precision, imatrix=read).of_spec(checkpoint.spec)
         with byte_bar("saving") as progress:
-            export_gguf(checkpoint, to, plan, threads=threads, progress=progress)
+            export_gguf(checkpoint, to, plan, threads=how.threads, progress=progress)
     finally:
         checkpoint.close()
     click.echo(f"saved {to}: {to.stat().st_size / 1e6:.1f} MB in {plan.name or 'the formats of the file'}")
 
 
-def _checked_format(
-    path: Path, low_bit: str | None, group_size: int, mixed_precision: bool, allow_requantize: bool
-) -> str | None:
+def _checked_format(path: Path, how: Saved) -> str | None:
     """The format to ask for, None for the file's own. Raises Refused where weights would be rounded a second time."""
     from ipex_lookahead.architectures import model_types
     from ipex_lookahead.checkpoints import family_of, open_checkpoint
@@ -191,6 +177,7 @@ def _checked_format(
     from ipex_lookahead.engines.requantize import requantized
     from ipex_lookahead.engines.weights import WeightPlan, label_in
 
+    low_bit = how.low_bit
     if (family := family_of(path)) is not None and family not in model_types():
         saved = MARKER in read_json(path / "config.json")  # of that the torch engine gives the folder's own format only
         return low_bit if saved else low_bit or "sym_int4"
@@ -200,11 +187,11 @@ def _checked_format(
         own = label_in(checkpoint, spec)
         if low_bit is None and own in FLOATS:
             low_bit = "sym_int4"
-        plan = WeightPlan(low_bit, group_size, mixed_precision).of_spec(spec)
+        plan = WeightPlan(low_bit, int(how.group_size), how.mixed_precision).of_spec(spec)
         found = requantized(checkpoint, plan, kept=spec.kept())
     finally:
         checkpoint.close()
-    if found is not None and not allow_requantize:
+    if found is not None and not how.allow_requantize:
         keep = "--mixed-precision keeps it in 8 bits" if found.only_head else f"leave --low-bit out to keep {own}"
         raise Refused(
             str(found),

@@ -14,8 +14,7 @@ from ipex_lookahead.system.terminal import is_terminal
 
 @command("ipex-lookahead rm owner/repo")
 @click.argument("name", type=Cached())
-@option("--yes", "-y", is_flag=True, help="Do not ask.")
-def rm(name: str, yes: bool) -> None:
+def rm(name: str, yes: bool = option("Do not ask.", False, "-y")) -> None:
     """Remove the model NAME, as `list` names it, from the cache; files of yours are never touched.
 
     The hub's cache is shared with other programs: a model that is removed is removed for them too.

@@ -4,203 +4,174 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.lookahead import NO_COPY, Lookahead, strategy_options
-from ipex_lookahead.cli.names import STRATEGIES
-from ipex_lookahead.cli.options import (
-    PLACING,
-    draft_model_option,
-    engine_options,
-    model_options,
-    option,
-    special_tokens_option,
-)
-from ipex_lookahead.cli.types import Size, Strategy, Tokens
+from ipex_lookahead.cli.loading import TextModelOptions
+from ipex_lookahead.cli.lookahead import ServedLookahead
+from ipex_lookahead.cli.options import option
+from ipex_lookahead.cli.types import Size
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.system.extras import installing
+
+if TYPE_CHECKING:
+    from ipex_lookahead.serving.keys import Keys
+    from ipex_lookahead.serving.run import Tls
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance", "markdown_it", "pygments")
 """Packages of the extra ``serve``."""
 
 
+@dataclass
+class Access:
+    """Where the server listens, and to whom."""
+
+    host: str = option("Address to listen on; 0.0.0.0 lets others in.", "127.0.0.1", metavar="ADDRESS")
+    port: int = option("Port; 0 takes one that is free, and says which.", 8080, low=0, high=65535)
+    api_key_file: str | None = option(
+        "Keys, one a line; without one of them nothing is answered. SIGHUP reads the file again.",
+        type=click.Path(),
+        metavar="FILE",
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        "A further name that requests may call this server, as a proxy's; '*' answers to every name.",
+        (),
+        "--allowed-host",
+        metavar="NAME",
+    )
+    origins: tuple[str, ...] = option(
+        "Let pages and programs of this origin ask, such as https://chat.example; '*' lets all of them.",
+        (),
+        "--allow-origin",
+        metavar="ORIGIN",
+    )
+    tls_cert: str | None = option("Serve HTTPS with this certificate.", type=click.Path(), metavar="FILE.pem")
+    tls_key: str | None = option("The certificate's key.", type=click.Path(), metavar="FILE.pem")
+    names: tuple[str, ...] = option("What requests may call the model.", (), "--served-model-name", metavar="NAME")
+
+    def tls(self) -> Tls | None:
+        """Certificate and key, checked; None without."""
+        from ipex_lookahead.serving.run import Tls
+
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise click.UsageError("--tls-cert and --tls-key go together; give both, or neither")
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        found = Tls(Path(self.tls_cert), Path(self.tls_key))
+        found.check()
+        return found
+
+    def keys(self) -> Keys:
+        """Those of the file; none without one."""
+        from ipex_lookahead.serving.keys import Keys
+
+        return Keys() if self.api_key_file is None else Keys.of_file(Path(self.api_key_file))
+
+
+@dataclass
+class Capacity:
+    """How much is answered at a time; the arguments of ``Service``."""
+
+    slots: int = option("Most answers that are made at a time.", 8, low=1, high=256)
+    queue: int = option("Most requests that wait for a slot; others get a 429.", 64, low=0)
+    running_per_key: int | None = option(
+        "Most of the slots that one API key may have; all of them if not given. Keys that wait have equal shares.",
+        None,
+        "--max-running-per-key",
+        low=1,
+    )
+    queued_per_key: int | None = option(
+        "Most requests of one API key that wait; others of it get a 429. As many as --queue if not given.",
+        None,
+        "--max-queued-per-key",
+        low=0,
+    )
+    cache_memory: int = option("Keys and values, of answers and kept for later prompts.", "1G", type=Size())
+
+
+@dataclass
+class Limit:
+    """How long an answer may be, and may take."""
+
+    max_context: int | None = option("Most tokens of a prompt and its answer; the model's own if not given.", low=1)
+    drain_seconds: float = option("Answers may go on for so long after SIGTERM.", 30.0, low=0)
+
+
+@dataclass
+class Behaviour:
+    """What is refused, shown and said."""
+
+    strict_fields: bool = option("Refuse fields that no API has; else a header names what was ignored.", False)
+    strict_model: bool = option("Refuse requests for claude-* models; else the model served answers them.", False)
+    no_page: bool = option("No page at /.", False)
+    quiet: bool = option("Say nothing but errors.", False, "-q")
+    verbose: bool = option("A line for each request.", False, "-v")
+
+
 @command("ipex-lookahead serve", "ipex-lookahead serve -m path/to/model --low-bit sym_int4 --port 8000")
-@model_options
-@engine_options
-@draft_model_option
-@option(
-    "--lookahead",
-    type=Tokens(),
-    default="auto",
-    help="Most drafted tokens a step, or 'auto'; 0 is off. A request may say another. Never changes an answer.",
-)
-@option(
-    "--strategy",
-    type=Strategy(NO_COPY),
-    help=f"Where drafts come from: {', '.join(name for name in STRATEGIES if name not in NO_COPY)}.",
-)
-@strategy_options
-@option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on; 0.0.0.0 lets others in.")
-@option("--port", type=click.IntRange(0, 65535), default=8080, help="Port; 0 takes one that is free, and says which.")
-@option(
-    "--api-key-file",
-    type=click.Path(),
-    metavar="FILE",
-    help="Keys, one a line; without one of them nothing is answered. SIGHUP reads the file again.",
-)
-@option(
-    "--allowed-host",
-    "allowed_hosts",
-    multiple=True,
-    metavar="NAME",
-    help="A further name that requests may call this server, as a proxy's; '*' answers to every name.",
-)
-@option(
-    "--allow-origin",
-    "origins",
-    multiple=True,
-    metavar="ORIGIN",
-    help="Let pages and programs of this origin ask, such as https://chat.example; '*' lets all of them.",
-)
-@option("--tls-cert", type=click.Path(), metavar="FILE.pem", help="Serve HTTPS with this certificate.")
-@option("--tls-key", type=click.Path(), metavar="FILE.pem", help="The certificate's key.")
-@option("--served-model-name", "names", multiple=True, metavar="NAME", help="What requests may call the model.")
-@option("--slots", type=click.IntRange(1, 256), default=8, help="Most answers that are made at a time.")
-@option("--queue", type=click.IntRange(0), default=64, help="Most requests that wait for a slot; others get a 429.")
-@option(
-    "--max-running-per-key",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Most of the slots that one API key may have; all of them if not given. Keys that wait have equal shares.",
-)
-@option(
-    "--max-queued-per-key",
-    type=click.IntRange(0),
-    metavar="N",
-    help="Most requests of one API key that wait; others of it get a 429. As many as --queue if not given.",
-)
-@option("--cache-memory", type=Size(), default="1G", help="Keys and values, of answers and kept for later prompts.")
-@option(
-    "--max-context",
-    type=click.IntRange(1),
-    help="Most tokens of a prompt and its answer; the model's own if not given.",
-)
-@option("--drain-seconds", type=click.FloatRange(0), default=30.0, help="Answers may go on for so long after SIGTERM.")
-@special_tokens_option
-@option("--strict-fields", is_flag=True, help="Refuse fields that no API has; else a header names what was ignored.")
-@option("--strict-model", is_flag=True, help="Refuse requests for claude-* models; else the model served answers them.")
-@option("--no-page", is_flag=True, help="No page at /.")
-@option("--quiet", "-q", is_flag=True, help="Say nothing but errors.")
-@option("--verbose", "-v", is_flag=True, help="A line for each request.")
 def serve(
-    model: str,
-    low_bit: str | None,
-    threads: int | None,
-    kv_cache: str,
-    draft_model: str | None,
-    host: str,
-    port: int,
-    api_key_file: str | None,
-    allowed_hosts: tuple[str, ...],
-    origins: tuple[str, ...],
-    tls_cert: str | None,
-    tls_key: str | None,
-    names: tuple[str, ...],
-    slots: int,
-    queue: int,
-    max_running_per_key: int | None,
-    max_queued_per_key: int | None,
-    cache_memory: int,
-    max_context: int | None,
-    drain_seconds: float,
-    special_tokens_in_content: bool,
-    strict_fields: bool,
-    strict_model: bool,
-    no_page: bool,
-    quiet: bool,
-    verbose: bool,
-    **options: Any,
+    ahead: ServedLookahead,
+    access: Access,
+    capacity: Capacity,
+    limit: Limit,
+    loading: TextModelOptions,
+    behaviour: Behaviour,
 ) -> None:
     """Serve a model over HTTP, at /v1 as OpenAI does, until Ctrl-C."""
-    placing = {name: options.pop(name) for name in PLACING}
-    ahead = Lookahead(**options)
     ahead.check()
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(f"not installed: {', '.join(missing)}, which the server needs", hint=installing("serve"))
 
     from ipex_lookahead.serving.hosts import LOOPBACK, Hosts
-    from ipex_lookahead.serving.keys import Keys
     from ipex_lookahead.serving.limits import Limits
-    from ipex_lookahead.serving.run import Tls, bind, url
+    from ipex_lookahead.serving.run import bind, url
     from ipex_lookahead.serving.run import serve as run_server
     from ipex_lookahead.serving.server import Server, Settings
 
-    for named in (model, draft_model):
+    for named in (loading.model, loading.draft_model):
         _look_at(named)
-    if verbose:
+    if behaviour.verbose:
         requests = logging.getLogger("ipex_lookahead.serving.gate")
         requests.setLevel(logging.INFO)
         requests.addHandler(logging.StreamHandler())
         requests.propagate = False  # warnings would be said twice
-    if (tls_cert is None) != (tls_key is None):
-        raise click.UsageError("--tls-cert and --tls-key go together; give both, or neither")
-    tls = None if tls_cert is None or tls_key is None else Tls(Path(tls_cert), Path(tls_key))
-    if tls is not None:
-        tls.check()
-
-    def read_keys() -> Keys:
-        return Keys() if api_key_file is None else Keys.of_file(Path(api_key_file))
-
+    tls = access.tls()
     settings = Settings(
-        names=names or (_name(model),),
+        names=access.names or (_name(loading.model),),
         drafting=ahead.arguments(),
-        limits=replace(Limits(), drain_seconds=drain_seconds),
-        keys=read_keys(),
-        hosts=Hosts.of(host, allowed_hosts),
-        origins=frozenset(origin.rstrip("/") for origin in origins),
-        page=not no_page,
-        strict_fields=strict_fields,
-        strict_model=strict_model,
+        limits=replace(Limits(), drain_seconds=limit.drain_seconds),
+        keys=access.keys(),
+        hosts=Hosts.of(access.host, access.allowed_hosts),
+        origins=frozenset(origin.rstrip("/") for origin in access.origins),
+        page=not behaviour.no_page,
+        strict_fields=behaviour.strict_fields,
+        strict_model=behaviour.strict_model,
     )
-    server, bound = Server(settings), bind(host, port)
+    server, bound = Server(settings), bind(access.host, access.port)
 
     def tell(line: str) -> None:
-        if not quiet:
+        if not behaviour.quiet:
             click.echo(line, err=True)
 
-    if host not in LOOPBACK and not settings.keys:
-        tell(f"anybody who reaches {host} may use this server; --api-key-file asks for a key")
+    if access.host not in LOOPBACK and not settings.keys:
+        tell(f"anybody who reaches {access.host} may use this server; --api-key-file asks for a key")
 
     def load() -> None:
-        from ipex_lookahead.cli.loading import load_text
         from ipex_lookahead.generation.service import Service
 
-        loading = {"low_bit": low_bit, "threads": threads, "kv_cache": kv_cache, "max_context": max_context, **placing}
-        loading["special_tokens_in_content"] = special_tokens_in_content
-        loaded = load_text(model, draft_model=draft_model, progress=not quiet, **loading)
-        server.ready(
-            loaded,
-            lambda one: Service(
-                one,
-                slots=slots,
-                queue=queue,
-                running_per_key=max_running_per_key,
-                queued_per_key=max_queued_per_key,
-                cache_memory=cache_memory,
-            ),
-        )
+        loaded = loading.load_text(progress=not behaviour.quiet, max_context=limit.max_context)
+        server.ready(loaded, lambda one: Service(one, **vars(capacity)))
         tell(f"{settings.names[0]} is ready at {url(bound, tls)} (API at {url(bound, tls)}/v1)")
 
     with bound:
-        tell(f"loading {model}; listening on {url(bound, tls)}")
-        run_server(server, bound, load, tls=tls, reload_keys=None if api_key_file is None else read_keys)
+        tell(f"loading {loading.model}; listening on {url(bound, tls)}")
+        run_server(server, bound, load, tls=tls, reload_keys=None if access.api_key_file is None else access.keys)
 
 
 def _look_at(model: str | None) -> None:

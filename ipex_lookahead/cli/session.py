@@ -9,8 +9,8 @@ from typing import Any
 from ipex_lookahead.cli.accepted import MarkedAnswer, Painter
 from ipex_lookahead.cli.conversation import Conversation, Turn, chat_encoder
 from ipex_lookahead.cli.ending import ending, is_loop
-from ipex_lookahead.cli.options import Sampling
 from ipex_lookahead.cli.report import stats_line
+from ipex_lookahead.cli.sampling import Sampling
 from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.stream import Answer
 from ipex_lookahead.decoding.stats import GenerationStats

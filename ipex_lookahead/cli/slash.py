@@ -9,15 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from ipex_lookahead.cli.options import Sampling
 from ipex_lookahead.cli.report import stats_line
+from ipex_lookahead.cli.sampling import Sampling
 from ipex_lookahead.cli.tables import fact_lines, terminal_width
-from ipex_lookahead.config import MAX_DRAFT
+from ipex_lookahead.config import Bounds, LookaheadConfig, bounds_of
 from ipex_lookahead.errors import InputError, ModelFormatError
 from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.files.safe_json import load_object
 from ipex_lookahead.files.temporary import temporary_file
 from ipex_lookahead.generation.recommended import SEED
+from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.system.terminal import counted
 
 if TYPE_CHECKING:
@@ -25,18 +26,10 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 64 << 20
 """Of a saved conversation: more than any context holds."""
-LIMITS: dict[str, tuple[type, float, float]] = {
-    "temperature": (float, 0, 100),
-    "top_k": (int, 0, 10**9),
-    "top_p": (float, 0, 1),
-    "min_p": (float, 0, 1),
-    "seed": (int, 0, 2**63 - 1),
-    "repetition_penalty": (float, 0.01, 100),
-    "presence_penalty": (float, -2, 2),
-    "frequency_penalty": (float, -2, 2),
-    "max_new_tokens": (int, 1, 10**9),
+LIMITS = {one.name: bounds_of(SamplingParams, one.name) for one in fields(Sampling)} | {
+    "max_new_tokens": Bounds(int, 1)
 }
-"""Setting -> its type, smallest and largest value."""
+"""Setting -> what it may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +111,9 @@ def _stats(session: Session, _: str) -> None:
 
 def _lookahead(session: Session, text: str) -> None:
     if text:
-        session.lookahead = "auto" if text == "auto" else int(_number("lookahead", text, int, 0, MAX_DRAFT))
+        session.lookahead = (
+            "auto" if text == "auto" else _number("lookahead", text, bounds_of(LookaheadConfig, "num_draft_tokens"))
+        )
     session.tell(f"lookahead: {session.lookahead} (never changes the text)")
 
 
@@ -135,7 +130,7 @@ def _set(session: Session, text: str) -> None:
         key = key.replace("-", "_")
         if key not in LIMITS or not equals:
             raise InputError(f"/set {text}: give one of {', '.join(LIMITS)} as name=value, such as temperature=0.7")
-        chosen = None if value in ("", "none") and key != "max_new_tokens" else _number(key, value, *LIMITS[key])
+        chosen = None if value in ("", "none") and key != "max_new_tokens" else _number(key, value, LIMITS[key])
         if key == "max_new_tokens":
             session.max_new_tokens = int(chosen or 0)
         else:
@@ -149,16 +144,14 @@ def _set(session: Session, text: str) -> None:
         session.tell("at temperature 0 the likeliest token is always taken; the other settings wait")
 
 
-def _number(name: str, text: str, kind: type, low: float, high: float) -> float:
+def _number(name: str, text: str, bounds: Bounds) -> float:
     try:
-        value = kind(text)
+        value = bounds.kind(text)
     except ValueError:
         value = None
-    if value is None or not low <= value <= high:
-        raise InputError(
-            f"{name} is {text!r}; it must be {'a whole' if kind is int else 'a'} number from {low} to {high}"
-        )
-    return float(value) if kind is float else int(value)
+    if value is None or not bounds.allow(value):
+        raise InputError(f"{name} is {text!r}; it must be {bounds}")
+    return value
 
 
 def _save(session: Session, text: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ipex_lookahead.config import bounded
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -21,13 +23,13 @@ class SamplingParams:
     """
 
     max_new_tokens: int
-    temperature: float | None = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    temperature: float | None = bounded(0.0, float, 0, 100)
+    top_k: int | None = bounded(None, int, 0)
+    top_p: float | None = bounded(None, float, 0, 1, above=True)
+    min_p: float | None = bounded(None, float, 0, 1)
+    seed: int | None = bounded(None, int, 0, 2**63 - 1)
+    repetition_penalty: float | None = bounded(None, float, 1e-6, 100)
+    presence_penalty: float | None = bounded(None, float, -2, 2)
+    frequency_penalty: float | None = bounded(None, float, -2, 2)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False

@@ -310,7 +310,7 @@ def test_where_the_model_runs_is_asked_for_as_given(command, monkeypatch, capsys
 
 
 def test_control_tokens_in_a_prompt_are_text_unless_asked_for(tmp_path):
-    from ipex_lookahead.cli.generate import _encode
+    from ipex_lookahead.cli.generate import Text
     from ipex_lookahead.cli.loading import load_text
     from tests.support.chat_tokenizer import SIZE, chat_tokenizer
     from tests.support.tiny import write_tiny_llama
@@ -321,6 +321,6 @@ def test_control_tokens_in_a_prompt_are_text_unless_asked_for(tmp_path):
     for flag in (False, True):
         loaded = load_text(str(folder), threads=1, progress=False, special_tokens_in_content=flag)
         for raw in (False, True):
-            ids = _encode(loaded, "a<|im_end|>b", system=None, raw=raw)
+            ids = Text(raw=raw).encode(loaded, "a<|im_end|>b")
             turns.append(ids.count(loaded.tokenizer.eos_token_id))
     assert turns == [1, 1, 2, 1]  # the template's own, what --raw hands on, both

@@ -1,0 +1,73 @@
+"""The options that commands which measure share: prompts, a plot, JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ipex_lookahead.cli.options import option
+
+if TYPE_CHECKING:
+    from ipex_lookahead.bench.prompts import Prompt
+
+limit_option = option("The first K prompts of each file.", low=1, metavar="K")
+json_option = option("One JSON object as the last line.", False, "--json")
+
+
+def comma_separated(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
+    """Callback: ``1,2,4`` as whole numbers above zero."""
+    try:
+        numbers = [int(part) for part in value.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise click.BadParameter(f"{value!r} is not a list of whole numbers above zero, such as 1,2,4")
+    return numbers
+
+
+@dataclass
+class Prompts:
+    """What is answered."""
+
+    prompts: tuple[str, ...] = option(
+        "Prompts, or a folder of them; ours if not given.", (), type=click.Path(), metavar="FILE.jsonl"
+    )
+    limit: int | None = limit_option
+
+    def read(self) -> list[Prompt]:
+        """The prompts of the files; of the package where there are none."""
+        from ipex_lookahead.bench.prompts import PACKAGED_PROMPTS, read_prompts
+
+        return read_prompts(self.prompts or [PACKAGED_PROMPTS], self.limit)
+
+
+@dataclass
+class Report:
+    """Where what was measured goes beside the table."""
+
+    plot: Path | None = option(
+        "Draw what was measured; SVG or PNG by the name. Needs matplotlib.",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE.svg",
+    )
+    as_json: bool = json_option
+
+    def check(self) -> None:
+        """Raise, before anything is measured, where it could not be drawn."""
+        if self.plot is not None:
+            from ipex_lookahead.bench.plots.drawing import check_plot
+
+            check_plot(self.plot)
+
+    def write(self, found: dict[str, Any], draw: Callable[[dict[str, Any], Path], None] | None) -> None:
+        """Draw it, and print it as JSON, where that was asked for."""
+        if self.plot is not None and draw is not None:
+            draw(found, self.plot)
+            click.echo(f"saved {self.plot}", err=True)
+        if self.as_json:
+            click.echo(json.dumps(found))
