@@ -40,9 +40,7 @@ class Target:
         "What the server calls the model; the first that it lists if not given.", None, "--model", metavar="NAME"
     )
     api_key_file: Path | None = option(
-        "A file whose first key is sent.",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        metavar="FILE",
+        "A file whose first key is sent.", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE"
     )
 
 

@@ -99,12 +99,7 @@ def load_text(
     return model
 
 
-def load(
-    name: str,
-    *,
-    draft_model: str | None = None,
-    **settings: Any,
-) -> tuple[Any, Any]:
+def load(name: str, *, draft_model: str | None = None, **settings: Any) -> tuple[Any, Any]:
     """The model as transformers' users have it, for the commands that measure it, and its tokenizer.
 
     ``settings`` are those of :func:`ipex_lookahead.auto.load_model_and_tokenizer`. With ``draft_model`` that model
