@@ -14,7 +14,7 @@ from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import honoured, no_effect, refused_unless, required
 from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, server_of
 from ipex_lookahead.serving.logprobs import spelled
-from ipex_lookahead.serving.sampling import MINUS_ONE, LogitBias, Sampled
+from ipex_lookahead.serving.sampling import MINUS_ONE, LogitBias, Sampled, sampled
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import comment, event
 from ipex_lookahead.serving.usage import cached, timings
@@ -28,7 +28,7 @@ class LlamaRequest(Sampled):
     prompt: str | list[int] = required("a text, or token ids")
     n_predict: int | None = honoured(f"most tokens; {MINUS_ONE}, as where it is left out", ge=-1)
     max_tokens: int | None = honoured("the same, by OpenAI's name", ge=-1)
-    repeat_penalty: float | None = honoured("Hugging Face's, over the whole text", ge=1e-6, le=100)
+    repeat_penalty: float | None = sampled("repetition_penalty", "Hugging Face's, over the whole text")
     n_probs: Any = refused_unless("`/v1/completions` has `logprobs`", 0)
     id_slot: Any = no_effect("slots are given by turns")
     samplers: Any = no_effect("the order is Hugging Face's")

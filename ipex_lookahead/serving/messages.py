@@ -10,26 +10,13 @@ from typing import Any, ClassVar, Literal
 from fastapi import APIRouter, Request, Response
 
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.serving.answers import Answers, Finish
 from ipex_lookahead.serving.conversation import Conversation, Message, chosen, functions_of, prepare, text_of
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
 from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, server_of
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
-from ipex_lookahead.serving.sampling import (
-    LOOKAHEAD,
-    MINUS_ONE,
-    SALT,
-    SEED,
-    TEMPERATURE,
-    TOP_K,
-    Most,
-    drafting,
-    drawn,
-    kept,
-    stops,
-)
+from ipex_lookahead.serving.sampling import LOOKAHEAD, MINUS_ONE, SALT, Most, drafting, params_of, sampled, stops
 from ipex_lookahead.serving.sse import comment, event
 from ipex_lookahead.serving.structured import Form, bounded
 from ipex_lookahead.serving.thinking import Thought
@@ -116,11 +103,11 @@ class MessagesRequest(CountRequest):
 
     max_tokens: Most = required(f"most tokens; {MINUS_ONE}")
     stream: bool | None = honoured("server-sent events")
-    temperature: float | None = honoured(TEMPERATURE, ge=0, le=100)
-    top_p: float | None = honoured("the model's own, else 1", gt=0, le=1)
-    top_k: int | None = honoured(TOP_K, ge=-1)
+    temperature: float | None = sampled("temperature")
+    top_p: float | None = sampled("top_p")
+    top_k: int | None = sampled("top_k")
     stop_sequences: list[str] | None = honoured("up to 16 texts; the answer ends before the first that appears")
-    seed: int | None = honoured(SEED, ge=-1, le=2**63 - 1)
+    seed: int | None = sampled("seed")
     lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
     metadata: Any = no_effect("nobody is told of users")
     service_tier: Any = no_effect("there is one")
@@ -202,14 +189,7 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
     options = {**drafting(body.lookahead), **memory_of(request, body.cache_salt)}
     stop = stops(body.stop_sequences, server.limits, "stop_sequences")
     prepared = await server.prepare(lambda: prepare(served, conversation))
-    params = SamplingParams(
-        new_tokens(served, len(prepared.prompt), body.max_tokens),
-        temperature=body.temperature,
-        top_k=kept(body.top_k),
-        top_p=body.top_p,
-        seed=drawn(body.seed),
-        stop=stop,
-    )
+    params = params_of(body, new_tokens(served, len(prepared.prompt), body.max_tokens), stop)
     answers = server.start([prepared.generation(conversation, params=params, options=options)])
     writer = _Writer(body.model or server.settings.names[0], len(prepared.prompt), answers, body.stop_sequences or ())
     return await answer(request, server, answers, writer, stream=bool(body.stream))

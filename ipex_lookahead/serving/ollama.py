@@ -19,7 +19,7 @@ from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
 from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, server_of
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
-from ipex_lookahead.serving.sampling import LOOKAHEAD, SALT, TEMPERATURE, TOP_K, drafting, drawn, kept, stops
+from ipex_lookahead.serving.sampling import LOOKAHEAD, SALT, drafting, params_of, sampled, stops
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import line
 from ipex_lookahead.serving.structured import Form, bounded
@@ -37,15 +37,15 @@ class Options(Body):
 
     handed_back: ClassVar[bool] = True
     num_predict: int | None = honoured("most tokens; 0 and below: as many as the context holds")
-    temperature: float | None = honoured(TEMPERATURE, ge=0, le=100)
-    top_k: int | None = honoured(TOP_K, ge=-1)
-    top_p: float | None = honoured("the model's own, else 1", gt=0, le=1)
-    min_p: float | None = honoured("the model's own, else 0", ge=0, le=1)
-    seed: int | None = honoured("as elsewhere", ge=-1, le=2**63 - 1)
+    temperature: float | None = sampled("temperature")
+    top_k: int | None = sampled("top_k")
+    top_p: float | None = sampled("top_p")
+    min_p: float | None = sampled("min_p")
+    seed: int | None = sampled("seed", "as elsewhere")
     stop: str | list[str] | None = honoured("up to 16 texts")
-    repeat_penalty: float | None = honoured("Hugging Face's, over the whole text", ge=1e-6, le=100)
-    presence_penalty: float | None = honoured("as OpenAI defines it", ge=-2, le=2)
-    frequency_penalty: float | None = honoured("as OpenAI defines it", ge=-2, le=2)
+    repeat_penalty: float | None = sampled("repetition_penalty", "Hugging Face's, over the whole text")
+    presence_penalty: float | None = sampled("presence_penalty")
+    frequency_penalty: float | None = sampled("frequency_penalty")
     mirostat: Any = refused_unless("use `top_p` or `min_p`", 0)
     typical_p: Any = refused_unless("use `top_p` or `min_p`", 1)
     num_ctx: Any = no_effect("the context is the server's")
@@ -53,18 +53,8 @@ class Options(Body):
     def params(self, served: Served, prompt: int, limits: Limits) -> SamplingParams:
         """How the answer to a prompt of so many tokens is made."""
         asked = self.num_predict if self.num_predict is None or self.num_predict > 0 else -1
-        return SamplingParams(
-            new_tokens(served, prompt, asked),
-            temperature=self.temperature,
-            top_k=kept(self.top_k),
-            top_p=self.top_p,
-            min_p=self.min_p,
-            seed=drawn(self.seed),
-            repetition_penalty=self.repeat_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            stop=stops(self.stop, limits, "options.stop"),
-        )
+        stop = stops(self.stop, limits, "options.stop")
+        return params_of(self, new_tokens(served, prompt, asked), stop, repetition_penalty=self.repeat_penalty)
 
 
 class OllamaMessage(Body):

@@ -27,17 +27,7 @@ from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.reader import Part
 from ipex_lookahead.serving.remembered import Item, Remembered
-from ipex_lookahead.serving.sampling import (
-    LOOKAHEAD,
-    MINUS_ONE,
-    SALT,
-    SEED,
-    TEMPERATURE,
-    VERBOSITY,
-    Most,
-    drafting,
-    drawn,
-)
+from ipex_lookahead.serving.sampling import LOOKAHEAD, MINUS_ONE, SALT, VERBOSITY, Most, drafting, params_of, sampled
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import comment, event
 from ipex_lookahead.serving.structured import Form, bounded
@@ -81,9 +71,9 @@ class ResponsesRequest(Body):
         f"most tokens; the model's own default if left out, else what the context holds; {MINUS_ONE}"
     )
     stream: bool | None = honoured("server-sent events")
-    temperature: float | None = honoured(TEMPERATURE, ge=0, le=100)
-    top_p: float | None = honoured("the model's own, else 1", gt=0, le=1)
-    seed: int | None = honoured(SEED, ge=-1, le=2**63 - 1)
+    temperature: float | None = sampled("temperature")
+    top_p: float | None = sampled("top_p")
+    seed: int | None = sampled("seed")
     tools: list[dict[str, Any]] | None = honoured("functions; given to the chat template")
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = honoured(
         "required and a named function are forced by grammar; `allowed_tools` says which may be called"
@@ -236,9 +226,7 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
     made, asked = fitted if body.truncation == "auto" else _prepared, body.max_output_tokens
     prepared = await server.prepare(lambda: made(served, conversation, asked))
     most = new_tokens(served, len(prepared.prompt), body.max_output_tokens)
-    params = served.model.resolved(
-        SamplingParams(most, temperature=body.temperature, top_p=body.top_p, seed=drawn(body.seed))
-    )
+    params = served.model.resolved(params_of(body, most))
     answers = server.start([prepared.generation(conversation, params=params, options=options)])
 
     def keep(number: str, output: list[dict[str, Any]]) -> None:

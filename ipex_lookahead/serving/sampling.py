@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, Field
 
-from ipex_lookahead.config import MAX_DRAFT
+from ipex_lookahead.config import MAX_DRAFT, bounds_of
 from ipex_lookahead.decoding.choose import Ids, Logits
 from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.serving.failures import refused
@@ -21,16 +21,33 @@ from ipex_lookahead.serving.structured import Structured
 from ipex_lookahead.serving.usage import LARGEST
 
 LOOKAHEAD = "most drafted tokens a step, 0 is off; the server's `--lookahead` if left out; never changes the answer"
-SEED = (
-    "the same seed, request and `system_fingerprint` give the same bytes; where it is left out always the same one,"
-    " or drawn where a temperature is given; -1 draws one too; told in `timings.seed`, up to 2^53 - 1"
-)
 MINUS_ONE = "-1: as many as the context holds"
-TOP_K = "0, or -1, keeps all; the model's own, else 50"
 VERBOSITY = "the template's `verbosity`, where it knows one"
-TEMPERATURE = "0 takes the likeliest token; the model's own, else 0"
 
 SALT = "vLLM's: kept prompts and remembered answers are apart for each salt within a key; the answer is the same"
+
+
+SAID = {
+    "temperature": "0 takes the likeliest token; the model's own, else 0",
+    "top_p": "the model's own, else 1",
+    "top_k": "0, or -1, keeps all; the model's own, else 50",
+    "min_p": "the model's own, else 0",
+    "seed": "the same seed, request and `system_fingerprint` give the same bytes; where it is left out always the same"
+    " one, or drawn where a temperature is given; -1 draws one too; told in `timings.seed`, up to 2^53 - 1",
+    "presence_penalty": "as OpenAI defines it",
+    "frequency_penalty": "as OpenAI defines it",
+    "repetition_penalty": "Hugging Face's; the model's own, else 1",
+}
+"""What the fields say of themselves, by their names in ``SamplingParams``."""
+
+
+def sampled(name: str, said: str = "") -> Any:
+    """A field with the bounds of ``SamplingParams``; -1 is vLLM's: all of `top_k`, and a seed that is drawn."""
+    bounds = bounds_of(SamplingParams, name)
+    limits = {"gt" if bounds.above else "ge": -1 if bounds.kind is int else bounds.low}
+    if bounds.high is not None:
+        limits["le"] = bounds.high
+    return honoured(said or SAID[name], **limits)
 
 
 def _some(count: int) -> int:
@@ -57,15 +74,15 @@ class Sampled(Structured):
     stream: bool | None = honoured("server-sent events")
     stream_options: StreamOptions | None = honoured("`include_usage`")
     n: int | None = honoured("so many answers; answer i is drawn with the seed and the number i", ge=1)
-    temperature: float | None = honoured(TEMPERATURE, ge=0, le=100)
-    top_p: float | None = honoured("as OpenAI; the model's own, else 1", gt=0, le=1)
-    top_k: int | None = honoured(TOP_K, ge=-1)
-    min_p: float | None = honoured("the model's own, else 0", ge=0, le=1)
-    seed: int | None = honoured(SEED, ge=-1, le=2**63 - 1)
+    temperature: float | None = sampled("temperature")
+    top_p: float | None = sampled("top_p", "as OpenAI; the model's own, else 1")
+    top_k: int | None = sampled("top_k")
+    min_p: float | None = sampled("min_p")
+    seed: int | None = sampled("seed")
     stop: str | list[str] | None = honoured("up to 16 texts; the answer ends before the first that appears")
-    presence_penalty: float | None = honoured("as OpenAI defines it", ge=-2, le=2)
-    frequency_penalty: float | None = honoured("as OpenAI defines it", ge=-2, le=2)
-    repetition_penalty: float | None = honoured("Hugging Face's; the model's own, else 1", ge=1e-6, le=100)
+    presence_penalty: float | None = sampled("presence_penalty")
+    frequency_penalty: float | None = sampled("frequency_penalty")
+    repetition_penalty: float | None = sampled("repetition_penalty")
     logit_bias: dict[str, float] | None = honoured("token ids to what is added to their logits, -100 to 100")
     user: Any = no_effect("nobody is told of users")
     lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
@@ -90,19 +107,7 @@ class Sampled(Structured):
 
     def params(self, limits: Limits, max_new_tokens: int) -> SamplingParams:
         """How the answer is made. Raises ApiError for a list that is too long."""
-        return SamplingParams(
-            max_new_tokens,
-            temperature=self.temperature,
-            top_k=kept(self.top_k),
-            top_p=self.top_p,
-            min_p=self.min_p,
-            seed=drawn(self.seed),
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            stop=stops(self.stop, limits),
-            ignore_eos=bool(self.ignore_eos),
-        )
+        return params_of(self, max_new_tokens, stops(self.stop, limits), ignore_eos=bool(self.ignore_eos))
 
     def answers(self, limits: Limits) -> int:
         """``n``, within the limit."""
@@ -116,21 +121,21 @@ class Sampled(Structured):
         return drafting(self.lookahead)
 
 
+def params_of(body: Body, max_new_tokens: int, stop: tuple[str, ...] = (), **more: Any) -> SamplingParams:
+    """How an answer is made, by those fields of ``SamplingParams`` that a request declares under their own names."""
+    given = {name: getattr(body, name) for name in SAID if name in type(body).model_fields} | more
+    if given.get("seed") == -1:
+        given["seed"] = secrets.randbelow(LARGEST + 1)
+    if given.get("top_k") == -1:
+        given["top_k"] = 0
+    return SamplingParams(max_new_tokens, stop=stop, **given)
+
+
 def drafting(lookahead: int | str | None) -> dict[str, Any]:
     """``lookahead`` as the service takes it; empty where the request says nothing."""
     if isinstance(lookahead, int) and not 0 <= lookahead <= MAX_DRAFT:
         raise refused("lookahead", f"it is {lookahead}; it must be 0 to {MAX_DRAFT} or 'auto'")
     return {} if lookahead is None else {"lookahead": lookahead}
-
-
-def drawn(seed: int | None) -> int | None:
-    """A seed, for -1 one that nobody chose."""
-    return secrets.randbelow(LARGEST + 1) if seed == -1 else seed
-
-
-def kept(top_k: int | None) -> int | None:
-    """``top_k``, where vLLM says -1 for all that others say 0 for."""
-    return 0 if top_k == -1 else top_k
 
 
 def stops(given: str | list[str] | None, limits: Limits, param: str = "stop") -> tuple[str, ...]:

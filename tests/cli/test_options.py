@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
@@ -85,7 +85,7 @@ def test_the_command_the_chat_and_the_server_have_one_range(name):
     generate = cli.get_command(click.Context(cli), "generate")
     kind = next(one.type for one in generate.params if one.name == name)
     assert (kind.min, kind.max, kind.min_open) == (bounds.low, bounds.high, bounds.above)
-    limits = {key: value for rule in Sampled.model_fields[name].metadata for key, value in vars(rule).items()}
+    limits = {key: value for rule in Sampled.model_fields[name].metadata for key, value in asdict(rule).items()}
     low = -1 if name in ("top_k", "seed") else bounds.low  # -1: vLLM's for all, and for a seed that is drawn
     assert limits == {
         key: value for key, value in (("gt" if bounds.above else "ge", low), ("le", bounds.high)) if value is not None
