@@ -37,18 +37,14 @@ inline nb::tuple prepack_tiles(const std::string& format, int64_t n_out, int64_t
                                int threads) {
   const PlainMatrix plain = plain_of(format, n_out, n_in, group, codes, scales, minimums);
   checked_threads(threads);
-  Matrix m = unset_matrix(plain.format, n_out, n_in, group);
+  const Matrix m = unset_matrix(plain.format, n_out, n_in, group);
   const TileBytes bytes = tile_bytes(m);
   Owned<uint8_t> tiles(size_t(bytes.codes)), steps(size_t(bytes.steps));
   Owned<uint16_t> tile_scales(size_t(bytes.scales / 2)), tile_minimums(size_t(bytes.minimums / 2));
-  m.codes = tiles.data.get();
-  m.scales = tile_scales.data.get();
-  m.minimums = tile_minimums.data.get();
-  m.steps = steps.data.get();
   {
     nb::gil_scoped_release release;
     Crew crew(threads);
-    prepack(plain, m, crew);
+    prepack(plain, m, {tiles.data.get(), tile_scales.data.get(), tile_minimums.data.get(), steps.data.get()}, crew);
   }
   const auto or_none = [](auto& stream, int64_t n) { return n == 0 ? nb::object(nb::none()) : stream.array(n); };
   return nb::make_tuple(tiles.array(bytes.codes), or_none(tile_scales, bytes.scales / 2),

@@ -10,13 +10,18 @@
 namespace ipex_lookahead {
 namespace {
 
-// The plain streams of one tile's rows.
+template <bool kConst, typename T>
+using ConstIf = std::conditional_t<kConst, const T, T>;
+
+// The plain streams of one tile's rows, and the tiles' own: those that are converted from are read only.
+template <bool kToTile>
 struct PlainRows {
-  uint8_t* codes;
-  uint16_t* scales;
-  uint16_t* minimums;
+  ConstIf<kToTile, uint8_t>* codes;
+  ConstIf<kToTile, uint16_t>*scales, *minimums;
   int64_t row_bytes, lanes;  // of a row of codes; outputs that there are
 };
+template <bool kToTile>
+using Tiles = std::conditional_t<kToTile, TileStreams, Matrix>;
 
 // As many vectors as each has elements, columns for rows: every round deals them out like two halves of a pack of cards.
 template <typename T>
@@ -41,27 +46,30 @@ void transpose(__m128i* vectors) {
   }
 }
 
+template <bool kToTile, typename A, typename B>
+void move(A& tile, B& plain) {
+  if constexpr (kToTile)
+    tile = plain;
+  else
+    plain = tile;
+}
+
 // Copies between [lane][i] and tile order [i][lane] for elements of T.
 template <bool kToTile, typename T>
-void transpose(T* tile, T* plain, int64_t count, int64_t lanes) {
-  constexpr int kSquare = 16 / sizeof(T);
+void transpose(ConstIf<!kToTile, T>* tile, ConstIf<kToTile, T>* plain, int64_t count, int64_t lanes) {
   int64_t first = 0;
-  for (; kToTile && lanes == kLanes && first + kSquare <= count; first += kSquare)
-    for (int lane = 0; lane < kLanes; lane += kSquare) {
-      __m128i square[kSquare];
-      for (int i = 0; i < kSquare; ++i) square[i] = load(plain + (lane + i) * count + first);
-      transpose<T>(square);
-      for (int i = 0; i < kSquare; ++i) store(tile + (first + i) * kLanes + lane, square[i]);
-    }
+  if constexpr (kToTile) {
+    constexpr int kSquare = 16 / sizeof(T);
+    for (; lanes == kLanes && first + kSquare <= count; first += kSquare)
+      for (int lane = 0; lane < kLanes; lane += kSquare) {
+        __m128i square[kSquare];
+        for (int i = 0; i < kSquare; ++i) square[i] = load(plain + (lane + i) * count + first);
+        transpose<T>(square);
+        for (int i = 0; i < kSquare; ++i) store(tile + (first + i) * kLanes + lane, square[i]);
+      }
+  }
   for (int64_t k = first; k < count; ++k)
-    for (int64_t lane = 0; lane < lanes; ++lane) {
-      T& a = tile[k * kLanes + lane];
-      T& b = plain[lane * count + k];
-      if (kToTile)
-        a = b;
-      else
-        b = a;
-    }
+    for (int64_t lane = 0; lane < lanes; ++lane) move<kToTile>(tile[k * kLanes + lane], plain[lane * count + k]);
 }
 
 // How one format's tiles are made, and taken apart again.
@@ -90,20 +98,20 @@ struct Layout {
   }
 
   template <bool kToTile>
-  static void convert(const Matrix& m, int64_t tile, const PlainRows& plain) {
-    uint8_t* tile_steps = const_cast<uint8_t*>(m.steps) + (Scales::kSteps ? tile * step_bytes<Scales>(m.blocks) : 0);
+  static void convert(const Matrix& m, const Tiles<kToTile>& tiles, int64_t tile, const PlainRows<kToTile>& plain) {
+    auto* const tile_steps = tiles.steps + (Scales::kSteps ? tile * step_bytes<Scales>(m.blocks) : 0);
     for (int64_t b = 0; b < m.blocks; ++b) {
-      uint8_t* at = const_cast<uint8_t*>(m.codes) + (tile * m.blocks + b) * Codes::kBytes;
+      auto* const at = tiles.codes + (tile * m.blocks + b) * Codes::kBytes;
       const int j = int(b % kInRecord);
       const int64_t record_at = b / kInRecord * Record::kBytes;
-      if (kToTile) {
+      if constexpr (kToTile) {
         put_codes(at, plain, record_at, j);
         if (kAllSteps && j == 0) put_all_steps(tile_steps, plain, record_at, b, int(std::min<int64_t>(8, m.blocks - b)));
       }
       for (int64_t lane = 0; lane < plain.lanes; ++lane) {
-        uint8_t* record = plain.codes + lane * plain.row_bytes + record_at;
+        auto* const record = plain.codes + lane * plain.row_bytes + record_at;
         uint8_t steps[4];
-        if (!kToTile) {
+        if constexpr (!kToTile) {
           for (int c = 0; c < kGroup / 4; ++c) Record::put(record, j, c, Tile::get(at + 4 * lane, 0, c) ^ Record::kFlip);
           TileSteps<Scales>::get(tile_steps + lane, b, steps);
           Record::put_steps(record, j, steps);
@@ -114,23 +122,24 @@ struct Layout {
       }
     }
     const int64_t groups = (m.blocks + m.group_blocks - 1) / m.group_blocks;
-    uint16_t* scales = const_cast<uint16_t*>(m.scales) + tile * groups * kLanes;
-    uint16_t* minimums = const_cast<uint16_t*>(m.minimums) + tile * groups * kLanes;
+    auto* const scales = tiles.scales + tile * groups * kLanes;
+    auto* const minimums = tiles.minimums + tile * groups * kLanes;
     if (kApartScales) {
-      transpose<kToTile>(scales, plain.scales, groups, plain.lanes);
-      if (kMinimums) transpose<kToTile>(minimums, plain.minimums, groups, plain.lanes);
+      transpose<kToTile, uint16_t>(scales, plain.scales, groups, plain.lanes);
+      if (kMinimums) transpose<kToTile, uint16_t>(minimums, plain.minimums, groups, plain.lanes);
     } else if (kHalves<Scales>) {
       for (int64_t g = 0; g < groups; ++g)
         for (int64_t lane = 0; lane < plain.lanes; ++lane) {
-          uint8_t* record = plain.codes + lane * plain.row_bytes + g * Record::kBytes;
-          move<kToTile>(record + Record::kScale, scales + g * kLanes + lane, 0);
-          if (kMinimums) move<kToTile>(record + Record::kMinimum, minimums + g * kLanes + lane, Record::kSubtracted ? 0x8000 : 0);
+          auto* const record = plain.codes + lane * plain.row_bytes + g * Record::kBytes;
+          move_half<kToTile>(record + Record::kScale, scales[g * kLanes + lane], 0);
+          if (kMinimums)
+            move_half<kToTile>(record + Record::kMinimum, minimums[g * kLanes + lane], Record::kSubtracted ? 0x8000 : 0);
         }
     }
   }
 
   // The codes of block j in the records at byte `at` of each row.
-  static void put_codes(uint8_t* tile, const PlainRows& plain, int64_t at, int j) {
+  static void put_codes(uint8_t* tile, const PlainRows<true>& plain, int64_t at, int j) {
     for (int64_t lane = 0; lane < plain.lanes; lane += 4) {
       __m128i words[8];
       for (int h = 0; h < 2; ++h) {
@@ -146,7 +155,7 @@ struct Layout {
   }
 
   // The steps of the records at byte `at`: those of `blocks` blocks from b on.
-  static void put_all_steps(uint8_t* tile, const PlainRows& plain, int64_t at, int64_t b, int blocks) {
+  static void put_all_steps(uint8_t* tile, const PlainRows<true>& plain, int64_t at, int64_t b, int blocks) {
     if constexpr (kAllSteps) {
       __m128i rows[kLanes] = {};
       for (int64_t lane = 0; lane < plain.lanes; ++lane)
@@ -157,11 +166,11 @@ struct Layout {
   }
 
   template <bool kToTile>
-  static void move(uint8_t* record, uint16_t* tile, int flip) {
-    uint16_t half = uint16_t(*tile ^ flip);
-    if (kToTile) {
+  static void move_half(ConstIf<kToTile, uint8_t>* record, ConstIf<!kToTile, uint16_t>& tile, int flip) {
+    uint16_t half = uint16_t(tile ^ flip);
+    if constexpr (kToTile) {
       std::memcpy(&half, record, sizeof half);
-      *tile = uint16_t(half ^ flip);
+      tile = uint16_t(half ^ flip);
     } else {
       std::memcpy(record, &half, sizeof half);
     }
@@ -179,9 +188,10 @@ struct Layout<Format, true> {
   static TileBytes bytes(const Matrix& m) { return {m.tiles() * kLanes * m.n_in * Format::kSize, 0, 0, 0}; }
 
   template <bool kToTile>
-  static void convert(const Matrix& m, int64_t tile, const PlainRows& plain) {
-    uint8_t* at = const_cast<uint8_t*>(m.codes) + tile * m.n_in * kLanes * Format::kSize;
-    transpose<kToTile>(reinterpret_cast<Value*>(at), reinterpret_cast<Value*>(plain.codes), m.n_in, plain.lanes);
+  static void convert(const Matrix& m, const Tiles<kToTile>& tiles, int64_t tile, const PlainRows<kToTile>& plain) {
+    auto* const at = tiles.codes + tile * m.n_in * kLanes * Format::kSize;
+    transpose<kToTile, Value>(reinterpret_cast<ConstIf<!kToTile, Value>*>(at),
+                              reinterpret_cast<ConstIf<kToTile, Value>*>(plain.codes), m.n_in, plain.lanes);
   }
 };
 
@@ -189,8 +199,8 @@ struct Functions {
   StreamFacts facts;
   int (*group_blocks)(int group);
   TileBytes (*bytes)(const Matrix&);
-  void (*to_tile)(const Matrix&, int64_t tile, const PlainRows&);
-  void (*to_plain)(const Matrix&, int64_t tile, const PlainRows&);
+  void (*to_tile)(const Matrix&, const TileStreams&, int64_t tile, const PlainRows<true>&);
+  void (*to_plain)(const Matrix&, const Matrix&, int64_t tile, const PlainRows<false>&);
 };
 template <class Format>
 struct FunctionsOf {
@@ -204,14 +214,13 @@ const Functions& functions(WeightFormat format) {
   return all.of[int(format)];
 }
 
-void convert_tile(const Matrix& m, int64_t tile, uint8_t* codes, uint16_t* scales, uint16_t* minimums, bool to_tile) {
+// The rows of one tile.
+template <bool kToTile, typename Bytes, typename Halves>
+PlainRows<kToTile> rows_of(const Matrix& m, int64_t tile, Bytes* codes, Halves* scales, Halves* minimums) {
   const int64_t row = tile * kLanes, row_bytes = code_bytes(m.format, m.n_in);
   const int64_t groups = groups_of(m.format, m.n_in, m.group_blocks * kGroup);
-  const PlainRows rows{codes + row * row_bytes, scales ? scales + row * groups : nullptr,
-                       minimums ? minimums + row * groups : nullptr, row_bytes,
-                       std::min<int64_t>(kLanes, m.n_out - row)};
-  const Functions& f = functions(m.format);
-  (to_tile ? f.to_tile : f.to_plain)(m, tile, rows);
+  return {codes + row * row_bytes, scales ? scales + row * groups : nullptr, minimums ? minimums + row * groups : nullptr,
+          row_bytes, std::min<int64_t>(kLanes, m.n_out - row)};
 }
 
 }  // namespace
@@ -245,10 +254,10 @@ Matrix unset_matrix(WeightFormat format, int64_t n_out, int64_t n_in, int group)
 
 TileBytes tile_bytes(const Matrix& m) { return functions(m.format).bytes(m); }
 
-void prepack(const PlainMatrix& plain, const Matrix& m, Crew& crew) {
-  crew.for_each(m.tiles(), [&](int64_t tile) {
-    convert_tile(m, tile, static_cast<uint8_t*>(const_cast<void*>(plain.codes)), const_cast<uint16_t*>(plain.scales),
-                 const_cast<uint16_t*>(plain.minimums), true);
+void prepack(const PlainMatrix& plain, const Matrix& shape, const TileStreams& into, Crew& crew) {
+  crew.for_each(shape.tiles(), [&](int64_t tile) {
+    const auto* codes = static_cast<const uint8_t*>(plain.codes);
+    functions(shape.format).to_tile(shape, into, tile, rows_of<true>(shape, tile, codes, plain.scales, plain.minimums));
   });
 }
 
@@ -256,17 +265,20 @@ Matrix prepack(const PlainMatrix& plain, Arena& arena, Crew& crew) {
   Matrix m = unset_matrix(plain.format, plain.n_out, plain.n_in, plain.group);
   const TileBytes bytes = tile_bytes(m);
   const auto take = [&](int64_t n) { return n == 0 ? nullptr : arena.take(size_t(n)); };
-  m.codes = static_cast<uint8_t*>(take(bytes.codes));
-  m.scales = static_cast<uint16_t*>(take(bytes.scales));
-  m.minimums = static_cast<uint16_t*>(take(bytes.minimums));
-  m.steps = static_cast<uint8_t*>(take(bytes.steps));
-  prepack(plain, m, crew);
+  const TileStreams into{static_cast<uint8_t*>(take(bytes.codes)), static_cast<uint16_t*>(take(bytes.scales)),
+                         static_cast<uint16_t*>(take(bytes.minimums)), static_cast<uint8_t*>(take(bytes.steps))};
+  prepack(plain, m, into, crew);
+  m.codes = into.codes;
+  m.scales = into.scales;
+  m.minimums = into.minimums;
+  m.steps = into.steps;
   return m;
 }
 
 void unpack(const Matrix& m, void* codes, uint16_t* scales, uint16_t* minimums, Crew& crew) {
-  crew.for_each(m.tiles(),
-                [&](int64_t tile) { convert_tile(m, tile, static_cast<uint8_t*>(codes), scales, minimums, false); });
+  crew.for_each(m.tiles(), [&](int64_t tile) {
+    functions(m.format).to_plain(m, m, tile, rows_of<false>(m, tile, static_cast<uint8_t*>(codes), scales, minimums));
+  });
 }
 
 }  // namespace ipex_lookahead

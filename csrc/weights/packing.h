@@ -42,8 +42,15 @@ struct TileBytes {
 };
 TileBytes tile_bytes(const Matrix& matrix);
 
+// Where a matrix's streams are written to; null for those that it has not.
+struct TileStreams {
+  uint8_t* codes;
+  uint16_t *scales, *minimums;
+  uint8_t* steps;
+};
+
 // Fills the streams (zeros before) of a matrix of the plain one's format and shape; or makes it, in the arena.
-void prepack(const PlainMatrix& plain, const Matrix& matrix, Crew& crew);
+void prepack(const PlainMatrix& plain, const Matrix& shape, const TileStreams& into, Crew& crew);
 Matrix prepack(const PlainMatrix& plain, Arena& arena, Crew& crew);
 
 // Fills the plain streams (sizes as above, zeros before) from a prepacked matrix.
