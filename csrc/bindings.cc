@@ -37,6 +37,22 @@ void check_linear(const LinearLayer& l, const FloatMatrix& x) {
   if (int64_t(x.shape(1)) != l.matrix().n_in) throw std::invalid_argument("x must have shape [rows, n_in]");
 }
 
+// Cosines and sines [positions][half] and the queries' factors, for kernels that are not the core's.
+nb::tuple rope_tables(const Rope& rope, int64_t positions) {
+  if (positions < 1 || positions > kMostOutputs)
+    throw std::invalid_argument("positions must be from 1 to " + std::to_string(kMostOutputs));
+  if (rope.query_beta != 0 && rope.query_original < 1) throw std::invalid_argument("query_original must be from 1 on");
+  RopeTable table;
+  table.reserve(rope, positions, positions);
+  const auto copy = [](const auto& from, auto... shape) {
+    Owned<float> to(from.size());
+    std::copy(from.begin(), from.end(), to.data.get());
+    return to.array(shape...);
+  };
+  return nb::make_tuple(copy(table.cos, positions, rope.half()), copy(table.sin, positions, rope.half()),
+                        copy(table.query, positions));
+}
+
 nb::object export_vector(const float* values, int64_t n) {
   if (values == nullptr) return nb::none();
   Owned<float> copy{size_t(n)};
@@ -147,6 +163,7 @@ NB_MODULE(_native, m) {
   m.def("known_isas", &known_isas);
   m.def("available_isas", &available_isas);
   m.def("amx_state", &amx_state);
+  m.def("rope_tables", &rope_tables, "rope"_a, "positions"_a);
   m.def("chosen_isa", [](const std::string& name) { return std::string(kernels_for(name)->name); }, "name"_a = "");
   m.def("most_search_lanes", &most_search_lanes);
   m.def("quantize", &quantize_matrix, "format"_a, "values"_a, "kind"_a, "importance"_a, "searched"_a, "size"_a, "numbers"_a,

@@ -392,31 +392,8 @@ void Decoder::plan(const Step& step) {
     }
     first += rows;
   }
-  reserve_rope(furthest + 1);
+  for (size_t i = 0; i < ropes_.size(); ++i) ropes_[i].reserve(shape_.ropes[i], furthest + 1, shape_.max_context);
   plan_attention();
-}
-
-void Decoder::reserve_rope(int64_t positions) {
-  for (size_t i = 0; i < ropes_.size(); ++i) {
-    const Rope& rope = shape_.ropes[i];
-    RopeTable& table = ropes_[i];
-    const int64_t half = rope.half(), have = int64_t(table.query.size());
-    if (positions <= have) continue;
-    const int64_t wanted = std::min(std::max({positions, 2 * have, int64_t(1024)}), shape_.max_context);
-    table.cos.resize(size_t(wanted * half));
-    table.sin.resize(size_t(wanted * half));
-    table.query.resize(size_t(wanted), 1.0f);
-    for (int64_t p = have; p < wanted; ++p) {
-      for (int64_t k = 0; k < half; ++k) {
-        // The angle is rounded to float32 first, as the models were trained with it.
-        const double angle = double(float(p) * rope.frequencies[size_t(k)]);
-        table.cos[size_t(p * half + k)] = float(std::cos(angle)) * rope.factor;
-        table.sin[size_t(p * half + k)] = float(std::sin(angle)) * rope.factor;
-      }
-      if (rope.query_beta != 0)
-        table.query[size_t(p)] = float(1 + double(rope.query_beta) * std::log1p(double(p / rope.query_original)));
-    }
-  }
 }
 
 void Decoder::forward(const Step& step, int top, int32_t* ids, float* logits) {

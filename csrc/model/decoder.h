@@ -13,6 +13,7 @@
 #include "kernels/kernels.h"
 #include "model/kv_cache.h"
 #include "model/phase_times.h"
+#include "model/rope.h"
 #include "model/spec.h"
 #include "model/thread_context.h"
 #include "runtime/arena.h"
@@ -129,11 +130,6 @@ class Decoder {
     int64_t window;
     std::vector<AttentionItem> items;
   };
-  // Cosines and sines of one rope, [positions][half], and what queries are multiplied by, grown as positions are reached.
-  struct RopeTable {
-    Buffer<float> cos, sin;
-    std::vector<float> query;
-  };
 
   const float* copy_vector(const float* values, int64_t n);
   void pack(Matrix& into, const PlainMatrix& plain, const float* bias, int64_t n_out, int64_t n_in, const std::string& name);
@@ -146,7 +142,6 @@ class Decoder {
   void plan_attention();
   void plan_attention(AttentionPlan& plan, bool by_blocks) const;
   void reserve(const Step& step, int top);
-  void reserve_rope(int64_t positions);
   void reserve_experts(int64_t rows);
 
   // The phases of a step; every thread goes through all of them.

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ipex_lookahead.architectures.spec import Block, Experts, Linear, ModelSpec, Norm, Rope, Tensor
 from ipex_lookahead.engines.machine import check_threads, default_threads
@@ -85,15 +86,7 @@ def empty_decoder(spec: ModelSpec, threads: int | None, kv_cache: str) -> Any:
             embedding_multiplier=spec.embedding_multiplier,
             logit_multiplier=spec.logit_multiplier,
             logit_softcap=spec.logit_softcap or 0.0,
-            ropes=[
-                native.Rope(
-                    frequencies=np.ascontiguousarray(rope.frequencies, dtype=np.float32),
-                    factor=rope.factor,
-                    query_beta=rope.query_beta,
-                    query_original=rope.query_original,
-                )
-                for rope in ropes
-            ],
+            ropes=[_native_rope(rope) for rope in ropes],
             layers=[native.Layer(**_layer(block, ropes)) for block in spec.layers],
             threads=count,
             isa=isa,
@@ -101,6 +94,20 @@ def empty_decoder(spec: ModelSpec, threads: int | None, kv_cache: str) -> Any:
         )
     except (ValueError, TypeError) as error:
         raise UnsupportedModelError(f"the native engine cannot hold a model of this shape: {error}") from None
+
+
+def _native_rope(rope: Rope) -> Any:
+    return native_core().Rope(
+        frequencies=np.ascontiguousarray(rope.frequencies, dtype=np.float32),
+        factor=rope.factor,
+        query_beta=rope.query_beta,
+        query_original=rope.query_original,
+    )
+
+
+def rope_tables(rope: Rope, positions: int) -> tuple[npt.NDArray[np.float32], ...]:
+    """Cosines and sines [positions, pairs], and what queries are multiplied by [positions]: all float32."""
+    return tuple(native_core().rope_tables(_native_rope(rope), positions))
 
 
 def routers_of(spec: ModelSpec) -> set[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
 from ipex_lookahead.architectures.spec import Block, Experts, GatedMlp, ModelSpec, Rope
+from ipex_lookahead.engines.native.decoder import rope_tables
 from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.linear import Rows
 
@@ -35,15 +35,8 @@ class RopeTable:
         if positions <= self.positions:
             return False
         self.positions = min(max(positions, 2 * self.positions, 1024), most)
-        rope, count = self._rope, np.arange(self.positions, dtype=f32)
-        # Rounded to float32 first, as the models were trained with it; then libm's, as in the core: numpy has its own.
-        angles = (count[:, None] * np.asarray(rope.frequencies, f32)).astype(np.float64).ravel().tolist()
-        cos, sin = (np.array([f(a) for a in angles], f32) * f32(rope.factor) for f in (math.cos, math.sin))
-        query = None
-        if rope.query_beta:
-            beta = float(f32(rope.query_beta))
-            query = np.array([1 + beta * math.log1p(p // rope.query_original) for p in range(self.positions)], f32)
-        self.buffers = (self._device.upload(cos), self._device.upload(sin), self._device.upload(query))
+        cos, sin, query = map(self._device.upload, rope_tables(self._rope, self.positions))
+        self.buffers = (cos, sin, query if self._rope.query_beta else None)
         return True
 
 
