@@ -45,11 +45,12 @@ inline int one_of(const char* name, const std::string& got, std::initializer_lis
   throw std::invalid_argument(std::string(name) + " is '" + got + "'; it must be one of " + known);
 }
 
-// Arrays for Python that own their memory.
-template <typename T>
+// Arrays for Python that own their memory, zeroed unless all of it will be written.
+enum class Fill { zero, none };
+template <typename T, Fill fill = Fill::zero>
 struct Owned {
   std::unique_ptr<T[]> data;
-  explicit Owned(size_t n) : data(new T[n]()) {}
+  explicit Owned(size_t n) : data(fill == Fill::zero ? new T[n]() : new T[n]) {}
   template <typename... Shape>
   nb::object array(Shape... shape) {
     T* raw = data.get();

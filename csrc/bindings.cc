@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 
@@ -61,14 +62,7 @@ nb::object export_vector(const float* values, int64_t n) {
 }
 
 // [(name, phases, seconds, seconds at work, bytes of weights that a step of one row reads in them)], in a step's order.
-nb::list phase_times(const Decoder& d) {
-  PhaseTimes times;
-  std::array<int64_t, kPhaseKinds> bytes;
-  {
-    nb::gil_scoped_release release;
-    times = d.phase_times();
-    bytes = d.phase_bytes();
-  }
+nb::list phase_times(const PhaseTimes& times, const std::array<int64_t, kPhaseKinds>& bytes) {
   nb::list found;
   for (size_t i = 0; i < times.size(); ++i)
     found.append(nb::make_tuple(kPhaseNames[i], times[i].count, times[i].seconds, times[i].busy, bytes[i]));
@@ -77,9 +71,23 @@ nb::list phase_times(const Decoder& d) {
 
 nb::object export_bias(const Matrix& m) { return export_vector(m.bias, m.n_out); }
 
-// Tokens, parents and wanted rows are copied, and caches held: other threads may change arrays and lists meanwhile.
+// Rows as the caller lists them, copied, since other threads may change the array meanwhile; all where it lists none.
+std::vector<int32_t> rows_of(const std::optional<IntVector>& listed, int64_t rows) {
+  if (!listed) {
+    std::vector<int32_t> every(static_cast<size_t>(rows));
+    std::iota(every.begin(), every.end(), 0);
+    return every;
+  }
+  if (int64_t(listed->shape(0)) > rows) throw std::invalid_argument("more rows are wanted than the step has");
+  check_aligned(*listed, sizeof(int32_t));
+  return {listed->data(), listed->data() + listed->shape(0)};
+}
+
+// (ids [wanted, top], logits [wanted, vocab], hidden states [layers, hidden rows, hidden], phases), None for what is not
+// wanted. Tokens and parents are copied too, and caches held.
 nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::vector<int64_t>& counts, IntVector tokens,
-                  IntVector parents, std::optional<IntVector> want, bool logits, int top) {
+                  IntVector parents, std::optional<IntVector> want, bool logits, int top,
+                  const std::vector<int32_t>& hidden_layers, std::optional<IntVector> hidden_rows, bool timings) {
   if (top < 1 || top > kMostTop) throw std::invalid_argument("top must be from 1 to " + std::to_string(kMostTop));
   Step step;
   for (nb::handle cache : caches) {
@@ -89,39 +97,49 @@ nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::
   }
   step.counts = counts;
   step.rows = int64_t(tokens.shape(0));
-  step.wanted = want ? int64_t(want->shape(0)) : step.rows;
   if (parents.shape(0) != tokens.shape(0)) throw std::invalid_argument("tokens and parents must have the same length");
-  if (step.rows < 1 || step.rows > kMostRows || step.wanted > step.rows)
-    throw std::invalid_argument("a step has from 1 to " + std::to_string(kMostRows) + " rows, and wants no more of them");
+  if (step.rows < 1 || step.rows > kMostRows)
+    throw std::invalid_argument("a step has from 1 to " + std::to_string(kMostRows) + " rows");
+  if (hidden_layers.size() > d.shape().layers.size() + 2) throw std::invalid_argument("a layer is wanted twice");
   check_aligned(tokens, sizeof(int32_t));
   check_aligned(parents, sizeof(int32_t));
-  if (want) check_aligned(*want, sizeof(int32_t));
-  std::vector<int32_t> copies(size_t(2 * step.rows + step.wanted));
-  int32_t* const own_parents = std::copy_n(tokens.data(), step.rows, copies.data());
-  int32_t* const own_want = std::copy_n(parents.data(), step.rows, own_parents);
-  if (want)
-    std::copy_n(want->data(), step.wanted, own_want);
-  else
-    std::iota(own_want, own_want + step.wanted, 0);
-  step.tokens = copies.data();
-  step.parents = own_parents;
-  step.want = own_want;
-  const int64_t vocab = d.shape().vocab;
+  const std::vector<int32_t> own_tokens(tokens.data(), tokens.data() + step.rows);
+  const std::vector<int32_t> own_parents(parents.data(), parents.data() + step.rows);
+  const std::vector<int32_t> own_want = rows_of(want, step.rows);
+  step.tokens = own_tokens.data();
+  step.parents = own_parents.data();
+  step.want = own_want.data();
+  step.wanted = int64_t(own_want.size());
+  std::vector<int32_t> own_hidden_rows;
+  if (!hidden_layers.empty()) own_hidden_rows = rows_of(hidden_rows, step.rows);
+  const int64_t vocab = d.shape().vocab, hidden = d.shape().hidden, layers = int64_t(hidden_layers.size());
+  const int64_t kept = int64_t(own_hidden_rows.size()), states = layers * kept * hidden;
   Owned<int32_t> ids{size_t(step.wanted * top)};
-  std::unique_ptr<float[]> values(logits ? new float[size_t(step.wanted * vocab)] : nullptr);  // not zeroed: all written
+  Owned<float, Fill::none> values{size_t(logits ? step.wanted * vocab : 0)}, kept_states{size_t(states)};
+  PhaseTimes times{};
+  std::array<int64_t, kPhaseKinds> bytes{};
+  StepOutputs out;
+  out.top = top;
+  out.ids = ids.data.get();
+  out.logits = logits ? values.data.get() : nullptr;
+  out.hidden_layers = hidden_layers.data();
+  out.layers = layers;
+  out.hidden_rows = own_hidden_rows.data();
+  out.hidden_wanted = kept;
+  out.hidden = kept_states.data.get();
+  out.times = timings ? &times : nullptr;
   {
     nb::gil_scoped_release release;
-    d.forward(step, top, ids.data.get(), values.get());
+    d.forward(step, out);
+    if (timings) bytes = d.phase_bytes();
+    if (!std::all_of(out.hidden, out.hidden + states, [](float x) { return std::isfinite(x); }))
+      throw NonFiniteError("the model's hidden states are not finite");
   }
   for (int64_t w = 0; w < step.wanted; ++w)
     if (ids.data[size_t(w * top)] < 0) throw NonFiniteError("the model's logits are not finite");
-  nb::object out = nb::none();
-  if (logits) {
-    float* raw = values.get();
-    nb::capsule owner(values.release(), [](void* p) noexcept { delete[] static_cast<float*>(p); });
-    out = nb::cast(nb::ndarray<nb::numpy, float>(raw, {size_t(step.wanted), size_t(vocab)}, owner));
-  }
-  return nb::make_tuple(ids.array(step.wanted, top), out);
+  return nb::make_tuple(ids.array(step.wanted, top), logits ? values.array(step.wanted, vocab) : nb::none(),
+                        layers > 0 ? kept_states.array(layers, kept, hidden) : nb::none(),
+                        timings ? nb::object(phase_times(times, bytes)) : nb::none());
 }
 
 int32_t sample_one(FloatVector logits, double temperature, int64_t top_k, double top_p, double min_p, uint64_t seed,
@@ -431,10 +449,9 @@ NB_MODULE(_native, m) {
       .def("missing", &Decoder::missing, nb::call_guard<nb::gil_scoped_release>())
       .def("new_cache", &Decoder::new_cache)
       .def("experts_touched", &Decoder::experts_touched, nb::call_guard<nb::gil_scoped_release>())
-      .def("time_phases", &Decoder::time_phases, "on"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def("phase_times", &phase_times)
       .def("forward", &forward, "caches"_a, "counts"_a, "tokens"_a.noconvert(), "parents"_a.noconvert(),
-           "want"_a.none().noconvert(), "logits"_a, "top"_a)
+           "want"_a.none().noconvert(), "logits"_a, "top"_a, "hidden_layers"_a, "hidden_rows"_a.none().noconvert(),
+           "timings"_a)
       .def("export_matrix",
            [](Decoder& d, int layer, Slot slot, int expert) { return export_matrix(d, d.matrix(layer, slot, expert)); },
            "layer"_a, "slot"_a, "expert"_a = -1)

@@ -26,8 +26,6 @@ open again at nine o'clock, with fresh bread and new opening hours."""
 class Copier:
     """Wherever the last tokens stand in the reference, what follows there may follow here."""
 
-    top = 0  # it needs none of the model's most likely tokens
-
     def __init__(self, reference: Sequence[int], longest: int = 4) -> None:
         self.reference = list(reference)
         self.longest = longest

@@ -30,7 +30,7 @@ from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.own import OwnProposer
 from ipex_lookahead.drafting.self_speculation import low_bit_copy
 from ipex_lookahead.drafting.store import Stores
-from ipex_lookahead.engines.base import Engine
+from ipex_lookahead.engines.base import FINAL_NORM, Engine
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.generate import LookaheadGenerateOutput, generate_stepwise
 from ipex_lookahead.generation.lookahead import asked_lookup, proposer_lookahead, second_model_lookahead
@@ -38,7 +38,7 @@ from ipex_lookahead.generation.past import LookaheadCache, past_of
 from ipex_lookahead.generation.run import TokenBuffer, end_to_end, streamed
 from ipex_lookahead.generation.second_model import check_vocabulary, engine_of
 from ipex_lookahead.modeling.copying import Copying
-from ipex_lookahead.modeling.forward import logits_after
+from ipex_lookahead.modeling.forward import outputs_after
 from ipex_lookahead.modeling.placement import Placement
 from ipex_lookahead.modeling.refused import REFUSED, refuse
 from ipex_lookahead.modeling.statistics import IpexLlmStatistics
@@ -307,6 +307,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         logits_to_keep: int | torch.Tensor = 0,
         cache_position: torch.Tensor | None = None,
         return_dict: bool | None = None,
+        output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Logits at every position, and what goes on from there: a text fed in pieces has the logits of the whole one.
@@ -323,11 +324,14 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
             logits_to_keep: 0 = all positions; n = the last n; or int64 indices of positions.
             cache_position: int64 [length], the columns' numbers; no others are taken.
             return_dict: False returns a tuple.
+            output_hidden_states: whether the output has ``hidden_states``; None: as the config says, mostly not.
             **kwargs: nothing else is supported.
 
         Returns:
             ``logits`` float32 [batch, kept, vocab_size]; ``loss`` where labels were given; ``past_key_values``, a
-            :class:`~ipex_lookahead.generation.past.LookaheadCache`, or None.
+            :class:`~ipex_lookahead.generation.past.LookaheadCache`, or None; ``hidden_states``, those after the
+            embeddings and after each layer, float32 [batch, length, hidden_size], the last ones after the final norm,
+            or None. Padding gets zeros.
 
         Raises:
             InputError: ids, mask or another argument outside what is allowed.
@@ -337,7 +341,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
             if value is not None and value is not False:
                 raise InputError(
                     f"{name} is not supported; the model takes input_ids, attention_mask, position_ids,"
-                    " past_key_values, labels, use_cache, logits_to_keep"
+                    " past_key_values, labels, use_cache, logits_to_keep, output_hidden_states"
                 )
         if input_ids is None or input_ids.dim() != 2 or input_ids.numel() == 0:
             shape = None if input_ids is None else tuple(input_ids.shape)
@@ -351,7 +355,16 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         if labels is not None and len(kept) != length:
             raise InputError("labels need the logits of all positions; leave logits_to_keep out")
         past = past_of(self.engine, past_key_values, rows)
-        logits = logits_after(past, input_ids, attention_mask, position_ids, cache_position, kept=kept)
+        if output_hidden_states is None:
+            output_hidden_states = getattr(self.config, "output_hidden_states", False)
+        hidden: Sequence[int] = ()
+        if output_hidden_states:
+            text = self.config.get_text_config()
+            normed = getattr(text, "tie_last_hidden_states", None) is not False
+            hidden = [*range(text.num_hidden_layers), FINAL_NORM if normed else text.num_hidden_layers]
+        logits, states = outputs_after(
+            past, input_ids, attention_mask, position_ids, cache_position, kept=kept, hidden=hidden
+        )
         loss = None
         if labels is not None:
             loss = torch.nn.functional.cross_entropy(
@@ -361,7 +374,12 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
             )
         if use_cache is None:
             use_cache = getattr(self.config, "use_cache", True)
-        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past if use_cache else None)
+        output = CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=past if use_cache else None,
+            hidden_states=tuple(states) if output_hidden_states else None,
+        )
         return output.to_tuple() if return_dict is False else output
 
     def prepare_inputs_for_generation(

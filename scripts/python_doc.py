@@ -46,6 +46,7 @@ CHAPTERS: dict[str, dict[str, tuple[str, ...]]] = {
         "ipex_lookahead.drafting.Proposer": ("begin", "propose", "observe"),
         "ipex_lookahead.drafting.Draft": (),
         "ipex_lookahead.drafting.Outcome": (),
+        "ipex_lookahead.drafting.OutputRequest": (),
     },
     "Errors": {
         f"ipex_lookahead.{name}": ()
@@ -54,7 +55,8 @@ CHAPTERS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }  # fmt: skip
 """What is described, and which methods of a class."""
-CONSTRUCTED = {"ipex_lookahead.LookaheadConfig", "ipex_lookahead.LookaheadDecoding", "ipex_lookahead.drafting.Draft"}
+CONSTRUCTED = {"ipex_lookahead.LookaheadConfig", "ipex_lookahead.LookaheadDecoding", "ipex_lookahead.drafting.Draft",
+               "ipex_lookahead.drafting.OutputRequest"}  # fmt: skip
 """Classes that programs call; of the others they get objects."""
 SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises")
 LISTS = ("Args", "Attributes", "Raises")

@@ -18,7 +18,7 @@ import torch
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 from ipex_lookahead import AutoModelForCausalLM
-from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.base import Batch, OutputRequest
 from ipex_lookahead.engines.native.core import available_isas
 from ipex_lookahead.errors import DownloadError
 from ipex_lookahead.tokenization.prompts import build_prompt
@@ -107,7 +107,7 @@ def step_logits(model: Any, ids: np.ndarray, chunks: list[int]) -> bytes:
     for size in chunks:
         part = ids[at : at + size]
         out = model.engine.forward(
-            Batch([cache], [len(part)], part, np.arange(-1, len(part) - 1, dtype=np.int32), None, True)
+            Batch([cache], [len(part)], part, np.arange(-1, len(part) - 1, dtype=np.int32), OutputRequest(logits=True))
         )
         cache.keep(list(range(len(part))))
         rows.append(out.logits)

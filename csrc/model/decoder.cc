@@ -290,17 +290,6 @@ int64_t Decoder::experts_touched() const {
   return experts_touched_;
 }
 
-void Decoder::time_phases(bool on) {
-  Crew crew(threads_);
-  timing_ = on;
-  if (on) phase_times_ = {};
-}
-
-PhaseTimes Decoder::phase_times() const {
-  Crew crew(threads_);
-  return phase_times_;
-}
-
 std::array<int64_t, kPhaseKinds> Decoder::phase_bytes() const {
   Crew crew(threads_);
   std::array<int64_t, kPhaseKinds> found{};
@@ -325,7 +314,7 @@ std::array<int64_t, kPhaseKinds> Decoder::phase_bytes() const {
 
 KVCache Decoder::new_cache() const { return KVCache(cache_shape_); }
 
-void Decoder::check(const Step& step) const {
+void Decoder::check(const Step& step, const StepOutputs& out) const {
   const auto fail = [](const std::string& what) { throw std::invalid_argument(what); };
   if (step.caches.size() != step.counts.size() || step.caches.empty()) fail("a step needs one count a cache");
   if (step.rows < 1 || step.rows > kMostRows || step.wanted < 0 || step.wanted > step.rows)
@@ -349,9 +338,15 @@ void Decoder::check(const Step& step) const {
     first += step.counts[i];
   }
   if (first != step.rows) fail("counts must be positive and sum to the rows");
-  for (int64_t i = 0; i < step.wanted; ++i)
-    if (step.want[i] < (i == 0 ? 0 : step.want[i - 1] + 1) || step.want[i] >= step.rows)
-      fail("wanted rows must be ascending rows of the step");
+  const auto ascending = [](const int32_t* values, int64_t n, int64_t least, int64_t end) {
+    for (int64_t i = 0; i < n; least = values[i++] + 1)
+      if (values[i] < least || values[i] >= end) return false;
+    return true;
+  };
+  if (!ascending(step.want, step.wanted, 0, step.rows) || !ascending(out.hidden_rows, out.hidden_wanted, 0, step.rows))
+    fail("wanted rows must be ascending rows of the step");
+  if (!ascending(out.hidden_layers, out.layers, kFinalNorm, int64_t(blocks_.size()) + 1))
+    fail("hidden states are those of 0 to " + std::to_string(blocks_.size()) + " layers, ascending, or -1, after the final norm");
 }
 
 void Decoder::plan(const Step& step) {
@@ -396,15 +391,15 @@ void Decoder::plan(const Step& step) {
   plan_attention();
 }
 
-void Decoder::forward(const Step& step, int top, int32_t* ids, float* logits) {
+void Decoder::forward(const Step& step, const StepOutputs& out) {
   Crew crew(threads_);
   check_complete();
-  check(step);
+  check(step, out);
   const StepClaim claim(step.caches);
   plan(step);
-  reserve(step, top);
+  reserve(step, out);
   for (size_t i = 0; i < step.caches.size(); ++i) step.caches[i]->prepare(step.counts[i]);
-  const auto job = [&](int thread) { run(thread, step, top, ids, logits); };
+  const auto job = [&](int thread) { run(thread, step, out); };
   crew.run(std::cref(job));  // a reference fits into std::function without memory of its own
   int64_t first = 0;
   for (size_t i = 0; i < step.caches.size(); first += step.counts[i], ++i)

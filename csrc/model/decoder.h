@@ -1,4 +1,4 @@
-// A decoder: one call is one step, from token ids to logits or their argmax, through a vector of blocks.
+// A decoder: one call is one step, from token ids to what is wanted of their rows, through a vector of blocks.
 //
 // Its weights are in decoder.cc, a step's plan and course in decoder_step.cc, and what a block does in attention.cc,
 // mlp.cc and experts.cc.
@@ -40,6 +40,22 @@ struct Step {
   int64_t rows = 0;
   const int32_t* want = nullptr;  // rows whose output is asked for
   int64_t wanted = 0;
+};
+
+// What a hidden state has gone through: so many layers, 0 the embedding alone; or all of them and the final norm.
+constexpr int32_t kFinalNorm = -1;
+
+// What a step writes. Null or none: not wanted.
+struct StepOutputs {
+  int top = 1;               // of the wanted rows, largest logit first and the lowest id first among equals
+  int32_t* ids = nullptr;    // [wanted][top], -1 where no further logit is above -inf, or where one is not finite
+  float* logits = nullptr;   // [wanted][vocab]
+  const int32_t* hidden_layers = nullptr;  // ascending, of 0 to the number of layers, after kFinalNorm where that is one
+  int64_t layers = 0;
+  const int32_t* hidden_rows = nullptr;    // rows whose hidden states are asked for, ascending
+  int64_t hidden_wanted = 0;
+  float* hidden = nullptr;   // [layers][hidden_wanted][hidden]
+  PhaseTimes* times = nullptr;  // added to
 };
 
 // Whoever changes it holds the process's threads meanwhile (a Crew), so there is one step at a time, weights are not set
@@ -84,17 +100,12 @@ class Decoder {
   // How many experts the last step read, over all layers: what a step of a mixture costs goes by it. 0 without experts.
   int64_t experts_touched() const;
 
-  // From now on steps add to phase_times(), which begin at zero; or no longer.
-  void time_phases(bool on);
-  PhaseTimes phase_times() const;
   // Bytes of weights that phases of a kind read in a step of one row, all layers together.
   std::array<int64_t, kPhaseKinds> phase_bytes() const;
 
-  // Writes the `top` largest logits' ids of each wanted row, [wanted][top], largest first and the lowest id first among
-  // equals (-1 where no further logit is above -inf), and the logits unless null [wanted][vocab].
-  // Throws std::out_of_range beyond max_context, std::invalid_argument for bad tokens, parents, caches or wanted rows,
-  // MissingWeightError, BusyError where another thread is at one of the caches; nothing is committed.
-  void forward(const Step& step, int top, int32_t* ids, float* logits);
+  // Throws std::out_of_range beyond max_context, std::invalid_argument for bad tokens, parents, caches, layers or wanted
+  // rows, MissingWeightError, BusyError where another thread is at one of the caches; nothing is committed.
+  void forward(const Step& step, const StepOutputs& out);
 
  private:
   struct Mlp {
@@ -137,20 +148,21 @@ class Decoder {
   const Matrix& place(int layer, Slot slot, int expert) const;
   std::string absent() const;
   void check_complete();
-  void check(const Step& step) const;
+  void check(const Step& step, const StepOutputs& out) const;
   void plan(const Step& step);
   void plan_attention();
   void plan_attention(AttentionPlan& plan, bool by_blocks) const;
-  void reserve(const Step& step, int top);
+  void reserve(const Step& step, const StepOutputs& out);
   void reserve_experts(int64_t rows);
 
   // The phases of a step; every thread goes through all of them.
-  void run(int thread, const Step& step, int top, int32_t* ids, float* logits);
+  void run(int thread, const Step& step, const StepOutputs& out);
   void embed(ThreadContext& context, const Step& step);
   void attention(ThreadContext& context, const Block& block);
   void mlp(ThreadContext& context, const Block& block);
   void experts(ThreadContext& context, const Block& block);
-  void head(ThreadContext& context, int64_t wanted, int top, int32_t* ids, float* logits);
+  void keep_hidden(ThreadContext& context, const StepOutputs& out, int32_t layer);
+  void head(ThreadContext& context, int64_t wanted, const StepOutputs& out);
 
   template <typename Linear>
   void add_to_hidden(ThreadContext& context, const Block& block, Vector after, const Linear& linear, int64_t most = INT64_MAX);
@@ -174,7 +186,7 @@ class Decoder {
   Keys keys_of(const Sequence& s, const Block& block, int head) const;
   int64_t attention_floats(int64_t rows) const;  // of a thread's scratch
   float* partial(int64_t row, int64_t head, int64_t block);
-  void head_and_top(ThreadContext& context, const Rows& x, int64_t item, int64_t wanted, int top, float* logits);
+  void head_and_top(ThreadContext& context, const Rows& x, int64_t item, int64_t wanted, const StepOutputs& out);
   void merge_tops(int64_t wanted, int top, int32_t* ids);
 
   const DecoderShape shape_;
@@ -193,8 +205,6 @@ class Decoder {
   std::vector<Sequence> sequences_;
   std::vector<AttentionPlan> attention_plans_;  // one a window that layers have
   Phases phases_;
-  bool timing_ = false;
-  PhaseTimes phase_times_{};
   std::vector<int32_t> depth_, ancestors_, sequence_of_;
   const int32_t* want_ = nullptr;
   int64_t rows_ = 0;

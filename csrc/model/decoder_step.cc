@@ -13,8 +13,8 @@ constexpr size_t kPhasesALayer = 16;  // at most
 
 }  // namespace
 
-void Decoder::reserve(const Step& step, int top) {
-  const int64_t rows = step.rows, head = kPartialHead + cache_shape_.head_dim16();
+void Decoder::reserve(const Step& step, const StepOutputs& out) {
+  const int64_t rows = step.rows, top = out.top, head = kPartialHead + cache_shape_.head_dim16();
   ensure(hidden_, rows * hidden_stride_);
   ensure(qkv_, rows * qkv_stride_);
   ensure(branch_, rows * hidden_stride_);
@@ -35,18 +35,40 @@ void Decoder::reserve(const Step& step, int top) {
     own.rows.reserve(std::min(rows, kPreparedByAll), widest_);
     ensure(own.scratch, std::max(attention_floats(rows), outputs));
   }
-  phases_.begin(kPhasesALayer * blocks_.size() + 4);
+  phases_.begin(kPhasesALayer * blocks_.size() + size_t(out.layers) + 4);
 }
 
-void Decoder::run(int thread, const Step& step, int top, int32_t* ids, float* logits) {
+void Decoder::run(int thread, const Step& step, const StepOutputs& out) {
   ThreadContext context(kernels_, phases_, thread, threads_, own_[size_t(thread)], shared_rows_,
-            timing_ && thread == 0 ? &phase_times_ : nullptr);
+            thread == 0 ? out.times : nullptr);
   embed(context, step);
+  int32_t layer = 0;
+  keep_hidden(context, out, layer);
   for (const Block& block : blocks_) {
     attention(context, block);
     mlp(context, block);
+    keep_hidden(context, out, ++layer);
   }
-  if (step.wanted > 0) head(context, step.wanted, top, ids, logits);
+  keep_hidden(context, out, kFinalNorm);
+  if (step.wanted > 0) head(context, step.wanted, out);
+}
+
+// Copies the hidden states as they are now, where those of that many layers are wanted.
+void Decoder::keep_hidden(ThreadContext& context, const StepOutputs& out, int32_t layer) {
+  const int32_t* const last = out.hidden_layers + out.layers;
+  const int32_t* const found = std::find(out.hidden_layers, last, layer);
+  if (found == last) return;
+  float* const states = out.hidden + (found - out.hidden_layers) * out.hidden_wanted * shape_.hidden;
+  context.split(out.hidden_wanted, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t w = begin; w < end; ++w) {
+      const float* row = hidden(out.hidden_rows[w]);
+      if (layer == kFinalNorm) {
+        norm(row, final_norm_, context.scratch());  // which is longer: norms fill up to a multiple of 16
+        row = context.scratch();
+      }
+      std::memcpy(states + w * shape_.hidden, row, size_t(shape_.hidden) * sizeof(float));
+    }
+  });
 }
 
 void Decoder::embed(ThreadContext& context, const Step& step) {
@@ -67,27 +89,28 @@ void Decoder::norm(const float* x, const float* weight, float* out) const {
     kernels_->rms_norm(x, weight, shape_.hidden, shape_.rms_epsilon, out);
 }
 
-void Decoder::head(ThreadContext& context, int64_t wanted, int top, int32_t* ids, float* logits) {
+void Decoder::head(ThreadContext& context, int64_t wanted, const StepOutputs& out) {
   context.enter(Phase::head);
   auto x = context.inputs(wanted, shape_.hidden, !is_float(lm_head_.format), nullptr,
-                       [this](int64_t row, float* out) { norm(hidden(want_[row]), final_norm_, out); });
-  context.each(head_items_, [&](int64_t item) { head_and_top(context, x.get(), item, wanted, top, logits); });
-  if (context.thread() == 0) merge_tops(wanted, top, ids);
+                       [this](int64_t row, float* normed) { norm(hidden(want_[row]), final_norm_, normed); });
+  context.each(head_items_, [&](int64_t item) { head_and_top(context, x.get(), item, wanted, out); });
+  if (context.thread() == 0) merge_tops(wanted, out.top, out.ids);
 }
 
 // Logits nobody asked for never exist all at once: each piece of the outputs goes from the linear layer into the piece's
 // top and is forgotten.
-void Decoder::head_and_top(ThreadContext& context, const Rows& x, int64_t item, int64_t wanted, int top, float* logits) {
+void Decoder::head_and_top(ThreadContext& context, const Rows& x, int64_t item, int64_t wanted, const StepOutputs& out) {
+  const int top = out.top;
   const auto part = part_of(lm_head_.tiles(), head_items_, item);
   const int64_t first = part.first * kLanes, n = std::min<int64_t>(part.second * kLanes, shape_.vocab) - first;
-  const int64_t stride = logits != nullptr ? shape_.vocab : (part.second - part.first) * kLanes;
-  float* out = logits != nullptr ? logits + first : context.scratch();
-  kernels_->linear(lm_head_, x, part.first, part.second, out, stride, false);
+  const int64_t stride = out.logits != nullptr ? shape_.vocab : (part.second - part.first) * kLanes;
+  float* const logits = out.logits != nullptr ? out.logits + first : context.scratch();
+  kernels_->linear(lm_head_, x, part.first, part.second, logits, stride, false);
   for (int64_t w = 0; w < wanted; ++w) {
     if (shape_.logit_multiplier != 1 || shape_.logit_softcap > 0)
-      kernels_->cap(out + w * stride, n, shape_.logit_multiplier, shape_.logit_softcap);
+      kernels_->cap(logits + w * stride, n, shape_.logit_multiplier, shape_.logit_softcap);
     const int64_t at = item * wanted + w;
-    top_counts_[size_t(at)] = kernels_->top_k(out + w * stride, n, first, top, top_values_.data() + at * top,
+    top_counts_[size_t(at)] = kernels_->top_k(logits + w * stride, n, first, top, top_values_.data() + at * top,
                                               top_ids_.data() + at * top);
   }
 }

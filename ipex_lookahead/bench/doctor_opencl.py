@@ -190,11 +190,12 @@ def step_times(engine: Any) -> dict[str, float]:
     """Medians of a step's milliseconds by rows, a chain after ``CONTEXT`` positions."""
     import numpy as np
 
+    from ipex_lookahead.engines.base import OutputRequest
     from ipex_lookahead.engines.prefill import chain
 
     cache = engine.new_cache()
     tokens = np.arange(CONTEXT + STEP_ROWS[-1], dtype=np.int32) % engine.vocab_size
-    engine.forward(chain(cache, tokens[:CONTEXT], np.empty(0, np.int32)))
+    engine.forward(chain(cache, tokens[:CONTEXT], OutputRequest(np.empty(0, np.int32))))
     cache.keep(range(CONTEXT))
     times: dict[int, list[float]] = {rows: [] for rows in STEP_ROWS}
     for round_ in _rounds():
@@ -210,12 +211,13 @@ def prompt_speed(engine: Any) -> float:
     """Tokens a second of a prompt of ``PROMPT`` tokens, of which the last one's output is asked for."""
     import numpy as np
 
+    from ipex_lookahead.engines.base import OutputRequest
     from ipex_lookahead.engines.prefill import chain
 
     tokens, best = np.arange(PROMPT, dtype=np.int32) % engine.vocab_size, float("inf")
     for _ in _rounds():
         started = perf_counter()
-        engine.forward(chain(engine.new_cache(), tokens, np.array([PROMPT - 1], np.int32)))
+        engine.forward(chain(engine.new_cache(), tokens, OutputRequest(np.array([PROMPT - 1], np.int32))))
         best = min(best, perf_counter() - started)
     return PROMPT / best
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.engines.base import Engine
+from ipex_lookahead.engines.base import Engine, OutputRequest
 from ipex_lookahead.engines.prefill import chain, prefill
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.formats import dequantize
@@ -129,7 +129,7 @@ def engine_logits(engine: Engine) -> Logits:
 
     def logits(ids: npt.NDArray[np.int32]) -> Iterator[Floats]:
         chains = [(engine.new_cache(), ids)]
-        for _, output in prefill(engine, chains, asked=[range(len(ids))], logits=True, rows=ROWS):
+        for _, output in prefill(engine, chains, asked=[range(len(ids))], rows=ROWS, wants=OutputRequest(logits=True)):
             assert output.logits is not None
             yield output.logits
 

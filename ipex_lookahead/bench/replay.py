@@ -28,7 +28,7 @@ from ipex_lookahead.decoding.sequence_group import DecodingSequence
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import Batch, Engine, StepOutput
+from ipex_lookahead.engines.base import Batch, Engine, OutputRequest, StepOutput
 from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.files.safe_json import parse, read_file
@@ -59,7 +59,9 @@ def record_answer(engine: Engine, prompt: Sequence[int], output: Sequence[int], 
     """The likeliest ``top`` ids at each position of an answer, by one more pass over prompt and answer."""
     ids = np.array([*prompt, *output][:-1], np.int32)
     rows: list[list[int]] = []
-    for _, found in prefill(engine, [(engine.new_cache(), ids)], asked=[range(len(prompt) - 1, len(ids))], top=top):
+    for _, found in prefill(
+        engine, [(engine.new_cache(), ids)], asked=[range(len(prompt) - 1, len(ids))], wants=OutputRequest(top=top)
+    ):
         if found.top is not None:
             rows += found.top.tolist()
     return Answer(list(prompt), list(output), rows)
@@ -155,15 +157,15 @@ class RecordedEngine:
             place = base if parent < 0 else at[parent] + 1
             known = (parent < 0 or at[parent] >= 0) and place < len(self._text) and self._text[place] == token
             at.append(place if known else -1)
-        wanted = range(len(at)) if batch.want is None else batch.want.tolist()
+        wanted = range(len(at)) if batch.wants.rows is None else batch.wants.rows.tolist()
         after = [at[row] + 1 if 0 <= at[row] < len(self._text) - 1 else -1 for row in wanted]
         argmax = np.array([self._text[p] if p >= 0 else -1 for p in after], np.int32)
         top = None
-        if batch.top:
-            top = np.full((len(after), batch.top), -1, np.int32)
+        if batch.wants.top:
+            top = np.full((len(after), batch.wants.top), -1, np.int32)
             for row, place in enumerate(after):
                 if place > self._first:
-                    known_top = self._top[place - self._first - 1][: batch.top]
+                    known_top = self._top[place - self._first - 1][: batch.wants.top]
                     top[row, : len(known_top)] = known_top
         return StepOutput(argmax, None, top)
 
@@ -187,7 +189,7 @@ class _Watched:
 
     def __init__(self, inner: Proposer) -> None:
         self._inner = inner
-        self.top = inner.top
+        self.wants = inner.wants
         self.begin = inner.begin
         self.propose_seconds = self.observe_seconds = 0.0
 

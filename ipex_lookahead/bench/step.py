@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 from statistics import median
 from time import perf_counter
@@ -12,7 +13,7 @@ import numpy as np
 
 from ipex_lookahead.architectures import ModelSpec
 from ipex_lookahead.bench.shapes import shape_of
-from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.base import Batch, OutputRequest
 from ipex_lookahead.engines.native.core import integer_peak, read_bandwidth
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.prefill import chain
@@ -126,13 +127,13 @@ def _phases(engine: NativeEngine, batch: Batch, repeat: int) -> list[dict[str, A
     thread's time in which it waited for the others.
     """
     steps, wholes = [], []
+    timed = replace(batch, wants=replace(batch.wants, timings=True))
     for _ in range(repeat):
-        engine.time_phases(True)
         started = perf_counter()
-        engine.forward(batch)
+        output = engine.forward(timed)
         wholes.append(perf_counter() - started)
-        steps.append(engine.phase_times())
-    engine.time_phases(False)
+        assert output.timings is not None
+        steps.append(output.timings)
     found = []
     for kind in zip(*steps, strict=True):
         if not kind[0].count:
@@ -153,7 +154,7 @@ def _phases(engine: NativeEngine, batch: Batch, repeat: int) -> list[dict[str, A
 
 def _batch(cache: Any, rows: int) -> Batch:
     want = None if rows <= 64 else np.array([rows - 1], dtype=np.int32)
-    return chain(cache, np.arange(7, 7 + rows, dtype=np.int32), want)  # in a mixture, rows that differ
+    return chain(cache, np.arange(7, 7 + rows, dtype=np.int32), OutputRequest(want))  # in a mixture, rows that differ
 
 
 def _row_operations(spec: ModelSpec, operations: int, rows: int) -> int:

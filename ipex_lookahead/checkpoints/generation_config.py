@@ -189,7 +189,10 @@ REFUSED: Mapping[str, Refusal] = {
     "guidance_scale": ((1,), f"it needs the model beside itself: {GUIDE}"),
     "token_healing": ((False,), "token healing is not supported: leave the option out"),
     "output_attentions": ((False,), "the engine keeps no attention weights: leave the option out"),
-    "output_hidden_states": ((False,), "the engine keeps no hidden states: leave the option out"),
+    "output_hidden_states": (
+        (False,),
+        "generate returns none; call model(input_ids, output_hidden_states=True)",
+    ),
     "cache_implementation": (
         (
             "dynamic",

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ipex_lookahead.engines.base import Batch, Cache, Engine, TimesAttention
+from ipex_lookahead.engines.base import Batch, Cache, Engine, OutputRequest, TimesPhases
 from ipex_lookahead.engines.prefill import chain
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 16, 17, 20, 24, 32)
@@ -147,18 +147,20 @@ def _context_prices(engine: Engine, facts: Mapping[str, Any], one_row: float) ->
     few, many = CONTEXT_ROWS
     room = min(CONTEXT, max(CONTEXT_BYTES // max(a_position, 1), CONTEXT_STEP), engine.max_context - many)
     positions = room // CONTEXT_STEP * CONTEXT_STEP
-    if positions <= 0 or not isinstance(engine, TimesAttention):
+    if positions <= 0 or not isinstance(engine, TimesPhases):
         return assumed
     try:
         cache = engine.new_cache(blank=positions)
     except MemoryError:  # what is asked for may be short, and fit
         return assumed
-    batches = {n: chain(cache, np.arange(n, dtype=np.int32) % engine.vocab_size) for n in CONTEXT_ROWS}
+    timed = OutputRequest(timings=True)
+    batches = {n: chain(cache, np.arange(n, dtype=np.int32) % engine.vocab_size, timed) for n in CONTEXT_ROWS}
     times: dict[int, list[float]] = {n: [] for n in CONTEXT_ROWS}
     began = perf_counter()
     while not times[few] or (perf_counter() - began < CONTEXT_SECONDS and len(times[few]) < CONTEXT_ROUNDS):
         for n in CONTEXT_ROWS:
-            times[n].append(engine.attention_seconds(batches[n]))
+            phases = engine.forward(batches[n]).timings or ()
+            times[n].append(sum(phase.seconds for phase in phases if phase.name == "attention"))
     alone, together = (sorted(times[n])[len(times[n]) // 4] / positions for n in CONTEXT_ROWS)
     a_row = min(max(0.0, together - alone) / (many - few), alone / few)
     return alone - few * a_row, a_row

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,8 +12,10 @@ from ipex_lookahead.decoding.prefix_cache import PrefixCache
 from ipex_lookahead.decoding.sequence_group import NO_DRAFT, Reader, SequenceGroup
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft
-from ipex_lookahead.engines.base import Batch, Engine
+from ipex_lookahead.engines.base import Batch, Engine, OutputRequest
 from ipex_lookahead.errors import InputError
+
+LOGITS = OutputRequest(logits=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -123,9 +125,12 @@ class RunningBatch:
         self._caches = [sequence.cache for sequence in self.live]
         self._counts = [1] * len(self.live)
         self._parents = np.full(len(self.live), -1, np.int32)
-        self._logits = any(sequence.choose is not None for sequence in self.live)
+        self._plain = OutputRequest(logits=any(sequence.choose is not None for sequence in self.live))
+        self._wants = self._plain
+        for sequence in self.live:
+            if sequence.proposer is not None:
+                self._wants |= sequence.proposer.wants
         self._asked = True  # whether a step is of any use to a proposer beyond its tokens
-        self._top = max((s.proposer.top for s in self.live if s.proposer is not None), default=0)
 
     def propose(self, memory: PrefixCache | None, fail: Callable[[SequenceGroup, Exception], None]) -> bool:
         """Ask for drafts; whether there are any. A group whose proposer raises is failed."""
@@ -149,8 +154,8 @@ class RunningBatch:
             batch = self._drafted()
         else:
             tokens = np.array([sequence.last for sequence in self.live], np.int32)
-            top = self._top if self._asked else 0
-            batch = Batch(self._caches, self._counts, tokens, self._parents, None, self._logits, top)
+            wants = self._wants if self._asked else self._plain
+            batch = Batch(self._caches, self._counts, tokens, self._parents, wants)
         return _with_chunks(batch, chunks) if chunks else batch
 
     def _drafted(self) -> Batch:
@@ -169,7 +174,7 @@ class RunningBatch:
                     tokens.extend(draft.tokens)
                     parents.extend([parent + 1 for parent in draft.parents])
         rows, links = np.array(tokens, np.int32), np.array(parents, np.int32)
-        return Batch(self._caches, counts, rows, links, None, self._logits, self._top)
+        return Batch(self._caches, counts, rows, links, self._wants)
 
 
 def _with_chunks(batch: Batch, chunks: Sequence[PrefillChunk]) -> Batch:
@@ -177,7 +182,7 @@ def _with_chunks(batch: Batch, chunks: Sequence[PrefillChunk]) -> Batch:
     answers = len(batch.tokens)
     caches, counts, want = list(batch.caches), list(batch.counts), list(range(answers))
     tokens, parents = [batch.tokens], [batch.parents]
-    end, logits = answers, batch.logits
+    end, wants = answers, batch.wants
     for chunk in chunks:
         reader = chunk.reader
         first = reader.sequence.cache.length
@@ -190,10 +195,10 @@ def _with_chunks(batch: Batch, chunks: Sequence[PrefillChunk]) -> Batch:
         if shown or (chunk.done and reader.answer):
             want.extend(range(end - chunk.rows if shown else end - 1, end))
             chunk.answer = len(want) - 1
-            logits = logits or shown or chunk.group.logits
-    return Batch(
-        caches, counts, np.concatenate(tokens), np.concatenate(parents), np.array(want, np.int32), logits, batch.top
-    )
+            if shown or chunk.group.logits:
+                wants |= LOGITS
+    answered = replace(wants, rows=np.array(want, np.int32))
+    return Batch(caches, counts, np.concatenate(tokens), np.concatenate(parents), answered)
 
 
 def _checked(draft: Draft, proposer: Proposer, budget: int, engine: Engine) -> Draft:

@@ -366,7 +366,7 @@ class SequenceGroup:
                 sequence.missed += emitted
             elif proposer is not None:
                 scratch = argmax[end - draft.scratch : end] if draft.scratch else ()
-                top: Any = output.top[first:end] if proposer.top and output.top is not None else None
+                top: Any = output.top[first:end] if proposer.wants.top and output.top is not None else None
                 outcome = Outcome(draft, accepted, emitted, scratch, top)
                 if sequence.finish is None:
                     if sequence.asked:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
+import numpy.typing as npt
 
-from ipex_lookahead.engines.base import Batch, Engine, StepOutput
+from ipex_lookahead.engines.base import ARGMAX, Batch, Engine, StepOutput
 from ipex_lookahead.engines.prefill import PREFILL_ROWS
 
 PATIENCE = 0.2
@@ -159,32 +161,47 @@ def _joined(batches: Sequence[Batch]) -> Batch:
     """One forward for several batches."""
     if len(batches) == 1:
         return batches[0]
-    want, first = [], 0
+    rows, hidden_rows = [], []
+    first, wants = 0, ARGMAX
     for batch in batches:
         count = len(batch.tokens)
-        want.append((np.arange(count, dtype=np.int32) if batch.want is None else batch.want) + np.int32(first))
+        rows.append(_rows(batch.wants.rows, count) + np.int32(first))
+        hidden_rows.append(_rows(batch.wants.hidden_rows, count if batch.wants.hidden else 0) + np.int32(first))
         first += count
+        wants |= batch.wants
+    if any(batch.wants.rows is not None for batch in batches):
+        wants = replace(wants, rows=np.concatenate(rows))
+    if wants.hidden:
+        wants = replace(wants, hidden_rows=np.concatenate(hidden_rows))
     return Batch(
         [cache for batch in batches for cache in batch.caches],
         [count for batch in batches for count in batch.counts],
         np.concatenate([batch.tokens for batch in batches]),
         np.concatenate([batch.parents for batch in batches]),
-        None if all(batch.want is None for batch in batches) else np.concatenate(want),
-        any(batch.logits for batch in batches),
-        max(batch.top for batch in batches),
+        wants,
     )
 
 
 def _apart(output: StepOutput, asked: Sequence[_Asked]) -> list[StepOutput]:
-    """What each batch asked for."""
+    """What each batch wants."""
     if len(asked) == 1:
         return [output]
-    found, first = [], 0
+    found, first, first_hidden = [], 0, 0
     for one in asked:
-        batch = one.batch
-        end = first + (len(batch.tokens) if batch.want is None else len(batch.want))
-        logits = output.logits[first:end] if batch.logits and output.logits is not None else None
-        top = np.ascontiguousarray(output.top[first:end, : batch.top]) if batch.top and output.top is not None else None
-        found.append(StepOutput(output.argmax[first:end], logits, top, output.experts, shared=True))
+        wants, rows = one.batch.wants, len(one.batch.tokens)
+        end = first + (rows if wants.rows is None else len(wants.rows))
+        logits = output.logits[first:end] if wants.logits and output.logits is not None else None
+        top = np.ascontiguousarray(output.top[first:end, : wants.top]) if wants.top and output.top is not None else None
+        hidden = None
+        if wants.hidden and output.hidden is not None:
+            last = first_hidden + (rows if wants.hidden_rows is None else len(wants.hidden_rows))
+            hidden = {layer: output.hidden[layer][first_hidden:last] for layer in wants.hidden}
+            first_hidden = last
+        timings = output.timings if wants.timings else None
+        found.append(StepOutput(output.argmax[first:end], logits, top, output.experts, True, hidden, timings))
         first = end
     return found
+
+
+def _rows(listed: npt.NDArray[np.int32] | None, every: int) -> npt.NDArray[np.int32]:
+    return np.arange(every, dtype=np.int32) if listed is None else listed

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
+from ipex_lookahead.engines.base import OutputRequest
 
 
 class Proposer(Protocol):
@@ -16,13 +17,14 @@ class Proposer(Protocol):
     it is asked again, and those of which nothing but the tokens is told as one: ``emitted`` are those of all of them.
 
     Attributes:
-        top: how many of the target's most likely ids at every row the proposer wants in its outcomes; mostly 0. They
-            take time, so there are none of steps that the controller leaves alone.
+        wants: what of the target's step at every row of the sequence the proposer wants in its outcomes, beside the
+            argmax; mostly nothing (``ARGMAX``). It takes time, so there is none of steps that the controller leaves
+            alone. Its ``rows`` are None.
     """
 
     @property
-    def top(self) -> int:
-        """Ids a row that ``observe`` wants to see in ``Outcome.top``, 0 to 64."""
+    def wants(self) -> OutputRequest:
+        """What ``observe`` is to find in its outcomes."""
         ...
 
     def begin(self, prompt: Sequence[int]) -> None:

@@ -142,7 +142,7 @@ class Outcome:
             condition ended the sequence inside the draft.
         scratch_argmax: argmax of the target at each scratch row.
         top: the target's most likely ids at every row, most likely first: ``top[0]`` after the last committed token,
-            ``top[i + 1]`` after draft token i, rejected ones included. None unless the proposer asks (its ``top``).
+            ``top[i + 1]`` after draft token i, rejected ones included. None unless the proposer ``wants`` it.
     """
 
     draft: Draft

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import Cache, Engine, StepOutput, crop_or_empty
+from ipex_lookahead.engines.base import ARGMAX, Cache, Engine, OutputRequest, StepOutput, crop_or_empty
 from ipex_lookahead.engines.prefill import prefill
 
 DraftChoice = Callable[[npt.NDArray[np.float32], npt.NDArray[np.int64]], "tuple[int, float] | None"]
@@ -64,7 +64,7 @@ class DraftModel:
         keys: gives the cache; None makes an empty one. Without room for it, drafts are empty.
     """
 
-    top = 0
+    wants = ARGMAX
 
     def __init__(
         self,
@@ -170,7 +170,10 @@ class DraftModel:
         unread = self._tokens[self._cache.length : end].astype(np.int32)
         asked = None if answer else [()]
         *_, (_, output) = prefill(
-            self._engine, [(self._cache, unread)], asked=asked, logits=answer and self._wants_logits
+            self._engine,
+            [(self._cache, unread)],
+            asked=asked,
+            wants=OutputRequest(logits=answer and self._wants_logits),
         )
         return output
 

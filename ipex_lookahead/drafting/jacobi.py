@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.window import NGramPool, Window
+from ipex_lookahead.engines.base import ARGMAX
 
 
 class Jacobi:
@@ -34,7 +35,7 @@ class Jacobi:
         guesses: G, n-grams kept for a token (the oldest gives way) and verified at a time.
     """
 
-    top = 0
+    wants = ARGMAX
 
     def __init__(self, window: int = 15, ngram: int = 5, guesses: int = 15) -> None:
         self._window, self._ngram, self._guesses = window, ngram, guesses

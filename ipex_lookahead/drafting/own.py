@@ -7,9 +7,9 @@ from operator import index
 from typing import Any
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
+from ipex_lookahead.engines.base import ARGMAX, MOST_TOP, OutputRequest
 from ipex_lookahead.errors import InputError
 
-MOST_TOP = 64
 _DRAFT = (
     "a Draft (ipex_lookahead.drafting) has tokens, ids of the vocabulary, and parents, for each token the index of the"
     " one before it in the tree, or -1; Draft.chain(ids) is one path, Draft() is nothing"
@@ -24,6 +24,9 @@ class OwnProposer:
         inner: made by the caller's ``proposer``; see :class:`ipex_lookahead.drafting.Proposer`.
         vocab_size: ids are below it.
 
+    Attributes:
+        wants: as the inner proposer; nothing where it does not say.
+
     Raises InputError, here and in ``propose``, for what is no proposer and no draft.
     """
 
@@ -35,16 +38,14 @@ class OwnProposer:
         if missing:
             raise InputError(
                 f"proposer made a {self._name}, which has no {' and no '.join(missing)}",
-                hint="a Proposer (ipex_lookahead.drafting) has begin(prompt), propose(budget), observe(outcome), top",
+                hint="a Proposer (ipex_lookahead.drafting) has begin(prompt), propose(budget), observe(outcome), wants",
             )
-        top = getattr(inner, "top", 0)
-        if isinstance(top, bool) or not isinstance(top, int) or not 0 <= top <= MOST_TOP:
-            raise InputError(f"{self._name}.top is {top!r:.60}; it must be a whole number from 0 to {MOST_TOP}")
-
-    @property
-    def top(self) -> int:
-        """As the inner proposer wants; 0 where it does not say."""
-        return int(getattr(self._inner, "top", 0))
+        self.wants = _checked(getattr(inner, "wants", ARGMAX), self._name)
+        if getattr(inner, "top", 0) and not hasattr(inner, "wants"):
+            raise InputError(
+                f"{self._name}.top is {inner.top!r:.60}, which nothing reads",
+                hint=f"say wants = OutputRequest(top={inner.top!r:.60}) (ipex_lookahead.drafting)",
+            )
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Start a sequence."""
@@ -91,6 +92,15 @@ class OwnProposer:
 
     def _wrong(self, problem: str) -> InputError:
         return InputError(f"{self._name}.propose {problem}", hint=_DRAFT)
+
+
+def _checked(wants: Any, name: str) -> OutputRequest:
+    """What a proposer wants. Raises InputError where it is no request, or one that no step serves."""
+    if not isinstance(wants, OutputRequest) or wants.rows is not None:
+        raise InputError(f"{name}.wants is {wants!r:.60}; it must be an OutputRequest of all rows")
+    if isinstance(wants.top, bool) or not isinstance(wants.top, int) or not 0 <= wants.top <= MOST_TOP:
+        raise InputError(f"{name}.wants.top is {wants.top!r:.60}; it must be a whole number from 0 to {MOST_TOP}")
+    return wants
 
 
 def _shown(value: object) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ipex_lookahead.drafting.draft import Draft, Outcome, ScratchRows
+from ipex_lookahead.engines.base import OutputRequest
 from ipex_lookahead.errors import EngineError, InputError
 
 SOURCES = ("recycling", "store", "suffix")
@@ -57,11 +58,11 @@ class PartialMatching:
         InputError: depth or width outside its range, or a store that is none.
 
     Attributes:
-        top: as ``Proposer.top``: ``width``.
+        wants: the ``width`` most likely ids of every row.
     """
 
     def __init__(self, *, depth: int, width: int, store: Any = None) -> None:
-        self.top = width
+        self.wants = OutputRequest(top=width)
         self._optional: ScratchRows | None = None
         try:
             self._predictor = native_core().Predictor(depth, width, store)
@@ -89,7 +90,7 @@ class PartialMatching:
     def observe(self, outcome: Outcome) -> None:
         """Index the newly committed tokens, and keep the likeliest ids after every row of the step."""
         draft: Draft = outcome.draft
-        top: Any = outcome.top if self.top else None
+        top: Any = outcome.top if self.wants.top else None
         if top is not None and type(top) is not np.ndarray:
             top = np.array(top, np.int32)
         try:

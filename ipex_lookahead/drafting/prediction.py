@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
+from ipex_lookahead.engines.base import ARGMAX, OutputRequest
 
 SOURCE = "prediction"
 """Name of what comes of it, in ``Draft.sources``."""
@@ -42,9 +43,9 @@ class Prediction:
                 self._after[tuple(self._prediction[end - size : end])] = end
 
     @property
-    def top(self) -> int:
-        """As the inner proposer wants."""
-        return 0 if self._inner is None else self._inner.top
+    def wants(self) -> OutputRequest:
+        """As the inner proposer."""
+        return ARGMAX if self._inner is None else self._inner.wants
 
     def begin(self, prompt: Sequence[int]) -> None:
         """The answer has begun with the last token."""
@@ -99,9 +100,9 @@ class Filtered:
         self._committed = committed
 
     @property
-    def top(self) -> int:
-        """As the inner proposer wants."""
-        return self._inner.top
+    def wants(self) -> OutputRequest:
+        """As the inner proposer."""
+        return self._inner.wants
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Start a sequence."""

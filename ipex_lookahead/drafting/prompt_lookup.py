@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
+from ipex_lookahead.engines.base import ARGMAX
 
 _TOKEN_BITS = 32
 
@@ -32,7 +33,7 @@ class PromptLookup:
         occurrence: "last" or "first", the occurrence that is copied from.
     """
 
-    top = 0
+    wants = ARGMAX
 
     def __init__(self, max_ngram: int = 3, occurrence: str = "last") -> None:
         self._max_ngram = max_ngram

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.errors import ForgottenKeysError
+
+FINAL_NORM = -1
+"""In ``OutputRequest.hidden``: after all layers and the final norm."""
+MOST_TOP = 64
+"""Most likely ids of a row that may be wanted."""
 
 
 class Cache(Protocol):
@@ -48,6 +53,64 @@ def crop_or_empty(cache: Cache, length: int) -> None:
         cache.crop(0)
 
 
+@dataclass(frozen=True, slots=True)
+class OutputRequest:
+    """What a forward is to return.
+
+    Attributes:
+        rows: int32 [n], rows of the batch, ascending, that get an argmax and what ``logits`` and ``top`` say; None =
+            all of them.
+        logits: whether the logits of these rows are returned.
+        top: how many of the most likely ids of each of these rows, 0 to ``MOST_TOP``.
+        hidden: whose hidden states are returned: i = those after i layers, which layer i reads (0 = the embeddings);
+            ``FINAL_NORM`` = those after all layers and the final norm, which the lm_head reads. Those after all layers
+            alone the native engine has, others refuse them.
+        hidden_rows: int32 [n], rows of the batch, ascending, whose hidden states are returned; None = all of them.
+        timings: whether the times of the forward's phases are returned, on an engine that ``TimesPhases``.
+    """
+
+    rows: npt.NDArray[np.int32] | None = None
+    logits: bool = False
+    top: int = 0
+    hidden: tuple[int, ...] = ()
+    hidden_rows: npt.NDArray[np.int32] | None = None
+    timings: bool = False
+
+    def __or__(self, other: OutputRequest) -> OutputRequest:
+        """What serves both, of all rows."""
+        hidden = self.hidden if self.hidden == other.hidden else tuple(sorted({*self.hidden, *other.hidden}))
+        logits, timings = self.logits or other.logits, self.timings or other.timings
+        return OutputRequest(None, logits, max(self.top, other.top), hidden, None, timings)
+
+
+ARGMAX = OutputRequest()
+"""The argmax of every row, and nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTime:
+    """One kind of phases of a forward, those of all layers together, as the first thread sees them.
+
+    Attributes:
+        name: embedding, qkv, heads (norms and ropes that are not done with q, k and v), attention, output, router,
+            gate_up, down or head. Norms and quantising belong to the matrices that read their rows.
+        count: phases.
+        seconds: until all threads were through.
+        busy: seconds of them in which this thread worked; in the others it waited.
+        weight_bytes: of weights that a step of one row reads in them.
+    """
+
+    name: str
+    count: int
+    seconds: float
+    busy: float
+    weight_bytes: int
+
+
+Hidden = Mapping[int, npt.NDArray[np.float32]]
+"""Hidden states, float32 [rows, hidden size], by what of ``OutputRequest.hidden`` they are."""
+
+
 @dataclass(slots=True)
 class Batch:
     """Rows of one or several sequences for one forward.
@@ -59,31 +122,29 @@ class Batch:
         parents: int32 [rows]; index of the parent among the same sequence's rows (smaller than the row's own), or -1:
             the row follows the committed prefix. A row's position is ``cache.length`` + its depth, and it attends to
             the committed prefix, its ancestors and itself.
-        want: int32 [wanted], rows (indices into the whole batch, ascending) whose output is asked for; None = all.
-        logits: True returns float32 logits, False only their argmax.
-        top: how many of the most likely ids to return for each wanted row, 0 to 64.
+        wants: what is to be returned of which rows.
     """
 
     caches: Sequence[Cache]
     counts: Sequence[int]
     tokens: npt.NDArray[np.int32]
     parents: npt.NDArray[np.int32]
-    want: npt.NDArray[np.int32] | None = None
-    logits: bool = False
-    top: int = 0
+    wants: OutputRequest = ARGMAX
 
 
 @dataclass(slots=True)
 class StepOutput:
-    """Outputs in the order of ``Batch.want``.
+    """What the batch's ``wants`` says, in the order of its ``rows``.
 
     Attributes:
         argmax: int32 [wanted]; the lowest id wins a tie.
         logits: float32 [wanted, vocab_size], owned by the caller, or None.
         top: int32 [wanted, top], most likely first, the lowest id first among equals (-1 where the vocabulary has no
-            more); None unless asked for.
+            more); None unless wanted.
         experts: how many experts of a mixture the forward read, the distinct ones of each layer; 0 in other models.
         shared: whether others' rows were in the same forward, so that its time says nothing of these.
+        hidden: hidden states of ``hidden_rows``; None unless wanted.
+        timings: where the forward's time went, in its order; None unless wanted.
     """
 
     argmax: npt.NDArray[np.int32]
@@ -91,6 +152,8 @@ class StepOutput:
     top: npt.NDArray[np.int32] | None = None
     experts: int = 0
     shared: bool = False
+    hidden: Hidden | None = None
+    timings: Sequence[PhaseTime] | None = None
 
 
 class Engine(Protocol):
@@ -113,7 +176,8 @@ class Engine(Protocol):
 
         Raises:
             ContextLengthError: a row's position would not be below ``max_context``.
-            InputError: a token id outside the vocabulary, or parents that are no forest.
+            InputError: a token id outside the vocabulary, parents that are no forest, or a request for what the engine
+                or the model does not have.
         """
         ...
 
@@ -137,13 +201,14 @@ class NamesKernels(Protocol):
 
 
 @runtime_checkable
-class TimesAttention(Protocol):
-    """An engine that can tell what a position of context costs."""
+class TimesPhases(Protocol):
+    """An engine that serves ``OutputRequest.timings``, at any length of context."""
+
+    @property
+    def times_phases(self) -> Literal[True]:
+        """It does."""
+        ...
 
     def new_cache(self, blank: int = 0) -> Cache:
         """A sequence of ``blank`` positions that nothing has been computed for."""
-        ...
-
-    def attention_seconds(self, batch: Batch) -> float:
-        """Run a forward, and tell what its attention took, that of all layers together."""
         ...

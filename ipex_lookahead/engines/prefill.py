@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.engines.base import Batch, Cache, Engine, StepOutput
+from ipex_lookahead.engines.base import ARGMAX, Batch, Cache, Engine, OutputRequest, StepOutput
 
 PREFILL_ROWS = 512
 """Rows in one forward: enough to be compute bound, few enough to bound the engine's scratch memory."""
@@ -25,6 +25,7 @@ class Piece:
         done: whether the chain ends with them.
         asked: those whose output was asked for, indices into the chain's tokens, ascending.
         answers: for each of ``asked`` the row of the forward's output.
+        rows: for each of its tokens the row of the forward's hidden states.
     """
 
     chain: int
@@ -33,18 +34,16 @@ class Piece:
     done: bool
     asked: Sequence[int]
     answers: range
+    rows: range
 
 
 def chain(
     cache: Cache,
     tokens: npt.NDArray[np.int32],
-    want: npt.NDArray[np.int32] | None = None,
-    *,
-    logits: bool = False,
-    top: int = 0,
+    wants: OutputRequest = ARGMAX,
 ) -> Batch:
-    """A forward of one chain: int32 [n] tokens, n >= 1, that follow what ``cache`` holds. Others as in ``Batch``."""
-    return Batch([cache], [len(tokens)], tokens, _in_a_row(len(tokens)), want, logits, top)
+    """A forward of one chain: int32 [n] tokens, n >= 1, that follow what ``cache`` holds."""
+    return Batch([cache], [len(tokens)], tokens, _in_a_row(len(tokens)), wants)
 
 
 def prefill(
@@ -52,8 +51,7 @@ def prefill(
     chains: Sequence[tuple[Cache, npt.NDArray[np.int32]]],
     *,
     asked: Sequence[Sequence[int]] | None = None,
-    logits: bool = False,
-    top: int = 0,
+    wants: OutputRequest = ARGMAX,
     rows: int = PREFILL_ROWS,
 ) -> Iterator[tuple[list[Piece], StepOutput]]:
     """Feed chains of tokens and commit them, several to a forward where they fit.
@@ -64,8 +62,7 @@ def prefill(
         engine: where the model runs.
         chains: (cache, int32 [n] tokens that follow what it holds), n >= 1, no cache twice.
         asked: for each chain the tokens whose output is asked for, indices, ascending; None = the last one.
-        logits: as in ``Batch``.
-        top: as in ``Batch``.
+        wants: what is to be returned of those tokens, and the hidden states of all tokens; its rows are not looked at.
         rows: most rows in a forward.
 
     Yields:
@@ -85,7 +82,8 @@ def prefill(
             wanted[number] = left[len(here) :]
             answers = range(len(want), len(want) + len(here))
             want += [at - first + used for at in here]
-            pieces.append(Piece(number, first, count, first + count == len(chains[number][1]), here, answers))
+            done, at = first + count == len(chains[number][1]), range(used, used + count)
+            pieces.append(Piece(number, first, count, done, here, answers, at))
             used += count
             if used == rows:
                 break
@@ -95,9 +93,7 @@ def prefill(
                 [piece.count for piece in pieces],
                 np.concatenate([chains[p.chain][1][p.first : p.first + p.count] for p in pieces]),
                 np.concatenate([_in_a_row(piece.count) for piece in pieces]),
-                np.array(want, np.int32),
-                logits,
-                top,
+                replace(wants, rows=np.array(want, np.int32), hidden_rows=None),
             )
         )
         for piece in pieces:

@@ -63,7 +63,7 @@ ONLY_DEFAULT: dict[str, tuple[tuple[Any, ...], str]] = {
     "offload_folder": ((None,), "nothing is offloaded; leave it out"),
     "output_loading_info": ((False, None), "a missing tensor is an error; leave it out"),
     "output_attentions": ((False, None), "attention is not kept; leave it out"),
-    "output_hidden_states": ((False, None), "hidden states are not kept; leave it out"),
+    "output_hidden_states": ((False, None), "say it in the call: model(input_ids, output_hidden_states=True)"),
     "return_dict": ((True, None), "a model answers with an object; leave it out"),
     "ignore_mismatched_sizes": ((False, None), "a tensor of another size is an error"),
     "tp_plan": ((None,), "a model runs on one device; leave it out"),

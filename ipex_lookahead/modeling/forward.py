@@ -1,18 +1,20 @@
-"""A call of the model: token ids and what came before in, logits out."""
+"""A call of the model: token ids and what came before in, logits and hidden states out."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from ipex_lookahead.engines.base import OutputRequest
 from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.errors import ContextLengthError, InputError
 from ipex_lookahead.generation.past import LookaheadCache, check_positions
 
 
-def logits_after(
+def outputs_after(
     past: LookaheadCache,
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
@@ -20,8 +22,9 @@ def logits_after(
     cache_position: torch.Tensor | None = None,
     *,
     kept: torch.Tensor,
-) -> torch.Tensor:
-    """Logits of new columns; ``past`` holds them afterwards. Nothing has happened to it where this raises.
+    hidden: Sequence[int] = (),
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Logits and hidden states of new columns, which ``past`` holds afterwards; where this raises it is as before.
 
     Args:
         past: what came before.
@@ -30,9 +33,11 @@ def logits_after(
         position_ids: int64 [rows or 1, columns]; those that follow from the mask, whatever stands at padding.
         cache_position: int64 [columns]; the columns' numbers.
         kept: int64 [k], the new columns whose logits are wanted.
+        hidden: whose hidden states are wanted, as in ``OutputRequest``.
 
     Returns:
-        float32 [rows, k, vocab_size], zeros at padding.
+        float32 [rows, k, vocab_size], and for each of ``hidden`` float32 [rows, columns, hidden size], all zeros at
+        padding.
 
     Raises:
         InputError: ids, mask or positions outside what is allowed.
@@ -57,10 +62,18 @@ def logits_after(
     ]
     rows = [row for row, chain in enumerate(chains) if len(chain)]  # the others have nothing but padding here
     fed = [(past.rows[row], chains[row].astype(np.int32)) for row in rows]
+    columns = [row.nonzero()[:, 0] for row in new]
+    states: dict[int, torch.Tensor] = {}
     try:
-        for pieces, output in prefill(engine, fed, asked=[sorted(places[row]) for row in rows], logits=True):
+        wants = OutputRequest(logits=True, hidden=tuple(hidden))
+        for pieces, output in prefill(engine, fed, asked=[sorted(places[row]) for row in rows], wants=wants):
             for piece in pieces:
                 row = rows[piece.chain]
+                for layer, values in (output.hidden or {}).items():
+                    if layer not in states:
+                        states[layer] = torch.zeros((*new.shape, values.shape[1]))
+                    own = torch.from_numpy(values[piece.rows.start : piece.rows.stop])
+                    states[layer][row, columns[row][piece.first : piece.first + piece.count]] = own
                 for place, answer in zip(piece.asked, piece.answers, strict=True):
                     assert output.logits is not None
                     logits[row, places[row][place]] = torch.from_numpy(output.logits[answer])
@@ -69,7 +82,7 @@ def logits_after(
             past.cut(row)
         raise
     past.ids, past.mask = torch.cat([past.ids, input_ids.cpu().to(torch.int64)], 1), mask
-    return logits
+    return logits, [states[layer] for layer in hidden]
 
 
 def _whole_mask(past: LookaheadCache, input_ids: torch.Tensor, attention_mask: Any) -> torch.Tensor:

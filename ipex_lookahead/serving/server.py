@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.base import Batch, OutputRequest
 from ipex_lookahead.errors import ContextLengthError, InputError, LookaheadError
 from ipex_lookahead.files.safe_json import has_surrogate
 from ipex_lookahead.generation.recommended import SETTINGS
@@ -161,7 +161,7 @@ class Served:
         probes = np.linspace(0, self.vocab_size - 1, _PROBES).astype(np.int32)
         chain = np.arange(-1, _PROBES - 1, dtype=np.int32)
         cache = engine.new_cache()
-        output = engine.forward(Batch([cache], [_PROBES], probes, chain, logits=True))
+        output = engine.forward(Batch([cache], [_PROBES], probes, chain, OutputRequest(logits=True)))
         assert output.logits is not None
         digest = hashlib.sha256(np.ascontiguousarray(output.logits).tobytes())
         vocabulary = sorted(self.tokenizer.get_vocab().items())

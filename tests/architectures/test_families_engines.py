@@ -19,8 +19,8 @@ from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL
 from ipex_lookahead.engines.native.core import available_isas
 from ipex_lookahead.generation.generate import generate
 from tests.gates import cases
-from tests.support.family_engines import each, in_chunks, load, on, some, step
-from tests.support.family_table import VOCAB, Variant, variants
+from tests.support.family_engines import each, every_state, in_chunks, load, on, some, step
+from tests.support.family_table import CONTEXT, VOCAB, Variant, variants
 from tests.support.gguf_families import write_gguf
 from tests.support.native import chain
 from tests.support.pairs import pairwise
@@ -62,6 +62,26 @@ def test_the_torch_engine_agrees_with_transformers(tmp_path: Path, model_type: s
     assert distance(got, logits(model, ids)) < 1e-4
 
 
+@pytest.mark.parametrize("engine", ["native", "torch"])
+@EACH
+def test_hidden_states_agree_with_transformers(tmp_path: Path, model_type: str, variant: Variant, engine: str) -> None:
+    """The last ones spread less evenly than logits: a final norm's weights are of many sizes."""
+    bound, options = (2 * FLOATS, {"max_context": CONTEXT}) if engine == "native" else (1e-4, {})
+    model = build(model_type, variant)
+    ids = torch.from_numpy(text(model)[None]).long()
+    with torch.no_grad():
+        expected = model(ids, output_hidden_states=True, use_cache=False).hidden_states
+    write_folder(tmp_path, model)
+    ours = AutoModelForCausalLM.from_pretrained(
+        tmp_path, engine=engine, dtype="float32", threads=1, progress=False, **options
+    )
+    found = ours(ids, output_hidden_states=True, logits_to_keep=1).hidden_states
+    assert [each.shape for each in found] == [each.shape for each in expected]
+    for layer, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert one.dtype == torch.float32
+        assert distance(one, other.numpy()) < bound, layer
+
+
 CHUNKS: dict[str, tuple[list[int], int]] = {
     "whole": ([1000], 0),
     "one by one": ([1], 0),
@@ -89,16 +109,18 @@ def test_every_way_of_serving_rows_gives_the_same_bytes(tmp_path: Path, model_ty
         low_bit, kv_cache = way["weights"]
         if way["weights"] not in expected:
             with on("scalar"):
-                expected[way["weights"]] = in_chunks(load(tmp_path, low_bit, kv_cache=kv_cache), ids, [1]).tobytes()
+                engine = load(tmp_path, low_bit, kv_cache=kv_cache)
+                expected[way["weights"]] = in_chunks(engine, ids, [1], (), every_state(engine)).tobytes()
         with on(way["isa"]):
             engine = load(tmp_path, low_bit, threads=way["threads"], kv_cache=kv_cache)
         assert engine.describe()["isa"] == way["isa"]
         sizes, beside = CHUNKS[way["chunks"]]
-        assert in_chunks(engine, ids, sizes, neighbours[:beside]).tobytes() == expected[way["weights"]], way
+        got = in_chunks(engine, ids, sizes, neighbours[:beside], every_state(engine))
+        assert got.tobytes() == expected[way["weights"]], way
 
 
 @EACH
-def test_a_row_of_a_tree_has_the_logits_of_its_path(tmp_path: Path, model_type: str, variant: Variant) -> None:
+def test_a_row_of_a_tree_is_that_of_its_path(tmp_path: Path, model_type: str, variant: Variant) -> None:
     """Trees whose branches reach over the edge of a window, in two sequences at once, at several lengths."""
     engine = load(write_folder(tmp_path, build(model_type, variant)), "sym_int4", threads=2)
     chance = np.random.default_rng(6)
@@ -111,12 +133,13 @@ def test_a_row_of_a_tree_has_the_logits_of_its_path(tmp_path: Path, model_type: 
         parents = np.array([int(chance.integers(-1, row)) if chance.random() < 0.5 else row - 1 for row in range(rows)])
         other = chance.integers(3, VOCAB, 5).astype(np.int32)
         trees = [parents.astype(np.int32), chain(5)]
-        found = step(engine, [cache, engine.new_cache()], [tokens, other], trees)[0]
+        states = every_state(engine)
+        found = step(engine, [cache, engine.new_cache()], [tokens, other], trees, states)[0]
         for row in range(rows):
             path = [row]
             while parents[path[0]] >= 0:
                 path.insert(0, int(parents[path[0]]))
-            alone = step(engine, [cache.fork()], [tokens[path]], [chain(len(path))])[0]
+            alone = step(engine, [cache.fork()], [tokens[path]], [chain(len(path))], states)[0]
             assert found[row].tobytes() == alone[-1].tobytes(), (length, row, path)
         prefix = prefix[length:]
 

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.architectures.spec import Experts
 from ipex_lookahead.checkpoints import Checkpoint, GgufCheckpoint, open_checkpoint
+from ipex_lookahead.engines.base import OutputRequest
 from ipex_lookahead.engines.hf_config import transformers_config
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.prefill import chain
@@ -51,9 +52,7 @@ def read(folder: Path, **values: Any) -> dict[str, Any]:
 
 def native_logits(checkpoint: Checkpoint, ids: Any) -> Any:
     engine = NativeEngine.load(checkpoint, checkpoint.spec, WeightPlan(), threads=2)
-    batch = chain(engine.new_cache(), ids)
-    batch.want, batch.logits = None, True
-    return engine.forward(batch).logits
+    return engine.forward(chain(engine.new_cache(), ids, OutputRequest(logits=True))).logits
 
 
 def test_mxfp4_is_kept_as_it_is(tmp_path: Path, folder: Path, model: Any) -> None:

@@ -14,7 +14,7 @@ from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.architectures.experts import MAX_EXPERTS, MAX_IN_ALL
 from ipex_lookahead.architectures.spec import Experts
 from ipex_lookahead.checkpoints import GgufCheckpoint, open_checkpoint
-from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.base import Batch, OutputRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import ModelFormatError
@@ -71,7 +71,9 @@ def test_a_router_in_low_bits_is_run_with_its_values(tmp_path: Path) -> None:
         checkpoint = GgufCheckpoint(tmp_path / kind.name)
         engine = NativeEngine.load(checkpoint, checkpoint.spec, WeightPlan(), threads=1)
         cache = engine.new_cache()
-        batch = Batch([cache], [5], np.arange(5, dtype=np.int32), np.arange(-1, 4, dtype=np.int32), None, True)
+        batch = Batch(
+            [cache], [5], np.arange(5, dtype=np.int32), np.arange(-1, 4, dtype=np.int32), OutputRequest(logits=True)
+        )
         logits = engine.forward(batch).logits
         assert logits is not None
         found.append(logits.tobytes())

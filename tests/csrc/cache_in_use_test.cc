@@ -72,7 +72,10 @@ std::vector<float> step(Decoder& decoder, KVCache& cache, const std::vector<int3
   step.rows = int64_t(parents.size());
   step.want = &last;
   step.wanted = 1;
-  decoder.forward(step, 1, ids.data(), logits.data());
+  StepOutputs outputs;
+  outputs.ids = ids.data();
+  outputs.logits = logits.data();
+  decoder.forward(step, outputs);
   return logits;
 }
 

@@ -58,8 +58,20 @@ long count_in_step(Decoder& decoder, KVCache& cache, const std::vector<int32_t>&
   step.rows = rows;
   step.want = want.data();
   step.wanted = rows;
+  const int32_t layers[] = {kFinalNorm, 0, 2};
+  std::vector<float> states(3 * parents.size() * size_t(decoder.shape().hidden));
+  StepOutputs outputs;
+  outputs.ids = ids.data();
+  if (logits) {  // and all else that there is
+    outputs.logits = out.data();
+    outputs.hidden_layers = layers;
+    outputs.layers = 3;
+    outputs.hidden_rows = want.data();
+    outputs.hidden_wanted = rows;
+    outputs.hidden = states.data();
+  }
   const long before = allocations.load();
-  decoder.forward(step, 1, ids.data(), logits ? out.data() : nullptr);
+  decoder.forward(step, outputs);
   return allocations.load() - before;
 }
 

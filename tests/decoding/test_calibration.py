@@ -10,6 +10,7 @@ import pytest
 from ipex_lookahead.decoding import calibration
 from ipex_lookahead.decoding.calibration import Calibration, calibrate
 from ipex_lookahead.decoding.cost import CostCurve
+from ipex_lookahead.engines.base import PhaseTime, StepOutput
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.timed_engine import EXPERTS, USED, free, mixture, steps_of_four, timed_engine, took
 
@@ -134,20 +135,24 @@ def with_context(
 ) -> ScriptedEngine:
     """An engine that can time its attention, which takes ``most`` a position whatever the rows."""
     engine = timed_engine(clock, steps_of_four, max_context)
-    new, facts = engine.new_cache, engine.describe()
+    new, forward, facts = engine.new_cache, engine.forward, engine.describe()
     blanks = []
 
     def new_cache(blank: int = 0) -> Any:
         blanks.append(blank)
         return new()
 
-    def attention_seconds(batch: Any) -> float:
-        engine.forward(batch)
-        return blanks[-1] * min(a_position + a_row * len(batch.tokens), most)
+    def timed(batch: Any) -> StepOutput:
+        output = forward(batch)
+        if batch.wants.timings:
+            seconds = blanks[-1] * min(a_position + a_row * len(batch.tokens), most)
+            output.timings = [PhaseTime("qkv", 1, 9.0, 9.0, 0), PhaseTime("attention", 1, seconds, seconds, 0)]
+        return output
 
     engine.blanks = blanks  # type: ignore[attr-defined]
     engine.new_cache = new_cache  # type: ignore[method-assign, assignment]
-    engine.attention_seconds = attention_seconds  # type: ignore[attr-defined]
+    engine.forward = timed  # type: ignore[method-assign]
+    engine.times_phases = True  # type: ignore[attr-defined]
     engine.describe = lambda: {**facts, "kv_bytes_per_token": 1024, "weight_bytes": 1 << 20}  # type: ignore[method-assign]
     return engine
 
@@ -181,7 +186,7 @@ def test_context_is_assumed_where_it_cannot_be_measured(
 ) -> None:
     engine = with_context(clock, 1.0, 1.0, 10.0, 263 if reason == "a short context" else 4096)
     if reason == "an engine that cannot tell":
-        del engine.attention_seconds  # type: ignore[attr-defined]
+        del engine.times_phases  # type: ignore[attr-defined]
     if reason == "no memory":
         new = engine.new_cache
 

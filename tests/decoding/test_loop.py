@@ -13,7 +13,7 @@ from ipex_lookahead.decoding.loop import decode
 from ipex_lookahead.decoding.sequence_group import DecodingSequence
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import Batch, StepOutput
+from ipex_lookahead.engines.base import Batch, OutputRequest, StepOutput
 from ipex_lookahead.errors import EngineError, InputError
 from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer
 from tests.support.scripted_engine import ScriptedEngine, scripted
@@ -124,7 +124,7 @@ class Idle(Watching):
 class Listening(OracleProposer):
     """A proposer that has nothing to draft, which wants the likeliest ids and keeps what it is told."""
 
-    top = 2
+    wants = OutputRequest(top=2)
 
     def __init__(self) -> None:
         super().__init__([1, 2, *TEXT])
@@ -141,7 +141,7 @@ class Listening(OracleProposer):
 def test_of_idle_steps_a_proposer_is_told_the_tokens_at_once_and_the_controller_nothing() -> None:
     engine, controller, proposer = scripted(TEXT, 32, 2), Idle(), Listening()
     forward, tops = engine.forward, []
-    engine.forward = lambda batch: tops.append(batch.top) or forward(batch)  # type: ignore[method-assign]
+    engine.forward = lambda batch: tops.append(batch.wants.top) or forward(batch)  # type: ignore[method-assign]
     decode(engine, [sequence(engine, proposer)], controller, GenerationStats())
     assert proposer.told == ["asked", ([6], True), ([7, 8], False), "asked", ([9], True)]
     assert tops == [0, 2, 0, 0, 2, 0, 0, 0], "the first one reads the prompt"
@@ -215,7 +215,7 @@ class Learning(TreeProposer):
 
     def __init__(self, top: int, seed: int) -> None:
         super().__init__(32, [1, 2, *TEXT], seed)
-        self.top = top
+        self.wants = OutputRequest(top=top)
 
 
 def test_proposers_see_as_many_of_the_likeliest_ids_as_the_most_curious_wants() -> None:
@@ -224,7 +224,7 @@ def test_proposers_see_as_many_of_the_likeliest_ids_as_the_most_curious_wants() 
     forward = engine.forward
 
     def watched(batch: Batch) -> StepOutput:
-        asked.append(batch.top)
+        asked.append(batch.wants.top)
         return forward(batch)
 
     engine.forward = watched  # type: ignore[method-assign]

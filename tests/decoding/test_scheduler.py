@@ -20,6 +20,7 @@ from ipex_lookahead.drafting import PROPOSERS, make_proposer
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.prediction import Prediction
+from ipex_lookahead.engines.base import ARGMAX
 from ipex_lookahead.errors import ContextLengthError, EngineError, InputError
 from tests.support.hashed_engine import HashedEngine
 from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer, WidenedAuto
@@ -84,7 +85,7 @@ def test_a_crowd_that_comes_and_goes_leaves_everyone_alone(name: str, kind: str,
         if waiting and rng.random() < 0.3:
             number = waiting.pop(0)
             proposer = MAKERS[name](wanted[number], plain[number])
-            group, answers[number] = group_of(engine, wanted[number], number, proposer, controller(), told=True)
+            group, answers[number] = group_of(engine, wanted[number], number, proposer, controller(), emits_events=True)
             scheduler.submit(group)
             ended[number] = group
             if number % 5 == 4:
@@ -116,7 +117,7 @@ def test_events_are_each_groups_in_order() -> None:
     groups = {}
     for number, submission in enumerate(wanted):
         proposer = OracleProposer([*submission.prompt, *alone(engine, submission).tokens])
-        group, answer = group_of(engine, submission, number, proposer, told=True)
+        group, answer = group_of(engine, submission, number, proposer, emits_events=True)
         groups[scheduler.submit(group)] = submission, answer, group
     events: dict[int, list[Any]] = {number: [] for number in groups}
     while scheduler.busy:
@@ -224,7 +225,7 @@ def test_what_never_fits_is_refused() -> None:
 class Failing:
     """A proposer that raises at its third draft."""
 
-    top = 0
+    wants = ARGMAX
 
     def __init__(self, error: Exception) -> None:
         self._error, self._drafts = error, 0
@@ -243,11 +244,13 @@ class Failing:
 def test_one_groups_fault_is_its_own() -> None:
     engine = HashedEngine(VOCAB)
     scheduler = Scheduler(engine)
-    bystander, answer = group_of(engine, Submission((1, 2), 30), 0, RandomProposer(VOCAB), told=True)
+    bystander, answer = group_of(engine, Submission((1, 2), 30), 0, RandomProposer(VOCAB), emits_events=True)
     scheduler.submit(bystander)
-    proposing, _ = group_of(engine, Submission((1, 3), 30), 1, Failing(ZeroDivisionError("by design")), told=True)
+    proposing, _ = group_of(
+        engine, Submission((1, 3), 30), 1, Failing(ZeroDivisionError("by design")), emits_events=True
+    )
     scheduler.submit(proposing)
-    ruling, _ = group_of(engine, Submission((2, 3), 30), 2, told=True)
+    ruling, _ = group_of(engine, Submission((2, 3), 30), 2, emits_events=True)
     calls: list[int] = []
 
     def accept(token: int) -> bool:
@@ -311,8 +314,8 @@ def test_a_drafted_row_that_the_engine_fails_on_costs_nobody_anything() -> None:
 def test_cancelling_twice_or_what_has_ended_is_nothing() -> None:
     engine = HashedEngine(VOCAB)
     scheduler = Scheduler(engine, slots=1)
-    running, _ = group_of(engine, Submission((1,), 50), told=True)
-    waiting, _ = group_of(engine, Submission((2,), 50), 1, told=True)
+    running, _ = group_of(engine, Submission((1,), 50), emits_events=True)
+    waiting, _ = group_of(engine, Submission((2,), 50), 1, emits_events=True)
     first, second = scheduler.submit(running), scheduler.submit(waiting)
     scheduler.step()
     for number in (second, second, first, 99):

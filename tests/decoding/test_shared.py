@@ -11,7 +11,7 @@ from ipex_lookahead.decoding import shared
 from ipex_lookahead.decoding.budget import FixedBudget
 from ipex_lookahead.decoding.loop import decode
 from ipex_lookahead.decoding.shared import SharedForwards
-from ipex_lookahead.engines.base import Batch, StepOutput
+from ipex_lookahead.engines.base import Batch, OutputRequest, StepOutput
 from ipex_lookahead.errors import EngineError
 from tests.support.hashed_engine import HashedEngine
 from tests.support.proposers import TreeProposer
@@ -78,7 +78,21 @@ def test_each_gets_what_it_asked_for() -> None:
         parents = np.array([-1, 0, 0], np.int32)
         want = None if number == 0 else np.array([0, 2][: 3 - number], np.int32)
         tokens = np.array([1, 2, number], np.int32)
-        asked.append(Batch([engine.new_cache()], [3], tokens, parents, want, number != 1, (0, 3, 5)[number]))
+        asked.append(
+            Batch(
+                [engine.new_cache()],
+                [3],
+                tokens,
+                parents,
+                OutputRequest(
+                    want,
+                    logits=number != 1,
+                    top=(0, 3, 5)[number],
+                    hidden=((2, 0), (), (1,))[number],
+                    hidden_rows=None if number == 0 else np.array([1], np.int32),
+                ),
+            )
+        )
     expected = [engine.forward(batch) for batch in asked]
     got: list[StepOutput | None] = [None] * 3
     start = threading.Barrier(3)
@@ -99,6 +113,10 @@ def test_each_gets_what_it_asked_for() -> None:
         for mine, theirs in ((output.logits, own.logits), (output.top, own.top)):
             assert (mine is None) == (theirs is None)
             assert mine is None or np.array_equal(mine, theirs)
+        assert (output.hidden is None) == (own.hidden is None)
+        for layer, states in (own.hidden or {}).items():
+            assert np.array_equal((output.hidden or {})[layer], states)
+        assert set(output.hidden or {}) == set(own.hidden or {}), "and no others"
 
 
 def test_a_fault_is_told_to_the_one_whose_it_is() -> None:

@@ -56,7 +56,7 @@ def test_is_deterministic_and_keeps_to_the_budget(strategy: str) -> None:
                 assert len(draft.probs) in (0, len(draft))
                 assert len(draft.sources) in (0, len(draft))
                 drafts.append(Draft(list(draft.tokens), list(draft.parents), draft.scratch, list(draft.probs)))
-                top = rng.integers(0, 4, (len(draft) + 1, proposer.top)) if proposer.top else None
+                top = rng.integers(0, 4, (len(draft) + 1, proposer.wants.top)) if proposer.wants.top else None
                 proposer.observe(Outcome(draft, [], rng.integers(0, 4, 2).tolist(), scratch, top))
         return drafts
 

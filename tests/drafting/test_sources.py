@@ -93,4 +93,4 @@ def test_auto_merges_its_sources() -> None:
 
 
 def test_auto_asks_for_likeliest_ids_and_suffix_does_not() -> None:
-    assert (Auto().top, Recycling().top, Suffix().top) == (8, 8, 0)
+    assert (Auto().wants.top, Recycling().wants.top, Suffix().wants.top) == (8, 8, 0)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ipex_lookahead.engines.base import OutputRequest
 from ipex_lookahead.engines.prefill import chain, prefill
-from tests.support.scripted_engine import markov
+from tests.support.scripted_engine import markov, state_of
 
 CHAINS = [[1, 2, 3, 4, 5, 6, 7], [8], [9, 1, 9, 1]]
 ASKED = [[0, 3, 6], [], [1, 2]]
@@ -22,13 +23,17 @@ def test_pieces_answer_what_whole_chains_answer(rows: int, asked: list[list[int]
     found: list[dict[int, int]] = [{} for _ in CHAINS]
     fed: list[list[int]] = [[] for _ in CHAINS]
     ended: list[int] = []
-    for pieces, output in prefill(engine, chains, asked=asked, logits=True, top=2, rows=rows):
+    wants = OutputRequest(logits=True, top=2, hidden=(1,))
+    for pieces, output in prefill(engine, chains, asked=asked, rows=rows, wants=wants):
         assert sum(piece.count for piece in pieces) <= rows
         assert len(output.argmax) == sum(len(piece.asked) for piece in pieces)
         for piece in pieces:
             assert caches[piece.chain].length == piece.first + piece.count
             fed[piece.chain] += range(piece.first, piece.first + piece.count)
             ended += [piece.chain] * piece.done
+            assert output.hidden is not None
+            for at, states in enumerate(output.hidden[1][piece.rows.start : piece.rows.stop], piece.first):
+                assert tuple(states) == state_of(1, at, CHAINS[piece.chain][at])
             for at, answer in zip(piece.asked, piece.answers, strict=True):
                 found[piece.chain][at] = int(output.argmax[answer])
     assert fed == [list(range(len(tokens))) for tokens in CHAINS]

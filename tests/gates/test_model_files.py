@@ -31,7 +31,7 @@ from ipex_lookahead.checkpoints import GgufCheckpoint, SafetensorsCheckpoint, op
 from ipex_lookahead.checkpoints.ipex_llm import KINDS as IPEX_LLM
 from ipex_lookahead.checkpoints.ipex_llm import NOT_READ as IPEX_LLM_NOT_READ
 from ipex_lookahead.checkpoints.ipex_llm_convert import convert_ipex_llm
-from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.base import Batch, OutputRequest
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.native.load import load
@@ -274,7 +274,9 @@ def greedy(engine: NativeEngine) -> None:
     """8 tokens, one a step, each with a logit that is a number; another token's may have overflowed."""
     cache, token = engine.new_cache(), 1
     for _ in range(TOKENS):
-        out = engine.forward(Batch([cache], [1], np.array([token], np.int32), np.array([-1], np.int32), None, True))
+        out = engine.forward(
+            Batch([cache], [1], np.array([token], np.int32), np.array([-1], np.int32), OutputRequest(logits=True))
+        )
         assert out.logits is not None
         token = int(out.argmax[0])
         assert 0 <= token < engine.vocab_size

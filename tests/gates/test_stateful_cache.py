@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 from ipex_lookahead.architectures import spec_for
-from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.base import Batch, OutputRequest
 from ipex_lookahead.engines.native.engine import NativeCache, NativeEngine
 from ipex_lookahead.errors import ContextLengthError, InputError
 from tests.gates import cases, seed
@@ -94,7 +94,11 @@ class Caches(RuleBasedStateMachine):
         """The logits after a fresh prefill."""
         last = np.array([len(tokens) - 1], np.int32)
         batch = Batch(
-            [self.engine.new_cache(blank)], [len(tokens)], np.array(tokens, np.int32), chain(len(tokens)), last, True
+            [self.engine.new_cache(blank)],
+            [len(tokens)],
+            np.array(tokens, np.int32),
+            chain(len(tokens)),
+            OutputRequest(last, logits=True),
         )
         logits = self.engine.forward(batch).logits
         assert logits is not None
@@ -108,8 +112,7 @@ class Caches(RuleBasedStateMachine):
                 [len(s.pending[0]) for s in chosen],
                 np.array([t for s in chosen for t in s.pending[0]], np.int32),
                 np.array([p for s in chosen for p in s.pending[1]], np.int32),
-                None if want is None else np.array(want, np.int32),
-                logits=True,
+                OutputRequest(None if want is None else np.array(want, np.int32), logits=True),
             )
         )
         assert output.logits is not None

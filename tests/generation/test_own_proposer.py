@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.drafting.draft import Draft
+from ipex_lookahead.drafting.draft import Draft, Outcome
+from ipex_lookahead.engines.base import OutputRequest
 from ipex_lookahead.errors import InputError
 from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer
 from tests.support.scripted_engine import markov
@@ -158,14 +160,27 @@ def test_what_is_no_proposer_says_what_one_is(model):
     for made in (None, [], "suffix"):
         with pytest.raises(InputError, match="which has no begin"):
             answer(model, proposer=lambda config, made=made: made)
-    for top in (65, -1, None, 1.0):
-        with pytest.raises(InputError, match=r"Wrong\.top is"):
-            answer(model, proposer=lambda config, top=top: _with_top(top))
+    for top in (65, -1, None, 1.0, True):
+        with pytest.raises(InputError, match=r"Wrong\.wants\.top is"):
+            answer(model, proposer=lambda config, top=top: _with(wants=OutputRequest(top=top)))
+    for wants in (3, None, OutputRequest(np.zeros(1, np.int32))):
+        with pytest.raises(InputError, match=r"Wrong\.wants is .*it must be an OutputRequest of all rows"):
+            answer(model, proposer=lambda config, wants=wants: _with(wants=wants))
+
+    class Older(Half):
+        top = 3
+
+        def begin(self, prompt: Sequence[int]) -> None: ...
+        def observe(self, outcome: Outcome) -> None: ...
+
+    with pytest.raises(InputError, match=r"Older\.top is 3, which nothing reads") as error:
+        answer(model, proposer=lambda config: Older())
+    assert "wants = OutputRequest(top=3)" in error.value.hint
 
 
-def _with_top(top):
+def _with(**attributes):
     made = Wrong(Draft())
-    made.top = top
+    vars(made).update(attributes)
     return made
 
 

@@ -15,6 +15,7 @@ import pytest
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.sequence_group import DecodingSequence
 from ipex_lookahead.drafting.draft import Draft
+from ipex_lookahead.engines.base import OutputRequest
 from ipex_lookahead.engines.loading import LoadedModel
 from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.errors import ContextLengthError, InputError, LookaheadError, QueueFullError, ServiceError
@@ -243,7 +244,7 @@ def test_log_probabilities_of_a_prompt_are_those_of_one_forward(pages: int) -> N
             events = list(stream)
             (found,) = [event.prompt_logprobs for event in events if event.prompt_logprobs is not None]
             logits = model.engine.forward(
-                chain(model.engine.new_cache(), np.array(prompt, np.int32), logits=True)
+                chain(model.engine.new_cache(), np.array(prompt, np.int32), OutputRequest(logits=True))
             ).logits
             assert logits is not None
             expected = [logprob_of(token, row, 2) for token, row in zip(prompt[1:], logits, strict=False)]

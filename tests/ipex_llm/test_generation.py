@@ -14,7 +14,7 @@ from transformers import LogitsProcessor, TextIteratorStreamer
 
 from ipex_lookahead import LookaheadConfig, LookaheadDecoding
 from ipex_lookahead.drafting import PROPOSERS
-from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.base import Batch, OutputRequest
 from ipex_lookahead.errors import InputError
 
 MARGIN = {"tiny": 0.25, "embedded": 1.0}
@@ -47,7 +47,7 @@ def behind(model: Any, ids: list[int], new: list[int]) -> float:
     for token in new:
         parents = np.arange(-1, len(rows) - 1, dtype=np.int32)
         out = engine.forward(
-            Batch([cache], [len(rows)], rows, parents, np.array([len(rows) - 1], np.int32), logits=True)
+            Batch([cache], [len(rows)], rows, parents, OutputRequest(np.array([len(rows) - 1], np.int32), logits=True))
         )
         cache.keep(list(range(len(rows))))
         worst = max(worst, float(out.logits[0].max() - out.logits[0, token]))
@@ -93,11 +93,11 @@ def test_a_tree_of_more_than_ten_rows_has_logits_for_every_row(tiny: Any) -> Non
     assert engine.supports_tree
     cache = engine.new_cache()
     prompt = np.array([1, 7, 3], np.int32)
-    engine.forward(Batch([cache], [3], prompt, np.arange(-1, 2, dtype=np.int32), np.zeros(0, np.int32)))
+    engine.forward(Batch([cache], [3], prompt, np.arange(-1, 2, dtype=np.int32), OutputRequest(np.zeros(0, np.int32))))
     cache.keep([0, 1, 2])
     tokens = np.arange(20, 40, dtype=np.int32)
     parents = np.array([-1, *(i // 2 for i in range(19))], np.int32)  # a binary tree
-    together = engine.forward(Batch([cache], [20], tokens, parents, logits=True)).logits
+    together = engine.forward(Batch([cache], [20], tokens, parents, OutputRequest(logits=True))).logits
     assert together.shape == (20, engine.vocab_size)
     for row in (0, 5, 12, 19):
         path, at = [], row
@@ -106,7 +106,7 @@ def test_a_tree_of_more_than_ten_rows_has_logits_for_every_row(tiny: Any) -> Non
             at = int(parents[at])
         fork = cache.fork()
         chain = np.arange(-1, len(path) - 1, dtype=np.int32)
-        alone = engine.forward(Batch([fork], [len(path)], tokens[path], chain, logits=True)).logits[-1]
+        alone = engine.forward(Batch([fork], [len(path)], tokens[path], chain, OutputRequest(logits=True))).logits[-1]
         assert np.abs(alone - together[row]).max() < MARGIN["tiny"]
         assert alone.argmax() == together[row].argmax() or np.ptp(np.sort(alone)[-2:]) < MARGIN["tiny"]
 
@@ -121,10 +121,14 @@ def test_its_cache_keeps_the_accepted_path_in_place(tiny: Any) -> None:
     engine.forward(tree)
     cache.keep([0, 2, 3])
     assert cache.length == 5
-    last = engine.forward(Batch([cache], [1], np.array([3], np.int32), np.array([-1], np.int32), logits=True)).logits[0]
+    last = engine.forward(
+        Batch([cache], [1], np.array([3], np.int32), np.array([-1], np.int32), OutputRequest(logits=True))
+    ).logits[0]
     text = np.array([1, 9, 4, 6, 7, 3], np.int32)
     fresh = engine.new_cache()
-    whole = engine.forward(Batch([fresh], [6], text, np.arange(-1, 5, dtype=np.int32), logits=True)).logits[-1]
+    whole = engine.forward(
+        Batch([fresh], [6], text, np.arange(-1, 5, dtype=np.int32), OutputRequest(logits=True))
+    ).logits[-1]
     assert np.abs(last - whole).max() < MARGIN["tiny"]
     with pytest.raises(InputError, match="crop"):
         cache.crop(9)

@@ -169,6 +169,38 @@ def test_the_output_is_transformers(model: Any) -> None:
     assert torch.equal(last.logits, out.logits[:, 7:])
 
 
+def test_hidden_states_of_padded_batches_and_of_pieces(model: Any, reference: Any, plain: Any) -> None:
+    ids = torch.cat([torch.cat([torch.zeros((1, 4), dtype=torch.int64), OTHER[:, :8]], 1), TEXT])
+    mask = (torch.arange(12)[None] >= torch.tensor([[4], [0]])).long()
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    words = {"attention_mask": mask, "position_ids": positions, "output_hidden_states": True}
+    expected = reference(ids, **words).hidden_states
+    for one, other in zip(plain(ids, **words).hidden_states, expected, strict=True):
+        assert one.shape == other.shape
+        assert (one[~mask.bool()] == 0).all(), "padding"
+        torch.testing.assert_close(one[mask.bool()], other[mask.bool()], atol=0.02, rtol=0)  # keys, values in fp16
+    whole = model(ids, **words).hidden_states
+    first = model(ids[:, :7], attention_mask=mask[:, :7], output_hidden_states=True)
+    later = model(ids[:, 7:], attention_mask=mask, past_key_values=first.past_key_values, output_hidden_states=True)
+    for one, *pieces in zip(whole, first.hidden_states, later.hidden_states, strict=True):
+        assert torch.equal(torch.cat(pieces, 1), one)
+
+
+def test_hidden_states_come_where_they_are_asked_for(folder: Path, reference: Any) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder, threads=1, progress=False)
+    assert model(TEXT).hidden_states is None
+    assert len(model(TEXT, use_cache=False, return_dict=False)) == 1
+    model.config.output_hidden_states = True
+    found = model(TEXT, use_cache=False, return_dict=False)[1]
+    assert len(found) == 1 + model.config.num_hidden_layers
+    assert model(TEXT, output_hidden_states=False).hidden_states is None
+    model.config.tie_last_hidden_states = False
+    assert not torch.equal(model(TEXT).hidden_states[-1], found[-1]), "before the final norm"
+    wrapped = wrap(reference)(TEXT, output_hidden_states=True).hidden_states
+    for one, other in zip(wrapped, reference(TEXT, output_hidden_states=True).hidden_states, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [

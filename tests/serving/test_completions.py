@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ipex_lookahead.engines.base import OutputRequest
 from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.generation.logprobs import logprob_of
 from ipex_lookahead.generation.sampling_params import SamplingParams
@@ -65,7 +66,7 @@ def test_the_prompt_comes_back(client):
 def one_forward(model: Any, ids: list[int], top: int) -> list[Any]:
     """What the model finds of a text's tokens, by one forward of its own."""
     engine = model.engine
-    logits = engine.forward(chain(engine.new_cache(), np.array(ids, np.int32), logits=True)).logits
+    logits = engine.forward(chain(engine.new_cache(), np.array(ids, np.int32), OutputRequest(logits=True))).logits
     return [logprob_of(token, row, top) for token, row in zip(ids[1:], logits, strict=False)]
 
 

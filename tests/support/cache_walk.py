@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ipex_lookahead.engines.base import Batch, Cache, Engine
+from ipex_lookahead.engines.base import Batch, Cache, Engine, OutputRequest
 from ipex_lookahead.errors import InputError
 
 MOST_ROWS = 9
@@ -45,7 +45,7 @@ def forward(
             [len(t) for t in tokens],
             np.array([x for t in tokens for x in t], np.int32),
             np.array([x for p in parents for x in p], np.int32),
-            logits=True,
+            OutputRequest(logits=True),
         )
     )
     assert output.logits is not None

@@ -14,7 +14,7 @@ import pytest
 
 from ipex_lookahead.architectures import model_types, spec_for
 from ipex_lookahead.checkpoints import open_checkpoint
-from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.base import FINAL_NORM, Batch, OutputRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.weights import WeightPlan
 from tests.gates import cases
@@ -55,17 +55,38 @@ def on(isa: str) -> Iterator[None]:
         yield
 
 
-def step(engine: NativeEngine, caches: Sequence[Any], tokens: Sequence[Ids], parents: Sequence[Ids]) -> list[Any]:
-    """One step of several sequences: the logits [rows, vocab] of each; nothing is kept."""
+def step(
+    engine: NativeEngine,
+    caches: Sequence[Any],
+    tokens: Sequence[Ids],
+    parents: Sequence[Ids],
+    hidden: tuple[int, ...] = (),
+) -> list[Any]:
+    """One step of several sequences: the logits [rows, vocab] of each; nothing is kept.
+
+    With ``hidden``, as in ``OutputRequest``, these hidden states follow: [rows, vocab + states * hidden size].
+    """
     counts = [len(each) for each in tokens]
-    batch = Batch(list(caches), counts, np.concatenate(tokens), np.concatenate(parents), None, True)
-    logits = engine.forward(batch).logits
-    assert logits is not None
-    return np.split(logits, list(itertools.accumulate(counts))[:-1])
+    wants = OutputRequest(logits=True, hidden=hidden)
+    output = engine.forward(Batch(list(caches), counts, np.concatenate(tokens), np.concatenate(parents), wants))
+    assert output.logits is not None
+    rows = np.concatenate([output.logits, *(output.hidden[layer] for layer in hidden if output.hidden)], 1)
+    return np.split(rows, list(itertools.accumulate(counts))[:-1])
 
 
-def in_chunks(engine: NativeEngine, ids: Ids, sizes: Sequence[int], neighbours: Sequence[Ids] = ()) -> Any:
-    """Logits [n, vocab] of a text served in pieces of ``sizes``, again and again, among rows of other sequences."""
+def every_state(engine: NativeEngine) -> tuple[int, ...]:
+    """All hidden states that there are."""
+    return (*range(len(engine.spec.layers) + 1), FINAL_NORM)
+
+
+def in_chunks(
+    engine: NativeEngine,
+    ids: Ids,
+    sizes: Sequence[int],
+    neighbours: Sequence[Ids] = (),
+    hidden: tuple[int, ...] = (),
+) -> Any:
+    """What ``step`` gives of a text served in pieces of ``sizes``, again and again, among rows of other sequences."""
     cache, others, rows, at = engine.new_cache(), [engine.new_cache() for _ in neighbours], [], 0
     for size in itertools.cycle(sizes):
         part = ids[at : at + size]
@@ -75,7 +96,7 @@ def in_chunks(engine: NativeEngine, ids: Ids, sizes: Sequence[int], neighbours: 
         place = len(rows) % (len(beside) + 1)
         tokens = [*beside[:place], part, *beside[place:]]
         caches = [*others[: len(beside)][:place], cache, *others[: len(beside)][place:]]
-        found = step(engine, caches, tokens, [chain(len(one)) for one in tokens])
+        found = step(engine, caches, tokens, [chain(len(one)) for one in tokens], hidden)
         rows.append(found[place])
         for one, kept in zip(caches, tokens, strict=True):
             one.keep(list(range(len(kept))))

@@ -97,6 +97,7 @@ class HashedEngine:
         tokens, parents = batch.tokens.tolist(), batch.parents.tolist()
         before: list[int] = []
         states: list[int] = []
+        positions: list[int] = []
         first = 0
         for cache, count in zip(batch.caches, batch.counts, strict=True):
             assert isinstance(cache, HashedCache)
@@ -113,12 +114,13 @@ class HashedEngine:
                     raise ContextLengthError(f"position {cache.length + depths[-1]}")
                 pending.append((token, parent, (state * 1_000_003 + token + 1) & _MASK))
                 before.append(came)
+                positions.append(cache.length + depths[-1])
                 states.append(pending[-1][2])
             cache.pending = pending
             first += count
         self.rows += first
         self.batches.append(tuple(batch.counts))
-        want = np.arange(first) if batch.want is None else batch.want
+        want = np.arange(first) if batch.wants.rows is None else batch.wants.rows
         marks = np.array(states, np.int64)[want] % 257
         logits: npt.NDArray[np.float32] = self._likely[np.array(before)[want], batch.tokens[want]] + self._marks[marks]
-        return output_of(logits, batch)
+        return output_of(logits, batch, positions)

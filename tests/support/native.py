@@ -8,7 +8,7 @@ import numpy as np
 
 import ipex_lookahead
 from ipex_lookahead.checkpoints import open_checkpoint
-from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.base import Batch, OutputRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.weights import WeightPlan
 
@@ -39,7 +39,7 @@ def ids_of(engine: NativeEngine, n: int, seed: int = 0) -> np.ndarray:
 def run(engine: NativeEngine, cache: object, tokens: np.ndarray, parents: np.ndarray | None = None) -> np.ndarray:
     """Logits of every row; nothing is kept."""
     parents = chain(len(tokens)) if parents is None else np.asarray(parents, dtype=np.int32)
-    out = engine.forward(Batch([cache], [len(tokens)], tokens, parents, None, True))  # type: ignore[list-item]
+    out = engine.forward(Batch([cache], [len(tokens)], tokens, parents, OutputRequest(logits=True)))  # type: ignore[list-item]
     assert out.logits is not None
     assert (out.argmax == out.logits.argmax(axis=1)).all()
     return out.logits

@@ -153,7 +153,7 @@ DECODERS = {"whole": whole_decoder(), "other": whole_decoder(), "mixture": mixtu
 
 def cache_after_a_step() -> Any:
     cache = DECODERS["whole"].new_cache()
-    DECODERS["whole"].forward([cache], [3], ints(1, 2, 3), ints(-1, 0, 0), None, False, 1)
+    DECODERS["whole"].forward([cache], [3], ints(1, 2, 3), ints(-1, 0, 0), None, False, 1, [], None, False)
     return cache
 
 
@@ -280,8 +280,6 @@ GOOD: dict[str, Arguments] = {
     "Decoder.missing": dict,
     "Decoder.new_cache": dict,
     "Decoder.experts_touched": dict,
-    "Decoder.time_phases": lambda: {"on": False},
-    "Decoder.phase_times": dict,
     "Decoder.forward": lambda: {
         "caches": [kept_cache(), cache_after_a_step()],
         "counts": [2, 1],
@@ -290,6 +288,9 @@ GOOD: dict[str, Arguments] = {
         "want": ints(0, 2),
         "logits": True,
         "top": 3,
+        "hidden_layers": [-1, 1],
+        "hidden_rows": ints(1, 2),
+        "timings": True,
     },
     "Decoder.export_matrix": lambda: {"layer": 1, "slot": _native.Slot.down, "expert": -1},
     "Decoder.export_bias": lambda: {"layer": 1, "slot": _native.Slot.q, "expert": -1},

@@ -119,7 +119,7 @@ class SpecEngine:
                 hidden.append(self._row(cache, token, parent))
                 cache.parents.append(parent)
             first += count
-        want = range(len(hidden)) if batch.want is None else batch.want.tolist()
+        want = range(len(hidden)) if batch.wants.rows is None else batch.wants.rows.tolist()
         logits = np.stack([self._logits(hidden[row]) for row in want]) if len(want) else np.zeros((0, self.vocab_size))
         return output_of(logits.astype(np.float32), batch)
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from ipex_lookahead.drafting.auto import COLUMNS, NGRAM, Auto
 from ipex_lookahead.drafting.draft import Draft, Outcome
+from ipex_lookahead.engines.base import ARGMAX
 
 ROWS = (NGRAM - 1) * COLUMNS - 1
 """Of ``auto``'s window when it is filled."""
@@ -16,7 +17,7 @@ ROWS = (NGRAM - 1) * COLUMNS - 1
 class RandomProposer:
     """Chains of random tokens, nearly always wrong."""
 
-    top = 0
+    wants = ARGMAX
 
     def __init__(self, vocab_size: int, seed: int = 0) -> None:
         self._rng = np.random.default_rng(seed)
@@ -33,7 +34,7 @@ class RandomProposer:
 class OracleProposer:
     """Chains of what plain decoding emits: always right. ``text`` is prompt and output."""
 
-    top = 0
+    wants = ARGMAX
 
     def __init__(self, text: Sequence[int]) -> None:
         self._text = list(text)
@@ -55,7 +56,7 @@ class OracleProposer:
 class TreeProposer:
     """Random trees, with siblings, repeated tokens and scratch rows, some of whose paths are right (``text``)."""
 
-    top = 0
+    wants = ARGMAX
 
     def __init__(self, vocab_size: int, text: Sequence[int] = (), seed: int = 0, scratch: bool = True) -> None:
         self._rng = np.random.default_rng(seed)

@@ -53,14 +53,30 @@ class ScriptedCache:
         return other
 
 
-def output_of(logits: npt.NDArray[np.float32], batch: Batch) -> StepOutput:
-    """What the batch asks for, from the logits of its wanted rows."""
+def output_of(logits: npt.NDArray[np.float32], batch: Batch, positions: Sequence[int] = ()) -> StepOutput:
+    """What the batch wants, from the logits of its wanted rows and all rows' positions.
+
+    A hidden state is :func:`state_of`.
+    """
     top = None
-    if batch.top:
-        top = np.full((len(logits), batch.top), -1, np.int32)
-        best = np.argsort(-logits, axis=-1, kind="stable")[:, : batch.top]
+    if batch.wants.top:
+        top = np.full((len(logits), batch.wants.top), -1, np.int32)
+        best = np.argsort(-logits, axis=-1, kind="stable")[:, : batch.wants.top]
         top[:, : best.shape[1]] = best
-    return StepOutput(logits.argmax(-1).astype(np.int32), logits if batch.logits else None, top)
+    output = StepOutput(logits.argmax(-1).astype(np.int32), logits if batch.wants.logits else None, top)
+    if batch.wants.hidden:
+        assert len(positions) == len(batch.tokens)
+        rows = range(len(positions)) if batch.wants.hidden_rows is None else batch.wants.hidden_rows.tolist()
+        output.hidden = {
+            layer: np.array([state_of(layer, positions[row], batch.tokens[row]) for row in rows], np.float32)
+            for layer in batch.wants.hidden
+        }
+    return output
+
+
+def state_of(layer: int, position: int, token: int) -> tuple[int, int, int]:
+    """The hidden state of a token at a position."""
+    return layer, position, int(token)
 
 
 class ScriptedEngine:
@@ -89,6 +105,7 @@ class ScriptedEngine:
         assert batch.parents.dtype == np.int32
         assert sum(batch.counts) == len(batch.tokens) == len(batch.parents)
         rows: list[npt.NDArray[np.float32]] = []
+        positions: list[int] = []
         first = 0
         for cache, count in zip(batch.caches, batch.counts, strict=True):
             assert count >= 1
@@ -105,11 +122,12 @@ class ScriptedEngine:
                 if cache.length + len(path) > self.max_context:
                     raise ContextLengthError(f"position {cache.length + len(path) - 1}")
                 rows.append(self._logits_of(cache.tokens + path))
+                positions.append(cache.length + len(path) - 1)
             first += count
-        want = list(range(len(rows))) if batch.want is None else batch.want.tolist()
-        self.batches.append((list(batch.counts), len(want), batch.logits))
+        want = list(range(len(rows))) if batch.wants.rows is None else batch.wants.rows.tolist()
+        self.batches.append((list(batch.counts), len(want), batch.wants.logits))
         logits = np.stack([rows[w] for w in want]) if want else np.zeros((0, self.vocab_size), np.float32)
-        return output_of(logits, batch)
+        return output_of(logits, batch, positions)
 
 
 def scripted(text: Sequence[int], vocab_size: int, prompt_length: int, **kwargs: Any) -> ScriptedEngine:

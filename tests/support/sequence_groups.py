@@ -14,7 +14,7 @@ from ipex_lookahead.decoding.sampling import Sampler, WarperParams
 from ipex_lookahead.decoding.sequence_group import DecodingSequence, SequenceGroup
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.base import Proposer
-from ipex_lookahead.engines.base import Batch, Engine
+from ipex_lookahead.engines.base import Batch, Engine, OutputRequest
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def alone(engine: Engine, submission: Submission) -> Answer:
     answer, choose, cache = Answer(), submission.choose(), engine.new_cache()
     text = list(submission.prompt)
     for at in range(len(text) + submission.new - 1):
-        row = Batch([cache], [1], np.array([text[at]], np.int32), np.array([-1], np.int32), logits=True)
+        row = Batch([cache], [1], np.array([text[at]], np.int32), np.array([-1], np.int32), OutputRequest(logits=True))
         logits = engine.forward(row).logits
         assert logits is not None
         cache.keep([0])

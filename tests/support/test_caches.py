@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.base import Batch, OutputRequest
 from ipex_lookahead.errors import ContextLengthError, InputError
 from tests.support.cache_walk import Plain, forward, walk
 from tests.support.numpy_engine import NumpyEngine, tiny_numpy_engine
@@ -79,6 +79,8 @@ def test_the_oracle_agrees_with_transformers(sizes: dict[str, Any]) -> None:
     with torch.no_grad():
         expected = theirs(torch.from_numpy(tokens).long()[None]).logits[0].numpy()
     engine = NumpyEngine(config, weights)
-    out = engine.forward(Batch([engine.new_cache()], [23], tokens, np.arange(-1, 22, dtype=np.int32), logits=True))
+    out = engine.forward(
+        Batch([engine.new_cache()], [23], tokens, np.arange(-1, 22, dtype=np.int32), OutputRequest(logits=True))
+    )
     assert out.logits is not None
     np.testing.assert_allclose(out.logits, expected, atol=2e-4, rtol=2e-4)

@@ -28,7 +28,7 @@ from ipex_lookahead.engines.hf_config import generation_defaults, transformers_c
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
 from ipex_lookahead.engines.requantize import requantized_elsewhere
 from ipex_lookahead.engines.torch.cache import ModelSequence, SequenceCache
-from ipex_lookahead.engines.torch.engine import TorchEngine
+from ipex_lookahead.engines.torch.engine import States, TorchEngine
 from ipex_lookahead.engines.torch.load import compute_dtype
 from ipex_lookahead.errors import EngineError, LookaheadError, LowBitFormatError, UnsupportedModelError
 from ipex_lookahead.system.compat import RELEASE
@@ -86,12 +86,13 @@ class IpexLlmEngine(TorchEngine):
         positions: torch.Tensor,
         mask: torch.Tensor | None,
         want: list[int],
+        states: States | None = None,
     ) -> torch.Tensor | None:
         last_only = not want or want == [ids.shape[1] - 1]
         for head in self._heads:
             head.optimize_lm_head = last_only
         try:
-            return super()._run(cache, past, ids, positions, mask, want)
+            return super()._run(cache, past, ids, positions, mask, want, states)
         finally:
             for head in self._heads:
                 head.optimize_lm_head = True

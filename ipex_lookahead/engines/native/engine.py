@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from ipex_lookahead.architectures.spec import Experts, Linear, ModelSpec, Norm, 
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.checkpoints.sizes import packed_bytes
-from ipex_lookahead.engines.base import Batch, Cache, StepOutput
+from ipex_lookahead.engines.base import Batch, Cache, PhaseTime, StepOutput
 from ipex_lookahead.engines.input_order import SHARED, reordered, warn_of_decoded, with_order
 from ipex_lookahead.engines.machine import check_threads, default_threads
 from ipex_lookahead.engines.native.core import CORE_RAISES, core_build, core_error, native_core
@@ -41,26 +40,6 @@ READ_AHEAD = 32 << 20
 """Bytes of weights that may be read and wait for their packing, or one that is larger."""
 AT_A_TIME = 4 << 20
 """Bytes of weights that are read and handed over at a time: taking turns costs more than a small tensor does."""
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseTime:
-    """One kind of phases, those of all layers together, as the first thread sees them.
-
-    Attributes:
-        name: embedding, qkv, heads (norms and ropes that are not done with q, k and v), attention, output, router,
-            gate_up, down or head. Norms and quantising belong to the matrices that read their rows.
-        count: phases.
-        seconds: until all threads were through.
-        busy: seconds of them in which this thread worked; in the others it waited.
-        weight_bytes: of weights that a step of one row reads in them.
-    """
-
-    name: str
-    count: int
-    seconds: float
-    busy: float
-    weight_bytes: int
 
 
 class NativeCache:
@@ -110,6 +89,7 @@ class NativeEngine:
     name = "native"
     row_invariant = True
     supports_tree = True
+    times_phases = True
 
     def __init__(self, decoder: Any, spec: ModelSpec, low_bit: str, kv_cache: str = "fp16") -> None:
         self._decoder = decoder
@@ -304,15 +284,20 @@ class NativeEngine:
 
     def forward(self, batch: Batch) -> StepOutput:
         """One native call for the whole decoder, GIL released. See ``engines.base.Engine.forward``."""
+        wants = batch.wants
         try:
-            top, logits = self._forward(
+            hidden = wants.hidden and sorted(wants.hidden)
+            ids, logits, states, phases = self._forward(
                 [_raw(c) for c in batch.caches],
                 batch.counts,
                 batch.tokens,
                 batch.parents,
-                batch.want,
-                batch.logits,
-                max(batch.top, 1),
+                wants.rows,
+                wants.logits,
+                max(wants.top, 1),
+                hidden,
+                wants.hidden_rows,
+                wants.timings,
             )
         except IndexError as error:
             raise ContextLengthError(str(error), hint="shorten the prompt or max_new_tokens") from None
@@ -322,29 +307,17 @@ class NativeEngine:
         except CORE_RAISES as error:
             raise core_error(error, "the step's arguments do not fit: ") from None
         experts = self.experts_touched if self._is_mixture else 0
-        return StepOutput(top[:, 0], logits, top if batch.top else None, experts)
+        output = StepOutput(ids[:, 0], logits, ids if wants.top else None, experts)
+        if states is not None:
+            output.hidden = dict(zip(hidden, states, strict=True))
+        if phases is not None:
+            output.timings = [PhaseTime(*one) for one in phases]
+        return output
 
     @property
     def experts_touched(self) -> int:
         """Experts that the last step read, over all layers; what a step of a mixture costs goes by it."""
         return int(self._decoder.experts_touched())
-
-    def time_phases(self, on: bool) -> None:
-        """Let steps from now on note where their time goes, from zero; or no longer."""
-        self._decoder.time_phases(on)
-
-    def phase_times(self) -> list[PhaseTime]:
-        """Where the time of the steps since ``time_phases(True)`` went, in a step's order."""
-        return [PhaseTime(*one) for one in self._decoder.phase_times()]
-
-    def attention_seconds(self, batch: Batch) -> float:
-        """Run a forward, and tell what its attention took, that of all layers together."""
-        self.time_phases(True)
-        try:
-            self.forward(batch)
-            return next(phase.seconds for phase in self.phase_times() if phase.name == "attention")
-        finally:
-            self.time_phases(False)
 
     @property
     def kernels(self) -> str:

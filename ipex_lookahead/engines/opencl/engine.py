@@ -12,7 +12,7 @@ import numpy as np
 from ipex_lookahead.architectures.spec import ModelSpec, Tensor
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.checkpoints.placed import with_offset
-from ipex_lookahead.engines.base import Batch, StepOutput
+from ipex_lookahead.engines.base import MOST_TOP, Batch, StepOutput
 from ipex_lookahead.engines.native.decoder import KV_CACHES
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.opencl.cache import OpenClCache
@@ -20,7 +20,7 @@ from ipex_lookahead.engines.opencl.decoder import Decoder
 from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.layers import Floats
 from ipex_lookahead.engines.opencl.programs import sources
-from ipex_lookahead.engines.opencl.step import MOST_TOP, plan
+from ipex_lookahead.engines.opencl.step import plan
 from ipex_lookahead.engines.weights import WeightPlan, check_shape, read_matrix, read_vector
 from ipex_lookahead.errors import InputError, NonFiniteError
 from ipex_lookahead.formats.base import PackedWeight
@@ -125,15 +125,19 @@ class OpenClEngine:
 
     def forward(self, batch: Batch) -> StepOutput:
         """The whole decoder on the device: ids in, ids out. See ``engines.base.Engine.forward``."""
-        top = batch.top
+        wants = batch.wants
+        top = wants.top
         if not isinstance(top, (int, np.integer)) or not 0 <= top <= MOST_TOP:
             raise InputError(f"top is {top!r}; it must be from 0 to {MOST_TOP}")
+        if wants.hidden or wants.timings:
+            kind = "hidden states" if wants.hidden else "timings"
+            raise InputError(f"the OpenCL engine returns no {kind}", hint="use engine='native'")
         with self._lock, ExitStack() as claims:
             checked = plan(batch, self._decoder.pages, self.vocab_size, self.max_context)
             for sequence in checked.sequences:
                 claims.enter_context(sequence.cache.claim("the step"))
                 sequence.cache.set_step([])  # should it fail half-way, nothing of the step before can be kept either
-            ids, logits, experts = self._decoder.run(checked, max(int(top), 1), bool(batch.logits))
+            ids, logits, experts = self._decoder.run(checked, max(int(top), 1), bool(wants.logits))
             if (ids < -1).any() or (ids[:, :1] < 0).any():
                 raise NonFiniteError("the model's logits are not finite", hint="the checkpoint's weights are damaged")
             for sequence in checked.sequences:

@@ -20,7 +20,7 @@ BLOCK = 256
 """Positions in a block of attention; partial results are merged in ascending order."""
 SPLIT_ROWS = 16
 """Up to this many rows a row's blocks are computed apart and then merged; of more rows each is walked by one group."""
-MOST_ROWS, MOST_TREE, MOST_TOP = 1 << 20, 1 << 13, 64
+MOST_ROWS, MOST_TREE = 1 << 20, 1 << 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def plan(batch: Batch, pages: Pages, vocab: int, max_context: int) -> Plan:
             )
         sequences.append(sequence)
         first += count
-    want = np.arange(rows, dtype=np.int32) if batch.want is None else _ints("want", batch.want)
+    want = np.arange(rows, dtype=np.int32) if batch.wants.rows is None else _ints("rows", batch.wants.rows)
     if want.size and (want[0] < 0 or want[-1] >= rows or (np.diff(want) < 1).any()):
         raise InputError("wanted rows must be ascending rows of the step")
     return Plan(sequences, tokens, want)

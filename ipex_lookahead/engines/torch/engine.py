@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ipex_lookahead.engines.base import Batch, StepOutput
+from ipex_lookahead.engines.base import FINAL_NORM, MOST_TOP, Batch, OutputRequest, StepOutput
 from ipex_lookahead.engines.machine import check_threads
 from ipex_lookahead.engines.native.core import core_build
 from ipex_lookahead.engines.torch.cache import BufferSequence, SequenceCache, sequence_kinds
@@ -42,6 +42,9 @@ VISIBLE = 128
 """``deterministic``: the keys that a forward sees are a multiple of this."""
 UNBOUNDED_CONTEXT = 1 << 17
 """Positions where the model's config names no limit (relative positions)."""
+
+States = list[list[torch.Tensor]]
+"""Of forwards: hidden states [rows, hidden size] after 0, 1, ... layers, the last ones after the final norm too."""
 
 
 class TorchEngine:
@@ -127,19 +130,23 @@ class TorchEngine:
             NonFiniteError: the logits hold NaN or infinity.
         """
         caches = self._checked(batch)
-        wanted = range(len(batch.tokens)) if batch.want is None else batch.want.tolist()
+        wanted = range(len(batch.tokens)) if batch.wants.rows is None else batch.wants.rows.tolist()
         answers: list[torch.Tensor] = []
+        states: States | None = [] if batch.wants.hidden else None
         first = 0
         with torch.no_grad(), torch_threads(self._torch_threads(len(batch.tokens))), forward_errors(self.device):
             for cache, count in zip(caches, batch.counts, strict=True):
                 tokens = batch.tokens[first : first + count]
                 parents = batch.parents[first : first + count].tolist()
                 want = [row - first for row in wanted if first <= row < first + count]
-                logits = self._sequence(cache, tokens, parents, want)
+                logits = self._sequence(cache, tokens, parents, want, states)
                 if logits is not None:
                     answers.append(logits)
                 first += count
-            return self._output(answers, batch)
+            output = self._output(answers, batch.wants)
+            if states is not None:
+                output.hidden = _hidden(states, batch.wants)
+            return output
 
     @property
     def kernels(self) -> str:
@@ -176,14 +183,19 @@ class TorchEngine:
     # ---- one sequence ------------------------------------------------------------------------------------------------
 
     def _sequence(
-        self, cache: SequenceCache, tokens: npt.NDArray[np.int32], parents: list[int], want: list[int]
+        self,
+        cache: SequenceCache,
+        tokens: npt.NDArray[np.int32],
+        parents: list[int],
+        want: list[int],
+        states: States | None,
     ) -> torch.Tensor | None:
-        """Logits [wanted, vocab_size] of one sequence's rows, None where none are wanted."""
+        """Logits [wanted, vocab_size] of one sequence's rows, None where none are wanted; ``states`` gets its own."""
         chain = parents == list(range(-1, len(parents) - 1))
         if not chain and not self.supports_tree:
             raise InputError(f"this model takes drafts as chains only: {self.describe()['why_chains']}")
         if self.deterministic:
-            return self._blocks(cache, tokens, parents, want)
+            return self._blocks(cache, tokens, parents, want, states)
         depths = list(range(len(parents)))
         if not chain:
             for row, parent in enumerate(parents):
@@ -192,7 +204,7 @@ class TorchEngine:
         ids = torch.from_numpy(tokens.astype(np.int64))[None].to(self.device)
         mask = None if chain else self._mask(seen_by(cache.length, parents))
         positions = torch.tensor([depths], device=self.device) + cache.length
-        return self._run(cache, past, ids, positions, mask, want)
+        return self._run(cache, past, ids, positions, mask, want, states)
 
     def _run(
         self,
@@ -202,8 +214,9 @@ class TorchEngine:
         positions: torch.Tensor,
         mask: torch.Tensor | None,
         want: list[int],
+        states: States | None = None,
     ) -> torch.Tensor | None:
-        """The model's forward over ids [1, rows]; logits of the wanted rows."""
+        """The model's forward over ids [1, rows]; logits of the wanted rows. ``states`` gets those of all rows."""
         inputs: dict[str, Any] = {"input_ids": ids, "past_key_values": past, "use_cache": True}
         if self._takes_positions:
             inputs["position_ids"] = positions
@@ -217,8 +230,12 @@ class TorchEngine:
         if few:  # the lm_head is dear: one of the last rows, or none, is asked for while a prompt is read
             start = min(want, default=rows - 1)
             inputs[str(self._keep_logits)] = rows - start
+        if states is not None:
+            inputs["output_hidden_states"] = True
         output = self.model(**inputs)
         cache.took(getattr(output, "past_key_values", None))
+        if states is not None:
+            states.append([one[0] for one in getattr(output, "hidden_states", None) or ()])
         if not want:
             return None
         logits: torch.Tensor = output.logits[0]
@@ -232,7 +249,12 @@ class TorchEngine:
     # ---- deterministic -----------------------------------------------------------------------------------------------
 
     def _blocks(
-        self, cache: SequenceCache, tokens: npt.NDArray[np.int32], parents: list[int], want: list[int]
+        self,
+        cache: SequenceCache,
+        tokens: npt.NDArray[np.int32],
+        parents: list[int],
+        want: list[int],
+        states: States | None,
     ) -> torch.Tensor | None:
         """The rows of a chain, in forwards that each hold one aligned block of positions.
 
@@ -262,7 +284,10 @@ class TorchEngine:
                 places.clamp_(max=self.max_context - 1)[None].to(self.device),
                 self._mask(seen),
                 list(range(size)) if here else [],
+                states,
             )
+            if states is not None:
+                states[-1] = [one[at - first : stop - first] for one in states[-1]]
             if logits is not None:
                 found.append(logits[here])
             at = stop
@@ -289,8 +314,10 @@ class TorchEngine:
             raise InputError(f"{len(caches)} caches and counts {counts} do not fit {len(batch.tokens)} rows")
         if len({id(cache) for cache in caches}) != len(caches):
             raise InputError("a cache stands twice in the batch")
-        if not 0 <= batch.top <= 64:
-            raise InputError(f"top is {batch.top}; it must be 0 to 64")
+        if not 0 <= batch.wants.top <= MOST_TOP:
+            raise InputError(f"top is {batch.wants.top}; it must be 0 to {MOST_TOP}")
+        if batch.wants.timings:
+            raise InputError(f"the {self.name} engine returns no timings", hint="use engine='native'")
         tokens = batch.tokens
         if len(batch.parents) != len(tokens):
             raise InputError(f"{len(batch.parents)} parents do not fit {len(tokens)} rows")
@@ -313,18 +340,43 @@ class TorchEngine:
             first += count
         return caches
 
-    def _output(self, answers: list[torch.Tensor], batch: Batch) -> StepOutput:
+    def _output(self, answers: list[torch.Tensor], wants: OutputRequest) -> StepOutput:
         """Argmax, and what else is asked for, of logits [wanted, vocab_size]."""
         if not answers:
-            empty = np.zeros((0, self.vocab_size), np.float32) if batch.logits else None
-            return StepOutput(np.zeros(0, np.int32), empty, np.zeros((0, batch.top), np.int32) if batch.top else None)
+            empty = np.zeros((0, self.vocab_size), np.float32) if wants.logits else None
+            return StepOutput(np.zeros(0, np.int32), empty, np.zeros((0, wants.top), np.int32) if wants.top else None)
         logits = (answers[0] if len(answers) == 1 else torch.cat(answers)).float()
         best, argmax = logits.max(-1)  # the first of equals, as torch promises
         if not bool(torch.isfinite(best).all() and torch.isfinite(logits.amin(-1)).all()):  # NaN is both
             raise NonFiniteError("the model's logits are not finite", hint="the checkpoint's weights are damaged")
-        top = most_likely(logits, batch.top) if batch.top else None
-        plain = logits.cpu().numpy().copy() if batch.logits else None
+        top = most_likely(logits, wants.top) if wants.top else None
+        plain = logits.cpu().numpy().copy() if wants.logits else None
         return StepOutput(argmax.cpu().numpy().astype(np.int32), plain, top)
+
+
+def _hidden(states: States, wants: OutputRequest) -> dict[int, npt.NDArray[np.float32]]:
+    """The wanted ones of a step's hidden states. Raises as ``Engine.forward``; NonFiniteError for NaN or infinity."""
+    layers = len(states[0]) - 1
+    if layers < 0:
+        raise UnsupportedModelError("this model returns no hidden states", hint="use engine='native'")
+    found = {}
+    for wanted in wants.hidden:
+        if wanted != FINAL_NORM and not 0 <= wanted < layers:
+            raise InputError(
+                f"hidden states after {wanted} layers are not to be had: the model returns those after 0 to"
+                f" {layers - 1}, and those after the final norm ({FINAL_NORM})"
+            )
+        values = torch.cat([one[wanted] for one in states]).float()
+        rows = range(len(values)) if wants.hidden_rows is None else wants.hidden_rows.tolist()
+        if not all(0 <= row < len(values) for row in rows):
+            raise InputError(f"hidden_rows must be rows of the step, from 0 to {len(values) - 1}; got {rows}")
+        values = values if wants.hidden_rows is None else values[rows]
+        if not bool(torch.isfinite(values).all()):
+            raise NonFiniteError(
+                "the model's hidden states are not finite", hint="the checkpoint's weights are damaged"
+            )
+        found[wanted] = values.cpu().numpy().copy()
+    return found
 
 
 def narrowed(weight: PackedWeight, low_bit: str) -> PackedWeight:

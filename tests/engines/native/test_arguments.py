@@ -16,7 +16,7 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 from ipex_lookahead.architectures.spec import Activation, Experts
 from ipex_lookahead.decoding.sampling import Sampler, WarperParams
 from ipex_lookahead.drafting.partial_matching import PartialMatching
-from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.base import Batch, OutputRequest
 from ipex_lookahead.engines.native.core import integer_peak, read_bandwidth
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.native.linear import LinearPool
@@ -45,12 +45,16 @@ def wrappers(engine: NativeEngine) -> dict[str, Callable[[Any], object]]:
 
     weight = random_matrix((48, 64), "sym_int4", 32, np.random.default_rng(0))
     floats = PackedWeight("fp32", (3, 40), np.ones((3, 40), np.float32))
-    fields = ("caches", "counts", "tokens", "parents", "want", "top")
+    fields = ("caches", "counts", "tokens", "parents")
     return {
         "blank": engine.new_cache,
         "keep": lambda v: stepped().keep(v),
         "crop": lambda v: stepped().crop(v),
         **{f"batch.{name}": lambda v, name=name: engine.forward(batch(**{name: v})) for name in fields},
+        **{
+            f"wants.{name}": lambda v, name=name: engine.forward(batch(wants=OutputRequest(**{name: v})))
+            for name in ("rows", "top", "hidden", "hidden_rows")
+        },
         "pool": LinearPool,
         "bias": lambda v: LinearPool(1).layer(weight, v),
         "codes": lambda v: LinearPool(1).layer(replace(weight, codes=v)),

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.base import Batch, OutputRequest
 from ipex_lookahead.errors import ContextLengthError, InputError
 from tests.support.native import ids_of, load, one_by_one, run
 from tests.support.specs import make_spec, native_engine, random_weights
@@ -91,7 +91,7 @@ def test_bad_steps_are_refused_and_change_nothing(folder: Path) -> None:
                 list(counts),
                 np.asarray(tokens, dtype=np.int32),
                 np.asarray(parents, dtype=np.int32),
-                want,
+                OutputRequest(want),
             )  # type: ignore
         )
 

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 from ipex_lookahead.checkpoints import open_checkpoint
-from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.base import FINAL_NORM, Batch, OutputRequest, StepOutput
 from ipex_lookahead.engines.native.core import available_isas, chosen_isa, core_error
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.errors import EngineError, InputError, ModelFormatError, OutOfMemoryError
@@ -197,8 +197,7 @@ def test_sequences_of_a_batch_do_not_see_each_other(folder: Path, isa: str, monk
         [len(p) for p in prompts],
         np.concatenate(prompts),
         np.concatenate([chain(len(p)) for p in prompts]),
-        None,
-        True,
+        OutputRequest(logits=True),
     )
     together = engine.forward(batch)
     assert together.logits is not None
@@ -209,7 +208,9 @@ def test_sequences_of_a_batch_do_not_see_each_other(folder: Path, isa: str, monk
     tokens = [ids_of(engine, len(t), seed=40 + i) for i, t in enumerate(trees)]
     apart = [run(engine, c.fork(), t, p) for c, t, p in zip(caches, tokens, trees, strict=True)]
     step = engine.forward(
-        Batch(caches, [len(t) for t in trees], np.concatenate(tokens), np.concatenate(trees), None, True)
+        Batch(
+            caches, [len(t) for t in trees], np.concatenate(tokens), np.concatenate(trees), OutputRequest(logits=True)
+        )
     )
     assert step.logits is not None
     assert step.logits.tobytes() == np.concatenate(apart).tobytes()
@@ -253,12 +254,52 @@ def test_only_the_wanted_rows_come_back(folder: Path) -> None:
     tokens = ids_of(engine, 20)
     every = run(engine, engine.new_cache(), tokens)
     want = np.array([0, 7, 19], dtype=np.int32)
-    some = engine.forward(Batch([engine.new_cache()], [20], tokens, chain(20), want, True))
+    some = engine.forward(Batch([engine.new_cache()], [20], tokens, chain(20), OutputRequest(want, logits=True)))
     assert some.logits is not None
     assert some.logits.tobytes() == every[want].tobytes()
-    none = engine.forward(Batch([engine.new_cache()], [20], tokens, chain(20), np.zeros(0, dtype=np.int32), False))
+    none = engine.forward(
+        Batch([engine.new_cache()], [20], tokens, chain(20), OutputRequest(np.zeros(0, dtype=np.int32)))
+    )
     assert none.argmax.shape == (0,)
     assert none.logits is None
+
+
+def test_only_the_wanted_hidden_states_come_back(folder: Path) -> None:
+    """Whatever rows get logits; in any order of layers; and the argmax is that of a forward without them."""
+    engine = load(folder, "sym_int4", threads=2)
+    tokens, layers = ids_of(engine, 20), len(engine.spec.layers)
+
+    def states(wants: OutputRequest) -> StepOutput:
+        return engine.forward(Batch([engine.new_cache()], [20], tokens, chain(20), wants))
+
+    every = states(OutputRequest(hidden=tuple(range(-1, layers + 1)))).hidden
+    assert every is not None
+    assert [one.shape for one in every.values()] == [(20, engine.spec.hidden)] * (layers + 2)
+    assert not (every[layers] == every[FINAL_NORM]).all()
+    none, rows = np.zeros(0, np.int32), np.array([0, 7, 19], np.int32)
+    some = states(OutputRequest(none, hidden=(1, FINAL_NORM), hidden_rows=rows))
+    assert some.argmax.shape == (0,)
+    assert some.hidden is not None
+    assert list(some.hidden) == [FINAL_NORM, 1]
+    for layer, found in some.hidden.items():
+        assert found.tobytes() == every[layer][rows].tobytes()
+    nothing = states(OutputRequest(hidden=(0,), hidden_rows=none)).hidden
+    assert nothing is not None
+    assert nothing[0].shape == (0, engine.spec.hidden)
+    last = np.array([19], np.int32)
+    beside = states(OutputRequest(last, hidden=(2,), hidden_rows=rows[:2]))
+    assert beside.argmax.tolist() == states(OutputRequest(last)).argmax.tolist()
+    for wants in (
+        OutputRequest(hidden=(layers + 1,)),
+        OutputRequest(hidden=(-2,)),
+        OutputRequest(hidden=(1, 1)),
+        OutputRequest(hidden=(1,), hidden_rows=np.array([20], np.int32)),
+        OutputRequest(hidden=(1,), hidden_rows=np.array([3, 2], np.int32)),
+        OutputRequest(hidden=(1,), hidden_rows=np.arange(21, dtype=np.int32)),
+        OutputRequest(hidden=(*range(layers + 1), *range(layers + 1))),
+    ):
+        with pytest.raises(InputError):
+            states(wants)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -270,12 +311,12 @@ def test_the_top_ids_are_those_of_a_stable_sort(
     engine = load(folder, "sym_int4", threads)
     tokens = ids_of(engine, 12)
     for top in (1, 2, 8, 64):
-        out = engine.forward(Batch([engine.new_cache()], [12], tokens, chain(12), None, True, top))
+        out = engine.forward(Batch([engine.new_cache()], [12], tokens, chain(12), OutputRequest(logits=True, top=top)))
         assert out.logits is not None
         assert out.top is not None
         assert (out.top == np.argsort(-out.logits, axis=1, kind="stable")[:, :top]).all()
     with pytest.raises(InputError, match="top"):
-        engine.forward(Batch([engine.new_cache()], [12], tokens, chain(12), None, True, 65))
+        engine.forward(Batch([engine.new_cache()], [12], tokens, chain(12), OutputRequest(logits=True, top=65)))
 
 
 def test_equal_logits_go_by_the_lowest_id(tmp_path: Path) -> None:
@@ -288,7 +329,7 @@ def test_equal_logits_go_by_the_lowest_id(tmp_path: Path) -> None:
     safetensors.numpy.save_file(tensors, path / "model.safetensors")
     for threads in (1, 2, 3):
         engine = load(path, threads=threads)
-        out = engine.forward(Batch([engine.new_cache()], [2], ids_of(engine, 2), chain(2), None, False, 5))
+        out = engine.forward(Batch([engine.new_cache()], [2], ids_of(engine, 2), chain(2), OutputRequest(top=5)))
         assert out.top is not None
         assert out.top.tolist() == [[0, 1, 2, 3, 4]] * 2
         assert out.argmax.tolist() == [0, 0]
@@ -449,18 +490,17 @@ def test_a_forked_process_computes_with_threads_of_its_own(folder: Path) -> None
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_attention_is_timed_by_forwards_that_are_like_any_other(folder: Path) -> None:
+def test_a_forward_that_is_timed_is_like_any_other(folder: Path) -> None:
     engine = load(folder)
     cache = engine.new_cache(blank=200)
     batch = Batch([cache], [3], np.array([3, 4, 5], np.int32), chain(3))
     expected = engine.forward(batch).argmax
-    seconds = engine.attention_seconds(batch)
-    assert 0.0 < seconds < 5.0
-    assert sum(phase.count for phase in engine.phase_times()), "of that one forward"
-    counts = [phase.count for phase in engine.phase_times()]
-    np.testing.assert_array_equal(engine.forward(batch).argmax, expected)
-    assert [phase.count for phase in engine.phase_times()] == counts, "later steps are not timed"
-    with pytest.raises(InputError):
-        engine.attention_seconds(Batch([cache], [1], np.array([10**6], np.int32), chain(1)))
-    engine.forward(batch)
-    assert not sum(phase.count for phase in engine.phase_times()), "nor those after one that failed"
+    assert engine.forward(batch).timings is None
+    batch.wants = OutputRequest(timings=True)
+    for _ in range(2):  # each by itself
+        timed = engine.forward(batch)
+        np.testing.assert_array_equal(timed.argmax, expected)
+        counts = {phase.name: phase.count for phase in timed.timings or ()}
+        assert counts["attention"] == len(engine.spec.layers)
+        assert counts["embedding"] == counts["head"] == 1
+        assert all(0.0 <= phase.busy <= phase.seconds < 5.0 for phase in timed.timings or ())

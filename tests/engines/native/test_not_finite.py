@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.base import Batch, OutputRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.errors import NonFiniteError
 from tests.engines.native.test_kernels import FORMATS, ISAS, linear, make_weight
@@ -77,7 +77,7 @@ def test_an_overflow_in_any_layer_reaches_the_logits(
     tokens = ids_of(engine, 3)
     for want in (None, np.array([2], np.int32)):
         with pytest.raises(NonFiniteError, match="logits are not finite"):
-            engine.forward(Batch([cache], [3], tokens, chain(3), want))
+            engine.forward(Batch([cache], [3], tokens, chain(3), OutputRequest(want)))
     assert cache.length == 0
 
 
@@ -86,14 +86,21 @@ def test_a_row_that_nobody_asked_for_spoils_those_that_attend_to_it(tmp_path: Pa
     folder = write_tiny_llama(tmp_path, tie=False, layers=1)
     engine = load(changed(folder, embed_tokens_weight=lambda v: v[7].fill(3e38)), kv_cache=kv_cache)
     for tokens, right in (([7, 1, 2], False), ([1, 7, 2], False), ([1, 2, 3], True)):
-        batch = Batch([engine.new_cache()], [3], np.array(tokens, np.int32), chain(3), np.array([2], np.int32))
+        batch = Batch(
+            [engine.new_cache()], [3], np.array(tokens, np.int32), chain(3), OutputRequest(np.array([2], np.int32))
+        )
         if right:
             assert engine.forward(batch).argmax[0] >= 0
         else:
             with pytest.raises(NonFiniteError, match="logits are not finite"):
                 engine.forward(batch)
+    none, last = np.zeros(0, np.int32), np.array([2], np.int32)
+    for rows, hidden_rows in ((none, None), (none, last)):
+        wants = OutputRequest(rows, hidden=(1,), hidden_rows=hidden_rows)
+        with pytest.raises(NonFiniteError, match="hidden states are not finite"):
+            engine.forward(Batch([engine.new_cache()], [3], np.array([7, 1, 2], np.int32), chain(3), wants))
     tree = Batch([engine.new_cache()], [3], np.array([1, 7, 2], np.int32), np.array([-1, 0, 0], np.int32))
-    tree.want = np.array([0, 2], np.int32)  # row 1 is nobody's ancestor
+    tree.wants = OutputRequest(np.array([0, 2], np.int32))  # row 1 is nobody's ancestor
     assert (engine.forward(tree).argmax >= 0).all()
 
 
@@ -126,6 +133,8 @@ def test_one_logit_among_finite_ones(tmp_path: Path, isa: str, kind: str, place:
     with np.errstate(over="ignore", invalid="ignore"):
         assert not np.isfinite(load_file(folder / "model.safetensors")["lm_head.weight"][place] @ hidden)
     for logits in (False, True):
-        step = Batch([engine.new_cache()], [1], np.array([3], np.int32), np.array([-1], np.int32), None, logits)
+        step = Batch(
+            [engine.new_cache()], [1], np.array([3], np.int32), np.array([-1], np.int32), OutputRequest(logits=logits)
+        )
         with pytest.raises(NonFiniteError, match="logits are not finite"):
             engine.forward(step)

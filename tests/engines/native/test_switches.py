@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead.engines.base import Batch, crop_or_empty
+from ipex_lookahead.engines.base import Batch, OutputRequest, crop_or_empty
 from ipex_lookahead.engines.native.core import available_isas
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.errors import ForgottenKeysError
@@ -33,7 +33,9 @@ def check_against_numpy(options: dict[str, Any], seed: int, rows: int) -> bool:
     answers = []
     for dtype in (np.float64, np.float32):
         oracle = SpecEngine(spec, weights, dtype, kv=np.float16)
-        answers.append(oracle.forward(Batch([oracle.new_cache()], [rows], tokens, chain(rows), None, True)).logits)
+        answers.append(
+            oracle.forward(Batch([oracle.new_cache()], [rows], tokens, chain(rows), OutputRequest(logits=True))).logits
+        )
         if oracle.closest_choice < 1e-3:
             return False
     expected, rounded = answers
@@ -56,7 +58,7 @@ def test_attention_in_whole_numbers_agrees_with_numpy(name: str) -> None:
 
     def logits(kv: Any) -> np.ndarray:
         oracle = SpecEngine(spec, weights, np.float64, kv=kv)
-        found = oracle.forward(Batch([oracle.new_cache()], [rows], tokens, batch, None, True)).logits
+        found = oracle.forward(Batch([oracle.new_cache()], [rows], tokens, batch, OutputRequest(logits=True))).logits
         assert found is not None
         return found
 
@@ -134,7 +136,7 @@ def check_trees(engine: NativeEngine, tokens: np.ndarray, chance: random.Random)
         counts.append(count)
         parents += own
     drafts = ids_of(engine, sum(counts), chance.randrange(1000))
-    together = engine.forward(Batch(caches, counts, drafts, np.array(parents, np.int32), None, True))
+    together = engine.forward(Batch(caches, counts, drafts, np.array(parents, np.int32), OutputRequest(logits=True)))
     assert together.logits is not None
     for prefix, path, first in chance.sample(paths, 5 if len(paths) > 5 else len(paths)):
         alone = one_by_one(engine, np.concatenate([tokens[:prefix], drafts[[first + row for row in path]]]))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-opencl runs these tests)")
 
 from ipex_lookahead.architectures.spec import ModelSpec, Tensor
-from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.base import Batch, OutputRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.opencl.decoder import check_spec
 from ipex_lookahead.engines.opencl.device import Device
@@ -145,7 +145,7 @@ def test_long_contexts(device: Device, kv_cache: str) -> None:
     caches = native.new_cache(), engine.new_cache()
     for at in range(0, 2040, 340):
         for one, cache in zip((native, engine), caches, strict=True):
-            one.forward(Batch([cache], [340], tokens[at : at + 340], chain(340), np.zeros(0, np.int32)))
+            one.forward(Batch([cache], [340], tokens[at : at + 340], chain(340), OutputRequest(np.zeros(0, np.int32))))
             cache.keep(range(340))
     for rows in (1, 4, 16, 17):
         expected = run(native, caches[0], tokens[2040 : 2040 + rows]).tobytes()
@@ -239,9 +239,9 @@ def test_only_what_is_asked_for_comes_back(device: Device) -> None:
     for want in (None, [11], [0, 5, 11], []):
         for top in (0, 1, 7, 64):
             for logits in (False, True):
-                batch = {"want": None if want is None else np.array(want, np.int32), "logits": logits, "top": top}
+                wants = OutputRequest(None if want is None else np.array(want, np.int32), logits, top)
                 one, other = (
-                    e.forward(Batch([e.new_cache()], [12], tokens, chain(12), **batch)) for e in (native, engine)
+                    e.forward(Batch([e.new_cache()], [12], tokens, chain(12), wants)) for e in (native, engine)
                 )
                 assert one.argmax.tolist() == other.argmax.tolist()
                 for mine, theirs in ((one.logits, other.logits), (one.top, other.top)):
@@ -260,7 +260,7 @@ def test_equal_logits_are_taken_by_the_lowest_id(device: Device) -> None:
         ),
     )
     for engine in engines:
-        out = engine.forward(Batch([engine.new_cache()], [1], ids_of(engines[0], 1), chain(1), top=64))
+        out = engine.forward(Batch([engine.new_cache()], [1], ids_of(engines[0], 1), chain(1), OutputRequest(top=64)))
         assert out.top is not None
         assert out.top[0].tolist() == [*range(50), *[-1] * 14]
 
@@ -323,13 +323,15 @@ def test_bad_steps_are_refused_and_nothing_is_lost(device: Device) -> None:
         {"caches": [other]},
         {"caches": None},
         {"caches": []},
-        {"want": ints([1, 0], np.int32)},
-        {"want": ints([2], np.int32)},
-        {"want": ints([0, 0], np.int32)},
-        {"want": "x"},
-        {"top": 65},
-        {"top": -1},
-        {"top": None},
+        {"wants": OutputRequest(ints([1, 0], np.int32))},
+        {"wants": OutputRequest(ints([2], np.int32))},
+        {"wants": OutputRequest(ints([0, 0], np.int32))},
+        {"wants": OutputRequest("x")},
+        {"wants": OutputRequest(top=65)},
+        {"wants": OutputRequest(top=-1)},
+        {"wants": OutputRequest(top=None)},
+        {"wants": OutputRequest(hidden=(1,))},
+        {"wants": OutputRequest(timings=True)},
     ):
         with pytest.raises(InputError):
             engine.forward(Batch(**{**good, **changed}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 from transformers import DynamicCache, T5Config, T5ForConditionalGeneration
 
-from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.base import FINAL_NORM, Batch, OutputRequest
 from ipex_lookahead.engines.torch.cache import ModelSequence
 from ipex_lookahead.engines.torch.device import check_device, device_facts
 from ipex_lookahead.engines.torch.engine import TorchEngine, most_likely
@@ -234,8 +235,10 @@ def test_neighbours_never_matter(engine: TorchEngine) -> None:
 def test_only_wanted_rows_come_back(engine: TorchEngine, want: list[int]) -> None:
     ids, parents = np.array([5, 6, 7, 8, 9], np.int32), np.array([-1, 0, -1, 0, 1], np.int32)
     caches = [engine.new_cache(), engine.new_cache()]
-    every = engine.forward(Batch(caches, [2, 3], ids, parents, logits=True))
-    some = engine.forward(Batch(caches, [2, 3], ids, parents, np.array(want, np.int32), logits=True, top=5))
+    every = engine.forward(Batch(caches, [2, 3], ids, parents, OutputRequest(logits=True)))
+    some = engine.forward(
+        Batch(caches, [2, 3], ids, parents, OutputRequest(np.array(want, np.int32), logits=True, top=5))
+    )
     assert every.logits is not None
     assert some.logits is not None
     assert some.top is not None
@@ -243,6 +246,58 @@ def test_only_wanted_rows_come_back(engine: TorchEngine, want: list[int]) -> Non
     assert some.argmax.tolist() == every.argmax[want].tolist()
     assert some.top.shape == (len(want), 5)
     assert some.top[:, 0].tolist() == some.argmax.tolist()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_hidden_states_are_those_of_each_sequence(deterministic: bool) -> None:
+    model = build("llama")
+    engine = TorchEngine(model, deterministic=deterministic)
+    layers = model.config.num_hidden_layers
+    sequences = [[5, 6, 7], [9, 8, 3, 1] * 5, [4]]
+    with torch.no_grad():
+        expected = [model(torch.tensor([one]), output_hidden_states=True).hidden_states for one in sequences]
+    wants = OutputRequest(np.zeros(0, np.int32), hidden=(*range(layers), FINAL_NORM))
+    caches = [engine.new_cache() for _ in sequences]
+    ids = np.concatenate([np.array(one, np.int32) for one in sequences])
+    parents = np.concatenate([chain(len(one)) for one in sequences])
+    batch = Batch(caches, [len(one) for one in sequences], ids, parents, wants)
+    every = engine.forward(batch).hidden
+    assert every is not None
+    for layer, states in every.items():
+        whole = torch.cat([one[layer][0] for one in expected]).numpy()
+        np.testing.assert_allclose(states, whole, atol=CLOSE)
+    batch.wants = replace(wants, hidden_rows=np.array([1, 5, 23], np.int32))
+    some = engine.forward(batch).hidden
+    assert some is not None
+    for layer, states in some.items():
+        assert states.tobytes() == every[layer][[1, 5, 23]].tobytes()
+    for wrong, said in (
+        (OutputRequest(hidden=(layers,)), "after the final norm"),
+        (OutputRequest(hidden=(-2,)), "are not to be had"),
+        (OutputRequest(hidden=(0,), hidden_rows=np.array([24], np.int32)), "hidden_rows must be rows of the step"),
+        (OutputRequest(timings=True), "returns no timings"),
+    ):
+        batch.wants = wrong
+        with pytest.raises(InputError, match=said):
+            engine.forward(batch)
+
+
+def test_a_model_without_hidden_states_says_so(tuples: TorchEngine) -> None:
+    forward_of = tuples.model.forward
+    tuples.model.forward = lambda *args, output_hidden_states=None, **kwargs: forward_of(*args, **kwargs)
+    try:
+        with pytest.raises(UnsupportedModelError, match="returns no hidden states"):
+            tuples.forward(
+                Batch(
+                    [tuples.new_cache()],
+                    [1],
+                    np.array([1], np.int32),
+                    np.array([-1], np.int32),
+                    OutputRequest(hidden=(0,)),
+                )
+            )
+    finally:
+        del tuples.model.forward
 
 
 def test_bad_batches_are_refused(engine: TorchEngine) -> None:
@@ -255,7 +310,7 @@ def test_bad_batches_are_refused(engine: TorchEngine) -> None:
         (Batch([cache], [1], one, np.array([0], np.int32)), "parent"),
         (Batch([cache], [2], one, root), "do not fit"),
         (Batch([cache, cache], [1, 1], np.array([1, 1], np.int32), np.array([-1, -1], np.int32)), "twice"),
-        (Batch([cache], [1], one, root, top=65), "top"),
+        (Batch([cache], [1], one, root, OutputRequest(top=65)), "top"),
         (Batch([object()], [1], one, root), "own caches"),  # type: ignore[list-item]
     ):
         with pytest.raises(InputError, match=said):
