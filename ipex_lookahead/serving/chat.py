@@ -21,12 +21,12 @@ from ipex_lookahead.serving.conversation import (
 )
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
-from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, now, server_of
+from ipex_lookahead.serving.handling import answer, checked, memory_of, new_tokens, now
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.logprobs import chat_logprobs, draft_trace
 from ipex_lookahead.serving.sampling import MINUS_ONE, VERBOSITY, LogitBias, Most, Sampled
 from ipex_lookahead.serving.server import Served, Server
-from ipex_lookahead.serving.sse import DONE, comment, event
+from ipex_lookahead.serving.sse import DONE, comments, event
 from ipex_lookahead.serving.structured import Form, bounded
 from ipex_lookahead.serving.tools import Call
 from ipex_lookahead.serving.usage import timings, usage
@@ -233,9 +233,7 @@ def _choice(given: str | Mapping[str, Any] | None) -> str:
 @router.post("/chat/completions", include_in_schema=False)
 async def chat(request: Request, body: ChatRequest) -> Response:
     """Go on with a conversation."""
-    server = server_of(request)
-    served = server.known(body.model)
-    check(request, body)
+    server, served = checked(request, body, body.model)
     limits = server.limits
     conversation, count, alternatives = body.to_conversation(limits), body.answers(limits), body.alternatives(limits)
     drafting = body.drafting()
@@ -284,11 +282,9 @@ class _Writer:
         for index in range(len(self._answers.generations)):
             yield event(head | {"choices": [_choice_of(index, {"role": "assistant", "content": ""})]})
         async for deltas in self._answers:
-            if not deltas:
-                yield comment("waiting")
+            for part in comments(deltas):
+                yield part
             for delta in deltas:
-                if delta.progress is not None:
-                    yield comment(f"prefill {delta.progress[0]}/{delta.progress[1]}")
                 for new in self._new(delta, calls):
                     yield event(head | new)
         if self._with_usage:

@@ -13,12 +13,12 @@ from ipex_lookahead.serving.answers import Answers, Delta, GenerationRequest, Wh
 from ipex_lookahead.serving.conversation import grammar_of
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import honoured, no_effect, refused_unless, required
-from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, now, server_of
+from ipex_lookahead.serving.handling import answer, checked, memory_of, new_tokens, now
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.logprobs import draft_trace, legacy_logprobs, prompt_logprobs, spelled
 from ipex_lookahead.serving.sampling import MINUS_ONE, LogitBias, Sampled
 from ipex_lookahead.serving.server import Served, Server
-from ipex_lookahead.serving.sse import DONE, comment, event
+from ipex_lookahead.serving.sse import DONE, comments, event
 from ipex_lookahead.serving.text import Piece
 from ipex_lookahead.serving.usage import timings, usage
 from ipex_lookahead.tokenization.detokenizer import Detokenizer
@@ -83,9 +83,7 @@ class CompletionRequest(Sampled):
 @router.post("/completions", include_in_schema=False)
 async def completions(request: Request, body: CompletionRequest) -> Response:
     """Go on with texts."""
-    server = server_of(request)
-    served = server.known(body.model)
-    check(request, body)
+    server, served = checked(request, body, body.model)
     limits, count, drafting = server.limits, body.made(server.limits), body.drafting()
     form = body.form(limits)
     if form is not None and body.ignore_eos:
@@ -203,15 +201,13 @@ class _Writer:
             if echo.text and not echo.ids:
                 yield event(head | {"choices": [self._choice(index, echo.text)]})
         async for deltas in self._answers:
-            if not deltas:
-                yield comment("waiting")
+            for part in comments(deltas):
+                yield part
             for delta in deltas:
                 if delta.prompt:
                     choice = self._choice(delta.index, self._echoes[delta.index].text, prompt=delta.prompt)
                     yield event(head | {"choices": [choice]})
-                if delta.progress is not None:
-                    yield comment(f"prefill {delta.progress[0]}/{delta.progress[1]}")
-                else:
+                if delta.progress is None:
                     for new in self._new(delta):
                         yield event(head | new)
         if self._with_usage:

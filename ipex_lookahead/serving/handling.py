@@ -25,10 +25,16 @@ def server_of(request: Request) -> Server:
     return found
 
 
-def check(request: Request, body: Body) -> None:
-    """Raise ApiError as :meth:`Body.check`; what is ignored of it, a header of the answer names (see ``gate.py``)."""
-    body.check(strict=server_of(request).settings.strict_fields)
-    request.scope["ignored"] = body.ignored()
+def checked(request: Request, body: Body, model: str | None) -> tuple[Server, Served]:
+    """The server, and the model that a request names; what is ignored of its fields, a header of the answer names.
+
+    Raises ApiError for another model, and as :meth:`Body.check`.
+    """
+    server = server_of(request)
+    served = server.known(model)
+    body.check(strict=server.settings.strict_fields)
+    request.scope["ignored"] = body.ignored()  # see ``gate.py``
+    return server, served
 
 
 def memory_of(request: Request, salt: str | None = None) -> dict[str, str]:

@@ -12,11 +12,11 @@ from ipex_lookahead.serving.completions import encoded
 from ipex_lookahead.serving.conversation import grammar_of
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import honoured, no_effect, refused_unless, required
-from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, server_of
+from ipex_lookahead.serving.handling import answer, checked, memory_of, new_tokens, server_of
 from ipex_lookahead.serving.logprobs import spelled
 from ipex_lookahead.serving.sampling import MINUS_ONE, LogitBias, Sampled, sampled
 from ipex_lookahead.serving.server import Served, Server
-from ipex_lookahead.serving.sse import comment, event
+from ipex_lookahead.serving.sse import comments, event
 from ipex_lookahead.serving.usage import cached, timings
 
 router = APIRouter()
@@ -39,9 +39,7 @@ class LlamaRequest(Sampled):
 @router.post("/completion")
 async def completion(request: Request, body: LlamaRequest) -> Response:
     """Go on with a text."""
-    server = server_of(request)
-    served = server.known(body.model)
-    check(request, body)
+    server, served = checked(request, body, body.model)
     limits, options, form = server.limits, body.drafting(), body.form(server.limits)
     if body.answers(limits) > 1:
         raise refused("n", "one answer is made here; `/v1/completions` makes several")
@@ -80,11 +78,9 @@ class _Writer:
         """Server-sent events, the last of which has ``stop``."""
         told, tokens = 0, []  # of these the text is not whole characters yet
         async for deltas in self._answers:
-            if not deltas:
-                yield comment("waiting")
+            for part in comments(deltas):
+                yield part
             for delta in deltas:
-                if delta.progress is not None:
-                    yield comment(f"prefill {delta.progress[0]}/{delta.progress[1]}")
                 tokens += [piece.token for piece in delta.pieces if piece.token is not None]
                 if delta.text:
                     told += len(tokens)

@@ -14,10 +14,10 @@ from ipex_lookahead.serving.answers import Answers, Finish
 from ipex_lookahead.serving.conversation import Conversation, Message, chosen, functions_of, prepare, text_of
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
-from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, server_of
+from ipex_lookahead.serving.handling import answer, checked, memory_of, new_tokens
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.sampling import LOOKAHEAD, MINUS_ONE, SALT, Most, drafting, params_of, sampled, stops
-from ipex_lookahead.serving.sse import comment, event
+from ipex_lookahead.serving.sse import comments, event
 from ipex_lookahead.serving.structured import Form, bounded
 from ipex_lookahead.serving.thinking import Thought
 from ipex_lookahead.serving.tools import Call
@@ -171,9 +171,7 @@ def _messages(turn: Turn, param: str) -> list[Message]:
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request, body: CountRequest) -> dict[str, int]:
     """How many tokens a conversation has."""
-    server = server_of(request)
-    served = server.known(body.model)
-    check(request, body)
+    server, served = checked(request, body, body.model)
     conversation = body.to_conversation(server.limits)
     prepared = await server.prepare(lambda: prepare(served, conversation))
     return {"input_tokens": len(prepared.prompt)}
@@ -182,9 +180,7 @@ async def count_tokens(request: Request, body: CountRequest) -> dict[str, int]:
 @router.post("/v1/messages")
 async def messages(request: Request, body: MessagesRequest) -> Response:
     """Go on with a conversation."""
-    server = server_of(request)
-    served = server.known(body.model)
-    check(request, body)
+    server, served = checked(request, body, body.model)
     conversation = body.to_conversation(server.limits)
     options = {**drafting(body.lookahead), **memory_of(request, body.cache_salt)}
     stop = stops(body.stop_sequences, server.limits, "stop_sequences")
@@ -217,11 +213,9 @@ class _Writer:
         yield _event("message_start", message=message)
         block, writing = 0, ""
         async for deltas in self._answers:
-            if not deltas:
-                yield _event("ping")
+            for part in comments(deltas) if deltas else [_event("ping")]:
+                yield part
             for delta in deltas:
-                if delta.progress is not None:
-                    yield comment(f"prefill {delta.progress[0]}/{delta.progress[1]}")
                 for kind, text in (("thinking", delta.thought), ("text", delta.text)):
                     if text and writing != kind:
                         if writing:

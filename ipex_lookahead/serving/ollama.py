@@ -17,7 +17,7 @@ from ipex_lookahead.serving.answers import Answers, Finish, GenerationRequest
 from ipex_lookahead.serving.conversation import FUNCTION, Conversation, Message, functions_of, grammar_of, prepare
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
-from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, server_of
+from ipex_lookahead.serving.handling import answer, checked, memory_of, new_tokens, server_of
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.sampling import LOOKAHEAD, SALT, drafting, params_of, sampled, stops
 from ipex_lookahead.serving.server import Served, Server
@@ -169,17 +169,17 @@ def _message(message: OllamaMessage, at: int) -> Message:
     return {**found, "tool_calls": calls} if calls else found
 
 
-def _served(server: Server, name: str | None) -> Served:
-    """The model of that name, which Ollama's clients say with a tag. Raises ApiError for another."""
-    return server.known(name.removesuffix(_LATEST) if name is not None and name not in server.settings.names else name)
+def _checked(request: Request, body: Body, name: str | None) -> tuple[Server, Served]:
+    """As ``checked``, for the model of a name that Ollama's clients say with a tag."""
+    if name is not None and name not in server_of(request).settings.names:
+        name = name.removesuffix(_LATEST)
+    return checked(request, body, name)
 
 
 @router.post("/api/chat")
 async def chat(request: Request, body: OllamaChat) -> Response:
     """Go on with a conversation."""
-    server = server_of(request)
-    served = _served(server, body.model)
-    check(request, body)
+    server, served = _checked(request, body, body.model)
     if not body.messages:
         return _loaded(body, {"message": {"role": "assistant", "content": ""}})
     conversation = body.to_conversation(server.limits)
@@ -192,9 +192,7 @@ async def chat(request: Request, body: OllamaChat) -> Response:
 @router.post("/api/generate")
 async def generate(request: Request, body: OllamaGenerate) -> Response:
     """Answer a text, or go on with it."""
-    server = server_of(request)
-    served = _served(server, body.model)
-    check(request, body)
+    server, served = _checked(request, body, body.model)
     if not body.prompt:
         return _loaded(body, {"response": ""})
     if not body.raw:
@@ -306,9 +304,7 @@ async def running(request: Request) -> dict[str, Any]:
 @router.post("/api/show")
 async def show(request: Request, body: Named) -> dict[str, Any]:
     """What is known of the model."""
-    server = server_of(request)
-    served = _served(server, body.model or body.name)
-    check(request, body)
+    server, served = _checked(request, body, body.model or body.name)
     architecture = _architecture(served)
     capabilities = ["completion", *(["tools"] if style_of(served.template)[1] else [])]
     sampling = "\n".join(f"{name} {value}" for name, value in served.sampling.items() if value is not None)

@@ -23,13 +23,13 @@ from ipex_lookahead.serving.conversation import (
 )
 from ipex_lookahead.serving.failures import ApiError, refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
-from ipex_lookahead.serving.handling import answer, check, memory_of, new_tokens, now, server_of
+from ipex_lookahead.serving.handling import answer, checked, memory_of, new_tokens, now
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.reader import Part
 from ipex_lookahead.serving.remembered import Item, Remembered
 from ipex_lookahead.serving.sampling import LOOKAHEAD, MINUS_ONE, SALT, VERBOSITY, Most, drafting, params_of, sampled
 from ipex_lookahead.serving.server import Served, Server
-from ipex_lookahead.serving.sse import comment, event
+from ipex_lookahead.serving.sse import comments, event
 from ipex_lookahead.serving.structured import Form, bounded
 from ipex_lookahead.serving.thinking import Thought
 from ipex_lookahead.serving.tools import Call
@@ -216,9 +216,7 @@ def _add(messages: list[Message], item: Mapping[str, Any], param: str) -> None:
 @router.post("/responses", include_in_schema=False)
 async def responses(request: Request, body: ResponsesRequest) -> Response:
     """Respond to a conversation."""
-    server = server_of(request)
-    served = server.known(body.model)
-    check(request, body)
+    server, served = checked(request, body, body.model)
     owner = memory_of(request, body.cache_salt)
     items = body.items(server.remembered, owner)
     conversation = body.to_conversation(server.limits, items)
@@ -310,11 +308,9 @@ class _Writer:
         texts: list[str] = []
         try:
             async for deltas in self._answers:
-                if not deltas:
-                    yield comment("waiting")
+                for part in comments(deltas):
+                    yield part
                 for delta in deltas:
-                    if delta.progress is not None:
-                        yield comment(f"prefill {delta.progress[0]}/{delta.progress[1]}")
                     for text in (Thought(delta.thought), delta.text):
                         new = _item("" if type(text) is str else Thought())
                         if text and item is not None and item["type"] != new["type"]:

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ipex_lookahead.serving.answers import Delta
 from ipex_lookahead.serving.failures import ApiError
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,15 @@ def line(data: Any) -> bytes:
 def comment(text: str) -> bytes:
     """A line that clients pass over; it keeps connections open."""
     return f": {text}\n\n".encode()
+
+
+def comments(deltas: Sequence[Delta]) -> Iterator[bytes]:
+    """Where answers stand that have no text yet: that they wait, or how much of a prompt has been read."""
+    if not deltas:
+        yield comment("waiting")
+    for delta in deltas:
+        if delta.progress is not None:
+            yield comment(f"prefill {delta.progress[0]}/{delta.progress[1]}")
 
 
 class EventStream(Response):

@@ -10,7 +10,7 @@ from ipex_lookahead.serving.chat import ChatRequest
 from ipex_lookahead.serving.conversation import prepare
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured
-from ipex_lookahead.serving.handling import check, server_of
+from ipex_lookahead.serving.handling import checked, server_of
 from ipex_lookahead.serving.logprobs import spelled
 
 router = APIRouter()
@@ -37,9 +37,7 @@ class DetokenizeRequest(Body):
 @router.post("/tokenize")
 async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
     """Text to ids."""
-    server = server_of(request)
-    served = server.known(body.model)
-    check(request, body)
+    server, served = checked(request, body, body.model)
     text = body.content if body.prompt is None else body.prompt
     if text is None:
         raise refused("prompt", "there is no text; give prompt, or content")
@@ -54,9 +52,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
 @router.post("/detokenize")
 async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, Any]:
     """Ids to text, special tokens as they are spelled."""
-    server = server_of(request)
-    served = server.known(body.model)
-    check(request, body)
+    server, served = checked(request, body, body.model)
     wrong = next((i for i in body.tokens if not 0 <= i < served.vocab_size), None)
     if wrong is not None:
         raise refused("tokens", f"{wrong} is no token id; ids are 0 to {served.vocab_size - 1}")
@@ -67,9 +63,7 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, Any
 @router.post("/apply-template")
 async def apply_template(request: Request, body: ChatRequest) -> dict[str, Any]:
     """What `/v1/chat/completions` would put to the model."""
-    server = server_of(request)
-    served = server.known(body.model)
-    check(request, body)
+    server, served = checked(request, body, body.model)
     conversation = body.to_conversation(server.limits)
     prepared = await server.prepare(lambda: prepare(served, conversation))
     prompt = await server.prepare(lambda: served.tokenizer.decode(prepared.prompt))
