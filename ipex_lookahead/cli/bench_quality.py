@@ -17,6 +17,7 @@ from ipex_lookahead.cli.measuring import Report
 from ipex_lookahead.cli.names import WEIGHTS
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import progress_bar
+from ipex_lookahead.cli.reading import read_text
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import LowBit, LowBits, Model
 from ipex_lookahead.low_bits import ALL_LOW_BITS, LOW_BITS, PRESETS
@@ -75,7 +76,6 @@ def quality(
     from ipex_lookahead.bench.plots.quality import plot_quality
     from ipex_lookahead.bench.quality import PACKAGED_TEXT, Candidate, measure
     from ipex_lookahead.engines.weights import check_low_bit
-    from ipex_lookahead.errors import InputError
 
     names = list(dict.fromkeys(check_low_bit(name) for given in what.low_bits for name in _each(given)))
     candidates = [Candidate(model, name, kv_cache=kv_cache) for name in names]
@@ -84,11 +84,7 @@ def quality(
     candidates += [
         Candidate(other, name=Path(other).name.removesuffix(".gguf"), kv_cache=kv_cache) for other in what.beside
     ]
-    try:
-        written = (what.text or PACKAGED_TEXT).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{what.text} cannot be read as UTF-8 text: {error}") from error
-
+    written = read_text(what.text or PACKAGED_TEXT)
     compared_with = Candidate(model, check_low_bit(what.reference))
 
     def load(candidate: Candidate) -> Any:

@@ -11,6 +11,8 @@ from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.loading import command_needs_torch, model_option, threads_option
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import progress_bar
+from ipex_lookahead.cli.reading import read_text
+from ipex_lookahead.cli.writing import check_new
 
 
 @dataclass
@@ -47,14 +49,8 @@ def imatrix(what: Measured, model: str = model_option, threads: int | None = thr
     from ipex_lookahead.files.temporary import temporary_file
     from ipex_lookahead.hub import resolve_model
 
-    if not to.parent.is_dir():
-        raise InputError(f"{to.parent}: there is no such folder", hint="make it first")
-    if to.exists() and not what.overwrite:
-        raise InputError(f"{to}: is there already", hint="choose another name, or --overwrite replaces it")
-    try:
-        written = text.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{text} cannot be read as UTF-8 text: {error}") from error
+    check_new(to, overwrite=what.overwrite)
+    written = read_text(text)
     path = resolve_model(model)
     checkpoint = open_checkpoint(path)
     try:

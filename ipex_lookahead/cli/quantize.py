@@ -16,6 +16,7 @@ from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import byte_bar
 from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.types import LowBit, Model, Refused
+from ipex_lookahead.cli.writing import check_new
 
 
 @dataclass
@@ -67,6 +68,7 @@ def quantize(model: str, out: Path | None, how: Saved) -> None:
     """
     from ipex_lookahead.checkpoints.low_bit_save import check_target
     from ipex_lookahead.cli.model_facts import describe, licence_of
+    from ipex_lookahead.engines.gguf_export import check_export
     from ipex_lookahead.engines.weights import WeightPlan, check_low_bit
     from ipex_lookahead.errors import LookaheadError
     from ipex_lookahead.hub import DEFAULT, resolve_model
@@ -79,7 +81,9 @@ def quantize(model: str, out: Path | None, how: Saved) -> None:
         if out is not None:
             check_target(out, how.overwrite)
         else:
-            _check_file(how, plan)
+            assert how.to is not None
+            check_export(plan)
+            check_new(how.to, overwrite=how.overwrite)
     except LookaheadError as error:
         raise Refused(in_options(str(error)), hint=in_options(error.hint)) from error
     path = resolve_model(model)
@@ -121,19 +125,6 @@ def _save(path: Path, out: Path, how: Saved) -> str:
     with byte_bar("saving") as progress:
         loaded.save_low_bit(out, overwrite=how.overwrite, progress=progress)
     return str(loaded.low_bit)
-
-
-def _check_file(how: Saved, plan: Any) -> None:
-    from ipex_lookahead.engines.gguf_export import check_export
-    from ipex_lookahead.errors import InputError
-
-    to = how.to
-    assert to is not None
-    check_export(plan)
-    if not to.parent.is_dir():
-        raise InputError(f"{to.parent}: there is no such folder", hint="make it first")
-    if to.exists() and not how.overwrite:
-        raise InputError(f"{to}: is there already", hint="choose another name, or --overwrite replaces it")
 
 
 def _check_source(path: Path) -> None:

@@ -44,6 +44,14 @@ def read_prompt(argument: str | None, file: str | None) -> str:
     return prompt
 
 
+def read_text(file: Path) -> str:
+    """A text to measure on. Raises InputError where it cannot be read, or is not UTF-8."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} cannot be read as UTF-8 text: {error}") from error
+
+
 def _of_file(file: Path) -> str:
     try:
         return given_path(file).read_bytes().decode("utf-8")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from ipex_lookahead.errors import SaveError
+from ipex_lookahead.errors import InputError, SaveError
 from ipex_lookahead.files.paths import given_path
 
 
@@ -30,6 +30,14 @@ def check_output(file: str | None, *, overwrite: bool) -> None:
         raise click.UsageError(f"--output: there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise click.UsageError(f"--output: {path.parent} cannot be written")
+
+
+def check_new(file: Path, *, overwrite: bool) -> None:
+    """Raise InputError for a file whose folder is not there, or that is there already."""
+    if not file.parent.is_dir():
+        raise InputError(f"{file.parent}: there is no such folder", hint="make it first")
+    if file.exists() and not overwrite:
+        raise InputError(f"{file}: is there already", hint="choose another name, or --overwrite replaces it")
 
 
 @contextmanager
