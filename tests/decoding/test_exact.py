@@ -24,6 +24,7 @@ from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer
 from tests.support.scripted_engine import ScriptedEngine, markov
 
 module = importlib.import_module("ipex_lookahead.generation.run")
+lookahead_module = importlib.import_module("ipex_lookahead.generation.lookahead")
 
 PROMPTS = [[1, 5, 3, 5, 3, 7], [4], [2, 9, 9, 2, 9, 9, 1, 0, 3, 3, 3]]
 MODES: dict[str, dict[str, Any]] = {
@@ -169,7 +170,7 @@ def test_random_budgets_leave_tokens_and_logits_alone(
     plain = run(engine, PROMPTS, **MODES[mode])
     texts = [p + new for p, new in zip(PROMPTS, new_tokens(plain, max(map(len, PROMPTS))), strict=True)]
     for seed in range(3):
-        monkeypatch.setattr(module, "FixedBudget", lambda _, seed=seed: RandomBudgets(seed))
+        monkeypatch.setattr(lookahead_module, "FixedBudget", lambda _, seed=seed: RandomBudgets(seed))
         assert_same(run(engine, PROMPTS, makers(texts, 12)[name], 8, **MODES[mode]), plain)
 
 

@@ -114,7 +114,7 @@ class Requests(RuleBasedStateMachine):
         self.submitted += 1
         controller: Controller = self.shared if together else FixedBudget(5)
         group, answer = group_of(
-            self.engine, submission, self.submitted, proposer_of(kind, submission, plain), controller, told=True
+            self.engine, submission, self.submitted, proposer_of(kind, submission, plain), controller, emits_events=True
         )
         self.live[self.scheduler.submit(group)] = Live(submission, plain, group, answer, [])
 

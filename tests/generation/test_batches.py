@@ -11,8 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation import logits_process as hf
 from transformers.generation import stopping_criteria as stops
 
-from ipex_lookahead import AutoModelForCausalLM, compat
+from ipex_lookahead import AutoModelForCausalLM
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.system import compat
 from ipex_lookahead.wrapping import wrap
 
 pytestmark = pytest.mark.skipif(
