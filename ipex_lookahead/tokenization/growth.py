@@ -1,8 +1,8 @@
-"""How much longer a tokenizer may make a text: bounded before any of it is run.
+"""How much longer a tokenizer may make a text.
 
 A file describes its pipeline in parts, and parts multiply: ten that each write two letters for one make a thousand of
-every letter. The library would run out of memory, which ends the process. Real tokenizers write "▁" for a space, which
-is three bytes for one, put something before the text, and at most bring the text to one of Unicode's forms.
+every letter. The library would run out of memory, which ends the process. So only parts that write little, as those of
+real tokenizers do, run in this process; others run in one of their own, where the memory is limited.
 """
 
 from __future__ import annotations
@@ -13,27 +13,24 @@ from typing import Any
 from ipex_lookahead.errors import ModelFormatError
 
 MOST_GROWTH = 16
-"""Bytes for one that the parts of a file may come to, one after the other."""
-MOST_ADDED = 4096
-"""Bytes that they may add to a text however short."""
+"""Bytes for one that the parts of a file may come to in this process, one after the other."""
+MOST_WRITTEN = 4
+"""Bytes for one that one of them may write."""
+MOST_PREPENDED = 16
 MOST_PARTS = 32
 """Each part is a pass over the whole text."""
-MOST_AROUND = 64
-"""Special tokens that may go round a text."""
+MOST_ADDED = 4096
+"""Tokens, or bytes, that may come beside those of the text itself."""
 LONGEST_SPELLED = 256
 """Characters of a token that Python looks for in a text: at every place it may have to try each shorter length."""
 MOST_ADDED_TOKENS = 1 << 16
 MOST_ADDED_CHARACTERS = 1 << 20
 """In all added tokens: the automaton that looks for them takes hundreds of bytes for each."""
 
-_FORMS = {"NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11, "Lowercase": 2}
-"""Bytes for one in the worst character (U+FDFA: 3 to 33). That growth is the text's own, so one pass is free."""
+_FORMS = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase"})
 
 _TOKENS_PER_CHARACTER = 64
 """Above what any text comes to: U+FDFA in form KC, with "▁" for its spaces, is 39 bytes."""
-
-Fail = Callable[[str, str], Exception]
-"""From a field and a problem to the error to raise."""
 
 
 def leaves(part: Mapping[str, Any] | None, members: str) -> Iterator[Mapping[str, Any]]:
@@ -46,44 +43,30 @@ def leaves(part: Mapping[str, Any] | None, members: str) -> Iterator[Mapping[str
             yield part
 
 
-def check_growth(parts: Sequence[tuple[str, Mapping[str, Any]]], fail: Fail) -> None:
-    """Raise what ``fail`` makes where parts may make a text too much longer.
+def stays_short(parts: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether parts that are run one after the other make a text at most ``MOST_GROWTH`` times as long.
 
-    Args:
-        parts: stage (for the message) and description of each, in the order in which they are run.
-        fail: see ``Fail``.
+    Two may write up to four bytes for one, as "▁" for a space and GPT-2's letters for bytes do, and Unicode's forms go
+    before them: their growth is the text's own. What else may be harmless runs in a process of its own.
     """
-    factor, added, forms = 1.0, 0.0, "none yet"
-    for count, (stage, part) in enumerate(parts, 1):
+    longer = 0
+    for part in parts:
         name = part["type"]
-        if count > MOST_PARTS:
-            raise fail(stage, f"has more than {MOST_PARTS} parts")
-        times, more = _growth(part)
-        if name in _FORMS and forms != "over":
-            times, forms = 1, "running"
-        elif forms == "running":
-            forms = "over"
-        factor, added = factor * times, added * times + more
-        if factor > MOST_GROWTH:
-            problem = f"up to here the parts make a text up to {factor:.4g} times as long; {MOST_GROWTH} is the most"
-            raise fail(f"{stage}.{name}", problem)
-        if added > MOST_ADDED:
-            raise fail(f"{stage}.{name}", f"up to here the parts add {added:.4g} bytes; {MOST_ADDED} are the most")
+        if (written := _written(part)) > MOST_WRITTEN or (name in _FORMS and longer):
+            return False
+        longer += written > 1
+    return longer <= 2 and len(parts) <= MOST_PARTS
 
 
-def _growth(part: Mapping[str, Any]) -> tuple[float, int]:
-    """Most bytes for one byte, and bytes besides."""
+def _written(part: Mapping[str, Any]) -> float:
+    """The most bytes that a part writes for one."""
     name = part["type"]
     if name == "Replace":
         pattern = part.get("pattern", {}).get("String", "?")  # an expression that matches nothing runs apart
-        return max(1.0, _size(part.get("content", "")) / _size(pattern)), 0
-    if name == "Prepend":
-        return 1, _size(part.get("prepend", ""))
-    if name == "Metaspace":  # one before every piece of the text, of which there may be as many as letters
-        return 1 + _size(part.get("replacement", "▁")), 0
-    if name == "ByteLevel":
-        return 2 * (1 + bool(part.get("add_prefix_space", True))), 0
-    return _FORMS.get(name, 1), 0
+        return _size(part.get("content", "")) / _size(pattern)
+    if name == "Prepend":  # once before a text
+        return 1 if _size(part.get("prepend", "")) <= MOST_PREPENDED else MOST_GROWTH
+    return MOST_WRITTEN if name in ("ByteLevel", "Metaspace") else 1
 
 
 def _size(text: str) -> int:
@@ -103,7 +86,7 @@ def check_added(tokens: Sequence[str], longest: int, fail: Callable[[str], Excep
 
 def most_ids(text: str) -> int:
     """More tokens than any text of that length comes to."""
-    return _TOKENS_PER_CHARACTER * len(text) + MOST_ADDED + MOST_AROUND
+    return _TOKENS_PER_CHARACTER * len(text) + MOST_ADDED
 
 
 def check_ids(text: str, ids: Sequence[int]) -> None:

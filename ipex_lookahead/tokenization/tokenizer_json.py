@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Tokenizer
 from ipex_lookahead.errors import LookaheadError, ModelFormatError, UnsupportedModelError
 from ipex_lookahead.files.safe_json import File, kind
 from ipex_lookahead.tokenization.byte_pair import Pair, bpe, check_merges, merge_pairs
-from ipex_lookahead.tokenization.growth import MOST_AROUND, check_added, check_growth, leaves
+from ipex_lookahead.tokenization.growth import check_added, leaves, stays_short
 from ipex_lookahead.tokenization.release import check_whole_words, merges_are_pairs, merges_for_json
 from ipex_lookahead.tokenization.sentencepiece_model import MAX_PIECE_BYTES, MAX_PIECES
 from ipex_lookahead.tokenization.splitting import KNOWN_PATTERNS
@@ -217,23 +217,18 @@ class _Reader:
 
     def growth(self, clean: Mapping[str, Any]) -> None:
         """Bound how much longer the way in, the way out, and what goes round a text may make it."""
-        parts = {stage: [(stage, leaf) for leaf in leaves(clean[stage], key)] for stage, key in _SEQUENCES.items()}
-        check_growth(parts["normalizer"] + parts["pre_tokenizer"], self.fail)
-        check_growth(parts["decoder"], self.fail)
-        check_growth(parts["post_processor"], self.fail)
-        templates = [part for _, part in parts["post_processor"] if part["type"] == "TemplateProcessing"]
+        parts = {stage: list(leaves(clean[stage], key)) for stage, key in _SEQUENCES.items()}
+        if not stays_short(parts["normalizer"] + parts["pre_tokenizer"]) or not stays_short(parts["decoder"]):
+            self.apart = self.apart or "growth"
+        templates = [part for part in parts["post_processor"] if part["type"] == "TemplateProcessing"]
         if len(templates) > 1:  # the library has not implemented it, and panics
             raise self.fail("post_processor", f"has {len(templates)} templates; one is the most")
-        for side, allowed in (("single", ["A"]), ("pair", ["A", "B"])):
-            field, around = f"post_processor.{side}", 0
-            for template in templates:
+        for template in templates:
+            for side, allowed in (("single", ["A"]), ("pair", ["A", "B"])):
                 texts = [item["Sequence"]["id"] for item in template[side] if "Sequence" in item]
                 if len(set(texts)) != len(texts) or not set(texts) <= set(allowed):
-                    raise self.fail(field, f"holds the texts {texts}; each of {allowed} may be there once")
-                special = (item["SpecialToken"]["id"] for item in template[side] if "SpecialToken" in item)
-                around += sum(len(template["special_tokens"][name]["ids"]) for name in special)
-            if around > MOST_AROUND:
-                raise self.fail(field, f"puts {around} tokens round a text; {MOST_AROUND} are the most")
+                    problem = f"holds the texts {texts}; each of {allowed} may be there once"
+                    raise self.fail(f"post_processor.{side}", problem)
 
     def model(self, model: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
         """What the library gets, and the ids of its tokens."""
