@@ -181,6 +181,7 @@ NB_MODULE(_native, m) {
   m.def("known_isas", &known_isas);
   m.def("available_isas", &available_isas);
   m.def("amx_state", &amx_state);
+  m.def("weight_formats", &weight_formats);
   m.def("rope_tables", &rope_tables, "rope"_a, "positions"_a);
   m.def("chosen_isa", [](const std::string& name) { return std::string(kernels_for(name)->name); }, "name"_a = "");
   m.def("most_search_lanes", &most_search_lanes);

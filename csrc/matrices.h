@@ -31,6 +31,50 @@ nb::object export_matrix(const Matrix m, const Fill& fill) {
                         facts.minimums ? minimums.array(m.n_out, groups) : nb::none());
 }
 
+template <class T>
+auto table_of(int) -> decltype(T::kTable, nb::object()) {
+  nb::list all;
+  for (auto value : T::kTable) all.append(value);
+  return all;
+}
+template <class T>
+nb::object table_of(...) {
+  return nb::none();
+}
+template <int Magnitude, int Mantissa, int Bias>
+nb::object minifloat_of(const Minifloat<Magnitude, Mantissa, Bias>*) {
+  return nb::make_tuple(Magnitude, Mantissa, Bias);
+}
+inline nb::object minifloat_of(const void*) { return nb::none(); }
+
+// What a format is, for Python: its record in plain order, and what its tiles are made of (kernels/formats.h).
+template <class Format>
+nb::dict facts_of() {
+  const StreamFacts& facts = stream_facts(Format::kFormat);
+  nb::dict d;
+  d["inputs"] = facts.inputs;
+  d["bytes"] = facts.bytes;
+  d["scales_apart"] = facts.scales;
+  d["minimums_apart"] = facts.minimums;
+  if constexpr (Format::kArithmetic != Arithmetic::floats) {
+    d["codes"] = Format::Codes::kName;
+    d["scales"] = Format::Scales::kName;
+    d["code_table"] = table_of<typename Format::Codes>(0);
+  }
+  if constexpr (Format::kArithmetic == Arithmetic::whole) d["zero"] = Format::kZero;
+  d["table"] = table_of<Format>(0);
+  d["minifloat"] = minifloat_of(static_cast<const Format*>(nullptr));
+  return d;
+}
+
+inline nb::dict weight_formats() {
+  nb::dict all;
+#define WEIGHT_FORMAT(name, Format, ...) all[#name] = facts_of<Format>();
+  WEIGHT_FORMATS(WEIGHT_FORMAT)
+#undef WEIGHT_FORMAT
+  return all;
+}
+
 // A matrix's prepacked tiles as other devices' kernels read them: codes, scales, minimums, steps; None for what it has not.
 inline nb::tuple prepack_tiles(const std::string& format, int64_t n_out, int64_t n_in, int group, const AnyMatrix& codes,
                                const std::optional<HalfMatrix>& scales, const std::optional<HalfMatrix>& minimums,

@@ -28,7 +28,6 @@ from environments import as_program
 from ocloc import Ocloc, Unreachable, compiler
 from opencl_binaries import COLUMNS, BadBinaryError, faults, kernels, members
 
-from ipex_lookahead.engines.opencl.formats import KERNEL_FORMATS
 from ipex_lookahead.engines.opencl.programs import (
     ARRIVALS,
     DOT,
@@ -41,6 +40,7 @@ from ipex_lookahead.engines.opencl.programs import (
     over_weights,
     source,
 )
+from ipex_lookahead.low_bits import LOW_BITS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 RECORD, PAGE = DOCS / "results" / "ocloc.json", DOCS / "intel_gpu_kernels.md"
@@ -117,7 +117,7 @@ def programs(units: Units, spelling: Spelling) -> Iterator[tuple[str, str, str, 
         yield name, "", source(*files), flags(spelling, True, options)
     for kernel, counts in AT_ONCE.items():
         for rows in counts:
-            for low_bit in KERNEL_FORMATS:
+            for low_bit in LOW_BITS:
                 options, own = over_weights(low_bit, rows, units, spelling)
                 yield f"{kernel} {rows}", low_bit, source("tiles", kernel), flags(own, True, options)
 

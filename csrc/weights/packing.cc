@@ -210,7 +210,7 @@ struct FunctionsOf {
   }
 };
 const Functions& functions(WeightFormat format) {
-  static const auto all = FormatList::table<FunctionsOf>();
+  static const auto all = format_table<FunctionsOf>();
   return all.of[int(format)];
 }
 

@@ -172,12 +172,12 @@ struct PackRowOf {
 }  // namespace
 
 bool fits(WeightFormat format, SearchKind kind, int parts) {
-  static const auto all = FormatList::table<FitsOf>();
+  static const auto all = format_table<FitsOf>();
   return all.of[int(format)](kind, parts);
 }
 
 int64_t quantize(const Quantization& q, uint8_t* codes, uint16_t* scales, uint16_t* minimums, int threads) {
-  static const auto packers = FormatList::table<PackRowOf>();
+  static const auto packers = format_table<PackRowOf>();
   const PackRow pack = packers.of[int(q.format)];
   const int64_t inputs = q.search.inputs, blocks = (q.n_in + inputs - 1) / inputs;
   const int64_t row_bytes = code_bytes(q.format, q.n_in), groups = groups_of(q.format, q.n_in, int(inputs));

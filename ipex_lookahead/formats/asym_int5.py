@@ -12,7 +12,6 @@ from ipex_lookahead.formats.search import MinimumSearch, around
 
 FORMAT = BlockFormat(
     "asym_int5",
-    bits=5,
     number=7,
     gguf_name="Q5_1",
     inputs=32,

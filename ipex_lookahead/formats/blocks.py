@@ -66,7 +66,6 @@ class BlockFormat:
     """
 
     name: str
-    bits: float
     inputs: int
     record: np.dtype[np.void]
     planes: tuple[Plane, ...]
@@ -76,6 +75,11 @@ class BlockFormat:
     steps: Steps | None = None
     number: int | None = None
     gguf_name: str = ""
+
+    @property
+    def bits(self) -> float:
+        """Of a code: those of all planes together."""
+        return sum(plane.bits for plane in self.planes)
 
     @property
     def group_sizes(self) -> tuple[int, ...]:

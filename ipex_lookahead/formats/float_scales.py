@@ -35,7 +35,6 @@ def float_scale_format(
     field, run = ("nibbles", 16) if bits == 4 else ("bytes", 32)
     return BlockFormat(
         name,
-        bits=bits,
         inputs=INPUTS,
         record=np.dtype([("scale", "<f4"), (field, "u1", INPUTS * bits // 8)]),
         planes=(Plane(field, bits, run),),

@@ -15,7 +15,6 @@ TABLE = tuple(number / 2 for number in DOUBLED)
 
 FORMAT = BlockFormat(
     "fp4",
-    bits=4,
     inputs=32,
     record=np.dtype([SCALE, NIBBLES]),
     planes=(NIBBLE_PLANE,),

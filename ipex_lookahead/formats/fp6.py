@@ -15,7 +15,6 @@ TABLE = minifloats(3, 2, bias=15)
 
 FORMAT = BlockFormat(
     "fp6",
-    bits=6,
     inputs=32,
     record=np.dtype([SCALE, NIBBLES, ("upper", "u1", 8)]),
     planes=(NIBBLE_PLANE, Plane("upper", 2, 8, up=4)),

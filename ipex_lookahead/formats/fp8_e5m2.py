@@ -15,7 +15,6 @@ TABLE = minifloats(5, 2)
 
 FORMAT = BlockFormat(
     "fp8_e5m2",
-    bits=8,
     inputs=32,
     record=np.dtype([SCALE, ("bytes", "u1", 32)]),
     planes=(Plane("bytes", 8, 32),),

@@ -15,7 +15,6 @@ TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 11
 
 FORMAT = BlockFormat(
     "iq4_nl",
-    bits=4,
     number=20,
     gguf_name="IQ4_NL",
     inputs=32,

@@ -29,7 +29,6 @@ def pack_steps(steps: npt.NDArray[np.int16], _: npt.NDArray[np.int16] | None) ->
 
 FORMAT = BlockFormat(
     "iq4_xs",
-    bits=4,
     number=23,
     gguf_name="IQ4_XS",
     inputs=256,

@@ -59,7 +59,6 @@ def from_blocks_and_scales(blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np
 
 FORMAT = BlockFormat(
     "mxfp4",
-    bits=4,
     number=39,
     gguf_name="MXFP4",
     inputs=32,

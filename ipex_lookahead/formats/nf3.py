@@ -16,7 +16,6 @@ TABLE = (-1.0, -0.4786292016506195, -0.2171417921781540, 0.0, 0.1609302014112472
 
 FORMAT = BlockFormat(
     "nf3",
-    bits=3,
     inputs=32,
     record=np.dtype([SCALE, CRUMBS, ("third", "u1", 4)]),
     planes=(CRUMB_PLANE, Plane("third", 1, 1, up=2)),

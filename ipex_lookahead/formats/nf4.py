@@ -18,7 +18,6 @@ TABLE = (
 
 FORMAT = BlockFormat(
     "nf4",
-    bits=4,
     inputs=32,
     record=np.dtype([SCALE, NIBBLES]),
     planes=(NIBBLE_PLANE,),

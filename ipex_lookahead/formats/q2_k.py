@@ -25,7 +25,6 @@ def pack_steps(steps: npt.NDArray[np.int16], minimum_steps: npt.NDArray[np.int16
 
 FORMAT = BlockFormat(
     "q2_k",
-    bits=2,
     number=10,
     gguf_name="Q2_K",
     inputs=256,

@@ -26,7 +26,6 @@ def pack_steps(steps: npt.NDArray[np.int16], _: npt.NDArray[np.int16] | None) ->
 
 FORMAT = BlockFormat(
     "q3_k",
-    bits=3,
     number=11,
     gguf_name="Q3_K",
     inputs=256,

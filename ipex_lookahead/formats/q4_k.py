@@ -13,7 +13,6 @@ from ipex_lookahead.formats.six_bits import SIX_BITS
 
 FORMAT = BlockFormat(
     "q4_k",
-    bits=4,
     number=12,
     gguf_name="Q4_K",
     inputs=256,

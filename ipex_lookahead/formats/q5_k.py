@@ -13,7 +13,6 @@ from ipex_lookahead.formats.six_bits import SIX_BITS
 
 FORMAT = BlockFormat(
     "q5_k",
-    bits=5,
     number=13,
     gguf_name="Q5_K",
     inputs=256,

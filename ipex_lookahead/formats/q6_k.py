@@ -24,7 +24,6 @@ def pack_steps(steps: npt.NDArray[np.int16], _: npt.NDArray[np.int16] | None) ->
 
 FORMAT = BlockFormat(
     "q6_k",
-    bits=6,
     number=14,
     gguf_name="Q6_K",
     inputs=256,

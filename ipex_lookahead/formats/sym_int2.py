@@ -9,7 +9,6 @@ from ipex_lookahead.formats.codebooks import CRUMB_PLANE, CRUMBS, SCALE, quantiz
 
 FORMAT = BlockFormat(
     "sym_int2",
-    bits=2,
     inputs=32,
     record=np.dtype([SCALE, CRUMBS]),
     planes=(CRUMB_PLANE,),

@@ -9,7 +9,6 @@ from ipex_lookahead.formats.codebooks import CRUMB_PLANE, CRUMBS, SCALE, quantiz
 
 FORMAT = BlockFormat(
     "sym_int3",
-    bits=3,
     inputs=32,
     record=np.dtype([SCALE, CRUMBS, ("third", "u1", 4)]),
     planes=(CRUMB_PLANE, Plane("third", 1, 1, up=2)),

@@ -12,7 +12,6 @@ from ipex_lookahead.formats.search import Numbers, ScaleSearch, around
 
 FORMAT = BlockFormat(
     "sym_int5",
-    bits=5,
     number=6,
     gguf_name="Q5_0",
     inputs=32,

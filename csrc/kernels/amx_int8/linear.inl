@@ -232,7 +232,7 @@ struct BandFunctionsOf {
   }
 };
 static const BandFunctions& functions(WeightFormat format) {
-  static const auto all = FormatList::table<BandFunctionsOf>();
+  static const auto all = format_table<BandFunctionsOf>();
   return all.of[int(format)];
 }
 

@@ -419,7 +419,7 @@ struct FunctionsOf {
 };
 
 static const LinearFunctions& functions(WeightFormat format) {
-  static const auto all = FormatList::table<FunctionsOf>();
+  static const auto all = format_table<FunctionsOf>();
   return all.of[int(format)];
 }
 

@@ -78,6 +78,18 @@ def core_build() -> str:
     return "" if _native is None else hashlib.sha256(Path(_native.__file__).read_bytes()).hexdigest()[:16]
 
 
+@cache
+def weight_formats() -> dict[str, dict[str, Any]]:
+    """What the core says of each format that it has kernels for (``csrc/kernels/formats.h``).
+
+    ``inputs`` and ``bytes`` of a record in plain order, ``scales_apart`` and ``minimums_apart`` (streams of their own),
+    ``table`` (the floats that codes count) and ``minifloat`` (bits of exponent and mantissa, of the mantissa, and the
+    exponent's bias), None where there is none; of formats with codes also ``codes`` and ``scales`` (kinds of tiles) and
+    ``code_table``; and of those of whole numbers ``zero``, the code that stands for 0.
+    """
+    return dict(native_core().weight_formats())
+
+
 def available_isas() -> list[str]:
     """Instruction sets that this processor has kernels for, best first."""
     return list(native_core().available_isas())

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.engines.opencl.formats import KERNEL_FORMATS, NAMES
+from ipex_lookahead.engines.opencl.formats import defines, has_whole_codes
 from ipex_lookahead.files.temporary import temporary_file
 
 KERNELS = Path(__file__).parent / "kernels"
@@ -64,12 +64,12 @@ def flags(spelling: Spelling, has_c3: bool, options: Sequence[str] = ()) -> list
 
 def units_for(low_bit: str, rows: int, units: Units) -> Units:
     """Those that a kernel over weights of a format uses: they multiply whole numbers, and many rows."""
-    return units if rows == ROWS[-1] and KERNEL_FORMATS[low_bit].zero is not None else Units()
+    return units if rows == ROWS[-1] and has_whole_codes(low_bit) else Units()
 
 
 def over_weights(low_bit: str, rows: int, units: Units, spelling: Spelling) -> tuple[list[str], Spelling]:
     """Options and spelling of a kernel over weights of a format, for so many rows at once."""
-    options = [*NAMES, *KERNEL_FORMATS[low_bit].defines(), f"-DROWS={rows}"]
+    options = [*defines(low_bit), f"-DROWS={rows}"]
     units = units_for(low_bit, rows, units)
     if units.width:
         options += [f"-DMATRIX_WIDTH={units.width}", *(() if units.spelt_out else ("-DHAS_MATRIX_UNITS",))]

@@ -8,7 +8,6 @@ import pytest
 pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-opencl runs these tests)")
 
 from ipex_lookahead.engines.opencl.device import Device, device_of
-from ipex_lookahead.engines.opencl.formats import KERNEL_FORMATS
 from ipex_lookahead.engines.opencl.linear import LANES, Matrix, Product
 from ipex_lookahead.engines.opencl.programs import DOT, ROWS, SUBGROUPS
 from ipex_lookahead.formats import FORMATS, dequantize
@@ -30,10 +29,6 @@ def activations(rows: int, n: int, seed: int = 0) -> np.ndarray:
         if rows > i + 1:
             x[i + 1] *= f32(scale)
     return x
-
-
-def test_every_format_has_a_kernel() -> None:
-    assert KERNEL_FORMATS.keys() == FORMATS.keys()
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -11,7 +11,7 @@ pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-ope
 
 from ipex_lookahead.engines.opencl import matrix_units
 from ipex_lookahead.engines.opencl.device import Device, device_of
-from ipex_lookahead.engines.opencl.formats import KERNEL_FORMATS
+from ipex_lookahead.engines.opencl.formats import has_whole_codes
 from ipex_lookahead.engines.opencl.linear import Matrix, Product
 from ipex_lookahead.engines.opencl.matrix_units import EXTENSION, PATH, difference, use_matrix_units
 from ipex_lookahead.engines.opencl.programs import DOT, SUBGROUPS, Units
@@ -22,7 +22,7 @@ from tests.engines.opencl.test_linear import activations
 from tests.support.native import ids_of, run
 from tests.support.specs import make_spec
 
-WHOLE = [name for name, kernel in KERNEL_FORMATS.items() if kernel.zero is not None]
+WHOLE = [name for name in FORMATS if has_whole_codes(name)]
 
 
 @pytest.fixture(params=[8, 16], ids="subgroups of {}".format)

@@ -3,7 +3,8 @@
 // line of 64 bytes a lane group. The sums' order: see there. Each kernel is a file and a program of its own: what a model
 // does not need takes no time to compile.
 //
-// Names of formats.py: CODES and SCALES say how a tile is read, ZERO is what a code counts from.
+// Names of formats.py: CODES and SCALES say how a tile is read, ZERO is what a code counts from, CODE_TABLE and VALUE_TABLE
+// what codes stand for, as whole numbers and as floats.
 
 typedef struct {
   global const uchar* codes;
@@ -35,10 +36,8 @@ static inline int tiles_of(const Matrix w) { return (w.n_out + LANES - 1) / LANE
 #error "no such CODES"
 #endif
 
-#if CODES == E2M1
-constant uchar code_table[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
-#elif CODES == IQ4
-constant uchar code_table[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+#ifdef CODE_TABLE
+constant uchar code_table[] = {CODE_TABLE};
 #endif
 
 #define FOUR(byte) (0x01010101u * (byte))  // a byte in every place
@@ -292,19 +291,7 @@ static inline float decoded(uint code) {
   return as_float(magnitude | sign) * as_float((uint)(POWER + 127) << 23);
 }
 #else
-#if TABLE == NF4
-constant float value_table[16] = {
-    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
-    -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f,
-    0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
-#elif TABLE == NF3
-constant float value_table[8] = {-1.0f, -0.4786292016506195f, -0.2171417921781540f, 0.0f, 0.16093020141124725f,
-                                 0.33791524171829224f, 0.5626170039176941f, 1.0f};
-#else
-constant float value_table[16] = {
-    0.0f,  0.005208333333f,  0.66666667f,  1.0f,  0.33333333f,  0.5f,  0.16666667f,  0.25f,
-    -0.0f, -0.005208333333f, -0.66666667f, -1.0f, -0.33333333f, -0.5f, -0.16666667f, -0.25f};
-#endif
+constant float value_table[] = {VALUE_TABLE};
 static inline float decoded(uint code) { return value_table[code]; }
 #endif
 
