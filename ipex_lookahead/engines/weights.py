@@ -22,10 +22,10 @@ from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.rules import (
     EMBEDDING,
     HEAD,
+    FormatRules,
     Formats,
     ModelFacts,
     Rule,
-    SamplingParams,
     Shape,
     format_of,
     label_of,
@@ -68,13 +68,13 @@ class WeightPlan:
     embedding_qtype: str | None = None
     model: ModelFacts = field(default_factory=ModelFacts)
     imatrix: Imatrix | None = None
-    rules: SamplingParams = field(init=False)
+    rules: FormatRules = field(init=False)
 
     def __post_init__(self) -> None:
         first = [Rule(HEAD, ("sym_int8",))] if self.mixed_precision else []
         if self.embedding_qtype is not None:
             first.append(Rule(EMBEDDING, (format_of(self.embedding_qtype),)))
-        rules = SamplingParams() if self.low_bit is None else rules_of(self.low_bit)
+        rules = FormatRules() if self.low_bit is None else rules_of(self.low_bit)
         object.__setattr__(self, "rules", replace(rules, rules=(*first, *rules.rules)))
         for name in self.rules.named():
             sizes = get_format(name).group_sizes

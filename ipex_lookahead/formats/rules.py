@@ -116,7 +116,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
+class FormatRules:
     """Which matrix gets which format.
 
     Attributes:
@@ -161,7 +161,7 @@ class SamplingParams:
                 )
 
 
-def rules_of(name: object) -> SamplingParams:
+def rules_of(name: object) -> FormatRules:
     """The rules behind a name of ``load_in_low_bit``: a format, an alias, a preset, or the path of a YAML file.
 
     Raises LowBitFormatError: it is none of these; or the file cannot be read, or says what is not known.
@@ -173,7 +173,7 @@ def rules_of(name: object) -> SamplingParams:
     name = ALIASES.get(name, name)
     if name in PRESETS:
         return read_rules(FOLDER / f"{name}.yaml", name)
-    return SamplingParams((format_of(name),), source=name)
+    return FormatRules((format_of(name),), source=name)
 
 
 def format_of(name: object) -> str:
@@ -189,7 +189,7 @@ def label_of(name: str) -> str:
     return Path(name).name if is_rules_file(name) else ALIASES.get(name, name)
 
 
-def read_rules(path: Path, source: str = "") -> SamplingParams:
+def read_rules(path: Path, source: str = "") -> FormatRules:
     """Rules from a file. Raises LowBitFormatError that names the file, and the nearest known word."""
     source = source or str(path)
     return _Reader(source).rules(load_yaml(path, source, error=LowBitFormatError))
@@ -201,7 +201,7 @@ class _Reader:
     def __init__(self, source: str) -> None:
         self.source = source
 
-    def rules(self, loaded: Any) -> SamplingParams:
+    def rules(self, loaded: Any) -> FormatRules:
         given = self._mapping(loaded, "the file", ("default", "rules", "fallbacks"))
         rules = given.get("rules", [])
         if not isinstance(rules, list):
@@ -209,7 +209,7 @@ class _Reader:
         if "default" not in given and not rules:
             raise self._error("has neither default nor rules; one of them must say a format")
         fallbacks = self._mapping(given.get("fallbacks", {}), "fallbacks", None)
-        return SamplingParams(
+        return FormatRules(
             self._formats(given["default"], "default") if "default" in given else (),
             tuple(self._rule(rule, f"rules[{number}]") for number, rule in enumerate(rules)),
             self._no_circle(

@@ -13,9 +13,9 @@ from ipex_lookahead.errors import LowBitFormatError
 from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.formats.rules import (
     FOLDER,
+    FormatRules,
     Layers,
     ModelFacts,
-    SamplingParams,
     format_of,
     label_of,
     read_rules,
@@ -45,7 +45,7 @@ def shapes(layers: int = 30, experts: int = 0, queries: int = 2) -> dict[str, tu
     return found
 
 
-def of(rules: SamplingParams, part: str, **sizes: int) -> list[str]:
+def of(rules: FormatRules, part: str, **sizes: int) -> list[str]:
     """The format of a module in each layer."""
     given = shapes(**sizes)
     model = ModelFacts.of(given)
@@ -57,7 +57,7 @@ def of(rules: SamplingParams, part: str, **sizes: int) -> list[str]:
 
 @pytest.fixture
 def read(tmp_path):
-    def read(text: str | bytes) -> SamplingParams:
+    def read(text: str | bytes) -> FormatRules:
         file = tmp_path / "mine.yaml"
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
         return read_rules(file)
