@@ -187,7 +187,7 @@ def linear() -> Drawing:
 
 
 def controller() -> Drawing:
-    """E(n), T(1 + n) and their ratio, for an example whose numbers are said."""
+    """E[tokens | D], T(1 + n) and their ratio R(D), for an example whose numbers are said."""
     right, each = 0.75, (1.0, 1.04, 1.09, 1.15, 1.32, 1.50, 1.69, 1.88, 2.08)
     expected = [sum(right**k for k in range(n + 1)) for n in range(9)]
     ratio = [e / t for e, t in zip(expected, each, strict=True)]
@@ -206,9 +206,9 @@ def controller() -> Drawing:
     drawing.text(left + wide / 2, bottom + 36, "drafted tokens n", size=12.5, anchor="middle", colour=FAINT)
     drawing.path([place(best, 0), place(best, ratio[best])], GREEN, dashed=True)
     for values, colour, said, at, above in (
-        (expected, BLUE, "E(n): tokens expected of the step", 0, -128),
+        (expected, BLUE, "E[tokens | D]: of the step", 0, -128),
         (each, RED, "T(1 + n): its cost, in plain steps", 3.6, 20),
-        (ratio, GREEN, "E(n) / T(1 + n): speed", 5.4, -14),
+        (ratio, GREEN, "R(D): tokens a second", 5.4, -14),
     ):
         drawing.path([place(n, value) for n, value in enumerate(values)], colour, width=2.2)
         for n, value in enumerate(values):

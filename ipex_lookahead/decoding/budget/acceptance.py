@@ -28,6 +28,10 @@ _BY_MATCH = (0.5, 0.3, 0.4, 0.55, 0.65, 0.75, 0.85)
 _FOLLOWING = 0.75
 """A later token of such a draft: where one was right the text is being repeated."""
 
+DEPTH_PRIOR, DEPTH_FADE = (2.8, 4.0), 0.9
+"""(right, tested) of a depth before any test, and what a test leaves of the counts before it: expensive proposers, for
+which they count, are tested seldom, so the last few must tell."""
+
 Cell = list[float]
 """[accepted, expected], both fading."""
 Cells = list[Cell]
@@ -40,6 +44,17 @@ class Acceptance:
     def __init__(self, source: str = "") -> None:
         self._source = source
         self._cells: dict[str | tuple[str, int], Cells] = {}
+        self._depths: Cells = []
+
+    def chances(self, count: int) -> list[float]:
+        """Survivals of the tokens of a chain that is not yet drafted, by how often their depths were right lately."""
+        depths, chance, found = self._depths, 1.0, []
+        while len(depths) < count:
+            depths.append([*DEPTH_PRIOR])
+        for right, tested in depths[:count]:
+            chance *= right / tested
+            found.append(chance)
+        return found
 
     def expect(self, draft: Draft) -> Expected:
         """Estimates for a draft's tokens, as far as they are worth a look; scratch rows left out.
@@ -85,7 +100,7 @@ class Acceptance:
             survival.append(learned)
             chances.append(chance)
             cells.append(cell)
-        return Expected(draft.tokens, parents, survival, chances, cells)
+        return Expected(draft.tokens, parents, survival, chances, cells, self._depths)
 
     def _alike(self, kind: str | tuple[str, int]) -> Cells:
         return self._cells.setdefault(kind, [[0.0, 0.0] for _ in range(DEEPEST + 1)])
@@ -103,7 +118,7 @@ class Expected:
         tried: for each depth tested so far whether one of its tokens was right.
     """
 
-    __slots__ = ("_at", "_cells", "_chances", "_parents", "_tokens", "open", "survival", "tried")
+    __slots__ = ("_at", "_cells", "_chances", "_depths", "_parents", "_tokens", "open", "survival", "tried")
 
     def __init__(
         self,
@@ -112,11 +127,13 @@ class Expected:
         survival: list[float],
         chances: list[float],
         cells: list[Cell],
+        depths: Cells,
     ) -> None:
         self._tokens = tokens
         self._parents = parents
         self._chances = chances
         self._cells = cells
+        self._depths = depths
         self._at = -1
         self.survival = survival
         self.tried: list[bool] = []
@@ -141,6 +158,15 @@ class Expected:
                 if right:
                     found = child
             if children:
-                self.tried.append(found >= 0)
+                self._count_depth(found >= 0)
             self._at = found
             self.open = found >= 0 and found + 1 < count
+
+    def _count_depth(self, right: bool) -> None:
+        depths, depth = self._depths, len(self.tried)
+        self.tried.append(right)
+        if depth == len(depths):
+            depths.append([*DEPTH_PRIOR])
+        cell = depths[depth]
+        cell[0] = cell[0] * DEPTH_FADE + (1.0 if right else 0.0)
+        cell[1] = cell[1] * DEPTH_FADE + 1.0

@@ -1,4 +1,4 @@
-"""What decides how much is drafted, and the decider that always says the same."""
+"""What decides how much is drafted, and the controller whose budget is fixed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Controller(Protocol):
         ...
 
     def idle(self) -> bool:
-        """Whether this step is left alone, as if there were no proposers; asked once at its beginning."""
+        """Whether this step is left alone, as if there were no proposers; called once at its beginning."""
         ...
 
     def budget(self, sequence: int) -> int:
@@ -50,7 +50,7 @@ class Controller(Protocol):
         ...
 
     def select(self, drafts: Sequence[Draft], beside: int = 0) -> Selection:
-        """How much of each sequence's draft to verify. Asking changes nothing.
+        """How much of each sequence's draft to verify. Changes nothing.
 
         ``beside`` is the number of rows that the forward has for others, who emit a token for each.
         """
@@ -68,7 +68,7 @@ class Controller(Protocol):
         """What a forward of ``rows`` rows took, the longest of its sequences being ``length`` tokens long.
 
         ``proposing`` is what ``budget``, ``propose`` and ``select`` took before it, seconds; ``experts`` how many of a
-        mixture it read. ``seconds`` is 0 where others shared it: that tells nothing of what rows cost.
+        mixture it read. ``seconds`` is 0 where others shared it: such a forward does not say what rows cost.
         """
         ...
 

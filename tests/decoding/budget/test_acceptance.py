@@ -110,3 +110,13 @@ def test_old_counts_fade() -> None:
     learn(acceptance, draft, [9], 500)
     learn(acceptance, draft, [3], 100)
     assert acceptance.expect(draft).survival[0] > 0.6
+
+
+def test_before_a_draft_is_there_its_depths_say_what_to_expect() -> None:
+    acceptance = Acceptance()
+    assert acceptance.chances(3) == pytest.approx([0.7, 0.7**2, 0.7**3])
+    learn(acceptance, Draft.chain([3, 4, 5]), [3, 9])
+    first, second, third = acceptance.chances(3)
+    assert first > 0.9
+    assert second < 0.1
+    assert third == pytest.approx(0.7 * second), "it was never tested"

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from ipex_lookahead.decoding.budget import AdaptiveBudget
-from ipex_lookahead.decoding.budget.asking import ASKING
-from ipex_lookahead.decoding.budget.dear import LONGEST_PAUSE
+from ipex_lookahead.decoding.budget.draft_cost import LONGEST_PAUSE, OVERHEAD
 from ipex_lookahead.decoding.calibration import ROWS, Calibration
 from ipex_lookahead.decoding.cost import CostCurve
 from ipex_lookahead.drafting.draft import Draft, Outcome
@@ -159,7 +158,7 @@ def test_batches_learn_and_never_lose() -> None:
     assert sum(play.rows[-10:]) > 40
 
 
-def test_a_dear_proposer_is_left_alone_longer_and_longer() -> None:
+def test_an_expensive_proposer_is_left_alone_longer_and_longer() -> None:
     play = Play(TILES, 4)
     for _ in range(400):
         play.step([chain(4, 0.5)], [0], proposing=0.5)
@@ -173,7 +172,7 @@ def test_a_dear_proposer_is_left_alone_longer_and_longer() -> None:
     assert sum(play.rows[-10:]) == 30, "and taken up again when it has become good"
 
 
-def test_a_dear_proposer_is_asked_for_no_more_than_pays() -> None:
+def test_an_expensive_proposer_is_asked_for_no_more_than_pays() -> None:
     play = Play(TILES, 8)
     for _ in range(100):
         play.step([chain(8, 0.5)], [1], proposing=0.08 * 8)
@@ -188,7 +187,7 @@ def test_a_proposer_that_brings_nothing_is_seldom_asked(asking: float, tiles: Ca
     for _ in range(128):
         play.step([chain(4, 0.3)], [0], proposing=asking)
     assert play.proposals < 48
-    assert play.plain_seconds / (play.seconds + (ASKING - 1) * asking * play.proposals) > 0.95
+    assert play.plain_seconds / (play.seconds + (OVERHEAD - 1) * asking * play.proposals) > 0.95
     for _ in range(200):
         play.step([chain(8, 0.3)], [8], proposing=asking)
     if tiles is TILES:
@@ -218,7 +217,7 @@ def test_a_text_that_is_being_repeated_wakes_it() -> None:
         controller.observe(0, Outcome(Draft(), [], [token]))
 
 
-def test_while_it_dozes_most_steps_are_left_alone() -> None:
+def test_while_drafting_pauses_most_steps_are_left_alone() -> None:
     play, rows = Play(STEEP, 8), Play(STEEP, 8, source="recycling")
     for one in (play, rows):
         for _ in range(300):
@@ -232,11 +231,11 @@ def test_a_new_sequence_is_asked_at_once() -> None:
     play = Play(TILES, 8)
     for _ in range(200):
         play.step([chain(8, 0.3)], [0], proposing=0.03)
-    for _ in range(100):
-        if play.controller.idle():
-            break
+    asked = play.proposals
+    while play.proposals == asked:
         play.step([chain(8, 0.3)], [0], proposing=0.03)
-    assert play.controller.idle(), "it dozes, for more steps than one"
+    assert play.controller.idle(), "drafting pauses,"
+    assert play.controller.idle(), "for more steps than one"
     play.controller.join(1)
     assert not play.controller.idle()
     assert play.controller.budget(1) > 0
