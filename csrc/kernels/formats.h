@@ -239,7 +239,7 @@ inline bool is_float(WeightFormat f) { return kFloatActivations[int(f)]; }  // w
 // One value for each format, in the order of WeightFormat: Make<Format>::value().
 #define WEIGHT_FORMAT(name, Format, ...) Make<Format>::value(),
 template <template <class> class Make>
-auto format_table() {
+__attribute__((always_inline)) inline auto format_table() {
   using Value = decltype(Make<Fp32>::value());
   struct Table {
     Value of[kFormats];
