@@ -20,7 +20,7 @@ from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, cycles_left
 from ipex_lookahead.engines.native.core import core_missing
 from ipex_lookahead.engines.opencl.device import installed as pyopencl_installed
 from ipex_lookahead.engines.weights import check_format, check_low_bit, not_converted
-from ipex_lookahead.errors import InputError, UnsupportedModelError
+from ipex_lookahead.errors import InputError, UnsupportedModelError, arg
 from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.hub import resolve_model
 from ipex_lookahead.ipex_llm_names.arguments import check_config, own_arguments, shared_arguments, wanted_format
@@ -143,8 +143,8 @@ class AutoModelForCausalLM:
             name, reason = _choose(engine, request)
             if speculative and name != "native":
                 raise InputError(
-                    f"speculative=True needs the native engine's copy of the weights, and this is engine={name!r}"
-                    f" ({reason}); leave it out, and use lookahead= or draft_model= of generate"
+                    f"speculative=True needs the native engine's copy of the weights, and this is the {name} engine"
+                    f" ({reason}); leave it out, and use lookahead or draft_model of generate"
                 )
             return _loaded(request, engine, name, reason, speculative)
 
@@ -236,7 +236,7 @@ def _load(request: LoadRequest, asked: str, name: str, reason: str) -> LoadedMod
         said = f"{family_of(request.path) or 'GGUF'} {reason}" if reason == _ON_CPU else reason
         log.log(logging.INFO if name == "native" else logging.WARNING, "engine: %s, since %s", name, said)
     if name in ("torch", "ipex-llm"):
-        need_torch(f"engine={name!r} ({reason})")
+        need_torch(f"the {name} engine ({reason})")
     with cycles_left_alone():
         loaded: LoadedModel = import_module(ENGINES[name]).load(request)
     said = f"{loaded.checkpoint_config['model_type']} {reason}" if reason == _ON_CPU else reason
@@ -279,7 +279,8 @@ def _checked_imatrix(imatrix: str | PathLike[str] | None, low_bit: str | None) -
         return None
     if low_bit is None:
         raise InputError(
-            "imatrix is of use only where weights are quantised; pass load_in_low_bit too, or leave it out"
+            f"{arg('imatrix')} is of use only where weights are quantised; pass {arg('load_in_low_bit')} too, or leave"
+            " it out"
         )
     return given_path(imatrix).absolute()
 
@@ -292,11 +293,11 @@ def _placed(device: Any, device_map: Any) -> Any:
     named = f"cuda:{whole}" if isinstance(whole, int) else str(whole)
     if isinstance(whole, dict) or named.split(":")[0] not in ("auto", "cpu", "cuda", "xpu"):
         raise InputError(
-            f"device_map={device_map!r} is not supported: an engine runs a model on one device; pass device='cpu',"
-            " 'xpu' or 'cuda', or load the model with transformers and wrap() it"
+            f"device_map={device_map!r} is not supported: an engine runs a model on one device; pass {arg('device')}"
+            " 'cpu', 'xpu' or 'cuda', or load the model with transformers and wrap() it"
         )
     if named != "auto" and device is not None and str(device) != named:
-        raise InputError(f"device={str(device)!r} and device_map={device_map!r} name two devices; pass one of them")
+        raise InputError(f"{arg('device', str(device))} and device_map={device_map!r} name two devices; pass one")
     return named if device is None else device
 
 
@@ -306,7 +307,7 @@ def _choose(engine: str, request: LoadRequest) -> tuple[str, str]:
     if engine in ("native", "opencl") and family is not None and family not in model_types():
         raise UnsupportedModelError(
             f"{request.path}: model type {family!r} is none that the {engine} engine has ({', '.join(model_types())})",
-            hint="engine='torch' runs whatever transformers runs, and engine='auto' chooses it here",
+            hint=f"{arg('engine', 'torch')} runs what transformers runs, and {arg('engine', 'auto')} chooses it here",
         )
     if engine != "auto":
         return engine, "asked for"

@@ -33,14 +33,12 @@ class Bounds:
         kind: ``int`` or ``float``.
         low, high: the least and the largest value; ``high`` None: there is none.
         above: ``low`` itself is too small.
-        alias: an older or shorter name of the setting, for messages.
     """
 
     kind: type[int] | type[float]
     low: float
     high: float | None = None
     above: bool = False
-    alias: str = ""
 
     def __str__(self) -> str:
         """As a message says it."""
@@ -65,10 +63,9 @@ def bounded(
     low: float,
     high: float | None = None,
     above: bool = False,
-    alias: str = "",
 ) -> Any:
     """A field with :class:`Bounds`."""
-    return field(default=default, metadata={"bounds": Bounds(kind, low, high, above, alias)})
+    return field(default=default, metadata={"bounds": Bounds(kind, low, high, above)})
 
 
 def bounds_of(settings: type, name: str) -> Bounds:
@@ -102,11 +99,11 @@ class LookaheadConfig:
     """
 
     strategy: str = "prompt_lookup"
-    num_draft_tokens: int = bounded(3, int, 0, MAX_DRAFT, alias="lookahead")
+    num_draft_tokens: int = bounded(3, int, 0, MAX_DRAFT)
     max_matching_ngram_size: int = bounded(3, int, 1, 64)
     adaptive: bool = True
-    draft_min_prob: float = bounded(0.6, float, 0, 1, alias="th_stop_draft")
-    draft_min_tokens: int = bounded(1, int, 1, MAX_DRAFT, alias="min_step_draft")
+    draft_min_prob: float = bounded(0.6, float, 0, 1)
+    draft_min_tokens: int = bounded(1, int, 1, MAX_DRAFT)
     draft_min_prob_auto: bool = False
     window: int = bounded(15, int, 1, 60)
     ngram: int = bounded(5, int, 2, 16)
@@ -118,18 +115,16 @@ class LookaheadConfig:
         for one in fields(self):
             bounds, value = one.metadata.get("bounds"), getattr(self, one.name)
             if bounds is not None and not bounds.allow(value):
-                name = f"{one.name} ({bounds.alias})" if bounds.alias else one.name
-                raise InputError(f"{name} is {value!r}; it must be {bounds}")
+                raise InputError(argument=one.name, got=value, allowed=str(bounds))
         if self.occurrence not in OCCURRENCES:
-            raise InputError(f"occurrence is {self.occurrence!r}; it must be 'last' or 'first'")
+            raise InputError(argument="occurrence", got=self.occurrence, allowed="'last' or 'first'")
         if self.store is not None and (not isinstance(self.store, str) or not self.store):
-            raise InputError(
-                f"store is {self.store!r}; it must be the path of a file, as text, 'memory', 'none' or None"
-            )
+            allowed = "the path of a file, as text, 'memory', 'none' or None"
+            raise InputError(argument="store", got=self.store, allowed=allowed)
         if self.store is not None and self.strategy not in STORE_STRATEGIES:
             raise InputError(f"strategy {self.strategy!r} looks into no store; use {' or '.join(STORE_STRATEGIES)}")
         _is_flag("adaptive", self.adaptive)
-        _is_flag("draft_min_prob_auto (auto_th_stop_draft)", self.draft_min_prob_auto)
+        _is_flag("draft_min_prob_auto", self.draft_min_prob_auto)
 
     @property
     def remembering(self) -> str | None:
@@ -157,4 +152,4 @@ def is_memory(store: str) -> bool:
 
 def _is_flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise InputError(f"{name} is {value!r}; it must be True or False")
+        raise InputError(argument=name, got=value, allowed="True or False")

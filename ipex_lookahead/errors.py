@@ -19,20 +19,58 @@
     └── SaveError             a folder could not be written; what was there before is as it was
 
 Every message says what was got, what is allowed and what to do. ``hint`` is the command or the change that mends it;
-the command line prints it on a line of its own.
+the command line prints it on a line of its own. Arguments in messages and hints are written with ``arg``: Python, the
+command and the server each have their own names for them.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from os import PathLike
+
+_NAMED = re.compile("\x0e([^\x0e\x0f=]*)(?:=([^\x0e\x0f]*))?\x0f")
+"""What ``arg`` writes: between the control characters "shift out" and "shift in", which ``repr`` never leaves."""
+
+
+def arg(name: str, *value: object) -> str:
+    """An argument, with a value if one is given, in the message or hint of an error: ``engine='native'`` in Python."""
+    return f"\x0e{name}{f'={value[0]!r}' if value else ''}\x0f"
+
+
+def in_python(name: str, value: str) -> str:
+    """``name=value``, or the name alone where the value is empty."""
+    return f"{name}={value}" if value else name
+
+
+def spelled(text: str, spell: Callable[[str, str], str] = in_python) -> str:
+    """A text with each argument as ``spell(name, value)`` has it; the value is Python's ``repr``, or empty."""
+    return _NAMED.sub(lambda found: spell(found[1], found[2] or ""), text)
 
 
 class LookaheadError(Exception):
-    """Base of all errors of this package. ``hint`` says what to do, and may be empty."""
+    """Base of all errors of this package.
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
+    Attributes:
+        hint: what to do; may be empty.
+        argument: the name of the argument at fault; empty where the error is of something else.
+        got: what was passed for it.
+        allowed: what it may be, in words.
+    """
+
+    def __init__(
+        self, message: str = "", *, argument: str = "", got: object = None, allowed: str = "", hint: str = ""
+    ) -> None:
+        """Without a message the error says of ``argument`` what was got and what is allowed."""
+        self._written = message or f"{arg(argument)} is {got!r}; it must be {allowed}", hint
+        super().__init__(spelled(self._written[0]))
+        self.hint = spelled(hint)
+        self.argument, self.got, self.allowed = argument, got, allowed
+
+    def spelled(self, spell: Callable[[str, str], str]) -> tuple[str, str]:
+        """Message and hint in the words of another surface: see ``spelled``."""
+        message, hint = self._written
+        return spelled(message, spell), spelled(hint, spell)
 
 
 class ModelFormatError(LookaheadError):
@@ -53,7 +91,7 @@ class ModelFormatError(LookaheadError):
         self.file = str(file)
         self.field = field
         self.offset = offset
-        self.problem = problem
+        self.problem = spelled(problem)
 
 
 class UnsupportedModelError(LookaheadError):

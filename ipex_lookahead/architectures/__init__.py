@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from ipex_lookahead.architectures.keys import Family, GgufSource
 from ipex_lookahead.architectures.spec import ModelSpec
-from ipex_lookahead.errors import InputError, UnsupportedModelError
+from ipex_lookahead.errors import InputError, UnsupportedModelError, arg
 
 __all__ = ["ModelSpec", "family", "gguf_architectures", "gguf_family", "model_types", "spec_for"]
 
@@ -28,7 +28,7 @@ def family(model_type: object, *, file: str = "") -> Family:
         raise UnsupportedModelError(
             f"{file}{': ' if file else ''}model type {model_type!r} is not supported; supported are "
             f"{', '.join(model_types())}",
-            hint="use engine='torch', which runs what transformers knows, or add"
+            hint=f"use {arg('engine', 'torch')}, which runs what transformers knows, or add"
             " ipex_lookahead/architectures/<model_type>.py",
         )
     return cast(Family, importlib.import_module(f"{__name__}.{model_type}"))

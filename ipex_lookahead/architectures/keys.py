@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ipex_lookahead.architectures.hparams import SIZES, Check, Source, shown
-from ipex_lookahead.errors import UnsupportedModelError
+from ipex_lookahead.errors import UnsupportedModelError, arg
 
 GIVEN = frozenset({
     "architectures", "model_type", "dtype", "torch_dtype", *SIZES,
@@ -88,7 +88,7 @@ REFUSED: Mapping[str, Refusal] = {
 """Keys that change what a model computes in a way that is not there here, unless a family uses them."""
 
 _HINTS = {
-    "quantization_config": "use the original float checkpoint and load_in_low_bit, or a GGUF file",
+    "quantization_config": f"use the original float checkpoint and {arg('load_in_low_bit')}, or a GGUF file",
 }
 
 

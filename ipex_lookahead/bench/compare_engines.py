@@ -48,10 +48,10 @@ class Row:
 
 @dataclass(slots=True)
 class Comparison:
-    """The rows of the engines that ran, and for each other engine the sentence why not."""
+    """The rows of the engines that ran, and for each other engine the error that says why not."""
 
     rows: list[Row] = field(default_factory=list)
-    absent: dict[str, str] = field(default_factory=dict)
+    absent: dict[str, LookaheadError] = field(default_factory=dict)
 
     def plain_of(self, row: Row) -> Row:
         """The same engine without lookahead, by the same ``generate``."""
@@ -95,7 +95,7 @@ def compare(
             found.rows += _rows(engine, model, encode(model), lookaheads, max_new_tokens)
             del model  # before the next one is loaded
         except LookaheadError as error:
-            found.absent[engine] = f"{error}; {error.hint}" if error.hint else str(error)
+            found.absent[engine] = error
     return found
 
 

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.errors import EngineError, LookaheadError
+from ipex_lookahead.errors import EngineError, LookaheadError, arg
 from ipex_lookahead.hub import home_folder
 from ipex_lookahead.system.extras import installing, need_torch, torch_missing
 
@@ -76,7 +76,7 @@ def examine(
     """
     on_cpu, missing = device.split(":")[0] == "cpu", torch_missing()
     if missing and not on_cpu:
-        need_torch(f"device={device!r}")
+        need_torch(arg("device", device))
     say("versions and device")
     report: dict[str, Any] = {"versions": versions(), "machine": machine(), "device": {"device": device}, "kernels": []}
     engines = [("native", False)] if on_cpu else []

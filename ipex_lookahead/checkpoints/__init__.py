@@ -19,7 +19,7 @@ from ipex_lookahead.checkpoints.ipex_llm import IpexLlmCheckpoint, is_ipex_llm
 from ipex_lookahead.checkpoints.low_bit import MARKER, LowBitCheckpoint
 from ipex_lookahead.checkpoints.low_bit_save import save
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
-from ipex_lookahead.errors import InputError, ModelFormatError, UnsupportedModelError
+from ipex_lookahead.errors import InputError, ModelFormatError, UnsupportedModelError, arg
 from ipex_lookahead.files.paths import given_path
 
 __all__ = [
@@ -70,13 +70,14 @@ def low_bit_folder(path: str | PathLike[str]) -> Path:
     """A folder that ``save_low_bit`` wrote, ours or ipex-llm's. Raises InputError for none, and for any other."""
     folder = given_path(path)
     if not folder.is_dir():
-        raise InputError(f"{folder}: there is no such folder", hint="write one with model.save_low_bit(folder)")
+        raise InputError(
+            f"{folder}: there is no such folder", hint=f"write one with {arg('model.save_low_bit(folder)')}"
+        )
     kind, _ = kind_of(folder)
     if kind not in ("low_bit", "ipex_llm"):
         raise InputError(
-            f"{folder} was not written by save_low_bit, so nothing in it says how it is to be loaded",
-            hint='from_pretrained(folder, load_in_low_bit="sym_int4") quantises it; without it the folder is loaded'
-            " as it is",
+            f"{folder} was not written by {arg('save_low_bit')}, so nothing in it says how it is to be loaded",
+            hint=f"from_pretrained with {arg('load_in_low_bit', 'sym_int4')} quantises it; without, it is loaded as is",
         )
     return folder
 
@@ -98,7 +99,8 @@ def open_other_family(path: str | PathLike[str]) -> Checkpoint:
         raise UnsupportedModelError(
             f"{path}: was saved by ipex-llm, and is of a family that only transformers knows: the shapes of its packed"
             " matrices are not known here",
-            hint="load the original checkpoint with load_in_low_bit and save it again with save_low_bit",
+            hint=f"load the original checkpoint with {arg('load_in_low_bit')} and save it again with"
+            f" {arg('save_low_bit')}",
         )
     return SafetensorsCheckpoint(path, other_family=True)
 

@@ -22,12 +22,8 @@ from ipex_lookahead.checkpoints.config_json import read_json, read_token_ids, so
 MAX_ENTRIES = 1 << 16
 _MOST_IDS = 2**31 - 1
 
-_SAMPLE_INSTEAD = (
-    "this engine decodes greedily or by sampling: leave the option out, and use do_sample=True for variety"
-)
-_LOOKAHEAD_INSTEAD = (
-    "leave the option out and use lookahead=N, which needs no second model and never changes the output"
-)
+_SAMPLE_INSTEAD = "this engine decodes greedily or by sampling: leave the option out, and sample for variety"
+_LOOKAHEAD_INSTEAD = "leave the option out and use lookahead, which needs no second model and never changes the output"
 
 GUIDE = (
     "pass logits_processor=[UnbatchedClassifierFreeGuidanceLogitsProcessor(scale, model, negative_ids)], from"

@@ -32,7 +32,7 @@ from ipex_lookahead.checkpoints.placed import run_of, tensors_by_name, with_offs
 from ipex_lookahead.checkpoints.safetensors import INDEX, SINGLE, SafetensorsCheckpoint
 from ipex_lookahead.checkpoints.safetensors_reader import SafetensorsFile, StoredTensor
 from ipex_lookahead.checkpoints.tensor_names import renamed
-from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError, arg
 from ipex_lookahead.formats import FORMATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
 
@@ -295,7 +295,8 @@ def _saved_as(folder: Path, name: object) -> str:
         raise UnsupportedModelError(
             f"{folder}: was saved by ipex-llm in {name}, {NOT_READ[name]}, which is not read; what is read:"
             f" {', '.join(KINDS)}",
-            hint="load the original checkpoint with load_in_low_bit and save it again with save_low_bit",
+            hint=f"load the original checkpoint with {arg('load_in_low_bit')} and save it again with"
+            f" {arg('save_low_bit')}",
         )
     if name not in KINDS:
         raise ModelFormatError(file, MARKER, None, f"is {shown(name)}; it must be one of {', '.join(KINDS)}")
@@ -362,5 +363,6 @@ def _four_bits(found: Found) -> str:
     raise UnsupportedModelError(
         f"{found.file.path}: {found.stored.name} is in sym_int4 or in fp4, and mixed_fp4 does not say which; its "
         f"{positive} scales do not tell",
-        hint="load the original checkpoint with load_in_low_bit='mixed_fp4' and save it again with save_low_bit",
+        hint=f"load the original checkpoint with {arg('load_in_low_bit', 'mixed_fp4')} and save it again with"
+        f" {arg('save_low_bit')}",
     )

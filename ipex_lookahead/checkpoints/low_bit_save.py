@@ -25,7 +25,7 @@ from ipex_lookahead.checkpoints.gguf_metadata import keep_metadata
 from ipex_lookahead.checkpoints.licence import copy_licence
 from ipex_lookahead.checkpoints.low_bit import FLOATS, MARKER, VERSION, StoredStream, checksum, stored_as, streams
 from ipex_lookahead.checkpoints.safetensors import SINGLE
-from ipex_lookahead.errors import InputError, ModelFormatError, SaveError
+from ipex_lookahead.errors import InputError, ModelFormatError, SaveError, arg
 from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.files.safe_json import spelled
 from ipex_lookahead.files.temporary import put_in_place, temporary_folder
@@ -225,15 +225,17 @@ def check_target(folder: str | PathLike[str], overwrite: bool) -> None:
     ours = _files_of_save(target)
     if ours is None:
         raise InputError(
-            f"{target}: is not empty and was not written by save_low_bit; it is left alone", hint="choose a new folder"
+            f"{target}: is not empty and was not written by {arg('save_low_bit')}; it is left alone",
+            hint="choose a new folder",
         )
     if not overwrite:
         raise InputError(
-            f"{target}: already holds a saved model", hint="choose a new folder, or pass overwrite=True to replace it"
+            f"{target}: already holds a saved model",
+            hint=f"choose a new folder, or pass {arg('overwrite', True)} to replace it",
         )
     if strangers := sorted(present - ours):
         raise InputError(
-            f"{target}: holds {strangers[0]}, which save_low_bit did not write and will not delete",
+            f"{target}: holds {strangers[0]}, which {arg('save_low_bit')} did not write and will not delete",
             hint="move it away, or choose a new folder",
         )
 

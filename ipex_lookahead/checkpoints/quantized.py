@@ -12,7 +12,7 @@ from ipex_lookahead.checkpoints.fp8 import fp8
 from ipex_lookahead.checkpoints.gptq import gptq
 from ipex_lookahead.checkpoints.hqq import hqq
 from ipex_lookahead.checkpoints.quantized_layers import Reader, Scheme, inside
-from ipex_lookahead.errors import UnsupportedModelError
+from ipex_lookahead.errors import UnsupportedModelError, arg
 from ipex_lookahead.files.safe_json import JsonObject
 
 KEY = "quantization_config"
@@ -25,9 +25,10 @@ SCHEMES: dict[str, Reader] = {
     "hqq": hqq,
 }
 """``quant_method`` -> what reads such a folder. A scheme is one file here and one line."""
+_ORIGINAL = f"use the original float checkpoint and {arg('load_in_low_bit')}, or a GGUF file"
 _HINTS = {
     "torchao": "torchao lays weights out for its kernels, in ways that its releases change and only its code defines: "
-    "use the original float checkpoint and load_in_low_bit, or a GGUF file",
+    f"use the original float checkpoint and {arg('load_in_low_bit')}, or a GGUF file",
 }
 """``quant_method`` -> why it is not read, and what to take."""
 
@@ -48,7 +49,9 @@ def scheme_of(raw: JsonObject, path: str | PathLike[str]) -> Scheme | None:
         raise UnsupportedModelError(
             f"{path}: the checkpoint is quantised already: {KEY} has quant_method {shown(method)}; what is read is "
             f"{', '.join(SCHEMES)}",
-            hint=_HINTS.get(str(method), "use the original float checkpoint and load_in_low_bit, or a GGUF file"),
+            hint=_HINTS.get(
+                str(method), f"use the original float checkpoint and {arg('load_in_low_bit')}, or a GGUF file"
+            ),
         )
     return SCHEMES[method](settings, inside(source, KEY, settings))
 

@@ -23,7 +23,7 @@ from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.placed import run_of
 from ipex_lookahead.checkpoints.safetensors_reader import DTYPE_BITS, SafetensorsFile, StoredTensor
-from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError, arg
 from ipex_lookahead.files.safe_json import JsonObject
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.float_base import widen
@@ -199,7 +199,7 @@ class Settings:
                 raise UnsupportedModelError(
                     f"{source.file}: {_spelled(source, key)} is {shown(value)}; this key of {scheme} is not known here,"
                     " and it may change what weights mean",
-                    hint="use the original float checkpoint and load_in_low_bit, or a GGUF file",
+                    hint=f"use the original float checkpoint and {arg('load_in_low_bit')}, or a GGUF file",
                 )
         return found
 
@@ -209,7 +209,7 @@ def unsupported(source: Source, key: str, value: Any, *allowed: Any) -> Unsuppor
     words = " or ".join(shown(one) for one in allowed)
     return UnsupportedModelError(
         f"{source.file}: {_spelled(source, key)} is {shown(value)}; what is read is {words}",
-        hint="use the original float checkpoint and load_in_low_bit, or a GGUF file",
+        hint=f"use the original float checkpoint and {arg('load_in_low_bit')}, or a GGUF file",
     )
 
 

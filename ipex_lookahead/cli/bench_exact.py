@@ -13,7 +13,6 @@ from ipex_lookahead.cli.loading import ModelOptions, draft_model_option
 from ipex_lookahead.cli.measuring import Prompts, Report, comma_separated
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import progress_bar
-from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import LowBit, Strategy
 from ipex_lookahead.config import MAX_DRAFT
@@ -77,10 +76,10 @@ def exact(loading: ModelOptions, prompts: Prompts, what: Checked, drawn: Drawn, 
     usable, absent = strategies(loaded, draft)
     if wrong := [name for name in what.strategy if name not in usable]:
         why = absent.get(wrong[0], f"choose from {', '.join(usable)}")
-        raise click.BadParameter(f"{wrong[0]!r} cannot be checked: {in_options(why)}", param_hint="--strategy")
+        raise click.BadParameter(f"{wrong[0]!r} cannot be checked: {why}", param_hint="--strategy")
     if not what.strategy:
         for name, why in absent.items():
-            click.echo(f"left out: {name}: {in_options(why)}", err=True)
+            click.echo(f"left out: {name}: {why}", err=True)
 
     encoded = [build_prompt(tokenizer, config_of(loaded), prompt.text) for prompt in texts]
     settings = vars(drawn)

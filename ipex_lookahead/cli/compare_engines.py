@@ -11,9 +11,9 @@ import click
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.loading import command_needs_torch, config_of, model_option, threads_option
 from ipex_lookahead.cli.measuring import json_option, limit_option
+from ipex_lookahead.cli.names import in_options
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import status
-from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.cli.types import LowBit, Tokens, Words
 from ipex_lookahead.system.terminal import counted
@@ -100,8 +100,9 @@ def compare_engines(
             max_new_tokens=what.tokens,
             began=lambda engine: show(f"{engine} ..."),
         )
-    for name, why in found.absent.items():
-        click.echo(f"{name} does not run here: {in_options(why)}", err=True)
+    absent = {name: "; ".join(filter(None, in_options(error))) for name, error in found.absent.items()}
+    for name, why in absent.items():
+        click.echo(f"{name} does not run here: {why}", err=True)
     if not found.rows:
         raise click.ClickException("none of these engines runs here")
     rows = report(found)
@@ -114,10 +115,10 @@ def compare_engines(
     )
     if as_json:
         entries = {"model": model, "low_bit": what.low_bit, "max_new_tokens": what.tokens, "prompts": asked}
-        click.echo(json.dumps({**entries, "rows": rows, "absent": found.absent}))
+        click.echo(json.dumps({**entries, "rows": rows, "absent": absent}))
     if broken := found.broken():
         click.echo(f"error: {broken[0].mode} changes the tokens of the {broken[0].engine} engine", err=True)
-    if broken or any(name in found.absent for name in what.engines):
+    if broken or any(name in absent for name in what.engines):
         raise click.exceptions.Exit(1)
 
 

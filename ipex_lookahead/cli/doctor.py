@@ -13,7 +13,6 @@ from ipex_lookahead.cli.loading import PLACES, model_option, threads_option
 from ipex_lookahead.cli.measuring import json_option
 from ipex_lookahead.cli.names import WEIGHTS
 from ipex_lookahead.cli.options import option
-from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.tables import markdown_lines, terminal_width
 from ipex_lookahead.cli.types import LowBit
 
@@ -85,7 +84,7 @@ def lines(report: dict[str, Any], width: int) -> list[str]:
     said += markdown_lines(headings, [row for tried in report["engines"] for row in _rows(tried)], width)
     for tried in report["engines"]:
         if "problem" in tried:
-            said += ["", f"{_name(tried)} cannot run: {in_options(tried['problem'])}"]
+            said += ["", f"{_name(tried)} cannot run: {tried['problem']}"]
     said += [""]
     for tried in report["engines"]:
         if tried.get("backends"):
@@ -101,7 +100,7 @@ def lines(report: dict[str, Any], width: int) -> list[str]:
         *said,
         promised,
         "",
-        *(f"**Problem**: {in_options(line)}" for line in report["problems"] or ()),
+        *(f"**Problem**: {line}" for line in report["problems"] or ()),
         *_end(report),
     ]
 

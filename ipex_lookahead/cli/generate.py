@@ -14,10 +14,10 @@ import click
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.loading import TextModelOptions
 from ipex_lookahead.cli.lookahead import Lookahead
+from ipex_lookahead.cli.names import in_options
 from ipex_lookahead.cli.options import json_alone_option, option
 from ipex_lookahead.cli.reading import read_prompt
 from ipex_lookahead.cli.sampling import Sampling
-from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.writing import check_output, written
 from ipex_lookahead.errors import LookaheadError
 
@@ -188,7 +188,7 @@ def _answer_many(
                 found = {**facts, **_answer_facts(loaded, answer)}
             except LookaheadError as error:
                 failed += 1
-                found = {"error": in_options(str(error))}
+                found = {"error": in_options(error)[0]}
             write(json.dumps({"id": name, **found}) + "\n")
             advance()
     if failed:

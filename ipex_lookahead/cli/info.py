@@ -13,7 +13,6 @@ import click
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import json_alone_option, option
 from ipex_lookahead.cli.settings import Settings, merged, settings_of
-from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.tables import print_facts, print_table
 from ipex_lookahead.cli.types import Model
 from ipex_lookahead.errors import EngineError
@@ -212,7 +211,7 @@ def fact_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         elif isinstance(value, dict):
             rows += [_row(f"{key} {inner}", inner, fact) for inner, fact in value.items()]
         elif key in ("problem", "hint") and value:
-            rows.append((LABELS[key], in_options(value)))
+            rows.append((LABELS[key], value))
         elif value or key not in SILENT:
             rows.append(_row(key, key, value))
     return rows

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import click
 
 from ipex_lookahead.cli.commands import LazyGroup
+from ipex_lookahead.cli.names import option_of
 from ipex_lookahead.cli.running import run_command
-from ipex_lookahead.cli.spelling import in_options
 
 COMMANDS = {
     "generate": "answer a prompt, or continue it",
@@ -66,13 +66,13 @@ def run(arguments: Sequence[str]) -> int:
     log, told = logging.getLogger("ipex_lookahead"), _Told()
     log.addHandler(told)
     try:
-        return run_command(cli, given, name="ipex-lookahead", debug=debug, spell=in_options)
+        return run_command(cli, given, name="ipex-lookahead", debug=debug, spell=option_of)
     finally:
         log.removeHandler(told)
 
 
 class _Told(logging.Handler):
-    """What the package warns of, on standard error, in the command's words."""
+    """What the package warns of, on standard error."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -80,7 +80,7 @@ class _Told(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Say it; where standard error is closed nobody listens."""
         with contextlib.suppress(OSError, ValueError):
-            click.echo(in_options(record.getMessage()), err=True)
+            click.echo(record.getMessage(), err=True)
 
 
 def _take_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:

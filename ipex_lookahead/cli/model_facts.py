@@ -23,6 +23,7 @@ from ipex_lookahead.checkpoints.gguf_parts import GgufParts
 from ipex_lookahead.checkpoints.low_bit import FLOATS
 from ipex_lookahead.checkpoints.safetensors_reader import SafetensorsFile
 from ipex_lookahead.checkpoints.sizes import packed_bytes
+from ipex_lookahead.cli.names import in_options
 from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.hub.choosing import PICKLES
 
@@ -236,7 +237,8 @@ def _opened(open_it: Callable[[], Checkpoint]) -> tuple[Checkpoint | None, dict[
         checkpoint = open_it()
         checkpoint.close()
     except UnsupportedModelError as error:
-        return None, {"problem": str(error), "hint": error.hint}
+        problem, hint = in_options(error)
+        return None, {"problem": problem, "hint": hint}
     return checkpoint, {}
 
 

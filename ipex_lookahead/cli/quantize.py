@@ -11,10 +11,9 @@ import click
 
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.loading import threads_option
-from ipex_lookahead.cli.names import WEIGHTS
+from ipex_lookahead.cli.names import WEIGHTS, in_options
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import byte_bar
-from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.types import LowBit, Model, Refused
 from ipex_lookahead.cli.writing import check_new
 
@@ -85,7 +84,8 @@ def quantize(model: str, out: Path | None, how: Saved) -> None:
             check_export(plan)
             check_new(how.to, overwrite=how.overwrite)
     except LookaheadError as error:
-        raise Refused(in_options(str(error)), hint=in_options(error.hint)) from error
+        message, hint = in_options(error)
+        raise Refused(message, hint=hint) from error
     path = resolve_model(model)
     if how.to is not None:
         _check_source(path)

@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from ipex_lookahead.cli.names import NEEDS_DRAFT_MODEL
-from ipex_lookahead.cli.spelling import in_options
+from ipex_lookahead.cli.names import NEEDS_DRAFT_MODEL, in_options
 from ipex_lookahead.cli.types import LowBit, Refused, unknown
 from ipex_lookahead.config import NO_STORE, is_memory
 from ipex_lookahead.files.paths import given_path
@@ -56,8 +55,8 @@ def _check_rules(path: str, option: str, ctx: click.Context) -> None:
     try:
         WeightPlan(path)
     except LowBitFormatError as error:
-        hint = error.hint or "docs/formats.md says what rules are"
-        raise Refused(f"{option}: {error}", hint=in_options(hint), ctx=ctx) from error
+        message, hint = in_options(error)
+        raise Refused(f"{option}: {message}", hint=hint or "docs/formats.md says what rules are", ctx=ctx) from error
 
 
 def _check_draft_model(ctx: click.Context) -> None:

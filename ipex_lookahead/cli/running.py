@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-from ipex_lookahead.errors import LookaheadError
+from ipex_lookahead.errors import LookaheadError, in_python
 from ipex_lookahead.system.cgroups import address_space
 from ipex_lookahead.system.extras import torch_needed
 
@@ -33,7 +33,7 @@ def run_command(
     *,
     name: str | None = None,
     debug: bool = False,
-    spell: Callable[[str], str] = str,
+    spell: Callable[[str, str], str] = in_python,
 ) -> int:
     """Run a command and return its exit status; ``error:`` and ``hint:`` lines go to standard error.
 
@@ -42,7 +42,7 @@ def run_command(
         arguments: its command line; the program's own if None.
         name: what the program is called in usage and hints.
         debug: print the traceback of an error as well; ``IPEX_LOOKAHEAD_DEBUG=1`` asks for that too.
-        spell: puts the words of an error, which are Python's, into the program's own.
+        spell: what the program calls an argument, from its name and value: see ``LookaheadError.spelled``.
     """
     if sys.stdout is None:  # Python's sign that file 1 was closed; the next file opened would get the output
         _say("error: standard output is closed, so there is nowhere to write to")
@@ -102,11 +102,12 @@ def _report_usage(error: click.ClickException) -> None:
         _say(f"hint: {hint}")
 
 
-def _report(error: Exception, spell: Callable[[str], str]) -> None:
+def _report(error: Exception, spell: Callable[[str, str], str]) -> None:
     if isinstance(error, LookaheadError):
-        _say(f"error: {spell(str(error))}")
-        if error.hint:
-            _say(f"hint: {spell(error.hint)}")
+        message, hint = error.spelled(spell)
+        _say(f"error: {message}")
+        if hint:
+            _say(f"hint: {hint}")
     elif isinstance(error, ModuleNotFoundError) and error.name in ("torch", "transformers"):
         _say(f"error: {torch_needed('this', error.name)}")
     elif _wants_memory(error):
@@ -115,7 +116,7 @@ def _report(error: Exception, spell: Callable[[str], str]) -> None:
             f": this process may take {limit / 1e9:.2f} GB of addresses (ulimit -v {limit >> 10})" if limit else ""
         )
         _say(f"error: out of memory{allowed}")
-        smaller = f"a smaller model or format, such as {spell('load_in_low_bit=' + repr('sym_int4'))}, needs less"
+        smaller = f"a smaller model or format, such as {spell('load_in_low_bit', repr('sym_int4'))}, needs less"
         _say(f"hint: {'a larger ulimit -v; ' if limit else ''}{smaller}")
     elif isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""

@@ -9,9 +9,9 @@ from typing import Any
 from ipex_lookahead.cli.accepted import MarkedAnswer, Painter
 from ipex_lookahead.cli.conversation import Conversation, Turn, chat_encoder
 from ipex_lookahead.cli.ending import ending, is_loop
+from ipex_lookahead.cli.names import in_options
 from ipex_lookahead.cli.report import stats_line
 from ipex_lookahead.cli.sampling import Sampling
-from ipex_lookahead.cli.spelling import in_options
 from ipex_lookahead.cli.stream import Answer
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import LookaheadError
@@ -81,9 +81,10 @@ class Session:
                 )
             turn.answer, turn.ids = self._generate(fitted.ids, min(self.max_new_tokens, fitted.room))
         except LookaheadError as error:
-            self.tell(f"error: {in_options(str(error))}")
-            if error.hint:
-                self.tell(f"hint: {in_options(error.hint)}")
+            message, hint = in_options(error)
+            self.tell(f"error: {message}")
+            if hint:
+                self.tell(f"hint: {hint}")
             return False
         if turn.ids:
             self.conversation.turns.append(turn)

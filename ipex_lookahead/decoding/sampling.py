@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.errors import InputError, NonFiniteError
+from ipex_lookahead.errors import InputError, NonFiniteError, arg
 
 BAD_LOGITS = -1
 ALL_FORBIDDEN = -2
@@ -123,8 +123,8 @@ def raise_bad_logits(code: int) -> None:
             " the logits_processor"
         )
     raise NonFiniteError(
-        "the logits hold NaN or infinity: the weights or a logits processor are not finite; remove_invalid_values=True"
-        " replaces such values"
+        "the logits hold NaN or infinity: the weights or a logits processor are not finite;"
+        f" {arg('remove_invalid_values', True)} replaces such values"
     )
 
 

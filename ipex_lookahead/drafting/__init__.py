@@ -16,7 +16,7 @@ from ipex_lookahead.drafting.recycling import Recycling
 from ipex_lookahead.drafting.self_speculation import SelfSpeculation
 from ipex_lookahead.drafting.suffix import Suffix
 from ipex_lookahead.engines.base import Cache, Engine, OutputRequest
-from ipex_lookahead.errors import InputError
+from ipex_lookahead.errors import InputError, arg
 
 PROPOSERS: dict[str, Callable[[LookaheadConfig, Any], Proposer]] = {
     "auto": lambda config, store: Auto(store),
@@ -28,8 +28,8 @@ PROPOSERS: dict[str, Callable[[LookaheadConfig, Any], Proposer]] = {
 """Strategy name -> how to make its proposer for one sequence, from the settings and ``Store.suffixes`` or None."""
 
 SECOND_MODEL = {
-    "draft_model": "pass draft_model= to generate",
-    "self_speculation": "load the model with speculative=True",
+    "draft_model": f"pass {arg('draft_model')} to generate",
+    "self_speculation": f"load the model with {arg('speculative', True)}",
 }
 """Strategies that need the engine of a second model beside their config -> how to give them one."""
 

@@ -31,8 +31,8 @@ def check_gains(low_bit: str) -> None:
     """Raise InputError where a four-bit copy of a model in ``low_bit`` could not be faster than the model."""
     if low_bit not in GAINFUL:
         raise InputError(
-            f"self-speculation (speculative=True) drafts with a copy of the model in {DRAFT_FORMAT}, which is no faster"
-            f" than this model in {low_bit}; load it with load_in_low_bit set to one of {', '.join(GAINFUL[:3])}, or"
+            f"self-speculation drafts with a copy of the model in {DRAFT_FORMAT}, which is no faster"
+            f" than this model in {low_bit}; load it in one of {', '.join(GAINFUL[:3])}, or"
             " use lookahead instead"
         )
 

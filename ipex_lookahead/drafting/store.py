@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from ipex_lookahead.config import is_memory
 from ipex_lookahead.drafting.partial_matching import LONGEST_CONTEXT, native_core
-from ipex_lookahead.errors import InputError, SaveError
+from ipex_lookahead.errors import InputError, SaveError, arg
 from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.files.temporary import temporary_file
 
@@ -56,8 +56,8 @@ _MOST = 2**24
 _MAGIC, _VERSION = b"ipex-lookahead S", 1
 _HEAD = struct.Struct("<16sII32sQQ")
 _DIGEST = 32
-_OTHER = "name another file with store=...; it need not exist yet"
-_BROKEN = "delete the file, or name another with store=..."
+_OTHER = f"name another file with {arg('store')}; it need not exist yet"
+_BROKEN = f"delete the file, or name another with {arg('store')}"
 """What mends it: only a file that begins as a store does is certainly nobody's but ours."""
 
 
@@ -140,7 +140,7 @@ class Store:
         store = cls(vocab_size, digest, capacity=capacity)
         file = given_path(path)
         if file.exists() and not file.is_file():  # opening a pipe would wait for ever
-            raise InputError(f"the store {file} is no file", hint="name a file with store=")
+            raise InputError(f"the store {file} is no file", hint=f"name a file with {arg('store')}")
         try:
             with file.open("rb") as source:
                 size = os.fstat(source.fileno()).st_size

@@ -12,7 +12,7 @@ from typing import Any
 
 from ipex_lookahead.checkpoints.imatrix import read_imatrix
 from ipex_lookahead.engines.weights import WeightPlan
-from ipex_lookahead.errors import InputError, LookaheadError
+from ipex_lookahead.errors import InputError, LookaheadError, arg
 from ipex_lookahead.formats.rules import label_of
 from ipex_lookahead.tokenization.text import TextTokenizer
 
@@ -149,4 +149,4 @@ def refuse_options(engine: str, why: str, **given: Any) -> None:
     """Raise InputError for the first option that is set and that the engine has not."""
     for name, value in given.items():
         if value:
-            raise InputError(f"{name}={value!r} is not for engine={engine!r}: {why}; leave it out")
+            raise InputError(f"{arg(name, value)} is not for the {engine} engine: {why}; leave it out")

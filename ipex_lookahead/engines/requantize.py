@@ -105,9 +105,7 @@ def warn_of_requantizing(checkpoint: Checkpoint, plan: WeightPlan, *, kept: Coll
     """
     found = requantized(checkpoint, plan, kept=kept)
     if found is not None:
-        log.warning(
-            "%s. Load the float original, or leave load_in_low_bit out: that keeps the file's own format", found
-        )
+        log.warning("%s. Load the float original, or name no format: that keeps the file's own", found)
         return found.source
     saved = getattr(checkpoint, "low_bit", {}).get("requantized_from")
     return saved if isinstance(saved, str) else None

@@ -313,5 +313,5 @@ def not_converted(names: object) -> tuple[str, ...]:
     if names is None:
         return ()
     if isinstance(names, str) or not all(isinstance(n, str) and n for n in names):  # type: ignore[attr-defined]
-        raise InputError(f"modules_to_not_convert is {names!r}; it must be a list of (parts of) module names")
+        raise InputError(argument="modules_to_not_convert", got=names, allowed="a list of (parts of) module names")
     return tuple(names)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from importlib import import_module
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.errors import LowBitFormatError
+from ipex_lookahead.errors import LowBitFormatError, arg
 from ipex_lookahead.formats.base import GROUP, LowBitFormat, PackedWeight
 from ipex_lookahead.low_bits import LOW_BITS
 
@@ -26,7 +26,7 @@ def get_format(name: str) -> LowBitFormat:
     except (KeyError, TypeError):
         raise LowBitFormatError(
             f"unknown low-bit format {name!r}; the known formats are {', '.join(FORMATS)}",
-            hint=f"pass one of {', '.join(FORMATS)} as load_in_low_bit",
+            hint=f"for example {arg('load_in_low_bit', 'sym_int4')}",
         ) from None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.errors import LowBitFormatError
+from ipex_lookahead.errors import LowBitFormatError, arg
 from ipex_lookahead.formats.base import (
     GROUP,
     NIBBLES,
@@ -71,7 +71,8 @@ def groups_of(n_in: int, group_size: int) -> int:
 def check_quantizable(weight: PackedWeight, name: str, group_size: int, sizes: tuple[int, ...] = GROUP_SIZES) -> None:
     """Raise LowBitFormatError unless a float matrix can be given in integer format ``name`` with this group size."""
     if group_size not in sizes:
-        raise LowBitFormatError(f"group_size is {group_size!r}; {name} knows {', '.join(map(str, sizes))}")
+        known = ", ".join(map(str, sizes))
+        raise LowBitFormatError(argument="group_size", got=group_size, allowed=f"{known} in {name}")
     check_matrix(weight, name)
 
 
@@ -323,7 +324,7 @@ def _no_scale(name: str, row: int, group: int, what: str, value: float) -> LowBi
     return LowBitFormatError(
         f"row {row}, group {group}: the {what} would be too large with values up to {value:g}; {name} stores it in "
         "binary16, which ends at 65504",
-        hint="keep this weight in bf16 or fp32 (modules_to_not_convert)",
+        hint=f"keep this weight in bf16 or fp32 ({arg('modules_to_not_convert')})",
     )
 
 

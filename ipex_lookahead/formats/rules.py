@@ -24,7 +24,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.errors import LowBitFormatError
+from ipex_lookahead.errors import LowBitFormatError, arg
 from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.files.safe_yaml import load_yaml
 from ipex_lookahead.low_bits import ALIASES, LOW_BITS, NAMES, NOT_MADE, PRESETS, is_rules_file, why_not_made
@@ -288,12 +288,12 @@ class _Reader:
 
 def _unknown(name: object) -> LowBitFormatError:
     if isinstance(name, str) and name in NOT_MADE:
-        return LowBitFormatError(why_not_made(name), hint=f'load_in_low_bit="{NOT_MADE[name]}"')
+        return LowBitFormatError(why_not_made(name), hint=arg("load_in_low_bit", NOT_MADE[name]))
     near = _nearest(name, NAMES) if isinstance(name, str) else None
     return LowBitFormatError(
         f"unknown low-bit format {_shown(name)}; the known formats are {', '.join(LOW_BITS)}, the presets"
         f" {', '.join(PRESETS)}, or the path of a .yaml file of rules",
-        hint=f'for example load_in_low_bit="{near or "sym_int4"}"',
+        hint=f"for example {arg('load_in_low_bit', near or 'sym_int4')}",
     )
 
 

@@ -15,9 +15,9 @@ def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise InputError(f"{name} is {value!r}; it must be {allowed}") from None
+        raise InputError(argument=name, got=value, allowed=allowed) from None
     if isinstance(value, bool) or number < low or (high is not None and number > high):
-        raise InputError(f"{name} is {value!r}; it must be {allowed}")
+        raise InputError(argument=name, got=value, allowed=allowed)
     return number
 
 
@@ -28,9 +28,9 @@ def number(name: str, value: Any, low: float, high: float, *, above: bool = Fals
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise InputError(f"{name} is {value!r}; it must be {allowed}") from None
+        raise InputError(argument=name, got=value, allowed=allowed) from None
     if isinstance(value, bool) or not math.isfinite(number) or not low <= number <= high or (above and number == low):
-        raise InputError(f"{name} is {value!r}; it must be {allowed}")
+        raise InputError(argument=name, got=value, allowed=allowed)
     return number
 
 

@@ -28,7 +28,7 @@ def logprob_of(token: int, logits: Logits, top: int) -> TokenLogprob:
 def checked_top(name: str, top: int | None) -> None:
     """Raise InputError for a number of other tokens that is not 0 to 64."""
     if top is not None and not 0 <= top <= MOST_LOGPROBS:
-        raise InputError(f"{name} is {top}; it must be from 0 to {MOST_LOGPROBS}")
+        raise InputError(argument=name, got=top, allowed=f"from 0 to {MOST_LOGPROBS}")
 
 
 class PromptLogprobs:

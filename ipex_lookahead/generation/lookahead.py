@@ -9,7 +9,7 @@ from ipex_lookahead.config import MAX_DRAFT, LookaheadConfig
 from ipex_lookahead.decoding.budget import AdaptiveBudget, Controller, FixedBudget
 from ipex_lookahead.decoding.cost import CostCurve, EngineCosts
 from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL
-from ipex_lookahead.errors import InputError
+from ipex_lookahead.errors import InputError, arg
 from ipex_lookahead.generation.checks import integer, number
 
 AUTO_TOKENS = 32
@@ -190,8 +190,8 @@ def lookup_of(settings: Any, kwargs: dict[str, Any], lookahead: Any) -> tuple[An
         lookahead = asked
     elif asked and kwargs.get("prompt_lookup_num_tokens") and lookahead != asked:
         raise InputError(
-            f"both lookahead={lookahead!r} and prompt_lookup_num_tokens={asked} are given; they mean the same: give"
-            " one of them"
+            f"both {arg('lookahead', lookahead)} and prompt_lookup_num_tokens={asked} are given; they mean the same:"
+            " give one of them"
         )
     return lookahead, settings.max_matching_ngram_size
 

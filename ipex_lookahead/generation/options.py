@@ -78,7 +78,7 @@ def _validate(settings: GenerationConfig) -> None:
     for name in _FLAGS:
         value = getattr(settings, name)
         if value is not None and not isinstance(value, bool):
-            raise InputError(f"{name} is {value!r}; it must be True or False")
+            raise InputError(argument=name, got=value, allowed="True or False")
     for name, low in (("max_new_tokens", 0), ("max_length", 1), ("min_new_tokens", 0), ("min_length", 0)):
         value = getattr(settings, name)
         if value is not None:
@@ -125,5 +125,5 @@ def _validate_stop_strings(settings: GenerationConfig) -> None:
     given = settings.stop_strings
     strings = list(given) if isinstance(given, (list, tuple, set, frozenset)) else [given]
     if not all(isinstance(s, str) and s for s in strings):
-        raise InputError(f"stop_strings is {settings.stop_strings!r}; it must be a text or several, none of them empty")
+        raise InputError(argument="stop_strings", got=given, allowed="a text or several, none of them empty")
     settings.stop_strings = strings or None

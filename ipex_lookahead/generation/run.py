@@ -29,7 +29,7 @@ from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import SECOND_MODEL, DraftModel, Proposer, make_proposer, make_second_model_proposer
 from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.base import Cache, Engine
-from ipex_lookahead.errors import ContextLengthError, InputError
+from ipex_lookahead.errors import ContextLengthError, InputError, arg
 from ipex_lookahead.generation.lookahead import make_controller
 from ipex_lookahead.generation.second_model import DraftKeys, SharedChoice
 
@@ -306,7 +306,7 @@ def length_limit(
             columns = f"{prompt_length + padding} tokens" + (", padding included" if padding else "")
             raise InputError(
                 f"max_length is {max_length} and the prompt alone has {columns}; raise max_length, or use"
-                " max_new_tokens, which does not count the prompt"
+                f" {arg('max_new_tokens')}, which does not count the prompt"
             )
     else:
         limit = prompt_length + DEFAULT_NEW_TOKENS

@@ -281,7 +281,7 @@ class Service:
             raise InputError("the prompt is empty; give at least one token")
         self._check_ids("prompt", prompt)
         if not 0 <= sequence < 2**32:
-            raise InputError(f"sequence is {sequence}; it must be from 0 to {2**32 - 1}")
+            raise InputError(argument="sequence", got=sequence, allowed=f"from 0 to {2**32 - 1}")
         config, draft_engine = self.model.drafting(lookahead, adaptive)
         limit, reason = length_limit(len(prompt), engine.max_context, max_new_tokens=params.max_new_tokens)
         if pages_of(limit) > self._memory.pages:

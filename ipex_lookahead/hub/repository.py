@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ipex_lookahead.errors import DownloadError, LookaheadError
+from ipex_lookahead.errors import DownloadError, LookaheadError, arg
 from ipex_lookahead.hub.choosing import Choice, choose
 from ipex_lookahead.hub.disk import reported_disk_faults, require_space
 from ipex_lookahead.hub.folders import hub_cache_folder
@@ -198,7 +198,7 @@ def _not_here(name: HubName, options: HubOptions, *, partly: bool) -> DownloadEr
     here = f"{name} is only partly on this machine" if partly else f"{name} is not on this machine"
     if options.local_files_only:
         return DownloadError(
-            f"{here}, and the hub was not asked: local_files_only=True", hint="leave local_files_only out"
+            f"{here}, and the hub was not asked: {arg('local_files_only', True)}", hint="leave that out"
         )
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         return DownloadError(f"{here}, and the hub was not asked: HF_HUB_OFFLINE is set", hint="unset HF_HUB_OFFLINE")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ipex_lookahead.errors import ContextLengthError, InputError, LookaheadError, QueueFullError
+from ipex_lookahead.errors import ContextLengthError, InputError, LookaheadError, QueueFullError, in_python
 
 KINDS = {
     400: "invalid_request_error",
@@ -23,7 +23,8 @@ KINDS = {
 """Status -> ``error.type``; both APIs have these words."""
 MESSAGES = "/v1/messages"
 """Where Anthropic's API begins."""
-
+FIELDS = {"max_new_tokens": "max_tokens", "stop_strings": "stop", "num_draft_tokens": "lookahead"}
+"""What errors call it, as Python does -> the field of a request, where that is another name."""
 
 OLLAMA = "/api/"
 """Where Ollama's begins."""
@@ -78,7 +79,7 @@ def refused(param: str, message: str) -> ApiError:
 
 def from_ours(error: LookaheadError) -> ApiError:
     """An error of this package as one of the API's."""
-    message = f"{error}; {error.hint}" if error.hint else str(error)
+    message = "; ".join(filter(None, error.spelled(lambda name, value: in_python(FIELDS.get(name, name), value))))
     if isinstance(error, QueueFullError):
         return ApiError(
             429, message, code="queue_full", headers={"retry-after": str(max(1, math.ceil(error.retry_after)))}
@@ -86,5 +87,5 @@ def from_ours(error: LookaheadError) -> ApiError:
     if isinstance(error, ContextLengthError):
         return ApiError(400, message, code="context_length_exceeded")
     if isinstance(error, InputError):
-        return ApiError(400, message)
+        return ApiError(400, message, param=FIELDS.get(error.argument, error.argument) or None)
     return ApiError(500, message)

@@ -101,7 +101,9 @@ def test_an_engine_that_is_not_there_leaves_a_sentence():
         return Model()
 
     found = compare(load, lambda _: PROMPTS, engines=["native", "torch"])
-    assert found.absent == {"torch": "there is no such device; buy one"}
+    assert [(name, str(why), why.hint) for name, why in found.absent.items()] == [
+        ("torch", "there is no such device", "buy one")
+    ]
     assert {row.engine for row in found.rows} == {"native"}
 
 

@@ -51,7 +51,7 @@ def test_rounding_twice_when_it_is_wanted_is_said_and_kept(tmp_path, capsys):
     out = tmp_path / "out"
     assert run(["quantize", str(file), str(out), "--low-bit", "sym_int4", "--allow-requantize"]) == 0
     said = capsys.readouterr().err
-    assert "leave --low-bit out: that keeps the file's own format" in said
+    assert "name no format: that keeps the file's own" in said
     assert "load_in_low_bit" not in said
     assert run(["info", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["requantized_from"] == "asym_int4"

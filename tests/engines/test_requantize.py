@@ -45,7 +45,7 @@ def test_it_is_said_once_and_kept_with_what_is_saved(engine, files, tmp_path, ca
         )
     (said,) = warnings(caplog)
     assert "in asym_int4 already (5.0 bits a weight); sym_int4 made from that is a second rounding" in said
-    assert "leave load_in_low_bit out" in said
+    assert "name no format" in said
     assert model.engine.describe()["requantized_from"] == "asym_int4"
     if engine == "torch":
         return

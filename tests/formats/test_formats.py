@@ -206,7 +206,7 @@ def test_a_quantised_weight_is_kept_and_never_requantised():
 
 @pytest.mark.parametrize("name", INTEGER)
 def test_misfits_are_refused(name):
-    with pytest.raises(LowBitFormatError, match="group_size is 48; .* knows 32, 64"):
+    with pytest.raises(LowBitFormatError, match="group_size is 48; it must be 32, 64"):
         quantize(fp32(gaussian(2, 96)), name, 48)
     for shape in ((8,), (2, 2, 2), (0, 4), (4, 0)):
         with pytest.raises(LowBitFormatError, match="matrices"):

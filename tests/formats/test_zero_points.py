@@ -92,7 +92,7 @@ def test_signal_to_noise(name: str, floor: float) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_misfits_are_refused(name: str) -> None:
-    with pytest.raises(LowBitFormatError, match="group_size is 48; .* knows 32, 64, 128, 1024"):
+    with pytest.raises(LowBitFormatError, match="group_size is 48; it must be 32, 64, 128, 1024"):
         quantize(fp32(gaussian(2, 96)), name, 48)
     with pytest.raises(LowBitFormatError, match="matrices"):
         quantize(fp32(np.zeros(8)), name)

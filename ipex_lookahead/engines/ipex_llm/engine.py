@@ -30,7 +30,7 @@ from ipex_lookahead.engines.requantize import requantized_elsewhere
 from ipex_lookahead.engines.torch.cache import ModelSequence, SequenceCache
 from ipex_lookahead.engines.torch.engine import States, TorchEngine
 from ipex_lookahead.engines.torch.load import compute_dtype
-from ipex_lookahead.errors import EngineError, LookaheadError, LowBitFormatError, UnsupportedModelError
+from ipex_lookahead.errors import EngineError, LookaheadError, LowBitFormatError, UnsupportedModelError, arg
 from ipex_lookahead.system.compat import RELEASE
 
 log = logging.getLogger("ipex_lookahead")
@@ -163,7 +163,7 @@ def load(request: LoadRequest) -> LoadedModel:
             said = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UnsupportedModelError(
                 f"{request.path}: ipex-llm cannot run this model in {label}: {said}",
-                hint="use engine='native' or engine='torch'",
+                hint=f"use {arg('engine', 'native')} or {arg('engine', 'torch')}",
             ) from error
     loaded.low_bit = label
     if not loaded.generation_config:
@@ -190,7 +190,7 @@ def _source(request: LoadRequest) -> Iterator[tuple[Path, LoadedModel]]:
     try:
         _refuse_what_is_newer(checkpoint)
         if request.low_bit is not None and (found := requantized_elsewhere(checkpoint, request.low_bit)) is not None:
-            log.warning("%s. Load the float original, or use engine='native', which reads the file as it is", found)
+            log.warning("%s. Load the float original, or use the native engine, which reads the file as it is", found)
         tokenizer, why_none = request.tokenizer(checkpoint.text_tokenizer)
         about = LoadedModel(
             None,
@@ -225,7 +225,7 @@ def _refuse_what_is_newer(checkpoint: Checkpoint) -> None:
     if newer:
         raise UnsupportedModelError(
             f"{checkpoint.path}: has {' and '.join(newer)}, which ipex-llm's transformers does not know",
-            hint="use engine='native'",
+            hint=f"use {arg('engine', 'native')}",
         )
 
 
@@ -233,7 +233,7 @@ def _ipex_llm() -> tuple[Any, dict[str, int]]:
     """ipex-llm's AutoModelForCausalLM, and its formats."""
     if importlib.util.find_spec("ipex_llm") is None:
         raise EngineError(
-            "engine='ipex-llm' needs the package ipex-llm, which is not installed",
+            "the engine ipex-llm needs the package ipex-llm, which is not installed",
             hint=f"in an environment of its own, with Python 3.10 or 3.11: {INSTALL}",
         )
     try:

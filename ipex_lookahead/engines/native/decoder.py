@@ -70,7 +70,7 @@ def tensors_in_order(spec: ModelSpec) -> Iterator[Tensor]:
 def empty_decoder(spec: ModelSpec, threads: int | None, kv_cache: str) -> Any:
     """An empty native decoder of that shape. Raises UnsupportedModelError for sizes that the core does not take."""
     if kv_cache not in KV_CACHES:
-        raise InputError(f"kv_cache is {kv_cache!r}; it must be one of {', '.join(KV_CACHES)}")
+        raise InputError(argument="kv_cache", got=kv_cache, allowed=f"one of {', '.join(KV_CACHES)}")
     count, isa = default_threads() if threads is None else check_threads(threads), chosen_isa()
     epsilons = {norm.epsilon for norm in norms_of(spec)}
     if len(epsilons) > 1:

@@ -28,7 +28,7 @@ from ipex_lookahead.engines.native.decoder import (
 from ipex_lookahead.engines.native.linear import plain, streams
 from ipex_lookahead.engines.prefetch import prefetched
 from ipex_lookahead.engines.weights import WeightPlan, check_shape, random_matrix, read_matrix, read_vector
-from ipex_lookahead.errors import ContextLengthError, ForgottenKeysError, InputError, OutOfMemoryError
+from ipex_lookahead.errors import ContextLengthError, ForgottenKeysError, InputError, OutOfMemoryError, arg
 from ipex_lookahead.formats import FLOATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
 
@@ -300,10 +300,10 @@ class NativeEngine:
                 wants.timings,
             )
         except IndexError as error:
-            raise ContextLengthError(str(error), hint="shorten the prompt or max_new_tokens") from None
+            raise ContextLengthError(str(error), hint=f"shorten the prompt or {arg('max_new_tokens')}") from None
         except MemoryError:
             said = f"there is no memory for {len(batch.tokens)} more tokens"
-            raise OutOfMemoryError(said, hint="shorten the prompt or max_new_tokens") from None
+            raise OutOfMemoryError(said, hint=f"shorten the prompt or {arg('max_new_tokens')}") from None
         except CORE_RAISES as error:
             raise core_error(error, "the step's arguments do not fit: ") from None
         experts = self.experts_touched if self._is_mixture else 0

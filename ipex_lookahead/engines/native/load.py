@@ -9,14 +9,16 @@ from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_opti
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.requantize import warn_of_requantizing
 from ipex_lookahead.engines.weights import label_in, log_fallbacks, matrices
-from ipex_lookahead.errors import InputError
+from ipex_lookahead.errors import InputError, arg
 
 
 def load(request: LoadRequest) -> LoadedModel:
     """Load a checkpoint onto the native engine. See ``NativeEngine.load`` for what it may raise."""
     refuse_options("native", "it runs without torch", ipex=request.ipex)
     if request.device is not None and str(request.device) != "cpu":
-        raise InputError(f"engine='native' runs on the CPU, not on {request.device!r}; use engine='torch' for that")
+        raise InputError(
+            f"the native engine runs on the CPU, not on {request.device!r}; use {arg('engine', 'torch')} for that"
+        )
     checkpoint = open_checkpoint(request.path)
     try:
         spec = spec_for(checkpoint.config, request.max_context)

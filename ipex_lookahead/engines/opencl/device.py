@@ -36,7 +36,7 @@ from ipex_lookahead.engines.opencl.programs import (
 )
 from ipex_lookahead.engines.opencl.recording import recorder_of
 from ipex_lookahead.engines.opencl.self_test import check
-from ipex_lookahead.errors import EngineError, InputError, OutOfMemoryError
+from ipex_lookahead.errors import EngineError, InputError, OutOfMemoryError, arg
 from ipex_lookahead.hub.folders import cache_folder_if_any
 from ipex_lookahead.system.extras import installing
 
@@ -150,10 +150,10 @@ def _chosen(name: str | None) -> tuple[int, Any]:
     match = re.fullmatch(r"(opencl|xpu)(?::(\d{1,4}))?", name or "opencl")
     known = ", ".join(f"opencl:{i} ({str(raw.name).strip()})" for i, raw in enumerate(found))
     if match is None or (match[1] == "opencl" and int(match[2] or 0) >= len(found)):
-        raise InputError(f"device={name!r}: the OpenCL devices here are {known}")
+        raise InputError(f"{arg('device', name)}: the OpenCL devices here are {known}")
     if match[1] == "xpu" and int(match[2] or 0) >= len(gpus):
         raise EngineError(
-            f"device={name!r}: {len(gpus)} of the OpenCL devices here ({known}) are GPUs", hint=what_to_do()
+            f"{arg('device', name)}: {len(gpus)} of the OpenCL devices here ({known}) are GPUs", hint=what_to_do()
         )
     numbers = gpus if match[1] == "xpu" else range(len(found)) if match[2] else gpus or [0]
     number = numbers[int(match[2] or 0)]
@@ -228,7 +228,7 @@ class Device:
                 return
         raise EngineError(
             f"the device {self.name} does not compute as IEEE 754 says ({wrong}), so a text on it would not be exact",
-            hint="update its driver, or use device='cpu'",
+            hint=f"update its driver, or use {arg('device', 'cpu')}",
         )
 
     @contextmanager
@@ -242,13 +242,13 @@ class Device:
             if error.code in (code.MEM_OBJECT_ALLOCATION_FAILURE, code.INVALID_BUFFER_SIZE, code.OUT_OF_HOST_MEMORY):
                 raise OutOfMemoryError(
                     f"the device {self.name} has no memory left to be {deed} with ({error})",
-                    hint="use a shorter context, kv_cache='int8' or a format of fewer bits",
+                    hint=f"use a shorter context, {arg('kv_cache', 'int8')} or a format of fewer bits",
                 ) from None
             reset = error.code == code.OUT_OF_RESOURCES  # what Intel's driver for GPUs says after a hang, too
             raise EngineError(
                 f"the device {self.name} could not be {deed}: {error}",
                 hint="a device that was lost comes back with a new process; see also the driver's log (dmesg)"
-                + ("; or memory is short: try a shorter context or kv_cache='int8'" if reset else ""),
+                + (f"; or memory is short: try a shorter context or {arg('kv_cache', 'int8')}" if reset else ""),
             ) from None
 
     def program(self, *files: str, options: Sequence[str] = (), spelling: Spelling | None = None) -> Any:

@@ -22,7 +22,7 @@ from ipex_lookahead.engines.opencl.layers import Floats
 from ipex_lookahead.engines.opencl.programs import sources
 from ipex_lookahead.engines.opencl.step import plan
 from ipex_lookahead.engines.weights import WeightPlan, check_shape, read_matrix, read_vector
-from ipex_lookahead.errors import InputError, NonFiniteError
+from ipex_lookahead.errors import InputError, NonFiniteError, arg
 from ipex_lookahead.formats.base import PackedWeight
 
 
@@ -98,7 +98,7 @@ class OpenClEngine:
         ``threads`` of this machine pack them.
         """
         if kv_cache not in KV_CACHES:
-            raise InputError(f"kv_cache is {kv_cache!r}; it must be one of {', '.join(KV_CACHES)}")
+            raise InputError(argument="kv_cache", got=kv_cache, allowed=f"one of {', '.join(KV_CACHES)}")
         return cls(Decoder(device, spec, matrix, vector, kv_cache, threads), low_bit, kv_cache)
 
     @classmethod
@@ -131,7 +131,7 @@ class OpenClEngine:
             raise InputError(f"top is {top!r}; it must be from 0 to {MOST_TOP}")
         if wants.hidden or wants.timings:
             kind = "hidden states" if wants.hidden else "timings"
-            raise InputError(f"the OpenCL engine returns no {kind}", hint="use engine='native'")
+            raise InputError(f"the OpenCL engine returns no {kind}", hint=f"use {arg('engine', 'native')}")
         with self._lock, ExitStack() as claims:
             checked = plan(batch, self._decoder.pages, self.vocab_size, self.max_context)
             for sequence in checked.sequences:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ipex_lookahead.engines.base import Batch
 from ipex_lookahead.engines.opencl.cache import OpenClCache, Pages
-from ipex_lookahead.errors import ContextLengthError, InputError
+from ipex_lookahead.errors import ContextLengthError, InputError, arg
 
 Ints = npt.NDArray[np.int32]
 
@@ -140,7 +140,7 @@ def plan(batch: Batch, pages: Pages, vocab: int, max_context: int) -> Plan:
         if sequence.furthest >= max_context:
             raise ContextLengthError(
                 f"position {sequence.furthest} is beyond the context of {max_context} tokens",
-                hint="shorten the prompt or max_new_tokens",
+                hint=f"shorten the prompt or {arg('max_new_tokens')}",
             )
         sequences.append(sequence)
         first += count

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ipex_lookahead.errors import EngineError, InputError, LookaheadError, OutOfMemoryError
+from ipex_lookahead.errors import EngineError, InputError, LookaheadError, OutOfMemoryError, arg
 
 DEVICES = ("cpu", "xpu", "cuda")
 
@@ -31,8 +31,10 @@ def check_device(device: Any) -> torch.device:
         wanted = None
     if wanted is None or wanted.type not in DEVICES:
         raise InputError(
-            f"device is {device!r}; it must be one of {', '.join(DEVICES)}, or such as 'xpu:0'",
-            hint="device='opencl' and 'opencl:1' are for OpenCL's devices, without PyTorch",
+            argument="device",
+            got=device,
+            allowed=f"one of {', '.join(DEVICES)}, or such as 'xpu:0'",
+            hint=f"{arg('device', 'opencl')} and 'opencl:1' are for OpenCL's devices, without PyTorch",
         )
     if wanted.type == "cpu":
         return wanted
@@ -101,7 +103,7 @@ def forward_errors(device: torch.device) -> Iterator[None]:
     except kind as error:
         line = (str(error).strip().splitlines() or ["out of memory"])[0]
         raise OutOfMemoryError(
-            f"{device} is out of memory: {line}", hint="a shorter prompt, or a lower load_in_low_bit"
+            f"{device} is out of memory: {line}", hint="a shorter prompt, or a format of fewer bits"
         ) from None
     except (RuntimeError, IndexError) as error:
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -30,7 +30,7 @@ from ipex_lookahead.engines.torch.low_bit_linear import (
     packed_from_torch,
 )
 from ipex_lookahead.engines.torch.masks import seen_by, spelled
-from ipex_lookahead.errors import ContextLengthError, InputError, NonFiniteError, UnsupportedModelError
+from ipex_lookahead.errors import ContextLengthError, InputError, NonFiniteError, UnsupportedModelError, arg
 from ipex_lookahead.formats.base import PackedWeight
 
 BLOCK = 16
@@ -111,7 +111,7 @@ class TorchEngine:
         reason = self._why_not_deterministic()
         if deterministic and reason:
             raise UnsupportedModelError(
-                f"this model cannot run with deterministic=True: {reason}", hint="leave deterministic=True out"
+                f"this model cannot be run deterministically: {reason}", hint=f"leave {arg('deterministic', True)} out"
             )
         self.deterministic = not reason and (self.device.type == "xpu" if deterministic is None else deterministic)
         self._block = CPU_BLOCK if self.device.type == "cpu" else BLOCK
@@ -317,7 +317,7 @@ class TorchEngine:
         if not 0 <= batch.wants.top <= MOST_TOP:
             raise InputError(f"top is {batch.wants.top}; it must be 0 to {MOST_TOP}")
         if batch.wants.timings:
-            raise InputError(f"the {self.name} engine returns no timings", hint="use engine='native'")
+            raise InputError(f"the {self.name} engine returns no timings", hint=f"use {arg('engine', 'native')}")
         tokens = batch.tokens
         if len(batch.parents) != len(tokens):
             raise InputError(f"{len(batch.parents)} parents do not fit {len(tokens)} rows")
@@ -335,7 +335,7 @@ class TorchEngine:
             if cache.length + max(depths) >= self.max_context:
                 raise ContextLengthError(
                     f"position {cache.length + max(depths)} is beyond the model's {self.max_context}",
-                    hint="shorten the prompt or max_new_tokens",
+                    hint=f"shorten the prompt or {arg('max_new_tokens')}",
                 )
             first += count
         return caches
@@ -358,7 +358,7 @@ def _hidden(states: States, wants: OutputRequest) -> dict[int, npt.NDArray[np.fl
     """The wanted ones of a step's hidden states. Raises as ``Engine.forward``; NonFiniteError for NaN or infinity."""
     layers = len(states[0]) - 1
     if layers < 0:
-        raise UnsupportedModelError("this model returns no hidden states", hint="use engine='native'")
+        raise UnsupportedModelError("this model returns no hidden states", hint=f"use {arg('engine', 'native')}")
     found = {}
     for wanted in wants.hidden:
         if wanted != FINAL_NORM and not 0 <= wanted < layers:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ipex_lookahead.errors import EngineError, InputError
+from ipex_lookahead.errors import EngineError, InputError, arg
 from ipex_lookahead.formats import FLOATS
 
 INSTALL = "pip install intel-extension-for-pytorch==2.8.0 torch==2.8.0 transformers==4.51.3"
@@ -34,13 +34,15 @@ def check_ipex(label: str, dtype: torch.dtype, device: torch.device) -> Any:
     """
     if label not in FLOATS:
         raise InputError(
-            f"ipex=True is for float weights, and these are {label!r}; leave it out, or load_in_low_bit='bf16'"
+            f"{arg('ipex', True)} is for float weights, and these are {label!r}; leave it out, or take the format bf16"
         )
     if dtype not in DTYPES or device.type != "cpu":
         name = str(dtype).removeprefix("torch.")
-        raise InputError(f"ipex=True runs float32 and bfloat16 on the CPU, not {name} on {device}")
+        raise InputError(f"{arg('ipex', True)} runs float32 and bfloat16 on the CPU, not {name} on {device}")
     if importlib.util.find_spec("intel_extension_for_pytorch") is None:
-        raise EngineError("ipex=True needs intel-extension-for-pytorch, which is not installed", hint=INSTALL)
+        raise EngineError(
+            f"{arg('ipex', True)} needs intel-extension-for-pytorch, which is not installed", hint=INSTALL
+        )
     try:
         import intel_extension_for_pytorch as ipex
     except (Exception, SystemExit) as error:  # beside another release of torch it ends the program

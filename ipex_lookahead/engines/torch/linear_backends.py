@@ -117,7 +117,7 @@ class LinearBackends:
                     self._said.add(weight.format)
                     log.warning(
                         "torch has no operators for %s: its weights are dequantised on the CPU for every product, "
-                        "which is slow (engine='native' runs the format as it is)", weight.format,
+                        "which is slow (the native engine runs the format as it is)", weight.format,
                     )  # fmt: skip
                 return self._makers[name](weight)
             reasons.append(f"{name}: {reason}")

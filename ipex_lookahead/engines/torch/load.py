@@ -38,7 +38,7 @@ from ipex_lookahead.engines.torch.ipex import apply_ipex, check_ipex
 from ipex_lookahead.engines.torch.linear_backends import LinearBackends
 from ipex_lookahead.engines.torch.low_bit_linear import Replacement, load_packed, replace_linears
 from ipex_lookahead.engines.weights import WeightPlan, check_shape, label_in, log_fallbacks, matrices, read_matrix
-from ipex_lookahead.errors import InputError, LookaheadError, ModelFormatError, UnsupportedModelError
+from ipex_lookahead.errors import InputError, LookaheadError, ModelFormatError, UnsupportedModelError, arg
 from ipex_lookahead.formats import FLOATS, FORMATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.system.compat import dtype_argument
@@ -106,7 +106,7 @@ def _load_known(checkpoint: Checkpoint, request: LoadRequest, device: torch.devi
     if spec.mixtures:
         raise UnsupportedModelError(
             f"{checkpoint.path}: a mixture of experts in no folder of transformers' does not run on the torch engine",
-            hint="use engine='native'",
+            hint=f"use {arg('engine', 'native')}",
         )
     label = request.label or label_in(checkpoint, spec)
     plan = request.plan(label).of_spec(spec)
@@ -215,7 +215,7 @@ def _set_rope(model: Any, spec: ModelSpec, config: dict[str, Any]) -> None:
     if rotary is None or not hasattr(rotary, "inv_freq"):
         raise UnsupportedModelError(
             "this GGUF file has rope frequencies of its own, which this release of transformers cannot take",
-            hint="use engine='native'",
+            hint=f"use {arg('engine', 'native')}",
         )
     turn = spec.layers[0].mixer.rope
     assert turn is not None  # freq_factors is a rope

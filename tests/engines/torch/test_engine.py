@@ -215,7 +215,7 @@ def test_long_prompts_are_read_in_whole_blocks_and_right() -> None:
 
 def test_who_cannot_be_deterministic_is_told_why() -> None:
     for name, why in (("bloom", "position_ids"), ("mistral", "slides over 8"), ("mixtral", "mixture of experts")):
-        with pytest.raises(UnsupportedModelError, match=f"deterministic=True.*{why}"):
+        with pytest.raises(UnsupportedModelError, match=f"deterministically.*{why}"):
             TorchEngine(build(name), deterministic=True)
     engine = TorchEngine(build("llama"), deterministic=True)
     assert not engine.supports_tree
