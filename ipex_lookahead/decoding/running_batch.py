@@ -28,6 +28,7 @@ class PrefillChunk:
         done: whether they are the reader's last.
         answer: the row of the output that follows them; -1 = it was not asked for. Where the prompt is shown, those
             before it are its other rows'.
+        first: the first of its rows in the batch.
     """
 
     group: SequenceGroup
@@ -35,6 +36,7 @@ class PrefillChunk:
     rows: int
     done: bool
     answer: int = -1
+    first: int = 0
 
 
 class Table:
@@ -130,6 +132,8 @@ class RunningBatch:
         for sequence in self.live:
             if sequence.proposer is not None:
                 self._wants |= sequence.proposer.wants
+        if self._wants.hidden:
+            self._plain = replace(self._plain, hidden=self._wants.hidden)
         self._asked = True  # whether a step is of any use to a proposer beyond its tokens
 
     def propose(self, memory: PrefixCache | None, fail: Callable[[SequenceGroup, Exception], None]) -> bool:
@@ -190,7 +194,10 @@ def _with_chunks(batch: Batch, chunks: Sequence[PrefillChunk]) -> Batch:
         counts.append(chunk.rows)
         tokens.append(reader.tokens[first : first + chunk.rows])
         parents.append(np.arange(-1, chunk.rows - 1, dtype=np.int32))
+        chunk.first = end
         end += chunk.rows
+        if reader.hidden:
+            wants |= OutputRequest(hidden=reader.hidden)
         shown = reader.sequence.shows_prompt
         if shown or (chunk.done and reader.answer):
             want.extend(range(end - chunk.rows if shown else end - 1, end))

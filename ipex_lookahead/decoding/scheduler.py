@@ -212,7 +212,9 @@ class Scheduler:
             by_group.setdefault(chunk.group, []).append(chunk)
         for group, own in by_group.items():
             try:
-                group.read([(chunk.reader, chunk.rows, chunk.done, chunk.answer) for chunk in own], argmax, output)
+                group.read(
+                    [(chunk.reader, chunk.rows, chunk.done, chunk.answer, chunk.first) for chunk in own], argmax, output
+                )
                 if not group.readers:
                     if self._memory is not None:
                         self._keep(self._memory, group.sequences[0], group.key, goes_on=True)

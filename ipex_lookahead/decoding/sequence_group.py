@@ -18,7 +18,7 @@ from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.decoding.verify import verify, verify_in_step
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import Cache, StepOutput
+from ipex_lookahead.engines.base import ARGMAX, Cache, Hidden, StepOutput
 from ipex_lookahead.errors import EngineError
 
 NO_DRAFT = Draft()
@@ -53,6 +53,7 @@ class DecodingSequence:
         asked: whether its proposer was asked in this step.
         pending_outcomes: outcomes of steps since it was last asked, which it is told before it is asked again.
         missed: tokens of idle steps behind those.
+        states: hidden states of what is read, for its proposer, chunk by chunk.
     """
 
     index: int
@@ -72,6 +73,7 @@ class DecodingSequence:
     asked: bool = False
     pending_outcomes: list[Outcome] = field(default_factory=list)
     missed: list[int] = field(default_factory=list)
+    states: list[Hidden] = field(default_factory=list)
 
     def outcomes(self) -> list[Outcome]:
         """What its proposer was not told so far; idle steps in a row are one outcome. It counts as told."""
@@ -140,6 +142,12 @@ class Reader:
     tokens: Tokens
     answer: bool
     twins: list[DecodingSequence] = field(default_factory=list)
+
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        """Layers whose hidden states the proposers that are there already want."""
+        proposers = [sequence.proposer for sequence in (self.sequence, *self.twins)]
+        return tuple(sorted({layer for one in proposers if one is not None for layer in one.wants.hidden}))
 
     @property
     def left(self) -> int:
@@ -214,6 +222,7 @@ class SequenceGroup:
         """Say what is to be read, the caches being as they are: the prompts; or after a pause all committed tokens."""
         readers: dict[bytes, Reader] = {}
         for number, sequence in enumerate(self.live):
+            sequence.states = []
             fresh, held, tokens = sequence.length == 0, sequence.cache.length, self.to_read(sequence)
             if fresh and held:
                 self._count(held, cached=True)
@@ -240,7 +249,7 @@ class SequenceGroup:
             self.stats.prompt_tokens -= self._done
             self.stats.cached_tokens = self._done = 0
 
-    def read(self, chunks: Sequence[tuple[Reader, int, bool, int]], argmax: list[int], output: StepOutput) -> None:
+    def read(self, chunks: Sequence[tuple[Reader, int, bool, int, int]], argmax: list[int], output: StepOutput) -> None:
         """Take what a forward made of chunks of the prompts.
 
         Args:
@@ -251,15 +260,19 @@ class SequenceGroup:
         """
         stats = self.stats
         stats.prefill_seconds = perf_counter() - self._started
-        for reader, rows, _, answer in chunks:
+        for reader, rows, _, answer, first in chunks:
             if reader.sequence.shows_prompt:
                 _show(reader.sequence, argmax, output, range(answer + 1 - rows, answer + 1))
+            if reader.hidden and output.hidden is not None:
+                states = {layer: output.hidden[layer][first : first + rows] for layer in reader.hidden}
+                for sequence in (reader.sequence, *reader.twins):
+                    sequence.states.append(states)
             reader.sequence.cache.keep(list(range(rows)))
             if reader.answer:
                 self._count(rows)
         if self.emits_events:
             self.events.append(StepEvent(self.id, "prefill", self._done, self.total))
-        for reader, _, done, answer in chunks:
+        for reader, _, done, answer, _ in chunks:
             if done:
                 self.readers.remove(reader)
                 if reader.answer:
@@ -313,7 +326,13 @@ class SequenceGroup:
             sequence.outcomes()
             if sequence.proposer is not None:
                 before = sequence.prompt if sequence.committed is None else sequence.committed()[:-1]
-                sequence.proposer.begin([*before.tolist(), sequence.last])
+                tokens, layers = [*before.tolist(), sequence.last], sequence.proposer.wants.hidden
+                if layers:
+                    read = {i: np.concatenate([one[i] for one in sequence.states]) for i in layers if sequence.states}
+                    sequence.proposer.begin(tokens, read)
+                else:
+                    sequence.proposer.begin(tokens)
+            sequence.states = []
 
     @property
     def decided_by(self) -> Controller:
@@ -362,19 +381,25 @@ class SequenceGroup:
             if sequence.finish is not None:
                 self.has_finished = True
             proposer = sequence.proposer
-            if proposer is not None and idle:
+            wants = ARGMAX if proposer is None else proposer.wants
+            if proposer is not None and idle and not wants.hidden:
                 sequence.missed += emitted
             elif proposer is not None:
                 scratch = argmax[end - draft.scratch : end] if draft.scratch else ()
-                top: Any = output.top[first:end] if proposer.wants.top and output.top is not None else None
+                top: Any = output.top[first:end] if wants.top and output.top is not None else None
                 outcome = Outcome(draft, accepted, emitted, scratch, top)
+                if wants.logits and output.logits is not None and not idle:
+                    outcome.logits = output.logits[first:end]
+                if wants.hidden and output.hidden is not None:
+                    outcome.hidden = {layer: output.hidden[layer][first:end] for layer in wants.hidden}
                 if sequence.finish is None:
                     if sequence.asked:
                         proposer.observe(outcome)
                     else:
                         sequence.pending_outcomes = [*sequence.outcomes(), outcome]
                 sequence.asked = False
-                controller.observe(sequence.index, outcome)
+                if not idle:
+                    controller.observe(sequence.index, outcome)
             if draft.tokens:
                 stats.verified(draft, accepted)
                 accepted_rows += len(accepted)

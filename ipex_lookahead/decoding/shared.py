@@ -166,7 +166,8 @@ def _joined(batches: Sequence[Batch]) -> Batch:
     for batch in batches:
         count = len(batch.tokens)
         rows.append(_rows(batch.wants.rows, count) + np.int32(first))
-        hidden_rows.append(_rows(batch.wants.hidden_rows, count if batch.wants.hidden else 0) + np.int32(first))
+        if batch.wants.hidden:
+            hidden_rows.append(_rows(batch.wants.hidden_rows, count) + np.int32(first))
         first += count
         wants |= batch.wants
     if any(batch.wants.rows is not None for batch in batches):

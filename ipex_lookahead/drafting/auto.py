@@ -8,6 +8,7 @@ from typing import Any
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.partial_matching import LONGEST_CONTEXT, SUCCESSORS, PartialMatching
 from ipex_lookahead.drafting.window import NGramPool, Window
+from ipex_lookahead.engines.base import Hidden
 
 COLUMNS, NGRAM, GUESSES = 5, 4, 5
 """W, N and G. 14 rows bring 3 % more tokens a step beside a tree of 16; W = 15, N = 5 brings as much with 59
@@ -38,9 +39,9 @@ class Auto(PartialMatching):
         self._window: Window | None = None
         self._moving = False
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
         """Forget everything, then index the prompt. Raises InputError for ids that are no int32 >= 0."""
-        super().begin(prompt)
+        super().begin(prompt, hidden)
         self._window = Window(COLUMNS, NGRAM, prompt) if len(prompt) else None
         self._optional, self._moving, self._pool = self._window, False, NGramPool(GUESSES)
         self._last = prompt[-1] if len(prompt) else -1

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import OutputRequest
+from ipex_lookahead.engines.base import Hidden, OutputRequest
 
 
 class Proposer(Protocol):
@@ -18,8 +18,8 @@ class Proposer(Protocol):
 
     Attributes:
         wants: what of the target's step at every row of the sequence the proposer wants in its outcomes, beside the
-            argmax; mostly nothing (``ARGMAX``). It takes time, so there is none of steps that the controller leaves
-            alone. Its ``rows`` are None.
+            argmax; mostly nothing (``ARGMAX``). It takes time, so of steps that the controller leaves alone there are
+            hidden states only. Its ``rows`` and ``hidden_rows`` are None.
     """
 
     @property
@@ -27,8 +27,12 @@ class Proposer(Protocol):
         """What ``observe`` is to find in its outcomes."""
         ...
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        """Start a sequence: the prompt and whatever has been emitted before the first draft, token ids."""
+    def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
+        """Start a sequence: the prompt and whatever has been emitted before the first draft, token ids.
+
+        ``hidden``, given where ``wants`` has layers, are the hidden states of the tokens before the last one, by layer;
+        of the latest ones only, where keys and values of the first ones were kept from an earlier text.
+        """
         ...
 
     def propose(self, budget: int) -> Draft:

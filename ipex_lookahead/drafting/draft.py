@@ -10,6 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.engines.base import Hidden
+
 
 class ScratchRows(Protocol):
     """Rows that only bring drafts for later steps, offered with a draft.
@@ -143,6 +148,9 @@ class Outcome:
         scratch_argmax: argmax of the target at each scratch row.
         top: the target's most likely ids at every row, most likely first: ``top[0]`` after the last committed token,
             ``top[i + 1]`` after draft token i, rejected ones included. None unless the proposer ``wants`` it.
+        logits: the target's logits at the same rows, float32 [rows, vocab_size], likewise.
+        hidden: the target's hidden states at the same rows, by layer, float32 [rows, hidden size], likewise; row 0 is
+            the last committed token's, row i + 1 that of draft token i.
     """
 
     draft: Draft
@@ -150,3 +158,5 @@ class Outcome:
     emitted: Sequence[int]
     scratch_argmax: Sequence[int] = field(default=())
     top: Sequence[Sequence[int]] | None = None
+    logits: npt.NDArray[np.float32] | None = None
+    hidden: Hidden | None = None

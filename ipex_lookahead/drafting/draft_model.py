@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import ARGMAX, Cache, Engine, OutputRequest, StepOutput, crop_or_empty
+from ipex_lookahead.engines.base import ARGMAX, Cache, Engine, Hidden, OutputRequest, StepOutput, crop_or_empty
 from ipex_lookahead.engines.prefill import prefill
 
 DraftChoice = Callable[[npt.NDArray[np.float32], npt.NDArray[np.int64]], "tuple[int, float] | None"]
@@ -87,7 +87,7 @@ class DraftModel:
         self._keys = keys
         self.begin(())
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
         """Read the prompt, all but its last token; one longer than the draft model's context is never read."""
         self._tokens = np.array(prompt, np.int64)
         self._length = len(prompt)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.window import NGramPool, Window
-from ipex_lookahead.engines.base import ARGMAX
+from ipex_lookahead.engines.base import ARGMAX, Hidden
 
 
 class Jacobi:
@@ -41,7 +41,7 @@ class Jacobi:
         self._window, self._ngram, self._guesses = window, ngram, guesses
         self.begin(())
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
         """Forget everything, then put the prompt's n-grams into the pool."""
         self._text = list(prompt)
         self._pool = NGramPool(self._guesses)

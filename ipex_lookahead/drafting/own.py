@@ -7,7 +7,7 @@ from operator import index
 from typing import Any
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import ARGMAX, MOST_TOP, OutputRequest
+from ipex_lookahead.engines.base import ARGMAX, MOST_TOP, Hidden, OutputRequest
 from ipex_lookahead.errors import InputError
 
 _DRAFT = (
@@ -47,9 +47,12 @@ class OwnProposer:
                 hint=f"say wants = OutputRequest(top={inner.top!r:.60}) (ipex_lookahead.drafting)",
             )
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
         """Start a sequence."""
-        self._inner.begin(prompt)
+        if hidden is None:
+            self._inner.begin(prompt)
+        else:
+            self._inner.begin(prompt, hidden)
 
     def propose(self, budget: int) -> Draft:
         """The inner proposer's draft, with plain whole numbers for whatever counts as such (numpy's, say)."""
@@ -96,7 +99,7 @@ class OwnProposer:
 
 def _checked(wants: Any, name: str) -> OutputRequest:
     """What a proposer wants. Raises InputError where it is no request, or one that no step serves."""
-    if not isinstance(wants, OutputRequest) or wants.rows is not None:
+    if not isinstance(wants, OutputRequest) or wants.rows is not None or wants.hidden_rows is not None:
         raise InputError(f"{name}.wants is {wants!r:.60}; it must be an OutputRequest of all rows")
     if isinstance(wants.top, bool) or not isinstance(wants.top, int) or not 0 <= wants.top <= MOST_TOP:
         raise InputError(f"{name}.wants.top is {wants.top!r:.60}; it must be a whole number from 0 to {MOST_TOP}")

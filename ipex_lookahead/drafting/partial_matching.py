@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ipex_lookahead.drafting.draft import Draft, Outcome, ScratchRows
-from ipex_lookahead.engines.base import OutputRequest
+from ipex_lookahead.engines.base import Hidden, OutputRequest
 from ipex_lookahead.errors import EngineError, InputError
 
 SOURCES = ("recycling", "store", "suffix")
@@ -69,7 +69,7 @@ class PartialMatching:
         except (ValueError, TypeError) as error:
             raise InputError(str(error)) from None
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
         """Forget everything, then index the prompt. Raises InputError for ids that are no int32 >= 0."""
         try:
             self._predictor.begin(np.array(prompt, np.int32))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import ARGMAX, OutputRequest
+from ipex_lookahead.engines.base import ARGMAX, Hidden, OutputRequest
 
 SOURCE = "prediction"
 """Name of what comes of it, in ``Draft.sources``."""
@@ -47,10 +47,10 @@ class Prediction:
         """As the inner proposer."""
         return ARGMAX if self._inner is None else self._inner.wants
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
         """The answer has begun with the last token."""
         if self._inner is not None:
-            self._inner.begin(prompt)
+            self._inner.begin(prompt, hidden)
         self._at, self._last = 0, []
         self._commit(prompt[-1:])
 
@@ -104,9 +104,9 @@ class Filtered:
         """As the inner proposer."""
         return self._inner.wants
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
         """Start a sequence."""
-        self._inner.begin(prompt)
+        self._inner.begin(prompt, hidden)
 
     def propose(self, budget: int) -> Draft:
         """What is left of the inner proposer's draft, without its scratch rows."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import ARGMAX
+from ipex_lookahead.engines.base import ARGMAX, Hidden
 
 _TOKEN_BITS = 32
 
@@ -40,7 +40,7 @@ class PromptLookup:
         self._follow = occurrence == "last"
         self.begin(())
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
         """Forget everything, then index the prompt."""
         self._tokens: list[int] = []
         # Node 0 is the empty suffix; a child is found by (node, the token before it), packed into one integer.

@@ -238,14 +238,23 @@ def run_stepwise(
         draft_memory = PrefixCache(sum(pages_of(job.limit) + 1 for job in jobs))
     seconds: list[DraftModel] = []
 
+    def proposer_of() -> Proposer | None:
+        if config is None:
+            return None
+        return make(config) if store is None else make(config, store.suffixes)
+
+    if make is not make_proposer:  # a caller's own may want hidden states of the prompt
+        for sequence in sequences:
+            sequence.proposer = proposer_of()
+
     def begin(_: Sequence[DecodingSequence]) -> Controller:
         for job, sequence in zip(jobs, sequences, strict=True):
             if config is not None and draft_engine is not None and config.strategy in SECOND_MODEL:
                 second = second_model(config, draft_engine, job, sequence.cache, draft_memory)
                 seconds.append(second)
                 sequence.proposer = second
-            elif config is not None:
-                sequence.proposer = make(config) if store is None else make(config, store.suffixes)
+            elif sequence.proposer is None:
+                sequence.proposer = proposer_of()
         return make_controller(config, costs, in_step=together is not None)
 
     lockstep = None if together is None else _Lockstep(buffers, chooses, together)

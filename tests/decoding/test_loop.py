@@ -13,7 +13,7 @@ from ipex_lookahead.decoding.loop import decode
 from ipex_lookahead.decoding.sequence_group import DecodingSequence
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import Batch, OutputRequest, StepOutput
+from ipex_lookahead.engines.base import FINAL_NORM, Batch, OutputRequest, StepOutput
 from ipex_lookahead.errors import EngineError, InputError
 from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer
 from tests.support.scripted_engine import ScriptedEngine, scripted
@@ -277,3 +277,72 @@ def test_sequences_end_on_their_own_and_leave_the_batch() -> None:
     assert sizes[:2] == [1, 3], "the prompt that they share is read once"
     assert sizes[1:] == sorted(sizes[1:], reverse=True)
     assert stats.sequence_steps == sum(sizes[1:])
+
+
+class Reading(TreeProposer):
+    """Keeps the hidden states that it is shown, of each committed token."""
+
+    def __init__(self, layers: tuple[int, ...], seed: int = 0) -> None:
+        super().__init__(32, [1, 2, *TEXT], seed)
+        self.wants = OutputRequest(hidden=layers, logits=True)
+        self.text: list[int] = []
+        self.seen: dict[int, list[tuple[float, ...]]] = {layer: [] for layer in layers}
+
+    def begin(self, prompt: Sequence[int], hidden: Any = None) -> None:
+        super().begin(prompt)
+        self.text = list(prompt)
+        assert set(hidden) == set(self.seen)
+        for layer, states in hidden.items():
+            self.seen[layer] = [tuple(row) for row in states.tolist()]
+
+    def observe(self, outcome: Outcome) -> None:
+        super().observe(outcome)
+        assert outcome.hidden is not None
+        assert set(outcome.hidden) == set(self.seen)
+        kept = [0, *(row + 1 for row in outcome.accepted)][: len(outcome.emitted)]
+        for layer, states in outcome.hidden.items():
+            assert len(states) == 1 + len(outcome.draft)
+            self.seen[layer] += [tuple(row) for row in states[kept].tolist()]
+        if outcome.logits is not None:
+            assert outcome.logits[kept].argmax(-1).tolist() == list(outcome.emitted)
+        self.text += outcome.emitted
+
+    def check(self) -> None:
+        """What was committed but for the last token has its states, at its position."""
+        for layer, seen in self.seen.items():
+            assert seen == [(layer, at, token) for at, token in enumerate(self.text[:-1])], layer
+
+
+class Sparing(FixedBudget):
+    """It leaves every other step alone, and draws no conclusions from it."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self.steps = 0
+
+    def idle(self) -> bool:
+        self.steps += 1
+        return self.steps % 2 == 0
+
+
+@pytest.mark.parametrize("prefill_rows", [1, 3, 100])
+@pytest.mark.parametrize("idle", [False, True])
+def test_proposers_see_the_hidden_states_of_the_prompt_and_of_every_step(prefill_rows: int, idle: bool) -> None:
+    engine = scripted(TEXT, 32, 2)
+    proposers = [Reading((0, 2)), Reading((1, FINAL_NORM), 1), Learning(3, 2)]
+    wants: list[OutputRequest] = []
+    forward = engine.forward
+    engine.forward = lambda batch: wants.append(batch.wants) or forward(batch)  # type: ignore[method-assign]
+    decode(
+        engine,
+        [sequence(engine, proposer, number) for number, proposer in enumerate(proposers)],
+        Sparing() if idle else FixedBudget(3),
+        GenerationStats(),
+        prefill_rows=prefill_rows,
+    )
+    for proposer in proposers[:2]:
+        assert isinstance(proposer, Reading)
+        assert len(proposer.text) > 5
+        proposer.check()
+    assert wants[0].hidden == (FINAL_NORM, 0, 1, 2), "one prompt for all of them"
+    assert all(outcome.hidden is None for outcome in proposers[2].outcomes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -182,6 +183,27 @@ def _with(**attributes):
     made = Wrong(Draft())
     vars(made).update(attributes)
     return made
+
+
+def test_a_proposer_that_wants_hidden_states_begins_with_those_of_the_prompt(model):
+    begun, seen = [], []
+
+    class Reading(OracleProposer):
+        wants = OutputRequest(hidden=(2,))
+
+        def begin(self, prompt: Sequence[int], hidden: Any = None) -> None:
+            super().begin(prompt)
+            begun.append((len(prompt), hidden[2].tolist()))
+
+        def observe(self, outcome: Outcome) -> None:
+            super().observe(outcome)
+            seen.append(len(outcome.hidden[2]))
+
+    text = answer(model, lookahead=0)[0].tolist()
+    answer(model, proposer=lambda config: Reading([*text, *[0] * 64]))
+    ((length, states),) = begun
+    assert states == [[2, at, token] for at, token in enumerate(text[: length - 1])]
+    assert seen
 
 
 def test_more_than_the_budget_is_an_error(model):

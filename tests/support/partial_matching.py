@@ -54,7 +54,7 @@ class Twin:
         self.store = counts(store or [], 16)
         self.store_depth = 16
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], hidden: object = None) -> None:
         self.text: list[int] = []
         self.rows: dict[tuple[int, ...], list[int]] = {}
         self.ranks = [[[RANK_PRIOR * share for share in row], RANK_PRIOR] for row in RANKS]

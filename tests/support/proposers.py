@@ -23,7 +23,7 @@ class RandomProposer:
         self._rng = np.random.default_rng(seed)
         self._vocab_size = vocab_size
 
-    def begin(self, prompt: Sequence[int]) -> None: ...
+    def begin(self, prompt: Sequence[int], hidden: object = None) -> None: ...
 
     def propose(self, budget: int) -> Draft:
         return Draft.chain(self._rng.integers(0, self._vocab_size, budget).tolist())
@@ -41,7 +41,7 @@ class OracleProposer:
         self._length = 0
         self.outcomes: list[Outcome] = []
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], hidden: object = None) -> None:
         assert list(prompt) == self._text[: len(prompt)]
         self._length = len(prompt)
 
@@ -66,7 +66,7 @@ class TreeProposer:
         self._length = 0
         self.outcomes: list[Outcome] = []
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], hidden: object = None) -> None:
         self._length = len(prompt)
 
     def propose(self, budget: int) -> Draft:
