@@ -54,8 +54,9 @@ def test_codes_stand_for_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nf3", "fp6", "q3_k", "iq4_xs", "sym_int2", "zero_int4", "bnb_fp4"])
-def test_the_places_of_a_format_are_those_that_contributing_names(name: str) -> None:
-    row = re.search(r"^\| a low-bit format \|.*$", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
+def test_the_places_of_a_format_are_those_that_the_page_names(name: str) -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    row = re.search(r"^\| a low-bit format \|.*$", page, re.MULTILINE)
     assert row is not None
     places = {file.replace("x.py", f"{name}.py") for file in re.findall(r"`([\w./]+\.(?:py|h))`", row[0])}
     declared = re.search(rf"FORMAT\({name}, (\w+),", (ROOT / "csrc/kernels/formats.h").read_text(encoding="utf-8"))

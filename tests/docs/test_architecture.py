@@ -1,0 +1,61 @@
+"""docs/architecture.md against the tree: its rooms, the functions of its walks, and the places "to add something" lists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT
+
+TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PACKAGE = ROOT / "ipex_lookahead"
+ROOMS = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists())
+STEPS = re.findall(r"^\d+\. `([\w/.]+)`: `([\w.]+)`", TEXT, re.MULTILINE)
+TABLE = TEXT.partition("## To add something")[2]
+ROWS = [row.split("|")[1:4] for row in TABLE.splitlines() if row.startswith("| ") and not row.startswith("| to add")]
+
+
+def defined(path: Path) -> set[str]:
+    """Names that a file defines, those of classes' methods with the class before them."""
+    if path.suffix != ".py":
+        return set(re.findall(r"\b(\w+)\s*\(", path.read_text(encoding="utf-8")))
+    found = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{own.name}" for own in node.body if isinstance(own, ast.FunctionDef)}
+    return found
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_each_room_is_shown(room: str) -> None:
+    assert re.search(rf"^\| `{room}/` \|", TEXT, re.MULTILINE), f"docs/architecture.md has no row for {room}/"
+
+
+def test_there_are_three_walks() -> None:
+    assert len(STEPS) >= 12
+
+
+@pytest.mark.parametrize(("file", "name"), STEPS, ids=[f"{file}:{name}" for file, name in STEPS])
+def test_each_step_of_a_walk_is_there(file: str, name: str) -> None:
+    path = ROOT / file if file.startswith("csrc/") else PACKAGE / file
+    assert path.exists(), file
+    assert name.rpartition(".")[2] in {one.rpartition(".")[2] for one in defined(path)}, (file, name)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row[0].strip() for row in ROWS])
+def test_what_a_row_names_is_there(row: list[str]) -> None:
+    sources = [*PACKAGE.rglob("*.py"), *(ROOT / "csrc").rglob("*.[hc]*")]
+    for place in re.findall(r"`([^`]+)`", " ".join(row[1:])):
+        if re.fullmatch(r"[A-Z_]{3,}|[A-Z]\w+", place):  # a table or a type in the code
+            pattern = re.compile(rf"\b{place}\b\s*(?::|=)|(?:struct|class|define) {place}\b")
+            assert any(pattern.search(path.read_text(encoding="utf-8")) for path in sources), place
+            continue
+        folder = re.split(r"/?(?:x\.\w+|<\w+>|x/)", place)[0]
+        roots = (PACKAGE, ROOT, ROOT / "csrc")
+        anywhere = "/" not in place and any(path.name == place for path in sources)
+        assert anywhere or any((root / folder).exists() for root in roots), place
