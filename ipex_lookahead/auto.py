@@ -236,7 +236,7 @@ def _load(request: LoadRequest, asked: str, name: str, reason: str) -> LoadedMod
         said = f"{family_of(request.path) or 'GGUF'} {reason}" if reason == _ON_CPU else reason
         log.log(logging.INFO if name == "native" else logging.WARNING, "engine: %s, since %s", name, said)
     if name in ("torch", "ipex-llm"):
-        need_torch(f"the {name} engine ({reason})")
+        need_torch(f"{arg('engine', name)} ({reason})")
     with cycles_left_alone():
         loaded: LoadedModel = import_module(ENGINES[name]).load(request)
     said = f"{loaded.checkpoint_config['model_type']} {reason}" if reason == _ON_CPU else reason

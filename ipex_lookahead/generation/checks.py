@@ -34,6 +34,13 @@ def number(name: str, value: Any, low: float, high: float, *, above: bool = Fals
     return number
 
 
+def flag(name: str, value: Any) -> bool:
+    """True or False, or InputError."""
+    if not isinstance(value, bool):
+        raise InputError(argument=name, got=value, allowed="True or False")
+    return value
+
+
 def token_ids(name: str, value: Any, vocab_size: int) -> tuple[int, ...]:
     """One token id or several, as a tuple; None is the empty one."""
     if value is None:

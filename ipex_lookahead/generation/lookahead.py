@@ -10,7 +10,7 @@ from ipex_lookahead.decoding.budget import AdaptiveBudget, Controller, FixedBudg
 from ipex_lookahead.decoding.cost import CostCurve, EngineCosts
 from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL
 from ipex_lookahead.errors import InputError, arg
-from ipex_lookahead.generation.checks import integer, number
+from ipex_lookahead.generation.checks import flag, integer, number
 
 AUTO_TOKENS = 32
 """Most drafted tokens a step with ``lookahead="auto"``; the controller mostly takes fewer."""
@@ -160,7 +160,7 @@ def second_model_lookahead(
             None if min_step_draft is None else max(1, integer("min_step_draft", min_step_draft, 0, MAX_DRAFT))
         ),
         "draft_min_prob": None if th_stop_draft is None else number("th_stop_draft", th_stop_draft, 0, 1),
-        "draft_min_prob_auto": auto_th_stop_draft,
+        "draft_min_prob_auto": None if auto_th_stop_draft is None else flag("auto_th_stop_draft", auto_th_stop_draft),
     }
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if lookahead is False or (lookahead == 0 and own is None):

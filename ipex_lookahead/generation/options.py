@@ -10,7 +10,7 @@ from transformers import GenerationConfig
 from ipex_lookahead.checkpoints.generation_config import REFUSED, refused
 from ipex_lookahead.config import MAX_DRAFT
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.generation.checks import integer, number, token_ids
+from ipex_lookahead.generation.checks import flag, integer, number, token_ids
 from ipex_lookahead.system.compat import blank_settings, option_defaults, watermarking
 
 MOST_IDS = 2**31
@@ -77,8 +77,8 @@ def _refuse_unsupported(settings: GenerationConfig, own: GenerationConfig, said:
 def _validate(settings: GenerationConfig) -> None:
     for name in _FLAGS:
         value = getattr(settings, name)
-        if value is not None and not isinstance(value, bool):
-            raise InputError(argument=name, got=value, allowed="True or False")
+        if value is not None:
+            flag(name, value)
     for name, low in (("max_new_tokens", 0), ("max_length", 1), ("min_new_tokens", 0), ("min_length", 0)):
         value = getattr(settings, name)
         if value is not None:

@@ -13,7 +13,7 @@ import pytest
 from ipex_lookahead.cli import messages
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.cli.slash import SLASHES
-from ipex_lookahead.errors import ContextLengthError
+from ipex_lookahead.errors import ContextLengthError, arg
 from ipex_lookahead.generation.recommended import SEED
 
 
@@ -208,7 +208,7 @@ def test_a_retry_that_fails_keeps_the_answer(scripted, talk):
     def generate(*arguments, **settings):
         calls.append(1)
         if len(calls) == 2:
-            raise ContextLengthError("too long", hint="shorten it or max_new_tokens")
+            raise ContextLengthError("too long", hint=f"shorten it or {arg('max_new_tokens')}")
         return answer(*arguments, **settings)
 
     model.generate = generate

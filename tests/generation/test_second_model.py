@@ -288,7 +288,7 @@ def test_bad_arguments(lookahead: Any, strategy: str | None, options: dict[str, 
 
 
 def test_the_strategy_without_its_model(engine: ScriptedEngine) -> None:
-    with pytest.raises(InputError, match="'draft_model' needs a second model; pass draft_model= to generate"):
+    with pytest.raises(InputError, match="'draft_model' needs a second model; pass draft_model to generate"):
         generate(engine, [[1]], lookahead=DRAFT)
     with pytest.raises(InputError, match="'self_speculation' needs a second model; load the model with speculative"):
         generate(engine, [[1]], lookahead=LookaheadConfig("self_speculation"))
