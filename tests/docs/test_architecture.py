@@ -1,4 +1,4 @@
-"""docs/architecture.md against the tree: its rooms, the functions of its walks, and the places "to add something" lists."""
+"""docs/architecture.md against the tree: its rooms, the functions of its walks, the places of its last table."""
 
 from __future__ import annotations
 

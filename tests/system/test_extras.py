@@ -20,7 +20,7 @@ from ipex_lookahead.system.extras import installing, need_torch, torch_missing
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.tiny import write_tiny_llama
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 CPU_BUILD = "pip install torch --index-url https://download.pytorch.org/whl/cpu && pip install 'ipex-lookahead[torch]'"
 BARE = """
 import sys
