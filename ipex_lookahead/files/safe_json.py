@@ -59,7 +59,7 @@ class JsonObject(dict[str, Any]):
             return {}
         if self._text.values > EXPLAINED:
             return dict.fromkeys(self, self._text.start)
-        return dict(zip(self, self._text.places()[self._number], strict=True))
+        return self._text.places()[self._number]
 
 
 def read_file(path: File, limit: int) -> bytes:
@@ -152,7 +152,7 @@ class _Text:
         self.values = openings + data.count(b",") + 1  # at most so many; strings may hold some of these too
         self._flat = openings <= max_depth
         self._objects = 0
-        self._places: list[list[int]] | None = None
+        self._places: list[dict[str, int]] | None = None
         if openings > MAX_CONTAINERS or self.values > max_values:
             most = f"{MAX_CONTAINERS} objects and arrays" if openings > MAX_CONTAINERS else f"{max_values} values"
             raise self.error(f"holds more than {most}", 0)
@@ -206,13 +206,18 @@ class _Text:
             problem = str(error)
         return self.error(problem, len(text[: finder.at].encode("utf-8")))
 
-    def places(self) -> list[list[int]]:
+    def places(self) -> list[dict[str, int]]:
         """For each object, in the order in which they end, the offset of each key's value."""
         if self._places is None:
             finder = _Finder(self.max_depth, self.any_float)
-            # A character a byte, so that an index is an offset; the keys' letters do not matter here.
+            # A character a byte, so that an index is an offset; the keys' letters are the fast parser's.
             finder.decode(self.data.decode("latin-1"))
-            self._places = [[self.start + at for at in places] for places in finder.places]
+            keys: list[list[str]] = []
+            json.loads(self.data, object_pairs_hook=lambda pairs: keys.append([key for key, _ in pairs]))
+            self._places = [
+                {key: self.start + at for key, at in zip(own, places, strict=True)}
+                for own, places in zip(keys, finder.places, strict=True)
+            ]
         return self._places
 
 

@@ -216,3 +216,11 @@ def test_places_in_a_very_long_text_are_where_it_begins() -> None:
     found = parse(text, "f", start=7)
     assert found.at == {"a": 7, "b": 7}
     assert found["b"].at == {"c": 7}
+
+
+def test_a_copy_with_other_keys_knows_the_places_of_its_own() -> None:
+    data = '{"ä\\u00e9": 1, "b": {"c": 2}}'.encode()
+    whole = parse(data, "f")
+    other = JsonObject({"b": 3, "new": 4}, whole._text, whole._number)
+    assert other.at["b"] == whole.at["b"] == data.index(b'{"c"')
+    assert whole.at["äé"] == data.index(b"1,")
