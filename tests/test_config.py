@@ -28,9 +28,9 @@ def test_bounds(bounds, good, bad, said):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_draft_tokens": 129}, r"num_draft_tokens \(lookahead\) is 129; it must be a whole number from 0 to 128"),
+        ({"num_draft_tokens": 129}, r"num_draft_tokens is 129; it must be a whole number from 0 to 128"),
         ({"guesses": 0}, "guesses is 0; it must be a whole number from 1 to 60"),
-        ({"draft_min_prob": 1.5}, r"draft_min_prob \(th_stop_draft\) is 1.5; it must be a number from 0 to 1"),
+        ({"draft_min_prob": 1.5}, r"draft_min_prob is 1.5; it must be a number from 0 to 1"),
     ],
 )
 def test_a_setting_out_of_its_bounds_is_refused_by_its_names(settings, message):

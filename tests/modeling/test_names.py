@@ -193,9 +193,9 @@ def test_a_device_map_of_the_cpu(folder: Path, device_map: Any, engine: str) -> 
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"device_map": "balanced"}, "device_map='balanced' is not supported.*device='cpu', 'xpu' or 'cuda'"),
+        ({"device_map": "balanced"}, "device_map='balanced' is not supported.*device 'cpu', 'xpu' or 'cuda'"),
         ({"device_map": {"model": 0, "lm_head": "cpu"}}, "is not supported: an engine runs a model on one device"),
-        ({"device_map": "cuda", "engine": "native"}, "engine='native' runs on the CPU, not on 'cuda'"),
+        ({"device_map": "cuda", "engine": "native"}, "native engine runs on the CPU, not on 'cuda'"),
         ({"device_map": {"": 0}, "engine": "native"}, "not on 'cuda:0'"),
         ({"device_map": "xpu:1", "device": "cpu"}, "device='cpu' and device_map='xpu:1' name two devices"),
     ],
