@@ -281,7 +281,7 @@ def run_stepwise(
     return buffers
 
 
-run = end_to_end("run", run_stepwise, "list[Tape]")
+run = end_to_end("run", run_stepwise, "list[TokenBuffer]")
 """As :func:`run_stepwise`, from end to end: for each job its token buffer."""
 
 
