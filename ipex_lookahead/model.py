@@ -359,7 +359,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
             output_hidden_states = getattr(self.config, "output_hidden_states", False)
         hidden: Sequence[int] = ()
         if output_hidden_states:
-            text = self.config.get_text_config()
+            text = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
             normed = getattr(text, "tie_last_hidden_states", None) is not False
             hidden = [*range(text.num_hidden_layers), FINAL_NORM if normed else text.num_hidden_layers]
         logits, states = outputs_after(
