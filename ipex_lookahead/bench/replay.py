@@ -24,7 +24,7 @@ from ipex_lookahead.decoding.budget import AdaptiveBudget, FixedBudget
 from ipex_lookahead.decoding.calibration import Calibration, from_json, to_json
 from ipex_lookahead.decoding.cost import CostCurve
 from ipex_lookahead.decoding.loop import decode
-from ipex_lookahead.decoding.sequence_group import DecodingSequence
+from ipex_lookahead.decoding.sequence import DecodingSequence
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome

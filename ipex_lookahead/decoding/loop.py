@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ipex_lookahead.decoding.budget import Controller
 from ipex_lookahead.decoding.scheduler import Scheduler
-from ipex_lookahead.decoding.sequence_group import DecodingSequence, Lockstep, SequenceGroup
+from ipex_lookahead.decoding.sequence import DecodingSequence
+from ipex_lookahead.decoding.sequence_group import Lockstep, SequenceGroup
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.engines.base import Batch, Engine, StepOutput
 from ipex_lookahead.engines.prefill import PREFILL_ROWS

@@ -9,7 +9,8 @@ import numpy as np
 
 from ipex_lookahead.decoding.budget import Controller
 from ipex_lookahead.decoding.prefix_cache import PrefixCache
-from ipex_lookahead.decoding.sequence_group import NO_DRAFT, Reader, SequenceGroup
+from ipex_lookahead.decoding.sequence import NO_DRAFT, Reader
+from ipex_lookahead.decoding.sequence_group import SequenceGroup
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.engines.base import Batch, Engine, OutputRequest

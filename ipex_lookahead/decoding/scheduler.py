@@ -13,7 +13,8 @@ from time import perf_counter
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, pages_of
 from ipex_lookahead.decoding.rule_price import RulePrice
 from ipex_lookahead.decoding.running_batch import PrefillChunk, RunningBatch
-from ipex_lookahead.decoding.sequence_group import DecodingSequence, SequenceGroup, StepEvent
+from ipex_lookahead.decoding.sequence import DecodingSequence
+from ipex_lookahead.decoding.sequence_group import SequenceGroup, StepEvent
 from ipex_lookahead.decoding.shares import QUANTUM, Shares, by_owner, dispensable
 from ipex_lookahead.engines.base import Batch, Engine, StepOutput
 from ipex_lookahead.engines.prefill import PREFILL_ROWS

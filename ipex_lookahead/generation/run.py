@@ -23,7 +23,7 @@ from ipex_lookahead.decoding.cost import EngineCosts
 from ipex_lookahead.decoding.loop import stepwise
 from ipex_lookahead.decoding.prefix_cache import PrefixCache, pages_of
 from ipex_lookahead.decoding.sampling import Sampler
-from ipex_lookahead.decoding.sequence_group import DecodingSequence
+from ipex_lookahead.decoding.sequence import DecodingSequence
 from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import SECOND_MODEL, DraftModel, Proposer, make_proposer, make_second_model_proposer

@@ -16,7 +16,8 @@ from ipex_lookahead.decoding.budget import Controller
 from ipex_lookahead.decoding.choose import Ids, Processor
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, pages_of
 from ipex_lookahead.decoding.scheduler import Scheduler
-from ipex_lookahead.decoding.sequence_group import DecodingSequence, SequenceGroup, StepEvent
+from ipex_lookahead.decoding.sequence import DecodingSequence
+from ipex_lookahead.decoding.sequence_group import SequenceGroup, StepEvent
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import SECOND_MODEL, DraftModel, Proposer, make_proposer
 from ipex_lookahead.drafting.draft import Draft

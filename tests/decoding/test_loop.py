@@ -10,7 +10,7 @@ import pytest
 
 from ipex_lookahead.decoding.budget import FixedBudget, Selection
 from ipex_lookahead.decoding.loop import decode
-from ipex_lookahead.decoding.sequence_group import DecodingSequence
+from ipex_lookahead.decoding.sequence import DecodingSequence
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.engines.base import FINAL_NORM, Batch, OutputRequest, StepOutput

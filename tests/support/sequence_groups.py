@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from ipex_lookahead.decoding.budget import Controller, FixedBudget
 from ipex_lookahead.decoding.sampling import Sampler, WarperParams
-from ipex_lookahead.decoding.sequence_group import DecodingSequence, SequenceGroup
+from ipex_lookahead.decoding.sequence import DecodingSequence
+from ipex_lookahead.decoding.sequence_group import SequenceGroup
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.engines.base import Batch, Engine, OutputRequest

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +11,10 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.engines.base import FINAL_NORM, Batch, OutputRequest, StepOutput
-from ipex_lookahead.engines.native.core import available_isas, chosen_isa, core_error
-from ipex_lookahead.engines.native.engine import NativeEngine
-from ipex_lookahead.errors import EngineError, InputError, ModelFormatError, OutOfMemoryError
+from ipex_lookahead.engines.native.core import available_isas, chosen_isa
+from ipex_lookahead.errors import EngineError, InputError, ModelFormatError
 from ipex_lookahead.formats import FORMATS, dequantize
 from tests.support.native import chain, ids_of, load, one_by_one, run
-from tests.support.specs import make_spec
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
 
 ISAS = available_isas()
@@ -408,58 +404,6 @@ def test_every_tensor_is_looked_for_before_one_is_read(tmp_path: Path, monkeypat
     monkeypatch.setattr(SafetensorsCheckpoint, "read", lambda self, name: pytest.fail(f"{name} was read"))
     with pytest.raises(ModelFormatError, match=r"model\.norm\.weight: there is no tensor"):
         load(tmp_path)
-
-
-def test_too_little_memory_for_a_step_is_an_error_of_ours(tmp_path: Path) -> None:
-    engine = load(write_tiny_llama(tmp_path))
-
-    def no_memory(*arguments: object) -> None:
-        raise MemoryError
-
-    engine._forward = no_memory
-    with pytest.raises(OutOfMemoryError, match="no memory for 5 more tokens"):
-        run(engine, engine.new_cache(), ids_of(engine, 5))
-
-
-def test_too_little_memory_for_a_cache_is_an_error_of_ours() -> None:
-    engine = NativeEngine.random(replace(make_spec(), max_context=1 << 22), "sym_int4", threads=1)
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (64 << 20), hard))
-    try:
-        with pytest.raises(OutOfMemoryError, match="no memory for the cache"):
-            engine.new_cache(1 << 22)
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-def test_an_error_of_the_system_is_no_second_thread() -> None:
-    found = core_error(RuntimeError("Resource temporarily unavailable"))
-    assert type(found) is EngineError
-    assert str(found) == "Resource temporarily unavailable"
-    assert not found.hint
-
-
-def test_damaged_weights_are_named(tmp_path: Path) -> None:
-    import safetensors.numpy
-
-    folder = write_tiny_llama(tmp_path)
-    file = folder / "model.safetensors"
-    tensors = dict(safetensors.numpy.load_file(file))
-    name = "model.layers.1.mlp.up_proj.weight"
-    for bad in (np.nan, np.inf):
-        spoiled = tensors[name].copy()
-        spoiled[3, 5] = bad
-        safetensors.numpy.save_file({**tensors, name: spoiled}, file)
-        for low_bit in (None, "sym_int4"):
-            with pytest.raises(ModelFormatError, match="up_proj.*NaN or infinite"):
-                load(folder, low_bit)
-    safetensors.numpy.save_file({k: v for k, v in tensors.items() if k != name}, file)
-    with pytest.raises(ModelFormatError, match="up_proj"):
-        load(folder)
-    safetensors.numpy.save_file({**tensors, name: np.zeros((3, 3), dtype=np.float32)}, file)
-    with pytest.raises(ModelFormatError, match=r"up_proj.*\[3, 3\]"):
-        load(folder)
 
 
 def test_a_second_thread_of_the_caller_waits_its_turn(folder: Path) -> None:
