@@ -68,6 +68,13 @@ class Ocloc:
         )
         return done.returncode, done.stdout
 
+    def version(self, device, folder):
+        """The number of a device's architecture, which names some devices' binaries in an archive."""
+        status, said = self.run("ids", device, folder=folder)
+        if status:
+            raise SetupError("ocloc does not know the device {}: {}".format(device, said.strip()[-200:]))
+        return said.split()[-1]
+
     def asked(self, question, device, folder):
         """The words that it answers to a question about a device."""
         status, said = self.run("query", question, "-device", device, folder=folder)

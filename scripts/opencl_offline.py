@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,12 @@ def offered(ocloc: Ocloc, device: str, folder: str) -> tuple[Units, Spelling]:
     return Units(width if MATRIX_UNITS in extensions else 0), spelling
 
 
+@cache
+def version(ocloc: Ocloc, device: str, folder: str) -> str:
+    """As ``Ocloc.version``, which takes as long as a build of a small program."""
+    return ocloc.version(device, folder)
+
+
 def built(ocloc: Ocloc, text: str, options: str, devices: list[str], folder: str) -> dict[str, bytes | str]:
     """For each device the binary, or what the compiler said instead."""
     place = Path(folder, "program.cl")
@@ -168,7 +175,10 @@ def built(ocloc: Ocloc, text: str, options: str, devices: list[str], folder: str
         output.unlink()
     if len(devices) == 1:
         return {devices[0]: said.strip()[-500:] or f"exit status {status}" if content is None else content}
-    made: dict[str, bytes] = {} if content is None else members(content)
+    made: dict[str, bytes] = {}
+    if content is not None:  # a binary in it is named by its device, or by the number of that
+        names = {version(ocloc, device, folder): device for device in devices}
+        made = {names.get(name, name): one for name, one in members(content).items()}
     alone = [device for device in devices if device not in made]  # to know which of them it is
     return {**made, **{d: r for one in alone for d, r in built(ocloc, text, options, [one], folder).items()}}
 

@@ -99,6 +99,25 @@ def test_the_binaries_of_several_devices(scripts: Any) -> None:
     assert scripts("opencl_binaries").members(archive) == {"bmg": b"first", "dg2": b"second"}
 
 
+def test_binaries_are_found_by_the_name_or_the_number_of_their_device(scripts: Any, tmp_path: Path) -> None:
+    offline = scripts("opencl_offline")
+
+    class Compiler:
+        def run(self, *_: str, folder: str) -> tuple[int, str]:
+            archive = b"!<arch>\n"
+            for name, content in {"64.ptl": b"first!", "64.12.0.0": b"second"}.items():
+                archive += f"{name + '/':48}{len(content):<10}`\n".encode() + content
+            Path(folder, "out").mkdir()
+            Path(folder, "out", "program.ar").write_bytes(archive)
+            return 0, ""
+
+        def version(self, device: str, folder: str) -> str:
+            return {"ptl": "30.0.4", "tgl": "12.0.0"}[device]
+
+    made = offline.built(Compiler(), "", "", ["ptl", "tgl"], str(tmp_path))
+    assert made == {"ptl": b"first!", "tgl": b"second"}
+
+
 def test_what_would_change_bits_is_found(scripts: Any) -> None:
     """A product in a kernel and a sum in what it calls, unless contraction is off; and floats of 64 bits."""
     faults = scripts("opencl_binaries").faults
