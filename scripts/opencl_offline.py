@@ -169,9 +169,9 @@ def built(ocloc: Ocloc, text: str, options: str, devices: list[str], folder: str
     place.write_text(text, encoding="utf-8")
     arguments = ("compile", "-file", place.name, "-device", ",".join(devices), "-out_dir", "out", "-options", options)
     status, said = ocloc.run(*arguments, folder=folder)
-    output = Path(folder, "out", "program.ar" if len(devices) > 1 else f"program_{devices[0]}.bin")
-    content = output.read_bytes() if status == 0 and output.exists() else None
-    if output.exists():
+    outputs = sorted(Path(folder, "out").glob("*.ar" if len(devices) > 1 else "*.bin"))
+    content = outputs[0].read_bytes() if status == 0 and outputs else None
+    for output in outputs:  # one of a single device may have a name that only the compiler knows it by
         output.unlink()
     if len(devices) == 1:
         return {devices[0]: said.strip()[-500:] or f"exit status {status}" if content is None else content}

@@ -103,11 +103,14 @@ def test_binaries_are_found_by_the_name_or_the_number_of_their_device(scripts: A
     offline = scripts("opencl_offline")
 
     class Compiler:
-        def run(self, *_: str, folder: str) -> tuple[int, str]:
+        def run(self, *words: str, folder: str) -> tuple[int, str]:
+            Path(folder, "out").mkdir(exist_ok=True)
+            if "tgl" in words:
+                Path(folder, "out", "program_tgllp.bin").write_bytes(b"alone")
+                return 0, "Build succeeded."
             archive = b"!<arch>\n"
             for name, content in {"64.ptl": b"first!", "64.12.0.0": b"second"}.items():
                 archive += f"{name + '/':48}{len(content):<10}`\n".encode() + content
-            Path(folder, "out").mkdir()
             Path(folder, "out", "program.ar").write_bytes(archive)
             return 0, ""
 
@@ -116,6 +119,7 @@ def test_binaries_are_found_by_the_name_or_the_number_of_their_device(scripts: A
 
     made = offline.built(Compiler(), "", "", ["ptl", "tgl"], str(tmp_path))
     assert made == {"ptl": b"first!", "tgl": b"second"}
+    assert offline.built(Compiler(), "", "", ["tgl"], str(tmp_path)) == {"tgl": b"alone"}
 
 
 def test_what_would_change_bits_is_found(scripts: Any) -> None:
