@@ -59,8 +59,9 @@ def text() -> str:
         one = family(name)
         models, _, what = str(one.__doc__).splitlines()[0].replace("``", "`").rstrip(".").partition(": ")
         lines.append(f"| `{name}` | {models} | {what} | {architectures(one)} |")
-        for key, (harmless, why) in sorted(one.KEYS.refused.items()):
-            refused.append(f"| `{name}` | `{key}` | {', '.join(f'`{value}`' for value in harmless)} | {why} |")
+        for key, refusal in sorted(one.KEYS.refused.items()):
+            values = ", ".join(f"`{value}`" for value in refusal.unless)
+            refused.append(f"| `{name}` | `{key}` | {values} | {refusal.reason} |")
     return "\n".join([*lines, "", REFUSED + "\n".join(refused), TAIL])
 
 

@@ -20,6 +20,7 @@ from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import Activation, Block, ModelSpec, Rope
 from ipex_lookahead.architectures.windows import fill_layer_types, gguf_layer_types, layer_types, window_of, window_size
 from ipex_lookahead.errors import UnsupportedModelError
+from ipex_lookahead.files.refusal import Refusal
 
 soft_cap = optional(number(1e-3, 1e6))
 """A check for the bound that scores or logits are bent to, or null for none."""
@@ -86,7 +87,7 @@ KEYS = ConfigKeys(
         "hidden_act": "the first Gemma's word, beside hidden_activation, which transformers reads",
         "sliding_window_size": "an older word that some files have beside sliding_window, which transformers reads",
     },
-    refused={"use_bidirectional_attention": ((None, False), "lets every token see the ones behind it")},
+    refused={"use_bidirectional_attention": Refusal("lets every token see the ones behind it", unless=(None, False))},
     check=_check,
 )
 GGUF = GgufKeys(

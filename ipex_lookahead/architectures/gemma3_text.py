@@ -10,6 +10,7 @@ from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys, GgufKeys,
 from ipex_lookahead.architectures.rope import local_rope, rope
 from ipex_lookahead.architectures.spec import Block, ModelSpec
 from ipex_lookahead.architectures.windows import fill_layer_types, gguf_layer_types, layer_types, window_of, window_size
+from ipex_lookahead.files.refusal import Refusal
 
 _LAYERS_OF_27B = 62
 
@@ -64,8 +65,8 @@ KEYS = ConfigKeys(
     nullable=("sliding_window", "final_logit_softcapping"),
     neutral={"cache_implementation": "how keys and values are kept, which is this package's own affair"},
     refused={
-        "attn_logit_softcapping": ((None,), "caps scores, which transformers' Gemma 3 passes over"),
-        "use_bidirectional_attention": ((None, False), "lets every token see the ones behind it"),
+        "attn_logit_softcapping": Refusal("caps scores, which transformers' Gemma 3 passes over", unless=(None,)),
+        "use_bidirectional_attention": Refusal("lets every token see the ones behind it", unless=(None, False)),
     },
     check=_check,
 )

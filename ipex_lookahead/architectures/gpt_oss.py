@@ -25,6 +25,7 @@ from ipex_lookahead.architectures.spec import (
 )
 from ipex_lookahead.architectures.windows import fill_layer_types, layer_types, window_of, window_size
 from ipex_lookahead.errors import UnsupportedModelError
+from ipex_lookahead.files.refusal import Refusal
 
 _YARN = {
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
@@ -110,7 +111,7 @@ GGUF = GgufKeys(
     },
     constants={"attention_bias": True},
     neutral={"rope.freq_base_swa": "that of all layers, or the file is refused"},
-    refused={"attention.sliding_window_pattern": (2,)},
+    refused={"attention.sliding_window_pattern": Refusal(unless=(2,))},
     complete=_complete,
 )
 

@@ -10,6 +10,7 @@ from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import Block, GatedMlp, ModelSpec, Rope
+from ipex_lookahead.files.refusal import Refusal
 
 _multiplier = number(1e-6, 1e6)
 
@@ -45,10 +46,9 @@ KEYS = ConfigKeys(
         "logits_scaling": 1.0,
     },
     refused={
-        "layer_types": ((None,), "has layers of several kinds, which transformers' Granite passes over"),
-        "sliding_window": (
-            (None,),
-            "limits how far attention reaches back, which transformers' Granite does not",
+        "layer_types": Refusal("has layers of several kinds, which transformers' Granite passes over", unless=(None,)),
+        "sliding_window": Refusal(
+            "limits how far attention reaches back, which transformers' Granite does not", unless=(None,)
         ),
     },
     check=check_even_heads,
@@ -63,8 +63,8 @@ GGUF = GgufKeys(
         "logits_scaling": "logit_scale",
     },
     refused={
-        "rope.scaling.finetuned": (1,),  # llama.cpp's switch for a Granite without rope
-        "deepstack_mapping": (),  # pictures go into layers of Granite 4 Vision
+        "rope.scaling.finetuned": Refusal(unless=(1,)),  # llama.cpp's switch for a Granite without rope
+        "deepstack_mapping": Refusal(),  # pictures go into layers of Granite 4 Vision
     },
     neutral={
         **dict.fromkeys(

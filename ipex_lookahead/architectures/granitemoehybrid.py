@@ -15,6 +15,7 @@ from ipex_lookahead.architectures.names import SILU, Names
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import GatedMlp, Linear, ModelSpec, Place, Tensor
 from ipex_lookahead.errors import UnsupportedModelError
+from ipex_lookahead.files.refusal import Refusal
 
 _ATTENTION = ("attention", "full_attention")
 _RECURRENT = "for recurrent layers, and there are none"
@@ -81,8 +82,10 @@ KEYS = ConfigKeys(
         "router_aux_loss_coef": "training only",
     },
     refused={
-        "layers_block_type": ((None,), "is another word for layer_types, which is read"),
-        "sliding_window": ((None,), "limits how far attention reaches back, which transformers' Granite 4 does not"),
+        "layers_block_type": Refusal("is another word for layer_types, which is read", unless=(None,)),
+        "sliding_window": Refusal(
+            "limits how far attention reaches back, which transformers' Granite 4 does not", unless=(None,)
+        ),
     },
     check=_check,
 )  # fmt: skip

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
-from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError, arg
 
 MAX_LAYERS = 512
 MAX_VOCAB = 4 << 20
@@ -23,6 +23,9 @@ SMALLEST_EPSILON = 1e-30
 """Below it a row of zeros would no longer be zeros after a norm in float32, but NaN."""
 DIVISORS = (1e-6, 1e9)
 """What frequencies may be divided by: they stay finite in float32, and so do the angles of every position."""
+
+FLOAT_ORIGINAL = f"use the original float checkpoint and {arg('load_in_low_bit')}, or a GGUF file"
+"""The hint for weights that are quantised in a way that is not read."""
 
 Place = tuple[str, int | None]
 """The name of a field as its file spells it, and its byte offset there."""

@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ipex_lookahead.architectures.hparams import SIZES, Check, Source, shown
-from ipex_lookahead.errors import UnsupportedModelError, arg
+from ipex_lookahead.architectures.hparams import FLOAT_ORIGINAL, SIZES, Check, Source, shown
+from ipex_lookahead.errors import UnsupportedModelError
+from ipex_lookahead.files.refusal import Refusal
 
 GIVEN = frozenset({
     "architectures", "model_type", "dtype", "torch_dtype", *SIZES,
@@ -65,31 +66,28 @@ NEUTRAL: Mapping[str, str] = {
 """Keys without effect on the logits of any family, and why. Settings of generation (``max_length``, ``temperature``,
 ...) in config.json have none either: they are ``generation_config.json``'s to make."""
 
-Refusal = tuple[tuple[Any, ...], str]
-"""Values that change nothing, and the words for what the others ask."""
-
 REFUSED: Mapping[str, Refusal] = {
-    "add_cross_attention": ((None, False), "asks for attention to an encoder"),
-    "attention_chunk_size": ((None,), "cuts the attention into chunks"),
-    "cross_attention_hidden_size": ((None,), "asks for attention to an encoder"),
-    "is_causal": ((True,), "lets every token see the ones behind it"),
-    "is_encoder_decoder": ((None, False), "asks for an encoder"),
-    "kv_sharing_modes": ((None,), "has layers use the keys and values of others"),
-    "partial_rotary_factor": (
-        (None, 1),
+    "add_cross_attention": Refusal("asks for attention to an encoder", unless=(None, False)),
+    "attention_chunk_size": Refusal("cuts the attention into chunks", unless=(None,)),
+    "cross_attention_hidden_size": Refusal("asks for attention to an encoder", unless=(None,)),
+    "is_causal": Refusal("lets every token see the ones behind it", unless=(True,)),
+    "is_encoder_decoder": Refusal("asks for an encoder", unless=(None, False)),
+    "kv_sharing_modes": Refusal("has layers use the keys and values of others", unless=(None,)),
+    "partial_rotary_factor": Refusal(
         "rotates a part of each head; transformers takes no notice of it in this family or fails, by its version and "
         "the kind of rope, and other programs rotate a part",
+        unless=(None, 1),
     ),
-    "per_layer_config": ((None, {}, []), "changes sizes or switches from layer to layer"),
-    "pruned_heads": ((None, {}, []), "removes attention heads"),
-    "quantization_config": ((None,), "says that the weights are quantised already, in a format that is not read"),
-    "transformers_weights": ((None, "model.safetensors", "model.safetensors.index.json"), "names another weights file"),
+    "per_layer_config": Refusal("changes sizes or switches from layer to layer", unless=(None, {}, [])),
+    "pruned_heads": Refusal("removes attention heads", unless=(None, {}, [])),
+    "quantization_config": Refusal(
+        "says that the weights are quantised already, in a format that is not read", unless=(None,), hint=FLOAT_ORIGINAL
+    ),
+    "transformers_weights": Refusal(
+        "names another weights file", unless=(None, "model.safetensors", "model.safetensors.index.json")
+    ),
 }
 """Keys that change what a model computes in a way that is not there here, unless a family uses them."""
-
-_HINTS = {
-    "quantization_config": f"use the original float checkpoint and {arg('load_in_low_bit')}, or a GGUF file",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +135,13 @@ class ConfigKeys:
 
     def refuse(self, raw: Mapping[str, Any], source: Source) -> None:
         """Raise UnsupportedModelError for the first key of ``raw`` that asks for what is not there here."""
-        for key, (harmless, meaning) in self.all_refused().items():
-            if key in raw and not any(same(raw[key], value) for value in harmless):
-                allowed = " or ".join("null" if value is None else str(value).lower() for value in harmless)
+        for key, refusal in self.all_refused().items():
+            if key in raw and refusal.refuses(raw[key]):
+                allowed = " or ".join("null" if value is None else str(value).lower() for value in refusal.unless)
                 raise UnsupportedModelError(
-                    f"{source.file}: {key} is {shown(raw[key])}, which {meaning}; it must be {allowed}, or not there",
-                    hint=_HINTS.get(key, ""),
+                    f"{source.file}: {key} is {shown(raw[key])}, which {refusal.reason}; it must be {allowed}, or not"
+                    " there",
+                    hint=refusal.hint,
                 )
 
 
@@ -188,32 +187,32 @@ GGUF_NEUTRAL: Mapping[str, str] = {
 }
 """Keys without effect on the logits of any architecture, and why; less the prefix (``llama.``), here and below."""
 
-GGUF_REFUSED: Mapping[str, tuple[float, ...]] = {
-    "attention.causal": (1,),
-    "attention.clamp_kqv": (0,),
-    "attention.max_alibi_bias": (0,),
-    "attention.output_scale": (0, 1),
-    "attention.scale": (0,),
-    "attention.shared_kv_layers": (0,),
-    "attention.sliding_window": (0,),
-    "attention.temperature_scale": (0,),
-    "attention.value_scale": (0, 1),
-    "attn_logit_softcapping": (0,),
-    "embedding_length_out": (0,),
-    "embedding_scale": (0, 1),
-    "expert_count": (0,),
-    "expert_group_count": (0,),
-    "expert_group_used_count": (0,),
-    "expert_used_count": (0,),
-    "final_logit_softcapping": (0,),
-    "logit_scale": (0, 1),
-    "nextn_predict_layers": (0,),
-    "residual_scale": (0, 1),
-    "rope.scaling.alpha": (0,),
-    "rope.scaling.yarn_attn_factor": (1,),
-    "rope.scaling.yarn_ext_factor": (-1, 1),
-    "rope.scaling.yarn_log_multiplier": (0,),
-    "use_parallel_residual": (0,),
+GGUF_REFUSED: Mapping[str, Refusal] = {
+    "attention.causal": Refusal(unless=(1,)),
+    "attention.clamp_kqv": Refusal(unless=(0,)),
+    "attention.max_alibi_bias": Refusal(unless=(0,)),
+    "attention.output_scale": Refusal(unless=(0, 1)),
+    "attention.scale": Refusal(unless=(0,)),
+    "attention.shared_kv_layers": Refusal(unless=(0,)),
+    "attention.sliding_window": Refusal(unless=(0,)),
+    "attention.temperature_scale": Refusal(unless=(0,)),
+    "attention.value_scale": Refusal(unless=(0, 1)),
+    "attn_logit_softcapping": Refusal(unless=(0,)),
+    "embedding_length_out": Refusal(unless=(0,)),
+    "embedding_scale": Refusal(unless=(0, 1)),
+    "expert_count": Refusal(unless=(0,)),
+    "expert_group_count": Refusal(unless=(0,)),
+    "expert_group_used_count": Refusal(unless=(0,)),
+    "expert_used_count": Refusal(unless=(0,)),
+    "final_logit_softcapping": Refusal(unless=(0,)),
+    "logit_scale": Refusal(unless=(0, 1)),
+    "nextn_predict_layers": Refusal(unless=(0,)),
+    "residual_scale": Refusal(unless=(0, 1)),
+    "rope.scaling.alpha": Refusal(unless=(0,)),
+    "rope.scaling.yarn_attn_factor": Refusal(unless=(1,)),
+    "rope.scaling.yarn_ext_factor": Refusal(unless=(-1, 1)),
+    "rope.scaling.yarn_log_multiplier": Refusal(unless=(0,)),
+    "use_parallel_residual": Refusal(unless=(0,)),
 }
 """Keys that change what a model computes, and the values that change nothing, unless an architecture uses them."""
 
@@ -238,7 +237,8 @@ class GgufKeys:
         used: key of the config -> key of the file, besides ``GGUF_GIVEN``; checked as ``ConfigKeys.used`` says. A
             window or a cap on logits of 0 is none. ``rope_scaling.X`` goes into yarn's parameters.
         constants: what the architecture itself implies.
-        neutral, refused: more of both; a refused key with no harmless values must not be there.
+        neutral, refused: more of both; harmless values are numbers, true being 1; without any the key must not
+            be there.
         complete: fills in what follows from tensors or from several keys.
         claims: which files of this architecture are of this family, where families share one.
         unused_tensors: suffixes of tensors that old converters wrote and nobody reads.
@@ -249,7 +249,7 @@ class GgufKeys:
     used: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
     neutral: Mapping[str, str] = field(default_factory=dict)
-    refused: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    refused: Mapping[str, Refusal] = field(default_factory=dict)
     complete: Callable[[GgufSource, dict[str, Any]], None] = lambda file, config: None
     claims: Callable[[GgufSource], bool] = lambda file: True
     unused_tensors: tuple[str, ...] = (".attn_rot_embd.weight", ".rope_freqs.weight")
@@ -259,23 +259,23 @@ class GgufKeys:
         taken = {*self.used.values(), *self.refused}
         return {key: why for key, why in {**GGUF_NEUTRAL, **self.neutral}.items() if key not in taken}
 
-    def all_refused(self) -> dict[str, tuple[float, ...]]:
+    def all_refused(self) -> dict[str, Refusal]:
         """Keys that must be at their harmless values."""
         taken = {*self.used.values(), *self.neutral}
-        return {key: values for key, values in {**GGUF_REFUSED, **self.refused}.items() if key not in taken}
+        return {key: refusal for key, refusal in {**GGUF_REFUSED, **self.refused}.items() if key not in taken}
 
     def refuse(self, file: GgufSource) -> None:
         """Raise UnsupportedModelError for the first key that asks for what is not there here."""
-        for name, harmless in self.all_refused().items():
+        for name, refusal in self.all_refused().items():
             key = f"{self.architecture}.{name}"
             if key not in file.metadata:
                 continue
-            if not harmless:
+            if not refusal.unless:
                 raise UnsupportedModelError(f"{file.path}: has {key}, which this package cannot run")
-            if (value := file.scalar(key)) not in harmless:
+            if refusal.refuses(_as_number(value := file.scalar(key))):
                 raise UnsupportedModelError(
                     f"{file.path}: {key} is {shown(value)}, which this package cannot run; it must be "
-                    f"{' or '.join(f'{one:g}' for one in harmless)}, or not there"
+                    f"{' or '.join(f'{one:g}' for one in refusal.unless)}, or not there"
                 )
 
     def unknown(self, metadata: Mapping[str, Any]) -> list[str]:
@@ -297,6 +297,5 @@ class Family(Protocol):
         ...
 
 
-def same(value: Any, other: Any) -> bool:
-    """Whether two JSON values are equal; Python holds true and 1 equal, JSON does not."""
-    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
+def _as_number(value: Any) -> Any:
+    return int(value) if isinstance(value, bool) else value

@@ -10,6 +10,7 @@ from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.spec import ModelSpec
 from ipex_lookahead.architectures.windows import window_size
 from ipex_lookahead.errors import UnsupportedModelError
+from ipex_lookahead.files.refusal import Refusal
 
 _ROPE = {
     "rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384, "beta_fast": 32.0, "beta_slow": 1.0,
@@ -50,7 +51,11 @@ KEYS = ConfigKeys(
         "sliding_window": None,
     },
     nullable=("sliding_window",),
-    refused={"layer_types": ((None,), "has layers of several kinds, which transformers' Ministral 3 passes over")},
+    refused={
+        "layer_types": Refusal(
+            "has layers of several kinds, which transformers' Ministral 3 passes over", unless=(None,)
+        )
+    },
     check=_check,
 )
 GGUF = GgufKeys(

@@ -15,6 +15,7 @@ from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import Block, ModelSpec
 from ipex_lookahead.architectures.windows import window_size
+from ipex_lookahead.files.refusal import Refusal
 
 KEYS = ConfigKeys(
     used={"hidden_act": one_of("silu"), "tie_word_embeddings": boolean, "sliding_window": window_size},
@@ -28,7 +29,9 @@ KEYS = ConfigKeys(
         "sliding_window": 4096,
     },
     nullable=("sliding_window",),
-    refused={"layer_types": ((None,), "has layers of several kinds, which transformers' Mistral passes over")},
+    refused={
+        "layer_types": Refusal("has layers of several kinds, which transformers' Mistral passes over", unless=(None,))
+    },
 )
 GGUF = GgufKeys(
     "llama",

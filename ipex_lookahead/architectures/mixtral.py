@@ -15,6 +15,7 @@ from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import Block, ModelSpec
 from ipex_lookahead.architectures.windows import window_size
+from ipex_lookahead.files.refusal import Refusal
 
 KEYS = ConfigKeys(
     used={
@@ -40,7 +41,9 @@ KEYS = ConfigKeys(
         "router_aux_loss_coef": "training only",
         "router_jitter_noise": "training only",
     },
-    refused={"layer_types": ((None,), "has layers of several kinds, which transformers' Mixtral passes over")},
+    refused={
+        "layer_types": Refusal("has layers of several kinds, which transformers' Mixtral passes over", unless=(None,))
+    },
     check=lambda config, source: check_experts(config, source, "num_local_experts", usual=8),
 )
 GGUF = GgufKeys(

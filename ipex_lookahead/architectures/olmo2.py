@@ -9,6 +9,7 @@ from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import Block, ModelSpec, Rope
+from ipex_lookahead.files.refusal import Refusal
 
 KEYS = ConfigKeys(
     used={"hidden_act": one_of("silu"), "tie_word_embeddings": boolean, "attention_bias": boolean},
@@ -21,8 +22,10 @@ KEYS = ConfigKeys(
         "attention_bias": False,
     },
     refused={
-        "sliding_window": ((None,), "limits how far attention reaches back, which transformers' OLMo 2 passes over"),
-        "layer_types": ((None,), "has layers of several kinds, which transformers' OLMo 2 passes over"),
+        "sliding_window": Refusal(
+            "limits how far attention reaches back, which transformers' OLMo 2 passes over", unless=(None,)
+        ),
+        "layer_types": Refusal("has layers of several kinds, which transformers' OLMo 2 passes over", unless=(None,)),
     },
 )
 

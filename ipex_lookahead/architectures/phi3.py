@@ -17,6 +17,7 @@ from ipex_lookahead.architectures.rope import rope, rotated
 from ipex_lookahead.architectures.spec import Attention, Block, GatedMlp, Linear, ModelSpec, Place, Tensor
 from ipex_lookahead.architectures.windows import window_size
 from ipex_lookahead.errors import UnsupportedModelError
+from ipex_lookahead.files.refusal import Refusal
 
 
 def _check(config: dict[str, Any], source: Source) -> None:
@@ -63,7 +64,9 @@ KEYS = ConfigKeys(
     },
     nullable=("sliding_window",),
     neutral={"resid_pdrop": "zero outside training", "embd_pdrop": "zero outside training"},
-    refused={"layer_types": ((None,), "has layers of several kinds, which transformers' Phi-3 passes over")},
+    refused={
+        "layer_types": Refusal("has layers of several kinds, which transformers' Phi-3 passes over", unless=(None,))
+    },
     check=_check,
 )
 

@@ -12,6 +12,7 @@ from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import Block, ModelSpec
 from ipex_lookahead.architectures.windows import window_size
 from ipex_lookahead.errors import UnsupportedModelError
+from ipex_lookahead.files.refusal import Refusal
 
 
 def _layers(source: Source, key: str, value: Any) -> list[int]:
@@ -79,7 +80,9 @@ KEYS = ConfigKeys(
         "output_router_logits": "what is returned beside the logits",
         "router_aux_loss_coef": "training only",
     },
-    refused={"layer_types": ((None,), "has layers of several kinds, which transformers' Qwen3-MoE passes over")},
+    refused={
+        "layer_types": Refusal("has layers of several kinds, which transformers' Qwen3-MoE passes over", unless=(None,))
+    },
     check=_check,
 )
 GGUF = GgufKeys(

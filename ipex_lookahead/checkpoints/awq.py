@@ -46,6 +46,7 @@ from ipex_lookahead.checkpoints.quantized_layers import (
     rows_of,
     unsupported,
 )
+from ipex_lookahead.files.refusal import Refusal
 from ipex_lookahead.files.safe_json import JsonObject
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.float_base import to_binary16
@@ -85,11 +86,11 @@ _SETTINGS = Settings(
     },
     refused={
         **AUTO_ROUND_REFUSED,
-        "quant_method": ("awq",),
-        "method": ("awq",),
-        "desc_act": (None, False),
-        "pack_dtype": (None, "int32"),
-        "checkpoint_format": (None, *_LAYOUTS),
+        "quant_method": Refusal(unless=("awq",)),
+        "method": Refusal(unless=("awq",)),
+        "desc_act": Refusal(unless=(None, False)),
+        "pack_dtype": Refusal(unless=(None, "int32")),
+        "checkpoint_format": Refusal(unless=(None, *_LAYOUTS)),
     },
 )  # fmt: skip
 _PARTS = ("qweight", "qzeros", "scales")

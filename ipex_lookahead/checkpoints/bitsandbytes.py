@@ -33,6 +33,7 @@ from ipex_lookahead.checkpoints.quantized_layers import (
     rows_of,
     unsupported,
 )
+from ipex_lookahead.files.refusal import Refusal
 from ipex_lookahead.files.safe_json import JsonObject, parse
 from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.formats.base import PackedWeight
@@ -51,7 +52,10 @@ _SETTINGS = Settings(
         "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage", "bnb_4bit_use_double_quant",
         "llm_int8_enable_fp32_cpu_offload", "llm_int8_skip_modules", "llm_int8_threshold",
     },
-    refused={"quant_method": ("bitsandbytes",), "llm_int8_has_fp16_weight": (None, False)},
+    refused={
+        "quant_method": Refusal(unless=("bitsandbytes",)),
+        "llm_int8_has_fp16_weight": Refusal(unless=(None, False)),
+    },
 )  # fmt: skip
 _STATE = Settings(
     used={

@@ -41,6 +41,7 @@ from ipex_lookahead.checkpoints.quantized_layers import (
     rows_of,
     unsupported,
 )
+from ipex_lookahead.files.refusal import Refusal
 from ipex_lookahead.files.safe_json import JsonObject
 from ipex_lookahead.formats.base import PackedWeight
 
@@ -54,17 +55,19 @@ _SETTINGS = Settings(
     },
     neutral={"global_compression_ratio", "ignore", "version"},
     refused={
-        "quant_method": ("compressed-tensors",),
-        "quantization_status": (None, "compressed", "frozen"),  # what releases of 2024 wrote beside packed tensors too
-        "kv_cache_scheme": (None,),
-        "sparsity_config": (None, {}),
-        "transform_config": (None, {}),
+        "quant_method": Refusal(unless=("compressed-tensors",)),
+        "quantization_status": Refusal(
+            unless=(None, "compressed", "frozen")
+        ),  # what releases of 2024 wrote beside packed tensors too
+        "kv_cache_scheme": Refusal(unless=(None,)),
+        "sparsity_config": Refusal(unless=(None, {})),
+        "transform_config": Refusal(unless=(None, {})),
     },
 )
 _GROUP = Settings(
     used={"weights": lambda source, key, value: value, "input_activations": lambda source, key, value: value},
     neutral={"targets", "format"},
-    refused={"output_activations": (None,)},
+    refused={"output_activations": Refusal(unless=(None,))},
 )
 _FOUND = ("actorder", "observer", "observer_kwargs", "scale_dtype", "zp_dtype")
 """Keys that say how weights were found, or what their tensors say themselves."""
@@ -77,7 +80,7 @@ _INTEGERS = Settings(
         "group_size": group_size,
     },
     neutral=_FOUND,
-    refused={"dynamic": (None, False), "block_structure": (None,)},
+    refused={"dynamic": Refusal(unless=(None, False)), "block_structure": Refusal(unless=(None,))},
 )
 _FLOATS8 = Settings(
     used={
@@ -89,7 +92,7 @@ _FLOATS8 = Settings(
         "block_structure": block_shape,
     },
     neutral=_FOUND,
-    refused={"dynamic": (None, False)},
+    refused={"dynamic": Refusal(unless=(None, False))},
 )
 _FLOATS4 = Settings(
     used={
@@ -100,12 +103,12 @@ _FLOATS4 = Settings(
         "group_size": group_size,
     },
     neutral=_FOUND,
-    refused={"dynamic": (None, False), "block_structure": (None,)},
+    refused={"dynamic": Refusal(unless=(None, False)), "block_structure": Refusal(unless=(None,))},
 )
 _ACTIVATIONS = Settings(
     used={"num_bits": choice(8), "type": choice("int"), "dynamic": choice(True)},
     neutral={*_FOUND, "strategy", "symmetric"},
-    refused={"group_size": (None,), "block_structure": (None,)},
+    refused={"group_size": Refusal(unless=(None,)), "block_structure": Refusal(unless=(None,))},
 )
 """Activations quantised as they come: the core quantises its own so, to eight bits in groups of 32, which is finer."""
 _FLOAT_ACTIVATIONS = Settings(

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ipex_lookahead.architectures.hparams import FLOAT_ORIGINAL
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.placed import run_of, transposed_part
 from ipex_lookahead.checkpoints.quantized_layers import Found
 from ipex_lookahead.checkpoints.safetensors_reader import DTYPE_BITS, SafetensorsFile, StoredTensor
-from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError, arg
+from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats import fp8_e4m3, fp8_e5m2
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.float_base import narrow, widen
@@ -178,7 +179,7 @@ def refuse_scales(file: SafetensorsFile, name: str, tensor: StoredTensor, scaled
         raise UnsupportedModelError(
             f"{file.path}: tensor {name} is {tensor.dtype} and has scales beside it, of which quantization_config says"
             " nothing that is read for such a tensor",
-            hint=f"use the original float checkpoint and {arg('load_in_low_bit')}, or a GGUF file",
+            hint=FLOAT_ORIGINAL,
         )
 
 

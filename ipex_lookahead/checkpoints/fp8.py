@@ -27,6 +27,7 @@ from ipex_lookahead.checkpoints.quantized_layers import (
     named_parts,
     rows_of,
 )
+from ipex_lookahead.files.refusal import Refusal
 from ipex_lookahead.files.safe_json import JsonObject
 from ipex_lookahead.formats.base import PackedWeight
 
@@ -34,11 +35,11 @@ _SETTINGS = Settings(
     used={"weight_block_size": block_shape, "scale_fmt": choice("float", "ue8m0")},
     neutral={"activation_scheme", "dequantize", "ignored_layers", "modules_to_not_convert"},
     refused={
-        "quant_method": ("fp8",),
-        "fmt": (None, "e4m3", "float8_e4m3fn"),
-        "expert_dtype": (None, "fp8"),
-        "kv_cache_scheme": (None,),
-        "modules_to_convert": (None, []),
+        "quant_method": Refusal(unless=("fp8",)),
+        "fmt": Refusal(unless=(None, "e4m3", "float8_e4m3fn")),
+        "expert_dtype": Refusal(unless=(None, "fp8")),
+        "kv_cache_scheme": Refusal(unless=(None,)),
+        "modules_to_convert": Refusal(unless=(None, [])),
     },
 )
 _SCALES = ("weight_scale_inv", "weight_scale")

@@ -16,8 +16,8 @@ from os import PathLike
 from typing import Any
 
 from ipex_lookahead.architectures.hparams import MAX_CONTEXT, Check, Source, boolean, integer, number, shown
-from ipex_lookahead.architectures.keys import Refusal, same
 from ipex_lookahead.checkpoints.config_json import read_json, read_token_ids, source_of
+from ipex_lookahead.files.refusal import Refusal, same
 
 MAX_ENTRIES = 1 << 16
 _MOST_IDS = 2**31 - 1
@@ -172,25 +172,24 @@ the caller says nothing and may say something."""
 SPECIAL = ("bos_token_id", "pad_token_id", "eos_token_id")
 
 REFUSED: Mapping[str, Refusal] = {
-    "num_beams": ((1,), _SAMPLE_INSTEAD),
-    "num_beam_groups": ((1,), _SAMPLE_INSTEAD),
-    "diversity_penalty": ((0,), _SAMPLE_INSTEAD),
-    "constraints": (
-        (),
-        "leave the option out; prefix_allowed_tokens_fn or a logits_processor can constrain the output",
+    "num_beams": Refusal(_SAMPLE_INSTEAD, unless=(1,)),
+    "num_beam_groups": Refusal(_SAMPLE_INSTEAD, unless=(1,)),
+    "diversity_penalty": Refusal(_SAMPLE_INSTEAD, unless=(0,)),
+    "constraints": Refusal(
+        "leave the option out; prefix_allowed_tokens_fn or a logits_processor can constrain the output"
     ),
-    "force_words_ids": ((), "leave the option out; sequence_bias or a logits_processor can favour words"),
-    "penalty_alpha": ((0,), "contrastive search is not supported: " + _SAMPLE_INSTEAD),
-    "dola_layers": ((), "DoLa is not supported: " + _SAMPLE_INSTEAD),
-    "guidance_scale": ((1,), f"it needs the model beside itself: {GUIDE}"),
-    "token_healing": ((False,), "token healing is not supported: leave the option out"),
-    "output_attentions": ((False,), "the engine keeps no attention weights: leave the option out"),
-    "output_hidden_states": (
-        (False,),
-        "generate returns none; call model(input_ids, output_hidden_states=True)",
+    "force_words_ids": Refusal("leave the option out; sequence_bias or a logits_processor can favour words"),
+    "penalty_alpha": Refusal("contrastive search is not supported: " + _SAMPLE_INSTEAD, unless=(0,)),
+    "dola_layers": Refusal("DoLa is not supported: " + _SAMPLE_INSTEAD),
+    "guidance_scale": Refusal(f"it needs the model beside itself: {GUIDE}", unless=(1,)),
+    "token_healing": Refusal("token healing is not supported: leave the option out", unless=(False,)),
+    "output_attentions": Refusal("the engine keeps no attention weights: leave the option out", unless=(False,)),
+    "output_hidden_states": Refusal(
+        "generate returns none; call model(input_ids, output_hidden_states=True)", unless=(False,)
     ),
-    "cache_implementation": (
-        (
+    "cache_implementation": Refusal(
+        "the engine has its own cache, with keys and values as they are: leave the option out",
+        unless=(
             "dynamic",
             "static",
             "offloaded",
@@ -202,15 +201,14 @@ REFUSED: Mapping[str, Refusal] = {
             "offloaded_hybrid_chunked",
             "paged",
         ),
-        "the engine has its own cache, with keys and values as they are: leave the option out",
     ),
-    "assistant_early_exit": ((), _LOOKAHEAD_INSTEAD),
-    "assistant_ensemble_weight": ((), "it lets a draft change the output: " + _LOOKAHEAD_INSTEAD),
-    "use_mtp": ((False,), _LOOKAHEAD_INSTEAD),
-    "speculation_type": ((), _LOOKAHEAD_INSTEAD),
-    "continuous_batching_config": ((), "each call is a batch of its own: leave the option out"),
+    "assistant_early_exit": Refusal(_LOOKAHEAD_INSTEAD),
+    "assistant_ensemble_weight": Refusal("it lets a draft change the output: " + _LOOKAHEAD_INSTEAD),
+    "use_mtp": Refusal(_LOOKAHEAD_INSTEAD, unless=(False,)),
+    "speculation_type": Refusal(_LOOKAHEAD_INSTEAD),
+    "continuous_batching_config": Refusal("each call is a batch of its own: leave the option out"),
 }
-"""Key -> (values that ask for nothing beside null, what to do instead)."""
+"""Null asks for nothing either; ``reason`` says what to do instead."""
 
 _BEAMS = "for beam search, which is refused"
 _DRAFTS = "how transformers' assistants draft; here drafts never change the output, and `lookahead` says how"
@@ -264,7 +262,7 @@ def read_generation_config(path: str | PathLike[str], vocab: int) -> dict[str, A
 
 def refused(key: str, value: Any) -> bool:
     """Whether a value of ``key`` asks for what is not there here."""
-    return key in REFUSED and value is not None and not any(same(value, one) for one in REFUSED[key][0])
+    return key in REFUSED and value is not None and REFUSED[key].refuses(value)
 
 
 def by_transformers(settings: Mapping[str, Any], *, sampled: bool) -> list[str]:

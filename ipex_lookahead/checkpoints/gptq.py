@@ -37,6 +37,7 @@ from ipex_lookahead.checkpoints.quantized_layers import (
     named_parts,
     rows_of,
 )
+from ipex_lookahead.files.refusal import Refusal
 from ipex_lookahead.files.safe_json import JsonObject
 from ipex_lookahead.formats.base import PackedWeight
 
@@ -62,12 +63,12 @@ _SETTINGS = Settings(
     },
     refused={
         **AUTO_ROUND_REFUSED,
-        "quant_method": ("gptq",),
-        "method": ("gptq",),
-        "adapter": (None,),
-        "is_marlin_format": (None, False),
-        "pack_dtype": (None, "int32"),
-        "rotation": (None,),
+        "quant_method": Refusal(unless=("gptq",)),
+        "method": Refusal(unless=("gptq",)),
+        "adapter": Refusal(unless=(None,)),
+        "is_marlin_format": Refusal(unless=(None, False)),
+        "pack_dtype": Refusal(unless=(None, "int32")),
+        "rotation": Refusal(unless=(None,)),
     },
 )  # fmt: skip
 _REQUIRED = ("bits", "group_size")

@@ -34,6 +34,7 @@ from ipex_lookahead.checkpoints.quantized_layers import (
     named_parts,
     rows_of,
 )
+from ipex_lookahead.files.refusal import Refusal
 from ipex_lookahead.files.safe_json import JsonObject
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.float_base import narrow, widen
@@ -41,7 +42,7 @@ from ipex_lookahead.formats.float_base import narrow, widen
 _SETTINGS = Settings(
     used={"quant_config": lambda source, key, value: value},
     neutral={"skip_modules"},
-    refused={"quant_method": ("hqq",)},
+    refused={"quant_method": Refusal(unless=("hqq",))},
 )
 _NUMBERS = ("W_q", "scale", "zero", "shape", "nbits", "group_size", "axis")
 _OFF = ("quant_scale", "quant_zero", "view_as_float")

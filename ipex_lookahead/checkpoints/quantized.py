@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from os import PathLike
 
-from ipex_lookahead.architectures.hparams import Places, Source, shown
+from ipex_lookahead.architectures.hparams import FLOAT_ORIGINAL, Places, Source, shown
 from ipex_lookahead.checkpoints.awq import awq
 from ipex_lookahead.checkpoints.bitsandbytes import bitsandbytes
 from ipex_lookahead.checkpoints.compressed_tensors import compressed_tensors
@@ -12,7 +12,7 @@ from ipex_lookahead.checkpoints.fp8 import fp8
 from ipex_lookahead.checkpoints.gptq import gptq
 from ipex_lookahead.checkpoints.hqq import hqq
 from ipex_lookahead.checkpoints.quantized_layers import Reader, Scheme, inside
-from ipex_lookahead.errors import UnsupportedModelError, arg
+from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.files.safe_json import JsonObject
 
 KEY = "quantization_config"
@@ -25,10 +25,9 @@ SCHEMES: dict[str, Reader] = {
     "hqq": hqq,
 }
 """``quant_method`` -> what reads such a folder. A scheme is one file here and one line."""
-_ORIGINAL = f"use the original float checkpoint and {arg('load_in_low_bit')}, or a GGUF file"
 _HINTS = {
     "torchao": "torchao lays weights out for its kernels, in ways that its releases change and only its code defines: "
-    f"use the original float checkpoint and {arg('load_in_low_bit')}, or a GGUF file",
+    + FLOAT_ORIGINAL,
 }
 """``quant_method`` -> why it is not read, and what to take."""
 
@@ -49,9 +48,7 @@ def scheme_of(raw: JsonObject, path: str | PathLike[str]) -> Scheme | None:
         raise UnsupportedModelError(
             f"{path}: the checkpoint is quantised already: {KEY} has quant_method {shown(method)}; what is read is "
             f"{', '.join(SCHEMES)}",
-            hint=_HINTS.get(
-                str(method), f"use the original float checkpoint and {arg('load_in_low_bit')}, or a GGUF file"
-            ),
+            hint=_HINTS.get(str(method), FLOAT_ORIGINAL),
         )
     return SCHEMES[method](settings, inside(source, KEY, settings))
 

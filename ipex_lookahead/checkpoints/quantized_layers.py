@@ -16,14 +16,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures.hparams import Check, Places, Source, shown
-from ipex_lookahead.architectures.keys import same
+from ipex_lookahead.architectures.hparams import FLOAT_ORIGINAL, Check, Places, Source, shown
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.placed import run_of
 from ipex_lookahead.checkpoints.safetensors_reader import DTYPE_BITS, SafetensorsFile, StoredTensor
-from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError, arg
+from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from ipex_lookahead.files.refusal import Refusal
 from ipex_lookahead.files.safe_json import JsonObject
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.float_base import widen
@@ -175,14 +175,14 @@ class Settings:
     Attributes:
         used: key -> check.
         neutral: keys that say how the weights were found or which kernel is to run, not what they are.
-        refused: key -> the values that change nothing here.
+        refused: keys that must be at their harmless values.
         provenance: whether keys that nobody here has heard of may say how the weights were found (``iters``,
             ``provider``, ...): those without effect are passed over, see :func:`may_matter`.
     """
 
     used: Mapping[str, Check] = field(default_factory=dict)
     neutral: Collection[str] = ()
-    refused: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    refused: Mapping[str, Refusal] = field(default_factory=dict)
     provenance: bool = False
 
     def read(self, raw: JsonObject, source: Source, scheme: str) -> dict[str, Any]:
@@ -193,13 +193,13 @@ class Settings:
                 if value is not None:
                     found[key] = self.used[key](source, key, value)
             elif key in self.refused:
-                if not any(same(value, harmless) for harmless in self.refused[key]):
-                    raise unsupported(source, key, value, *self.refused[key])
+                if self.refused[key].refuses(value):
+                    raise unsupported(source, key, value, *self.refused[key].unless)
             elif key not in self.neutral and (may_matter(key, value) if self.provenance else value is not None):
                 raise UnsupportedModelError(
                     f"{source.file}: {_spelled(source, key)} is {shown(value)}; this key of {scheme} is not known here,"
                     " and it may change what weights mean",
-                    hint=f"use the original float checkpoint and {arg('load_in_low_bit')}, or a GGUF file",
+                    hint=FLOAT_ORIGINAL,
                 )
         return found
 
@@ -209,7 +209,7 @@ def unsupported(source: Source, key: str, value: Any, *allowed: Any) -> Unsuppor
     words = " or ".join(shown(one) for one in allowed)
     return UnsupportedModelError(
         f"{source.file}: {_spelled(source, key)} is {shown(value)}; what is read is {words}",
-        hint=f"use the original float checkpoint and {arg('load_in_low_bit')}, or a GGUF file",
+        hint=FLOAT_ORIGINAL,
     )
 
 
@@ -260,7 +260,9 @@ AUTO_ROUND_NEUTRAL = frozenset({
     "act_data_type", "act_dynamic", "act_group_size", "act_sym", "enable_norm_bias_tuning", "quant_nontext_module",
     "scale_dtype", "to_quant_block_names",
 })  # fmt: skip
-AUTO_ROUND_REFUSED: Mapping[str, tuple[Any, ...]] = {"data_type": (None, "int"), "act_bits": (None, 16, 32)}
+AUTO_ROUND_REFUSED: Mapping[str, Refusal] = {
+    "data_type": Refusal(unless=(None, "int")), "act_bits": Refusal(unless=(None, 16, 32)),
+}  # fmt: skip
 """AutoRound's words among those of the layouts that it exports, as far as they could be taken for more than notes."""
 
 Reader = Callable[[JsonObject, Source], Scheme]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from typing import Any
 
 from ipex_lookahead.checkpoints.generation_config import GUIDE
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.files.refusal import Refusal
 from ipex_lookahead.system.compat import option_defaults
 
 _FORWARD = "generate works that out by itself: leave it out"
@@ -14,55 +16,59 @@ _GUIDANCE = f"it belongs to guidance_scale: {GUIDE}"
 _TEXT_ONLY = "this model reads text only: leave it out"
 _ENCODER = "there is no encoder: leave it out"
 
-_INSTEAD = {
-    "assistant_model": "pass it to the model's own generate",
-    "draft_model": "pass draft_engine=, or use the model's own generate",
-    "assistant_tokenizer": "a draft model needs the target's vocabulary, so both have one tokenizer: leave it out, and"
-    " take a smaller model of the same family",
-    "custom_generate": "leave it out: this model has its own decoding loop",
-    "trust_remote_code": "no code of a checkpoint is ever run here: leave it out",
-    "synced_gpus": "it keeps the processes of a model that is split over several GPUs in step, and this model runs in"
-    " one process: leave it out",
-    "use_model_defaults": "the model's defaults hold where nothing else is said: leave it out, or pass the options",
-    "tokenizer": "pass it to the model's own generate",
-    "auto_parameters": "auto_th_stop_draft follows the acceptance with ipex-llm's defaults: leave it out",
-    "hf_adjust": "the number of drafted tokens follows measured costs and acceptance by itself: leave it out",
-    "th_batch_num": "each sequence of a batch accepts its own draft: leave it out",
-    "inputs_embeds": "pass input_ids",
-    "cache_position": "leave it out: positions follow from the attention mask",
-    "logits_to_keep": "generate asks for the last position's logits alone: leave it out (the model's forward takes it)",
-    "num_logits_to_keep": "generate asks for the last position's logits alone: leave it out",
-    "labels": "a loss needs the model's forward, not generate: leave it out",
-    "return_dict": "use return_dict_in_generate",
-    "negative_prompt_ids": _GUIDANCE,
-    "negative_prompt_attention_mask": _GUIDANCE,
-    "token_type_ids": "leave it out: Llama models have no token types",
-    "head_mask": "attention heads cannot be switched off: leave it out",
-    "attention_bias": "positions follow from the attention mask: leave it out",
-    "inputs_tensor": _FORWARD,
-    "next_sequence_length": _FORWARD,
-    "is_first_iteration": _FORWARD,
-    "decoder_input_ids": _ENCODER,
-    "decoder_attention_mask": _ENCODER,
-    "encoder_outputs": _ENCODER,
-    "cross_attn_head_mask": _ENCODER,
-    "decoder_head_mask": _ENCODER,
-    "pixel_values": _TEXT_ONLY,
-    "input_features": _TEXT_ONLY,
-    "input_values": _TEXT_ONLY,
-    "cu_seq_lens_q": "packed sequences are not supported: pass a padded batch with its attention_mask",
-    "cu_seq_lens_k": "packed sequences are not supported: pass a padded batch with its attention_mask",
-    "max_length_q": "packed sequences are not supported: pass a padded batch with its attention_mask",
-    "max_length_k": "packed sequences are not supported: pass a padded batch with its attention_mask",
+_REFUSED: Mapping[str, Refusal] = {
+    "assistant_model": Refusal("pass it to the model's own generate"),
+    "draft_model": Refusal("pass draft_engine=, or use the model's own generate"),
+    "assistant_tokenizer": Refusal(
+        "a draft model needs the target's vocabulary, so both have one tokenizer: leave it out, and"
+        " take a smaller model of the same family"
+    ),
+    "custom_generate": Refusal("leave it out: this model has its own decoding loop"),
+    "trust_remote_code": Refusal("no code of a checkpoint is ever run here: leave it out"),
+    "synced_gpus": Refusal(
+        "it keeps the processes of a model that is split over several GPUs in step, and this model runs in"
+        " one process: leave it out"
+    ),
+    "use_model_defaults": Refusal(
+        "the model's defaults hold where nothing else is said: leave it out, or pass the options"
+    ),
+    "tokenizer": Refusal("pass it to the model's own generate"),
+    "auto_parameters": Refusal(
+        "auto_th_stop_draft follows the acceptance with ipex-llm's defaults: leave it out",
+        unless=([1, 0.5, 0.9, 1e-2, 0.9],),
+    ),
+    "hf_adjust": Refusal("the number of drafted tokens follows measured costs and acceptance by itself: leave it out"),
+    "th_batch_num": Refusal("each sequence of a batch accepts its own draft: leave it out"),
+    "inputs_embeds": Refusal("pass input_ids"),
+    "cache_position": Refusal("leave it out: positions follow from the attention mask"),
+    "logits_to_keep": Refusal(
+        "generate asks for the last position's logits alone: leave it out (the model's forward takes it)", unless=(1,)
+    ),
+    "num_logits_to_keep": Refusal("generate asks for the last position's logits alone: leave it out", unless=(1,)),
+    "labels": Refusal("a loss needs the model's forward, not generate: leave it out"),
+    "return_dict": Refusal("use return_dict_in_generate"),
+    "negative_prompt_ids": Refusal(_GUIDANCE),
+    "negative_prompt_attention_mask": Refusal(_GUIDANCE),
+    "token_type_ids": Refusal("leave it out: Llama models have no token types"),
+    "head_mask": Refusal("attention heads cannot be switched off: leave it out"),
+    "attention_bias": Refusal("positions follow from the attention mask: leave it out"),
+    "inputs_tensor": Refusal(_FORWARD),
+    "next_sequence_length": Refusal(_FORWARD),
+    "is_first_iteration": Refusal(_FORWARD),
+    "decoder_input_ids": Refusal(_ENCODER),
+    "decoder_attention_mask": Refusal(_ENCODER),
+    "encoder_outputs": Refusal(_ENCODER),
+    "cross_attn_head_mask": Refusal(_ENCODER),
+    "decoder_head_mask": Refusal(_ENCODER),
+    "pixel_values": Refusal(_TEXT_ONLY),
+    "input_features": Refusal(_TEXT_ONLY),
+    "input_values": Refusal(_TEXT_ONLY),
+    "cu_seq_lens_q": Refusal("packed sequences are not supported: pass a padded batch with its attention_mask"),
+    "cu_seq_lens_k": Refusal("packed sequences are not supported: pass a padded batch with its attention_mask"),
+    "max_length_q": Refusal("packed sequences are not supported: pass a padded batch with its attention_mask"),
+    "max_length_k": Refusal("packed sequences are not supported: pass a padded batch with its attention_mask"),
 }
-"""Real arguments of transformers' generate and of its models' forward -> what to do instead."""
-
-_ASKS_FOR_NOTHING = {
-    "logits_to_keep": 1,
-    "num_logits_to_keep": 1,
-    "auto_parameters": [1, 0.5, 0.9, 1e-2, 0.9],
-}
-"""Arguments that may be passed at these values, beside None and False: what is done anyway."""
+"""Real arguments of transformers' generate and of its models' forward. None and False ask for nothing either."""
 
 _OURS = (
     "inputs input_ids attention_mask position_ids past_key_values generation_config logits_processor stopping_criteria"
@@ -93,10 +99,12 @@ def refuse_rest(left: dict[str, Any]) -> None:
         left: keyword arguments that neither are generation options nor were taken; None and False ask for nothing.
     """
     for name, value in left.items():
-        if value is None or value is False or (name in _ASKS_FOR_NOTHING and value == _ASKS_FOR_NOTHING[name]):
+        if value is None or value is False:
             continue
-        if name in _INSTEAD:
-            raise InputError(f"{name} is not supported; {_INSTEAD[name]}")
+        if (refusal := _REFUSED.get(name)) is not None:
+            if refusal.refuses(value):
+                raise InputError(f"{name} is not supported; {refusal.reason}")
+            continue
         known = [*_OURS, *(option for option in option_defaults() if not option.startswith("_"))]
         near = difflib.get_close_matches(name, known, 1, 0.7)
         raise InputError(

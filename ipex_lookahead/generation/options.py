@@ -64,12 +64,12 @@ def resolve(
 
 
 def _refuse_unsupported(settings: GenerationConfig, own: GenerationConfig, said: dict[str, Any]) -> None:
-    for name, (_, instead) in REFUSED.items():
+    for name, refusal in REFUSED.items():
         value = getattr(settings, name, None)
         if refused(name, value):
             files = said.get(name) is None and getattr(own, name, None) is not None
             raise InputError(
-                f"{name}={value!r} is not supported; {instead}",
+                f"{name}={value!r} is not supported; {refusal.reason}",
                 hint="the model's generation_config.json sets it: change it, or take it out there" if files else "",
             )
 

@@ -272,10 +272,10 @@ class TextModel:
 
     def check_own_settings(self) -> None:
         """Raise InputError where the model's own generation config asks for what is not supported."""
-        for name, (_, instead) in REFUSED.items():
-            if refused(name, self._defaults.get(name)):
+        for name, refusal in REFUSED.items():
+            if refused(name, value := self._defaults.get(name)):
                 raise InputError(
-                    f"the model's generation config: {name}={self._defaults[name]!r} is not supported; {instead}",
+                    f"the model's generation config: {name}={value!r} is not supported; {refusal.reason}",
                     hint="change it in generation_config.json, or take it out there",
                 )
 

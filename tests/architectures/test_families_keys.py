@@ -100,15 +100,15 @@ def test_reasons_are_given(model_type: str) -> None:
     keys, gguf = text_keys(model_type), family(model_type).GGUF
     for why in (*keys.all_neutral().values(), *(gguf.all_neutral().values() if gguf else ())):
         assert len(why) > 8
-    assert all(len(words) > 8 for _, words in keys.all_refused().values())
+    assert all(len(one.reason) > 8 for one in keys.all_refused().values())
 
 
 @pytest.mark.parametrize("model_type", model_types())
 def test_what_is_refused_is_refused_by_name(tmp_path: Path, model_type: str) -> None:
-    for key, (harmless, _) in text_keys(model_type).all_refused().items():
+    for key, refusal in text_keys(model_type).all_refused().items():
         with pytest.raises(UnsupportedModelError, match=f"{key} is "):
             read_config(_config_file(tmp_path, model_type, {key: ["not", "any", "of", "these"]}))
-        for value in harmless:
+        for value in refusal.unless:
             read_config(_config_file(tmp_path, model_type, {key: value}))
 
 

@@ -26,7 +26,7 @@ def test_every_key_of_transformers_stands_in_one_table() -> None:
     tables = [set(OBEYED) | set(SPECIAL), set(REFUSED), set(NEUTRAL)]
     assert known <= set.union(*tables), "obey it, refuse it, or say why it is without effect"
     assert sum(map(len, tables)) == len(set.union(*tables))
-    assert all(instead for _, instead in REFUSED.values())
+    assert all(refusal.reason for refusal in REFUSED.values())
     assert all(NEUTRAL.values())
 
 
