@@ -56,6 +56,7 @@ class AutoModelForCausalLM:
         threads: int | None = None,
         engine: str = "auto",
         device: Any = None,
+        gpu_layers: int | None = None,
         deterministic: bool | None = None,
         ipex: bool = False,
         kv_cache: str = "fp16",
@@ -85,6 +86,8 @@ class AutoModelForCausalLM:
                 and its reason are logged, and in ``model.engine.describe()["chosen"]``.
             device: "cpu", "xpu" (Intel GPUs; "xpu:1" the second), "cuda" or "opencl:0" (of all OpenCL devices); None =
                 the engine's own: the CPU, or for engine="opencl" the first GPU.
+            gpu_layers: for engine="opencl": how many of the last layers are on the device; the others run on the CPU,
+                with the same bits. A number beyond the model's means all; None = as many as fit its memory.
             deterministic: for engine="torch": forwards of one shape, so that lookahead gives the very text of plain
                 decoding; slower on a CPU. None = on Intel GPUs only. The native engine is that at full speed.
             ipex: for engine="torch" and float weights: apply intel-extension-for-pytorch
@@ -129,6 +132,7 @@ class AutoModelForCausalLM:
                 embedding_qtype=embedding_qtype and check_format(embedding_qtype),
                 not_converted=not_converted(modules_to_not_convert),
                 device=device,
+                gpu_layers=gpu_layers,
                 dtype=shared.dtype,
                 deterministic=deterministic,
                 threads=threads,
@@ -198,6 +202,7 @@ def load_text_model(
     max_context: int | None = None,
     engine: str = "auto",
     device: Any = None,
+    gpu_layers: int | None = None,
     deterministic: bool | None = None,
     progress: bool = True,
     note: Callable[[str], None] | None = None,
@@ -218,6 +223,7 @@ def load_text_model(
             path,
             low_bit=_checked_format(low_bit, engine),
             device=device,
+            gpu_layers=gpu_layers,
             deterministic=deterministic,
             threads=threads,
             kv_cache=kv_cache,
@@ -317,6 +323,8 @@ def _choose(engine: str, request: LoadRequest) -> tuple[str, str]:
         str(request.device).startswith("xpu") and not request.ipex and pyopencl_installed()
     ):
         return "opencl", f"the device is {request.device}"
+    if request.gpu_layers:
+        return "opencl", f"gpu_layers is {request.gpu_layers}"
     if request.device is not None and str(request.device) != "cpu":
         return "torch", f"the native engine runs on the CPU, and the device is {request.device}"
     if request.ipex:

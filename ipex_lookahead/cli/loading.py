@@ -55,6 +55,10 @@ class TextModelOptions(ModelOptions):
         "What runs the model; auto: native where it can, opencl where --device says so, else torch.", "auto"
     )
     device: str | None = option("cpu, xpu (Intel GPUs), cuda or opencl; the engine's own if not given.", type=PLACES)
+    gpu_layers: int | None = option(
+        "On OpenCL: how many of the last layers are on the device, the others on the CPU; as many as fit if not given.",
+        None, "-ngl", low=0,
+    )  # fmt: skip
     deterministic: bool | None = option("On torch: the very text of plain decoding with lookahead too, at some cost.")
     draft_model: str | None = draft_model_option
     special_tokens_in_content: bool = option(

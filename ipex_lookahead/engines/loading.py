@@ -33,6 +33,7 @@ class LoadRequest:
         device: "cpu", "xpu", "cuda", or with a number, "xpu:1"; None = the engine's default.
         dtype: of activations and of weights in no low-bit format; a torch dtype, its name, "auto" or None.
         deterministic: see ``TorchEngine``.
+        gpu_layers: of the last layers how many are on the device, for the OpenCL engine; None: as many as fit.
         threads: see ``from_pretrained``.
         kv_cache: "fp16" or "int8", for the native engine.
         max_context: positions that a sequence may have, for the native engine; None: see ``architectures.spec_for``.
@@ -53,6 +54,7 @@ class LoadRequest:
     device: Any = None
     dtype: Any = None
     deterministic: bool | None = None
+    gpu_layers: int | None = None
     threads: int | None = None
     kv_cache: str = "fp16"
     max_context: int | None = None

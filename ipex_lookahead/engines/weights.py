@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -274,7 +274,7 @@ def _squared_error(
     pieces = (slice(row, row + step) for row in range(0, weight.shape[0], step))
     return sum(
         float((np.square(lost, dtype=np.float64) * importance).sum())
-        for lost in (dequantize(_rows(weight, p)) - dequantize(_rows(packed, p)) for p in pieces)
+        for lost in (dequantize(outputs_of(weight, p)) - dequantize(outputs_of(packed, p)) for p in pieces)
     )
 
 
@@ -282,9 +282,19 @@ ROWS_OF = 1 << 20
 """Values that are compared at a time."""
 
 
-def _rows(weight: PackedWeight, rows: slice) -> PackedWeight:
+def outputs_of(weight: PackedWeight, rows: slice) -> PackedWeight:
+    """Some outputs of a matrix, as a matrix."""
     arrays: dict[str, Any] = {name: array[rows] for name, array in weight.arrays()}
     return replace(weight, shape=(len(arrays["codes"]), weight.shape[1]), **arrays)
+
+
+def together(parts: Sequence[PackedWeight]) -> PackedWeight:
+    """Matrices of one format and width one below the other, as one; the opposite of :func:`outputs_of`."""
+    if len(parts) == 1:
+        return parts[0]
+    named = [dict(part.arrays()) for part in parts]
+    arrays: dict[str, Any] = {name: np.concatenate([one[name] for one in named]) for name in named[0]}
+    return replace(parts[0], shape=(len(arrays["codes"]), parts[0].shape[1]), **arrays)
 
 
 def random_matrix(shape: tuple[int, int], name: str, group_size: int, rng: np.random.Generator) -> PackedWeight:

@@ -40,6 +40,7 @@ CASES = {
     "torch deterministic": {"engine": "torch", "deterministic": True},
     "ipex-llm": {"engine": "ipex-llm"},
     "opencl": {"engine": "opencl"},
+    "opencl and CPU": {"engine": "opencl", "gpu_layers": 1},
 }
 SIZES = {"vocab": VOCAB, "hidden": 64, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate": 128, "context": 512}
 GREEDY: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": PAD}
@@ -65,7 +66,7 @@ def model(request: pytest.FixtureRequest, folder: Path) -> Iterator[Any]:
         pytest.skip(f"the native core is not built: {core_missing()}")
     if request.param == "ipex-llm" and importlib.util.find_spec("ipex_llm") is None:
         pytest.skip("ipex-llm is not installed (make test-ipex-llm runs this suite on its own stack)")
-    if request.param == "opencl" and importlib.util.find_spec("pyopencl") is None:
+    if request.param.startswith("opencl") and importlib.util.find_spec("pyopencl") is None:
         pytest.skip("pyopencl is not installed (make test-opencl runs this suite on Intel's runtime for CPUs)")
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -130,6 +130,7 @@ def load(request: LoadRequest) -> LoadedModel:
         imatrix=request.imatrix,
         kv_cache=request.kv_cache if request.kv_cache != "fp16" else None,
         max_context=request.max_context,
+        gpu_layers=request.gpu_layers,
         group_size=request.group_size if request.group_size != 32 else None,
         device=request.device if str(request.device) not in ("None", "cpu") else None,
         deterministic=request.deterministic,

@@ -22,6 +22,11 @@ from ipex_lookahead.errors import BusyError, EngineError, InputError
 PAGE = 64
 
 
+def page_bytes(kv_heads: int, head_dim: int, kv_cache: str) -> int:
+    """Bytes of a page of a layer."""
+    return kv_heads * (4 * PAGE * head_dim if kv_cache == "fp16" else 2 * PAGE * head_dim + 8 * PAGE)
+
+
 class Pages:
     """The pages of one model: as many as were ever needed at once, and who holds them.
 
@@ -35,8 +40,7 @@ class Pages:
     def __init__(self, device: Device, layers: int, kv_heads: int, head_dim: int, kv_cache: str) -> None:
         self.device = device
         self.kv_heads, self.head_dim = kv_heads, head_dim
-        head = 4 * PAGE * head_dim if kv_cache == "fp16" else 2 * PAGE * head_dim + 8 * PAGE
-        self.bytes = kv_heads * head
+        self.bytes = page_bytes(kv_heads, head_dim, kv_cache)
         self.options = () if kv_cache == "fp16" else KV_INT8
         self.buffers = [device.empty(0) for _ in range(layers)]
         self.generation = 0
@@ -60,12 +64,13 @@ class Pages:
             return taken
 
     def _grow(self, count: int) -> None:
-        made = [self.device.empty(count * self.bytes) for _ in self.buffers]
-        if self._holders:
-            for old, new in zip(self.buffers, made, strict=True):
-                self.device.copy(old, new, len(self._holders) * self.bytes)
-        self.buffers = made
-        self.generation += 1
+        self.generation += 1  # also where memory ends half-way: buffers may be larger than pages are counted
+        for layer, old in enumerate(self.buffers):
+            if old.size < count * self.bytes:
+                new = self.device.empty(count * self.bytes)
+                if self._holders:
+                    self.device.copy(old, new, len(self._holders) * self.bytes)
+                self.buffers[layer] = new  # the old one is given back before the next layer's is made
         self._free += range(count - 1, len(self._holders) - 1, -1)
         self._holders += [0] * (count - len(self._holders))
 
@@ -111,16 +116,11 @@ class Pages:
                 device.enqueue_plain(kernel, (self.head_dim, self.kv_heads))
 
 
-class OpenClCache:
-    """Keys and values of one sequence. See ``engines.base.Cache``."""
+class OneUser:
+    """What one thread at a time may use."""
 
-    def __init__(self, pages: Pages) -> None:
-        self.pages = pages
-        self.length = 0
-        self.held: list[int] = []
-        self._parents: list[int] = []
+    def __init__(self) -> None:
         self._busy = threading.Lock()
-        weakref.finalize(self, pages.release, self.held).atexit = False
 
     @contextmanager
     def claim(self, deed: str) -> Iterator[None]:
@@ -134,6 +134,18 @@ class OpenClCache:
             yield
         finally:
             self._busy.release()
+
+
+class OpenClCache(OneUser):
+    """Keys and values of one sequence. See ``engines.base.Cache``."""
+
+    def __init__(self, pages: Pages) -> None:
+        super().__init__()
+        self.pages = pages
+        self.length = 0
+        self.held: list[int] = []
+        self._parents: list[int] = []
+        weakref.finalize(self, pages.release, self.held).atexit = False
 
     def prepare(self, rows: int) -> None:
         """Make the slots from ``length`` on writable: pages exist and are not shared."""

@@ -100,6 +100,7 @@ class Decoder:
         matrix, vector: a tensor -> its weight, asked in the order a step reads them.
         kv_cache: "fp16" or "int8".
         threads: of this machine, which pack the weights; None: as many as it has cores.
+        embeds: whether the embedding is there; else steps are given the rows that the first layer reads.
 
     Raises:
         UnsupportedModelError: the kernels do not run a model like that.
@@ -114,6 +115,7 @@ class Decoder:
         vector: Callable[[Tensor], Floats],
         kv_cache: str = "fp16",
         threads: int | None = None,
+        embeds: bool = True,
     ) -> None:
         check_spec(spec)
         self.device, self.spec = device, spec
@@ -121,7 +123,7 @@ class Decoder:
         attention = spec.layers[0].mixer
         self.pages = Pages(device, len(spec.layers), attention.kv_heads, attention.head_dim, kv_cache)
         self._rows = device.program("rows", "attention", options=self.pages.options)
-        self.weights = Weights(device, spec, matrix, vector, threads)
+        self.weights = Weights(device, spec, matrix, vector, threads, embeds)
         self.ropes: dict[int, RopeTable] = {}
         for block in spec.layers:
             if (rope := block.mixer.rope) is not None and id(rope) not in self.ropes:
@@ -132,6 +134,12 @@ class Decoder:
         self._launches: dict[int, list[Launch]] = {}
         self._recorded: dict[tuple[int, int, int], Recorded] = {}
         self._bound: object = None
+        device.models.add(self)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the device's memory that its weights, keys and values take."""
+        return self.weights.nbytes + sum(int(buffer.size) for buffer in self.pages.buffers)
 
     def _experts_touched(self, chosen: npt.NDArray[np.int32], rows: int) -> int:
         """How many experts a step of so many rows read in all layers, of those chosen, [layers][pairs]."""
@@ -143,23 +151,28 @@ class Decoder:
 
     # ---- a step ------------------------------------------------------------------------------------------------------
 
-    def run(self, plan: Plan, top: int, logits: bool) -> tuple[npt.NDArray[np.int32], Floats | None, int]:
+    def run(
+        self, plan: Plan, top: int, logits: bool, hidden: Floats | None = None
+    ) -> tuple[npt.NDArray[np.int32], Floats | None, int]:
         """The ids of each wanted row's ``top`` largest logits, the logits, and how many experts all layers have read.
 
-        Ids are below 0 where logits are not finite.
+        Ids are below 0 where logits are not finite. ``hidden``, float32 [rows, hidden]: what the first layer reads,
+        where the embedding is elsewhere.
         """
         try:
-            return self._run(plan, top, logits)
+            return self._run(plan, top, logits, hidden)
         except EngineError:
             self._scratch = None  # what counts arrivals may be anything after a kernel that did not end
             self._forget()
             raise
 
-    def _run(self, plan: Plan, top: int, logits: bool) -> tuple[npt.NDArray[np.int32], Floats | None, int]:
+    def _run(
+        self, plan: Plan, top: int, logits: bool, hidden: Floats | None
+    ) -> tuple[npt.NDArray[np.int32], Floats | None, int]:
         device, wanted = self.device, len(plan.want)
         scratch = self._reserve(plan, top)
         with self.pages.lock:
-            self._enqueue(plan, scratch)
+            self._enqueue(plan, scratch, hidden)
         vocab, ids, found = self.spec.vocab, np.empty((0, top), i32), np.empty((0, self.spec.vocab), f32)
         reads: list[tuple[Any, tuple[int, ...], type[np.generic], int]] = []
         if wanted:
@@ -175,7 +188,7 @@ class Decoder:
             found = rest[0] if logits else found
         return ids, found if logits else None, touched
 
-    def _enqueue(self, plan: Plan, scratch: Scratch) -> None:
+    def _enqueue(self, plan: Plan, scratch: Scratch, hidden: Floats | None) -> None:
         """Make room for the rows' keys and values, and start what writes them there."""
         device = self.device
         for sequence in plan.sequences:
@@ -193,6 +206,8 @@ class Decoder:
             launches = self._launches[at_once] = list(self._bind(scratch, at_once))
         with device.errors("run"):
             device.write(self._step, encoded)
+            if hidden is not None:
+                device.write(scratch.hidden, hidden)
             if device.recorder is not None and plan.rows <= SPLIT_ROWS:
                 self._record(launches, plan, device.recorder).enqueue()
             else:
@@ -268,9 +283,9 @@ class Decoder:
             yield add_branch(block, after, one)
 
         weights = self.weights
-        embed = weights.embedding
-        arguments = (*embed.arguments(), step, s.hidden, hidden, f32(spec.embedding_multiplier))
-        yield self._lanes(embed.kernel("embed", 1, *arguments), -(-blocks // 16))
+        if (embed := weights.embedding) is not None:
+            arguments = (*embed.arguments(), step, s.hidden, hidden, f32(spec.embedding_multiplier))
+            yield self._lanes(embed.kernel("embed", 1, *arguments), -(-blocks // 16))
         for number, layer in enumerate(weights.layers):
             block, v = layer.block, layer.vectors
             yield norm(v["mixer_norm"], block.mixer_norm, s.x, layer.orders.get("q"))
@@ -311,7 +326,10 @@ class Decoder:
                 layer.down[0].matrix, made, block, v["feed_forward_after"], block.feed_forward_after
             )
         yield norm(weights.final_norm, spec.final_norm, s.head_x, wanted=True)
-        yield linear(weights.head, s.head_x, s.logits, spec.vocab, wanted=True)
+        column = 0
+        for piece in weights.head:
+            yield linear(piece, s.head_x, s.logits, spec.vocab, column, wanted=True)
+            column += piece.n_out
         if spec.logit_multiplier != 1 or spec.logit_softcap:
             caps = (i32(spec.vocab), f32(spec.logit_multiplier), f32(spec.logit_softcap or 0))
             kernel = self._kernel("cap", s.logits, i32(spec.vocab), *caps, step)

@@ -12,6 +12,7 @@ import importlib.util
 import re
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -190,6 +191,9 @@ class Device:
         self._first_that_passes(self._spellings() if spelling is None else [spelling])
         self.recorder, self.paths["command buffers"] = recorder_of(self)
         self.units = Units()
+        self.memory, self.largest_buffer = int(self.raw.global_mem_size), int(self.raw.max_mem_alloc_size)
+        self.models: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Decoders that are on it; their ``nbytes`` is what they take of its memory."""
 
     @property
     def is_gpu(self) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,18 +13,55 @@ import numpy as np
 from ipex_lookahead.architectures.spec import ModelSpec, Tensor
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.checkpoints.placed import with_offset
-from ipex_lookahead.engines.base import MOST_TOP, Batch, StepOutput
+from ipex_lookahead.engines.base import MOST_TOP, Batch, OutputRequest, StepOutput
 from ipex_lookahead.engines.native.decoder import KV_CACHES
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.opencl.cache import OpenClCache
 from ipex_lookahead.engines.opencl.decoder import Decoder
 from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.layers import Floats
+from ipex_lookahead.engines.opencl.memory import check_room
 from ipex_lookahead.engines.opencl.programs import sources
 from ipex_lookahead.engines.opencl.step import plan
 from ipex_lookahead.engines.weights import WeightPlan, check_shape, read_matrix, read_vector
 from ipex_lookahead.errors import InputError, NonFiniteError, arg
 from ipex_lookahead.formats.base import PackedWeight
+
+
+@contextmanager
+def reading(
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    plan: WeightPlan,
+    threads: int | None,
+    progress: Callable[[int, int, str], None] | None,
+) -> Iterator[tuple[Callable[[Tensor], PackedWeight], Callable[[Tensor], Floats]]]:
+    """What gives a checkpoint's matrices, as the plan says, and its vectors; their shapes are checked before."""
+    for tensor in spec.tensors():
+        check_shape(checkpoint, tensor)
+    total, done = sum(tensor.is_matrix for tensor in spec.tensors()), 0
+    kept = {*spec.kept()} - {plan.embedding}
+
+    def matrix(tensor: Tensor) -> PackedWeight:
+        nonlocal done
+        if progress is not None:
+            progress(min(done, total - 1), total, tensor.name)  # a tied embedding may be read twice
+        done += 1
+        return read_matrix(checkpoint, tensor, plan, keep=tensor.name in kept, threads=threads)
+
+    yield matrix, partial(read_vector, checkpoint)
+    if progress is not None:
+        progress(total, total, "")
+
+
+def check_wants(wants: OutputRequest) -> None:
+    """Raise InputError for what no step on a device returns."""
+    top = wants.top
+    if not isinstance(top, (int, np.integer)) or not 0 <= top <= MOST_TOP:
+        raise InputError(f"top is {top!r}; it must be from 0 to {MOST_TOP}")
+    if wants.hidden or wants.timings:
+        kind = "hidden states" if wants.hidden else "timings"
+        raise InputError(f"the OpenCL engine returns no {kind}", hint=f"use {arg('engine', 'native')}")
 
 
 class OpenClEngine:
@@ -62,25 +100,8 @@ class OpenClEngine:
             UnsupportedModelError: the kernels do not run a model like that.
             EngineError: no compiled core to pack with, or no memory on the device.
         """
-        for tensor in spec.tensors():
-            check_shape(checkpoint, tensor)
-        total, done = sum(tensor.is_matrix for tensor in spec.tensors()), 0
-        kept = {*spec.kept()} - {plan.embedding}
-
-        def matrix(tensor: Tensor) -> PackedWeight:
-            nonlocal done
-            if progress is not None:
-                progress(done, total, tensor.name)
-            done += 1
-            return read_matrix(checkpoint, tensor, plan, keep=tensor.name in kept, threads=threads)
-
-        def vector(tensor: Tensor) -> Floats:
-            return read_vector(checkpoint, tensor)
-
-        engine = cls.build(spec, plan.label, matrix, vector, device, kv_cache, threads)
-        if progress is not None:
-            progress(total, total, "")
-        return engine
+        with reading(checkpoint, spec, plan, threads, progress) as (matrix, vector):
+            return cls.build(spec, plan.label, matrix, vector, device, kv_cache, threads)
 
     @classmethod
     def build(
@@ -92,18 +113,20 @@ class OpenClEngine:
         device: Device,
         kv_cache: str = "fp16",
         threads: int | None = None,
+        embeds: bool = True,
     ) -> OpenClEngine:
         """A decoder whose weights two functions give, asked in the order a step reads them. Raises as ``load``.
 
-        ``threads`` of this machine pack them.
+        ``threads`` of this machine pack them. Without ``embeds`` the embedding is elsewhere, see :meth:`forward`.
         """
         if kv_cache not in KV_CACHES:
             raise InputError(argument="kv_cache", got=kv_cache, allowed=f"one of {', '.join(KV_CACHES)}")
-        return cls(Decoder(device, spec, matrix, vector, kv_cache, threads), low_bit, kv_cache)
+        return cls(Decoder(device, spec, matrix, vector, kv_cache, threads, embeds), low_bit, kv_cache)
 
     @classmethod
     def moved(cls, engine: NativeEngine, device: Device) -> OpenClEngine:
         """The weights of an engine on the CPU, bit for bit, on a device; it stays as it is. Raises as ``load``."""
+        check_room(device, engine.describe()["weight_bytes"])
         given, seen = engine.weights(), dict[str, PackedWeight]()
 
         def matrix(tensor: Tensor) -> PackedWeight:
@@ -123,21 +146,19 @@ class OpenClEngine:
         """An empty sequence."""
         return OpenClCache(self._decoder.pages)
 
-    def forward(self, batch: Batch) -> StepOutput:
-        """The whole decoder on the device: ids in, ids out. See ``engines.base.Engine.forward``."""
-        wants = batch.wants
-        top = wants.top
-        if not isinstance(top, (int, np.integer)) or not 0 <= top <= MOST_TOP:
-            raise InputError(f"top is {top!r}; it must be from 0 to {MOST_TOP}")
-        if wants.hidden or wants.timings:
-            kind = "hidden states" if wants.hidden else "timings"
-            raise InputError(f"the OpenCL engine returns no {kind}", hint=f"use {arg('engine', 'native')}")
+    def forward(self, batch: Batch, hidden: Floats | None = None) -> StepOutput:
+        """The whole decoder on the device: ids in, ids out. See ``engines.base.Engine.forward``.
+
+        ``hidden``, float32 [rows, hidden size]: what the first layer reads, where the embedding is elsewhere.
+        """
+        check_wants(batch.wants)
+        wants, top = batch.wants, int(batch.wants.top)
         with self._lock, ExitStack() as claims:
             checked = plan(batch, self._decoder.pages, self.vocab_size, self.max_context)
             for sequence in checked.sequences:
                 claims.enter_context(sequence.cache.claim("the step"))
                 sequence.cache.set_step([])  # should it fail half-way, nothing of the step before can be kept either
-            ids, logits, experts = self._decoder.run(checked, max(int(top), 1), bool(wants.logits))
+            ids, logits, experts = self._decoder.run(checked, max(top, 1), bool(wants.logits), hidden)
             if (ids < -1).any() or (ids[:, :1] < 0).any():
                 raise NonFiniteError("the model's logits are not finite", hint="the checkpoint's weights are damaged")
             for sequence in checked.sequences:
@@ -175,6 +196,8 @@ class OpenClEngine:
     def weights(self) -> Iterator[tuple[str, PackedWeight]]:
         """All tensors in plain order under the checkpoint's names, one at a time: what ``save_low_bit`` writes."""
         for tensor in self.spec.tensors():
+            if tensor is self.spec.embedding and not self.spec.tied and self._decoder.weights.embedding is None:
+                continue
             if tensor.is_matrix:
                 yield tensor.name, self._decoder.weights.matrix(tensor)
             else:

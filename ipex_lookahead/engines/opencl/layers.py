@@ -13,8 +13,9 @@ import numpy.typing as npt
 from ipex_lookahead.architectures.spec import Block, Experts, Linear, ModelSpec, Norm, Tensor
 from ipex_lookahead.engines.input_order import Order, reordered, warn_of_decoded, with_order
 from ipex_lookahead.engines.opencl.device import Device
-from ipex_lookahead.engines.opencl.linear import Matrix
+from ipex_lookahead.engines.opencl.linear import LANES, Matrix, stream_bytes
 from ipex_lookahead.engines.opencl.scratch import mlps_of
+from ipex_lookahead.engines.weights import outputs_of, together
 from ipex_lookahead.formats.base import PackedWeight
 
 Floats = npt.NDArray[np.float32]
@@ -71,6 +72,7 @@ class Weights:
         spec: what it is.
         matrix, vector: a tensor -> its weight, asked in the order a step reads them.
         threads: of this machine, which pack the weights; None: as many as it has cores.
+        embeds: whether the embedding is there for tokens; a tied one is there as lm_head in any case.
 
     Raises:
         EngineError: the device has no memory for them.
@@ -83,21 +85,23 @@ class Weights:
         matrix: Callable[[Tensor], PackedWeight],
         vector: Callable[[Tensor], Floats],
         threads: int | None = None,
+        embeds: bool = True,
     ) -> None:
         self.device, self.spec = device, spec
-        self._matrix, self._vector, self._threads = matrix, vector, threads
-        self._matrices: dict[str, tuple[Matrix, int]] = {}
+        self._matrix, self._vector, self._threads, self._embeds = matrix, vector, threads, embeds
+        self._matrices: dict[str, list[tuple[Matrix, int]]] = {}
         self._vectors: dict[str, Any] = {}
         self._orders: dict[str, Order] = {}
         self._decoded: Counter[str] = Counter()
         head = Linear(spec.embedding) if spec.head is None else spec.head
-        if not spec.tied:
+        self.embedding: Matrix | None = None
+        if embeds and not spec.tied:
             self.embedding = self._alone(Linear(spec.embedding))
         self.layers = [self._layer(block) for block in spec.layers]
         self.final_norm = self._norm(spec.final_norm)
-        self.head = self._alone(head)
-        if spec.tied:
-            self.embedding = self.head
+        self.head = self._in_pieces(head)
+        if embeds and spec.tied:
+            (self.embedding,) = self.head
         warn_of_decoded(self._decoded)
 
     # ---- as they come ------------------------------------------------------------------------------------------------
@@ -119,7 +123,7 @@ class Weights:
         vectors = {"mixer_norm": self._norm(block.mixer_norm)}
         heads = (own.q, own.k, own.v)
         weights = place("q", heads)
-        alike = len({(weight.format, weight.group_size) for weight in weights}) == 1
+        alike = len({(weight.format, weight.group_size) for weight in weights}) == 1 and self._fit(weights) == 3
         groups = [range(3)] if alike else [range(i, i + 1) for i in range(3)]
         qkv = [self._upload([heads[i] for i in group], [weights[i] for i in group]) for group in groups]
         vectors |= {"q_norm": self._norm(own.q_norm), "k_norm": self._norm(own.k_norm), "sinks": self._put(own.sinks)}
@@ -148,27 +152,58 @@ class Weights:
     def _alone(self, linear: Linear) -> Matrix:
         return self._upload([linear], [self._for_order(self._matrix(linear.weight), None)])
 
+    def _in_pieces(self, linear: Linear) -> list[Matrix]:
+        """The lm_head, its outputs in as many matrices as it takes buffers; in one where it embeds tokens too."""
+        weight, bias = self._matrix(linear.weight), None if linear.bias is None else self._vector(linear.bias)
+        tiles = -(-weight.shape[0] // LANES)
+        of_a_tile = max(stream_bytes(weight.format, weight.shape, weight.group_size)) // tiles
+        whole = self.spec.tied and self._embeds
+        step = LANES * (tiles if whole else min(tiles, max(self.device.largest_buffer // of_a_tile, 1)))
+        pieces = [slice(first, first + step) for first in range(0, weight.shape[0], step)]
+        weight = self._for_order(weight, None)
+        made = [
+            Matrix.upload(
+                self.device, [outputs_of(weight, piece)], [None if bias is None else bias[piece]], self._threads
+            )
+            for piece in pieces
+        ]
+        self._matrices[linear.weight.name] = [(one, 0) for one in made]
+        self._keep_bias(linear, bias)
+        return made
+
     def _stacks(self, linears: Sequence[Linear], weights: Sequence[PackedWeight], mixture: bool) -> list[Stack]:
-        """Those of one format together, in the order in which formats appear."""
+        """Those of one format together, in the order in which formats appear, as many as a buffer holds."""
         groups: dict[tuple[str, int], list[int]] = {}
         for i, weight in enumerate(weights):
             groups.setdefault((weight.format, weight.group_size), []).append(i)
         made = []
-        for group in groups.values():
+        for group in (part for alike in groups.values() for part in self._parts(alike, weights)):
             matrix = self._upload([linears[i] for i in group], [weights[i] for i in group])
             places = np.full(len(linears), -1, np.int32)
             places[group] = np.arange(len(group))
             made.append(Stack(matrix, self.device.upload(places) if mixture else None))
         return made
 
+    def _fit(self, weights: Sequence[PackedWeight]) -> int:
+        """How many of weights of one size and format a buffer of the device holds; at least one."""
+        largest = max(max(stream_bytes(one.format, one.shape, one.group_size)) for one in weights)
+        return min(len(weights), max(self.device.largest_buffer // largest, 1))
+
+    def _parts(self, group: list[int], weights: Sequence[PackedWeight]) -> list[list[int]]:
+        most = self._fit([weights[i] for i in group])
+        return [group[i : i + most] for i in range(0, len(group), most)]
+
     def _upload(self, linears: Sequence[Linear], weights: Sequence[PackedWeight]) -> Matrix:
         biases = [None if linear.bias is None else self._vector(linear.bias) for linear in linears]
         made = Matrix.upload(self.device, weights, biases, self._threads)
         for part, (linear, bias) in enumerate(zip(linears, biases, strict=True)):
-            self._matrices[linear.weight.name] = (made, part)
-            if linear.bias is not None and bias is not None:
-                self._vectors[linear.bias.name] = self.device.upload(bias)
+            self._matrices[linear.weight.name] = [(made, part)]
+            self._keep_bias(linear, bias)
         return made
+
+    def _keep_bias(self, linear: Linear, bias: Floats | None) -> None:
+        if linear.bias is not None and bias is not None:
+            self._vectors[linear.bias.name] = self.device.upload(bias)
 
     def _put(self, tensor: Tensor | None) -> Any:
         if tensor is None:
@@ -180,15 +215,15 @@ class Weights:
         return self._put(None if one is None else one.weight)
 
     def _format_of(self, linear: Linear) -> tuple[str, int]:
-        made, _ = self._matrices[linear.weight.name]
+        ((made, _),) = self._matrices[linear.weight.name]
         return made.format, made.group_size
 
     # ---- as they are given back --------------------------------------------------------------------------------------
 
     def matrix(self, tensor: Tensor) -> PackedWeight:
         """A weight in plain order, bit for bit as it came."""
-        one, part = self._matrices[tensor.name]
-        return with_order(one.weights()[part], self._orders.get(tensor.name))
+        parts = [one.weights()[part] for one, part in self._matrices[tensor.name]]
+        return with_order(together(parts), self._orders.get(tensor.name))
 
     def vector(self, tensor: Tensor) -> Floats:
         """A norm's weights, a bias or sinks as they came."""
@@ -197,13 +232,13 @@ class Weights:
     @property
     def nbytes(self) -> int:
         """Bytes of all weights on the device."""
-        matrices = {id(one): one.nbytes for one, _ in self._matrices.values()}
+        matrices = {id(one): one.nbytes for parts in self._matrices.values() for one, _ in parts}
         return sum(matrices.values()) + sum(int(buffer.size) for buffer in self._vectors.values())
 
     @property
     def idle_bytes(self) -> int:
         """Bytes of weights that a step of one row does not read: an embedding that is no lm_head, and idle experts."""
-        idle = 0 if self.spec.tied else self.embedding.nbytes
+        idle = 0 if self.spec.tied or self.embedding is None else self.embedding.nbytes
         for layer in self.layers:
             if isinstance(mixture := layer.block.feed_forward, Experts):
                 count = len(mixture.experts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from ipex_lookahead.engines.native.linear import prepacked, unpacked
 from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.programs import ROWS, over_weights, units_for
+from ipex_lookahead.engines.weights import random_matrix
 from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.formats.base import PackedWeight
 
@@ -31,6 +33,18 @@ def rows_at_once(rows: int) -> int:
 def blocks_of(n: int) -> int:
     """Blocks of 32 values."""
     return -(-n // GROUP)
+
+
+@cache
+def _tile_bytes(low_bit: str, n_in: int, group_size: int) -> tuple[int, ...]:
+    """Bytes of each stream of 16 outputs: of what packing makes of them."""
+    weight = random_matrix((LANES, n_in), low_bit, group_size, np.random.default_rng(0))
+    return tuple(0 if stream is None else stream.nbytes for stream in prepacked(weight, 1))
+
+
+def stream_bytes(low_bit: str, shape: tuple[int, ...], group_size: int) -> list[int]:
+    """Bytes of each stream of a matrix [n_out, n_in] on a device, 0 for those that the format has not."""
+    return [-(-shape[0] // LANES) * size for size in _tile_bytes(low_bit, shape[1], group_size)]
 
 
 @dataclass(frozen=True, slots=True)

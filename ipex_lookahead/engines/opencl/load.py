@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.engines.hf_config import generation_defaults
@@ -9,12 +11,17 @@ from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_opti
 from ipex_lookahead.engines.opencl.decoder import check_spec
 from ipex_lookahead.engines.opencl.device import device_of
 from ipex_lookahead.engines.opencl.engine import OpenClEngine
+from ipex_lookahead.engines.opencl.memory import choose_layers, measured
+from ipex_lookahead.engines.opencl.split import SplitEngine
 from ipex_lookahead.engines.requantize import warn_of_requantizing
 from ipex_lookahead.engines.weights import label_in, log_fallbacks, matrices
 
 
 def load(request: LoadRequest) -> LoadedModel:
-    """Load a checkpoint onto a device. See ``OpenClEngine.load`` and ``Device`` for what it may raise."""
+    """Load a checkpoint onto a device, its first layers onto the CPU where not all are wanted there, or fit.
+
+    See ``OpenClEngine.load``, ``choose_layers`` and ``Device`` for what it may raise.
+    """
     refuse_options("opencl", "it runs without torch", ipex=request.ipex)
     device = device_of(None if request.device is None else str(request.device))
     checkpoint = open_checkpoint(request.path)
@@ -29,10 +36,16 @@ def load(request: LoadRequest) -> LoadedModel:
         if rounded_from is None:  # else what becomes of it was said, and one sentence is enough
             log_fallbacks(plan, matrices(spec))
         tokenizer, why_none = request.tokenizer(checkpoint.text_tokenizer)
-        engine = OpenClEngine.load(
-            checkpoint, spec, plan, device,
-            threads=request.threads, kv_cache=request.kv_cache, progress=request.progress,
-        )  # fmt: skip
+        model = measured(checkpoint, spec, plan, request.kv_cache, request.max_context)
+        layers = choose_layers(device, model, request.gpu_layers)
+        rest: dict[str, Any] = {
+            "threads": request.threads, "kv_cache": request.kv_cache, "progress": request.progress,
+        }  # fmt: skip
+        engine: OpenClEngine | SplitEngine
+        if layers == len(spec.layers):
+            engine = OpenClEngine.load(checkpoint, spec, plan, device, **rest)
+        else:
+            engine = SplitEngine.load(checkpoint, spec, plan, device, layers, **rest)
         if rounded_from is not None:
             engine.facts["requantized_from"] = rounded_from
         defaults = generation_defaults(checkpoint)

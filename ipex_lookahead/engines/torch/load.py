@@ -59,9 +59,10 @@ def load(request: LoadRequest) -> LoadedModel:
     """
     refuse_options(
         "torch",
-        "that is the native engine's",
+        "that is the native engine's, or the OpenCL engine's",
         kv_cache=request.kv_cache if request.kv_cache != "fp16" else None,
         max_context=request.max_context,
+        gpu_layers=request.gpu_layers,
     )
     device = check_device("cpu" if request.device is None else request.device)
     family = family_of(request.path)
