@@ -24,6 +24,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.cost import EngineCosts
 from ipex_lookahead.decoding.kept_costs import cost_folder
+from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
 from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.base import Proposer
@@ -35,7 +36,7 @@ from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.generate import LookaheadGenerateOutput, generate_stepwise
 from ipex_lookahead.generation.lookahead import asked_lookup, proposer_lookahead, second_model_lookahead
 from ipex_lookahead.generation.past import LookaheadCache, past_of
-from ipex_lookahead.generation.run import TokenBuffer, end_to_end, streamed
+from ipex_lookahead.generation.run import RunOptions, end_to_end, streamed
 from ipex_lookahead.generation.second_model import check_vocabulary, engine_of
 from ipex_lookahead.modeling.copying import Copying
 from ipex_lookahead.modeling.forward import outputs_after
@@ -149,7 +150,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         seed: int | None = None,
         tokenizer: Any = None,
         **kwargs: Any,
-    ) -> Generator[Sequence[TokenBuffer], None, torch.Tensor | LookaheadGenerateOutput]:
+    ) -> Generator[Sequence[TokenSequence], None, torch.Tensor | LookaheadGenerateOutput]:
         """Generate as transformers does, with lookahead and a seed beside.
 
         See :func:`ipex_lookahead.generation.generate.generate` for what each argument means and which errors it may
@@ -160,14 +161,15 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         :class:`ipex_lookahead.drafting.Proposer`: a class whose instances begin with the settings will do
         (docs/lookahead.md). What it returns is checked: anything but a Draft of this vocabulary is an InputError.
         """
+        options = RunOptions(costs=self.costs, stores=self._stores, forwards=self._forwards)
         if proposer is not None:
             if draft_model is not None or assistant_model is not None:
                 raise InputError("both proposer and a draft model are given, and both draft; leave one of them out")
             lookahead = proposer_lookahead(lookahead) or 0
-            kwargs["make"] = lambda config: OwnProposer(proposer(config), self.engine.vocab_size)
+            options.make = lambda config: OwnProposer(proposer(config), self.engine.vocab_size)
         if lookahead is None:
             lookahead = asked_lookup(kwargs, generation_config, self.generation_config)
-        lookahead, draft_engine = self._second_model(
+        lookahead, options.draft_engine = self._second_model(
             lookahead,
             draft_model,
             assistant_model,
@@ -176,8 +178,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
             th_stop_draft=th_stop_draft,
             auto_th_stop_draft=auto_th_stop_draft,
         )
-        stats = GenerationStats()
-        self.stats = stats
+        self.stats = options.stats
         return (
             yield from generate_stepwise(
                 self.engine,
@@ -191,14 +192,10 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
                 lookahead=lookahead,
                 max_matching_ngram_size=max_matching_ngram_size,
                 adaptive=adaptive,
-                costs=self.costs,
-                stores=self._stores,
                 seed=seed,
                 tokenizer=self.tokenizer if tokenizer is None else tokenizer,
-                stats=stats,
                 synced_gpus=synced_gpus,
-                draft_engine=draft_engine,
-                forwards=self._forwards,
+                options=options,
                 **kwargs,
             )
         )

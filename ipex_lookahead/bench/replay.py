@@ -24,7 +24,8 @@ from ipex_lookahead.decoding.budget import AdaptiveBudget, FixedBudget
 from ipex_lookahead.decoding.calibration import Calibration, from_json, to_json
 from ipex_lookahead.decoding.cost import CostCurve
 from ipex_lookahead.decoding.loop import decode
-from ipex_lookahead.decoding.sequence import DecodingSequence
+from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
+from ipex_lookahead.decoding.sequence_group import SequenceGroup
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
@@ -235,9 +236,10 @@ def replay(
         engine = RecordedEngine(answer)
         prompt = np.array(answer.prompt, np.int32)
         limit = len(answer.prompt) + len(answer.output)
-        sequence = DecodingSequence(0, prompt, limit, engine.new_cache(), proposer, None, lambda token: False)
+        sequence = TokenSequence(prompt, limit, proposer=proposer)
         before, steps = total.tokens, total.steps
-        decode(engine, [sequence], controller, total)
+        for _ in decode(engine, SequenceGroup([sequence], total, controller)):
+            pass
         decode_tokens += total.tokens - before - 1
         length = len(answer.prompt) + 1
         for drafted, accepted, _, _ in total.per_step[steps:]:

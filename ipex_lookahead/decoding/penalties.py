@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ipex_lookahead.decoding.choose import Ids, Logits
+from ipex_lookahead.decoding.sampling import Ids, Logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class RepetitionPenalty:
     penalty: float
 
     def __call__(self, ids: Ids, logits: Logits) -> Logits:
-        """See :data:`~ipex_lookahead.decoding.choose.Processor`."""
+        """See :data:`~ipex_lookahead.decoding.sampling.Processor`."""
         seen = ids[ids < logits.size]
         values, penalty = logits[seen], np.float32(self.penalty)
         with np.errstate(over="ignore"):
@@ -49,7 +49,7 @@ class CountPenalties:
     prompt_length: int
 
     def __call__(self, ids: Ids, logits: Logits) -> Logits:
-        """See :data:`~ipex_lookahead.decoding.choose.Processor`."""
+        """See :data:`~ipex_lookahead.decoding.sampling.Processor`."""
         tokens, counts = np.unique(ids[self.prompt_length :], return_counts=True)
         logits[tokens] -= (counts * self.frequency + self.presence).astype(np.float32)
         return logits
@@ -62,7 +62,7 @@ class NoRepeatedNGrams:
     size: int
 
     def __call__(self, ids: Ids, logits: Logits) -> Logits:
-        """See :data:`~ipex_lookahead.decoding.choose.Processor`."""
+        """See :data:`~ipex_lookahead.decoding.sampling.Processor`."""
         before = self.size - 1
         if len(ids) < self.size:
             return logits
@@ -81,7 +81,7 @@ class LeastLength:
     end: Collection[int]
 
     def __call__(self, ids: Ids, logits: Logits) -> Logits:
-        """See :data:`~ipex_lookahead.decoding.choose.Processor`."""
+        """See :data:`~ipex_lookahead.decoding.sampling.Processor`."""
         if len(ids) < self.length:
             logits[list(self.end)] = -np.inf
         return logits

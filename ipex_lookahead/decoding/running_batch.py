@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from ipex_lookahead.decoding.budget import Controller
 from ipex_lookahead.decoding.prefix_cache import PrefixCache
-from ipex_lookahead.decoding.sequence import NO_DRAFT, Reader
-from ipex_lookahead.decoding.sequence_group import SequenceGroup
+from ipex_lookahead.decoding.sequence import NO_DRAFT
+from ipex_lookahead.decoding.sequence_group import PrefillChunk, SequenceGroup
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.engines.base import Batch, Engine, OutputRequest
@@ -19,28 +19,7 @@ from ipex_lookahead.errors import InputError
 LOGITS = OutputRequest(logits=True)
 
 
-@dataclass(slots=True, eq=False)
-class PrefillChunk:
-    """Rows of a prompt in a forward.
-
-    Attributes:
-        group, reader: whose.
-        rows: how many.
-        done: whether they are the reader's last.
-        answer: the row of the output that follows them; -1 = it was not asked for. Where the prompt is shown, those
-            before it are its other rows'.
-        first: the first of its rows in the batch.
-    """
-
-    group: SequenceGroup
-    reader: Reader
-    rows: int
-    done: bool
-    answer: int = -1
-    first: int = 0
-
-
-class Table:
+class DraftBatch:
     """Groups that have one controller, which buys the rows of all their drafts together.
 
     Attributes:
@@ -78,7 +57,7 @@ class Table:
             proposer = sequence.proposer
             if proposer is not None:
                 budget = min(controller.budget(sequence.index), sequence.limit - sequence.length - 1)
-                sequence.asked = budget > 0
+                sequence.proposed = budget > 0
                 if budget > 0:
                     try:
                         for outcome in sequence.outcomes():
@@ -110,8 +89,8 @@ class RunningBatch:
         engine: where the model runs.
 
     Attributes:
-        tables: the groups by controller.
-        live: their sequences, in the order of the tables.
+        draft_batches: the groups by controller.
+        live: their sequences, in their order.
         rows: of the sequences and their drafts, in this step.
         drafting: whether any sequence has a proposer.
     """
@@ -120,15 +99,15 @@ class RunningBatch:
         by_controller: dict[int, list[SequenceGroup]] = {}
         for group in groups:
             by_controller.setdefault(id(group.controller), []).append(group)
-        self.tables = [Table(some, some[0].decided_by) for some in by_controller.values()]
-        self.live = [sequence for table in self.tables for sequence in table.live]
-        self.drafting = any(table.drafting for table in self.tables)
+        self.draft_batches = [DraftBatch(some, some[0].decided_by) for some in by_controller.values()]
+        self.live = [sequence for part in self.draft_batches for sequence in part.live]
+        self.drafting = any(part.drafting for part in self.draft_batches)
         self.rows = len(self.live)
         self._engine = engine
         self._caches = [sequence.cache for sequence in self.live]
         self._counts = [1] * len(self.live)
         self._parents = np.full(len(self.live), -1, np.int32)
-        self._plain = OutputRequest(logits=any(sequence.choose is not None for sequence in self.live))
+        self._plain = OutputRequest(logits=any(sequence.needs_logits for sequence in self.live))
         self._wants = self._plain
         for sequence in self.live:
             if sequence.proposer is not None:
@@ -140,14 +119,14 @@ class RunningBatch:
     def propose(self, memory: PrefixCache | None, fail: Callable[[SequenceGroup, Exception], None]) -> bool:
         """Ask for drafts; whether there are any. A group whose proposer raises is failed."""
         rows, asked = 0, False
-        for table in self.tables:
-            if table.drafting:
-                rows += table.propose(self._engine, len(self.live) - len(table.live) + rows, fail)
-                asked = asked or not table.idle
-                if rows and memory is not None and table.drafts is not None:
-                    table.drafts = [
+        for part in self.draft_batches:
+            if part.drafting:
+                rows += part.propose(self._engine, len(self.live) - len(part.live) + rows, fail)
+                asked = asked or not part.idle
+                if rows and memory is not None and part.drafts is not None:
+                    part.drafts = [
                         draft.first(memory.extend_to(sequence.pages, sequence.length, len(draft)))
-                        for sequence, draft in zip(table.live, table.drafts, strict=True)
+                        for sequence, draft in zip(part.live, part.drafts, strict=True)
                     ]
         self._asked = asked
         self.rows = len(self.live) + rows
@@ -168,9 +147,9 @@ class RunningBatch:
         counts: list[int] = []
         tokens: list[int] = []
         parents: list[int] = []
-        for table in self.tables:
-            drafts = table.drafts
-            for number, sequence in enumerate(table.live):
+        for part in self.draft_batches:
+            drafts = part.drafts
+            for number, sequence in enumerate(part.live):
                 draft = NO_DRAFT if drafts is None else drafts[number]
                 counts.append(1 + len(draft.tokens))
                 tokens.append(sequence.last)
@@ -189,18 +168,18 @@ def _with_chunks(batch: Batch, chunks: Sequence[PrefillChunk]) -> Batch:
     tokens, parents = [batch.tokens], [batch.parents]
     end, wants = answers, batch.wants
     for chunk in chunks:
-        reader = chunk.reader
-        first = reader.sequence.cache.length
-        caches.append(reader.sequence.cache)
+        sequence = chunk.sequence
+        first = sequence.cache.length
+        caches.append(sequence.cache)
         counts.append(chunk.rows)
-        tokens.append(reader.tokens[first : first + chunk.rows])
+        tokens.append(sequence.to_read[first : first + chunk.rows])
         parents.append(np.arange(-1, chunk.rows - 1, dtype=np.int32))
         chunk.first = end
         end += chunk.rows
-        if reader.hidden:
-            wants |= OutputRequest(hidden=reader.hidden)
-        shown = reader.sequence.shows_prompt
-        if shown or (chunk.done and reader.answer):
+        if hidden := sequence.hidden_layers:
+            wants |= OutputRequest(hidden=hidden)
+        shown = sequence.shows_prompt
+        if shown or (chunk.done and sequence.fresh):
             want.extend(range(end - chunk.rows if shown else end - 1, end))
             chunk.answer = len(want) - 1
             if shown or chunk.group.logits:

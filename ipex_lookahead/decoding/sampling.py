@@ -57,6 +57,14 @@ class WarperParams:
     min_p: float = 0.0
 
 
+Ids = npt.NDArray[np.int64]
+"""Token ids, int64 [n]."""
+Logits = npt.NDArray[np.float32]
+"""float32 [vocab_size]."""
+Processor = Callable[[Ids, Logits], Logits]
+"""(the sequence so far, the prompt without padding included; logits of what follows) -> logits. The first are views and
+must not be changed; the second may be."""
+
 Implementation = Callable[..., int]
 """``(logits, temperature, top_k, top_p, min_p, seed, sequence, position) -> token``, or a negative code."""
 

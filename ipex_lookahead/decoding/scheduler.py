@@ -6,15 +6,15 @@ their neighbours, so who shares a forward with whom shows in the times only.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, abc
+from collections.abc import Callable
 from time import perf_counter
 
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, pages_of
 from ipex_lookahead.decoding.rule_price import RulePrice
-from ipex_lookahead.decoding.running_batch import PrefillChunk, RunningBatch
-from ipex_lookahead.decoding.sequence import DecodingSequence
-from ipex_lookahead.decoding.sequence_group import SequenceGroup, StepEvent
+from ipex_lookahead.decoding.running_batch import RunningBatch
+from ipex_lookahead.decoding.sequence import Sequence
+from ipex_lookahead.decoding.sequence_group import PrefillChunk, SequenceGroup, StepEvent
 from ipex_lookahead.decoding.shares import QUANTUM, Shares, by_owner, dispensable
 from ipex_lookahead.engines.base import Batch, Engine, StepOutput
 from ipex_lookahead.engines.prefill import PREFILL_ROWS
@@ -27,7 +27,7 @@ LEAST_CHUNK = 8
 SHOWN_ROWS = 64
 """Most rows of prompts in a step whose logits are shown: each row takes as many floats as the vocabulary has tokens."""
 
-_NONE: Sequence[PrefillChunk] = ()
+_NONE: abc.Sequence[PrefillChunk] = ()
 
 Time = Callable[[int, int], float]
 """(rows, positions of context) -> what a forward takes, in any unit."""
@@ -41,8 +41,8 @@ class Scheduler:
         slots: most groups at a time; None = all. Owners that want more than there are have equal shares of the rows
             (:class:`~ipex_lookahead.decoding.shares.Shares`): whoever has more puts groups back, where ``memory`` is.
         per_owner: most of them of one owner; None = all.
-        memory: bounds keys and values, and keeps those of prompts for later ones; then a group has one sequence, whose
-            ``committed`` tells its tokens, and caches are made and changed here. None: caches are the sequences' own.
+        memory: bounds keys and values, and keeps those of prompts for later ones; then a group has one sequence, and
+            caches are made and changed here. None: caches are the sequences' own.
         time: what a forward takes (:class:`~ipex_lookahead.decoding.cost.CostCurve`), for ``DELAY``.
         prefill_rows: most prompt rows in a forward.
         forward: runs a batch in place of ``engine.forward``.
@@ -129,7 +129,7 @@ class Scheduler:
             found.cancel()
             self._leave(found)
 
-    def step(self) -> Sequence[StepEvent]:
+    def step(self) -> abc.Sequence[StepEvent]:
         """One forward: each sequence that decodes emits at least one token, and the next chunks of prompts are read.
 
         What one group's rules, proposer or rows raise ends that group alone.
@@ -171,7 +171,7 @@ class Scheduler:
     def _took(
         self,
         running_batch: RunningBatch,
-        chunks: Sequence[PrefillChunk],
+        chunks: abc.Sequence[PrefillChunk],
         output: StepOutput,
         proposing: float,
         forward: float,
@@ -183,39 +183,37 @@ class Scheduler:
         if not chunks:
             self._rules.took(forward)
         argmax = output.argmax.tolist()
-        first, alone = 0, len(running_batch.tables) == 1 and not chunks and not output.shared
-        for table in running_batch.tables:
-            drafts, at, before = table.drafts, 0, first
-            for group in table.groups:
+        first, alone = 0, len(running_batch.draft_batches) == 1 and not chunks and not output.shared
+        for part in running_batch.draft_batches:
+            drafts, at, before = part.drafts, 0, first
+            for group in part.groups:
                 count = len(group.live)
-                own = drafts if drafts is None or table.of_one else drafts[at : at + count]
+                own = drafts if drafts is None or part.of_one else drafts[at : at + count]
                 try:
-                    first = group.take(own, argmax, output, first, proposing, forward, table.idle)
+                    first = group.take(own, argmax, output, first, proposing, forward, part.idle)
                 except Exception as error:
                     first += count if own is None else count + sum(map(len, own))
                     self._fail(group, error)
                 at += count
                 if group.has_finished and not group.ended:
                     self._settle(group)
-            if table.drafting and not table.idle:
-                longest = max([sequence.length for sequence in table.live])
+            if part.drafting and not part.idle:
+                longest = max([sequence.length for sequence in part.live])
                 rows, seconds, experts = (
                     (first - before, forward, output.experts) if alone else (first - before, 0.0, 0)
                 )
-                table.controller.timed(rows, longest, seconds, proposing, experts)
+                part.controller.timed(rows, longest, seconds, proposing, experts)
         if chunks:
             self._read(chunks, argmax, output)
 
-    def _read(self, chunks: Sequence[PrefillChunk], argmax: list[int], output: StepOutput) -> None:
+    def _read(self, chunks: abc.Sequence[PrefillChunk], argmax: list[int], output: StepOutput) -> None:
         """Hand out what came of chunks of prompts."""
         by_group: dict[SequenceGroup, list[PrefillChunk]] = {}
         for chunk in chunks:
             by_group.setdefault(chunk.group, []).append(chunk)
         for group, own in by_group.items():
             try:
-                group.read(
-                    [(chunk.reader, chunk.rows, chunk.done, chunk.answer, chunk.first) for chunk in own], argmax, output
-                )
+                group.read(own, argmax, output)
                 if not group.readers:
                     if self._memory is not None:
                         self._keep(self._memory, group.sequences[0], group.key, goes_on=True)
@@ -227,7 +225,7 @@ class Scheduler:
             except Exception as error:
                 self._fail(group, error)
 
-    def _one_by_one(self, chunks: Sequence[PrefillChunk], error: Exception, *, drafted: bool) -> None:
+    def _one_by_one(self, chunks: abc.Sequence[PrefillChunk], error: Exception, *, drafted: bool) -> None:
         """A forward has failed: run each group's rows by themselves and without drafts, so that it ends whose it is."""
         groups = list(dict.fromkeys([*self._decoding, *(chunk.group for chunk in chunks)]))
         if len(groups) == 1 and not (drafted and isinstance(error, EngineError)):
@@ -245,7 +243,7 @@ class Scheduler:
             else:
                 self._took(running_batch, own, output, 0.0, perf_counter() - asked)
 
-    def _take_events(self) -> Sequence[StepEvent]:
+    def _take_events(self) -> abc.Sequence[StepEvent]:
         found = self._events.copy()
         self._events.clear()  # groups have this list
         return found
@@ -274,6 +272,9 @@ class Scheduler:
                     self._preempt(self._memory, ahead)
                     full = False
                 self._prepare(self._memory, group)
+            else:
+                for sequence in group.sequences:
+                    sequence.cache = self._engine.new_cache() if sequence.cache is None else sequence.cache
             self._waiting.remove(group)
             group.start()
             self._reading.append(group)
@@ -288,7 +289,7 @@ class Scheduler:
         """Give a group what is kept of its text."""
         sequence = group.sequences[0]
         self._release(sequence)
-        found = None if sequence.shows_prompt else memory.take(group.to_read(sequence), group.key)
+        found = None if sequence.shows_prompt else memory.take(sequence.plan_reading(), group.key)
         sequence.cache, sequence.pages = (self._engine.new_cache(), []) if found is None else found
         if group.furthest:  # it gets on further than it fell back, or two could take turns for ever
             again = group.furthest - sequence.cache.length
@@ -296,13 +297,13 @@ class Scheduler:
 
     def _needs(self, memory: PrefixCache, group: SequenceGroup) -> int:
         """Pages that a group needs to begin with; -1: it should wait, since another one is reading the same prompt."""
-        tokens = group.to_read(group.sequences[0])
+        tokens = group.sequences[0].plan_reading()
         if group.sequences[0].shows_prompt:
             return pages_of(len(tokens) + 1)
         held = memory.match(tokens, group.key)
         end = (held + 1) * PAGE
         for other in self._reading:
-            same = other.readers[0].tokens
+            same = other.readers[0].to_read
             if other.key == group.key and min(len(same), len(tokens) - 1) >= end and (same[:end] == tokens[:end]).all():
                 return -1
         return pages_of(len(tokens) + 1) - held
@@ -369,14 +370,13 @@ class Scheduler:
         self._waiting.sort(key=_number)
         self.preemptions += 1
 
-    def _keep(self, memory: PrefixCache, sequence: DecodingSequence, key: str, *, goes_on: bool = False) -> None:
-        assert sequence.committed is not None
+    def _keep(self, memory: PrefixCache, sequence: Sequence, key: str, *, goes_on: bool = False) -> None:
         length = sequence.cache.length
         if goes_on:
             length -= length % PAGE
-        memory.keep(sequence.committed()[:length], sequence.cache, sequence.pages, key)
+        memory.keep(sequence.ids[:length], sequence.cache, sequence.pages, key)
 
-    def _release(self, sequence: DecodingSequence) -> None:
+    def _release(self, sequence: Sequence) -> None:
         if self._memory is not None:
             self._memory.release(sequence.pages)
             sequence.pages = []
@@ -397,15 +397,15 @@ class Scheduler:
                 own = _share(room, len(by_key) - place)
                 for number, group in enumerate(groups):
                     share = _share(own, len(groups) - number)
-                    for reader in group.readers:
-                        rows = min(share, reader.left)
-                        if reader.sequence.shows_prompt:
+                    for sequence in group.readers:
+                        rows = min(share, sequence.left)
+                        if sequence.shows_prompt:
                             rows = min(rows, shown)
                             shown -= rows
                         if self._memory is not None:
-                            rows = self._memory.extend_to(reader.sequence.pages, reader.sequence.cache.length, rows)
+                            rows = self._memory.extend_to(sequence.pages, sequence.cache.length, rows)
                         if rows > 0:
-                            chunks.append(PrefillChunk(group, reader, rows, rows == reader.left))
+                            chunks.append(PrefillChunk(group, sequence, rows, rows == sequence.left))
                             share, own, room = share - rows, own - rows, room - rows
             if self._decoding or chunks or self._memory is None:
                 break
@@ -419,7 +419,7 @@ class Scheduler:
         if not live or self._time is None:
             return most
         rows, length = self._running_batch.rows, max(sequence.length for sequence in live)
-        read = max((reader.sequence.cache.length for group in self._reading for reader in group.readers), default=0)
+        read = max((sequence.cache.length for group in self._reading for sequence in group.readers), default=0)
         allowed, least = DELAY * self._time(rows, length), LEAST_CHUNK
         while least < most:
             middle = (least + most + 1) // 2
@@ -436,7 +436,7 @@ def _number(group: SequenceGroup) -> int:
 
 def _left(group: SequenceGroup) -> int:
     """Tokens of its prompts that are to be read."""
-    return sum(reader.left for reader in group.readers)
+    return sum(sequence.left for sequence in group.readers)
 
 
 def _share(room: int, among: int) -> int:
@@ -444,16 +444,16 @@ def _share(room: int, among: int) -> int:
     return min(room, max(LEAST_CHUNK, room // among))
 
 
-def _rows_of(running_batch: RunningBatch, chunks: Sequence[PrefillChunk]) -> Counter[str]:
+def _rows_of(running_batch: RunningBatch, chunks: abc.Sequence[PrefillChunk]) -> Counter[str]:
     """Rows of a forward, by owner."""
     found: Counter[str] = Counter()
-    for table in running_batch.tables:
+    for part in running_batch.draft_batches:
         at = 0
-        for group in table.groups:
+        for group in part.groups:
             end = at + len(group.live)
             found[group.owner] += len(group.live)
-            if table.drafts is not None:
-                found[group.owner] += sum(len(draft.tokens) for draft in table.drafts[at:end])
+            if part.drafts is not None:
+                found[group.owner] += sum(len(draft.tokens) for draft in part.drafts[at:end])
             at = end
     for chunk in chunks:
         found[chunk.group.owner] += chunk.rows

@@ -1,108 +1,210 @@
-"""One sequence on its way, and what of it is still to be read."""
+"""One sequence: its tokens, how the next one is chosen, where it ends, and what its proposer has not observed yet."""
 
 from __future__ import annotations
 
+from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from time import perf_counter
 
 import numpy as np
 import numpy.typing as npt
 
+from ipex_lookahead.decoding.sampling import Ids, Logits, Processor, Sampler, greedy
+from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import Cache, Hidden
+from ipex_lookahead.engines.base import Cache, Hidden, StepOutput
+from ipex_lookahead.errors import EngineError
 
 NO_DRAFT = Draft()
+NOT_FINITE = "the engine's logits hold NaN: the weights or the activations are not finite"
 
 Tokens = npt.NDArray[np.int32]
 """int32 [n], token ids."""
 
 
 @dataclass(slots=True, eq=False)
-class DecodingSequence:
-    """One sequence on its way. The loop owns ``last``, ``length``, ``finish`` and ``pages``.
+class Sequence:
+    """A prompt, what is asked for, and how far it is. Whoever submits it sets what is above ``ids``.
 
     Attributes:
-        index: its number, for the controller.
-        prompt: int32 [n], n >= 1.
-        limit: length, prompt included, at which the sequence ends; more than n, or n for a prompt that is only read.
-        cache: a cache of its own; it may hold the prompt's first tokens, but not all of them. Of several sequences with
-            one prompt and empty caches the first reads it, and the others get forks.
+        prompt: int32 [n], n >= 1, ids below the vocabulary's size.
+        limit: length, prompt included, at which it ends; more than n (n for a prompt that is only read), at most the
+            engine's ``max_context``. See :func:`~ipex_lookahead.generation.run.length_limit`.
+        limit_reason: the finish reason then: "length" or "context".
+        eos_ids: a token of these ends the sequence.
+        sampler: draws the tokens, by its own seed, sequence number and parameters; None takes the most likely.
+        processors: change the logits before the choice, in order; called once for each emitted position, in order.
+        draft_processors: those of them that may be called with any prefix, for a draft model to choose as the target
+            does: they keep no state.
+        warpers: what the sampler stands for; only ``scores`` shows them.
+        on_token: called with each token as it is emitted.
+        stop: called after each token, with the sequence so far; True ends it there.
+        cache: an engine's, of its own, with the prompt's first tokens, but not all of them; the scheduler makes one
+            where there is none. Of several sequences with one prompt and empty caches the first reads it, and the
+            others get forks.
+        scores, raw: lists that get the processed, and the raw logits of each position; None keeps none.
+        on_prompt_logits: called with the prompt's own logits as it is read: how many tokens are before them, and
+            float32 [rows, vocab_size]. The same rows may come twice, where the sequence is preempted meanwhile.
+        index: its number among those of its controller.
         proposer: None decodes token by token.
-        choose: float32 [vocab_size] logits -> token, called once for each emitted position in order; None is the
-            argmax, for which the engine need not hand out logits.
-        accept: told each emitted token, in order; True ends the sequence with that token.
-        limit_reason: what ``finish`` becomes at the limit.
-        committed: gives the prompt and all emitted tokens, integers [n]; only a scheduler with a memory asks for them.
-        on_prompt_logits: told the prompt's own logits as it is read: how many tokens are before them, and float32
-            [rows, vocab_size]. The same rows may come twice, where the sequence is preempted meanwhile.
-        last, length: the last committed token, and how many are committed.
+        ids: int64 [limit]; the first ``length`` are committed.
+        length: how many are committed, the prompt's counted.
+        last: the last of them.
         finish: None while it goes on, else "stop", ``limit_reason`` or "cancelled".
+        needs_logits: whether tokens are chosen from logits; else the engine's argmax is all there is to it.
+        to_read: what its cache is to hold before it decodes.
+        twins: sequences with the same prompt, which get forks of the cache once it is read.
         pages: its pages, as the scheduler's memory numbers them.
-        asked: whether its proposer was asked in this step.
-        pending_outcomes: outcomes of steps since it was last asked, which it is told before it is asked again.
+        proposed: whether its proposer was called in this step.
+        pending_outcomes: outcomes of steps since it last was, which it observes before it is called again.
         missed: tokens of idle steps behind those.
         states: hidden states of what is read, for its proposer, chunk by chunk.
     """
 
-    index: int
     prompt: Tokens
     limit: int
-    cache: Cache
-    proposer: Proposer | None
-    choose: Callable[[npt.NDArray[np.float32]], int] | None
-    accept: Callable[[int], bool]
     limit_reason: str = "length"
-    committed: Callable[[], npt.NDArray[Any]] | None = None
-    on_prompt_logits: Callable[[int, npt.NDArray[np.float32]], None] | None = None
-    last: int = -1
-    length: int = 0
+    eos_ids: frozenset[int] = frozenset()
+    sampler: Sampler | None = None
+    processors: abc.Sequence[Processor] = ()
+    draft_processors: abc.Sequence[Processor] = ()
+    warpers: abc.Sequence[Processor] = ()
+    on_token: Callable[[int], None] | None = None
+    stop: Callable[[Ids], bool] | None = None
+    cache: Cache = None  # type: ignore[assignment]  # once it runs it has one
+    scores: list[Logits] | None = None
+    raw: list[Logits] | None = None
+    on_prompt_logits: Callable[[int, Logits], None] | None = None
+    index: int = 0
+    proposer: Proposer | None = None
+    ids: Ids = field(init=False)
+    length: int = field(init=False)
+    last: int = field(init=False)
     finish: str | None = None
+    needs_logits: bool = False
+    to_read: Tokens = field(init=False)
+    twins: list[Sequence] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
-    asked: bool = False
+    proposed: bool = False
     pending_outcomes: list[Outcome] = field(default_factory=list)
     missed: list[int] = field(default_factory=list)
     states: list[Hidden] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.to_read = self.prompt
+        self.length = len(self.prompt)
+        self.ids = np.empty(self.limit, np.int64)
+        self.ids[: self.length] = self.prompt
+        self.last = int(self.prompt[-1])
+
+    # ---- tokens ------------------------------------------------------------------------------------------------------
+
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing is generated yet."""
+        return self.length == len(self.prompt)
+
+    @property
+    def new(self) -> list[int]:
+        """What was generated."""
+        found: list[int] = self.ids[len(self.prompt) : self.length].tolist()
+        return found
+
+    def prefix(self) -> Ids:
+        """The committed tokens: a view, which later tokens do not change."""
+        return self.ids[: self.length]
+
+    def commit(self, token: int) -> bool:
+        """Add a token; True where the sequence ends with it."""
+        self.ids[self.length] = self.last = token
+        self.length += 1
+        if self.on_token is not None:
+            self.on_token(token)
+        ended = token in self.eos_ids
+        if self.stop is not None:
+            ended = self.stop(self.prefix()) or ended
+        if ended:
+            self.finish = "stop"
+        elif self.length >= self.limit:
+            self.finish = self.limit_reason
+        return self.finish is not None
+
+    # ---- choosing ----------------------------------------------------------------------------------------------------
+
+    @property
+    def chooses(self) -> bool:
+        """Whether its own settings need logits."""
+        return bool(self.processors) or any(one is not None for one in (self.sampler, self.scores, self.raw))
+
+    def emit(
+        self, argmax: list[int], output: StepOutput, stats: GenerationStats, first: int, row: int
+    ) -> tuple[int, bool]:
+        """Choose the token after row ``first + row``, commit it, and say whether the sequence ends with it."""
+        if not self.needs_logits:
+            token = argmax[first + row]
+            if token < 0:
+                raise EngineError(NOT_FINITE)
+        else:
+            began = perf_counter()
+            assert output.logits is not None
+            token = self.choose(output.logits[first + row])
+            stats.sampler_seconds += perf_counter() - began
+        stats.tokens += 1
+        return token, self.commit(token)
+
+    def choose(self, logits: Logits) -> int:
+        """Raw logits, float32 [vocab_size], -> the next token; called once for each position, in order."""
+        self.record(logits)
+        prefix = self.prefix()
+        for processor in self.processors:
+            logits = processor(prefix, logits)
+        return self.pick(logits)
+
+    def record(self, logits: Logits) -> None:
+        """Keep the raw logits where they are wanted."""
+        if self.raw is not None:
+            self.raw.append(logits.copy())
+
+    def pick(self, logits: Logits) -> int:
+        """The token, of logits that have been through the processors."""
+        prefix = self.prefix()
+        token = greedy(logits) if self.sampler is None else self.sampler(np.ascontiguousarray(logits), len(prefix))
+        if self.scores is not None:
+            logits = logits.copy()
+            for warper in self.warpers:
+                logits = warper(prefix, logits)
+            self.scores.append(logits)
+        return token
+
+    # ---- its cache and its proposer ----------------------------------------------------------------------------------
+
+    @property
+    def left(self) -> int:
+        """Tokens that are still to be read."""
+        return len(self.to_read) - self.cache.length
+
+    @property
+    def shows_prompt(self) -> bool:
+        """Whether each row of its prompt is computed for its logits, whatever is kept of it."""
+        return self.on_prompt_logits is not None and self.fresh
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Layers whose hidden states of the prompt its proposer, or a twin's, wants."""
+        proposers = [sequence.proposer for sequence in (self, *self.twins)]
+        return tuple(sorted({layer for one in proposers if one is not None for layer in one.wants.hidden}))
+
+    def plan_reading(self) -> Tokens:
+        """Set ``to_read`` to the prompt, or after it was preempted to all but the last committed token."""
+        self.to_read = self.prompt if self.fresh else self.ids[: self.length - 1].astype(np.int32)
+        return self.to_read
+
     def outcomes(self) -> list[Outcome]:
-        """What its proposer was not told so far; idle steps in a row are one outcome. It counts as told."""
+        """What its proposer has not observed so far; idle steps in a row are one outcome. It counts as observed."""
         if self.missed:
             self.pending_outcomes.append(Outcome(NO_DRAFT, (), self.missed))
             self.missed = []
         found, self.pending_outcomes = self.pending_outcomes, []
         return found
-
-    @property
-    def shows_prompt(self) -> bool:
-        """Whether each row of its prompt is computed for its logits, whatever is kept of it."""
-        return self.on_prompt_logits is not None and self.length == 0
-
-
-@dataclass(slots=True, eq=False)
-class Reader:
-    """Tokens that a sequence's cache is to hold before it decodes.
-
-    Attributes:
-        sequence: whose.
-        tokens: all of them; those from ``cache.length`` on are to be read.
-        answer: whether what follows the last of them is to be emitted; not where it has been, before the sequence was
-            preempted.
-        twins: sequences with the same prompt, which get forks of the cache.
-    """
-
-    sequence: DecodingSequence
-    tokens: Tokens
-    answer: bool
-    twins: list[DecodingSequence] = field(default_factory=list)
-
-    @property
-    def hidden(self) -> tuple[int, ...]:
-        """Layers whose hidden states the proposers that are there already want."""
-        proposers = [sequence.proposer for sequence in (self.sequence, *self.twins)]
-        return tuple(sorted({layer for one in proposers if one is not None for layer in one.wants.hidden}))
-
-    @property
-    def left(self) -> int:
-        """Tokens to be read."""
-        return len(self.tokens) - self.sequence.cache.length

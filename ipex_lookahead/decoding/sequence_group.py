@@ -1,8 +1,13 @@
-"""Sequences that are one caller's: what a forward's answers make of them. Verify, keep, observe, tell."""
+"""Sequences that are one caller's: what a forward's answers make of them. Verify, keep, observe, report.
+
+A request is a group of one. Several sequences of one call have one group, in lockstep or not, since its statistics, its
+error and its end are theirs together, and none decodes before all their prompts are read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -10,11 +15,11 @@ from time import perf_counter, process_time
 from typing import Any, Literal, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from ipex_lookahead.decoding.budget import Controller
 from ipex_lookahead.decoding.rule_price import FOLLOW
-from ipex_lookahead.decoding.sequence import NO_DRAFT, DecodingSequence, Reader, Tokens
+from ipex_lookahead.decoding.sampling import Logits
+from ipex_lookahead.decoding.sequence import NO_DRAFT, NOT_FINITE, Sequence
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.decoding.verify import verify, verify_in_step
 from ipex_lookahead.drafting.draft import Draft, Outcome
@@ -22,21 +27,25 @@ from ipex_lookahead.engines.base import ARGMAX, StepOutput
 from ipex_lookahead.errors import EngineError
 
 _ROOT_ONLY = [0]
-_NOT_FINITE = "the engine's logits hold NaN: the weights or the activations are not finite"
 
 
-class Lockstep(Protocol):
-    """Takes the place of ``choose`` and ``accept`` where something must see all sequences of a group at one position.
+class BatchRules(Protocol):
+    """Rules that see all sequences of a group at one position; these then advance in lockstep.
 
-    Both are called once for each emitted position, in order, with all sequences that go on, by their ``index``.
+    Both methods are called once for each emitted position, in order, with the sequences that go on, by ``index``.
+
+    Attributes:
+        processes: whether ``process`` does anything; where not, it is not called.
     """
 
-    def choose(self, sequences: Sequence[int], logits: Sequence[npt.NDArray[np.float32]]) -> Sequence[int]:
-        """Logits of each, float32 [vocab_size] -> the token of each. Not called where no sequence has a ``choose``."""
+    processes: bool
+
+    def process(self, rows: abc.Sequence[int], logits: abc.Sequence[Logits]) -> abc.Sequence[Logits]:
+        """Raw logits -> logits to choose from. It stands for the sequences' ``processors``."""
         ...
 
-    def accept(self, sequences: Sequence[int], tokens: Sequence[int]) -> Sequence[bool]:
-        """The emitted tokens -> for each whether its sequence ends with it."""
+    def accept(self, rows: abc.Sequence[int], tokens: abc.Sequence[int]) -> abc.Sequence[bool]:
+        """The tokens emitted, after ``on_token`` and ``stop`` -> for which of them the sequence ends there."""
         ...
 
 
@@ -58,20 +67,41 @@ class StepEvent:
     done: int = 0
     total: int = 0
     sequence: int = 0
-    tokens: Sequence[int] = ()
-    origins: Sequence[str | None] = ()
+    tokens: abc.Sequence[int] = ()
+    origins: abc.Sequence[str | None] = ()
+
+
+@dataclass(slots=True, eq=False)
+class PrefillChunk:
+    """Rows of a prompt in a forward.
+
+    Attributes:
+        group, sequence: whose.
+        rows: how many.
+        done: whether they are its last.
+        answer: the row of the output that follows them; -1 = none is wanted. Where the prompt is shown, those before it
+            are its other rows'.
+        first: the first of its rows in the batch.
+    """
+
+    group: SequenceGroup
+    sequence: Sequence
+    rows: int
+    done: bool
+    answer: int = -1
+    first: int = 0
 
 
 class SequenceGroup:
     """Sequences that are submitted, counted and ended together.
 
     Args:
-        sequences: at least one; they decode once all their prompts are read.
+        sequences: they decode once all their prompts are read.
         stats: filled; right also for a group that was abandoned.
-        begin: called with the sequences that go on when their prompts are read, again after the group was preempted:
-            gives them their proposers, and returns the controller.
-        lockstep: emit the same positions of all sequences that go on, through it: a step emits as many tokens of each
-            as of the one whose draft is right for the shortest way.
+        controller: decides how much is drafted; or what is called with the group when its prompts are read, again after
+            it was preempted: gives the sequences in ``live`` their proposers, and returns the controller.
+        rules: of the caller's, which see all sequences at one position: a step emits as many tokens of each as of the
+            one whose draft is right for the shortest way.
         on_prefill: called after each chunk of the prompts with their tokens done, and their number.
         emits_events: make events of its steps.
         key: whose memory of prompts is used.
@@ -80,7 +110,7 @@ class SequenceGroup:
     Attributes:
         id: given by the scheduler.
         live: the sequences that go on.
-        readers: what is still to be read.
+        readers: the sequences whose prompts are still to be read.
         error: what ended it early.
         ended: whether it is over.
         rule_seconds: what choosing its tokens takes in a step, a running mean.
@@ -91,11 +121,11 @@ class SequenceGroup:
 
     def __init__(
         self,
-        sequences: Sequence[DecodingSequence],
+        sequences: abc.Sequence[Sequence],
         stats: GenerationStats,
-        begin: Callable[[Sequence[DecodingSequence]], Controller],
+        controller: Controller | Callable[[Any], Controller],
         *,
-        lockstep: Lockstep | None = None,
+        rules: BatchRules | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
         emits_events: bool = False,
         key: str = "",
@@ -107,83 +137,72 @@ class SequenceGroup:
         self.key = key
         self.owner = key if owner is None else owner
         self.emits_events = emits_events
-        self.readers: list[Reader] = []
+        self.readers: list[Sequence] = []
         self.events: list[StepEvent] = []
         self.error: Exception | None = None
         self.ended = self.has_finished = False
         self.controller: Controller | None = None
         self.rule_seconds = 0.0
-        self.logits = any(s.choose is not None for s in sequences)
+        for sequence in sequences:
+            sequence.needs_logits = sequence.chooses or (rules is not None and rules.processes)
+        self.logits = any(s.needs_logits for s in sequences)
         self.total = sum(len(s.prompt) for s in sequences)
         self._done = 0
-        self._begin = begin
-        self._lockstep = lockstep
+        self._make_controller = controller
+        self._rules = rules
         self._on_prefill = on_prefill
-        self._first: dict[DecodingSequence, tuple[int, Any]] = {}  # in lockstep: what follows the prompts read so far
+        self._first: dict[Sequence, tuple[int, Any]] = {}  # in lockstep: what follows the prompts read so far
         self._started = self._first_token_at = perf_counter()
         self._cpu_at_first_token = process_time()
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Say what is to be read, the caches being as they are: the prompts; or after a pause all committed tokens."""
-        readers: dict[bytes, Reader] = {}
+        """Plan what is to be read, the caches being as they are."""
+        readers: dict[bytes, Sequence] = {}
         for number, sequence in enumerate(self.live):
-            sequence.states = []
-            fresh, held, tokens = sequence.length == 0, sequence.cache.length, self.to_read(sequence)
+            fresh, held, tokens = sequence.fresh, sequence.cache.length, sequence.plan_reading()
+            sequence.twins, sequence.states = [], []
             if fresh and held:
                 self._count(held, cached=True)
-            # What a cache holds already need not be shared; the key of its own keeps such a reader apart.
+            # What a cache holds already need not be shared; the key of its own keeps such a sequence apart.
             known = tokens.tobytes() if fresh and not held else number.to_bytes(4, "little") + b"."
             if known in readers:
                 readers[known].twins.append(sequence)
             else:
-                readers[known] = Reader(sequence, tokens, fresh)
+                readers[known] = sequence
         self.readers = list(readers.values())
-
-    def to_read(self, sequence: DecodingSequence) -> Tokens:
-        """What its cache holds once it decodes: the prompt, or after a pause all but the last committed token."""
-        if sequence.length == 0:
-            return sequence.prompt
-        assert sequence.committed is not None
-        return sequence.committed()[:-1].astype(np.int32)
 
     def pause(self) -> None:
         """Its cache was given away: what was read is to be read again."""
         self.readers = []
         self.controller = None
-        if self.live[0].length == 0:
+        if self.live[0].fresh:
             self.stats.prompt_tokens -= self._done
             self.stats.cached_tokens = self._done = 0
 
-    def read(self, chunks: Sequence[tuple[Reader, int, bool, int, int]], argmax: list[int], output: StepOutput) -> None:
-        """Take what a forward made of chunks of the prompts.
-
-        Args:
-            chunks: (reader, rows, whether they are its last, row of the output that follows them; of a prompt that is
-                shown the outputs of its other rows come before that).
-            argmax: of the output.
-            output: the forward's.
-        """
+    def read(self, chunks: abc.Sequence[PrefillChunk], argmax: list[int], output: StepOutput) -> None:
+        """Take what a forward, whose output has this ``argmax``, made of chunks of the prompts."""
         stats = self.stats
         stats.prefill_seconds = perf_counter() - self._started
-        for reader, rows, _, answer, first in chunks:
-            if reader.sequence.shows_prompt:
-                _show(reader.sequence, argmax, output, range(answer + 1 - rows, answer + 1))
-            if reader.hidden and output.hidden is not None:
-                states = {layer: output.hidden[layer][first : first + rows] for layer in reader.hidden}
-                for sequence in (reader.sequence, *reader.twins):
-                    sequence.states.append(states)
-            reader.sequence.cache.keep(list(range(rows)))
-            if reader.answer:
+        for chunk in chunks:
+            sequence, rows = chunk.sequence, chunk.rows
+            if sequence.shows_prompt:
+                _show(sequence, argmax, output, range(chunk.answer + 1 - rows, chunk.answer + 1))
+            if (layers := sequence.hidden_layers) and output.hidden is not None:
+                states = {layer: output.hidden[layer][chunk.first : chunk.first + rows] for layer in layers}
+                for reader in (sequence, *sequence.twins):
+                    reader.states.append(states)
+            sequence.cache.keep(list(range(rows)))
+            if sequence.fresh:
                 self._count(rows)
         if self.emits_events:
             self.events.append(StepEvent(self.id, "prefill", self._done, self.total))
-        for reader, _, done, answer, _ in chunks:
-            if done:
-                self.readers.remove(reader)
-                if reader.answer:
-                    self._answered(reader, argmax, output, answer)
+        for chunk in chunks:
+            if chunk.done:
+                self.readers.remove(chunk.sequence)
+                if chunk.sequence.fresh:
+                    self._prompt_read(chunk.sequence, argmax, output, chunk.answer)
         if self._on_prefill is not None:
             self._on_prefill(self._done, self.total)
         if self._first and not self.readers:
@@ -194,24 +213,23 @@ class SequenceGroup:
             self._first_token_at = self._started + stats.first_token_seconds
             self._cpu_at_first_token = process_time()
 
-    def _answered(self, reader: Reader, argmax: list[int], output: StepOutput, row: int) -> None:
+    def _prompt_read(self, reader: Sequence, argmax: list[int], output: StepOutput, row: int) -> None:
         """A prompt is read, ``row`` being the output after it."""
         for twin in reader.twins:
-            twin.cache = reader.sequence.cache.fork()
+            twin.cache = reader.cache.fork()
             self._count(len(twin.prompt), cached=True)
-        for sequence in (reader.sequence, *reader.twins):
-            sequence.length = len(sequence.prompt)
+        for sequence in (reader, *reader.twins):
             if sequence.length == sequence.limit:
                 sequence.finish = sequence.limit_reason
-                continue
-            if self._lockstep is not None:
+            elif self._rules is not None:
                 self._first[sequence] = argmax[row], None if output.logits is None else output.logits[row]
-                continue
-            token, _ = _emit(sequence, argmax, output, self.stats, row, 0)
-            if self.emits_events:
-                self.events.append(
-                    StepEvent(self.id, "tokens", sequence=sequence.index, tokens=[token], origins=[None])
-                )
+            else:
+                token, _ = sequence.emit(argmax, output, self.stats, row, 0)
+                if self.emits_events:
+                    self.events.append(
+                        StepEvent(self.id, "tokens", sequence=sequence.index, tokens=[token], origins=[None])
+                    )
+        reader.twins = []
 
     def _count(self, tokens: int, *, cached: bool = False) -> None:
         self._done += tokens
@@ -227,13 +245,13 @@ class SequenceGroup:
         self.live = [s for s in self.live if s.finish is None]
         if not self.live:
             return
-        self.controller = self._begin(self.live)
+        made = self._make_controller
+        self.controller = made(self) if callable(made) else made
         for sequence in self.live:
             self.controller.join(sequence.index)
             sequence.outcomes()
             if sequence.proposer is not None:
-                before = sequence.prompt if sequence.committed is None else sequence.committed()[:-1]
-                tokens, layers = [*before.tolist(), sequence.last], sequence.proposer.wants.hidden
+                tokens, layers = sequence.prefix().tolist(), sequence.proposer.wants.hidden
                 if layers:
                     read = {i: np.concatenate([one[i] for one in sequence.states]) for i in layers if sequence.states}
                     sequence.proposer.begin(tokens, read)
@@ -249,7 +267,7 @@ class SequenceGroup:
 
     def take(
         self,
-        drafts: Sequence[Draft] | None,
+        drafts: abc.Sequence[Draft] | None,
         argmax: list[int],
         output: StepOutput,
         first: int,
@@ -273,13 +291,13 @@ class SequenceGroup:
         """
         stats, emits_events, controller = self.stats, self.emits_events, self.controller
         assert controller is not None
-        walks = None if self._lockstep is None else self._walk_in_step(drafts, argmax, output, first)
+        walks = None if self._rules is None else self._walk_in_step(drafts, argmax, output, first)
         accepted_rows = drafted = 0
         before = stats.sampler_seconds
         for number, sequence in enumerate(self.live):
             draft = NO_DRAFT if drafts is None else drafts[number]
             if walks is None:
-                accepted, emitted = verify(draft, partial(_emit, sequence, argmax, output, stats, first))
+                accepted, emitted = verify(draft, partial(sequence.emit, argmax, output, stats, first))
             else:
                 accepted, emitted = walks[number]
             end = first + 1 + len(draft.tokens)
@@ -300,11 +318,11 @@ class SequenceGroup:
                 if wants.hidden and output.hidden is not None:
                     outcome.hidden = {layer: output.hidden[layer][first:end] for layer in wants.hidden}
                 if sequence.finish is None:
-                    if sequence.asked:
+                    if sequence.proposed:
                         proposer.observe(outcome)
                     else:
                         sequence.pending_outcomes = [*sequence.outcomes(), outcome]
-                sequence.asked = False
+                sequence.proposed = False
                 if not idle:
                     controller.observe(sequence.index, outcome)
             if draft.tokens:
@@ -340,14 +358,14 @@ class SequenceGroup:
                 sequence.finish = "cancelled"
 
     def _tokens(
-        self, sequence: DecodingSequence, draft: Draft, accepted: Sequence[int], emitted: Sequence[int]
+        self, sequence: Sequence, draft: Draft, accepted: abc.Sequence[int], emitted: abc.Sequence[int]
     ) -> StepEvent:
         sources = draft.sources or [self.stats.strategy] * len(draft)
         origins = [*[sources[row] for row in accepted], None][: len(emitted)]
         return StepEvent(self.id, "tokens", sequence=sequence.index, tokens=emitted, origins=origins)
 
     def _walk_in_step(
-        self, drafts: Sequence[Draft] | None, argmax: list[int], output: StepOutput, first: int
+        self, drafts: abc.Sequence[Draft] | None, argmax: list[int], output: StepOutput, first: int
     ) -> list[tuple[list[int], list[int]]]:
         """Verify all drafts, the same positions of all of them at once."""
         if drafts is None:
@@ -355,71 +373,42 @@ class SequenceGroup:
         firsts = list(accumulate((1 + len(draft.tokens) for draft in drafts[:-1]), initial=first))
         logits: Any = output.logits
 
-        def emit(rows: Sequence[int]) -> tuple[Sequence[int], bool]:
+        def emit(rows: abc.Sequence[int]) -> tuple[abc.Sequence[int], bool]:
             places = [at + row for at, row in zip(firsts, rows, strict=True)]
             found = [logits[place] for place in places] if self.logits else ()
             return self._emit_in_step([argmax[place] for place in places], found)
 
         return verify_in_step(drafts, emit)
 
-    def _emit_in_step(
-        self, argmax: Sequence[int], logits: Sequence[npt.NDArray[np.float32]]
-    ) -> tuple[Sequence[int], bool]:
+    def _emit_in_step(self, argmax: abc.Sequence[int], logits: abc.Sequence[Logits]) -> tuple[abc.Sequence[int], bool]:
         """One position of all sequences that go on: choose, commit, and say whether any of them ends there."""
-        live, lockstep, stats = self.live, self._lockstep, self.stats
-        assert lockstep is not None
+        live, rules, stats = self.live, self._rules, self.stats
+        assert rules is not None
         numbers = [s.index for s in live]
         tokens = argmax
         if len(logits):
             began = perf_counter()
-            tokens = lockstep.choose(numbers, logits)
+            for sequence, row in zip(live, logits, strict=True):
+                sequence.record(row)
+            if rules.processes:
+                logits = rules.process(numbers, logits)
+            tokens = [sequence.pick(row) for sequence, row in zip(live, logits, strict=True)]
             stats.sampler_seconds += perf_counter() - began
         elif min(argmax) < 0:
-            raise EngineError(_NOT_FINITE)
-        for sequence, token in zip(live, tokens, strict=True):
-            sequence.last = token
-            sequence.length += 1
+            raise EngineError(NOT_FINITE)
         stats.tokens += len(live)
-        for sequence, ended in zip(live, lockstep.accept(numbers, tokens), strict=True):
+        for sequence, token in zip(live, tokens, strict=True):
+            sequence.commit(token)
+        for sequence, ended in zip(live, rules.accept(numbers, tokens), strict=True):
             if ended:
                 sequence.finish = "stop"
-            elif sequence.length >= sequence.limit:
-                sequence.finish = sequence.limit_reason
         return tokens, any(s.finish is not None for s in live)
 
 
-def _show(sequence: DecodingSequence, argmax: list[int], output: StepOutput, rows: range) -> None:
-    """Tell logits of a chunk of a prompt, before the chunk is committed."""
+def _show(sequence: Sequence, argmax: list[int], output: StepOutput, rows: range) -> None:
+    """Hand out logits of a chunk of a prompt, before the chunk is committed."""
     if min(argmax[rows.start : rows.stop]) < 0:
-        raise EngineError(_NOT_FINITE)
+        raise EngineError(NOT_FINITE)
     assert output.logits is not None
     assert sequence.on_prompt_logits is not None
     sequence.on_prompt_logits(sequence.cache.length, output.logits[rows.start : rows.stop])
-
-
-def _emit(
-    sequence: DecodingSequence,
-    argmax: list[int],
-    output: StepOutput,
-    stats: GenerationStats,
-    first: int,
-    row: int,
-) -> tuple[int, bool]:
-    """Choose the token after a row, commit it, and say whether the sequence ends with it."""
-    if sequence.choose is None:
-        token = argmax[first + row]
-        if token < 0:
-            raise EngineError(_NOT_FINITE)
-    else:
-        began = perf_counter()
-        assert output.logits is not None
-        token = sequence.choose(output.logits[first + row])
-        stats.sampler_seconds += perf_counter() - began
-    sequence.last = token
-    sequence.length += 1
-    stats.tokens += 1
-    if sequence.accept(token):
-        sequence.finish = "stop"
-    elif sequence.length >= sequence.limit:
-        sequence.finish = sequence.limit_reason
-    return token, sequence.finish is not None

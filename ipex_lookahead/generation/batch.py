@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import abc
+from collections.abc import Collection
 from typing import Any
 
 import torch
 
-from ipex_lookahead.decoding.choose import Logits
+from ipex_lookahead.decoding.sampling import Logits
+from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.processors import Processor, as_logits, call
-from ipex_lookahead.generation.run import Job
 
 
 class CallersBatch:
@@ -21,7 +22,7 @@ class CallersBatch:
 
     Args:
         ids: int64 [batch, n], the prompts as given.
-        jobs: those of the rows.
+        sequences: those of the rows.
         processors: for each row the processors in order; of one length, and ``whole`` at the same places.
         whole: those of them that are called once, with the whole batch.
         criteria: asked once for each position; a verdict of one value is for all rows.
@@ -37,10 +38,10 @@ class CallersBatch:
     def __init__(
         self,
         ids: torch.Tensor,
-        jobs: Sequence[Job],
-        processors: Sequence[Sequence[Processor]],
+        sequences: abc.Sequence[Sequence],
+        processors: abc.Sequence[abc.Sequence[Processor]],
         whole: Collection[Any],
-        criteria: Sequence[Any],
+        criteria: abc.Sequence[Any],
         streamer: Any,
         *,
         pad: int,
@@ -48,11 +49,11 @@ class CallersBatch:
         keep_scores: bool,
     ) -> None:
         rows, self._length = ids.shape
-        most = max(job.limit - len(job.prompt) for job in jobs)
+        most = max(sequence.limit - len(sequence.prompt) for sequence in sequences)
         self._ids = torch.full((rows, self._length + most), pad, dtype=torch.int64)
         self._ids[:, : self._length] = ids
-        self._starts = [self._length - len(job.prompt) for job in jobs]
-        self._jobs = jobs
+        self._starts = [self._length - len(sequence.prompt) for sequence in sequences]
+        self._sequences = sequences
         self._stages = list(zip(*processors, strict=True))
         self._whole = {id(processor) for processor in whole}
         self._criteria = criteria
@@ -61,7 +62,7 @@ class CallersBatch:
         self._scores: list[torch.Tensor] | None = [] if keep_scores and criteria else None
         self.processes = bool(self._stages)
 
-    def process(self, rows: Sequence[int], logits: Sequence[Logits]) -> list[Logits]:
+    def process(self, rows: abc.Sequence[int], logits: abc.Sequence[Logits]) -> list[Logits]:
         """Processors in order, those of the settings on each row without its padding."""
         scores = torch.zeros((len(self._ids), self._vocab_size))
         for row, found in zip(rows, logits, strict=True):
@@ -75,7 +76,7 @@ class CallersBatch:
                     scores[row] = call(stage[row], ids, scores[row : row + 1])[0]
         return [as_logits(scores[row]) for row in rows]
 
-    def accept(self, rows: Sequence[int], tokens: Sequence[int]) -> list[bool]:
+    def accept(self, rows: abc.Sequence[int], tokens: abc.Sequence[int]) -> list[bool]:
         """Add the column of tokens, stream it, then ask the criteria."""
         for row, token in zip(rows, tokens, strict=True):
             self._ids[row, self._length] = token
@@ -93,12 +94,12 @@ class CallersBatch:
         """All rows so far, int64 [batch, n], which later tokens do not change."""
         return self._ids[:, : self._length].contiguous()
 
-    def _scores_so_far(self, rows: Sequence[int]) -> tuple[torch.Tensor, ...] | None:
+    def _scores_so_far(self, rows: abc.Sequence[int]) -> tuple[torch.Tensor, ...] | None:
         if self._scores is None:
             return None
         scores = torch.zeros((len(self._ids), self._vocab_size))
         for row in rows:
-            kept = self._jobs[row].scores
+            kept = self._sequences[row].scores
             assert kept is not None
             scores[row] = torch.from_numpy(kept[-1])
         self._scores.append(scores)

@@ -20,13 +20,10 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.stopping_criteria import MaxTimeCriteria
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.choose import Logits
-from ipex_lookahead.decoding.cost import EngineCosts
-from ipex_lookahead.decoding.sampling import Sampler, WarperParams
-from ipex_lookahead.decoding.shared import SharedForwards
+from ipex_lookahead.decoding.sampling import Logits, Sampler, WarperParams
+from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.drafting import PROPOSERS, make_proposer
-from ipex_lookahead.drafting.store import Stores
+from ipex_lookahead.drafting import PROPOSERS
 from ipex_lookahead.engines.base import Cache, Engine
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation import processors as logits_processors
@@ -46,7 +43,7 @@ from ipex_lookahead.generation.processors import (
     constrain,
     sampling_params,
 )
-from ipex_lookahead.generation.run import Job, MakeProposer, TokenBuffer, end_to_end, length_limit, run_stepwise
+from ipex_lookahead.generation.run import RunOptions, end_to_end, length_limit, run_stepwise
 from ipex_lookahead.generation.stop_texts import Stop, StopTexts, any_of
 from ipex_lookahead.generation.stopping import Criteria, cancellation
 
@@ -77,14 +74,9 @@ def generate_stepwise(
     tokenizer: Any = None,
     cancel: Any = None,
     on_prefill: Callable[[int, int], None] | None = None,
-    stats: GenerationStats | None = None,
-    make: MakeProposer = make_proposer,
-    costs: EngineCosts | None = None,
-    draft_engine: Engine | None = None,
-    stores: Stores | None = None,
-    forwards: SharedForwards | None = None,
+    options: RunOptions | None = None,
     **kwargs: Any,
-) -> Generator[Sequence[TokenBuffer], None, torch.Tensor | LookaheadGenerateOutput]:
+) -> Generator[Sequence[TokenSequence], None, torch.Tensor | LookaheadGenerateOutput]:
     """Generate from prompts, one or several.
 
     What the caller supplies (``logits_processor``, ``stopping_criteria``, ``prefix_allowed_tokens_fn``, ``streamer``)
@@ -122,12 +114,8 @@ def generate_stepwise(
             middle of a long prompt, between two pieces of it; what has come is returned, the finish reason is
             "cancelled". ``max_time`` ends a long prompt likewise.
         on_prefill: called after each piece of the prompts with the prompt tokens done, and their number in all.
-        stats: filled where given.
-        make: makes the proposer of a sequence from the LookaheadConfig.
-        costs: what forwards cost on this engine; None learns it from this generation alone.
-        draft_engine: the second model, for the strategies ``draft_model`` and ``self_speculation``.
-        stores: keeps the store of ``LookaheadConfig.store`` open between generations; None opens it for this one.
-        forwards: those of the model, shared with other threads' generations; None runs them alone.
+        options: what the model has for its generations (costs, stores, shared forwards, a draft model), and statistics
+            to be filled; changed.
         **kwargs: ``input_ids``, ``attention_mask`` and the options of ``transformers.GenerationConfig``;
             ``past_key_values`` of an earlier output, whose tokens are not read again as far as the prompts begin with
             them (the cache is changed, and then holds this generation's); ``position_ids``, if they are what the mask
@@ -144,8 +132,8 @@ def generate_stepwise(
         InputError: an argument is outside what is allowed, or an option is not supported.
         ContextLengthError: a prompt leaves no room for a new token.
     """
-    # As a generator it yields what there is so far: nothing, once the arguments are checked, then after each forward a
-    # token buffer for each sequence. Closing it abandons the generation.
+    # As a generator it yields what there is so far: nothing, once the arguments are checked, then after each forward
+    # the sequences. Closing it abandons the generation.
     check_streamer(streamer)
     try:
         check_callers_objects(logits_processor, stopping_criteria, prefix_allowed_tokens_fn)
@@ -186,47 +174,35 @@ def generate_stepwise(
             for p in prompts
         ]
         past = past_of(engine, given_past, len(prompts))
-        stats = GenerationStats() if stats is None else stats
+        options = RunOptions() if options is None else options
+        options.config, options.on_prefill, stats = config, on_prefill, options.stats
         stats.sequences = len(prompts)
         yield ()
         if streamer is not None:
             streamer.put(ids)
         if all(limit == len(p) for p, (limit, _) in zip(prompts, limits, strict=True)):
             stats.finish_reasons = ["length"] * len(prompts)
-            return _result(settings, ids, [], [], eos_ids, stats, engine.vocab_size, past)
+            return _result(settings, ids, [], eos_ids, stats, engine.vocab_size, past)
 
         samplers = _samplers(settings, seed, sequence_ids, len(prompts))
         wish = _Wish(settings, eos_ids, engine.vocab_size, tokenizer)
-        jobs = [
-            wish.job(prompt, limit, reason, sampler, cache)
+        sequences = [
+            wish.sequence(prompt, limit, reason, sampler, cache)
             for prompt, (limit, reason), sampler, cache in zip(
                 prompts, limits, samplers, past.take(prompts), strict=True
             )
         ]
         criteria = [] if settings.max_time is None else [MaxTimeCriteria(max_time=float(settings.max_time))]
-        read, counted = stats.prompt_tokens + sum(map(len, prompts)), stats
+        read = stats.prompt_tokens + sum(map(len, prompts))
         asked = [*criteria]
         asked += [c for c in stopping_criteria or () if getattr(c, "during_prompt", False) is True]
-        cancelled = cancellation(cancel, asked, ids, lambda: counted.prompt_tokens < read)
+        options.cancelled = cancellation(cancel, asked, ids, lambda: stats.prompt_tokens < read)
         constrained = None if prefix_allowed_tokens_fn is None else constrain(prefix_allowed_tokens_fn)
-        together = wish.apply(
-            ids, jobs, logits_processor or (), constrained, criteria, stopping_criteria or (), streamer
+        options.rules = wish.apply(
+            ids, sequences, logits_processor or (), constrained, criteria, stopping_criteria or (), streamer
         )
-        buffers = yield from run_stepwise(
-            engine,
-            jobs,
-            config,
-            stats=stats,
-            costs=costs,
-            stores=stores,
-            draft_engine=draft_engine,
-            make=make,
-            together=together,
-            cancelled=cancelled,
-            on_prefill=on_prefill,
-            forwards=forwards,
-        )
-        return _result(settings, ids, jobs, buffers, eos_ids, stats, engine.vocab_size, past)
+        yield from run_stepwise(engine, sequences, options)
+        return _result(settings, ids, sequences, eos_ids, stats, engine.vocab_size, past)
     finally:
         if streamer is not None:
             streamer.end()
@@ -237,7 +213,7 @@ generate = end_to_end("generate", generate_stepwise, "torch.Tensor | LookaheadGe
 
 
 class _Wish:
-    """The settings, as rules of jobs."""
+    """The settings, as sequences have them."""
 
     def __init__(self, settings: GenerationConfig, eos_ids: Sequence[int], vocab_size: int, tokenizer: Any) -> None:
         if settings.stop_strings is not None and tokenizer is None:
@@ -250,9 +226,9 @@ class _Wish:
         self._keep_scores = keeps and bool(settings.output_scores)
         self._keep_raw = keeps and bool(settings.output_logits)
 
-    def job(self, prompt: Any, limit: int, reason: str, sampler: Sampler | None, cache: Cache) -> Job:
-        """A job with all but processors and stop criteria."""
-        return Job(
+    def sequence(self, prompt: Any, limit: int, reason: str, sampler: Sampler | None, cache: Cache) -> TokenSequence:
+        """A sequence with all but processors and the caller's stop criteria."""
+        return TokenSequence(
             prompt,
             limit,
             reason,
@@ -274,25 +250,25 @@ class _Wish:
     def apply(
         self,
         ids: torch.Tensor,
-        jobs: Sequence[Job],
+        sequences: Sequence[TokenSequence],
         own: Sequence[Any],
         constrained: Processor | None,
         criteria: Sequence[Any],
         own_criteria: Sequence[Any],
         streamer: Any,
     ) -> CallersBatch | None:
-        """Give the jobs their processors and criteria; returns what must see them all at once, if anything must.
+        """Give the sequences their processors and criteria; returns what must see them all at once, if anything must.
 
         Args:
             ids: the prompts as given, int64 [batch, n].
-            jobs: changed.
+            sequences: changed.
             own: the caller's processors.
             constrained: what calls the caller's ``prefix_allowed_tokens_fn``, or None.
             criteria: what the settings ask for.
             own_criteria: the caller's.
             streamer: the caller's, or None.
         """
-        whole_batch = len(jobs) > 1 and not (
+        whole_batch = len(sequences) > 1 and not (
             streamer is None
             and constrained is None
             and all(map(logits_processors.by_row, own))
@@ -300,26 +276,26 @@ class _Wish:
         )
         padded = [*own, constrained]
         lists = []
-        for row, job in zip(ids, jobs, strict=True):
-            padding = row[: len(row) - len(job.prompt)].numpy()
-            processors, warpers = self._processors(job, len(padding), own, constrained)
-            hidden, _ = self._processors(job, len(padding))
+        for row, sequence in zip(ids, sequences, strict=True):
+            padding = row[: len(row) - len(sequence.prompt)].numpy()
+            processors, warpers = self._processors(sequence, len(padding), own, constrained)
+            hidden, _ = self._processors(sequence, len(padding))
             lists.append(processors)
-            job.draft_processors = [Chain(hidden)] if hidden else ()
-            job.warpers = [Chain(warpers)] if warpers else ()
+            sequence.draft_processors = [Chain(hidden)] if hidden else ()
+            sequence.warpers = [Chain(warpers)] if warpers else ()
             by_row = () if whole_batch else own_criteria
             if criteria or by_row:
-                job.stop = any_of(job.stop, Criteria(criteria, by_row, padding, job.scores))
+                sequence.stop = any_of(sequence.stop, Criteria(criteria, by_row, padding, sequence.scores))
             if whole_batch:
                 continue
-            job.processors = [Chain(processors, padding, padded)] if processors else ()
+            sequence.processors = [Chain(processors, padding, padded)] if processors else ()
             if streamer is not None:
-                job.on_token = lambda token: streamer.put(torch.tensor([token]))
+                sequence.on_token = lambda token: streamer.put(torch.tensor([token]))
         if not whole_batch:
             return None
         return CallersBatch(
             ids,
-            jobs,
+            sequences,
             lists,
             padded,
             own_criteria,
@@ -330,16 +306,16 @@ class _Wish:
         )
 
     def _processors(
-        self, job: Job, padding: int, own: Sequence[Any] = (), constrained: Processor | None = None
+        self, sequence: TokenSequence, padding: int, own: Sequence[Any] = (), constrained: Processor | None = None
     ) -> tuple[list[Processor], list[Processor]]:
         """What comes before our own sampler, and the warpers that it stands for."""
         settings = self._settings
         try:
             processors = build_processors(
                 settings,
-                prompt=job.prompt,
+                prompt=sequence.prompt,
                 padding=padding,
-                limit=job.limit,
+                limit=sequence.limit,
                 eos_ids=self._eos_ids,
                 own=own,
                 constrained=constrained,
@@ -375,28 +351,26 @@ def _pad(settings: GenerationConfig, eos_ids: Sequence[int]) -> int:
 def _result(
     settings: GenerationConfig,
     ids: torch.Tensor,
-    jobs: Sequence[Job],
-    buffers: Sequence[TokenBuffer],
+    sequences: Sequence[TokenSequence],
     eos_ids: Sequence[int],
     stats: GenerationStats,
     vocab_size: int,
     past: LookaheadCache,
 ) -> torch.Tensor | LookaheadGenerateOutput:
-    new = max((t.length - t.start for t in buffers), default=0)
+    new = max((s.length - len(s.prompt) for s in sequences), default=0)
     rows = torch.full((len(ids), ids.shape[1] + new), _pad(settings, eos_ids), dtype=torch.int64)
     rows[:, : ids.shape[1]] = ids
-    for row, buffer in zip(rows, buffers, strict=bool(buffers)):
-        row[ids.shape[1] : ids.shape[1] + buffer.length - buffer.start] = torch.from_numpy(
-            buffer.ids[buffer.start : buffer.length]
-        )
-    if jobs:
-        past.hold([job.cache for job in jobs], rows, [ids.shape[1] - len(job.prompt) for job in jobs])
+    for row, sequence in zip(rows, sequences, strict=bool(sequences)):
+        found = sequence.ids[len(sequence.prompt) : sequence.length]
+        row[ids.shape[1] : ids.shape[1] + len(found)] = torch.from_numpy(found)
+    if sequences:
+        past.hold([s.cache for s in sequences], rows, [ids.shape[1] - len(s.prompt) for s in sequences])
     if not settings.return_dict_in_generate:
         return rows
     return LookaheadGenerateOutput(
         sequences=rows,
-        scores=_columns([job.scores for job in jobs], new, vocab_size),
-        logits=_columns([job.raw for job in jobs], new, vocab_size),
+        scores=_columns([sequence.scores for sequence in sequences], new, vocab_size),
+        logits=_columns([sequence.raw for sequence in sequences], new, vocab_size),
         past_key_values=None if settings.use_cache is False else past,
         stats=stats,
     )

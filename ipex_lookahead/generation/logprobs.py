@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ipex_lookahead.decoding.choose import Logits
+from ipex_lookahead.decoding.sampling import Logits
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.events import TokenLogprob
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.decoding.choose import Processor
-from ipex_lookahead.decoding.sampling import WarperParams
+from ipex_lookahead.decoding.sampling import Processor, WarperParams
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.options import resolve
 from ipex_lookahead.generation.processors import Chain, build_processors, build_warpers, sampling_params

@@ -17,8 +17,7 @@ from transformers import GenerationConfig
 from transformers.generation import logits_process as hf
 
 from ipex_lookahead.decoding import penalties
-from ipex_lookahead.decoding.choose import Ids, Logits
-from ipex_lookahead.decoding.sampling import WarperParams
+from ipex_lookahead.decoding.sampling import Ids, Logits, WarperParams
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.system.compat import MinPLogitsWarper, TopHLogitsWarper
 
@@ -56,7 +55,7 @@ class Chain:
         self._padding = padding
 
     def __call__(self, prefix: Ids, logits: Logits) -> Logits:
-        """See :data:`ipex_lookahead.decoding.choose.Processor`. Raises InputError for a processor's odd answer."""
+        """See :data:`ipex_lookahead.decoding.sampling.Processor`. Raises InputError for a processor's odd answer."""
         ids = torch.from_numpy(prefix)[None]
         scores = torch.from_numpy(logits)[None]
         for processor, padded in self._steps:

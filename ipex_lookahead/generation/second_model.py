@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.decoding.choose import Processor
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache
-from ipex_lookahead.decoding.sampling import Sampler
+from ipex_lookahead.decoding.sampling import Processor, Sampler
 from ipex_lookahead.drafting.draft_model import most_likely
 from ipex_lookahead.engines.base import Cache, Engine
 from ipex_lookahead.errors import EngineError, InputError

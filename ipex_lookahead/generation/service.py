@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from typing import Any
 
 from ipex_lookahead.config import MAX_DRAFT, MEMORY_STORE, LookaheadConfig, is_memory
 from ipex_lookahead.decoding.budget import Controller
-from ipex_lookahead.decoding.choose import Ids, Processor
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, pages_of
+from ipex_lookahead.decoding.sampling import Ids, Processor
 from ipex_lookahead.decoding.scheduler import Scheduler
-from ipex_lookahead.decoding.sequence import DecodingSequence
+from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.decoding.sequence_group import SequenceGroup, StepEvent
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import SECOND_MODEL, DraftModel, Proposer, make_proposer
@@ -28,7 +29,7 @@ from ipex_lookahead.generation.events import Event, OnEvent, TokenLogprob
 from ipex_lookahead.generation.logprobs import PromptLogprobs, checked_top, logprob_of
 from ipex_lookahead.generation.lookahead import AUTO_TOKENS, make_controller
 from ipex_lookahead.generation.places import Places
-from ipex_lookahead.generation.run import Job, TokenBuffer, choose_of, length_limit, second_model
+from ipex_lookahead.generation.run import length_limit, second_model
 from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.generation.stop_texts import Stop, any_of
 from ipex_lookahead.generation.text_model import TextModel
@@ -40,47 +41,37 @@ DraftFilter = Callable[[Ids, Draft], Draft]
 """(the sequence so far, a draft of what follows) -> what of the draft may follow at all; a tree again."""
 
 
-class _Request:
-    """What the worker knows of a request."""
+class _Request(SequenceGroup):
+    """A group of one, and what the worker knows besides: whose it is, how to draft for it, and who gets its events."""
 
     def __init__(
         self,
         number: int,
-        job: Job,
+        sequence: Sequence,
         config: LookaheadConfig | None,
-        draft_engine: Engine | None,
+        begin: Callable[[_Request], Controller],
         on_event: OnEvent,
         *,
-        draft_filter: DraftFilter | None,
-        prediction: Sequence[int],
         key: str,
         salt: str,
-        top_logprobs: int | None,
-        prompt_logprobs: int | None,
-        adaptive: bool,
     ) -> None:
-        self.number = number
-        self.adaptive = adaptive
-        self.job = job
+        stats = GenerationStats(strategy=SOURCE if config is None else config.strategy)
+        if sequence.sampler is not None:
+            stats.seed, stats.temperature = sequence.sampler.seed, sequence.sampler.temperature
+        whose = f"{key}#{salt}" if salt else key
+        super().__init__([sequence], stats, begin, emits_events=True, key=whose, owner=key)
+        self.number = sequence.index = number
+        self.sequence = sequence
         self.config = config
-        self.draft_engine = draft_engine
         self.on_event = on_event
-        self.draft_filter = draft_filter
-        self.prediction = prediction
-        self.owner, self._salt = key, salt
-        self.top_logprobs = top_logprobs
-        self.of_prompt = None if prompt_logprobs is None else PromptLogprobs(job.prompt.tolist(), prompt_logprobs)
-        self.buffer = TokenBuffer(job)
-        self.stats = GenerationStats(strategy=SOURCE if config is None else config.strategy)
-        if job.sampler is not None:
-            self.stats.seed, self.stats.temperature = job.sampler.seed, job.sampler.temperature
-        self.group: SequenceGroup | None = None
+        self._salt = salt
+        self.adaptive = True
+        self.draft_engine: Engine | None = None
+        self.draft_filter: DraftFilter | None = None
+        self.prediction: abc.Sequence[int] = ()
+        self.top_logprobs: int | None = None
+        self.of_prompt: PromptLogprobs | None = None
         self.second: DraftModel | None = None
-
-    @property
-    def key(self) -> str:
-        """Whose kept prompts it finds."""
-        return f"{self.owner}#{self._salt}" if self._salt else self.owner
 
     @property
     def store(self) -> str | None:
@@ -143,7 +134,7 @@ class Service:
         self._draft_memory = None if model.draft_engine is None else PrefixCache(pages)
         self._controllers: dict[LookaheadConfig | None, Controller] = {}
         self._requests: dict[int, _Request] = {}
-        self._groups_by_id: dict[int, _Request] = {}
+        self._submitted: dict[int, _Request] = {}  # by the scheduler's number
         self._new: list[_Request] = []
         self._leaving: list[int] = []
         self._numbers = 0
@@ -160,16 +151,16 @@ class Service:
 
     def submit(
         self,
-        prompt: Sequence[int],
+        prompt: abc.Sequence[int],
         params: SamplingParams,
         on_event: OnEvent,
         *,
         lookahead: int | str | LookaheadConfig | None = None,
         adaptive: bool | None = None,
-        processors: Sequence[Processor] = (),
+        processors: abc.Sequence[Processor] = (),
         draft_filter: DraftFilter | None = None,
         stop: Stop | None = None,
-        prediction: Sequence[int] = (),
+        prediction: abc.Sequence[int] = (),
         key: str = "",
         salt: str = "",
         sequence: int = 0,
@@ -202,37 +193,31 @@ class Service:
             QueueFullError: as many requests wait as may, of this key or of all.
             ServiceError: the service is draining or closed.
         """
-        job, config, draft_engine = self._job(prompt, params, processors, sequence, lookahead, adaptive)
+        made = self._sequence(prompt, params, processors, sequence)
+        config, draft_engine = self.model.drafting(lookahead, adaptive)
         self._check_ids("prediction", prediction)
         checked_top("top_logprobs", top_logprobs)
         checked_top("prompt_logprobs", prompt_logprobs)
         if top_logprobs is not None:
-            job.raw = []
-        job.stop = any_of(job.stop, stop)
+            made.raw = []
+        made.stop = any_of(made.stop, stop)
         with self._changed:
             self._check_room(1, key)
             self._numbers += 1
             self._places.take(self._numbers, key)
-            request = _Request(
-                self._numbers,
-                job,
-                config,
-                draft_engine,
-                on_event,
-                draft_filter=draft_filter,
-                prediction=prediction,
-                key=key,
-                salt=salt,
-                top_logprobs=top_logprobs,
-                prompt_logprobs=prompt_logprobs,
-                adaptive=adaptive is not False,
-            )
+            request = _Request(self._numbers, made, config, self._begin, on_event, key=key, salt=salt)
+            request.adaptive = adaptive is not False
+            request.draft_engine, request.draft_filter = draft_engine, draft_filter
+            request.prediction, request.top_logprobs = prediction, top_logprobs
+            if prompt_logprobs is not None:
+                request.of_prompt = PromptLogprobs(made.prompt.tolist(), prompt_logprobs)
+                made.on_prompt_logits = request.of_prompt.put
             self._requests[request.number] = request
             self._new.append(request)
             self._changed.notify_all()
         return Ticket(request.number, self._cancel)
 
-    def stream(self, prompt: Sequence[int], params: SamplingParams, **options: Any) -> Stream:
+    def stream(self, prompt: abc.Sequence[int], params: SamplingParams, **options: Any) -> Stream:
         """As ``submit``, with the events as an iterator; closing it ends the request."""
         stream = Stream()
         stream.ticket = self.submit(prompt, params, stream.put, **options)
@@ -268,22 +253,15 @@ class Service:
                 self._leaving.append(number)
                 self._changed.notify_all()
 
-    def _job(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        processors: Sequence[Processor],
-        sequence: int,
-        lookahead: int | str | LookaheadConfig | None,
-        adaptive: bool | None,
-    ) -> tuple[Job, LookaheadConfig | None, Engine | None]:
+    def _sequence(
+        self, prompt: abc.Sequence[int], params: SamplingParams, processors: abc.Sequence[Processor], number: int
+    ) -> Sequence:
         engine = self.model.engine
         if not prompt:
             raise InputError("the prompt is empty; give at least one token")
         self._check_ids("prompt", prompt)
-        if not 0 <= sequence < 2**32:
-            raise InputError(argument="sequence", got=sequence, allowed=f"from 0 to {2**32 - 1}")
-        config, draft_engine = self.model.drafting(lookahead, adaptive)
+        if not 0 <= number < 2**32:
+            raise InputError(argument="sequence", got=number, allowed=f"from 0 to {2**32 - 1}")
         limit, reason = length_limit(len(prompt), engine.max_context, max_new_tokens=params.max_new_tokens)
         if pages_of(limit) > self._memory.pages:
             room = self._memory.pages * PAGE
@@ -293,9 +271,9 @@ class Service:
                     hint="shorten the prompt, or give the service more cache_memory",
                 )
             limit, reason = room, "context"
-        return self.model.job(prompt, params, limit, reason, processors, sequence), config, draft_engine
+        return self.model.sequence(prompt, params, limit, reason, processors, number)
 
-    def _check_ids(self, name: str, ids: Sequence[int]) -> None:
+    def _check_ids(self, name: str, ids: abc.Sequence[int]) -> None:
         size = self.model.engine.vocab_size
         if len(ids) and not 0 <= min(ids) <= max(ids) < size:
             raise InputError(f"the {name}'s ids are from {min(ids)} to {max(ids)}; they must be from 0 to {size - 1}")
@@ -343,8 +321,8 @@ class Service:
             self._start(scheduler, request)
         for number in leaving:
             found = self._requests.get(number)
-            if found is not None and found.group is not None:
-                scheduler.cancel(found.group.id)
+            if found is not None:
+                scheduler.cancel(found.id)
         for event in scheduler.step():
             self._pass_on(scheduler, event)
         memory = self._memory
@@ -357,47 +335,34 @@ class Service:
         return True
 
     def _start(self, scheduler: Scheduler, request: _Request) -> None:
-        job, buffer = request.job, request.buffer
-        of_prompt = request.of_prompt
-        if job.limit == len(job.prompt) and of_prompt is None:
-            request.stats.finish_reasons = [job.limit_reason]
-            self._end(request, Event("finish", reason=job.limit_reason, stats=request.stats))
+        sequence = request.sequence
+        if sequence.limit == len(sequence.prompt) and request.of_prompt is None:
+            request.stats.finish_reasons = [sequence.limit_reason]
+            self._end(request, Event("finish", reason=sequence.limit_reason, stats=request.stats))
             return
-        sequence = DecodingSequence(
-            request.number, job.prompt, job.limit, self.model.engine.new_cache(), None, choose_of(job, buffer),
-            buffer.accept, job.limit_reason, buffer.prefix, None if of_prompt is None else of_prompt.put,
-        )  # fmt: skip
+        self._submitted[scheduler.submit(request)] = request
 
-        def begin(_: Sequence[DecodingSequence]) -> Controller:
-            return self._begin(request, sequence)
-
-        request.group = SequenceGroup(
-            [sequence], request.stats, begin, emits_events=True, key=request.key, owner=request.owner
-        )
-        self._groups_by_id[scheduler.submit(request.group)] = request
-
-    def _begin(self, request: _Request, sequence: DecodingSequence) -> Controller:
+    def _begin(self, request: _Request) -> Controller:
         """Give a request's sequence its proposer; its controller is that of all with the same configuration."""
-        config, proposer = request.config, None
+        sequence, config, proposer = request.sequence, request.config, None
         # The first token comes with the prompt: of one more there is nothing to draft.
         if config is not None and sequence.limit - len(sequence.prompt) > 1:
-            proposer = self._proposer(request, config, sequence)
+            proposer = self._proposer(request, config)
         if request.prediction:
             proposer = Prediction(request.prediction, proposer)
         if proposer is not None and request.draft_filter is not None:
-            proposer = Filtered(proposer, request.draft_filter, request.buffer.prefix)
+            proposer = Filtered(proposer, request.draft_filter, sequence.prefix)
         sequence.proposer = proposer
         if proposer is not None and config is None:  # the prediction alone
             config = LookaheadConfig(num_draft_tokens=AUTO_TOKENS, adaptive=request.adaptive)
         return self._controller(config if proposer is not None else None)
 
-    def _proposer(self, request: _Request, config: LookaheadConfig, sequence: DecodingSequence) -> Proposer:
+    def _proposer(self, request: _Request, config: LookaheadConfig) -> Proposer:
         if config.strategy in SECOND_MODEL and request.draft_engine is not None:
             if request.second is not None:  # the request was preempted meanwhile
                 request.second.end()
-            memory = self._draft_memory
             request.second = second_model(
-                config, request.draft_engine, request.job, sequence.cache, memory, request.key
+                config, request.draft_engine, request.sequence, self._draft_memory, request.key
             )
             return request.second
         name = request.store
@@ -413,8 +378,8 @@ class Service:
 
     def _pass_on(self, scheduler: Scheduler, event: StepEvent) -> None:
         """A step's news, as the caller hears it."""
-        request = self._groups_by_id.get(event.id)
-        if request is None or request.group is None:
+        request = self._submitted.get(event.id)
+        if request is None:
             return
         if event.kind in ("prefill", "tokens"):
             self._places.begin(request.number)
@@ -425,19 +390,19 @@ class Service:
         elif event.kind == "tokens":
             self.tokens += len(event.tokens)
             passed_on = Event("tokens", tokens=list(event.tokens), origins=list(event.origins))
-            if request.top_logprobs is not None and request.job.raw is not None:
-                raw, request.job.raw[:] = list(request.job.raw), []
+            if request.top_logprobs is not None and request.sequence.raw is not None:
+                raw, request.sequence.raw = request.sequence.raw, []
                 passed_on.logprobs = [
                     logprob_of(token, logits, request.top_logprobs)
                     for token, logits in zip(event.tokens, raw, strict=True)
                 ]
         else:
-            del self._groups_by_id[event.id]
+            del self._submitted[event.id]
             if event.kind == "error":
-                self._end(request, Event("error", error=_as_ours(request.group.error)))
+                self._end(request, Event("error", error=_as_ours(request.error)))
                 return
             if request.store is not None:
-                self.model.stores.add(request.store, [request.buffer.new])
+                self.model.stores.add(request.store, [request.sequence.new])
             self._end(request, Event("finish", reason=request.stats.finish_reasons[0], stats=request.stats))
             return
         if not self._notify(request, passed_on):
@@ -446,9 +411,8 @@ class Service:
     def _end(self, request: _Request, event: Event) -> None:
         if request.second is not None:
             request.second.end()
-        request.group = (
-            None  # which refers to this request: as a circle both would hold keys and values until Python looks
-        )
+        # It may refer to the sequence: as a circle both would hold keys and values until Python looks.
+        request.sequence.proposer = None
         with self._changed:
             del self._requests[request.number]
             self._places.leave(request.number)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
-from ipex_lookahead.decoding.choose import Ids
+from ipex_lookahead.decoding.sampling import Ids
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.files.safe_json import has_surrogate
 from ipex_lookahead.tokenization.detokenizer import Detokenizer

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers.generation import stopping_criteria as hf
 
-from ipex_lookahead.decoding.choose import Ids, Logits
+from ipex_lookahead.decoding.sampling import Ids, Logits
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.processors import with_padding
 

@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 import secrets
-from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections import abc, deque
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from ipex_lookahead.checkpoints.generation_config import REFUSED, by_transformers, refused
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.choose import Ids, Processor
 from ipex_lookahead.decoding.cost import EngineCosts
 from ipex_lookahead.decoding.kept_costs import cost_folder
 from ipex_lookahead.decoding.penalties import CountPenalties, LeastLength, NoRepeatedNGrams, RepetitionPenalty
 from ipex_lookahead.decoding.prefix_cache import PrefixCache, crop_to_shared, pages_of
-from ipex_lookahead.decoding.sampling import Sampler, WarperParams
+from ipex_lookahead.decoding.sampling import Ids, Processor, Sampler, WarperParams
+from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.self_speculation import low_bit_copy
@@ -32,7 +32,7 @@ from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.checks import token_ids
 from ipex_lookahead.generation.lookahead import resolve_lookahead, second_model_lookahead
 from ipex_lookahead.generation.recommended import resolved, with_recommended
-from ipex_lookahead.generation.run import Job, TokenBuffer, length_limit, run_stepwise, streamed
+from ipex_lookahead.generation.run import RunOptions, length_limit, run_stepwise, streamed
 from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.generation.second_model import check_vocabulary
 from ipex_lookahead.generation.stop_texts import Stop, StopTexts, TimeLimit, any_of
@@ -106,7 +106,7 @@ class TextModel:
 
     def generate(
         self,
-        ids: Sequence[int],
+        ids: abc.Sequence[int],
         params: SamplingParams,
         *,
         lookahead: int | str | LookaheadConfig | None = None,
@@ -149,12 +149,12 @@ class TextModel:
             cancelled=cancelled,
             keep=keep,
         )
-        (buffers,) = deque(steps, maxlen=1)  # there are at least the empty ones
-        return buffers[0].new if buffers else []
+        (sequences,) = deque(steps, maxlen=1)  # there are at least the empty ones
+        return sequences[0].new if sequences else []
 
     def stream(
         self,
-        ids: Sequence[int],
+        ids: abc.Sequence[int],
         params: SamplingParams,
         *,
         lookahead: int | str | LookaheadConfig | None = None,
@@ -173,7 +173,7 @@ class TextModel:
 
     def _stepwise(
         self,
-        ids: Sequence[int],
+        ids: abc.Sequence[int],
         params: SamplingParams,
         *,
         lookahead: int | str | LookaheadConfig | None,
@@ -182,16 +182,16 @@ class TextModel:
         on_prefill: Callable[[int, int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
         keep: bool = False,
-    ) -> Generator[Sequence[TokenBuffer], None, None]:
-        """The answer so far: nothing, once the arguments are checked, then a token buffer after each forward."""
+    ) -> Generator[abc.Sequence[Sequence], None, None]:
+        """The answer so far: nothing, once the arguments are checked, then the sequence after each forward."""
         self.stats = stats = GenerationStats()
         if not ids:
             raise InputError("the prompt is empty; give at least one token")
         params = self.resolved(params)
         config, draft_engine = self.drafting(lookahead, adaptive)
         limit, reason = length_limit(len(ids), self.engine.max_context, max_new_tokens=params.max_new_tokens)
-        job = self.job(ids, params, limit, reason)
-        job.on_token = on_token
+        sequence = self.sequence(ids, params, limit, reason)
+        sequence.on_token = on_token
         yield ()
         if limit == len(ids):
             stats.sequences, stats.finish_reasons = 1, [reason]
@@ -200,24 +200,23 @@ class TextModel:
             config = None  # the one token comes with the prompt: there is nothing to draft
         self.costs.ready(config)
         keep = keep and self.engine.row_invariant
-        job.cache = cache = self._reused(job.prompt) if keep else self.engine.new_cache()
+        sequence.cache = self._reused(sequence.prompt) if keep else self.engine.new_cache()
         if on_prefill is not None:
-            on_prefill(cache.length, len(ids))
-        (buffer,) = yield from run_stepwise(
-            self.engine,
-            [job],
+            on_prefill(sequence.cache.length, len(ids))
+        options = RunOptions(
             config,
-            stats=stats,
-            costs=self.costs,
-            stores=self.stores,
-            draft_engine=draft_engine,
-            draft_memory=self._draft_memory if keep else None,
+            stats,
+            self.costs,
+            self.stores,
+            draft_engine,
+            self._draft_memory if keep else None,
             cancelled=cancelled,
             on_prefill=on_prefill,
             forwards=self.forwards,
         )
+        yield from run_stepwise(self.engine, [sequence], options)
         if keep:
-            self._kept = cache, buffer.prefix()[: cache.length].copy()
+            self._kept = sequence.cache, sequence.prefix()[: sequence.cache.length].copy()
 
     def _reused(self, prompt: npt.NDArray[np.int32]) -> Cache:
         """A cache with what the prompt and the last text begin with.
@@ -230,16 +229,16 @@ class TextModel:
         crop_to_shared(*kept, prompt)
         return kept[0]
 
-    def job(
+    def sequence(
         self,
-        ids: Sequence[int],
+        ids: abc.Sequence[int],
         params: SamplingParams,
         limit: int,
         reason: str,
-        own: Sequence[Processor] = (),
-        sequence: int = 0,
-    ) -> Job:
-        """A prompt under its rules. ``own``: processors after those of the rules; ``sequence``: number in the noise.
+        own: abc.Sequence[Processor] = (),
+        number: int = 0,
+    ) -> Sequence:
+        """A prompt under its rules. ``own``: processors after those of the rules; ``number``: its own in the noise.
 
         Raises InputError where the model's own generation config asks for what is not supported.
         """
@@ -259,12 +258,12 @@ class TextModel:
             processors, warping = self._processors(params, len(ids)), self._sampling(params)
         processors = [*processors, *_count_penalties(params, len(ids))]
         seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed
-        return Job(
+        return Sequence(
             prompt,
             limit,
             reason,
             frozenset() if params.ignore_eos else self._eos,
-            None if warping is None else Sampler(warping, seed, sequence),
+            None if warping is None else Sampler(warping, seed, number),
             [*processors, *own, *warpers],
             [*processors, *warpers],
             stop=self._stop(params),

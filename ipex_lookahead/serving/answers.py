@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ipex_lookahead.decoding.choose import Ids, Processor
+from ipex_lookahead.decoding.sampling import Ids, Processor
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import LookaheadError, QueueFullError
 from ipex_lookahead.generation.sampling_params import SamplingParams

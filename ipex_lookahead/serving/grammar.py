@@ -11,7 +11,7 @@ import llguidance
 import numpy as np
 from llguidance.gbnf_to_lark import any_to_lark
 
-from ipex_lookahead.decoding.choose import Ids, Logits, Processor
+from ipex_lookahead.decoding.sampling import Ids, Logits, Processor
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.errors import InputError, LookaheadError
 from ipex_lookahead.tokenization.text import TextTokenizer

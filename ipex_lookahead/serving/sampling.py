@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pydantic import AfterValidator, Field
 
 from ipex_lookahead.config import MAX_DRAFT, bounds_of
-from ipex_lookahead.decoding.choose import Ids, Logits
+from ipex_lookahead.decoding.sampling import Ids, Logits
 from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless
@@ -174,6 +174,6 @@ class LogitBias:
         return cls(np.array([int(token) for token in given], np.int64), np.array(list(given.values()), np.float32))
 
     def __call__(self, ids: Ids, logits: Logits) -> Logits:
-        """See :data:`ipex_lookahead.decoding.choose.Processor`."""
+        """See :data:`ipex_lookahead.decoding.sampling.Processor`."""
         logits[self.ids] += self.values
         return logits

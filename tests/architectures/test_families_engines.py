@@ -17,10 +17,10 @@ from ipex_lookahead.architectures import model_types
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL
 from ipex_lookahead.engines.native.core import available_isas
-from ipex_lookahead.generation.generate import generate
 from tests.gates import cases
 from tests.support.family_engines import each, every_state, in_chunks, load, on, some, step
 from tests.support.family_table import CONTEXT, VOCAB, Variant, variants
+from tests.support.generate import generate
 from tests.support.gguf_families import write_gguf
 from tests.support.native import chain
 from tests.support.pairs import pairwise

@@ -17,7 +17,7 @@ from ipex_lookahead.bench.exact import (
     strategies,
 )
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.generation.generate import generate
+from tests.support.generate import generate
 from tests.support.numpy_engine import tiny_numpy_engine
 
 PROMPTS = [[1, 5, 3, 5, 3, 7], [4], [2, 9, 9, 2, 9, 9, 1]]

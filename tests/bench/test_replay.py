@@ -17,7 +17,7 @@ from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import make_proposer
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.errors import InputError, LookaheadError
-from ipex_lookahead.generation.generate import generate
+from tests.support.generate import generate
 from tests.support.numpy_engine import tiny_numpy_engine
 from tests.support.proposers import OracleProposer, RandomProposer
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ipex_lookahead import InputError, LookaheadConfig
-from ipex_lookahead.generation.generate import generate
+from tests.support.generate import generate
 from tests.support.numpy_engine import NumpyEngine, tiny_numpy_engine
 
 

@@ -10,7 +10,7 @@ import torch
 from transformers.generation import logits_process as hf
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.generation.generate import generate
+from tests.support.generate import generate
 from tests.support.scripted_engine import markov
 
 VOCAB = 8

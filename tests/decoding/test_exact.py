@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,18 +12,16 @@ import torch
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.budget import FixedBudget, Selection
-from ipex_lookahead.decoding.loop import stepwise
 from ipex_lookahead.decoding.sampling import Sampler, WarperParams
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import PROPOSERS, Proposer, make_proposer
 from ipex_lookahead.drafting.draft import Draft
-from ipex_lookahead.generation.generate import generate
+from tests.support.generate import generate
 from tests.support.numpy_engine import tiny_numpy_engine
 from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer, WidenedAuto
 from tests.support.scripted_engine import ScriptedEngine, markov
 
-module = importlib.import_module("ipex_lookahead.generation.run")
-lookahead_module = importlib.import_module("ipex_lookahead.generation.lookahead")
+module = importlib.import_module("ipex_lookahead.generation.lookahead")
 
 PROMPTS = [[1, 5, 3, 5, 3, 7], [4], [2, 9, 9, 2, 9, 9, 1, 0, 3, 3, 3]]
 MODES: dict[str, dict[str, Any]] = {
@@ -170,7 +167,7 @@ def test_random_budgets_leave_tokens_and_logits_alone(
     plain = run(engine, PROMPTS, **MODES[mode])
     texts = [p + new for p, new in zip(PROMPTS, new_tokens(plain, max(map(len, PROMPTS))), strict=True)]
     for seed in range(3):
-        monkeypatch.setattr(lookahead_module, "FixedBudget", lambda _, seed=seed: RandomBudgets(seed))
+        monkeypatch.setattr(module, "FixedBudget", lambda _, seed=seed: RandomBudgets(seed))
         assert_same(run(engine, PROMPTS, makers(texts, 12)[name], 8, **MODES[mode]), plain)
 
 
@@ -214,13 +211,10 @@ def test_greedy_without_logits_is_greedy_with_logits(engine: ScriptedEngine, mod
 
 
 @pytest.mark.parametrize("prefill_rows", [1, 2, 5, 7, 512])
-def test_chunks_of_the_prompt_do_not_matter(
-    engine: ScriptedEngine, prefill_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_of_the_prompt_do_not_matter(engine: ScriptedEngine, prefill_rows: int) -> None:
     plain = run(engine, PROMPTS)
-    monkeypatch.setattr(module, "stepwise", partial(stepwise, prefill_rows=prefill_rows))
     before = len(engine.batches)
-    assert_same(run(engine, PROMPTS), plain)
+    assert_same(run(engine, PROMPTS, prefill_rows=prefill_rows), plain)
     prompt_rows = answers = 0
     for counts, wanted, _ in engine.batches[before:]:
         if prompt_rows == sum(map(len, PROMPTS)):

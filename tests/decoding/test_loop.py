@@ -9,23 +9,25 @@ import numpy as np
 import pytest
 
 from ipex_lookahead.decoding.budget import FixedBudget, Selection
-from ipex_lookahead.decoding.loop import decode
-from ipex_lookahead.decoding.sequence import DecodingSequence
+from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.engines.base import FINAL_NORM, Batch, OutputRequest, StepOutput
 from ipex_lookahead.errors import EngineError, InputError
+from ipex_lookahead.generation.run import RunOptions, run
+from tests.support.generate import decode
 from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer
-from tests.support.scripted_engine import ScriptedEngine, scripted
+from tests.support.scripted_engine import scripted
 
 PROMPT = np.array([1, 2], np.int32)
 TEXT = [5, 6, 7, 8, 9, 10, 11, 12]
 
 
 def sequence(
-    engine: ScriptedEngine, proposer: Any, index: int = 0, accept: Callable[[int], bool] | None = None, limit: int = 10
-) -> DecodingSequence:
-    return DecodingSequence(index, PROMPT, limit, engine.new_cache(), proposer, None, accept or (lambda token: False))
+    proposer: Any, index: int = 0, accept: Callable[[int], bool] | None = None, limit: int = 10
+) -> TokenSequence:
+    stop = None if accept is None else lambda ids: bool(accept(int(ids[-1])))
+    return TokenSequence(PROMPT, limit, stop=stop, proposer=proposer, index=index)
 
 
 def test_a_draft_over_the_budget_is_refused() -> None:
@@ -35,7 +37,7 @@ def test_a_draft_over_the_budget_is_refused() -> None:
 
     engine = scripted(TEXT, 32, 2)
     with pytest.raises(InputError, match="Greedy proposed 4 tokens with a budget of 3"):
-        decode(engine, [sequence(engine, Greedy(32))], FixedBudget(3), GenerationStats())
+        decode(engine, [sequence(Greedy(32))], FixedBudget(3), GenerationStats())
 
 
 def test_an_engine_without_an_answer_is_an_error() -> None:
@@ -43,7 +45,7 @@ def test_an_engine_without_an_answer_is_an_error() -> None:
     forward = engine.forward
     engine.forward = lambda batch: StepOutput(forward(batch).argmax * 0 - 1, None)  # type: ignore[method-assign]
     with pytest.raises(EngineError, match="logits hold NaN"):
-        decode(engine, [sequence(engine, None)], FixedBudget(0), GenerationStats())
+        decode(engine, [sequence(None)], FixedBudget(0), GenerationStats())
 
 
 @pytest.mark.parametrize("bad", [31, TEXT[3]])
@@ -60,7 +62,7 @@ def test_a_drafted_token_that_the_engine_fails_on_is_not_drafted(bad: int) -> No
     engine.forward = failing  # type: ignore[method-assign]
     told: list[list[int]] = [[], []]
     for out, proposer in zip(told, (None, TreeProposer(32, [*PROMPT.tolist(), *TEXT], scratch=False)), strict=True):
-        one = sequence(engine, proposer, accept=lambda token, out=out: bool(out.append(token)))
+        one = sequence(proposer, accept=lambda token, out=out: bool(out.append(token)))
         if bad == 31:
             decode(engine, [one], FixedBudget(8), GenerationStats())
         else:
@@ -71,7 +73,8 @@ def test_a_drafted_token_that_the_engine_fails_on_is_not_drafted(bad: int) -> No
 
 def test_an_empty_list_of_sequences_is_no_work() -> None:
     engine = scripted(TEXT, 32, 2)
-    decode(engine, [], FixedBudget(3), GenerationStats())
+    assert run(engine, [], RunOptions()) == []
+    decode(engine, [], FixedBudget(8), GenerationStats())
     assert not engine.batches
 
 
@@ -142,7 +145,7 @@ def test_of_idle_steps_a_proposer_is_told_the_tokens_at_once_and_the_controller_
     engine, controller, proposer = scripted(TEXT, 32, 2), Idle(), Listening()
     forward, tops = engine.forward, []
     engine.forward = lambda batch: tops.append(batch.wants.top) or forward(batch)  # type: ignore[method-assign]
-    decode(engine, [sequence(engine, proposer)], controller, GenerationStats())
+    decode(engine, [sequence(proposer)], controller, GenerationStats())
     assert proposer.told == ["asked", ([6], True), ([7, 8], False), "asked", ([9], True)]
     assert tops == [0, 2, 0, 0, 2, 0, 0, 0], "the first one reads the prompt"
     assert [outcome.emitted for _, outcome in controller.outcomes] == [[6], [9]]
@@ -153,7 +156,7 @@ def test_the_controller_decides_and_is_told() -> None:
     engine = scripted(TEXT, 32, 2)
     watching = Watching([2, 0, 99])
     emitted: list[int] = []
-    one = sequence(engine, OracleProposer([1, 2, *TEXT]), accept=lambda token: emitted.append(token) or False)
+    one = sequence(OracleProposer([1, 2, *TEXT]), accept=lambda token: emitted.append(token) or False)
     stats = GenerationStats()
     decode(engine, [one], watching, stats)
     assert emitted == TEXT
@@ -183,7 +186,7 @@ def test_a_proposer_that_was_not_asked_is_told_before_it_is_asked_again() -> Non
     engine = scripted(TEXT, 32, 2)
     proposer, watching = Noting(), Watching([1, 0, 0, 1, 0, 0])
     emitted: list[int] = []
-    one = sequence(engine, proposer, accept=lambda token: emitted.append(token) or False)
+    one = sequence(proposer, accept=lambda token: emitted.append(token) or False)
     decode(engine, [one], watching, GenerationStats())
     assert emitted == TEXT
     assert [list(outcome.emitted) for _, outcome in watching.outcomes] == [[6, 7], [8], [9], [10, 11], [12]]
@@ -203,7 +206,7 @@ def test_scratch_rows_come_back_as_argmax_and_are_never_accepted() -> None:
 
     engine = scripted(TEXT, 32, 2)
     proposer = Scratch()
-    decode(engine, [sequence(engine, proposer)], FixedBudget(3), GenerationStats())
+    decode(engine, [sequence(proposer)], FixedBudget(3), GenerationStats())
     first = proposer.outcomes[0]
     assert list(first.accepted) == [0]
     assert list(first.emitted) == [6, 7]
@@ -233,7 +236,7 @@ def test_proposers_see_as_many_of_the_likeliest_ids_as_the_most_curious_wants() 
     decode(
         engine,
         [
-            sequence(engine, p, i, accept=lambda token, end=end: token == end)
+            sequence(p, i, accept=lambda token, end=end: token == end)
             for i, (p, end) in enumerate(zip(proposers, ends, strict=True))
         ],
         FixedBudget(1),
@@ -255,7 +258,7 @@ def test_proposers_see_as_many_of_the_likeliest_ids_as_the_most_curious_wants() 
 def test_drafted_tokens_are_counted_by_source_and_position() -> None:
     engine = scripted(TEXT, 32, 2)
     stats = GenerationStats(strategy="oracle")
-    decode(engine, [sequence(engine, OracleProposer([1, 2, *TEXT]))], FixedBudget(3), stats)
+    decode(engine, [sequence(OracleProposer([1, 2, *TEXT]))], FixedBudget(3), stats)
     assert stats.drafted_by_position == stats.accepted_by_position == [2, 2, 1]
     assert stats.accepted_by_source == {"oracle": 5}
     assert stats.origins() == [None, *["oracle"] * 3, None, *["oracle"] * 2, None]
@@ -265,7 +268,7 @@ def test_sequences_end_on_their_own_and_leave_the_batch() -> None:
     engine = scripted(TEXT, 32, 2)
     ends = [8, 6, 12]
     all_of_them = [
-        sequence(engine, TreeProposer(32, [1, 2, *TEXT], seed=i), i, accept=lambda token, end=end: token == end)
+        sequence(TreeProposer(32, [1, 2, *TEXT], seed=i), i, accept=lambda token, end=end: token == end)
         for i, end in enumerate(ends)
     ]
     stats = GenerationStats(sequences=3)
@@ -335,7 +338,7 @@ def test_proposers_see_the_hidden_states_of_the_prompt_and_of_every_step(prefill
     engine.forward = lambda batch: wants.append(batch.wants) or forward(batch)  # type: ignore[method-assign]
     decode(
         engine,
-        [sequence(engine, proposer, number) for number, proposer in enumerate(proposers)],
+        [sequence(proposer, number) for number, proposer in enumerate(proposers)],
         Sparing() if idle else FixedBudget(3),
         GenerationStats(),
         prefill_rows=prefill_rows,

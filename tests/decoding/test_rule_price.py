@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ipex_lookahead.decoding import scheduler as scheduler_module
+from ipex_lookahead.decoding import sequence as sequence_module
 from ipex_lookahead.decoding import sequence_group as group_module
 from ipex_lookahead.decoding.rule_price import SHARE
 from ipex_lookahead.decoding.scheduler import Scheduler
@@ -28,7 +29,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (group_module, scheduler_module):
+    for module in (sequence_module, group_module, scheduler_module):
         monkeypatch.setattr(module, "perf_counter", made)
     return made
 
@@ -46,14 +47,12 @@ def run(clock: Clock, rules: list[float], new: int = 200) -> tuple[list[int], li
     for number, seconds in enumerate(rules):
         group, answer = group_of(engine, Submission((1, 2, number), new, seed=number), number)
         (sequence,) = group.sequences
-        chosen = sequence.choose
-        assert chosen is not None
 
-        def choose(logits: Any, chosen: Any = chosen, seconds: float = seconds) -> int:
+        def slow(_: Any, logits: Any, seconds: float = seconds) -> Any:
             clock.now += seconds
-            return int(chosen(logits))
+            return logits
 
-        sequence.choose = choose
+        sequence.processors = [*sequence.processors, slow]
         scheduler.submit(group)
         made.append((group, answer))
     ends: dict[int, int] = {}

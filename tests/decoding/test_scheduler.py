@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from ipex_lookahead.config import LookaheadConfig
@@ -253,13 +254,13 @@ def test_one_groups_fault_is_its_own() -> None:
     ruling, _ = group_of(engine, Submission((2, 3), 30), 2, emits_events=True)
     calls: list[int] = []
 
-    def accept(token: int) -> bool:
-        calls.append(token)
+    def stop(ids: npt.NDArray[np.int64]) -> bool:
+        calls.append(int(ids[-1]))
         if len(calls) == 5:
             raise InputError("the rule fails")
         return False
 
-    ruling.sequences[0].accept = accept
+    ruling.sequences[0].stop = stop
     scheduler.submit(ruling)
     kinds: dict[int, str] = {}
     while scheduler.busy:
@@ -284,7 +285,7 @@ def test_rows_that_the_engine_fails_on_end_whose_they_are(in_prompt: bool) -> No
     prompt = (3, poison) if in_prompt else (3, 4)
     bad, _ = group_of(engine, Submission(prompt, 20), 1)
     if not in_prompt:
-        bad.sequences[0].choose = lambda logits: poison
+        bad.sequences[0].processors = [lambda _, logits: (np.arange(VOCAB) == poison).astype(np.float32)]
     scheduler.submit(group)
     scheduler.step()
     scheduler.submit(bad)

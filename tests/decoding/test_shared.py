@@ -8,7 +8,6 @@ from collections.abc import Callable
 import numpy as np
 
 from ipex_lookahead.decoding import shared
-from ipex_lookahead.decoding.budget import FixedBudget
 from ipex_lookahead.decoding.loop import decode
 from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.engines.base import Batch, OutputRequest, StepOutput
@@ -63,7 +62,8 @@ def test_threads_that_decode_share_their_forwards_and_get_their_bytes() -> None:
         group, answers[number] = group_of(engine, wanted[number], number, proposer)
         with forwards.taking_part() as place:
             start.wait(SECONDS)
-            decode(engine, group.sequences, lambda live: group._begin(live), group.stats, forward=place.forward)
+            for _ in decode(engine, group, forward=place.forward):
+                pass
 
     in_threads(work, len(wanted))
     assert answers == plain
@@ -145,7 +145,8 @@ def test_who_does_not_come_is_not_waited_for_for_ever() -> None:
     forwards = SharedForwards(engine)
     with forwards.taking_part(), forwards.taking_part() as place:
         group, answer = group_of(engine, Submission((1, 2), 30))
-        decode(engine, group.sequences, FixedBudget(0), group.stats, forward=place.forward)
+        for _ in decode(engine, group, forward=place.forward):
+            pass
     assert answer == alone(engine, Submission((1, 2), 30))
 
 

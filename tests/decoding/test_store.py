@@ -13,7 +13,7 @@ from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.store import MEMORY_CAPACITY, Store, Stores
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.generation.generate import generate
+from tests.support.generate import generate
 from tests.support.scripted_engine import ScriptedEngine, scripted
 
 TEXT = list(range(11, 27))

@@ -10,7 +10,7 @@ from ipex_lookahead.drafting import Draft, Jacobi, Outcome, make_proposer
 from ipex_lookahead.drafting.draft import Draft as FlatTree
 from ipex_lookahead.drafting.window import Window
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.generation.generate import generate
+from tests.support.generate import generate
 from tests.support.scripted_engine import ScriptedEngine, markov
 
 

@@ -22,8 +22,8 @@ from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL
 from ipex_lookahead.drafting.self_speculation import low_bit_copy
 from ipex_lookahead.engines.native.engine import NativeEngine
-from ipex_lookahead.generation.generate import generate
 from tests.gates import cases, seed
+from tests.support.generate import generate
 from tests.support.specs import make_spec, random_switches
 
 PAIRS = cases(2_000, 30_000)

@@ -17,8 +17,8 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.engines.native.engine import NativeEngine
-from ipex_lookahead.generation.generate import generate
 from tests.gates import cases, seed
+from tests.support.generate import generate
 
 GENERATIONS = cases(200, 1_000)
 WARM_UP = cases(100, 200)

@@ -13,8 +13,8 @@ from transformers.generation.stopping_criteria import StoppingCriteria, Stopping
 
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import ContextLengthError, InputError
-from ipex_lookahead.generation.generate import generate
 from tests.support.byte_tokenizer import EOS, VOCAB, byte_tokenizer
+from tests.support.generate import generate
 from tests.support.proposers import OracleProposer
 from tests.support.scripted_engine import ScriptedEngine, markov, scripted
 

@@ -16,8 +16,8 @@ from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import PROPOSERS
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.generation.generate import generate
 from ipex_lookahead.generation.lookahead import resolve_lookahead
+from tests.support.generate import generate
 from tests.support.scripted_engine import markov
 
 

@@ -15,8 +15,8 @@ from transformers import GenerationConfig, LogitsProcessorList, generation
 from transformers.generation import logits_process as hf
 
 from ipex_lookahead.errors import EngineError, InputError
-from ipex_lookahead.generation.generate import generate
 from ipex_lookahead.generation.processors import RepetitionPenalty
+from tests.support.generate import generate
 from tests.support.proposers import TreeProposer
 from tests.support.scripted_engine import markov, scripted
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from ipex_lookahead.decoding.sampling import Sampler, WarperParams
+from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import ContextLengthError, InputError
 from ipex_lookahead.generation.lookahead import resolve_lookahead
-from ipex_lookahead.generation.run import Job, length_limit, run
+from ipex_lookahead.generation.run import RunOptions, length_limit, run
 from tests.support.hashed_engine import HashedEngine
 from tests.support.scripted_engine import markov, scripted
 
@@ -25,20 +26,21 @@ from ipex_lookahead.decoding.sampling import Sampler, WarperParams
 from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.generation.lookahead import resolve_lookahead
-from ipex_lookahead.generation.run import Job, run
+from ipex_lookahead.decoding.sequence import Sequence
+from ipex_lookahead.generation.run import RunOptions, run
 
 spec = spec_for({'model_type': 'llama', 'hidden_size': 64, 'intermediate_size': 64, 'num_hidden_layers': 1,
                  'num_attention_heads': 2, 'num_key_value_heads': 1, 'vocab_size': 48, 'rms_norm_eps': 1e-5,
                  'max_position_embeddings': 64, 'tie_word_embeddings': True, 'head_dim': 32, 'rope_theta': 1e4})
 engine = NativeEngine.random(spec, 'sym_int4', threads=1)
 prompt = np.array([1, 2, 3, 1, 2], np.int32)
-jobs = [Job(prompt, 30), Job(prompt, 20, sampler=Sampler(WarperParams(), 7, 1))]
-plain = [buffer.new for buffer in run(engine, jobs)]
+sequences = [Sequence(prompt, 30), Sequence(prompt, 20, sampler=Sampler(WarperParams(), 7, 1))]
+plain = [one.new for one in run(engine, sequences, RunOptions())]
 assert [len(new) for new in plain] == [25, 15]
 for lookahead in (3, 'auto', 'suffix', 'jacobi', 'recycling'):
-    jobs = [Job(prompt, 30), Job(prompt, 20, sampler=Sampler(WarperParams(), 7, 1))]
-    buffers = run(engine, jobs, resolve_lookahead(lookahead, adaptive=False), stores=Stores(48))
-    assert [buffer.new for buffer in buffers] == plain, lookahead
+    sequences = [Sequence(prompt, 30), Sequence(prompt, 20, sampler=Sampler(WarperParams(), 7, 1))]
+    made = run(engine, sequences, RunOptions(resolve_lookahead(lookahead, adaptive=False), stores=Stores(48)))
+    assert [one.new for one in made] == plain, lookahead
 print([name for name in ('torch', 'transformers') if name in sys.modules])
 """
 
@@ -66,7 +68,7 @@ def test_a_job_from_end_to_end() -> None:
             return logits
 
         stats = GenerationStats()
-        job = Job(
+        sequence = Sequence(
             np.array([1, 5, 3, 5], np.int32),
             24,
             processors=[forbid],
@@ -75,29 +77,33 @@ def test_a_job_from_end_to_end() -> None:
             scores=[],
             raw=raw,
         )
-        (buffer,) = run(markov(seed=2), [job], resolve_lookahead(lookahead, adaptive=False), stats=stats)
-        assert buffer.new == told
-        assert len(buffer.new) == 16
+        (one,) = run(markov(seed=2), [sequence], RunOptions(resolve_lookahead(lookahead, adaptive=False), stats))
+        assert one.new == told
+        assert len(one.new) == 16
         assert prefixes == [[1, 5, 3, 5, *told[:n]] for n in range(16)]
         assert all(a != b for a, b in zip([5, *told], told, strict=False))
         assert len(raw) == 16
         assert np.isfinite(raw[0]).all()
         assert (stats.finish_reasons, stats.seed) == (["stop"], None)
-        texts.append(buffer.new)
+        texts.append(one.new)
     assert texts[0] == texts[1] == texts[2]
 
 
 def test_end_tokens_and_limits() -> None:
     engine = scripted([4, 5, 6, 7], 16, 2)
-    jobs = [Job(np.array([1, 2], np.int32), 5, "context", frozenset({end})) for end in (5, 9)]
+    sequences = [Sequence(np.array([1, 2], np.int32), 5, "context", frozenset({end})) for end in (5, 9)]
     stats = GenerationStats()
-    assert [buffer.new for buffer in run(engine, jobs, stats=stats)] == [[4, 5], [4, 5, 6]]
+    assert [one.new for one in run(engine, sequences, RunOptions(stats=stats))] == [[4, 5], [4, 5, 6]]
     assert stats.finish_reasons == ["stop", "context"]
 
 
 def test_the_seed_stands_in_the_stats() -> None:
     stats = GenerationStats()
-    run(markov(), [Job(np.array([1], np.int32), 5, sampler=Sampler(WarperParams(), 99, 0))], stats=stats)
+    run(
+        markov(),
+        [Sequence(np.array([1], np.int32), 5, sampler=Sampler(WarperParams(), 99, 0))],
+        RunOptions(stats=stats),
+    )
     assert stats.seed == 99
 
 
@@ -117,24 +123,24 @@ def test_a_long_prompt_tells_how_far_it_is_and_can_be_cancelled(rows: int) -> No
     engine = markov()
     told: list[tuple[int, int]] = []
     stats = GenerationStats()
-    jobs = [Job(np.full(600, 1 + row, np.int32), 700) for row in range(rows)]
-    run(engine, jobs, stats=stats, on_prefill=lambda done, total: told.append((done, total)))
+    sequences = [Sequence(np.full(600, 1 + row, np.int32), 700) for row in range(rows)]
+    run(engine, sequences, RunOptions(stats=stats, on_prefill=lambda done, total: told.append((done, total))))
     assert [done for done, _ in told] == [*range(512, 600 * rows, 512), 600 * rows]
     assert {total for _, total in told} == {600 * rows}
 
     engine = markov()
-    jobs = [Job(np.full(600, 1 + row, np.int32), 700) for row in range(rows)]
-    buffers = run(engine, jobs, stats=stats, cancelled=lambda: True)
-    assert [buffer.new for buffer in buffers] == [[]] * rows
+    sequences = [Sequence(np.full(600, 1 + row, np.int32), 700) for row in range(rows)]
+    made = run(engine, sequences, RunOptions(stats=stats, cancelled=lambda: True))
+    assert [one.new for one in made] == [[]] * rows
     assert stats.finish_reasons == ["cancelled"] * rows
     assert len(engine.batches) == 1
 
 
 def test_cancelling_between_two_steps_keeps_what_has_come() -> None:
     engine, told, stats = markov(), [], GenerationStats()
-    job = Job(np.array([1, 2], np.int32), 100, on_token=told.append)
-    (buffer,) = run(engine, [job], stats=stats, cancelled=lambda: len(told) >= 5)
-    assert buffer.new == told
+    sequence = Sequence(np.array([1, 2], np.int32), 100, on_token=told.append)
+    (one,) = run(engine, [sequence], RunOptions(stats=stats, cancelled=lambda: len(told) >= 5))
+    assert one.new == told
     assert len(told) == 5
     assert stats.finish_reasons == ["cancelled"]
 
@@ -144,13 +150,13 @@ def test_several_answers_to_one_prompt_read_it_once() -> None:
     engine = HashedEngine(11)
     prompt = np.random.default_rng(1).integers(1, 11, 90).astype(np.int32)
 
-    def jobs(numbers: list[int]) -> list[Job]:
-        return [Job(prompt, 120, sampler=Sampler(WarperParams(), 5, number)) for number in numbers]
+    def sequences(numbers: list[int]) -> list[Sequence]:
+        return [Sequence(prompt, 120, sampler=Sampler(WarperParams(), 5, number)) for number in numbers]
 
-    alone = [run(engine, jobs([number]))[0].new for number in range(4)]
+    alone = [run(engine, sequences([number]), RunOptions())[0].new for number in range(4)]
     engine.rows = 0
     stats = GenerationStats()
-    together = [buffer.new for buffer in run(engine, jobs([0, 1, 2, 3]), stats=stats)]
+    together = [one.new for one in run(engine, sequences([0, 1, 2, 3]), RunOptions(stats=stats))]
     assert together == alone
     assert len({tuple(new) for new in alone}) == 4
     assert engine.rows == 90 + 4 * 29

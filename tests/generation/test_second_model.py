@@ -14,11 +14,11 @@ from ipex_lookahead.config import MAX_DRAFT, LookaheadConfig
 from ipex_lookahead.decoding.sampling import Sampler, WarperParams, gumbel
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.generation.generate import generate
 from ipex_lookahead.generation.lookahead import second_model_lookahead
 from ipex_lookahead.generation.second_model import SharedChoice, check_vocabulary
 from tests.decoding.test_exact import MODES, PROMPTS, assert_same, new_tokens, padded, run
 from tests.support.byte_tokenizer import byte_tokenizer
+from tests.support.generate import generate
 from tests.support.numpy_engine import tiny_numpy_engine
 from tests.support.scripted_engine import ScriptedEngine, markov, scripted
 from tests.test_model import build

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.sequence import DecodingSequence
+from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.engines.base import OutputRequest
 from ipex_lookahead.engines.prefill import chain
@@ -383,7 +383,7 @@ def test_what_has_ended_holds_nothing_until_python_looks_for_circles(lookahead: 
     """In a server of a 135M model each such circle was a page of keys and values: 1 GiB in 100 seconds."""
 
     def sequences() -> int:
-        return sum(type(one) is DecodingSequence for one in gc.get_objects())
+        return sum(type(one) is Sequence for one in gc.get_objects())
 
     gc.collect()
     gc.disable()

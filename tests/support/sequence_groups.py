@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ipex_lookahead.decoding.budget import Controller, FixedBudget
 from ipex_lookahead.decoding.sampling import Sampler, WarperParams
-from ipex_lookahead.decoding.sequence import DecodingSequence
+from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
 from ipex_lookahead.decoding.sequence_group import SequenceGroup
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.base import Proposer
@@ -71,25 +71,26 @@ def group_of(
     **options: Any,
 ) -> tuple[SequenceGroup, Answer]:
     """A group that decodes the request, and where its answer goes."""
-    answer, choose = Answer(), submission.choose()
-    text = list(submission.prompt)
+    answer = Answer()
 
-    def chosen(logits: npt.NDArray[np.float32]) -> int:
+    def record(_: Any, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         answer.logits.append(logits.tobytes())
-        return choose(logits, len(text))
+        return logits
 
-    def accept(token: int) -> bool:
-        answer.tokens.append(token)
-        text.append(token)
-        return token == submission.stop
+    def stop(ids: npt.NDArray[np.int64]) -> bool:
+        answer.tokens.append(int(ids[-1]))
+        return answer.tokens[-1] == submission.stop
 
-    sequence = DecodingSequence(
-        number, np.array(submission.prompt, np.int32), len(text) + submission.new, engine.new_cache(),
-        None, chosen, accept,
-        committed=lambda: np.array(text, np.int64),
-    )  # fmt: skip
+    sequence = TokenSequence(
+        np.array(submission.prompt, np.int32),
+        len(submission.prompt) + submission.new,
+        sampler=None if submission.seed is None else Sampler(WarperParams(temperature=0.7), submission.seed, 0),
+        processors=[record],
+        stop=stop,
+        index=number,
+    )
 
-    def begin(_: Sequence[DecodingSequence]) -> Controller:
+    def begin(_: SequenceGroup) -> Controller:
         sequence.proposer = proposer
         return controller or FixedBudget(4)
 
