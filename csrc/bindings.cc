@@ -12,6 +12,7 @@
 #include <numeric>
 
 #include "arguments.h"
+#include "description.h"
 #include "drafting/predictor.h"
 #include "errors.h"
 #include "matrices.h"
@@ -39,7 +40,8 @@ void check_linear(const LinearLayer& l, const FloatMatrix& x) {
 }
 
 // Cosines and sines [positions][half] and the queries' factors, for kernels that are not the core's.
-nb::tuple rope_tables(const Rope& rope, int64_t positions) {
+nb::tuple rope_tables(const nb::object& description, int64_t positions) {
+  const Rope rope = rope_of(Description(description));
   if (positions < 1 || positions > kMostOutputs)
     throw std::invalid_argument("positions must be from 1 to " + std::to_string(kMostOutputs));
   if (rope.query_beta != 0 && rope.query_original < 1) throw std::invalid_argument("query_original must be from 1 on");
@@ -68,8 +70,6 @@ nb::list phase_times(const PhaseTimes& times, const std::array<int64_t, kPhaseKi
     found.append(nb::make_tuple(kPhaseNames[i], times[i].count, times[i].seconds, times[i].busy, bytes[i]));
   return found;
 }
-
-nb::object export_bias(const Matrix& m) { return export_vector(m.bias, m.n_out); }
 
 // Rows as the caller lists them, copied, since other threads may change the array meanwhile; all where it lists none.
 std::vector<int32_t> rows_of(const std::optional<IntVector>& listed, int64_t rows) {
@@ -131,7 +131,7 @@ nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::
   {
     nb::gil_scoped_release release;
     d.forward(step, out);
-    if (timings) bytes = d.phase_bytes();
+    if (timings) bytes = d.weights().phase_bytes();
     if (!std::all_of(out.hidden, out.hidden + states, [](float x) { return std::isfinite(x); }))
       throw NonFiniteError("the model's hidden states are not finite");
   }
@@ -311,175 +311,65 @@ NB_MODULE(_native, m) {
           },
           "tokens"_a, "parents"_a, "emitted"_a, "top"_a.none());
 
-  nb::class_<KVCache>(m, "KVCache")
-      .def_prop_ro("length", &KVCache::length)
+  nb::class_<Cache>(m, "Cache")
+      .def_prop_ro("length", &Cache::length)
       .def(
-          "keep", [](KVCache& c, const std::vector<int64_t>& rows) { c.keep(rows.data(), int64_t(rows.size())); }, "rows"_a)
-      .def("crop", &KVCache::crop, "length"_a)
-      .def("fork", &KVCache::fork)
-      .def("fill_blank", &KVCache::fill_blank, "length"_a);
-
-  nb::enum_<Slot>(m, "Slot")
-      .value("q", Slot::q)
-      .value("k", Slot::k)
-      .value("v", Slot::v)
-      .value("o", Slot::o)
-      .value("gate", Slot::gate)
-      .value("up", Slot::up)
-      .value("down", Slot::down)
-      .value("router", Slot::router);
-
-  nb::enum_<Vector>(m, "Vector")
-      .value("attention_norm", Vector::attention_norm)
-      .value("q_norm", Vector::q_norm)
-      .value("k_norm", Vector::k_norm)
-      .value("sinks", Vector::sinks)
-      .value("attention_after", Vector::attention_after)
-      .value("mlp_norm", Vector::mlp_norm)
-      .value("mlp_after", Vector::mlp_after);
-
-  nb::class_<Rope>(m, "Rope")
-      .def(
-          "__init__",
-          [](Rope* self, FloatVector frequencies, float factor, float query_beta, int64_t query_original) {
-            check_aligned(frequencies, sizeof(float));
-            const float* first = frequencies.data();
-            new (self) Rope{{first, first + frequencies.shape(0)}, factor, query_beta, query_original};
-          },
-          nb::kw_only(), "frequencies"_a, "factor"_a, "query_beta"_a, "query_original"_a);
-
-  nb::class_<Layer>(m, "Layer")
-      .def(
-          "__init__",
-          [](Layer* self, int heads, int kv_heads, int head_dim, int rope, float query_scale, int64_t window,
-             float softcap, bool sinks, const std::string& q_norm, const std::string& k_norm, bool attention_norm,
-             bool attention_after, bool mlp_norm, bool mlp_after, int intermediate, const std::string& activation,
-             float alpha, float limit, float residual_multiplier, int experts, int experts_used,
-             const std::string& router_softmax, bool renormalise) {
-            Layer l;
-            l.heads = heads;
-            l.kv_heads = kv_heads;
-            l.head_dim = head_dim;
-            l.rope = rope;
-            l.query_scale = query_scale;
-            l.window = window;
-            l.softcap = softcap;
-            l.sinks = sinks;
-            l.q_norm = HeadNorm(one_of("q_norm", q_norm, {"none", "head", "whole"}));
-            l.k_norm = HeadNorm(one_of("k_norm", k_norm, {"none", "head", "whole"}));
-            l.attention_norm = attention_norm;
-            l.attention_after = attention_after;
-            l.mlp_norm = mlp_norm;
-            l.mlp_after = mlp_after;
-            l.intermediate = intermediate;
-            l.activation = {ActivationKind(one_of("activation", activation, {"silu", "gelu_tanh", "clamped"})), alpha, limit};
-            l.residual_multiplier = residual_multiplier;
-            l.experts = experts;
-            l.experts_used = experts_used;
-            l.router_softmax = RouterSoftmax(one_of("router_softmax", router_softmax, {"all", "chosen"}));
-            l.renormalise = renormalise;
-            new (self) Layer(l);
-          },
-          nb::kw_only(), "heads"_a, "kv_heads"_a, "head_dim"_a, "rope"_a, "query_scale"_a, "window"_a, "softcap"_a,
-          "sinks"_a, "q_norm"_a, "k_norm"_a, "attention_norm"_a, "attention_after"_a, "mlp_norm"_a, "mlp_after"_a,
-          "intermediate"_a, "activation"_a, "alpha"_a, "limit"_a, "residual_multiplier"_a, "experts"_a,
-          "experts_used"_a, "router_softmax"_a, "renormalise"_a);
+          "keep", [](Cache& c, const std::vector<int64_t>& rows) { c.keep(rows.data(), int64_t(rows.size())); }, "rows"_a)
+      .def("crop", &Cache::crop, "length"_a)
+      .def("fork", &Cache::fork)
+      .def("fill_blank", &Cache::fill_blank, "length"_a)
+      .def_prop_ro("bytes", &Cache::bytes);
 
   nb::class_<Decoder>(m, "Decoder")
       .def(
           "__init__",
-          [](Decoder* self, int hidden, int vocab, int64_t max_context, float rms_epsilon, float embedding_multiplier,
-             float logit_multiplier, float logit_softcap, std::vector<Rope> ropes, std::vector<Layer> layers,
-             int threads, const std::string& isa, const std::string& kv_format) {
+          [](Decoder* self, nb::object spec, int threads, const std::string& isa, const std::string& kv_format) {
             const auto format = KvFormat(one_of("kv_format", kv_format, {"fp16", "int8"}));
-            new (self) Decoder({hidden, vocab, max_context, rms_epsilon, embedding_multiplier, logit_multiplier,
-                                logit_softcap, std::move(ropes), std::move(layers), format},
-                               threads, isa);
+            new (self) Decoder(shape_of(spec, format), threads, isa);
           },
-          nb::kw_only(), "hidden"_a, "vocab"_a, "max_context"_a, "rms_epsilon"_a, "embedding_multiplier"_a,
-          "logit_multiplier"_a, "logit_softcap"_a, "ropes"_a, "layers"_a, "threads"_a, "isa"_a, "kv_format"_a)
+          "spec"_a, "threads"_a, "isa"_a, "kv_format"_a)
       .def(
           "set_matrix",
-          [](Decoder& d, int layer, Slot slot, const std::string& format, int64_t n_out, int64_t n_in, int group,
-             AnyMatrix codes, std::optional<HalfMatrix> scales, std::optional<HalfMatrix> minimums,
-             std::optional<FloatVector> bias, int expert) {
-            const PlainMatrix plain = plain_of(format, n_out, n_in, group, codes, scales, minimums);
-            const float* b = vector_of(bias, n_out, "the bias");
-            nb::gil_scoped_release release;
-            d.set_matrix(layer, slot, plain, b, expert);
-          },
-          "layer"_a, "slot"_a, "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none().noconvert(),
-          "minimums"_a.none().noconvert(), "bias"_a.none() = nb::none(), "expert"_a = -1)
-      .def(
-          "set_lm_head",
-          [](Decoder& d, const std::string& format, int64_t n_out, int64_t n_in, int group, AnyMatrix codes,
-             std::optional<HalfMatrix> scales, std::optional<HalfMatrix> minimums, std::optional<FloatVector> bias) {
-            const PlainMatrix plain = plain_of(format, n_out, n_in, group, codes, scales, minimums);
-            const float* b = vector_of(bias, n_out, "the bias");
-            nb::gil_scoped_release release;
-            d.set_lm_head(plain, b);
-          },
-          "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none().noconvert(),
-          "minimums"_a.none().noconvert(), "bias"_a.none() = nb::none())
-      .def(
-          "set_embedding",
-          [](Decoder& d, const std::string& format, int64_t n_out, int64_t n_in, int group, AnyMatrix codes,
-             std::optional<HalfMatrix> scales, std::optional<HalfMatrix> minimums) {
+          [](Decoder& d, const std::string& name, const std::string& format, int64_t n_out, int64_t n_in, int group,
+             AnyMatrix codes, std::optional<HalfMatrix> scales, std::optional<HalfMatrix> minimums) {
             const PlainMatrix plain = plain_of(format, n_out, n_in, group, codes, scales, minimums);
             nb::gil_scoped_release release;
-            d.set_embedding(plain);
+            d.weights().set_matrix(name, plain);
           },
-          "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none().noconvert(),
+          "name"_a, "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none().noconvert(),
           "minimums"_a.none().noconvert())
-      .def("tie_embedding", &Decoder::tie_embedding, nb::call_guard<nb::gil_scoped_release>())
-      .def("set_vector",
-           [](Decoder& d, int layer, Vector vector, FloatVector values) {
-             d.set_vector(layer, vector, vector_of(values, d.length_of(layer, vector), "the vector"));
-           },
-           "layer"_a, "vector"_a, "values"_a)
+      .def(
+          "set_vector",
+          [](Decoder& d, const std::string& name, FloatVector values) {
+            check_aligned(values, sizeof(float));
+            d.weights().set_vector(name, values.data(), int64_t(values.shape(0)));
+          },
+          "name"_a, "values"_a)
       .def(
           "set_order",
-          [](Decoder& d, int layer, Slot slot, IntVector order) {
+          [](Decoder& d, const std::string& name, IntVector order) {
             check_aligned(order, sizeof(int32_t));
-            d.set_order(layer, slot, order.data(), int64_t(order.shape(0)));
+            d.weights().set_order(name, order.data(), int64_t(order.shape(0)));
           },
-          "layer"_a, "slot"_a, "order"_a.noconvert())
-      .def("set_final_norm",
-           [](Decoder& d, FloatVector values) { d.set_final_norm(vector_of(values, d.shape().hidden, "the norm")); },
-           "values"_a)
-      .def("missing", &Decoder::missing, nb::call_guard<nb::gil_scoped_release>())
+          "name"_a, "order"_a.noconvert())
+      .def("missing", [](const Decoder& d) { return d.weights().missing(); }, nb::call_guard<nb::gil_scoped_release>())
       .def("new_cache", &Decoder::new_cache)
       .def("experts_touched", &Decoder::experts_touched, nb::call_guard<nb::gil_scoped_release>())
       .def("forward", &forward, "caches"_a, "counts"_a, "tokens"_a.noconvert(), "parents"_a.noconvert(),
            "want"_a.none().noconvert(), "logits"_a, "top"_a, "hidden_layers"_a, "hidden_rows"_a.none().noconvert(),
            "timings"_a)
       .def("export_matrix",
-           [](Decoder& d, int layer, Slot slot, int expert) { return export_matrix(d, d.matrix(layer, slot, expert)); },
-           "layer"_a, "slot"_a, "expert"_a = -1)
-      .def("export_bias",
-           [](Decoder& d, int layer, Slot slot, int expert) { return export_bias(d.matrix(layer, slot, expert)); },
-           "layer"_a, "slot"_a, "expert"_a = -1)
+           [](Decoder& d, const std::string& name) { return export_matrix(d, d.weights().matrix(name)); }, "name"_a)
       .def("export_vector",
-           [](Decoder& d, int layer, Vector vector) {
-             const int64_t n = d.length_of(layer, vector);
-             return n == 0 ? nb::none() : export_vector(d.vector(layer, vector), n);
-           },
-           "layer"_a, "vector"_a)
-      .def("export_order",
-           [](Decoder& d, int layer, Slot slot) -> nb::object {
+           [](Decoder& d, const std::string& name) {
              int64_t n;
-             const int32_t* order = d.order(layer, slot, &n);
-             if (order == nullptr) return nb::none();
-             Owned<int32_t> copy{size_t(n)};
-             std::copy(order, order + n, copy.data.get());
-             return copy.array(n);
+             const float* values = d.weights().vector(name, &n);
+             return export_vector(values, n);
            },
-           "layer"_a, "slot"_a)
-      .def("export_lm_head", [](Decoder& d) { return export_matrix(d, d.lm_head()); })
-      .def("export_lm_head_bias", [](Decoder& d) { return export_bias(d.lm_head()); })
-      .def("export_embedding", [](Decoder& d) { return export_matrix(d, d.embedding()); })
-      .def("export_final_norm", [](Decoder& d) { return export_vector(d.final_norm(), d.shape().hidden); })
+           "name"_a)
       .def_prop_ro("isa", [](const Decoder& d) { return std::string(d.isa()); })
       .def_prop_ro("threads", &Decoder::threads)
-      .def_prop_ro("weight_bytes", &Decoder::weight_bytes, nb::call_guard<nb::gil_scoped_release>());
+      .def_prop_ro("cache_bytes_per_position", [](const Decoder& d) { return d.cache_shape().bytes_per_position(); })
+      .def_prop_ro("weight_bytes", [](const Decoder& d) { return d.weights().bytes(); },
+                   nb::call_guard<nb::gil_scoped_release>());
 }

@@ -1,6 +1,5 @@
 """Native core of ipex_lookahead: decoder, KV cache, quantisers, sampler."""
 
-import enum
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -20,7 +19,7 @@ def known_isas() -> list[str]: ...
 def available_isas() -> list[str]: ...
 def amx_state() -> str: ...
 def weight_formats() -> dict: ...
-def rope_tables(rope: Rope, positions: int) -> tuple: ...
+def rope_tables(rope: object, positions: int) -> tuple: ...
 def chosen_isa(name: str = "") -> str: ...
 def most_search_lanes() -> int: ...
 def quantize(
@@ -142,135 +141,21 @@ class Predictor:
         top: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)] | None,
     ) -> None: ...
 
-class KVCache:
+class Cache:
     @property
     def length(self) -> int: ...
     def keep(self, rows: Sequence[int]) -> None: ...
-    def crop(self, length: int) -> None: ...
-    def fork(self) -> KVCache: ...
+    def crop(self, length: int) -> int: ...
+    def fork(self) -> Cache: ...
     def fill_blank(self, length: int) -> None: ...
-
-class Slot(enum.Enum):
-    q = 0
-
-    k = 1
-
-    v = 2
-
-    o = 3
-
-    gate = 4
-
-    up = 5
-
-    down = 6
-
-    router = 7
-
-class Vector(enum.Enum):
-    attention_norm = 0
-
-    q_norm = 1
-
-    k_norm = 2
-
-    sinks = 3
-
-    attention_after = 4
-
-    mlp_norm = 5
-
-    mlp_after = 6
-
-class Rope:
-    def __init__(
-        self,
-        *,
-        frequencies: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        factor: float,
-        query_beta: float,
-        query_original: int,
-    ) -> None: ...
-
-class Layer:
-    def __init__(
-        self,
-        *,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        rope: int,
-        query_scale: float,
-        window: int,
-        softcap: float,
-        sinks: bool,
-        q_norm: str,
-        k_norm: str,
-        attention_norm: bool,
-        attention_after: bool,
-        mlp_norm: bool,
-        mlp_after: bool,
-        intermediate: int,
-        activation: str,
-        alpha: float,
-        limit: float,
-        residual_multiplier: float,
-        experts: int,
-        experts_used: int,
-        router_softmax: str,
-        renormalise: bool,
-    ) -> None: ...
+    @property
+    def bytes(self) -> int: ...
 
 class Decoder:
-    def __init__(
-        self,
-        *,
-        hidden: int,
-        vocab: int,
-        max_context: int,
-        rms_epsilon: float,
-        embedding_multiplier: float,
-        logit_multiplier: float,
-        logit_softcap: float,
-        ropes: Sequence[Rope],
-        layers: Sequence[Layer],
-        threads: int,
-        isa: str,
-        kv_format: str,
-    ) -> None: ...
+    def __init__(self, spec: object, threads: int, isa: str, kv_format: str) -> None: ...
     def set_matrix(
         self,
-        layer: int,
-        slot: Slot,
-        format: str,
-        n_out: int,
-        n_in: int,
-        group: int,
-        codes: Annotated[NDArray, dict(shape=(None, None), order="C", device="cpu", writable=False)],
-        scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)]
-        | None,
-        minimums: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)]
-        | None,
-        bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
-        | None = None,
-        expert: int = -1,
-    ) -> None: ...
-    def set_lm_head(
-        self,
-        format: str,
-        n_out: int,
-        n_in: int,
-        group: int,
-        codes: Annotated[NDArray, dict(shape=(None, None), order="C", device="cpu", writable=False)],
-        scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)]
-        | None,
-        minimums: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)]
-        | None,
-        bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
-        | None = None,
-    ) -> None: ...
-    def set_embedding(
-        self,
+        name: str,
         format: str,
         n_out: int,
         n_in: int,
@@ -281,24 +166,18 @@ class Decoder:
         minimums: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)]
         | None,
     ) -> None: ...
-    def tie_embedding(self) -> None: ...
     def set_vector(
         self,
-        layer: int,
-        vector: Vector,
+        name: str,
         values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
     ) -> None: ...
     def set_order(
         self,
-        layer: int,
-        slot: Slot,
+        name: str,
         order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
     ) -> None: ...
-    def set_final_norm(
-        self, values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
-    ) -> None: ...
     def missing(self) -> str: ...
-    def new_cache(self) -> KVCache: ...
+    def new_cache(self) -> Cache: ...
     def experts_touched(self) -> int: ...
     def forward(
         self,
@@ -314,17 +193,13 @@ class Decoder:
         | None,
         timings: bool,
     ) -> tuple: ...
-    def export_matrix(self, layer: int, slot: Slot, expert: int = -1) -> object: ...
-    def export_bias(self, layer: int, slot: Slot, expert: int = -1) -> object: ...
-    def export_vector(self, layer: int, vector: Vector) -> object: ...
-    def export_order(self, layer: int, slot: Slot) -> object: ...
-    def export_lm_head(self) -> object: ...
-    def export_lm_head_bias(self) -> object: ...
-    def export_embedding(self) -> object: ...
-    def export_final_norm(self) -> object: ...
+    def export_matrix(self, name: str) -> object: ...
+    def export_vector(self, name: str) -> object: ...
     @property
     def isa(self) -> str: ...
     @property
     def threads(self) -> int: ...
+    @property
+    def cache_bytes_per_position(self) -> int: ...
     @property
     def weight_bytes(self) -> int: ...

@@ -7,7 +7,6 @@
     ├── InputError            what the caller passed: empty prompt, negative budget, bad sampling parameter
     │   └── ContextLengthError   more positions than the model or its cache can hold
     ├── EngineError           the engine cannot run here (no compiled core, forced ISA absent)
-    │   ├── ForgottenKeysError   a sequence was cut to where a window no longer holds its keys; it is to be read again
     │   ├── BusyError            another thread is at the same cache
     │   ├── OutOfMemoryError     no memory, here or on the device, for what was to be run; a MemoryError too
     │   ├── MissingWeightError   a step of a model whose weights were not all set
@@ -112,10 +111,6 @@ class ContextLengthError(InputError):
 
 class EngineError(LookaheadError, RuntimeError):
     """The engine cannot run on this machine."""
-
-
-class ForgottenKeysError(EngineError):
-    """A sequence was to be cut back further than a sliding window keeps its keys. The cache is as it was."""
 
 
 class BusyError(EngineError):

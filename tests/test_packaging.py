@@ -257,7 +257,7 @@ def test_the_stub_of_the_core_is_what_the_core_has(tmp_path):
     subprocess.run(command, check=True, cwd=ROOT)
     own = signatures((ROOT / "ipex_lookahead" / "_native.pyi").read_text(encoding="utf-8"))
     assert own == signatures(made.read_text(encoding="utf-8")), "CONTRIBUTING.md says how to make it again"
-    assert own["KVCache.crop"] == "(self, length) []"
+    assert own["Cache.crop"] == "(self, length) []"
 
 
 @pytest.mark.parametrize("isa", ["avx2", "avx_vnni", "avx512_vnni", "amx_int8"])

@@ -21,7 +21,6 @@ PUBLIC = {
     "ContextLengthError",
     "EngineError",
     "BusyError",
-    "ForgottenKeysError",
     "MissingWeightError",
     "NonFiniteError",
     "OutOfMemoryError",

@@ -1,9 +1,8 @@
-// Attention of one block: queries, keys and values, who sees whom, and the sum over what is seen.
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
-#include "model/decoder.h"
+#include "model/attention.h"
 
 namespace ipex_lookahead {
 namespace {
@@ -21,27 +20,36 @@ int64_t first_block(int64_t window, int64_t position) {
 
 }  // namespace
 
-void Decoder::plan_attention() {
-  const bool by_blocks = rows_ <= kSplitPositions;
-  partial_blocks_ = 1;
-  for (const Sequence& s : sequences_)
-    if (by_blocks) partial_blocks_ = std::max(partial_blocks_, s.blocks);
-  for (AttentionPlan& plan : attention_plans_) plan_attention(plan, by_blocks);
+size_t AttentionScratch::plan_for(const AttentionShape& shape) {
+  const auto same = std::find_if(plans_.begin(), plans_.end(), [&](const Plan& plan) {
+    return plan.window == shape.window && plan.heads == shape.heads && plan.kv_heads == shape.kv_heads;
+  });
+  const size_t number = size_t(same - plans_.begin());
+  if (same == plans_.end()) plans_.push_back({shape.window, shape.heads, shape.kv_heads, {}});
+  return number;
 }
 
-void Decoder::plan_attention(AttentionPlan& plan, bool by_blocks) const {
+void AttentionScratch::plan(const StepRows& rows, int64_t positions) {
+  for (size_t i = 0; i < ropes_.size(); ++i) tables_[i].reserve(ropes_[i], positions, max_context_);
+  const bool by_blocks = rows.count <= kSplitPositions;
+  partial_blocks = 1;
+  for (const Sequence& s : rows.sequences)
+    if (by_blocks) partial_blocks = std::max(partial_blocks, s.blocks);
+  for (Plan& one : plans_) plan(one, rows, by_blocks);
+}
+
+void AttentionScratch::plan(Plan& plan, const StepRows& rows, bool by_blocks) const {
   plan.items.clear();
-  const int group = heads_.heads / heads_.kv_heads;
+  const int group = plan.heads / plan.kv_heads;
   int64_t items = 0;
-  for (const Sequence& s : sequences_)
-    items += heads_.kv_heads * (by_blocks ? s.blocks - first_block(plan.window, s.length)
-                                          : (s.rows + kRowTile - 1) / kRowTile);
+  for (const Sequence& s : rows.sequences)
+    items += plan.kv_heads * (by_blocks ? s.blocks - first_block(plan.window, s.length) : (s.rows + kRowTile - 1) / kRowTile);
   // Where there are few items, heads that share keys are done apart: the keys come from the cache the second time.
   const int heads = by_blocks && items < 4 * threads_ && threads_ > 1 ? 1 : group;
   if (items > Phases::kMostItems) throw std::invalid_argument("the step has too many rows for so many heads");
-  for (size_t i = 0; i < sequences_.size(); ++i) {
-    const Sequence& s = sequences_[i];
-    for (int kv = 0; kv < heads_.kv_heads; ++kv)
+  for (size_t i = 0; i < rows.sequences.size(); ++i) {
+    const Sequence& s = rows.sequences[i];
+    for (int kv = 0; kv < plan.kv_heads; ++kv)
       for (int h = 0; h < group; h += heads)
         if (by_blocks)
           for (int64_t b = first_block(plan.window, s.length); b < s.blocks; ++b)
@@ -52,93 +60,115 @@ void Decoder::plan_attention(AttentionPlan& plan, bool by_blocks) const {
   }
 }
 
-int64_t Decoder::attention_floats(int64_t rows) const {
-  const int64_t group = heads_.heads / heads_.kv_heads, head = kPartialHead + cache_shape_.head_dim16();
-  return std::max({attention_scratch(rows) + kRowTile * group * head + 2 * head, k_column_, hidden_stride_});
+Attention::Attention(const BranchShape& shape, int64_t hidden, const std::string& name, const std::string& before,
+                     const std::string& after, KvFormat format, DecoderWeights& weights, CacheShape& cache,
+                     AttentionScratch& scratch)
+    : Operation(shape), shape_(std::get<AttentionShape>(shape.operation)), scratch_(scratch) {
+  const int64_t q = shape_.q_width(), kv = shape_.kv_width();
+  before_.declare(before, shape.before, weights);
+  weights.declare_linear(name + ".q", q_, q, hidden, {Phase::qkv, 1, false, &order_});
+  weights.declare_linear(name + ".k", k_, kv, hidden, {Phase::qkv});
+  weights.declare_linear(name + ".v", v_, kv, hidden, {Phase::qkv});
+  q_norm_.declare(name + ".q_norm", shape_.q_norm, weights);
+  k_norm_.declare(name + ".k_norm", shape_.k_norm, weights);
+  if (shape_.sinks) weights.declare(name + ".sinks", sinks_, shape_.heads);
+  weights.declare_linear(name + ".o", o_, hidden, q, {Phase::output, 1, false, &o_order_});
+  after_.declare(after, shape.after, weights);
+  k_column_ = padded(q, kLanes);
+  v_column_ = k_column_ + padded(kv, kLanes);
+  stride_ = v_column_ + padded(kv, kLanes);
+  plan_ = scratch.plan_for(shape_);
+  const KvShape own{shape_.window, 0, shape_.kv_heads, shape_.head_dim, format};
+  const auto same = std::find_if(cache.states.begin(), cache.states.end(), [&](const StateShape& state) {
+    const auto* pages = std::get_if<KvShape>(&state);
+    return pages != nullptr && pages->alike(own);
+  });
+  state_ = size_t(same - cache.states.begin());
+  if (same == cache.states.end()) cache.states.emplace_back(own);
+  number_ = std::get<KvShape>(cache.states[state_]).layers++;
 }
 
-float* Decoder::partial(int64_t row, int64_t head, int64_t block) {
-  const int64_t size = kPartialHead + cache_shape_.head_dim16();
-  return partials_.data() + ((row * heads_.heads + head) * partial_blocks_ + block) * size;
+void Attention::reserve(StepRows& rows) {
+  const int64_t group = shape_.heads / shape_.kv_heads, head = partial_floats();
+  rows.reserve_inputs(rows.width, order_ != nullptr);
+  rows.reserve_inputs(shape_.q_width(), o_order_ != nullptr);
+  rows.reserve_scratch(std::max({attention_scratch(rows.count) + kRowTile * group * head + 2 * head, k_column_, rows.stride}));
+  ensure(scratch_.qkv, rows.count * stride_);
+  ensure(scratch_.partials, rows.count * shape_.heads * scratch_.partial_blocks * head);
 }
 
-void Decoder::attention(ThreadContext& context, const Block& block) {
-  const Layer& l = block.shape;
-  const bool integer = !is_float(block.q.format) || !is_float(block.k.format) || !is_float(block.v.format);
-  const int64_t heads = l.heads + 2 * int64_t(l.kv_heads);
-  const bool whole_norm = l.q_norm == HeadNorm::whole || l.k_norm == HeadNorm::whole;
+void Attention::run(ThreadContext& context, StepRows& rows) {
+  const bool integer = !is_float(q_.format) || !is_float(k_.format) || !is_float(v_.format);
+  const int64_t heads = shape_.heads + 2 * int64_t(shape_.kv_heads);
+  const bool whole_norm = std::max(q_norm_.width, k_norm_.width) > shape_.head_dim;
   // Where heads consist of whole tiles, who computes a head of q, k or v also norms, rotates and stores it.
   const bool fused = whole_heads() && !whole_norm;
   context.enter(Phase::qkv);
-  auto x = context.inputs(rows_, shape_.hidden, integer, block.order(Slot::q),
-                       [&](int64_t row, float* out) { norm(hidden(row), block.at(Vector::attention_norm), out); });
-  context.split(whole_heads() ? heads : block.q.tiles() + block.k.tiles() + block.v.tiles(), 1,
-             [&](int64_t begin, int64_t end) {
-               qkv(block, x.get(), begin, end);
-               if (fused) finish_heads(block, begin, end);
-             });
+  auto x = context.inputs(rows.count, rows.width, integer, order_,
+                          [&](int64_t row, float* out) { input(rows, row, out); });
+  context.split(whole_heads() ? heads : q_.tiles() + k_.tiles() + v_.tiles(), 1, [&](int64_t begin, int64_t end) {
+    qkv(rows, x.get(), begin, end);
+    if (fused) finish_heads(rows, begin, end);
+  });
   context.enter(Phase::heads);
-  if (whole_norm) context.each(rows_, [&](int64_t row) { norm_whole(context, block, row); });
-  if (!fused) context.split(heads, kLeastHeads, [&](int64_t begin, int64_t end) { finish_heads(block, begin, end); });
-  const AttentionPlan& plan = attention_plans_[block.group];
+  if (whole_norm) context.each(rows.count, [&](int64_t row) { norm_whole(context, rows, row); });
+  if (!fused) context.split(heads, kLeastHeads, [&](int64_t begin, int64_t end) { finish_heads(rows, begin, end); });
+  const AttentionScratch::Plan& plan = scratch_.plan(plan_);
   context.enter(Phase::attention);
-  context.each(int64_t(plan.items.size()), [&](int64_t i) { attend(context, block, plan.items[size_t(i)]); });
+  context.each(int64_t(plan.items.size()), [&](int64_t i) { attend(context, rows, plan.items[size_t(i)]); });
   context.enter(Phase::output);
-  auto merged = context.inputs(rows_, l.q_width(), !is_float(block.o.format), block.order(Slot::o),
-                            [&](int64_t row, float* out) { merge_heads(context, block, row, out); });
-  add_to_hidden(context, block, Vector::attention_after, [&](int64_t begin, int64_t end, float* out, bool add) {
-    kernels_->linear(block.o, merged.get(), begin, end, out, hidden_stride_, add);
+  auto merged = context.inputs(rows.count, shape_.q_width(), !is_float(o_.format), o_order_,
+                               [&](int64_t row, float* out) { merge_heads(context, rows, row, out); });
+  add_to_hidden(context, rows, [&](int64_t begin, int64_t end, float* out, bool add) {
+    rows.kernels.linear(o_, merged.get(), begin, end, out, rows.stride, add);
   });
 }
 
 // Norms q and k of a row over their whole width.
-void Decoder::norm_whole(ThreadContext& context, const Block& block, int64_t row) {
-  const auto norm_part = [&](HeadNorm kind, Vector vector, int64_t column, int64_t width) {
-    if (kind != HeadNorm::whole) return;
-    float* x = qkv_.data() + row * qkv_stride_ + column;
-    kernels_->rms_norm(x, block.at(vector), width, shape_.rms_epsilon, context.scratch());
-    std::memcpy(x, context.scratch(), size_t(width) * sizeof(float));  // and what pads it stays zero
+void Attention::norm_whole(ThreadContext& context, const StepRows& rows, int64_t row) const {
+  const auto norm_part = [&](const Norm& norm, int64_t column) {
+    if (norm.width <= shape_.head_dim) return;
+    float* x = scratch_.qkv.data() + row * stride_ + column;
+    norm(rows.kernels, x, context.scratch());
+    std::memcpy(x, context.scratch(), size_t(norm.width) * sizeof(float));  // and what pads it stays zero
   };
-  norm_part(block.shape.q_norm, Vector::q_norm, 0, block.shape.q_width());
-  norm_part(block.shape.k_norm, Vector::k_norm, k_column_, block.shape.kv_width());
+  norm_part(q_norm_, 0);
+  norm_part(k_norm_, k_column_);
 }
 
 // Joins the blocks of every head in ascending order, then the sink, and divides by the sum.
-void Decoder::merge_heads(ThreadContext& context, const Block& block, int64_t row, float* out) {
-  const Sequence& s = sequences_[size_t(sequence_of_[size_t(row)])];
-  const int64_t position = s.length + depth_[size_t(row)];
-  const bool whole = partial_blocks_ == 1;
-  const int64_t from = whole ? 0 : first_block(block.shape.window, position), last = whole ? 0 : position / kBlock;
-  const int64_t size = kPartialHead + cache_shape_.head_dim16();
-  const float* sinks = block.at(Vector::sinks);
+void Attention::merge_heads(ThreadContext& context, const StepRows& rows, int64_t row, float* out) const {
+  const int64_t position = rows.position(row), size = partial_floats();
+  const bool whole = scratch_.partial_blocks == 1;
+  const int64_t from = whole ? 0 : first_block(shape_.window, position), last = whole ? 0 : position / kBlock;
   float *state = context.scratch(), *sink = state + size;
-  if (sinks != nullptr) std::fill(sink, sink + size, 0.0f);
-  for (int h = 0; h < heads_.heads; ++h) {
+  if (sinks_ != nullptr) std::fill(sink, sink + size, 0.0f);
+  for (int h = 0; h < shape_.heads; ++h) {
     const float* first = partial(row, h, from);
-    if (last > from || sinks != nullptr) {
+    if (last > from || sinks_ != nullptr) {
       std::memcpy(state, first, size_t(size) * sizeof(float));
-      for (int64_t b = from + 1; b <= last; ++b) kernels_->merge(state, partial(row, h, b), heads_.head_dim);
-      if (sinks != nullptr) {  // a block whose only score is the sink, and whose value is zero
-        sink[0] = sinks[h];
+      for (int64_t b = from + 1; b <= last; ++b) rows.kernels.merge(state, partial(row, h, b), shape_.head_dim);
+      if (sinks_ != nullptr) {  // a block whose only score is the sink, and whose value is zero
+        sink[0] = sinks_[h];
         sink[1] = 1;
-        kernels_->merge(state, sink, heads_.head_dim);
+        rows.kernels.merge(state, sink, shape_.head_dim);
       }
       first = state;
     }
-    kernels_->finish(first, heads_.head_dim, out + h * heads_.head_dim);
+    rows.kernels.finish(first, shape_.head_dim, out + h * shape_.head_dim);
   }
 }
 
 // Pieces [begin, end) of q, k and v as one run, so that the three are shared out together: heads where they consist of
 // whole tiles, else tiles.
-void Decoder::qkv(const Block& block, const Rows& x, int64_t begin, int64_t end) {
+void Attention::qkv(const StepRows& rows, const Rows& x, int64_t begin, int64_t end) const {
   const int64_t columns[3] = {0, k_column_, v_column_};
-  const Matrix* const matrices[3] = {&block.q, &block.k, &block.v};
+  const Matrix* const matrices[3] = {&q_, &k_, &v_};
   const auto tiles_of = [&](int s, int64_t from, int64_t to) {
-    kernels_->linear(*matrices[s], x, from, to, qkv_.data() + columns[s] + from * kLanes, qkv_stride_, false);
+    rows.kernels.linear(*matrices[s], x, from, to, scratch_.qkv.data() + columns[s] + from * kLanes, stride_, false);
   };
   if (whole_heads()) {
-    const int64_t tiles = heads_.head_dim / kLanes;
+    const int64_t tiles = shape_.head_dim / kLanes;
     for (int64_t i = begin; i < end; ++i) {
       const Head head = head_of(i);
       tiles_of(int(head.part), head.number * tiles, (head.number + 1) * tiles);
@@ -156,84 +186,82 @@ void Decoder::qkv(const Block& block, const Rows& x, int64_t begin, int64_t end)
 
 // Heads in the order in which they are shared out: the query heads of a key head, that key head, its value head, the
 // query heads of the next. So a thread's share is about the heads that it will attend with.
-Decoder::Head Decoder::head_of(int64_t index) const {
-  const int group = heads_.heads / heads_.kv_heads, kv = int(index / (group + 2)), i = int(index % (group + 2));
+Attention::Head Attention::head_of(int64_t index) const {
+  const int group = shape_.heads / shape_.kv_heads, kv = int(index / (group + 2)), i = int(index % (group + 2));
   return i < group ? Head{Part::q, kv * group + i} : Head{i == group ? Part::k : Part::v, kv};
 }
 
 // Norms, rotates and stores heads [begin, end) of every row.
-void Decoder::finish_heads(const Block& block, int64_t begin, int64_t end) {
-  const Layer& l = block.shape;
-  const int d = l.head_dim, format = int(shape_.kv_format);
-  const RopeTable* rope = l.rope < 0 ? nullptr : &ropes_[size_t(l.rope)];
-  const int half = rope == nullptr ? 0 : int(shape_.ropes[size_t(l.rope)].half());
+void Attention::finish_heads(const StepRows& rows, int64_t begin, int64_t end) const {
+  const int d = shape_.head_dim, format = int(kv_.format);
+  const RopeTable* rope = scratch_.table(shape_.rope);
+  const int half = rope == nullptr ? 0 : int(scratch_.rope(shape_.rope).half());
   for (int64_t i = begin; i < end; ++i)
-    for (int64_t row = 0; row < rows_; ++row) {
+    for (int64_t row = 0; row < rows.count; ++row) {
       const Head head = head_of(i);
-      const Sequence& s = sequences_[size_t(sequence_of_[size_t(row)])];
-      const int64_t position = s.length + depth_[size_t(row)], slot = s.length + row - s.first_row;
-      float* base = qkv_.data() + row * qkv_stride_ + head.number * d;
+      const Sequence& s = rows.sequence(row);
+      const int64_t position = rows.position(row), slot = s.length + row - s.first_row;
+      float* base = scratch_.qkv.data() + row * stride_ + head.number * d;
       const auto rotate = [&](float* x, float scale) {
         const int64_t at = position * half;
         const float* cos = rope == nullptr ? nullptr : rope->cos.data() + at;
-        kernels_->rope(x, cos, rope == nullptr ? nullptr : rope->sin.data() + at, half, d, scale);
+        rows.kernels.rope(x, cos, rope == nullptr ? nullptr : rope->sin.data() + at, half, d, scale);
       };
       if (head.part == Part::q) {
-        if (l.q_norm == HeadNorm::head) norm_head(base, block.at(Vector::q_norm));
-        rotate(base, rope == nullptr ? l.query_scale : l.query_scale * rope->query[size_t(position)]);
-        kernels_->prepare_query[format](base, d);
+        if (q_norm_.width == d) norm_head(rows, q_norm_, base);
+        rotate(base, rope == nullptr ? shape_.query_scale : shape_.query_scale * rope->query[size_t(position)]);
+        rows.kernels.prepare_query[format](base, d);
         continue;
       }
-      uint8_t* page = s.cache->pages(block.group)[slot / kPage];
-      float* scales = reinterpret_cast<float*>(page + cache_shape_.scale_offset(block.group, block.number, head.number));
+      uint8_t* page = pages(s)[slot / kPage];
+      float* scales = reinterpret_cast<float*>(page + kv_.scale_offset(number_, head.number));
       if (head.part == Part::k) {
-        if (l.k_norm == HeadNorm::head) norm_head(base + k_column_, block.at(Vector::k_norm));
+        if (k_norm_.width == d) norm_head(rows, k_norm_, base + k_column_);
         rotate(base + k_column_, 1.0f);
-        kernels_->store_key[format](base + k_column_, page + cache_shape_.k_offset(block.number, head.number), scales,
-                                    slot % kPage, d);
+        rows.kernels.store_key[format](base + k_column_, page + kv_.k_offset(number_, head.number), scales, slot % kPage, d);
       } else {
-        kernels_->store_value[format](base + v_column_, page + cache_shape_.v_offset(block.group, block.number, head.number),
-                                      scales + kPage, slot % kPage, d);
+        rows.kernels.store_value[format](base + v_column_, page + kv_.v_offset(number_, head.number), scales + kPage,
+                                          slot % kPage, d);
       }
     }
 }
 
 // The norm reads and writes whole vectors of 16, and what follows the head is another's.
-void Decoder::norm_head(float* x, const float* weight) const {
+void Attention::norm_head(const StepRows& rows, const Norm& norm, float* x) const {
   alignas(64) float in[kMostHeadDim], out[kMostHeadDim];
-  const int d = heads_.head_dim;
+  const int d = shape_.head_dim;
   std::memcpy(in, x, size_t(d) * sizeof(float));
   std::fill(in + d, in + padded(d, kLanes), 0.0f);
-  kernels_->rms_norm(in, weight, d, shape_.rms_epsilon, out);
+  norm(rows.kernels, in, out);
   std::memcpy(x, out, size_t(d) * sizeof(float));
 }
 
-Keys Decoder::keys_of(const Sequence& s, const Block& block, int head) const {
+Keys Attention::keys_of(const StepRows& rows, const Sequence& s, int head) const {
   Keys keys;
-  keys.pages = s.cache->pages(block.group);
-  keys.k_offset = cache_shape_.k_offset(block.number, head);
-  keys.v_offset = cache_shape_.v_offset(block.group, block.number, head);
-  keys.scale_offset = cache_shape_.scale_offset(block.group, block.number, head);
+  keys.pages = pages(s);
+  keys.k_offset = kv_.k_offset(number_, head);
+  keys.v_offset = kv_.v_offset(number_, head);
+  keys.scale_offset = kv_.scale_offset(number_, head);
   keys.length = s.length;
-  keys.depth = depth_.data() + s.first_row;
+  keys.depth = rows.depth.data() + s.first_row;
   if (!s.chain) {
-    keys.ancestors = ancestors_.data() + s.ancestors;
+    keys.ancestors = rows.ancestors.data() + s.ancestors;
     keys.ancestor_stride = s.rows;
   }
   return keys;
 }
 
-void Decoder::attend(ThreadContext& context, const Block& block, const AttentionItem& item) {
-  const Layer& l = block.shape;
-  const Sequence& s = sequences_[size_t(item.sequence)];
-  const Keys keys = keys_of(s, block, item.kv_head);
-  const int64_t size = kPartialHead + cache_shape_.head_dim16();
+void Attention::attend(ThreadContext& context, const StepRows& rows, const AttentionScratch::Item& item) const {
+  const AttentionShape& l = shape_;
+  const Sequence& s = rows.sequences[size_t(item.sequence)];
+  const Keys keys = keys_of(rows, s, item.kv_head);
+  const int64_t size = partial_floats();
   const int64_t head = int64_t(item.kv_head) * (l.heads / l.kv_heads) + item.first_head;
   Attend a;
   a.heads = item.heads;
   a.head_dim = l.head_dim;
-  a.q = qkv_.data() + s.first_row * qkv_stride_ + head * l.head_dim;
-  a.q_stride = qkv_stride_;
+  a.q = scratch_.qkv.data() + s.first_row * stride_ + head * l.head_dim;
+  a.q_stride = stride_;
   a.begin = item.first_row;
   a.end = item.last_row;
   a.step_rows = s.rows;
@@ -245,9 +273,9 @@ void Decoder::attend(ThreadContext& context, const Block& block, const Attention
     a.partials = to;
     a.partial_row_stride = row_stride;
     a.partial_head_stride = head_stride;
-    kernels_->attend[int(shape_.kv_format)](keys, a);
+    rows.kernels.attend[int(kv_.format)](keys, a);
   };
-  const int64_t blocks = partial_blocks_;
+  const int64_t blocks = scratch_.partial_blocks;
   if (item.block >= 0) {
     attend_block(item.block, partial(s.first_row + item.first_row, head, item.block), l.heads * blocks * size, blocks * size);
     return;
@@ -269,7 +297,7 @@ void Decoder::attend(ThreadContext& context, const Block& block, const Attention
         if (b == first)
           std::memcpy(state, more, size_t(size) * sizeof(float));
         else
-          kernels_->merge(state, more, l.head_dim);
+          rows.kernels.merge(state, more, l.head_dim);
       }
     }
   }

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <stdexcept>
 
 #include "model/decoder.h"
 
@@ -13,14 +12,29 @@ constexpr size_t kPhasesALayer = 16;  // at most
 
 }  // namespace
 
+void StepRows::reserve_inputs(int64_t inputs, bool ordered) {
+  if (count > kPreparedByAll) shared.reserve(count, inputs);
+  for (ThreadMemory& one : own) {
+    one.rows.reserve(std::min(count, kPreparedByAll), inputs);
+    if (ordered) ensure(one.unordered, padded(inputs, kGroup));
+  }
+}
+
 void Decoder::reserve(const Step& step, const StepOutputs& out) {
-  const int64_t rows = step.rows, top = out.top, head = kPartialHead + cache_shape_.head_dim16();
-  ensure(hidden_, rows * hidden_stride_);
-  ensure(qkv_, rows * qkv_stride_);
-  ensure(branch_, rows * hidden_stride_);
-  reserve_experts(rows);
-  experts_touched_ = 0;
-  ensure(partials_, rows * heads_.heads * partial_blocks_ * head);
+  const int64_t rows = step.rows, top = out.top;
+  experts_.touched = 0;
+  // What operations need grows with the rows, and with the pieces that attention is in.
+  if (rows > reserved_rows_ || rows * attention_.partial_blocks > reserved_partials_) {
+    ensure(rows_.hidden, rows * rows_.stride);
+    ensure(rows_.branch, rows * rows_.stride);
+    rows_.reserve_scratch(rows_.stride);
+    for (Block& block : blocks_) {
+      block.mixer->reserve(rows_);
+      block.feed_forward->reserve(rows_);
+    }
+    reserved_rows_ = std::max(reserved_rows_, rows);
+    reserved_partials_ = std::max(reserved_partials_, rows * attention_.partial_blocks);
+  }
   // About 16 thousand logits a piece stay in the cache, and no piece is larger than a thread's share.
   const int64_t tiles = lm_head_.tiles();
   const int64_t piece = std::max<int64_t>(1, 1024 / std::max<int64_t>(step.wanted, 1));
@@ -29,24 +43,19 @@ void Decoder::reserve(const Step& step, const StepOutputs& out) {
   ensure(top_ids_, head_items_ * step.wanted * top);
   ensure(top_counts_, head_items_ * step.wanted);
   ensure(merge_at_, head_items_);
-  if (rows > kPreparedByAll) shared_rows_.reserve(rows, widest_);
-  const int64_t outputs = step.wanted * (tiles / head_items_ + 1) * kLanes;
-  for (ThreadMemory& own : own_) {
-    own.rows.reserve(std::min(rows, kPreparedByAll), widest_);
-    ensure(own.scratch, std::max(attention_floats(rows), outputs));
-  }
+  rows_.reserve_scratch(step.wanted * (tiles / head_items_ + 1) * kLanes);
   phases_.begin(kPhasesALayer * blocks_.size() + size_t(out.layers) + 4);
 }
 
 void Decoder::run(int thread, const Step& step, const StepOutputs& out) {
-  ThreadContext context(kernels_, phases_, thread, threads_, own_[size_t(thread)], shared_rows_,
-            thread == 0 ? out.times : nullptr);
+  ThreadContext context(kernels_, phases_, thread, threads_, rows_.own[size_t(thread)], rows_.shared,
+                        thread == 0 ? out.times : nullptr);
   embed(context, step);
   int32_t layer = 0;
   keep_hidden(context, out, layer);
-  for (const Block& block : blocks_) {
-    attention(context, block);
-    mlp(context, block);
+  for (Block& block : blocks_) {
+    block.mixer->run(context, rows_);
+    block.feed_forward->run(context, rows_);
     keep_hidden(context, out, ++layer);
   }
   keep_hidden(context, out, kFinalNorm);
@@ -61,9 +70,9 @@ void Decoder::keep_hidden(ThreadContext& context, const StepOutputs& out, int32_
   float* const states = out.hidden + (found - out.hidden_layers) * out.hidden_wanted * shape_.hidden;
   context.split(out.hidden_wanted, 1, [&](int64_t begin, int64_t end) {
     for (int64_t w = begin; w < end; ++w) {
-      const float* row = hidden(out.hidden_rows[w]);
+      const float* row = rows_.row(out.hidden_rows[w]);
       if (layer == kFinalNorm) {
-        norm(row, final_norm_, context.scratch());  // which is longer: norms fill up to a multiple of 16
+        final_norm_(*kernels_, row, context.scratch());  // which is longer: norms fill up to a multiple of 16
         row = context.scratch();
       }
       std::memcpy(states + w * shape_.hidden, row, size_t(shape_.hidden) * sizeof(float));
@@ -73,26 +82,18 @@ void Decoder::keep_hidden(ThreadContext& context, const StepOutputs& out, int32_
 
 void Decoder::embed(ThreadContext& context, const Step& step) {
   context.enter(Phase::embedding);
-  context.split(rows_, 1, [&](int64_t begin, int64_t end) {
+  context.split(rows_.count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      kernels_->dequantize_row(embedding_, step.tokens[r], hidden(r));
-      if (shape_.embedding_multiplier != 1) kernels_->scale(hidden(r), shape_.hidden, shape_.embedding_multiplier);
+      kernels_->dequantize_row(embedding_, step.tokens[r], rows_.row(r));
+      if (shape_.embedding_multiplier != 1) kernels_->scale(rows_.row(r), shape_.hidden, shape_.embedding_multiplier);
     }
   });
-}
-
-// A row as a linear layer reads it: normed, where there is a norm.
-void Decoder::norm(const float* x, const float* weight, float* out) const {
-  if (weight == nullptr)
-    std::memcpy(out, x, size_t(shape_.hidden) * sizeof(float));
-  else
-    kernels_->rms_norm(x, weight, shape_.hidden, shape_.rms_epsilon, out);
 }
 
 void Decoder::head(ThreadContext& context, int64_t wanted, const StepOutputs& out) {
   context.enter(Phase::head);
   auto x = context.inputs(wanted, shape_.hidden, !is_float(lm_head_.format), nullptr,
-                       [this](int64_t row, float* normed) { norm(hidden(want_[row]), final_norm_, normed); });
+                       [this](int64_t row, float* normed) { final_norm_(*kernels_, rows_.row(want_[row]), normed); });
   context.each(head_items_, [&](int64_t item) { head_and_top(context, x.get(), item, wanted, out); });
   if (context.thread() == 0) merge_tops(wanted, out.top, out.ids);
 }

@@ -1,13 +1,8 @@
-// A mixture of experts: each row goes through the few that its router likes best.
-//
-// Rows are gathered by expert, so that an expert's weights leave memory once for all of its rows, and only the chosen
-// ones' do. What an expert makes of a row depends on that row alone, and a row's experts are added in ascending order of
-// their rank, so neither the neighbours nor the gathering shows in the bits.
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
 
-#include "model/decoder.h"
+#include "model/experts.h"
 
 namespace ipex_lookahead {
 namespace {
@@ -18,6 +13,11 @@ constexpr int64_t kGathered = 128;
 constexpr int64_t kHeld = 1 << 16;
 // Pieces for each thread where experts have unequal numbers of rows to do.
 constexpr int64_t kUnequalPieces = 16;
+
+// Tiles of outputs that a thread adds up the experts of at a time: pairs of them.
+int64_t expert_tiles(int64_t assigned) { return 2 * std::max<int64_t>(1, kHeld / (2 * assigned * kLanes)); }
+
+const ExpertsShape& of(const BranchShape& shape) { return std::get<ExpertsShape>(shape.operation); }
 
 }  // namespace
 
@@ -52,62 +52,79 @@ void ExpertPlan::make(const ExpertChoice& choice, int64_t rows, int64_t used, in
 }
 
 // The experts of a row, best first, the lowest first among equals, and their weights.
-void Decoder::choose(const Layer& l, const float* logits, float* scratch, int32_t* experts, float* weights) const {
+void Experts::choose(const KernelTable& kernels, const float* logits, float* scratch, int32_t* experts,
+                     float* weights) const {
   const auto taken = [&](int k, int32_t e) { return std::find(experts, experts + k, e) != experts + k; };
-  for (int k = 0; k < l.experts_used; ++k) {
+  for (int k = 0; k < used_; ++k) {
     int32_t best = -1;
-    for (int32_t e = 0; e < l.experts; ++e)
+    for (int32_t e = 0; e < count(); ++e)
       if ((best < 0 || logits[e] > logits[best]) && !taken(k, e)) best = e;
     experts[k] = best;
   }
-  const bool all = l.router_softmax == RouterSoftmax::all;
-  const int n = all ? l.experts : l.experts_used;
-  for (int i = 0; i < n; ++i) scratch[i] = logits[all ? i : experts[i]];
-  kernels_->softmax(scratch, n);
+  const bool all = softmax_of_all_;
+  const int64_t n = all ? count() : used_;
+  for (int64_t i = 0; i < n; ++i) scratch[i] = logits[all ? i : experts[i]];
+  kernels.softmax(scratch, n);
   float sum = 0;
-  for (int k = 0; k < l.experts_used; ++k) {
+  for (int k = 0; k < used_; ++k) {
     weights[k] = scratch[all ? experts[k] : k];
     sum += weights[k];
   }
-  for (int k = 0; k < l.experts_used; ++k) {
-    if (l.renormalise) weights[k] /= sum;
+  for (int k = 0; k < used_; ++k) {
+    if (renormalise_) weights[k] /= sum;
     if (!std::isfinite(logits[experts[k]])) weights[k] = NAN;  // what overflowed must show in the end
   }
 }
 
-void Decoder::experts(ThreadContext& context, const Block& block) {
-  const Layer& l = block.shape;
-  const int64_t used = l.experts_used, assigned = rows_ * used, stride = padded(l.experts, kLanes);
-  const bool integer = std::any_of(block.mlps.begin(), block.mlps.end(), [](const Mlp& mlp) {
-    return !is_float(mlp.gate.format) || !is_float(mlp.up.format);
-  });
+Experts::Experts(const BranchShape& shape, int64_t hidden, const std::string& name, const std::string& before,
+                 const std::string& after, DecoderWeights& weights, RowsMemory& gated, ExpertsScratch& scratch)
+    : Operation(shape),
+      used_(of(shape).used),
+      intermediate_(of(shape).experts[0].intermediate),
+      softmax_of_all_(of(shape).softmax == RouterSoftmax::all),
+      renormalise_(of(shape).renormalise),
+      experts_(of(shape).experts.size()),
+      gated_(gated),
+      scratch_(scratch) {
+  before_.declare(before, shape.before, weights);
+  weights.declare_linear(name + ".router", router_, count(), hidden, {Phase::router, 1, true});
+  for (size_t e = 0; e < experts_.size(); ++e)  // of one size: as if the first ones were read
+    experts_[e].declare(name + ".experts." + std::to_string(e), of(shape).experts[e], hidden, int64_t(e) < used_ ? 1 : 0,
+                        nullptr, nullptr, weights);
+  after_.declare(after, shape.after, weights);
+}
+
+void Experts::run(ThreadContext& context, StepRows& rows) {
+  const KernelTable& kernels = rows.kernels;
+  const int64_t used = used_, assigned = rows.count * used, stride = padded(count(), kLanes);
+  const bool integer = std::any_of(experts_.begin(), experts_.end(), [](const GatedMlp& mlp) { return mlp.integer(); });
   context.enter(Phase::router);
-  auto x = context.inputs(rows_, shape_.hidden, integer, nullptr,
-                       [&](int64_t row, float* out) { norm(hidden(row), block.at(Vector::mlp_norm), out); });
-  context.split_tiles(block.router.tiles(), [&](int64_t begin, int64_t end) {
-    kernels_->linear(block.router, x.get(), begin, end, router_logits_.data() + begin * kLanes, stride, false);
+  auto x = context.inputs(rows.count, rows.width, integer, nullptr,
+                          [&](int64_t row, float* out) { input(rows, row, out); });
+  context.split_tiles(router_.tiles(), [&](int64_t begin, int64_t end) {
+    kernels.linear(router_, x.get(), begin, end, scratch_.router_logits.data() + begin * kLanes, stride, false);
   });
 
   // As with rows, few choices are made by every thread for itself; and like rows, inside an item: a thread that comes late
   // finds the phase over, and what it would look at belongs to the next layer.
-  const bool alone = rows_ <= kPreparedByAll;
-  ThreadMemory& own = own_[size_t(context.thread())];
-  ExpertChoice& choice = alone ? own.choice : shared_choice_;
+  const bool alone = rows.count <= kPreparedByAll;
+  ThreadMemory& own = rows.own[size_t(context.thread())];
+  ExpertChoice& choice = alone ? own.choice : scratch_.choice;
   ExpertPlan& plan = own.plan;
   const auto choose_row = [&](int64_t row) {
-    choose(l, router_logits_.data() + row * stride, context.scratch(), choice.experts.data() + row * used,
+    choose(kernels, scratch_.router_logits.data() + row * stride, context.scratch(), choice.experts.data() + row * used,
            choice.weights.data() + row * used);
   };
-  if (!alone) context.each(rows_, choose_row);
+  if (!alone) context.each(rows.count, choose_row);
   bool planned = false;
   const auto make_plan = [&] {
     if (planned) return;
-    for (int64_t row = 0; alone && row < rows_; ++row) choose_row(row);
-    plan.make(choice, rows_, used, l.experts);
+    for (int64_t row = 0; alone && row < rows.count; ++row) choose_row(row);
+    plan.make(choice, rows.count, used, count());
     planned = true;
   };
 
-  const Rows gated = gated_rows_.view(assigned, l.intermediate);
+  const Rows gated = gated_.view(assigned, intermediate_);
   // Places [a, a + n) of expert e: an expert's rows are banded together, whatever the others have.
   const auto gated_of = [&](int32_t e, int64_t a, int64_t n) {
     const int64_t first = plan.begins[size_t(e)];
@@ -116,28 +133,27 @@ void Decoder::experts(ThreadContext& context, const Block& block) {
   int64_t gathered = -1;  // the first of the places whose rows are in own.gathered
   // Groups [begin, end) of one expert's outputs, for all of its rows.
   const auto gate_up = [&](int32_t e, int64_t begin, int64_t end) {
-    const Mlp& mlp = block.mlps[size_t(e)];
+    const GatedMlp& mlp = experts_[size_t(e)];
     const bool floats = is_float(mlp.gate.format) || is_float(mlp.up.format);
-    const bool codes = !is_float(mlp.gate.format) || !is_float(mlp.up.format);
     for (int64_t a = plan.begins[size_t(e)]; a < plan.begins[size_t(e + 1)]; a += kGathered) {
       const int64_t n = std::min<int64_t>(plan.begins[size_t(e + 1)] - a, kGathered);
-      const int32_t* rows = plan.row_of.data() + a;
+      const int32_t* places = plan.row_of.data() + a;
       Rows those;
-      if (rows[n - 1] - rows[0] == n - 1) {  // they lie together
-        those = rows_of(x.get(), rows[0], n);
+      if (places[n - 1] - places[0] == n - 1) {  // they lie together
+        those = rows_of(x.get(), places[0], n);
       } else {
-        those = own.gathered.view(n, shape_.hidden);
-        if (gathered != a) gather(x.get(), rows, n, codes, floats, those);
+        those = own.gathered.view(n, rows.width);
+        if (gathered != a) gather(x.get(), places, n, mlp.integer(), floats, those);
         gathered = a;
       }
-      kernels_->gate_up(mlp.gate, mlp.up, l.activation, those, begin, end, gated_of(e, a, n), !is_float(mlp.down.format));
+      kernels.gate_up(mlp.gate, mlp.up, mlp.activation, those, begin, end, gated_of(e, a, n), !is_float(mlp.down.format));
     }
   };
   context.enter(Phase::gate_up);
-  const int64_t pieces = (alone ? kPieces : kUnequalPieces) * threads_;
+  const int64_t pieces = (alone ? kPieces : kUnequalPieces) * rows.threads;
   context.each(pieces, [&](int64_t piece) {
     make_plan();
-    if (piece == 0) experts_touched_ += plan.experts_touched;
+    if (piece == 0) scratch_.touched += plan.experts_touched;
     const auto part = part_of(plan.experts_touched * gated.blocks, pieces, piece);
     for (int64_t begin = part.first, end; begin < part.second; begin = end) {
       const int64_t i = begin / gated.blocks, first = i * gated.blocks;
@@ -147,51 +163,45 @@ void Decoder::experts(ThreadContext& context, const Block& block) {
   });
 
   context.enter(Phase::down);
-  add_to_hidden(context, block, Vector::mlp_after, [&](int64_t begin, int64_t end, float* out, bool add) {
+  add_to_hidden(context, rows, [&](int64_t begin, int64_t end, float* out, bool add) {
     make_plan();
     const int64_t first = begin * kLanes, width = (end - begin) * kLanes;
-    const int64_t n = std::min<int64_t>(end * kLanes, shape_.hidden) - first;
+    const int64_t n = std::min<int64_t>(end * kLanes, rows.width) - first;
     float* sum = context.scratch();
     float* made = sum + width;  // [assigned][width]
     for (int64_t i = 0; i < plan.experts_touched; ++i) {
       const int32_t e = plan.touched[size_t(i)];
       const int64_t a = plan.begins[size_t(e)];
-      kernels_->linear(block.mlps[size_t(e)].down, gated_of(e, a, plan.begins[size_t(e + 1)] - a), begin, end,
+      kernels.linear(experts_[size_t(e)].down, gated_of(e, a, plan.begins[size_t(e + 1)] - a), begin, end,
                        made + a * width, width, false);
     }
-    for (int64_t row = 0; row < rows_; ++row) {
+    for (int64_t row = 0; row < rows.count; ++row) {
       std::fill(sum, sum + n, 0.0f);
       for (int64_t k = row * used; k < (row + 1) * used; ++k)
-        kernels_->add_scaled(made + plan.at[size_t(k)] * width, n, choice.weights[size_t(k)], sum);
-      float* to = out + row * hidden_stride_;
+        kernels.add_scaled(made + plan.at[size_t(k)] * width, n, choice.weights[size_t(k)], sum);
+      float* to = out + row * rows.stride;
       if (add)
-        kernels_->add_scaled(sum, n, 1, to);
+        kernels.add_scaled(sum, n, 1, to);
       else
         std::copy(sum, sum + n, to);
     }
   }, expert_tiles(assigned));
 }
 
-// Tiles of outputs that a thread adds up the experts of at a time: pairs of them.
-int64_t Decoder::expert_tiles(int64_t assigned) const { return 2 * std::max<int64_t>(1, kHeld / (2 * assigned * kLanes)); }
-
-void Decoder::reserve_experts(int64_t rows) {
-  int64_t used = 0, of = 0;
-  for (const Block& block : blocks_) {
-    used = std::max<int64_t>(used, block.shape.experts_used);
-    of = std::max<int64_t>(of, block.shape.experts);
-    gated_rows_.reserve(rows * std::max(block.shape.experts_used, 1), block.shape.intermediate);
-  }
-  if (of == 0) return;
-  if (rows * used > INT32_MAX) throw std::invalid_argument("the step has too many rows for so many experts");
-  ensure(router_logits_, rows * padded(of, kLanes));
-  if (rows > kPreparedByAll) shared_choice_.reserve(rows, used);
-  const int64_t tiles = std::min(expert_tiles(rows * used), hidden_stride_ / kLanes);
-  for (ThreadMemory& own : own_) {
-    own.choice.reserve(std::min(rows, kPreparedByAll), used);
-    own.plan.reserve(rows, used, of);
-    own.gathered.reserve(std::min(rows, kGathered), shape_.hidden);
-    ensure(own.scratch, std::max((rows * used + 1) * tiles * kLanes, padded(of, kLanes)));
+void Experts::reserve(StepRows& rows) {
+  const int64_t assigned = rows.count * used_;
+  if (assigned > INT32_MAX) throw std::invalid_argument("the step has too many rows for so many experts");
+  gated_.reserve(assigned, intermediate_);
+  rows.reserve_inputs(rows.width, false);
+  ensure(scratch_.router_logits, rows.count * padded(count(), kLanes));
+  if (rows.count > kPreparedByAll) scratch_.choice.reserve(rows.count, used_);
+  // At least (assigned + 1) * expert_tiles(assigned) * kLanes, and never less for more rows.
+  const int64_t held = std::min(2 * kHeld + (assigned + 1) * 2 * kLanes, (assigned + 1) * rows.stride);
+  rows.reserve_scratch(std::max(held, padded(count(), kLanes)));
+  for (ThreadMemory& own : rows.own) {
+    own.choice.reserve(std::min(rows.count, kPreparedByAll), used_);
+    own.plan.reserve(rows.count, used_, count());
+    own.gathered.reserve(std::min(rows.count, kGathered), rows.width);
   }
 }
 

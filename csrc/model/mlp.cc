@@ -1,37 +1,43 @@
-// The gated MLP of one block.
-#include <algorithm>
-
-#include "model/decoder.h"
+#include "model/mlp.h"
 
 namespace ipex_lookahead {
 
-void Decoder::mlp(ThreadContext& context, const Block& block) {
-  if (block.shape.experts > 0) return experts(context, block);
-  const Mlp& mlp = block.mlps[0];
-  const Rows gated = gated_rows_.view(rows_, block.shape.intermediate);
-  const bool integer = !is_float(mlp.gate.format) || !is_float(mlp.up.format);
+Mlp::Mlp(const BranchShape& shape, int64_t hidden, const std::string& name, const std::string& before,
+         const std::string& after, DecoderWeights& weights, RowsMemory& gated)
+    : Operation(shape), intermediate_(std::get<MlpShape>(shape.operation).intermediate), gated_(gated) {
+  before_.declare(before, shape.before, weights);
+  mlp_.declare(name, std::get<MlpShape>(shape.operation), hidden, 1, &order_, &down_order_, weights);
+  after_.declare(after, shape.after, weights);
+}
+
+void Mlp::reserve(StepRows& rows) {
+  gated_.reserve(rows.count, intermediate_);
+  rows.reserve_inputs(rows.width, order_ != nullptr);
+  if (down_order_ != nullptr) rows.reserve_inputs(intermediate_, true);
+}
+
+void Mlp::run(ThreadContext& context, StepRows& rows) {
+  const KernelTable& kernels = rows.kernels;
+  const Rows gated = gated_.view(rows.count, intermediate_);
   context.enter(Phase::gate_up);
-  auto x = context.inputs(rows_, shape_.hidden, integer, block.order(Slot::gate),
-                       [&](int64_t row, float* out) { norm(hidden(row), block.at(Vector::mlp_norm), out); });
-  const int32_t* const order = block.order(Slot::down);
-  const bool integer_down = !is_float(mlp.down.format);
+  auto x = context.inputs(rows.count, rows.width, mlp_.integer(), order_,
+                          [&](int64_t row, float* out) { input(rows, row, out); });
+  const bool integer_down = !is_float(mlp_.down.format);
   context.split(gated.blocks, 1, [&](int64_t begin, int64_t end) {
-    kernels_->gate_up(mlp.gate, mlp.up, block.shape.activation, x.get(), begin, end, gated, integer_down && order == nullptr);
+    kernels.gate_up(mlp_.gate, mlp_.up, mlp_.activation, x.get(), begin, end, gated, integer_down && down_order_ == nullptr);
   });
-  const auto down = [&](const Rows& rows, int64_t begin, int64_t end, float* out, bool add) {
-    kernels_->linear(mlp.down, rows, begin, end, out, hidden_stride_, add);
+  const auto down = [&](const Rows& from, int64_t begin, int64_t end, float* out, bool add) {
+    kernels.linear(mlp_.down, from, begin, end, out, rows.stride, add);
   };
   context.enter(Phase::down);
-  if (order == nullptr) {
-    add_to_hidden(context, block, Vector::mlp_after, [&](int64_t begin, int64_t end, float* out, bool add) {
-      down(gated, begin, end, out, add);
-    });
+  if (down_order_ == nullptr) {
+    add_to_hidden(context, rows, [&](int64_t begin, int64_t end, float* out, bool add) { down(gated, begin, end, out, add); });
     return;
   }
-  auto ordered = context.inputs(rows_, block.shape.intermediate, integer_down, order, [&](int64_t row, float* out) {
-    std::copy_n(gated.values_of(row), block.shape.intermediate, out);
+  auto ordered = context.inputs(rows.count, intermediate_, integer_down, down_order_, [&](int64_t row, float* out) {
+    std::copy_n(gated.values_of(row), intermediate_, out);
   });
-  add_to_hidden(context, block, Vector::mlp_after, [&](int64_t begin, int64_t end, float* out, bool add) {
+  add_to_hidden(context, rows, [&](int64_t begin, int64_t end, float* out, bool add) {
     down(ordered.get(), begin, end, out, add);
   });
 }

@@ -3,14 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <variant>
 #include <vector>
 
 #include "kernels/kernels.h"
 
 namespace ipex_lookahead {
 
-enum class HeadNorm { none, head, whole };    // RMS norm of q or k: none, over each head, over the whole projection
-enum class RouterSoftmax { all, chosen };     // over all experts' logits, or over the chosen ones' only
+enum class RouterSoftmax { all, chosen };  // over all experts' logits, or over the chosen ones' only
 
 // Rotary position embedding of a head's first 2 * frequencies.size() values, i with i + frequencies.size().
 struct Rope {
@@ -21,35 +21,59 @@ struct Rope {
   int64_t half() const { return int64_t(frequencies.size()); }
 };
 
-// One block: attention, then a gated MLP or a mixture of such.
-struct Layer {
+struct NormShape {
+  int64_t width = 0;  // 0: there is none
+  float epsilon = 0;
+};
+
+struct AttentionShape {
   int heads = 0, kv_heads = 0, head_dim = 0;
-  int rope = -1;           // which of the model's; -1: positions do not enter
-  float query_scale = 1;   // multiplies queries
-  int64_t window = 0;      // positions that one sees, itself among them; 0: all
-  float softcap = 0;       // scores become cap tanh(score / cap); 0: they stay
-  bool sinks = false;      // one more logit a head in the softmax's denominator
-  HeadNorm q_norm = HeadNorm::none, k_norm = HeadNorm::none;
-  bool attention_norm = true, attention_after = false, mlp_norm = true, mlp_after = false;
-  int intermediate = 0;
-  Activation activation;
-  float residual_multiplier = 1;
-  int experts = 0, experts_used = 0;  // 0: one MLP for every row
-  RouterSoftmax router_softmax = RouterSoftmax::all;
-  bool renormalise = false;
+  int rope = -1;             // which of the model's; -1: positions do not enter
+  float query_scale = 1;     // multiplies queries
+  int64_t window = 0;        // positions that one sees, itself among them; 0: all
+  float softcap = 0;         // scores become cap tanh(score / cap); 0: they stay
+  bool sinks = false;        // one more logit a head in the softmax's denominator
+  NormShape q_norm, k_norm;  // over each head if as wide as one, else over the whole projection
 
   int64_t q_width() const { return int64_t(heads) * head_dim; }
   int64_t kv_width() const { return int64_t(kv_heads) * head_dim; }
 };
 
+struct MlpShape {
+  int intermediate = 0;
+  Activation activation;
+};
+
+struct ExpertsShape {
+  std::vector<MlpShape> experts;  // all of one size
+  int used = 0;
+  RouterSoftmax softmax = RouterSoftmax::all;
+  bool renormalise = false;
+};
+
+// Another kind of operation is one more alternative here, and its class.
+using OperationShape = std::variant<AttentionShape, MlpShape, ExpertsShape>;
+
+// x + multiplier * after(operation(before(x))).
+struct BranchShape {
+  OperationShape operation;
+  NormShape before, after;
+  float multiplier = 1;
+};
+
+struct BlockShape {
+  BranchShape mixer, feed_forward;
+};
+
 struct DecoderShape {
   int hidden = 0, vocab = 0;
   int64_t max_context = 0;
-  float rms_epsilon = 0;
+  bool tied = false;  // the embedding is the lm_head too
   float embedding_multiplier = 1, logit_multiplier = 1;
   float logit_softcap = 0;  // logits become cap tanh(logit / cap), after the multiplier; 0: they stay
+  NormShape final_norm;
   std::vector<Rope> ropes;
-  std::vector<Layer> layers;  // all with the same heads
+  std::vector<BlockShape> layers;
   KvFormat kv_format = KvFormat::fp16;
 };
 

@@ -118,8 +118,9 @@ class _RecordedCache:
     def keep(self, rows: Sequence[int]) -> None:
         self.length += len(rows)
 
-    def crop(self, length: int) -> None:
+    def crop(self, length: int) -> int:
         self.length = length
+        return length
 
     def fork(self) -> _RecordedCache:
         other = _RecordedCache()

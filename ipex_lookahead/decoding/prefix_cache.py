@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.engines.base import Cache, crop_or_empty
-from ipex_lookahead.errors import ForgottenKeysError, InputError
+from ipex_lookahead.engines.base import Cache
+from ipex_lookahead.errors import InputError
 
 PAGE = 64
 """Positions of a page, as the native core has them (``kPage``)."""
@@ -152,10 +152,10 @@ class PrefixCache:
         self._hold(self._running, pages)
         self._order.move_to_end(found)
         if not self.extend(pages, count):
-            count -= count % PAGE
+            count = cache.crop(count - count % PAGE)
             if not count:
+                self._drop(self._running, pages)
                 return None
-            cache.crop(count)
         self.hits += count
         return cache, pages
 
@@ -245,18 +245,14 @@ def _unlist(holders: dict[bytes, list[_Kept]], page: bytes, kept: _Kept) -> None
 
 
 def _cut(cache: Cache, length: int) -> Cache | None:
-    """A fork of the first positions; None where a window's layers have given them back."""
+    """A fork of the first positions; None where a layer's state cannot go back to them."""
     fork = cache.fork()
-    try:
-        fork.crop(length)
-    except ForgottenKeysError:
-        return None
-    return fork
+    return fork if fork.crop(length) == length else None
 
 
 def crop_to_shared(cache: Cache, tokens: npt.NDArray[Any], prompt: npt.NDArray[Any]) -> None:
     """Bring a cache back to what a prompt, integers [n], begins with, less than all of it: it holds ``tokens``."""
-    crop_or_empty(cache, _alike(tokens[: len(prompt) - 1], prompt))
+    cache.crop(_alike(tokens[: len(prompt) - 1], prompt))
 
 
 def _alike(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import ARGMAX, Cache, Engine, Hidden, OutputRequest, StepOutput, crop_or_empty
+from ipex_lookahead.engines.base import ARGMAX, Cache, Engine, Hidden, OutputRequest, StepOutput
 from ipex_lookahead.engines.prefill import prefill
 
 DraftChoice = Callable[[npt.NDArray[np.float32], npt.NDArray[np.int64]], "tuple[int, float] | None"]
@@ -156,7 +156,7 @@ class DraftModel:
 
     def _crop(self, length: int) -> None:
         if self._cache.length > length:
-            crop_or_empty(self._cache, length)
+            self._cache.crop(length)
 
     def _next(self, end: int) -> tuple[int, float] | None:
         """What follows the first ``end`` tokens; those that the draft model has not seen are fed first."""

@@ -9,8 +9,6 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.errors import ForgottenKeysError
-
 FINAL_NORM = -1
 """In ``OutputRequest.hidden``: after all layers and the final norm."""
 MOST_TOP = 64
@@ -32,25 +30,21 @@ class Cache(Protocol):
         """
         ...
 
-    def crop(self, length: int) -> None:
-        """Keep the first ``length`` positions (absolute).
+    def crop(self, length: int) -> int:
+        """Go back to the first ``length`` positions (absolute), or to fewer where a layer's state cannot.
 
-        Raises InputError beyond the present length; ForgottenKeysError, and nothing has changed, where layers with a
-        sliding window have given those keys back. That is only further back than 1,024 positions, and never at 0.
+        Layers with a sliding window give back keys more than 1,024 positions behind it: further back there is only 0.
+
+        Returns:
+            the length now; whoever wanted more runs the tokens from there on again.
+
+        Raises InputError beyond the present length.
         """
         ...
 
     def fork(self) -> Cache:
         """A second sequence that shares this one's committed prefix and goes on independently."""
         ...
-
-
-def crop_or_empty(cache: Cache, length: int) -> None:
-    """Crop; where the keys are forgotten, to 0: whoever calls runs the tokens from ``cache.length`` on again."""
-    try:
-        cache.crop(length)
-    except ForgottenKeysError:
-        cache.crop(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import torch
 from transformers.cache_utils import Cache as TransformersCache
 
 from ipex_lookahead.decoding.prefix_cache import crop_to_shared
-from ipex_lookahead.engines.base import Cache, Engine, crop_or_empty
+from ipex_lookahead.engines.base import Cache, Engine
 from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.errors import InputError
 
@@ -88,7 +88,7 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
     def cut(self, row: int) -> None:
         """Bring a row's cache back to the tokens of that row here; what a window has forgotten is run again."""
         cache, ids = self.rows[row], self.ids[row][self.mask[row]].numpy().astype(np.int32)
-        crop_or_empty(cache, len(ids))
+        cache.crop(len(ids))
         if cache.length < len(ids):
             deque(prefill(self.engine, [(cache, ids)], asked=[()]), maxlen=0)
 

@@ -23,9 +23,10 @@ constexpr int32_t kToken = 3;
 // Of different sizes: a late thread must not take one block's experts for the other's.
 DecoderShape with_mixtures() {
   DecoderShape shape = tiny_shape();
-  shape.layers[0].experts = 3;
-  shape.layers[1].experts = 40;
-  for (Layer& layer : shape.layers) layer.experts_used = 2;
+  for (size_t i = 0; i < 2; ++i) {
+    BranchShape& branch = shape.layers[i].feed_forward;
+    branch.operation = ExpertsShape{std::vector<MlpShape>(i == 0 ? 3 : 40, std::get<MlpShape>(branch.operation)), 2};
+  }
   return shape;
 }
 
@@ -37,21 +38,19 @@ struct Model {
 
   Model() {
     for (size_t i = 0; i < codes.size(); ++i) codes[i] = uint8_t(i * 37 + i / 96);
-    for (int layer = 0; layer < 2; ++layer) {
-      for (Vector norm : {Vector::attention_norm, Vector::mlp_norm}) decoder.set_vector(layer, norm, ones.data());
-      const int outs[] = {64, 32, 32, 64, 96, 96, 64}, ins[] = {64, 64, 64, 64, 64, 64, 96};
-      const int experts = decoder.shape().layers[size_t(layer)].experts;
-      for (int s = 0; s < 7; ++s)
-        for (int e = 0; e < (s < 4 ? 1 : experts); ++e)
-          decoder.set_matrix(layer, Slot(s), matrix(outs[s], ins[s]), nullptr, s < 4 ? -1 : e);
-      router.resize(size_t(experts * kHidden));
-      for (size_t i = 0; i < router.size(); ++i) router[i] = float(i * 37 % 101) / 100 - 0.5f;
-      decoder.set_matrix(layer, Slot::router, {WeightFormat::fp32, experts, kHidden, 0, router.data(), nullptr, nullptr},
-                         nullptr);
+    DecoderWeights& weights = decoder.weights();
+    for (std::string name; !(name = weights.missing()).empty();) {
+      const auto [n_out, n_in] = weights.shape(name);
+      if (n_in == 0) {
+        weights.set_vector(name, ones.data(), n_out);
+      } else if (name.find(".router.") == std::string::npos) {
+        weights.set_matrix(name, matrix(n_out, n_in));
+      } else {
+        router.resize(size_t(n_out * kHidden));
+        for (size_t i = 0; i < router.size(); ++i) router[i] = float(i * 37 % 101) / 100 - 0.5f;
+        weights.set_matrix(name, {WeightFormat::fp32, n_out, kHidden, 0, router.data(), nullptr, nullptr});
+      }
     }
-    decoder.set_final_norm(ones.data());
-    decoder.set_lm_head(matrix(kVocab, kHidden), nullptr);
-    decoder.tie_embedding();
   }
   PlainMatrix matrix(int64_t n_out, int64_t n_in) const {
     return {WeightFormat::sym_int8, n_out, n_in, 32, codes.data(), scales.data(), nullptr};
@@ -59,7 +58,7 @@ struct Model {
 };
 
 // The logits of the last row.
-std::vector<float> step(Decoder& decoder, KVCache& cache, const std::vector<int32_t>& parents) {
+std::vector<float> step(Decoder& decoder, Cache& cache, const std::vector<int32_t>& parents) {
   const std::vector<int32_t> tokens(parents.size(), kToken);
   const int32_t last = int32_t(parents.size() - 1);
   std::vector<int32_t> ids(1);
@@ -104,14 +103,14 @@ int main(int argc, char** argv) {
   Model model;
   Decoder& decoder = model.decoder;
   std::vector<std::vector<float>> expected(1);  // after n positions
-  KVCache alone = decoder.new_cache();
+  Cache alone = decoder.new_cache();
   const int64_t one[] = {0}, path[] = {1, 2};
   for (int n = 1; n <= kLongest + 8; ++n) {
     expected.push_back(step(decoder, alone, kOne));
     alone.keep(one, 1);
   }
 
-  KVCache shared = decoder.new_cache();
+  Cache shared = decoder.new_cache();
   for (int n = 0; n < 60; ++n) {
     step(decoder, shared, kOne);
     shared.keep(one, 1);
@@ -125,7 +124,7 @@ int main(int argc, char** argv) {
   std::thread forker([&] {
     while (!stop)
       attempt([&] {
-        KVCache own = shared.fork();
+        Cache own = shared.fork();
         const int64_t length = own.length();
         wrong += step(decoder, own, kTree) != expected[size_t(length + 2)];
         own.keep(path, 2);
@@ -135,14 +134,15 @@ int main(int argc, char** argv) {
   });
   std::thread setter([&] {
     while (!stop) {
-      decoder.set_vector(1, Vector::mlp_norm, model.ones.data());
-      decoder.set_matrix(0, Slot::q, model.matrix(64, 64), nullptr);
+      decoder.weights().set_vector("layers.1.feed_forward_norm.weight", model.ones.data(), kHidden);
+      decoder.weights().set_matrix("layers.0.mixer.q.weight", model.matrix(64, 64));
       std::this_thread::yield();
     }
   });
   std::thread asker([&] {
     while (!stop) {
-      wrong += decoder.matrix(0, Slot::q).n_out != 64 || !decoder.missing().empty() || decoder.weight_bytes() == 0;
+      const DecoderWeights& weights = decoder.weights();
+      wrong += weights.matrix("layers.0.mixer.q.weight").n_out != 64 || !weights.missing().empty() || weights.bytes() == 0;
       std::this_thread::yield();
     }
   });

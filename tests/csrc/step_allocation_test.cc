@@ -45,7 +45,7 @@ struct Weights {
   }
 };
 
-long count_in_step(Decoder& decoder, KVCache& cache, const std::vector<int32_t>& parents, bool logits) {
+long count_in_step(Decoder& decoder, Cache& cache, const std::vector<int32_t>& parents, bool logits) {
   const int64_t rows = int64_t(parents.size());
   std::vector<int32_t> tokens(parents.size(), 3), want(parents.size()), ids(parents.size());
   for (size_t i = 0; i < want.size(); ++i) want[i] = int32_t(i);
@@ -77,41 +77,38 @@ long count_in_step(Decoder& decoder, KVCache& cache, const std::vector<int32_t>&
 
 void set_weights(Decoder& decoder) {
   Weights w;
-  const std::vector<float> ones(64, 1.0f);
-  for (int layer = 0; layer < 2; ++layer) {
-    for (int v = 0; v < kVectors; ++v)
-      if (decoder.length_of(layer, Vector(v)) > 0) decoder.set_vector(layer, Vector(v), ones.data());
-    const int outs[] = {64, 32, 32, 64, 96, 96, 64}, ins[] = {64, 64, 64, 64, 64, 64, 96};
-    const int experts = decoder.shape().layers[size_t(layer)].experts;
-    for (int s = 0; s < 7; ++s)
-      for (int e = 0; e < (s < 4 || experts == 0 ? 1 : experts); ++e)
-        decoder.set_matrix(layer, Slot(s), w.matrix(outs[s], ins[s]), nullptr, s < 4 || experts == 0 ? -1 : e);
-    if (experts > 0) decoder.set_matrix(layer, Slot::router, w.router(experts, 64), nullptr);
+  for (std::string name; !(name = decoder.weights().missing()).empty();) {
+    const auto [n_out, n_in] = decoder.weights().shape(name);
+    const bool router = name.find(".router.") != std::string::npos;
+    if (n_in > 0)
+      decoder.weights().set_matrix(name, router ? w.router(n_out, n_in) : w.matrix(n_out, n_in));
+    else
+      decoder.weights().set_vector(name, std::vector<float>(size_t(n_out), 1.0f).data(), n_out);
   }
-  decoder.set_final_norm(ones.data());
-  decoder.set_lm_head(w.matrix(100, 64), nullptr);
-  decoder.tie_embedding();
 }
 
-// Windows, sinks, norms after, and mixtures of different sizes.
+// Windows, sinks, norms after, heads of several sizes, and mixtures of different sizes.
 DecoderShape with_switches() {
   DecoderShape shape = tiny_shape();
-  for (Layer& layer : shape.layers) {
-    layer.sinks = layer.attention_after = layer.mlp_after = true;
-    layer.q_norm = layer.k_norm = HeadNorm::whole;
+  for (size_t i = 0; i < 2; ++i) {
+    BlockShape& layer = shape.layers[i];
+    auto& attention = std::get<AttentionShape>(layer.mixer.operation);
+    attention.sinks = true;
+    if (i == 0) attention.window = 7;
+    if (i == 1) attention.kv_heads = 1;
+    attention.q_norm = {attention.q_width(), 1e-5f};
+    attention.k_norm = {attention.kv_width(), 1e-5f};
+    layer.mixer.after = layer.feed_forward.after = shape.final_norm;
+    const MlpShape mlp = std::get<MlpShape>(layer.feed_forward.operation);
+    layer.feed_forward.operation = ExpertsShape{std::vector<MlpShape>(i == 0 ? 3 : 70, mlp), i == 0 ? 1 : 2};
   }
-  shape.layers[0].window = 7;
-  shape.layers[0].experts = 3;
-  shape.layers[0].experts_used = 1;
-  shape.layers[1].experts = 70;
-  shape.layers[1].experts_used = 2;
   return shape;
 }
 
 int check_steps(const DecoderShape& shape, int threads) {
   Decoder decoder(shape, threads, "");
   set_weights(decoder);
-  KVCache cache = decoder.new_cache();
+  Cache cache = decoder.new_cache();
   const std::vector<std::vector<int32_t>> shapes = {{-1}, {-1, 0, 1, 2}, {-1, 0, 0, 1, 2, 2, 4, 0},
                                                  std::vector<int32_t>(20, -1)};
   // The first steps of each kind may grow buffers; a page of keys and values comes every 64 positions.

@@ -6,19 +6,20 @@
 namespace ipex_lookahead {
 
 inline DecoderShape tiny_shape() {
-  Layer layer;
-  layer.heads = 4;
-  layer.kv_heads = 2;
-  layer.head_dim = 16;
-  layer.rope = 0;
-  layer.query_scale = 0.25f;
-  layer.intermediate = 96;
+  AttentionShape attention;
+  attention.heads = 4;
+  attention.kv_heads = 2;
+  attention.head_dim = 16;
+  attention.rope = 0;
+  attention.query_scale = 0.25f;
   DecoderShape shape;
   shape.hidden = 64;
   shape.vocab = 100;
   shape.max_context = 4096;
-  shape.rms_epsilon = 1e-5f;
+  shape.tied = true;
+  shape.final_norm = {64, 1e-5f};
   shape.ropes = {{{1, 0.5f, 0.25f, 0.1f, 0.05f, 0.01f, 0.005f, 0.001f}}};
+  const BlockShape layer = {{attention, shape.final_norm, {}, 1}, {MlpShape{96, {}}, shape.final_norm, {}, 1}};
   shape.layers = {layer, layer};
   return shape;
 }

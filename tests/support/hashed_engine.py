@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.engines.base import Batch, StepOutput
-from ipex_lookahead.errors import ContextLengthError, EngineError, ForgottenKeysError, InputError
+from ipex_lookahead.errors import ContextLengthError, EngineError, InputError
 from tests.support.scripted_engine import output_of
 
 _MASK = 2**61 - 1
@@ -46,15 +46,16 @@ class HashedCache:
         self.pending = []
         self._longest = max(self._longest, len(self.tokens))
 
-    def crop(self, length: int) -> None:
+    def crop(self, length: int) -> int:
         if not 0 <= length <= self.length:
             raise InputError(f"cannot crop to {length}")
         if length and self._kept_behind is not None and self._longest - length > self._kept_behind:
-            raise ForgottenKeysError(f"crop to {length} of {self._longest}")
+            length = 0
         del self.tokens[length:], self.states[length:]
         self.pending = []
         if not length:
             self._longest = 0
+        return length
 
     def fork(self) -> HashedCache:
         other = HashedCache(self._kept_behind)

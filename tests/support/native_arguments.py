@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ipex_lookahead import _native
-from tests.support.native_subjects import DECODERS, ENUMS, GOOD, KEYWORDS, SUBJECTS, cache_after_a_step, floats, ints
+from tests.support.native_subjects import DECODERS, GOOD, SUBJECTS, cache_after_a_step, floats, ints
 
 LIMIT_SECONDS = 5.0
 """Of processor time: a machine may be busy. What waits for ever is found by who waits for this program."""
@@ -74,7 +74,7 @@ def arrays() -> list[Any]:
 
 
 def others() -> list[Any]:
-    raw = [getattr(_native, name).__new__(getattr(_native, name)) for name in SUBJECTS if name not in ENUMS]
+    raw = [getattr(_native, name).__new__(getattr(_native, name)) for name in SUBJECTS]
     made = [make() for name, states in SUBJECTS.items() for make in states.values()]
     lists = [
         [],
@@ -151,8 +151,7 @@ class Calls:
         if not owner:
             getattr(_native, name)(*arguments.values(), *extra)
         elif method == "__init__":
-            kind = getattr(_native, owner)
-            kind(**arguments) if owner in KEYWORDS else kind(*arguments.values(), *extra)
+            getattr(_native, owner)(*arguments.values(), *extra)
         elif isinstance(inspect.getattr_static(getattr(_native, owner), method), property):
             getattr(subject, method)
         else:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from ipex_lookahead import _native
+from ipex_lookahead.architectures.spec import Activation, named_tensors
+from tests.support.specs import make_spec
 
 HIDDEN, VOCAB, CONTEXT = 32, 40, 64
 
@@ -48,107 +50,38 @@ def quantize_arguments() -> tuple[Any, ...]:
     )
 
 
-def rope(**changed: Any) -> Any:
-    return _native.Rope(**{**ROPE, **changed})
+SIZES: dict[str, Any] = {
+    "layers": 2, "hidden": HIDDEN, "intermediate": 64, "heads": 4, "kv_heads": 2, "head_dim": 8, "vocab": VOCAB,
+    "context": CONTEXT,
+}  # fmt: skip
 
 
-def block(**changed: Any) -> Any:
-    return _native.Layer(**{**LAYER, **changed})
+def decoder_arguments(**switches: Any) -> dict[str, Any]:
+    return {"spec": make_spec(**SIZES, **switches), "threads": 2, "isa": "", "kv_format": "fp16"}
 
 
-def unset_decoder(**changed: Any) -> Any:
-    return _native.Decoder(**{**DECODER, **changed})
+def unset_decoder(**switches: Any) -> Any:
+    return _native.Decoder(*decoder_arguments(**switches).values())
 
 
-ROPE: dict[str, Any] = {
-    "frequencies": np.array([1, 0.5, 0.25, 0.1], np.float32),
-    "factor": 1.0,
-    "query_beta": 0.0,
-    "query_original": 0,
-}
-LAYER: dict[str, Any] = {
-    "heads": 4,
-    "kv_heads": 2,
-    "head_dim": 8,
-    "rope": 0,
-    "query_scale": 0.35,
-    "window": 0,
-    "softcap": 0.0,
-    "sinks": False,
-    "q_norm": "none",
-    "k_norm": "none",
-    "attention_norm": True,
-    "attention_after": False,
-    "mlp_norm": True,
-    "mlp_after": False,
-    "intermediate": 64,
-    "activation": "silu",
-    "alpha": 0.0,
-    "limit": 0.0,
-    "residual_multiplier": 1.0,
-    "experts": 0,
-    "experts_used": 0,
-    "router_softmax": "all",
-    "renormalise": False,
-}
-DECODER: dict[str, Any] = {
-    "hidden": HIDDEN,
-    "vocab": VOCAB,
-    "max_context": CONTEXT,
-    "rms_epsilon": 1e-5,
-    "embedding_multiplier": 1.0,
-    "logit_multiplier": 1.0,
-    "logit_softcap": 0.0,
-    "ropes": [rope()],
-    "layers": [block(), block()],
-    "threads": 2,
-    "isa": "",
-    "kv_format": "fp16",
-}
-
-
-def whole_decoder() -> Any:
-    decoder = unset_decoder()
-    shapes = {"q": (32, 32), "k": (16, 32), "v": (16, 32), "o": (32, 32), "gate": (64, 32), "up": (64, 32)}
-    for layer in range(2):
-        for norm in (_native.Vector.attention_norm, _native.Vector.mlp_norm):
-            decoder.set_vector(layer, norm, floats(HIDDEN))
-        for name, shape in {**shapes, "down": (32, 64)}.items():
-            decoder.set_matrix(layer, getattr(_native.Slot, name), *asym_int4(*shape), None)
-    decoder.set_final_norm(floats(HIDDEN))
-    decoder.set_lm_head(*fp32(VOCAB, HIDDEN))
-    decoder.tie_embedding()
+def whole_decoder(**switches: Any) -> Any:
+    decoder = unset_decoder(**switches)
+    for name, tensor in named_tensors(make_spec(**SIZES, **switches)):
+        if not tensor.is_matrix:
+            decoder.set_vector(name, floats(*tensor.shape))
+        else:
+            in_floats = name == "embedding" or ".router." in name
+            decoder.set_matrix(name, *(fp32 if in_floats else asym_int4)(*tensor.shape))
     return decoder
 
 
-def mixture() -> Any:
-    """A decoder with every switch on: a mixture of experts, windows, sinks, norms of every kind, caps."""
-    switches = {
-        "window": 5,
-        "softcap": 3.0,
-        "sinks": True,
-        "q_norm": "head",
-        "k_norm": "whole",
-        "attention_after": True,
-    }
-    more = {"mlp_after": True, "experts": 3, "experts_used": 2, "residual_multiplier": 0.5, "activation": "gelu_tanh"}
-    decoder = unset_decoder(layers=[block(**switches, **more)], logit_softcap=2.0, embedding_multiplier=3.0)
-    lengths = {"q_norm": 8, "k_norm": 16, "sinks": 4}
-    for name in ("attention_norm", "q_norm", "k_norm", "sinks", "attention_after", "mlp_norm", "mlp_after"):
-        decoder.set_vector(0, getattr(_native.Vector, name), floats(lengths.get(name, HIDDEN)))
-    for name, shape in {"q": (32, 32), "k": (16, 32), "v": (16, 32), "o": (32, 32)}.items():
-        decoder.set_matrix(0, getattr(_native.Slot, name), *asym_int4(*shape))
-    decoder.set_matrix(0, _native.Slot.router, *fp32(3, 32), floats(3))
-    for expert in range(3):
-        for name, shape in {"gate": (64, 32), "up": (64, 32), "down": (32, 64)}.items():
-            decoder.set_matrix(0, getattr(_native.Slot, name), *asym_int4(*shape), None, expert)
-    decoder.set_final_norm(floats(HIDDEN))
-    decoder.set_lm_head(*fp32(VOCAB, HIDDEN))
-    decoder.tie_embedding()
-    return decoder
-
-
-DECODERS = {"whole": whole_decoder(), "other": whole_decoder(), "mixture": mixture()}
+MIXTURE: dict[str, Any] = {
+    "window": 5, "softcap": 3.0, "sinks": True, "q_norm": "head", "k_norm": "whole", "mixer_after": True,
+    "feed_forward_after": True, "experts": 3, "used": 2, "residual_multiplier": 0.5,
+    "activation": Activation("gelu_tanh"), "logit_softcap": 2.0, "embedding_multiplier": 3.0, "bias": "r",
+}  # fmt: skip
+"""Every switch on: a mixture of experts, windows, sinks, norms of every kind, caps."""
+DECODERS = {"whole": whole_decoder(), "other": whole_decoder(), "mixture": whole_decoder(**MIXTURE)}
 
 
 def cache_after_a_step() -> Any:
@@ -188,21 +121,13 @@ X, OUT = floats(3, 64), floats(3, 48)
 
 SUBJECTS: dict[str, dict[str, Callable[[], Any]]] = {
     "Decoder": {"whole": lambda: DECODERS["whole"], "unset": unset_decoder, "mixture": lambda: DECODERS["mixture"]},
-    "KVCache": {"empty": lambda: DECODERS["whole"].new_cache(), "stepped": cache_after_a_step, "kept": kept_cache},
+    "Cache": {"empty": lambda: DECODERS["whole"].new_cache(), "stepped": cache_after_a_step, "kept": kept_cache},
     "LinearLayer": {"made": layer},
     "LinearPool": {"made": pool},
     "Predictor": {"begun": predictor, "fresh": lambda: _native.Predictor(2, 8, None)},
     "SuffixTrie": {"filled": trie, "empty": lambda: _native.SuffixTrie(1)},
-    "Slot": {"q": lambda: _native.Slot.q},
-    "Vector": {"q_norm": lambda: _native.Vector.q_norm},
-    "Rope": {"made": rope},
-    "Layer": {"made": block},
 }
 """Class -> state -> how to make one; every class also comes without its constructor having run."""
-
-ENUMS = ("Slot", "Vector")
-KEYWORDS = ("Decoder", "Layer", "Rope")
-"""Their constructors take keywords only."""
 
 Arguments = Callable[[], dict[str, Any]]
 
@@ -230,6 +155,7 @@ GOOD: dict[str, Arguments] = {
         "logits temperature top_k top_p min_p seed sequence position",
         lambda: (np.linspace(-1, 1, 200, dtype=np.float32), 0.8, 50, 0.9, 0.01, 7, 0, 3),
     ),
+    "rope_tables": lambda: {"rope": make_spec().layers[0].mixer.rope, "positions": 3},
     "prepack": named(f"{STREAMS} threads", lambda: (*asym_int4(48, 64), 2)),
     "unpack": named(
         f"{STREAMS} steps threads", lambda: ("asym_int4", 48, 64, 32, *_native.prepack(*asym_int4(48, 64), 2), 2)
@@ -260,25 +186,16 @@ GOOD: dict[str, Arguments] = {
         "emitted": [3, 5],
         "top": ints(*range(9)).reshape(3, 3),
     },
-    "KVCache.length": dict,
-    "KVCache.keep": lambda: {"rows": [0, 2]},
-    "KVCache.crop": lambda: {"length": 1},
-    "KVCache.fork": dict,
-    "KVCache.fill_blank": lambda: {"length": 5},
-    "Slot.__init__": lambda: {"value": 0},
-    "Vector.__init__": lambda: {"value": 0},
-    "Rope.__init__": lambda: dict(ROPE),
-    "Layer.__init__": lambda: dict(LAYER),
-    "Decoder.__init__": lambda: dict(DECODER),
-    "Decoder.set_matrix": named(
-        f"layer slot {STREAMS} bias expert", lambda: (1, _native.Slot.q, *asym_int4(32, 32), floats(32), -1)
-    ),
-    "Decoder.set_lm_head": named(f"{STREAMS} bias", lambda: (*fp32(VOCAB, HIDDEN), floats(VOCAB))),
-    "Decoder.set_embedding": named(STREAMS, lambda: asym_int4(VOCAB, HIDDEN)),
-    "Decoder.tie_embedding": dict,
-    "Decoder.set_vector": lambda: {"layer": 1, "vector": _native.Vector.mlp_norm, "values": floats(HIDDEN)},
-    "Decoder.set_order": lambda: {"layer": 1, "slot": _native.Slot.q, "order": ints(*range(HIDDEN))},
-    "Decoder.set_final_norm": lambda: {"values": floats(HIDDEN)},
+    "Cache.length": dict,
+    "Cache.keep": lambda: {"rows": [0, 2]},
+    "Cache.crop": lambda: {"length": 1},
+    "Cache.fork": dict,
+    "Cache.bytes": dict,
+    "Cache.fill_blank": lambda: {"length": 5},
+    "Decoder.__init__": decoder_arguments,
+    "Decoder.set_matrix": named(f"name {STREAMS}", lambda: ("layers.1.mixer.q.weight", *asym_int4(32, 32))),
+    "Decoder.set_vector": lambda: {"name": "layers.1.feed_forward_norm.weight", "values": floats(HIDDEN)},
+    "Decoder.set_order": lambda: {"name": "layers.1.mixer.q.weight", "order": ints(*range(HIDDEN))},
     "Decoder.missing": dict,
     "Decoder.new_cache": dict,
     "Decoder.experts_touched": dict,
@@ -294,14 +211,9 @@ GOOD: dict[str, Arguments] = {
         "hidden_rows": ints(1, 2),
         "timings": True,
     },
-    "Decoder.export_matrix": lambda: {"layer": 1, "slot": _native.Slot.down, "expert": -1},
-    "Decoder.export_bias": lambda: {"layer": 1, "slot": _native.Slot.q, "expert": -1},
-    "Decoder.export_vector": lambda: {"layer": 1, "vector": _native.Vector.mlp_norm},
-    "Decoder.export_order": lambda: {"layer": 1, "slot": _native.Slot.down},
-    "Decoder.export_lm_head": dict,
-    "Decoder.export_lm_head_bias": dict,
-    "Decoder.export_embedding": dict,
-    "Decoder.export_final_norm": dict,
+    "Decoder.export_matrix": lambda: {"name": "layers.1.feed_forward.down.weight"},
+    "Decoder.export_vector": lambda: {"name": "layers.1.feed_forward_norm.weight"},
+    "Decoder.cache_bytes_per_position": dict,
     "Decoder.isa": dict,
     "Decoder.threads": dict,
     "Decoder.weight_bytes": dict,
@@ -315,9 +227,7 @@ def bound() -> set[str]:
     for name, thing in vars(_native).items():
         if inspect.isclass(thing):
             own = {n for n in vars(thing) if not n.startswith("_") or n in ("__init__", "__call__", "__len__")}
-            if issubclass(thing, (_native.Slot, _native.Vector)):
-                own = {"__init__"}  # a Python enum: its members are no methods
-            elif name == "KVCache":
+            if name == "Cache":
                 own -= {"__init__"}  # new_cache and fork make them
             found |= {f"{name}.{n}" for n in own}
         elif callable(thing) and not name.startswith("__"):

@@ -40,7 +40,7 @@ SWITCHES: dict[str, Any] = {
     "embedding_multiplier": 1.0, "logit_multiplier": 1.0, "logit_softcap": None,
 }  # fmt: skip
 """A Llama's. ``bias``: those of "qkvogudrh" (gate, up, down, router, head) that have one. A list for one of a block's
-switches goes around its layers."""
+switches, of its heads, their size and its norms' epsilon goes around its layers; a tuple of activations its experts."""
 
 NAMED: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -82,6 +82,16 @@ NAMED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """The switches of families as their models have them, and some that no family has."""
 
+MIXED: dict[str, dict[str, Any]] = {
+    "heads_of_several_sizes": {
+        "layers": 3, "heads": [4, 2, 6], "kv_heads": [2, 2, 1], "head_dim": [16, 40, 8], "window": [None, 20, None],
+        "q_norm": ["none", "head", "whole"], "sinks": [False, True, False], "rope": ["whole", "local", "half"],
+        "epsilon": [1e-5, 0.1, 1e-6], "experts": [0, 3, 0], "used": [0, 2, 0],
+        "activation": (Activation("silu"), Activation("gelu_tanh"), Activation("clamped", 1.702, 0.7)),
+    },
+}  # fmt: skip
+"""Layers, norms and experts that differ in what they have alike in every family; the native engine takes them."""
+
 
 def tensor(name: str, *shape: int) -> Tensor:
     """A weight that is a whole tensor of that name in every file."""
@@ -94,8 +104,8 @@ def make_spec(**options: Any) -> ModelSpec:
     unknown = options.keys() - SIZES.keys() - SWITCHES.keys()
     assert not unknown, unknown
     o = {**SIZES, **SWITCHES, **options}
-    hidden, epsilon = o["hidden"], o["epsilon"]
-    ropes = {kind: _rope(kind, o["head_dim"]) for kind in ("whole", "half", "local", "yarn", "beta")}
+    hidden = o["hidden"]
+    ropes: dict[tuple[str, int], Rope] = {}
 
     def block(i: int) -> Block:
         def s(name: str) -> Any:
@@ -104,22 +114,22 @@ def make_spec(**options: Any) -> ModelSpec:
         at = f"layers.{i}."
 
         def norm(name: str, there: bool, n: int = hidden) -> Norm | None:
-            return Norm(tensor(at + name, n), epsilon) if there else None
+            return Norm(tensor(at + name, n), s("epsilon")) if there else None
 
         def linear(name: str, letter: str, n_out: int, n_in: int) -> Linear:
             bias = tensor(f"{at}{name}.bias", n_out) if letter in s("bias") else None
             return Linear(tensor(f"{at}{name}.weight", n_out, n_in), bias)
 
-        def mlp(name: str) -> GatedMlp:
-            inner = s("intermediate")
+        def mlp(name: str, number: int = 0) -> GatedMlp:
+            inner, kinds = s("intermediate"), s("activation")
             return GatedMlp(
                 linear(name + "gate", "g", inner, hidden),
                 linear(name + "up", "u", inner, hidden),
                 linear(name + "down", "d", hidden, inner),
-                s("activation"),
+                kinds[number % len(kinds)] if isinstance(kinds, tuple) else kinds,
             )
 
-        heads, kv_heads, d = o["heads"], o["kv_heads"], o["head_dim"]
+        heads, kv_heads, d = s("heads"), s("kv_heads"), s("head_dim")
         q, kv = heads * d, kv_heads * d
         attention = Attention(
             heads=heads,
@@ -130,7 +140,7 @@ def make_spec(**options: Any) -> ModelSpec:
             v=linear("v", "v", kv, hidden),
             o=linear("o", "o", hidden, q),
             scale=d**-0.5 if s("scale") is None else s("scale"),
-            rope=ropes.get(s("rope")),
+            rope=None if s("rope") == "none" else ropes.setdefault((s("rope"), d), _rope(s("rope"), d)),
             q_norm=norm("q_norm", s("q_norm") != "none", d if s("q_norm") == "head" else q),
             k_norm=norm("k_norm", s("k_norm") != "none", d if s("k_norm") == "head" else kv),
             window=s("window"),
@@ -140,7 +150,7 @@ def make_spec(**options: Any) -> ModelSpec:
         experts = s("experts")
         mixture = experts and Experts(
             linear("router", "r", experts, hidden),
-            tuple(mlp(f"experts.{e}.") for e in range(experts)),
+            tuple(mlp(f"experts.{e}.", e) for e in range(experts)),
             s("used"),
             s("softmax"),
             s("renormalise"),
@@ -163,7 +173,9 @@ def make_spec(**options: Any) -> ModelSpec:
         max_context=o["context"],
         embedding=tensor("embedding", o["vocab"], hidden),
         layers=tuple(block(i) for i in range(o["layers"])),
-        final_norm=Norm(tensor("final_norm", hidden), epsilon),
+        final_norm=Norm(
+            tensor("final_norm", hidden), o["epsilon"][0] if isinstance(o["epsilon"], list) else o["epsilon"]
+        ),
         head=None if o["tied"] else head,
         embedding_multiplier=o["embedding_multiplier"],
         logit_multiplier=o["logit_multiplier"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -9,26 +10,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures.spec import Experts, Linear, ModelSpec, Norm, Tensor
+from ipex_lookahead.architectures.spec import GatedMlp, ModelSpec, Tensor, named_tensors
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.checkpoints.sizes import packed_bytes
 from ipex_lookahead.engines.base import Batch, Cache, PhaseTime, StepOutput
-from ipex_lookahead.engines.input_order import SHARED, reordered, warn_of_decoded, with_order
+from ipex_lookahead.engines.input_order import SHARED, Order, reordered, warn_of_decoded, with_order
 from ipex_lookahead.engines.machine import check_threads, default_threads
-from ipex_lookahead.engines.native.core import CORE_RAISES, core_build, core_error, native_core
-from ipex_lookahead.engines.native.decoder import (
-    empty_decoder,
-    kv_bytes_per_token,
-    norms_of,
-    parts_of,
-    routers_of,
-    tensors_in_order,
-)
+from ipex_lookahead.engines.native.core import CORE_RAISES, core_build, core_error
+from ipex_lookahead.engines.native.decoder import empty_decoder, in_order
 from ipex_lookahead.engines.native.linear import plain, streams
 from ipex_lookahead.engines.prefetch import prefetched
 from ipex_lookahead.engines.weights import WeightPlan, check_shape, random_matrix, read_matrix, read_vector
-from ipex_lookahead.errors import ContextLengthError, ForgottenKeysError, InputError, OutOfMemoryError, arg
+from ipex_lookahead.errors import ContextLengthError, InputError, OutOfMemoryError, arg
 from ipex_lookahead.formats import FLOATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
 
@@ -62,16 +56,13 @@ class NativeCache:
         except CORE_RAISES as error:
             raise core_error(error) from None
 
-    def crop(self, length: int) -> None:
-        """Keep the first ``length`` positions.
+    def crop(self, length: int) -> int:
+        """Go back to the first ``length`` positions, or to 0 where a window has moved on by more than 1,024 since then.
 
-        Raises InputError if there are fewer, ForgottenKeysError where a window has moved on by more than 1,024
-        positions since then; never at 0.
+        Returns the length now. Raises InputError if there are fewer.
         """
         try:
-            self.raw.crop(length)
-        except IndexError as error:
-            raise ForgottenKeysError(str(error), hint="crop to 0, and run the tokens again") from None
+            return int(self.raw.crop(length))
         except CORE_RAISES as error:
             raise core_error(error) from None
 
@@ -102,6 +93,7 @@ class NativeEngine:
         self.facts: dict[str, Any] = {}
         self._is_mixture = bool(spec.mixtures)
         self._idle_bytes = self._expert_bytes = 0
+        self._orders: dict[str, Order] = {}
 
     @classmethod
     def load(
@@ -128,7 +120,7 @@ class NativeEngine:
         threads = default_threads() if threads is None else check_threads(threads)
         total, done = sum(tensor.is_matrix for tensor in spec.tensors()), 0
         # In no low-bit format unless the file's are: routers, and an embedding that the plan does not know.
-        kept, routers = {*spec.kept()} - {plan.embedding}, routers_of(spec)
+        kept, routers = {*spec.kept()} - {plan.embedding}, _routers(spec)
 
         def read(tensor: Tensor) -> PackedWeight | Floats:
             if not tensor.is_matrix:
@@ -141,7 +133,8 @@ class NativeEngine:
         def size(tensor: Tensor) -> int:
             return packed_bytes(checkpoint.info(tensor.name))
 
-        with prefetched(read, tensors_in_order(spec), size, run=AT_A_TIME, most=READ_AHEAD) as reads:
+        tensors = (tensor for _, tensor in in_order(spec))
+        with prefetched(read, tensors, size, run=AT_A_TIME, most=READ_AHEAD) as reads:
 
             def matrix(tensor: Tensor) -> PackedWeight:
                 nonlocal done
@@ -179,8 +172,8 @@ class NativeEngine:
         Layers repeat the same random matrices, each in memory of its own. ``head_low_bit`` is the lm_head's format.
         """
         rng = np.random.default_rng(seed)
-        routers = routers_of(spec)
-        norms = {norm.weight.name for norm in norms_of(spec)}
+        routers = _routers(spec)
+        norms = {tensor.name for name, tensor in named_tensors(spec) if name.endswith(".weight")}  # of the vectors
         matrices: dict[tuple[tuple[int, ...], str], PackedWeight] = {}
         vectors: dict[tuple[int, ...], Floats] = {}
 
@@ -224,49 +217,32 @@ class NativeEngine:
             UnsupportedModelError: the core does not run a model like that.
             EngineError: no compiled core, or a forced instruction set that this processor lacks.
         """
-        decoder, native = empty_decoder(spec, threads, kv_cache), native_core()
-
-        def bias(linear: Linear) -> Floats | None:
-            return None if linear.bias is None else vector(linear.bias)
-
+        decoder = empty_decoder(spec, threads, kv_cache)
         decoded: Counter[str] = Counter()
-
-        def placed(weight: PackedWeight, layer: int = 0, name: str = "", expert: int = -1) -> PackedWeight:
-            """The weight as its inputs come to it; the first of those that share them decides about their order."""
-            if weight.order is not None and expert < 0 and SHARED.get(name) == name:
-                decoder.set_order(layer, getattr(native.Slot, name), np.require(weight.order, requirements=("C", "A")))
-            made = reordered(weight, _order_at(decoder, layer, name, expert))
+        orders: dict[str, Order] = {}
+        sizes: dict[str, int] = {}
+        for name, tensor in in_order(spec):
+            if not tensor.is_matrix:
+                decoder.set_vector(name, vector(tensor))
+                continue
+            weight, shared = matrix(tensor), _shared(name)
+            if (
+                weight.order is not None and shared == name
+            ):  # the first of those that share inputs decides on their order
+                orders[name] = np.require(weight.order, requirements=("C", "A"))
+                decoder.set_order(name, orders[name])
+            made = reordered(weight, orders.get(shared))
             if made.format != weight.format:
                 decoded[weight.format] += 1
-            return made
-
-        idle = expert_bytes = 0
-        if not spec.tied:
-            table = placed(matrix(spec.embedding))
-            decoder.set_embedding(*streams(table))
-            idle += table.nbytes
-        for layer, block in enumerate(spec.layers):
-            for name, expert, part in parts_of(block):
-                if isinstance(part, Linear):
-                    weight = placed(matrix(part.weight), layer, name, expert)
-                    decoder.set_matrix(layer, getattr(native.Slot, name), *streams(weight), bias(part), expert)
-                    if (
-                        isinstance(block.feed_forward, Experts) and expert >= block.feed_forward.used
-                    ):  # all are of one size
-                        idle += weight.nbytes
-                    if layer == 0 and expert == 0:
-                        expert_bytes += weight.nbytes
-                else:
-                    tensor = part.weight if isinstance(part, Norm) else part
-                    decoder.set_vector(layer, getattr(native.Vector, name), vector(tensor))
-        decoder.set_final_norm(vector(spec.final_norm.weight))
-        head = Linear(spec.embedding) if spec.head is None else spec.head
-        decoder.set_lm_head(*streams(placed(matrix(head.weight))), bias(head))
-        if spec.tied:
-            decoder.tie_embedding()
+            decoder.set_matrix(name, *streams(made))
+            sizes[tensor.name] = made.nbytes
         warn_of_decoded(decoded)
         engine = cls(decoder, spec, low_bit, kv_cache)
-        engine._idle_bytes, engine._expert_bytes = idle, expert_bytes
+        engine._orders = orders
+        experts = [[_bytes(expert, sizes) for expert in mixture.experts] for mixture in spec.mixtures]
+        idle = (sum(each[mixture.used :]) for mixture, each in zip(spec.mixtures, experts, strict=True))
+        engine._idle_bytes = sum(idle) + (0 if spec.tied else sizes[spec.embedding.name])
+        engine._expert_bytes = experts[0][0] if experts else 0
         return engine
 
     def new_cache(self, blank: int = 0) -> NativeCache:
@@ -335,7 +311,7 @@ class NativeEngine:
             "step_bytes": int(self._decoder.weight_bytes) - self._idle_bytes,
             "expert_bytes": self._expert_bytes,
             "kv_cache": self.kv_cache,
-            "kv_bytes_per_token": kv_bytes_per_token(self.spec, self.kv_cache),
+            "kv_bytes_per_token": int(self._decoder.cache_bytes_per_position),
             "max_context": self.max_context,
             "row_invariant": self.row_invariant,
             **({"experts": self._experts()} if self._is_mixture else {}),
@@ -350,41 +326,31 @@ class NativeEngine:
 
         Norms are as Hugging Face's files have them: Gemma's less 1, which loses no bit of a sum with 1.
         """
-        spec, core, native = self.spec, self._decoder, native_core()
-        yield spec.embedding.name, plain(core.export_embedding())
-        for layer, block in enumerate(spec.layers):
-            for name, expert, part in parts_of(block):
-                if isinstance(part, Linear):
-                    slot = getattr(native.Slot, name)
-                    weight = plain(core.export_matrix(layer, slot, expert))
-                    yield part.weight.name, with_order(weight, _order_at(core, layer, name, expert))
-                    if part.bias is not None:
-                        yield part.bias.name, _vector(core.export_bias(layer, slot, expert))
-                else:
-                    tensor = part.weight if isinstance(part, Norm) else part
-                    values = _vector(core.export_vector(layer, getattr(native.Vector, name)))
-                    yield tensor.name, with_offset(values, -tensor.hf.offset)
-        norm = spec.final_norm.weight
-        yield norm.name, with_offset(_vector(core.export_final_norm()), -norm.hf.offset)
-        if spec.head is not None:
-            yield spec.head.weight.name, plain(core.export_lm_head())
-            if spec.head.bias is not None:
-                yield spec.head.bias.name, _vector(core.export_lm_head_bias())
+        for name, tensor in named_tensors(self.spec):
+            if tensor.is_matrix:
+                weight = plain(self._decoder.export_matrix(name))
+                yield tensor.name, with_order(weight, self._orders.get(_shared(name)))
+            else:
+                values = self._decoder.export_vector(name)
+                yield tensor.name, with_offset(PackedWeight("fp32", values.shape, values), -tensor.hf.offset)
 
 
-def _order_at(decoder: Any, layer: int, name: str, expert: int) -> npt.NDArray[np.int32] | None:
-    """The order of a matrix's inputs, None where they are as they come; experts and routers have none."""
-    if expert >= 0 or name not in SHARED:
-        return None
-    found: npt.NDArray[np.int32] | None = decoder.export_order(layer, getattr(native_core().Slot, SHARED[name]))
-    return found
+def _shared(name: str) -> str:
+    """The first of the matrices that are given the same inputs as that of this name; "" for one that has no order."""
+    match = re.fullmatch(r"(layers\.\d+\.\w+\.)(\w+)\.weight", name)
+    return f"{match[1]}{SHARED[match[2]]}.weight" if match and match[2] in SHARED else ""
+
+
+def _bytes(part: GatedMlp, sizes: dict[str, int]) -> int:
+    """Of its matrices, by those of each tensor."""
+    return sum(sizes[tensor.name] for _, tensor in named_tensors(part) if tensor.is_matrix)
+
+
+def _routers(spec: ModelSpec) -> set[str]:
+    return {mixture.router.weight.name for mixture in spec.mixtures}
 
 
 def _raw(cache: Cache) -> Any:
     if not isinstance(cache, NativeCache):
         raise InputError(f"the native engine needs its own caches, got {type(cache).__name__}")
     return cache.raw
-
-
-def _vector(values: Any) -> PackedWeight:
-    return PackedWeight("fp32", values.shape, values)

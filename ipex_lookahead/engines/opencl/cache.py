@@ -191,8 +191,8 @@ class OpenClCache(OneUser):
     def _place(self, slot: int) -> tuple[int, int]:
         return self.held[slot // PAGE], slot % PAGE
 
-    def crop(self, length: int) -> None:
-        """Keep the first ``length`` positions. Raises InputError if there are fewer."""
+    def crop(self, length: int) -> int:
+        """Keep the first ``length`` positions, which is returned. Raises InputError if there are fewer."""
         try:
             length = operator.index(length)
         except TypeError as error:
@@ -205,6 +205,7 @@ class OpenClCache(OneUser):
             needed = -(-length // PAGE)
             self.pages.release(self.held[needed:])
             del self.held[needed:]
+            return length
 
     def fork(self) -> OpenClCache:
         """A second sequence with the same committed prefix."""

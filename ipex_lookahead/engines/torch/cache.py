@@ -46,12 +46,13 @@ class SequenceCache(ABC):
         self._length += len(rows)
         self._parents = ()
 
-    def crop(self, length: int) -> None:
-        """Keep the first ``length`` positions. Raises InputError if there are fewer."""
+    def crop(self, length: int) -> int:
+        """Keep the first ``length`` positions, which is returned. Raises InputError if there are fewer."""
         if not isinstance(length, int) or not 0 <= length <= self._length:
             raise InputError(f"cannot crop to {length!r}: the cache holds {self._length} positions")
         self._length = length
         self._parents = ()
+        return length
 
     @abstractmethod
     def fork(self) -> SequenceCache:

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead import AutoModelForCausalLM, _native
+from ipex_lookahead import AutoModelForCausalLM
 from ipex_lookahead.engines.native.core import available_isas
 from ipex_lookahead.engines.native.linear import LinearPool
 from ipex_lookahead.errors import InputError, ModelFormatError
@@ -104,20 +104,20 @@ def test_every_isa_gives_the_same_bytes(tmp_path: Path, kind: Kind) -> None:
 @pytest.mark.parametrize(
     ("slot", "order", "says"),
     [
-        ("q", range(31), "has 31 entries, not 32"),
-        ("down", range(32), "has 32 entries, not 64"),
-        ("gate", [*range(31), 32], "no permutation: 32 at 31"),
-        ("o", [*range(31), -1], "no permutation: -1 at 31"),
-        ("q", [*range(31), 5], "no permutation: 5 at 31"),
-        ("k", range(32), "at q, o, gate and down"),
+        ("mixer.q", range(31), "has 31 entries, not 32"),
+        ("feed_forward.down", range(32), "has 32 entries, not 64"),
+        ("feed_forward.gate", [*range(31), 32], "no permutation: 32 at 31"),
+        ("mixer.o", [*range(31), -1], "no permutation: -1 at 31"),
+        ("mixer.q", [*range(31), 5], "no permutation: 5 at 31"),
+        ("mixer.k", range(32), "no order of their own"),
     ],
 )
 def test_orders_that_are_none_are_refused(slot: str, order: Any, says: str) -> None:
     decoder = whole_decoder()
     with pytest.raises(ValueError, match=says):
-        decoder.set_order(0, getattr(_native.Slot, slot), np.array(order, np.int32))
-    with pytest.raises(IndexError):
-        decoder.set_order(2, _native.Slot.q, np.arange(32, dtype=np.int32))
+        decoder.set_order(f"layers.0.{slot}.weight", np.array(order, np.int32))
+    with pytest.raises(ValueError, match=r"no weight layers\.2"):
+        decoder.set_order("layers.2.mixer.q.weight", np.arange(32, dtype=np.int32))
 
 
 def test_a_layer_by_itself_refuses_what_it_would_pass_over() -> None:

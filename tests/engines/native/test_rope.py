@@ -10,7 +10,6 @@ import pytest
 
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import Rope
-from ipex_lookahead.engines.native import core
 from ipex_lookahead.engines.native.decoder import rope_tables
 
 native = pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
@@ -80,8 +79,6 @@ def test_what_queries_are_multiplied_by_is_the_nearest_float(beta, original):
 
 def test_a_rope_that_would_divide_by_zero_is_refused():
     with pytest.raises(ValueError, match="query_original must be from 1 on"):
-        core.native_core().rope_tables(
-            native.Rope(frequencies=np.float32([1.0]), factor=1.0, query_beta=0.5, query_original=0), 4
-        )
+        rope_tables(Rope(np.float32([1.0]), 1.0, 0.5, 0), 4)
     with pytest.raises(ValueError, match="positions must be from 1"):
         rope_tables(Rope(np.float32([math.pi]), 1.0), 0)

@@ -1,0 +1,111 @@
+// A decoder's shape from the package's description of a model (ipex_lookahead/architectures/spec.py), field by field.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "arguments.h"
+#include "model/spec.h"
+
+namespace ipex_lookahead {
+
+class Description {
+ public:
+  explicit Description(nb::handle of) : of_(nb::borrow(of)) {}
+
+  bool is_none() const { return of_.is_none(); }
+  nb::object object() const { return of_; }
+  std::string kind() const { return nb::cast<std::string>(of_.type().attr("__name__")); }
+  Description operator[](const char* name) const { return Description(of_.attr(name)); }
+  std::vector<Description> parts(const char* name) const {
+    std::vector<Description> found;
+    for (nb::handle one : nb::iter(of_.attr(name))) found.emplace_back(one);
+    return found;
+  }
+  // Throws a TypeError for what is not of that type, or beyond its range.
+  template <typename T>
+  T get(const char* name) const {
+    T value;
+    if (!nb::try_cast(of_.attr(name), value)) throw nb::type_error((std::string(name) + " is of another type, or too large").c_str());
+    return value;
+  }
+  template <typename T>
+  T get(const char* name, T otherwise) const { return (*this)[name].is_none() ? otherwise : get<T>(name); }
+
+ private:
+  nb::object of_;
+};
+
+inline NormShape norm_of(const Description& d) {
+  if (d.is_none()) return {};
+  return {nb::cast<int64_t>(d["weight"]["shape"].object()[0]), d.get<float>("epsilon")};
+}
+
+inline Rope rope_of(const Description& d) {
+  const auto frequencies = d.get<FloatVector>("frequencies");
+  check_aligned(frequencies, sizeof(float));
+  const float* first = frequencies.data();
+  return {{first, first + frequencies.shape(0)}, d.get<float>("factor"), d.get<float>("query_beta"),
+          d.get<int64_t>("query_original")};
+}
+
+// Layers with the same rope share its tables.
+inline int number_of(const Description& rope, std::vector<nb::object>& seen, std::vector<Rope>& ropes) {
+  if (rope.is_none()) return -1;
+  for (size_t i = 0; i < seen.size(); ++i)
+    if (seen[i].is(rope.object())) return int(i);
+  seen.push_back(rope.object());
+  ropes.push_back(rope_of(rope));
+  return int(ropes.size()) - 1;
+}
+
+inline MlpShape mlp_of(const Description& d) {
+  const Description a = d["activation"];
+  const auto kind = ActivationKind(one_of("activation", a.get<std::string>("kind"), {"silu", "gelu_tanh", "clamped"}));
+  return {nb::cast<int>(d["gate"]["weight"]["shape"].object()[0]), {kind, a.get<float>("alpha"), a.get<float>("limit")}};
+}
+
+inline OperationShape operation_of(const Description& d, std::vector<nb::object>& seen, std::vector<Rope>& ropes) {
+  const std::string kind = d.kind();
+  if (kind == "Attention") {
+    return AttentionShape{d.get<int>("heads"),           d.get<int>("kv_heads"),   d.get<int>("head_dim"),
+                          number_of(d["rope"], seen, ropes), d.get<float>("scale"), d.get<int64_t>("window", 0),
+                          d.get<float>("softcap", 0),    !d["sinks"].is_none(),    norm_of(d["q_norm"]),
+                          norm_of(d["k_norm"])};
+  }
+  if (kind == "GatedMlp") return mlp_of(d);
+  one_of("a mixer or feed-forward", kind, {"Attention", "GatedMlp", "Experts"});
+  ExpertsShape mixture;
+  for (const Description& one : d.parts("experts")) mixture.experts.push_back(mlp_of(one));
+  mixture.used = d.get<int>("used");
+  mixture.softmax = RouterSoftmax(one_of("softmax", d.get<std::string>("softmax"), {"all", "chosen"}));
+  mixture.renormalise = d.get<bool>("renormalise");
+  return mixture;
+}
+
+inline DecoderShape shape_of(const nb::object& spec, KvFormat kv_format) {
+  const Description d(spec);
+  DecoderShape shape;
+  shape.hidden = d.get<int>("hidden");
+  shape.vocab = d.get<int>("vocab");
+  shape.max_context = d.get<int64_t>("max_context");
+  shape.tied = d["head"].is_none();
+  shape.embedding_multiplier = d.get<float>("embedding_multiplier");
+  shape.logit_multiplier = d.get<float>("logit_multiplier");
+  shape.logit_softcap = d.get<float>("logit_softcap", 0);
+  shape.final_norm = norm_of(d["final_norm"]);
+  shape.kv_format = kv_format;
+  std::vector<nb::object> seen;
+  for (const Description& block : d.parts("layers")) {
+    const auto branch = [&](const char* name) -> BranchShape {
+      const std::string before = std::string(name) + "_norm", after = std::string(name) + "_after";
+      return {operation_of(block[name], seen, shape.ropes), norm_of(block[before.c_str()]), norm_of(block[after.c_str()]),
+              block.get<float>("residual_multiplier")};
+    };
+    shape.layers.push_back({branch("mixer"), branch("feed_forward")});
+  }
+  return shape;
+}
+
+}  // namespace ipex_lookahead

@@ -1,0 +1,90 @@
+#include "model/cache.h"
+
+#include <stdexcept>
+#include <string>
+
+namespace ipex_lookahead {
+namespace {
+
+std::unique_ptr<State> state_of(const KvShape& shape) { return std::make_unique<KvPages>(shape); }
+
+}  // namespace
+
+int64_t CacheShape::bytes_per_position() const {
+  int64_t bytes = 0;
+  for (const StateShape& state : states)
+    bytes += std::visit([](const auto& shape) { return shape.bytes_per_position(); }, state);
+  return bytes;
+}
+
+Cache::Cache(const CacheShape& shape) : shape_(shape) {
+  states_.reserve(shape.states.size());
+  for (const StateShape& state : shape.states)
+    states_.push_back(std::visit([](const auto& of) { return state_of(of); }, state));
+}
+
+void Cache::prepare(int64_t rows) {
+  for (auto& state : states_) state->prepare(length_, rows);
+}
+
+void Cache::keep(const int64_t* rows, int64_t count) {
+  const Claim claim(claimable_, "keep");
+  int64_t parent = -1;
+  for (int64_t i = 0; i < count; ++i) {
+    if (rows[i] < 0 || rows[i] >= int64_t(parents_.size()))
+      throw std::invalid_argument("keep: row " + std::to_string(rows[i]) + " is not one of the last step's " +
+                                  std::to_string(parents_.size()) + " rows");
+    if (parents_[size_t(rows[i])] != parent)
+      throw std::invalid_argument("keep: rows must be a path of the last step, root first; row " +
+                                  std::to_string(rows[i]) + " does not follow row " + std::to_string(parent));
+    parent = rows[i];
+  }
+  for (auto& state : states_) state->keep(length_, rows, count);
+  length_ += count;
+  parents_.clear();
+}
+
+int64_t Cache::crop(int64_t length) {
+  const Claim claim(claimable_, "crop");
+  if (length < 0 || length > length_)
+    throw std::invalid_argument("crop: length " + std::to_string(length) + " is not between 0 and the present " +
+                                std::to_string(length_));
+  for (size_t agreed = 0, i = 0; agreed < states_.size(); i = (i + 1) % states_.size()) {
+    const int64_t reached = states_[i]->reach(length);
+    agreed = reached == length ? agreed + 1 : 1;
+    length = reached;
+  }
+  for (auto& state : states_) state->crop(length);
+  length_ = length;
+  parents_.clear();
+  return length;
+}
+
+Cache Cache::fork() {
+  const Claim claim(claimable_, "fork");
+  Cache other({{}, shape_.max_context});
+  other.shape_ = shape_;
+  other.length_ = length_;
+  for (const auto& state : states_) other.states_.push_back(state->fork(length_, !parents_.empty()));
+  return other;
+}
+
+void Cache::fill_blank(int64_t length) {
+  const Claim claim(claimable_, "fill_blank");
+  if (length_ != 0) throw std::invalid_argument("fill_blank: the cache holds " + std::to_string(length_) + " positions");
+  if (length < 0 || length > shape_.max_context)
+    throw std::invalid_argument("fill_blank: length " + std::to_string(length) + " is not between 0 and the context of " +
+                                std::to_string(shape_.max_context) + " tokens");
+  for (auto& state : states_) state->fill_blank(length);
+  length_ = length;
+  parents_.clear();
+}
+
+int64_t Cache::bytes() {
+  const Claim claim(claimable_, "bytes");
+  int64_t bytes = 0;
+  for (const auto& state : states_) bytes += state->bytes();
+  return bytes;
+}
+
+}  // namespace ipex_lookahead

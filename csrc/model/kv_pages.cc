@@ -1,0 +1,156 @@
+#include "model/kv_pages.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "runtime/system_pages.h"
+
+namespace ipex_lookahead {
+namespace {
+
+// `count` pages of zeros behind each other. Large ones are the system's own, not malloc's: they live for minutes among a step's
+// arrays, which live for milliseconds, and a heap of both kinds is never given back (a server of a 135M model grew by 10 MiB a
+// second). Each is given back by itself, also of many that were made together, as a prompt's are, for huge pages' sake.
+std::vector<std::shared_ptr<uint8_t>> new_pages(int64_t bytes, int64_t count) {
+  constexpr size_t kLarge = size_t(1) << 17;
+  std::vector<std::shared_ptr<uint8_t>> pages;
+  pages.reserve(size_t(count));
+  if (size_t(bytes) < kLarge) {
+    const size_t size = (size_t(bytes) + 63) / 64 * 64;
+    while (pages.size() < size_t(count)) {
+      void* memory = std::aligned_alloc(64, size);
+      if (memory == nullptr) throw std::bad_alloc();
+      std::memset(memory, 0, size);
+      pages.emplace_back(static_cast<uint8_t*>(memory), std::free);
+    }
+    return pages;
+  }
+  // An odd number of system pages: at a distance of many times two, pages drive each other out of the cache's sets.
+  const size_t size = ((size_t(bytes) + kSystemPage - 1) / kSystemPage | 1) * kSystemPage;
+  uint8_t* const memory = map_zeros(size * size_t(count));
+  try {
+    while (pages.size() < size_t(count))
+      pages.emplace_back(memory + pages.size() * size, [size](uint8_t* page) { munmap(page, size); });
+  } catch (...) {  // the page whose owner there was no memory for has been given back
+    const size_t gone = pages.size() + 1;
+    if (gone < size_t(count)) munmap(memory + gone * size, (size_t(count) - gone) * size);
+    throw;
+  }
+  return pages;
+}
+std::shared_ptr<uint8_t> new_page(int64_t bytes) { return std::move(new_pages(bytes, 1)[0]); }
+
+// Where one slot's elements lie in a page: `count` of `size` bytes, `stride` bytes apart.
+struct SlotPart {
+  int64_t begin, stride, size, count;
+  void copy(const SlotPart& to, const uint8_t* source, uint8_t* target) const {
+    for (int64_t i = 0; i < count; ++i)
+      std::memcpy(target + to.begin + i * to.stride, source + begin + i * stride, size_t(size));
+  }
+};
+
+// Keys are [4][head_dim][16], or of int8 [4][head_dim / 4][16][4]; values [64][head_dim16], or of int8 [16][head_dim16][4].
+SlotPart key_part(const KvShape& shape, int64_t offset, int64_t slot) {
+  const bool by_fours = shape.format == KvFormat::int8;
+  const int64_t size = by_fours ? 4 : 2, count = by_fours ? shape.head_dim / 4 : shape.head_dim;
+  return {offset + (slot / kLanes * count * kLanes + slot % kLanes) * size, kLanes * size, size, count};
+}
+SlotPart value_part(const KvShape& shape, int64_t offset, int64_t slot) {
+  const int64_t row = shape.head_dim16();
+  if (shape.format == KvFormat::fp16) return {offset + slot * row * 2, 0, row * 2, 1};
+  return {offset + slot / 4 * row * 4 + slot % 4, 4, 1, row};
+}
+
+int64_t pages_of(int64_t positions) { return (positions + kPage - 1) / kPage; }
+
+}  // namespace
+
+void KvPages::prepare(int64_t length, int64_t rows) { grow(length / kPage, pages_of(length + rows)); }
+
+// Makes the pages [first, needed) writable.
+void KvPages::grow(int64_t first, int64_t needed) {
+  held_.reserve(size_t(needed));
+  raw_.reserve(size_t(needed));
+  const int64_t bytes = shape_.page_bytes(), held = int64_t(held_.size());
+  for (size_t i = size_t(first); i < size_t(std::min(needed, held)); ++i) {
+    if (held_[i].use_count() == 1) continue;
+    auto fresh = new_page(bytes);  // shared with a fork: go on with a copy
+    std::memcpy(fresh.get(), held_[i].get(), size_t(bytes));
+    held_[i] = std::move(fresh);
+    raw_[i] = held_[i].get();
+  }
+  if (needed <= held) return;
+  for (auto& fresh : new_pages(bytes, needed - held)) {
+    raw_.push_back(fresh.get());
+    held_.push_back(std::move(fresh));
+  }
+}
+
+int64_t KvPages::first_needed(int64_t length, int64_t spare) const {
+  return shape_.window == 0 ? 0 : std::max<int64_t>(0, length + 1 - shape_.window - spare) / kPage;
+}
+
+void KvPages::keep(int64_t length, const int64_t* rows, int64_t count) {
+  // A path's rows are strictly ascending (parents come before children), so rows[i] >= i and nothing is overwritten early.
+  for (int64_t i = 0; i < count; ++i)
+    if (rows[i] != i) move_slot(length + rows[i], length + i);
+  for (const int64_t needed = first_needed(length + count, kKeptBehind); first_ < needed; ++first_) {  // behind the window
+    held_[size_t(first_)].reset();
+    raw_[size_t(first_)] = nullptr;
+  }
+}
+
+// Keys that the window would show again may have been given back; then there is no way but to begin anew.
+int64_t KvPages::reach(int64_t length) const { return first_needed(length, 0) < first_ ? 0 : length; }
+
+void KvPages::crop(int64_t length) {
+  held_.resize(size_t(pages_of(length)));
+  raw_.resize(size_t(pages_of(length)));
+  if (length == 0) first_ = 0;
+}
+
+// Where a step may still be kept, its last page is not shared: keep() moves slots there.
+std::unique_ptr<State> KvPages::fork(int64_t length, bool stepped) const {
+  auto copy = std::make_unique<KvPages>(shape_);
+  const size_t needed = size_t(pages_of(length)), bytes = size_t(shape_.page_bytes());
+  copy->first_ = first_;
+  copy->held_.assign(held_.begin(), held_.begin() + std::ptrdiff_t(needed));
+  if (stepped && length % kPage != 0) {
+    copy->held_.back() = new_page(int64_t(bytes));
+    std::memcpy(copy->held_.back().get(), held_[needed - 1].get(), bytes);
+  }
+  for (const auto& page : copy->held_) copy->raw_.push_back(page.get());
+  return copy;
+}
+
+void KvPages::fill_blank(int64_t length) {
+  first_ = first_needed(length, kKeptBehind);
+  held_.assign(size_t(first_), nullptr);
+  raw_.assign(size_t(first_), nullptr);
+  grow(first_, pages_of(length));
+  // Written to: what was never written to is one page of zeros for the whole of it, and in the cache.
+  for (int64_t i = first_; i < pages_of(length); ++i) std::memset(raw_[size_t(i)], 0, size_t(shape_.page_bytes()));
+}
+
+void KvPages::move_slot(int64_t from, int64_t to) {
+  const int64_t s = from % kPage, t = to % kPage;
+  const uint8_t* source = raw_[size_t(from / kPage)];
+  uint8_t* target = raw_[size_t(to / kPage)];
+  for (int layer = 0; layer < shape_.layers; ++layer)
+    for (int head = 0; head < shape_.kv_heads; ++head) {
+      const int64_t k = shape_.k_offset(layer, head), v = shape_.v_offset(layer, head);
+      key_part(shape_, k, s).copy(key_part(shape_, k, t), source, target);
+      value_part(shape_, v, s).copy(value_part(shape_, v, t), source, target);
+      if (shape_.format == KvFormat::int8) {
+        const int64_t at = shape_.scale_offset(layer, head);
+        float* to_scales = reinterpret_cast<float*>(target + at);
+        const float* from_scales = reinterpret_cast<const float*>(source + at);
+        to_scales[t] = from_scales[s];
+        to_scales[kPage + t] = from_scales[kPage + s];
+      }
+    }
+}
+
+}  // namespace ipex_lookahead

@@ -1,0 +1,128 @@
+// What a block is a list of: each operation reads the rows of a step, and adds what it makes of them.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model/cache.h"
+#include "model/spec.h"
+#include "model/thread_context.h"
+#include "model/weights.h"
+#include "runtime/arena.h"
+#include "runtime/rows.h"
+
+namespace ipex_lookahead {
+
+// A sequence of the step, as operations see it.
+struct Sequence {
+  const Cache* cache;
+  int64_t first_row, rows, length;
+  bool chain;         // every row follows the one before
+  int64_t ancestors;  // offset of its paths in StepRows::ancestors, [rows][rows]
+  int64_t blocks;     // of positions that its furthest row sees
+};
+
+// The rows of the step in hand: whose they are, where they stand, and what the layers have made of them so far. Scratch
+// that all operations share is here too; it grows between steps only.
+struct StepRows {
+  StepRows(const KernelTable& table, int of_threads, int64_t hidden)
+      : kernels(table), threads(of_threads), width(hidden), stride(padded(hidden, kLanes)), own(size_t(of_threads)) {}
+
+  const KernelTable& kernels;
+  const int threads;
+  const int64_t width, stride;
+  int64_t count = 0;
+  std::vector<Sequence> sequences;
+  std::vector<int32_t> depth, ancestors, sequence_of;
+  Buffer<float> hidden, branch;  // [count][stride]
+  std::vector<ThreadMemory> own;  // a thread
+  RowsMemory shared;
+
+  float* row(int64_t r) { return hidden.data() + r * stride; }
+  const Sequence& sequence(int64_t r) const { return sequences[size_t(sequence_of[size_t(r)])]; }
+  int64_t position(int64_t r) const { return sequence(r).length + depth[size_t(r)]; }
+
+  // Memory for rows that linear layers read, of that width; `ordered`: for their values before they are put in order too.
+  void reserve_inputs(int64_t inputs, bool ordered);
+  // And for so many floats that each thread has to itself.
+  void reserve_scratch(int64_t floats) {
+    for (ThreadMemory& one : own) ensure(one.scratch, floats);
+  }
+};
+
+// RMS norm over rows; without weights the rows as they are.
+struct Norm {
+  const float* weight = nullptr;
+  int64_t width = 0;
+  float epsilon = 0;
+
+  void declare(const std::string& name, const NormShape& shape, DecoderWeights& weights) {
+    width = shape.width;
+    epsilon = shape.epsilon;
+    if (width > 0) weights.declare(name + ".weight", weight, width);
+  }
+  void operator()(const KernelTable& kernels, const float* x, float* out) const {
+    kernels.rms_norm(x, weight, width, epsilon, out);
+  }
+};
+
+// x + multiplier * after(operation(before(x))). A kind of operation has its weights and its scratch, and one thing to do.
+class Operation {
+ public:
+  virtual ~Operation() = default;
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+
+  // Once all operations are made: where each state's parts lie is known then.
+  virtual void place(const CacheShape&) {}
+  // Grows scratch for the rows of the step.
+  virtual void reserve(StepRows& rows) = 0;
+  // The operation's phases of a step; every thread goes through all of them.
+  virtual void run(ThreadContext& context, StepRows& rows) = 0;
+
+ protected:
+  explicit Operation(const BranchShape& shape) : multiplier_(shape.multiplier) {}
+
+  // Row r as the operation's first linear layers read it.
+  void input(StepRows& rows, int64_t r, float* out) const {
+    if (before_.weight == nullptr)
+      std::copy_n(rows.row(r), rows.width, out);
+    else
+      before_(rows.kernels, rows.row(r), out);
+  }
+
+  // Adds to hidden what the operation comes to, after its norm and multiplier. `linear(begin, end, out, add)` computes tiles of
+  // it, at most so many, for every row; `out` is where the first of them goes.
+  template <typename Linear>
+  void add_to_hidden(ThreadContext& context, StepRows& rows, const Linear& linear, int64_t most = INT64_MAX) const {
+    const int64_t tiles = rows.stride / kLanes;
+    if (after_.weight == nullptr && multiplier_ == 1) {
+      const auto add = [&](int64_t begin, int64_t end) { linear(begin, end, rows.hidden.data() + begin * kLanes, true); };
+      context.split_tiles(tiles, add, most);
+      return;
+    }
+    float* const branch = rows.branch.data();
+    context.split_tiles(tiles, [&](int64_t begin, int64_t end) {
+      const int64_t first = begin * kLanes;
+      linear(begin, end, branch + first, false);
+      if (after_.weight != nullptr) return;
+      const int64_t n = std::min<int64_t>(end * kLanes, rows.width) - first;
+      for (int64_t r = 0; r < rows.count; ++r)
+        rows.kernels.add_scaled(branch + r * rows.stride + first, n, multiplier_, rows.row(r) + first);
+    }, most);
+    if (after_.weight == nullptr) return;
+    context.each(rows.count, [&](int64_t r) {
+      after_(rows.kernels, branch + r * rows.stride, context.scratch());
+      rows.kernels.add_scaled(context.scratch(), rows.width, multiplier_, rows.row(r));
+    });
+  }
+
+  Norm before_, after_;
+
+ private:
+  const float multiplier_;
+};
+
+}  // namespace ipex_lookahead
