@@ -26,8 +26,9 @@ class Description {
   // Throws a TypeError for what is not of that type, or beyond its range.
   template <typename T>
   T get(const char* name) const {
+    const nb::object found = of_.attr(name);  // here, where it may throw
     T value;
-    if (!nb::try_cast(of_.attr(name), value)) throw nb::type_error((std::string(name) + " is of another type, or too large").c_str());
+    if (!nb::try_cast(found, value)) throw nb::type_error((std::string(name) + " is of another type, or too large").c_str());
     return value;
   }
   template <typename T>

@@ -115,7 +115,7 @@ class Decoder {
   RowsMemory gated_;
   ExpertsScratch experts_;
   std::vector<Block> blocks_;
-  int64_t reserved_rows_ = 0, reserved_partials_ = 0;  // what the operations' scratch is large enough for
+  int64_t reserved_rows_ = 0, reserved_partials_ = 0, reserved_orders_ = 0;  // what the operations' scratch is large enough for
 
   int64_t head_items_ = 0;            // the lm_head's outputs in this many pieces, ascending
   Buffer<float> top_values_;          // [head_items][wanted][top]

@@ -23,8 +23,9 @@ void StepRows::reserve_inputs(int64_t inputs, bool ordered) {
 void Decoder::reserve(const Step& step, const StepOutputs& out) {
   const int64_t rows = step.rows, top = out.top;
   experts_.touched = 0;
-  // What operations need grows with the rows, and with the pieces that attention is in.
-  if (rows > reserved_rows_ || rows * attention_.partial_blocks > reserved_partials_) {
+  // What operations need grows with the rows, the pieces that attention is in, and inputs that have an order.
+  if (rows > reserved_rows_ || rows * attention_.partial_blocks > reserved_partials_ ||
+      weights_.orders() > reserved_orders_) {
     ensure(rows_.hidden, rows * rows_.stride);
     ensure(rows_.branch, rows * rows_.stride);
     rows_.reserve_scratch(rows_.stride);
@@ -32,6 +33,8 @@ void Decoder::reserve(const Step& step, const StepOutputs& out) {
       block.mixer->reserve(rows_);
       block.feed_forward->reserve(rows_);
     }
+    if (weights_.orders() > reserved_orders_) reserved_rows_ = reserved_partials_ = 0;  // inputs may be wider now
+    reserved_orders_ = weights_.orders();
     reserved_rows_ = std::max(reserved_rows_, rows);
     reserved_partials_ = std::max(reserved_partials_, rows * attention_.partial_blocks);
   }

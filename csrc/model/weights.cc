@@ -82,6 +82,7 @@ void DecoderWeights::set_order(const std::string& name, const int32_t* order, in
   int32_t* copy = static_cast<int32_t*>(arena_.take(size_t(n) * sizeof(int32_t)));
   std::memcpy(copy, order, size_t(n) * sizeof(int32_t));
   *w.use.order = copy;
+  ++orders_;
 }
 
 // Another thread may be setting weights, here and below.

@@ -51,6 +51,7 @@ class DecoderWeights {
   const float* vector(const std::string& name, int64_t* n) const;
 
   std::pair<int64_t, int64_t> shape(const std::string& name) const;  // (n_out, n_in), of a vector (n, 0)
+  int64_t orders() const { return orders_; }  // set so far; for who holds a Crew
   std::string missing() const;  // the first weight that was not set, or ""
   void check_complete();        // throws MissingWeightError
   size_t bytes() const;
@@ -78,6 +79,7 @@ class DecoderWeights {
   std::vector<Weight> weights_;
   std::unordered_map<std::string, size_t> places_;
   bool complete_ = false;  // nothing is missing
+  int64_t orders_ = 0;
 };
 
 }  // namespace ipex_lookahead

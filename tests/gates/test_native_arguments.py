@@ -41,4 +41,4 @@ def test_no_arguments_end_the_process(tmp_path: Path) -> None:
     ends = json.loads(done.stdout)
     print(ends)
     assert ends["a result"] > 1000
-    assert min(ends[kind] for kind in ("TypeError", "ValueError", "IndexError", "MissingWeightError")) > 100
+    assert min(ends[kind] for kind in ("TypeError", "ValueError", "AttributeError", "MissingWeightError")) > 100
