@@ -145,7 +145,6 @@ GOOD: dict[str, Arguments] = {
     "chosen_isa": lambda: {"name": ""},
     "most_search_lanes": dict,
     "weight_formats": dict,
-    "rope_tables": lambda: {"rope": rope(), "positions": 5},
     "quantize": named(
         "format values kind importance searched size numbers whole tries step_limit code_of largest "
         "codes scales minimums threads lanes",
