@@ -60,11 +60,12 @@ class NumpyCache:
         self.committed.extend(self.pending[row] for row in rows)
         self.pending, self.parents = [], []
 
-    def crop(self, length: int) -> None:
+    def crop(self, length: int) -> int:
         if not 0 <= length <= self.length:
             raise InputError(f"cannot crop to {length}: the cache holds {self.length}")
         del self.committed[length:]
         self.pending, self.parents = [], []
+        return length
 
     def fork(self) -> NumpyCache:
         other = NumpyCache()

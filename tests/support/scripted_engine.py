@@ -41,11 +41,12 @@ class ScriptedCache:
         self.tokens.extend(self.pending[row][0] for row in rows)
         self.pending = []
 
-    def crop(self, length: int) -> None:
+    def crop(self, length: int) -> int:
         if not 0 <= length <= self.length:
             raise InputError(f"cannot crop to {length}")
         del self.tokens[length:]
         self.pending = []
+        return length
 
     def fork(self) -> ScriptedCache:
         other = ScriptedCache()

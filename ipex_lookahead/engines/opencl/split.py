@@ -51,11 +51,10 @@ class SplitCache(OneUser):
                 self.device.crop(before)
                 raise
 
-    def crop(self, length: int) -> None:
+    def crop(self, length: int) -> int:
         """See ``NativeCache.crop``."""
         with self.claim("crop"):
-            self.cpu.crop(length)  # which may have forgotten keys
-            self.device.crop(length)
+            return self.device.crop(self.cpu.crop(length))  # the core may only go back further
 
     def fork(self) -> SplitCache:
         """A second sequence with the same committed prefix."""
