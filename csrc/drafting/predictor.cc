@@ -15,7 +15,8 @@ constexpr double kRecent = 0.3;      // what having come last adds to a count
 constexpr double kBelow = 2;         // counts that the shorter contexts' word on the followers is worth
 
 // Where evidence starts: shares measured over answers of SmolLM2-135M-Instruct to some 250 prompts of chat, mathematics
-// and code. Columns: seen once; twice, always the same follower, and not; 3 to 5 times, the same; more often, the same.
+// and code; scripts/predictor_prior.py counts them anew, from recordings of bench replay. Columns: seen once; twice, always
+// the same follower, and not; 3 to 5 times, the same; more often, the same.
 constexpr int kLengths = 6, kColumns = 7;
 constexpr double kEscapes[2][kLengths][kColumns] = {
     {{0.72, 0.43, 0.70, 0.43, 0.64, 0.13, 0.33},  // store: contexts of 1, 2, 3, 4, 5 and 6, 7 and more tokens
