@@ -263,7 +263,8 @@ def record() -> None:
     import torch
 
     from ipex_lookahead import AutoModelForCausalLM, LookaheadConfig
-    from ipex_lookahead.cli.accepted import runs
+    from ipex_lookahead.cli.stream import by_origin
+    from ipex_lookahead.tokenization.detokenizer import Detokenizer
 
     model = AutoModelForCausalLM.from_pretrained("default", progress=False)
     tokenizer = model.tokenizer
@@ -271,8 +272,8 @@ def record() -> None:
     ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     drafting = LookaheadConfig(strategy="auto", num_draft_tokens=DRAFT, adaptive=False)
     out = model.generate(torch.tensor([ids]), max_new_tokens=TOKENS, lookahead=drafting)
-    pieces = [{"text": said, "source": source}
-              for said, source in runs(tokenizer, out[0, len(ids) :].tolist(), model.stats.origins())]  # fmt: skip
+    answer = by_origin(Detokenizer(tokenizer), out[0, len(ids) :].tolist(), model.stats.origins())
+    pieces = [{"text": text, "source": source} for text, source in answer]
     made = {
         "prompt": PROMPT,
         "model": "default",

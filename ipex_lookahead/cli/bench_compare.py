@@ -13,7 +13,7 @@ from ipex_lookahead.cli.measuring import Prompts, Report
 from ipex_lookahead.cli.names import PEERS
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import status
-from ipex_lookahead.cli.tables import print_facts, print_table
+from ipex_lookahead.cli.tables import print_facts, print_rows
 from ipex_lookahead.cli.types import Words
 from ipex_lookahead.system.terminal import counted
 
@@ -111,20 +111,17 @@ def compare(
 
 def _print_table(report: dict[str, Any], *, to_stderr: bool) -> None:
     rows = report["rows"]
-    print_table(
-        ("program", "mode", "tok/s", "ratio", "prompt/s", "equal\nown plain", "equal\nours"),
-        [
-            (
-                row["peer"],
-                row["mode"],
-                f"{row['decode_tok_s']:.1f}",
-                f"{row['ratio']:.2f}x",
-                f"{row['prefill_tok_s']:.0f}",
-                row["identical_to_plain"],
-                row["identical_to_ours"],
-            )
-            for row in rows
-        ],
+    print_rows(
+        {
+            "program": "{peer}",
+            "mode": "{mode}",
+            "tok/s": "{decode_tok_s:.1f}",
+            "ratio": "{ratio:.2f}x",
+            "prompt/s": "{prefill_tok_s:.0f}",
+            "equal\nown plain": "{identical_to_plain}",
+            "equal\nours": "{identical_to_ours}",
+        },
+        rows,
         keys=2,
         title=f"{report['model']} · {counted(report['threads'], 'thread')} · {counted(report['prompts'], 'prompt')} · "
         f"up to {report['max_new_tokens']} tokens · lookahead {report['lookahead']}",

@@ -9,10 +9,10 @@ import click
 
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.loading import threads_option
-from ipex_lookahead.cli.measuring import Report, comma_separated
+from ipex_lookahead.cli.measuring import STEP, Report, comma_separated
 from ipex_lookahead.cli.names import FORMATS, ISAS
 from ipex_lookahead.cli.options import option
-from ipex_lookahead.cli.tables import print_table
+from ipex_lookahead.cli.tables import print_rows
 from ipex_lookahead.cli.types import LowBit, Refused, Words
 from ipex_lookahead.system.terminal import counted
 
@@ -70,21 +70,9 @@ def kernels(what: Kernels, to: Report, threads: int | None = threads_option) -> 
         )
     report |= where_and_when()
     peaks = ", ".join(f"{isa} {gops:.0f}" for isa, gops in report["integer_peak_gops"].items())
-    print_table(
-        ("format", "isa", "rows", "ms", "ratio", "GB/s", "GOPS"),
-        [
-            (
-                kernel["format"],
-                kernel["isa"],
-                one["rows"],
-                f"{one['ms']:.3f}",
-                f"{one['ratio']:.2f}",
-                f"{one['gb_s']:.1f}",
-                f"{one['gops']:.0f}",
-            )
-            for kernel in report["kernels"]
-            for one in kernel["steps"]
-        ],
+    print_rows(
+        {"format": "{format}", "isa": "{isa}", **STEP},
+        [{**kernel, **step} for kernel in report["kernels"] for step in kernel["steps"]],
         keys=3,
         title=f"linear {what.shape[0]} x {what.shape[1]} · {counted(report['threads'], 'thread')}",
         caption=f"this machine reads {report['bandwidth_gb_s']:.1f} GB/s; integer peak in GOPS: {peaks}",

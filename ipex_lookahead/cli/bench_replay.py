@@ -15,7 +15,7 @@ from ipex_lookahead.cli.measuring import Prompts, Report
 from ipex_lookahead.cli.names import NEEDS_A_COPY, NEEDS_DRAFT_MODEL
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import progress_bar
-from ipex_lookahead.cli.tables import print_table
+from ipex_lookahead.cli.tables import print_rows
 from ipex_lookahead.cli.types import Strategy
 from ipex_lookahead.config import MAX_DRAFT
 from ipex_lookahead.system.terminal import counted
@@ -107,21 +107,18 @@ def _record(file: Path, loading: ModelOptions, prompts: Prompts, recorded: Recor
 
 
 def _print_table(model: str, runs: list[dict[str, Any]], *, to_stderr: bool) -> None:
-    print_table(
-        ("strategy", "budget", "tok/step", "accept", "propose µs", "observe µs", "predicted", "tok/s"),
-        [
-            (
-                run["strategy"],
-                run["budget"],
-                f"{run['mean_acceptance_length']:.2f}",
-                f"{100 * run['acceptance_rate']:.0f}%",
-                f"{run['propose_us']:.1f}",
-                f"{run['observe_us']:.1f}",
-                f"{run['predicted_ratio']:.2f}x",
-                f"{run['predicted_tok_s']:.0f}",
-            )
-            for run in runs
-        ],
+    print_rows(
+        {
+            "strategy": "{strategy}",
+            "budget": "{budget}",
+            "tok/step": "{mean_acceptance_length:.2f}",
+            "accept": "{acceptance_rate:.0%}",
+            "propose µs": "{propose_us:.1f}",
+            "observe µs": "{observe_us:.1f}",
+            "predicted": "{predicted_ratio:.2f}x",
+            "tok/s": "{predicted_tok_s:.0f}",
+        },
+        runs,
         keys=2,
         title=f"{model} · {counted(runs[0]['answers'], 'answer')}",
         to_stderr=to_stderr,

@@ -13,7 +13,7 @@ from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.loading import command_needs_torch
 from ipex_lookahead.cli.measuring import json_option
 from ipex_lookahead.cli.options import option
-from ipex_lookahead.cli.tables import print_table
+from ipex_lookahead.cli.tables import print_rows
 from ipex_lookahead.cli.types import Refused
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.files.paths import given_path
@@ -70,7 +70,11 @@ def run(
 
         report = run_plan(plan, folder, _load, text, began=began, advance=advance)
     write_whole(folder / "results.csv", as_csv(report))
-    pictures = {} if no_pictures else _pictures(report)
+    pictures = {}
+    if not no_pictures:
+        from ipex_lookahead.bench.plots.run import run_pictures
+
+        pictures = run_pictures(report)
     for name, (_, svg) in pictures.items():
         write_whole(folder / f"{name}.svg", svg)
     write_whole(folder / "report.html", as_html(report, pictures.values()))
@@ -121,34 +125,24 @@ def _text(plan: Plan) -> str:
         raise InputError(f"prompts: {file} cannot be read: {why}", hint="a plain text file") from None
 
 
-def _pictures(report: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    from ipex_lookahead.bench.plots.run import run_pictures
-
-    return run_pictures(report)
-
-
 def _print(report: dict[str, Any], *, to_stderr: bool) -> None:
     from ipex_lookahead.bench.report import rows_of
 
-    rows = [
-        (
-            row["model"],
-            row["low_bit"] or "as is",
-            row["input/output tokens"],
-            row["batch_size"],
-            row["lookahead"],
-            f"{row['1st token avg latency (ms)']:.1f}",
-            f"{row['2+ avg latency (ms/token)']:.2f}",
-            f"~{row['speedup']:.2f}x (noise)" if row["noise"] else f"{row['speedup']:.2f}x",
-            f"{row['tokens/step']:.2f}",
-            "yes" if row["identical"] else "NO",
-        )
-        for row in rows_of(report)
-    ]
-    if not rows:
+    if not (rows := rows_of(report)):
         return
-    print_table(
-        ("model", "format", "in-out", "batch", "lookahead", "1st-ms", "2+-ms", "ratio", "tok/step", "identical"),
+    print_rows(
+        {
+            "model": "{model}",
+            "format": lambda row: row["low_bit"] or "as is",
+            "in-out": "{input/output tokens}",
+            "batch": "{batch_size}",
+            "lookahead": "{lookahead}",
+            "1st-ms": "{1st token avg latency (ms):.1f}",
+            "2+-ms": "{2+ avg latency (ms/token):.2f}",
+            "ratio": lambda row: f"~{row['speedup']:.2f}x (noise)" if row["noise"] else f"{row['speedup']:.2f}x",
+            "tok/step": "{tokens/step:.2f}",
+            "identical": lambda row: "yes" if row["identical"] else "NO",
+        },
         rows,
         keys=5,
         caption="medians of the trials; noise: too few tokens or trials (num_trials), or now slower, now quicker",

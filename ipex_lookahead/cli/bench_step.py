@@ -9,10 +9,10 @@ import click
 
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.loading import threads_option
-from ipex_lookahead.cli.measuring import Report, comma_separated
+from ipex_lookahead.cli.measuring import STEP, Report, comma_separated
 from ipex_lookahead.cli.names import FORMATS
 from ipex_lookahead.cli.options import option
-from ipex_lookahead.cli.tables import print_table
+from ipex_lookahead.cli.tables import print_rows
 from ipex_lookahead.cli.types import LowBit
 from ipex_lookahead.system.terminal import counted
 
@@ -73,19 +73,9 @@ def step(what: Step, to: Report, threads: int | None = threads_option) -> None:
             report=say,
         )
     report |= where_and_when()
-    print_table(
-        ("rows", "ms", "ratio", "GB/s", "GOPS", "rows/s"),
-        [
-            (
-                one["rows"],
-                f"{one['ms']:.3f}",
-                f"{one['ratio']:.2f}",
-                f"{one['gb_s']:.1f}",
-                f"{one['gops']:.0f}",
-                f"{1e3 * one['rows'] / one['ms']:.1f}",
-            )
-            for one in report["steps"]
-        ],
+    print_rows(
+        {**STEP, "rows/s": lambda step: f"{1e3 * step['rows'] / step['ms']:.1f}"},
+        report["steps"],
         title=f"{what.shape} · {report['low_bit']} g{what.group_size} · head {report['head_low_bit']} · "
         f"{report['isa']} · {counted(report['threads'], 'thread')} · context {what.context}",
         caption=f"weights {report['weight_bytes'] / 1e6:.0f} MB, of which one row reads "
@@ -94,19 +84,17 @@ def step(what: Step, to: Report, threads: int | None = threads_option) -> None:
         to_stderr=to.as_json,
     )
     for one in report["steps"] if what.phases else ():
-        print_table(
-            ("phases", "number", "ms", "share", "waiting", "GB/s"),
-            [
-                (
-                    part["name"],
-                    part["count"],
-                    f"{part['ms']:.3f}",
-                    f"{part['ms'] / sum(other['ms'] for other in one['phases']):.0%}",
-                    f"{part['waiting']:.0%}",
-                    f"{part['gb_s']:.1f}" if part["gb_s"] else "",
-                )
-                for part in one["phases"]
-            ],
+        total = sum(phase["ms"] for phase in one["phases"])
+        print_rows(
+            {
+                "phases": "{name}",
+                "number": "{count}",
+                "ms": "{ms:.3f}",
+                "share": "{share:.0%}",
+                "waiting": "{waiting:.0%}",
+                "GB/s": lambda phase: f"{phase['gb_s']:.1f}" if phase["gb_s"] else "",
+            },
+            [{**phase, "share": phase["ms"] / total} for phase in one["phases"]],
             title=f"where the time of {counted(one['rows'], 'row')} goes",
             caption="as the first thread sees it, clocks included; GB/s of the weights that one row reads",
             to_stderr=to.as_json,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import click
@@ -49,12 +48,11 @@ def chat(
     from rich.panel import Panel
     from rich.text import Text
 
-    from ipex_lookahead.cli.accepted import Painter
     from ipex_lookahead.cli.messages import piped, typed
     from ipex_lookahead.cli.progress import console
     from ipex_lookahead.cli.session import Session
     from ipex_lookahead.cli.slash import SLASHES
-    from ipex_lookahead.cli.stream import show
+    from ipex_lookahead.cli.stream import Painter
     from ipex_lookahead.cli.wrapping import WordWrap
 
     by_hand = is_terminal(sys.stdin)
@@ -70,7 +68,6 @@ def chat(
         lookahead=drafting.pop("lookahead"),
         drafting=drafting,
         max_new_tokens=settings.max_new_tokens,
-        say=partial(show, wrap=wrap),
         show_accepted=may_draw(sys.stdout) if settings.show_accepted is None else settings.show_accepted,
         painter=Painter(wrap),
         tell=lambda line: aside.print(Text(line, style="dim")),

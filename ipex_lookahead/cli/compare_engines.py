@@ -14,7 +14,7 @@ from ipex_lookahead.cli.measuring import json_option, limit_option
 from ipex_lookahead.cli.names import in_options
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import status
-from ipex_lookahead.cli.tables import print_table
+from ipex_lookahead.cli.tables import print_rows
 from ipex_lookahead.cli.types import LowBit, Tokens, Words
 from ipex_lookahead.system.terminal import counted
 
@@ -134,20 +134,18 @@ def _print_texts(prompts: list[str], rows: list[dict[str, Any]], *, to_stderr: b
 
 
 def _print_table(title: str, rows: list[dict[str, Any]], *, to_stderr: bool) -> None:
-    print_table(
-        ("engine", "mode", "tok/s", "ratio", "tok/step", "equal own plain", "equal native"),
-        [
-            (
-                row["engine"],
-                row["mode"],
-                f"{row['tok_s']:.1f}",
-                f"{row['ratio']:.2f}x",
-                "-" if row["mean_acceptance_length"] is None else f"{row['mean_acceptance_length']:.2f}",
-                row["identical_to_plain"],
-                row["identical_to_native"] or "-",
-            )
-            for row in rows
-        ],
+    length = "mean_acceptance_length"
+    print_rows(
+        {
+            "engine": "{engine}",
+            "mode": "{mode}",
+            "tok/s": "{tok_s:.1f}",
+            "ratio": "{ratio:.2f}x",
+            "tok/step": lambda row: "-" if row[length] is None else f"{row[length]:.2f}",
+            "equal own plain": "{identical_to_plain}",
+            "equal native": lambda row: row["identical_to_native"] or "-",
+        },
+        rows,
         keys=2,
         title=title,
         caption="equal: answers with the very same tokens",

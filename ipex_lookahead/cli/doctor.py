@@ -41,13 +41,8 @@ def doctor(what: Examined, as_json: bool = json_option) -> None:
 
     by_opencl = is_meant(what.device)
     report = (examine_opencl if by_opencl else examine)(
-        what.device,
-        model=what.model,
-        tiny=what.tiny,
-        low_bit=what.low_bit,
-        threads=what.threads,
+        **{name: value for name, value in vars(what).items() if name != "answers"},
         prompts=what.answers or (20 if by_opencl else 3),
-        max_new_tokens=what.max_new_tokens,
         say=lambda line: click.echo(f"{line} ...", err=True),
     )
     click.echo("\n".join(lines(report, terminal_width(to_stderr=as_json))), err=as_json)
@@ -86,23 +81,15 @@ def lines(report: dict[str, Any], width: int) -> list[str]:
         if "problem" in tried:
             said += ["", f"{_name(tried)} cannot run: {tried['problem']}"]
     said += [""]
-    for tried in report["engines"]:
-        if tried.get("backends"):
-            served = ", ".join(f"{low_bit} by {name}" for low_bit, name in tried["backends"].items())
-            said.append(f"Linear layers of {tried['engine']}: {served}.")
-            break
+    if (tried := next((one for one in report["engines"] if one.get("backends")), None)) is not None:
+        served = ", ".join(f"{low_bit} by {name}" for low_bit, name in tried["backends"].items())
+        said.append(f"Linear layers of {tried['engine']}: {served}.")
     same = "plain decoding" if "paths" not in report else "plain decoding on the CPU"
     said += [f"plain: tokens a second without lookahead; equal: answers with the very tokens of {same}.", ""]
     if left_out := report.get("without_torch"):
         said += [left_out, ""]
-    promised = "Equal text is promised for native and opencl, and for torch with --deterministic."
-    return [
-        *said,
-        promised,
-        "",
-        *(f"**Problem**: {line}" for line in report["problems"] or ()),
-        *_end(report),
-    ]
+    said += ["Equal text is promised for native and opencl, and for torch with --deterministic.", ""]
+    return said + ([f"**Problem**: {line}" for line in report["problems"] or ()] or ["Everything works."])
 
 
 def _of_opencl(report: dict[str, Any], width: int) -> list[str]:
@@ -145,10 +132,6 @@ def _speed(rate: float) -> str:
 
 def _name(tried: dict[str, Any]) -> str:
     return str(tried["engine"]) + (", deterministic" if tried["deterministic"] else "")
-
-
-def _end(report: dict[str, Any]) -> list[str]:
-    return [] if report["problems"] else ["Everything works."]
 
 
 def _spoken(key: str, value: object) -> str:

@@ -111,9 +111,9 @@ def generate(
         """A prompt, encoded now and answered when it is called."""
         return partial(loaded.generate, text.encode(loaded, prompt), params, **drafting)
 
-    from ipex_lookahead.cli.stream import show
+    from ipex_lookahead.cli.stream import Painter
 
-    with nullcontext(show) if out.output is None else written(out.output) as write:
+    with nullcontext(Painter().write) if out.output is None else written(out.output) as write:
         if text.prompts is not None:
             _answer_many(loaded, asked, answering, facts, write, shown=not out.quiet)
             return
@@ -121,8 +121,7 @@ def generate(
         if out.as_json:
             write(json.dumps({**facts, **_answer_facts(loaded, answer)}) + "\n")
     if not out.quiet and not out.as_json:
-        from ipex_lookahead.cli.ending import ending, is_loop
-        from ipex_lookahead.cli.report import print_details, stats_line
+        from ipex_lookahead.cli.report import ending, is_loop, print_details, stats_line
 
         click.echo(stats_line(loaded.stats, loop=is_loop(loaded.stats, answer.ids)), err=True)
         limit = f"--max-new-tokens {text.max_new_tokens}"
@@ -139,7 +138,7 @@ def _flag(name: str, value: float) -> str:
 def _answer(loaded: TextModel, generate: Callable[..., object], out: Output, write: Callable[[str], None]) -> Answer:
     """One answer, written as it comes; with --show-accepted at the end, with what came for free."""
     from ipex_lookahead.cli.interrupt import ends_at_once
-    from ipex_lookahead.cli.prompt_bar import PromptBar
+    from ipex_lookahead.cli.progress import PromptBar
     from ipex_lookahead.cli.stream import Answer
 
     silent = out.as_json or out.show_accepted
@@ -157,7 +156,7 @@ def _answer(loaded: TextModel, generate: Callable[..., object], out: Output, wri
         bar.close()
         answer.end()
         if out.show_accepted:
-            from ipex_lookahead.cli.accepted import print_accepted
+            from ipex_lookahead.cli.stream import print_accepted
 
             print_accepted(loaded.tokenizer, answer.ids, loaded.stats.origins())
         elif not silent and (answer.text or loaded.stats.finish_reasons):  # an error before the first token has no line
@@ -202,8 +201,7 @@ def _engine_facts(loaded: TextModel) -> dict[str, Any]:
 
 
 def _answer_facts(loaded: TextModel, answer: Answer) -> dict[str, Any]:
-    from ipex_lookahead.cli.ending import is_loop
-    from ipex_lookahead.cli.report import stats_json
+    from ipex_lookahead.cli.report import is_loop, stats_json
 
     stats = loaded.stats
     facts = {"text": answer.text, "token_ids": answer.ids, "finish_reason": stats.finish_reasons[0]}

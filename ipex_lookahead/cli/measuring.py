@@ -15,6 +15,8 @@ from ipex_lookahead.cli.options import option
 if TYPE_CHECKING:
     from ipex_lookahead.bench.prompts import Prompt
 
+STEP = {"rows": "{rows}", "ms": "{ms:.3f}", "ratio": "{ratio:.2f}", "GB/s": "{gb_s:.1f}", "GOPS": "{gops:.0f}"}
+"""Columns of a table of steps of one number of rows each: see ``print_rows``."""
 limit_option = option("The first K prompts of each file.", low=1, metavar="K")
 json_option = option("One JSON object as the last line.", False, "--json")
 

@@ -1,15 +1,19 @@
-"""What long measurements show: a bar, or a line; and the consoles that commands write with."""
+"""What is shown while something takes long: a bar, or a line; and the consoles that commands write with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from ipex_lookahead.system.terminal import Draw, bar, may_draw, tell_people, wants_plain
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+LONG_PROMPT = 256
+"""Tokens to read from which on a prompt takes long enough for a bar."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -52,3 +56,32 @@ def status() -> Iterator[Callable[[str], None]]:
         return
     with console(stderr=True).status("starting") as line:
         yield line.update
+
+
+class PromptBar:
+    """How far the reading of a prompt has come, on a terminal's standard error only, and for long prompts only."""
+
+    def __init__(self, *, shown: bool = True) -> None:
+        self._shown = shown
+        self._open = ExitStack()
+        self._draw: Draw | None = None
+
+    def update(self, done: int, total: int) -> None:
+        """So many of the prompt's tokens are read, or were there already; the bar goes away with the last."""
+        if done >= total:
+            self.close()
+            return
+        if self._draw is None:
+            if not self._shown or total - done < LONG_PROMPT:
+                return
+            if not may_draw():
+                self._shown = False  # once is enough
+                tell_people(f"reading the prompt ({total - done} tokens) ...")
+                return
+            self._draw = self._open.enter_context(bar("reading the prompt", total, of="tokens"))
+        self._draw(done)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._open.close()
+        self._draw = None

@@ -29,7 +29,10 @@ def pull(model: str | None, as_json: bool = json_alone_option) -> None:
     login; HF_HOME is where models are kept.
     """
     if model is None:
-        _list_recommended(as_json=as_json)
+        from ipex_lookahead.cli.recommended import facts as recommended
+        from ipex_lookahead.cli.recommended import print_recommended
+
+        click.echo(json.dumps(recommended())) if as_json else print_recommended()
         return
     from ipex_lookahead.cli.model_facts import describe, main_format
     from ipex_lookahead.errors import UnsupportedModelError
@@ -47,12 +50,3 @@ def pull(model: str | None, as_json: bool = json_alone_option) -> None:
         raise UnsupportedModelError(f"it was fetched, but cannot be run: {facts['problem']}", hint=facts["hint"])
     if not as_json:
         click.echo(f"try it: ipex-lookahead run {model}")
-
-
-def _list_recommended(*, as_json: bool) -> None:
-    from ipex_lookahead.cli.recommended import facts, print_recommended
-
-    if as_json:
-        click.echo(json.dumps(facts()))
-    else:
-        print_recommended()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ipex_lookahead.cli.tables import print_table
+from ipex_lookahead.cli.tables import print_rows
 from ipex_lookahead.engines.machine import machine_memory
 from ipex_lookahead.errors import EngineError
 from ipex_lookahead.hub.recommended import POSITIONS, Recommended, recommended_models
@@ -83,23 +83,20 @@ def facts() -> dict[str, Any]:
 def print_recommended() -> None:
     """The list for people, with the one to try on this machine."""
     found = facts()
-    rows = [
-        (
-            one["name"] + ("" if one["fits"] else " (too large)"),
-            one["licence"],
-            f"{one['bits']:.1f}",
-            f"{one['download_bytes'] / 1e9:.1f}",
-            f"{one['memory_bytes'] / 1e9:.1f}",
-            "-" if one["estimated_tok_s"] is None else f"{one['estimated_tok_s']:.0f}",
-            "yes" if one["thinks"] else "",
-            one["draft_model"] or "",
-        )
-        for one in found["models"]
-    ]
-    headings = ("name", "licence", "bits", "fetch\nGB", "memory\nGB", "tok/s\nhere", "thinks\nfirst", "draft\nmodel")
+    rate = "estimated_tok_s"
+    columns: dict[str, str | Callable[[Any], object]] = {
+        "name": lambda one: one["name"] + ("" if one["fits"] else " (too large)"),
+        "licence": "{licence}",
+        "bits": "{bits:.1f}",
+        "fetch\nGB": lambda one: f"{one['download_bytes'] / 1e9:.1f}",
+        "memory\nGB": lambda one: f"{one['memory_bytes'] / 1e9:.1f}",
+        "tok/s\nhere": lambda one: "-" if one[rate] is None else f"{one[rate]:.0f}",
+        "thinks\nfirst": lambda one: "yes" if one["thinks"] else "",
+        "draft\nmodel": lambda one: one["draft_model"] or "",
+    }
     memory = f"memory: with {POSITIONS:,} positions, of {found['memory_bytes'] / 1e9:.1f} GB here."
     speed = "" if found["read_gb_s"] is None else (
         f" tok/s: estimated without lookahead, from {REACHED:.0%} of the {found['read_gb_s']:.1f} GB/s"
         " at which memory is read here."
     )  # fmt: skip
-    print_table(headings, rows, caption=f"{memory}{speed} To try here: ipex-lookahead run {found['try']}")
+    print_rows(columns, found["models"], caption=f"{memory}{speed} To try here: ipex-lookahead run {found['try']}")

@@ -15,6 +15,7 @@ from ipex_lookahead.config import NO_STORE, is_memory
 from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.low_bits import NOT_MADE, is_rules_file, why_not_made
 from ipex_lookahead.system.cgroups import cpu_quota
+from ipex_lookahead.system.terminal import counted
 
 
 def refuse(ctx: click.Context) -> None:
@@ -44,8 +45,8 @@ def _check_formats(ctx: click.Context) -> None:
                 raise Refused(f"{option}: {why_not_made(value)}", hint=f"{option} {NOT_MADE[value]}", ctx=ctx)
             if is_rules_file(value) and not kind.alike:
                 _check_rules(value, option, ctx)
-            elif value not in kind.known:
-                raise unknown("format", option, value, kind.known, ctx)
+            elif value not in kind.words:
+                raise unknown("format", option, value, kind.words, ctx)
 
 
 def _check_rules(path: str, option: str, ctx: click.Context) -> None:
@@ -63,14 +64,9 @@ def _check_draft_model(ctx: click.Context) -> None:
     if "draft_model" not in ctx.params or ctx.params["draft_model"] is not None:
         return
     strategies = _several(ctx.params.get("strategy"))
-    for asked, option in (
-        (NEEDS_DRAFT_MODEL in strategies, f"--strategy {NEEDS_DRAFT_MODEL}"),
-        (ctx.params.get("draft_min_prob") is not None and not strategies, "--draft-min-prob"),
-    ):
-        if not asked:
-            continue
-        problem = f"{option} needs the smaller model that drafts"
-        raise Refused(problem, hint="add --draft-model MODEL", ctx=ctx)
+    option = f"--strategy {NEEDS_DRAFT_MODEL}" if NEEDS_DRAFT_MODEL in strategies else "--draft-min-prob"
+    if NEEDS_DRAFT_MODEL in strategies or (ctx.params.get("draft_min_prob") is not None and not strategies):
+        raise Refused(f"{option} needs the smaller model that drafts", hint="add --draft-model MODEL", ctx=ctx)
 
 
 def _check_prompts(ctx: click.Context) -> None:
@@ -89,6 +85,8 @@ def _check_files_to_write(ctx: click.Context) -> None:
         given = ctx.params.get(name)
         if given is None or (name == "store" and (given == NO_STORE or is_memory(given))):
             continue
+        from ipex_lookahead.drafting.store import is_store
+
         file = Path(os.path.realpath(given_path(given)))
         problem, hint = "", "name a file in a folder that you may write"
         if file.exists() and not file.is_file():
@@ -99,7 +97,7 @@ def _check_files_to_write(ctx: click.Context) -> None:
             problem = "cannot be read: permission denied"
         elif (said := _why_not_written(file.parent)) is not None:
             problem = f"cannot be written: {said}"
-        elif name == "store" and file.exists() and not _is_store(file):
+        elif name == "store" and file.exists() and not is_store(file):
             problem, hint = "is no lookahead store; it is left as it is", "name another file; it need not exist yet"
         if problem:
             raise Refused(f"{option}: {given} {problem}", hint=hint, ctx=ctx)
@@ -114,12 +112,6 @@ def _why_not_written(folder: Path) -> str | None:
             return None
     except OSError as error:
         return (error.strerror or str(error)).lower()
-
-
-def _is_store(file: Path) -> bool:
-    from ipex_lookahead.drafting.store import is_store
-
-    return is_store(file)
 
 
 def _check_texts(ctx: click.Context) -> None:
@@ -138,15 +130,12 @@ def _warn_of_threads(threads: int | None) -> None:
     usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     quota = cpu_quota()
     if threads > usable:
-        processors = "processor" if usable == 1 else "processors"
-        click.echo(
-            f"warning: {threads} threads share {usable} {processors}; more threads than processors are slower", err=True
-        )
+        shared = f"{counted(usable, 'processor')}; more threads than processors are slower"
     elif quota is not None and threads > quota:
-        click.echo(
-            f"warning: {threads} threads share a quota of {quota:g} processors, and stop each other when it is used up",
-            err=True,
-        )
+        shared = f"a quota of {quota:g} processors, and stop each other when it is used up"
+    else:
+        return
+    click.echo(f"warning: {threads} threads share {shared}", err=True)
 
 
 def _several(value: Any) -> list[Any]:

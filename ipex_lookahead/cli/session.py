@@ -6,13 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ipex_lookahead.cli.accepted import MarkedAnswer, Painter
 from ipex_lookahead.cli.conversation import Conversation, Turn, chat_encoder
-from ipex_lookahead.cli.ending import ending, is_loop
 from ipex_lookahead.cli.names import in_options
-from ipex_lookahead.cli.report import stats_line
+from ipex_lookahead.cli.report import ending, is_loop, stats_line
 from ipex_lookahead.cli.sampling import Sampling
-from ipex_lookahead.cli.stream import Answer
+from ipex_lookahead.cli.stream import Answer, MarkedAnswer, Painter
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import LookaheadError
 
@@ -24,11 +22,10 @@ class Session:
         model: as loaded (``TextModel``).
         system: what the model is told first, or None.
         sampling, lookahead, max_new_tokens: how answers are made.
-        drafting: what else ``generate`` is told about lookahead.
-        say: shows the answer, piece by piece.
+        drafting: further arguments of ``generate`` about lookahead.
         tell: shows a line that is not the model's.
         show_accepted: mark what of an answer came for free; it is then shown a step at a time.
-        painter: writes such an answer.
+        painter: writes the answer, piece by piece.
     """
 
     def __init__(
@@ -40,10 +37,9 @@ class Session:
         lookahead: Any,
         max_new_tokens: int,
         drafting: dict[str, Any] | None = None,
-        say: Callable[[str], None],
         tell: Callable[[str], None],
         show_accepted: bool = False,
-        painter: Painter | None = None,
+        painter: Painter,
     ) -> None:
         self.sampling = sampling
         self.lookahead = lookahead
@@ -51,7 +47,7 @@ class Session:
         self.max_new_tokens = max_new_tokens
         self.tell = tell
         self.show_accepted = show_accepted
-        self.painter = painter or Painter()
+        self.painter = painter
         self._explained: set[str] = set()
         self.over = False
         self.last_stats: GenerationStats | None = None
@@ -59,7 +55,6 @@ class Session:
         self.conversation = Conversation(chat_encoder(model.tokenizer, model.config), self._tokenize, system)
         self._model = model
         self._tokenizer = model.tokenizer
-        self._say = say
 
     def answer(self, text: str) -> bool:
         """Answer a message. An interrupt ends the answer and keeps what has come; an error keeps the conversation.
@@ -110,11 +105,11 @@ class Session:
 
     def _generate(self, ids: list[int], new_tokens: int) -> tuple[str, list[int]]:
         from ipex_lookahead.cli.interrupt import asks_to_stop
-        from ipex_lookahead.cli.prompt_bar import PromptBar
+        from ipex_lookahead.cli.progress import PromptBar
 
         model, bar = self._model, PromptBar()
         marked = MarkedAnswer(self._tokenizer, self.painter.write) if self.show_accepted else None
-        streamed = marked or Answer(self._tokenizer, self._say)
+        streamed = marked or Answer(self._tokenizer, self.painter.write)
         interrupted = False
         try:
             with asks_to_stop() as stop:
@@ -142,7 +137,7 @@ class Session:
             if marked is not None:
                 marked.stepped(model.stats)
             streamed.end()
-            self._say("\n")
+            self.painter.write("\n")
         self.last_stats = replace(model.stats)
         if interrupted:
             self.tell("stopped; what has come is kept (/undo forgets it)" if streamed.ids else "stopped")
@@ -161,7 +156,7 @@ class Session:
     def _explain_colours(self) -> None:
         """Say what a colour means where it is new."""
         for source, colour in self.painter.colours.items():
-            if source not in self._explained:
+            if colour and source not in self._explained:
                 self._explained.add(source)
                 self.tell(f"{colour}: came for free, drafted by {source} (/accepted off shows no colours)")
 

@@ -31,24 +31,15 @@ _META = "ipex_lookahead.settings"
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """One key of a file: ``section`` is the command that it is for, "" = all that have it."""
-
-    section: str
-    key: str
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
 class Settings:
-    """A checked file."""
+    """A checked file; ``sections`` has the values by key of each command, under "" those for all commands."""
 
     file: str
-    entries: tuple[Setting, ...]
+    sections: dict[str, dict[str, Any]]
 
-    def of(self, path: str) -> dict[str, Setting]:
+    def of(self, path: str) -> dict[str, Any]:
         """By option's key what the file says to the command of that path; its own section goes over the rest."""
-        return {one.key: one for section in ("", path) for one in self.entries if one.section == section}
+        return self.sections[""] | self.sections.get(path, {})
 
 
 def config_option() -> Option:
@@ -75,15 +66,15 @@ def merged(settings: Settings, ctx: click.Context) -> Iterator[tuple[str, str, s
     for path, command in _commands(ctx):
         prefix = "_".join(["IPEX_LOOKAHEAD", *path.split()]).upper().replace("-", "_")
         options = _options(command)
-        for key, one in settings.of(path).items():
-            if key not in options or one.value is None:
+        for key, value in settings.of(path).items():
+            if key not in options or value is None:
                 continue
             variable = options[key].variable(prefix)
             if said := os.environ.get(variable):
                 yield path, f"--{key}", said, variable
             else:
-                where = f"{settings.file}, {one.section}" if one.section else settings.file
-                yield path, f"--{key}", _spelled(options[key], one.value), where
+                where = f"{settings.file}, {path}" if key in settings.sections.get(path, {}) else settings.file
+                yield path, f"--{key}", _spelled(value), where
 
 
 def _apply(ctx: click.Context, param: click.Parameter, file: str | None) -> None:
@@ -94,11 +85,11 @@ def _apply(ctx: click.Context, param: click.Parameter, file: str | None) -> None
     settings = _read(file, path, options, ctx)
     ctx.meta[_META] = settings
     defaults = dict(ctx.default_map or {})
-    for key, one in settings.of(path).items():
+    for key, value in settings.of(path).items():
         if key in options:
             name = options[key].name
             assert name is not None
-            defaults[name] = _checked(file, options[key], key, one.value, ctx)
+            defaults[name] = _checked(file, options[key], key, value, ctx)
     ctx.default_map = defaults
 
 
@@ -112,36 +103,31 @@ def _read(file: str, path: str, options: Mapping[str, Option], ctx: click.Contex
         raise Refused(f"--config: {error}", hint="docs/commands.md says what it may hold", ctx=ctx) from None
     if not isinstance(loaded, dict):
         raise refused(f"holds {type(loaded).__name__}; it must be a mapping of options")
-    entries: list[Setting] = []
+    sections: dict[str, dict[str, Any]] = {"": {}}
     others: dict[str, click.Command] = {}
     for name, value in loaded.items():
         key = _key(name)
         if key in options and not isinstance(value, dict):
-            entries.append(Setting("", key, value))
+            sections[""][key] = value
             continue
         others = others or dict(_commands(ctx))
         if isinstance(value, dict):
             if name not in others:
                 near = nearest(str(name), others)
                 raise refused(f"has a section {str(name)!r:.60}; there is no such command", near and f"{near}:" or "")
-            for inner, setting in value.items():
-                if (inner_key := _key(inner)) not in _options(others[name]):
-                    raise refused(
-                        f"sets {str(inner)!r:.60} of {name}, which it does not have", _near(inner, others[name])
-                    )
-                entries.append(Setting(str(name), inner_key, setting))
+            known = _options(others[name])
+            for inner in value:
+                if _key(inner) not in known:
+                    near = nearest(str(inner), known)
+                    problem = f"sets {str(inner)!r:.60} of {name}, which it does not have"
+                    raise refused(problem, f"did you mean {near}?" if near else "")
+            sections[str(name)] = {_key(inner): setting for inner, setting in value.items()}
         elif any(key in _options(other) for other in others.values()):
-            entries.append(Setting("", key, value))
+            sections[""][key] = value
         elif not _is_default(str(name), value):
-            known = {one for other in others.values() for one in _options(other)}
-            near = nearest(key, known)
+            near = nearest(key, {one for other in others.values() for one in _options(other)})
             raise refused(f"sets {str(name)!r:.60}, which no command has", f"did you mean {near}?" if near else "")
-    return Settings(file, tuple(entries))
-
-
-def _near(name: object, command: click.Command) -> str:
-    near = nearest(str(name), _options(command))
-    return f"did you mean {near}?" if near else ""
+    return Settings(file, sections)
 
 
 def _key(name: object) -> str:
@@ -177,7 +163,7 @@ def _checked(file: str, option: Option, key: str, value: Any, ctx: click.Context
     return [str(value)] if option.multiple else str(value)
 
 
-def _spelled(option: Option, value: Any) -> str:
+def _spelled(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

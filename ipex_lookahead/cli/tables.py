@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import click
 
@@ -34,6 +35,19 @@ def print_table(
     """Print a table as :func:`table_lines` lays it out for the terminal at hand."""
     width = terminal_width(to_stderr=to_stderr)
     click.echo("\n".join(table_lines(headings, rows, width, keys=keys, title=title, caption=caption)), err=to_stderr)
+
+
+def print_rows(
+    columns: Mapping[str, str | Callable[[Any], object]], rows: Iterable[Mapping[str, Any]], **options: Any
+) -> None:
+    """Print a table of rows that are mappings; ``options`` are those of :func:`print_table`.
+
+    ``columns`` has for each heading a format of a row's fields, or a function of the row.
+    """
+    cells = [
+        [cell.format_map(row) if isinstance(cell, str) else cell(row) for cell in columns.values()] for row in rows
+    ]
+    print_table(tuple(columns), cells, **options)
 
 
 def print_facts(facts: Iterable[tuple[str, object]], *, to_stderr: bool = False) -> None:
@@ -83,11 +97,11 @@ def table_lines(
 def fact_lines(facts: Iterable[tuple[str, object]], width: int) -> list[str]:
     """Labels and values on lines; a long value goes on below itself, or below its label where that is too narrow."""
     pairs = [(_plain(label), _plain(value)) for label, value in facts]
-    indent = max((_width(label) for label, _ in pairs), default=0) + 2
+    indent = max((columns_of(label) for label, _ in pairs), default=0) + 2
     lines: list[str] = []
     for label, value in pairs:
         beside = _wrapped(value, width - indent)
-        if max(map(_width, beside), default=0) <= width - indent:
+        if max(map(columns_of, beside), default=0) <= width - indent:
             first, *others = beside or [""]
             lines += [f"{_padded(label, indent)}{first}".rstrip(), *(" " * indent + line for line in others)]
         else:
@@ -99,7 +113,7 @@ def markdown_lines(headings: Sequence[str], rows: Iterable[Sequence[object]], wi
     """A Markdown table, or a list of the rows where ``width`` is too narrow for one."""
     cells = [[_plain(cell).replace("|", "\\|") for cell in row] for row in rows]
     columns = list(zip(headings, *cells, strict=True))
-    widths = [max(map(_width, column)) for column in columns]
+    widths = [max(map(columns_of, column)) for column in columns]
     if sum(widths) + 3 * len(widths) + 1 <= width:
         ruler = ["-" * each for each in widths]
         padded = ([_padded(cell, each) for cell, each in zip(row, widths, strict=True)] for row in (headings, *cells))
@@ -117,7 +131,7 @@ def _whole(columns: list[list[str]], cells: list[list[str]], width: int) -> list
     """Every column side by side, or nothing where that is too wide."""
     for gap in GAPS:
         lines = _block(columns, cells, gap)
-        if max(map(_width, lines)) <= width:
+        if max(map(columns_of, lines)) <= width:
             return lines
     return []
 
@@ -160,7 +174,7 @@ def _block(columns: list[list[str]], cells: list[list[str]], gap: int) -> list[s
         below = [row[number] for row in cells]
         column = [""] * (height - len(heading)) + heading + below
         right = any(below) and all(_FIGURE.fullmatch(cell) for cell in below)
-        widest = max(map(_width, column))
+        widest = max(map(columns_of, column))
         drawn.append([_padded(cell, widest, right=right) for cell in column])
     return [(" " * gap).join(line).rstrip() for line in zip(*drawn, strict=True)]
 
@@ -169,7 +183,7 @@ def _wrapped(text: str, width: int) -> list[str]:
     """The words on lines of at most ``width``; a longer word has a line of its own."""
     lines: list[str] = []
     for word in text.split():
-        if lines and _width(lines[-1]) + 1 + _width(word) <= width:
+        if lines and columns_of(lines[-1]) + 1 + columns_of(word) <= width:
             lines[-1] += " " + word
         else:
             lines.append(word)
@@ -182,12 +196,14 @@ def _plain(cell: object) -> str:
 
 
 def _padded(text: str, width: int, *, right: bool = False) -> str:
-    fill = " " * (width - _width(text))
+    fill = " " * (width - columns_of(text))
     return fill + text if right else text + fill
 
 
-def _width(text: str) -> int:
+def columns_of(text: str) -> int:
     """Columns that a terminal needs for it: two for each Chinese, Japanese or Korean sign."""
+    if text.isascii():
+        return len(text)
     from rich.cells import cell_len
 
     return cell_len(text)

@@ -46,81 +46,85 @@ def unknown(kind: str, option: str, name: str, known: Iterable[str], ctx: click.
     return Refused(f"{option}: there is no {kind} {name!r}; there are {', '.join(known)}", hint=hint, ctx=ctx)
 
 
-class Strategy(AnyType):
+class Words(AnyType):
+    """A text for which a shell offers some words, each with what is said of it; any other will do too."""
+
+    name = "word"
+    files = False
+    """Whether the shell offers files and folders where no word begins as the text does."""
+
+    def __init__(self, **words: str) -> None:
+        self.words: Mapping[str, str] = words
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str | None:
+        """As help shows it: the words, or in a kind of its own its name in capitals."""
+        return "|".join(self.words) if type(self) is Words else None
+
+    def offered(self, incomplete: str) -> Mapping[str, str]:
+        """The words for what has been typed."""
+        return self.words
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The words that begin so."""
+        words = self.offered(incomplete)
+        found = [CompletionItem(word, help=words[word] or None) for word in words if word.startswith(incomplete)]
+        return found if found or not self.files else [CompletionItem(incomplete, type="file")]
+
+
+class Strategy(Words):
     """A strategy's name; ``without`` are those that the command cannot use, and why."""
 
-    name = "strategy"
+    name = "name"
 
     def __init__(self, without: Mapping[str, str] | None = None) -> None:
         self.without = dict(without or {})
-        self.known = [name for name in STRATEGIES if name not in self.without]
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        """As help shows it."""
-        return "NAME"
+        super().__init__(**{name: said for name, said in STRATEGIES.items() if name not in self.without})
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The name, if there is such a strategy and the command can use it."""
-        if value in self.known:
+        if value in self.words:
             return str(value)
         if value in self.without:
-            raise Refused(
-                f"--strategy {value}: {self.without[value]}", hint=f"choose one of {', '.join(self.known)}", ctx=ctx
-            )
-        raise unknown("strategy", "--strategy", str(value), self.known, ctx)
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The names that begin so."""
-        return _items({name: STRATEGIES[name] for name in self.known}, incomplete)
+            hint = f"choose one of {', '.join(self.words)}"
+            raise Refused(f"--strategy {value}: {self.without[value]}", hint=hint, ctx=ctx)
+        raise unknown("strategy", "--strategy", str(value), self.words, ctx)
 
 
-class LowBit(AnyType):
+class LowBit(Words):
     """A low-bit format's name, a preset's, or a file of rules; with ``alike`` the name of one format.
 
     It is checked when the engine is known: ipex-llm has formats of its own.
     """
 
-    name = "low_bit"
+    name = "format"
 
     def __init__(self, *, alike: bool = False) -> None:
+        self.alike, self.files = alike, not alike
         aliases = {name: f"the same as {ours}" for name, ours in ALIASES.items()}
-        self.alike = alike
-        self.known = LOW_BITS if alike else LOW_BITS | PRESETS | aliases
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        """As help shows it."""
-        return "FORMAT"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The names that begin so; where none does, files of rules."""
-        found = _items(self.known, incomplete)
-        return found if found or self.alike else [CompletionItem(incomplete, type="file")]
+        super().__init__(**(LOW_BITS if alike else LOW_BITS | PRESETS | aliases))
 
 
 class LowBits(LowBit):
     """Several names with commas between, or ``ALL_LOW_BITS``."""
 
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        """As help shows it."""
-        return "FORMAT,..."
+    name = "format,..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
         """The names, which are checked when the engine is known."""
         return value if isinstance(value, tuple) else tuple(str(value).split(","))
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The last of the names."""
-        before, comma, last = incomplete.rpartition(",")
-        known = self.known if comma else {ALL_LOW_BITS: "every one of them", **self.known}
-        return _items({f"{before}{comma}{name}": said for name, said in known.items()}, incomplete) or (
-            [CompletionItem(last, type="file")] if not comma else []
-        )
+    def offered(self, incomplete: str) -> Mapping[str, str]:
+        """For the last of the names."""
+        before, comma, _ = incomplete.rpartition(",")
+        first = {} if comma else {ALL_LOW_BITS: "every one of them"}
+        return first | {f"{before}{comma}{name}": said for name, said in self.words.items()}
 
 
-class Tokens(AnyType):
+class Tokens(Words):
     """A number of drafted tokens, or "auto"."""
 
-    name = "tokens"
+    def __init__(self) -> None:
+        super().__init__(auto="as many as pay")  # a number needs no help
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         """As help shows it."""
@@ -138,19 +142,11 @@ class Tokens(AnyType):
             self.fail(f"{value!r} is neither a number from 0 to {MAX_DRAFT} nor 'auto'.", param, ctx)
         return number
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The word; a number needs no help."""
-        return _items({"auto": "as many as pay"}, incomplete)
-
 
 class Size(AnyType):
     """Bytes, as people write them: 512M, 2G."""
 
     name = "size"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        """As help shows it."""
-        return "SIZE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The number of bytes; K, M and G are powers of 1,024."""
@@ -164,61 +160,42 @@ class Size(AnyType):
         return int(digits) * factor
 
 
-class Model(AnyType):
+class Model(Words):
     """A model's name: a folder, a .gguf file, a short name, a hub id, or "default"."""
 
     name = "model"
+    files = True
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Models where the path points, short names; where there are none the shell's own files and folders."""
+    def offered(self, incomplete: str) -> Mapping[str, str]:
+        """Models where the path points, and short names."""
         from ipex_lookahead.hub.recommended import recommended_models
 
         found = {"default": "the model that comes with the package"} | dict.fromkeys(_models(incomplete), "")
-        found |= {name: f"{model.download / 1e9:.1f} GB" for name, model in recommended_models().items()}
-        return _items(found, incomplete) or [CompletionItem(incomplete, type="file")]
+        return found | {name: f"{model.download / 1e9:.1f} GB" for name, model in recommended_models().items()}
 
 
-class Cached(AnyType):
+class Cached(Words):
     """The name of a model that is kept on this machine."""
 
     name = "name"
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The names that begin so."""
+    def offered(self, incomplete: str) -> Mapping[str, str]:
+        """The names."""
         from ipex_lookahead.hub import cached_models
 
-        return _items({model.name: "" for model in cached_models()}, incomplete)
+        return {model.name: "" for model in cached_models()}
 
 
-class Store(AnyType):
+class Store(Words):
     """The file of a store, "memory" or "none"."""
 
-    name = "store"
+    def __init__(self) -> None:
+        super().__init__(memory="until the program ends", none="remember nothing")
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """The two words, and files."""
-        words = {"memory": "until the program ends", "none": "remember nothing"}
-        return _items(words, incomplete) if incomplete else [CompletionItem("", type="file"), *_items(words, "")]
-
-
-class Words(AnyType):
-    """A text for which a shell may offer some words; any other will do too."""
-
-    def __init__(self, **words: str) -> None:
-        self.words = words
-        self.name = "word"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        """As help shows it."""
-        return "|".join(self.words)
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The words that begin so."""
-        return _items(self.words, incomplete)
-
-
-def _items(known: Mapping[str, str], incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(name, help=said or None) for name, said in known.items() if name.startswith(incomplete)]
+        files = [] if incomplete else [CompletionItem("", type="file")]
+        return [*files, *super().shell_complete(ctx, param, incomplete)]
 
 
 def _models(incomplete: str) -> list[str]:

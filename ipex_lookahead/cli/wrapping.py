@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from ipex_lookahead.cli.tables import terminal_width
+from ipex_lookahead.cli.tables import columns_of, terminal_width
 
 _FENCE = "```"
 _PARTS = re.compile(r"\n|[^\S\n]+|\S+")
@@ -53,7 +53,7 @@ class WordWrap:
             self._word.append((part, paint))
             return
         for sign in part:
-            wide = _columns(sign) > 1
+            wide = columns_of(sign) > 1
             if wide:
                 self._flush()
             self._word.append((sign, paint))
@@ -64,7 +64,7 @@ class WordWrap:
         if not self._word:
             return
         word = "".join(part for part, _ in self._word)
-        size, gap, width = _columns(word), _columns(self._gap.expandtabs()), self._width()
+        size, gap, width = columns_of(word), columns_of(self._gap.expandtabs()), self._width()
         if self._column == 0 and word.startswith(_FENCE):
             self._in_code = not self._in_code
         if self._column and self._column + gap + size > width and not self._in_code:
@@ -78,11 +78,3 @@ class WordWrap:
             self._write(paint(part))
         self._gap = ""
         self._word.clear()
-
-
-def _columns(text: str) -> int:
-    if text.isascii():
-        return len(text)
-    from rich.cells import cell_len
-
-    return cell_len(text)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ipex_lookahead.cli.ending import TAIL, ending, is_loop, repeats
+from ipex_lookahead.cli.report import TAIL, ending, is_loop, repeats
 from ipex_lookahead.decoding.stats import GenerationStats
 
 VARIED = random.Random(3).choices(range(1000), k=300)

@@ -171,7 +171,7 @@ def test_control_characters_do_not_reach_a_terminal(monkeypatch, capsys):
     from ipex_lookahead.cli import stream
 
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    stream.show("a\x1b[2Jb\x9b31m\n\tc\x07")
+    stream.Painter().write("a\x1b[2Jb\x9b31m\n\tc\x07")
     assert capsys.readouterr().out == "a[2Jb31m\n\tc"
 
 
@@ -259,7 +259,7 @@ def test_show_accepted_of_an_interrupted_answer(scripted, capsys):
 
 
 def test_colours_on_a_terminal(scripted, capsys, monkeypatch):
-    from ipex_lookahead.cli.accepted import print_accepted
+    from ipex_lookahead.cli.stream import print_accepted
 
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
@@ -274,14 +274,15 @@ def test_colours_on_a_terminal(scripted, capsys, monkeypatch):
 
 
 def test_a_character_of_several_tokens_is_whole():
-    from ipex_lookahead.cli.accepted import runs
+    from ipex_lookahead.cli.stream import by_origin
+    from ipex_lookahead.tokenization.detokenizer import Detokenizer
     from tests.support.byte_tokenizer import byte_tokenizer
 
     tokenizer = byte_tokenizer()
     text = "aü€b"
     ids = list(text.encode())
     for origins in ([None, "x"] * 4)[: len(ids)], ["x", *[None] * (len(ids) - 1)]:
-        parts = list(runs(tokenizer, ids, origins))
+        parts = list(by_origin(Detokenizer(tokenizer), ids, origins))
         assert "".join(part for part, _ in parts) == text
         assert all("\ufffd" not in part for part, _ in parts)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ipex_lookahead.cli.main import run
-from ipex_lookahead.cli.prompt_bar import PromptBar
+from ipex_lookahead.cli.progress import PromptBar
 from ipex_lookahead.cli.writing import written
 from ipex_lookahead.errors import SaveError
 
