@@ -89,19 +89,13 @@ def compare(
             began=say,
         )
     entries = report(found)
-    whole: dict[str, Any] = {"model": model, "low_bit": low_bit, "threads": threads, "repeat": what.repeat}
-    whole["max_new_tokens"] = what.max_new_tokens
-    whole |= {
-        "lookahead": what.lookahead,
-        "prompts": len(texts),
-        "prompt_tokens": found.prompt_tokens,
-        **where_and_when(),
-    }
-    whole |= {"rows": entries, "absent": found.absent}
-    _print_table(whole, to_stderr=to.as_json)
+    summary: dict[str, Any] = {"model": model, "low_bit": low_bit, "threads": threads, "repeat": what.repeat}
+    summary |= {"max_new_tokens": what.max_new_tokens, "lookahead": what.lookahead, "prompts": len(texts)}
+    summary |= {"prompt_tokens": found.prompt_tokens, **where_and_when(), "rows": entries, "absent": found.absent}
+    _print_table(summary, to_stderr=to.as_json)
     for name, why in found.absent.items():
         click.echo(f"{name} does not run here: {why}", err=True)
-    to.write(whole, plot_compare)
+    to.write(summary, plot_compare)
     ours = [row for row in entries if row["peer"] == known.OURS]
     if changed := [row["mode"] for row in ours if len(set(row["identical_to_plain"].split("/"))) > 1]:
         click.echo(f"error: with {changed[0]} our tokens differ from those without", err=True)

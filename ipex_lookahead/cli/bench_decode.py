@@ -113,7 +113,7 @@ def decode(
         return said
 
     turns = list(conversations(texts, chat_encoder(tokenizer, config_of(loaded)), answer))
-    asked = [prompt for prompt, _ in turns]
+    answered = [prompt for prompt, _ in turns]
     settings = [_setting(mode, adaptive=not compared.options.no_adaptive) for mode in modes_given]
     with progress_bar(len(turns) * len(modes_of(settings)) * what.repeat) as advance:
         modes = measure(
@@ -127,14 +127,14 @@ def decode(
     engine = loaded.engine.describe()
     report = {"model": loading.model, **{key: engine.get(key) for key in ("low_bit", "isa", "threads")}}
     report |= {"max_new_tokens": what.max_new_tokens, "repeat": what.repeat, **sampling.arguments()}
-    report |= {"prompts": [p.id for p in asked], "categories": [p.category for p in asked]}
+    report |= {"prompts": [p.id for p in answered], "categories": [p.category for p in answered]}
     report |= where_and_when()
-    report["runs"] = summarise(modes, [p.file for p in asked], [p.category for p in asked])
+    report["runs"] = summarise(modes, [p.file for p in answered], [p.category for p in answered])
     _print_table(report, to_stderr=to.as_json)
     if what.layout is not None:
         from ipex_lookahead.bench import layouts
 
-        report["layout"] = layouts.figures(what.layout, modes, asked)
+        report["layout"] = layouts.figures(what.layout, modes, answered)
         for lines in layouts.LAYOUTS[what.layout](report["layout"], [_name(run) for run in report["runs"]]):
             click.echo(lines, err=to.as_json)
     to.write(report, plot_decode)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import click
@@ -89,8 +89,8 @@ def exact(loading: ModelOptions, prompts: Prompts, what: Checked, drawn: Drawn, 
     answer = answerer(loaded, what.max_new_tokens, draft)
     rows = []
     with progress_bar(answers, "comparing") as advance:
-        told = {"batch": what.batch, "spread": what.spread, "advance": advance, "forget": loaded.forget}
-        for row in check(answer, encoded, configs, samplings, **told):
+        settings_of_check = {"batch": what.batch, "spread": what.spread, "advance": advance, "forget": loaded.forget}
+        for row in check(answer, encoded, configs, samplings, **settings_of_check):
             found = _json(row, what.spread, [prompt.id for prompt in texts])
             click.echo(_line(found), err=True)  # a long run shows what is known so far
             rows.append(found)
@@ -121,16 +121,7 @@ def _json(row: Any, spread: bool, names: Sequence[str]) -> dict[str, Any]:
         "sampling": row.sampling,
         "equal": row.equal,
         "total": row.total,
-        "differences": [
-            {
-                "prompt": names[found.prompt],
-                "position": found.position,
-                "seed": found.seed,
-                "got": found.got,
-                "expected": found.expected,
-            }
-            for found in row.differences
-        ],
+        "differences": [{**asdict(found), "prompt": names[found.prompt]} for found in row.differences],
     }
 
 

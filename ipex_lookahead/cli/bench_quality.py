@@ -91,11 +91,11 @@ def quality(
         from ipex_lookahead.auto import load_text_model
 
         settings: dict[str, Any] = {"low_bit": candidate.low_bit, "kv_cache": candidate.kv_cache, "threads": threads}
-        # What weights are rounded twice the table says; what is to be said of the model itself is said once.
+        # The table says which weights are rounded twice; warnings about the model itself are shown once.
         with nullcontext() if candidate is compared_with else _no_warnings():
             return load_text_model(candidate.model, progress=True, **settings)
 
-    def told(row: dict[str, Any]) -> None:
+    def report_row(row: dict[str, Any]) -> None:
         click.echo(f"{row['name']}: perplexity {row['perplexity']:.3f}, KL {row['kl']:.2g}", err=True)
 
     report = measure(
@@ -108,7 +108,7 @@ def quality(
         speed=what.speed,
         same_weights=what.same_weights,
         progress=progress_bar,
-        found=told,
+        found=report_row,
     )
     report = {
         "model": model,

@@ -45,7 +45,7 @@ def run(
 
     try:
         plan = read_plan(Path(plan_file))
-    except InputError as error:  # told as it is: the keys of a plan are no options
+    except InputError as error:  # shown as it is: the keys of a plan are no options
         raise Refused(str(error), hint=error.hint or "configs/bench has plans to begin with") from error
     if not no_pictures:
         from ipex_lookahead.bench.plots.drawing import check_matplotlib
@@ -106,7 +106,7 @@ def _load(case: Case, plan: Plan) -> Any:
 
 
 def _force_isa(plan: Plan) -> None:
-    """For the process, before the core is asked what there is."""
+    """For the process, before the core looks what there is."""
     if plan.isa:
         from ipex_lookahead.engines.native.core import ISA_VARIABLE, chosen_isa
 

@@ -18,14 +18,8 @@ from ipex_lookahead.cli.tables import print_rows
 from ipex_lookahead.cli.types import LowBit, Tokens, Words
 from ipex_lookahead.system.terminal import counted
 
-ENGINE = Words(
-    **{
-        "native": "our kernels",
-        "torch": "PyTorch",
-        "ipex-llm": "ipex-llm's model in our loop",
-        "opencl": "our kernels on GPUs",
-    }
-)
+_IPEX_LLM = {"ipex-llm": "ipex-llm's model in our loop"}
+ENGINE = Words(native="our kernels", torch="PyTorch", **_IPEX_LLM, opencl="our kernels on GPUs")
 
 
 @dataclass
@@ -68,7 +62,7 @@ def compare_engines(
     if 0 in what.lookahead:
         raise click.UsageError("plain decoding always runs; leave --lookahead 0 out")
     first = what.limit or (None if what.prompts else 3)
-    asked = list(what.given) or [p.text for p in read_prompts(what.prompts or [PACKAGED_PROMPTS], first)]
+    texts = list(what.given) or [p.text for p in read_prompts(what.prompts or [PACKAGED_PROMPTS], first)]
 
     from ipex_lookahead.auto import AutoModelForCausalLM
     from ipex_lookahead.cli.model_facts import low_bit_in
@@ -89,7 +83,7 @@ def compare_engines(
         return loaded
 
     def encode(loaded: Any) -> list[list[int]]:
-        return [build_prompt(loaded.tokenizer, config_of(loaded), text) for text in asked]
+        return [build_prompt(loaded.tokenizer, config_of(loaded), text) for text in texts]
 
     with status() as show:
         found = compare(
@@ -109,12 +103,14 @@ def compare_engines(
     tokenizer = tokenizers[0]
     for row in rows:
         row["texts"] = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in row["tokens"]]
-    _print_texts(asked[: what.texts], rows, to_stderr=as_json)
+    _print_texts(texts[: what.texts], rows, to_stderr=as_json)
     _print_table(
-        f"{model} · {what.low_bit or 'as the file has it'} · {counted(len(asked), 'prompt')}", rows, to_stderr=as_json
+        f"{model} · {what.low_bit or 'as the file has it'} · {counted(len(texts), 'prompt')}",
+        rows,
+        to_stderr=as_json,
     )
     if as_json:
-        entries = {"model": model, "low_bit": what.low_bit, "max_new_tokens": what.tokens, "prompts": asked}
+        entries = {"model": model, "low_bit": what.low_bit, "max_new_tokens": what.tokens, "prompts": texts}
         click.echo(json.dumps({**entries, "rows": rows, "absent": absent}))
     if broken := found.broken():
         click.echo(f"error: {broken[0].mode} changes the tokens of the {broken[0].engine} engine", err=True)

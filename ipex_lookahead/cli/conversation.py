@@ -42,7 +42,7 @@ class Conversation:
     Args:
         encode: messages -> prompt ids.
         tokenize: text -> ids without special tokens.
-        system: what the model is told first, or None.
+        system: the system message, or None.
     """
 
     def __init__(self, encode: Encode, tokenize: Callable[[str], list[int]], system: str | None = None) -> None:

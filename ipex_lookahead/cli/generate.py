@@ -101,11 +101,13 @@ def generate(
     ahead.check()
     text.check(prompt)
     out.check(many=text.prompts is not None)
-    asked = text.read(prompt)
+    prompts = text.read(prompt)
     loaded = loading.load_text(progress=not out.quiet)
     sampling.check(loaded)
     params, drafting = sampling.params(text.max_new_tokens, text.stop), ahead.arguments()
-    facts = {"model": loading.model, **_engine_facts(loaded), "lookahead": ahead.lookahead}
+    engine = loaded.engine.describe()
+    facts = {"model": loading.model, **{key: engine.get(key) for key in ("engine", "low_bit", "isa", "threads")}}
+    facts["lookahead"] = ahead.lookahead
 
     def answering(prompt: str) -> Callable[..., object]:
         """A prompt, encoded now and answered when it is called."""
@@ -115,9 +117,9 @@ def generate(
 
     with nullcontext(Painter().write) if out.output is None else written(out.output) as write:
         if text.prompts is not None:
-            _answer_many(loaded, asked, answering, facts, write, shown=not out.quiet)
+            _answer_many(loaded, prompts, answering, facts, write, shown=not out.quiet)
             return
-        answer = _answer(loaded, answering(asked[0][1]), out, write)
+        answer = _answer(loaded, answering(prompts[0][1]), out, write)
         if out.as_json:
             write(json.dumps({**facts, **_answer_facts(loaded, answer)}) + "\n")
     if not out.quiet and not out.as_json:
@@ -125,14 +127,10 @@ def generate(
 
         click.echo(stats_line(loaded.stats, loop=is_loop(loaded.stats, answer.ids)), err=True)
         limit = f"--max-new-tokens {text.max_new_tokens}"
-        for line in ending(loaded.stats, answer.ids, limit=limit, setting=_flag):
+        for line in ending(loaded.stats, answer.ids, limit=limit, setting=lambda name: f"--{name.replace('_', '-')} "):
             click.echo(line, err=True)
         if out.verbose:
             print_details(loaded.stats)
-
-
-def _flag(name: str, value: float) -> str:
-    return f"--{name.replace('_', '-')} {value:g}"
 
 
 def _answer(loaded: TextModel, generate: Callable[..., object], out: Output, write: Callable[[str], None]) -> Answer:
@@ -166,7 +164,7 @@ def _answer(loaded: TextModel, generate: Callable[..., object], out: Output, wri
 
 def _answer_many(
     loaded: TextModel,
-    asked: list[tuple[str, str]],
+    prompts: list[tuple[str, str]],
     answering: Callable[[str], Callable[..., object]],
     facts: dict[str, Any],
     write: Callable[[str], None],
@@ -178,8 +176,8 @@ def _answer_many(
     from ipex_lookahead.cli.stream import Answer
 
     failed = 0
-    with progress_bar(len(asked), "answering") if shown else nullcontext(lambda: None) as advance:
-        for name, text in asked:
+    with progress_bar(len(prompts), "answering") if shown else nullcontext(lambda: None) as advance:
+        for name, text in prompts:
             answer = Answer(loaded.tokenizer, lambda part: None)
             try:
                 answering(text)(on_token=answer.put)
@@ -191,13 +189,8 @@ def _answer_many(
             write(json.dumps({"id": name, **found}) + "\n")
             advance()
     if failed:
-        click.echo(f"error: {failed} of {len(asked)} prompts could not be answered; their lines say why", err=True)
+        click.echo(f"error: {failed} of {len(prompts)} prompts could not be answered; their lines say why", err=True)
         raise click.exceptions.Exit(1)
-
-
-def _engine_facts(loaded: TextModel) -> dict[str, Any]:
-    facts = loaded.engine.describe()
-    return {key: facts.get(key) for key in ("engine", "low_bit", "isa", "threads")}
 
 
 def _answer_facts(loaded: TextModel, answer: Answer) -> dict[str, Any]:

@@ -193,7 +193,7 @@ LABELS = {
 }
 """What people read for a fact whose name is not a word of theirs."""
 SILENT = ("requantized_from", "quantised_by", "problem", "hint", "unknown_keys", "step_costs")
-"""Facts that are told only where there is something to tell."""
+"""Facts that are shown only where they have a value."""
 
 
 def fact_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:

@@ -29,13 +29,13 @@ def ends_at_once(tidy: Callable[[], None]) -> Iterator[Callable[[], None]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
-    heard, told = os.pipe()
-    os.set_blocking(told, False)
-    before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
-    open_ends = [told]
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    open_ends = [writer]
 
     def listen() -> None:
-        while number := os.read(heard, 1):
+        while number := os.read(reader, 1):
             if number[0] != signal.SIGINT:
                 continue
             time.sleep(PYTHON_SECONDS)
@@ -44,13 +44,13 @@ def ends_at_once(tidy: Callable[[], None]) -> Iterator[Callable[[], None]]:
                 sys.stderr.write("interrupted\n")
                 sys.stderr.flush()
                 os._exit(130)
-        os.close(heard)
+        os.close(reader)
 
     def over() -> None:
         if open_ends:
             open_ends.clear()
             signal.set_wakeup_fd(before)
-            os.close(told)
+            os.close(writer)
 
     threading.Thread(target=listen, daemon=True).start()
     try:
@@ -64,7 +64,7 @@ def asks_to_stop() -> Iterator[threading.Event]:
     """Let the first interrupt set the event that is given, and only a second one raise KeyboardInterrupt.
 
     An exception may come between any two lines, and would leave a sequence's keys in a state that nobody vouches for;
-    whoever asks for the event between two steps keeps them.
+    a caller that looks at the event between two steps keeps them.
     """
     stop = threading.Event()
     before = signal.getsignal(signal.SIGINT)

@@ -11,11 +11,10 @@ import click
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import json_alone_option
 from ipex_lookahead.cli.tables import print_table
+from ipex_lookahead.system.terminal import counted
 
 if TYPE_CHECKING:
     from ipex_lookahead.hub import CachedModel
-
-_UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
 
 
 @command("ipex-lookahead list")
@@ -65,8 +64,7 @@ def _facts(model: CachedModel) -> dict[str, Any]:
 
 
 def _ago(seconds: float) -> str:
-    for unit, length in _UNITS:
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= length:
-            count = int(seconds // length)
-            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+            return f"{counted(int(seconds // length), unit)} ago"
     return "just now"

@@ -33,8 +33,8 @@ COMMANDS = {
 """Command name -> its line in ``--help``. Each is the object of that name (_ for -) in the module of that name."""
 
 
-def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-    if asked and not ctx.resilient_parsing:
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
         from ipex_lookahead import __version__
 
         click.echo(f"ipex-lookahead {__version__}")
@@ -63,22 +63,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit status."""
     given, debug = _take_debug(arguments)
-    log, told = logging.getLogger("ipex_lookahead"), _Told()
-    log.addHandler(told)
+    log, handler = logging.getLogger("ipex_lookahead"), _Warnings()
+    log.addHandler(handler)
     try:
         return run_command(cli, given, name="ipex-lookahead", debug=debug, spell=option_of)
     finally:
-        log.removeHandler(told)
+        log.removeHandler(handler)
 
 
-class _Told(logging.Handler):
+class _Warnings(logging.Handler):
     """What the package warns of, on standard error."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say it; where standard error is closed nobody listens."""
+        """Print it; where standard error is closed nobody reads."""
         with contextlib.suppress(OSError, ValueError):
             click.echo(record.getMessage(), err=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -154,9 +154,11 @@ def _folder(folder: Path, kind: str) -> dict[str, Any]:
     found = {
         word: next((sizes[key] for key in keys if sizes.get(key) is not None), None) for word, keys in _SIZES.items()
     }
+    before = getattr(checkpoint, "low_bit", {}).get("requantized_from")
+    llama_sizes = {_SIZES[word][0]: size for word, size in found.items()}  # of a family that only transformers knows
     return {
         "kind": kind,
-        "config": None if checkpoint is None else checkpoint.config or _plain_sizes(family, found),
+        "config": None if checkpoint is None else checkpoint.config or {"model_type": family, **llama_sizes},
         "architecture": family,
         "engine": None if checkpoint is None else "native" if native else "torch",
         "parameters": parameters if quantised is None or checkpoint is not None else None,
@@ -165,18 +167,13 @@ def _folder(folder: Path, kind: str) -> dict[str, Any]:
         **{word: size if type(size) is int else None for word, size in found.items()},
         **({"quantised_by": by} if (by := _quantiser(quantised, checkpoint)) else {}),
         **({"output_layer": OWN_HEAD} if getattr(checkpoint, "own_head", False) else {}),
-        **({"requantized_from": said} if (said := _rounded_from(checkpoint)) else {}),
+        **({"requantized_from": before} if isinstance(before, str) and before else {}),
         "tokenizer": _tokenizer(folder),
         "chat_template": _has_chat_template(folder),
         "licence": None,
         "unknown_keys": [],
         **why,
     }
-
-
-def _plain_sizes(family: str | None, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of a family that only transformers knows, under Llama's names."""
-    return {"model_type": family, **{_SIZES[word][0]: size for word, size in sizes.items()}}
 
 
 def _survey(folder: Path, formats: Formats) -> int | None:
@@ -208,11 +205,6 @@ def _quantiser(settings: object, checkpoint: Checkpoint | None) -> str:
         + ([f"{bits} bits"] if type(bits) is int else [])
         + ([f"groups of {group}"] if type(group) is int and group > 0 else [])
     )
-
-
-def _rounded_from(checkpoint: Checkpoint | None) -> str | None:
-    found = getattr(checkpoint, "low_bit", {}).get("requantized_from")
-    return found if isinstance(found, str) else None
 
 
 def _tokenizer(folder: Path) -> str | None:
@@ -261,7 +253,10 @@ def licence_of(path: Path, described: Mapping[str, Any]) -> str | None:
         matched = re.match(r"---\n(?:.*\n)*?license:[ \t]*([^\n]+)\n", card)
         if matched:
             return matched[1].strip()
-    names = _names(folder) if path.is_dir() else ()
+    try:
+        names = sorted(os.listdir(folder)) if path.is_dir() else []
+    except OSError:
+        names = []
     return next((name for name in names if re.match(r"LICEN[SC]E", name, re.I)), None)
 
 
@@ -271,10 +266,3 @@ def _read(file: Path) -> str:
             return source.read(20_000)
     except OSError:
         return ""
-
-
-def _names(folder: Path) -> Iterable[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return ()

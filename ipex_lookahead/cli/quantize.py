@@ -43,13 +43,8 @@ class Saved:
 
     def settings(self) -> dict[str, Any]:
         """The arguments that ``LoadRequest`` and ``load_model_and_tokenizer`` share."""
-        return {
-            "low_bit": self.low_bit,
-            "group_size": int(self.group_size),
-            "mixed_precision": self.mixed_precision,
-            "imatrix": self.imatrix,
-            "threads": self.threads,
-        }
+        shared = {name: getattr(self, name) for name in ("low_bit", "mixed_precision", "imatrix", "threads")}
+        return {**shared, "group_size": int(self.group_size)}
 
 
 @command(

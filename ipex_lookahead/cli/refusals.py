@@ -42,14 +42,14 @@ def _check_formats(ctx: click.Context) -> None:
         for value in _several(ctx.params.get(name)):
             assert isinstance(kind, LowBit)
             if value in NOT_MADE:
-                raise Refused(f"{option}: {why_not_made(value)}", hint=f"{option} {NOT_MADE[value]}", ctx=ctx)
+                raise Refused(f"{option}: {why_not_made(value)}", hint=f"{option} {NOT_MADE[value]}")
             if is_rules_file(value) and not kind.alike:
-                _check_rules(value, option, ctx)
+                _check_rules(value, option)
             elif value not in kind.words:
-                raise unknown("format", option, value, kind.words, ctx)
+                raise unknown("format", option, value, kind.words)
 
 
-def _check_rules(path: str, option: str, ctx: click.Context) -> None:
+def _check_rules(path: str, option: str) -> None:
     from ipex_lookahead.engines.weights import WeightPlan
     from ipex_lookahead.errors import LowBitFormatError
 
@@ -57,7 +57,7 @@ def _check_rules(path: str, option: str, ctx: click.Context) -> None:
         WeightPlan(path)
     except LowBitFormatError as error:
         message, hint = in_options(error)
-        raise Refused(f"{option}: {message}", hint=hint or "docs/formats.md says what rules are", ctx=ctx) from error
+        raise Refused(f"{option}: {message}", hint=hint or "docs/formats.md says what rules are") from error
 
 
 def _check_draft_model(ctx: click.Context) -> None:
@@ -66,15 +66,13 @@ def _check_draft_model(ctx: click.Context) -> None:
     strategies = _several(ctx.params.get("strategy"))
     option = f"--strategy {NEEDS_DRAFT_MODEL}" if NEEDS_DRAFT_MODEL in strategies else "--draft-min-prob"
     if NEEDS_DRAFT_MODEL in strategies or (ctx.params.get("draft_min_prob") is not None and not strategies):
-        raise Refused(f"{option} needs the smaller model that drafts", hint="add --draft-model MODEL", ctx=ctx)
+        raise Refused(f"{option} needs the smaller model that drafts", hint="add --draft-model MODEL")
 
 
 def _check_prompts(ctx: click.Context) -> None:
     for path in map(Path, _several(ctx.params.get("prompts"))):
         if not path.exists():
-            raise Refused(
-                f"--prompts: no prompt file at {path}", hint='one JSON object a line: {"prompt": "..."}', ctx=ctx
-            )
+            raise Refused(f"--prompts: no prompt file at {path}", hint='one JSON object a line: {"prompt": "..."}')
         if path.is_dir() and not any(path.glob("*.jsonl")):
             raise Refused(f"--prompts: the folder {path} holds no .jsonl file", hint="name a file, or another folder")
 
@@ -100,7 +98,7 @@ def _check_files_to_write(ctx: click.Context) -> None:
         elif name == "store" and file.exists() and not is_store(file):
             problem, hint = "is no lookahead store; it is left as it is", "name another file; it need not exist yet"
         if problem:
-            raise Refused(f"{option}: {given} {problem}", hint=hint, ctx=ctx)
+            raise Refused(f"{option}: {given} {problem}", hint=hint)
 
 
 def _why_not_written(folder: Path) -> str | None:
@@ -119,9 +117,9 @@ def _check_texts(ctx: click.Context) -> None:
     for name, option in (("prompt", "PROMPT"), ("system", "--system"), ("stop", "--stop")):
         for text in _several(ctx.params.get(name)):
             if any("\ud800" <= sign <= "\udfff" for sign in text):
-                raise Refused(f"{option} is not UTF-8 text", hint="give it through a file or a pipe, in UTF-8", ctx=ctx)
+                raise Refused(f"{option} is not UTF-8 text", hint="give it through a file or a pipe, in UTF-8")
             if name == "stop" and not text:
-                raise Refused(f"{option}: a text to stop at is empty", hint="give at least one character", ctx=ctx)
+                raise Refused(f"{option}: a text to stop at is empty", hint="give at least one character")
 
 
 def _warn_of_threads(threads: int | None) -> None:

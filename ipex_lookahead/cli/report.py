@@ -39,34 +39,22 @@ def stats_line(stats: GenerationStats, *, loop: bool = False) -> str:
 
 def stats_json(stats: GenerationStats) -> dict[str, Any]:
     """The same facts by name; speeds in tokens a second, memory in bytes."""
+    steps, parts = max(stats.steps, 1), ("proposer", "engine", "sampler")
+    speeds = ("prompt_tokens", "cached_tokens", "tokens", "decode_tok_s", "prefill_tok_s")
+    acceptance = ("mean_acceptance_length", "acceptance_rate")
     return {
-        "prompt_tokens": stats.prompt_tokens,
-        "cached_tokens": stats.cached_tokens,
-        "tokens": stats.tokens,
-        "decode_tok_s": stats.decode_tok_s,
-        "prefill_tok_s": stats.prefill_tok_s,
+        **{name: getattr(stats, name) for name in speeds},
         "ttft_ms": 1000 * stats.first_token_seconds,
-        "mean_acceptance_length": stats.mean_acceptance_length,
-        "acceptance_rate": stats.acceptance_rate,
+        **{name: getattr(stats, name) for name in acceptance},
         "temperature": stats.temperature or 0.0,
         "seed": stats.seed,
         "drafted_share": drafted_share(stats),
-        **details_json(stats),
-        "peak_memory_bytes": peak_memory(),
-    }
-
-
-def details_json(stats: GenerationStats) -> dict[str, Any]:
-    """Where drafts came from, how deep they were right, and milliseconds a step of each part."""
-    steps = max(stats.steps, 1)
-    return {
         "drafted_by_source": dict(stats.drafted_by_source),
         "accepted_by_source": dict(stats.accepted_by_source),
         "drafted_by_position": stats.drafted_by_position,
         "accepted_by_position": stats.accepted_by_position,
-        "proposer_ms_per_step": 1000 * stats.proposer_seconds / steps,
-        "engine_ms_per_step": 1000 * stats.engine_seconds / steps,
-        "sampler_ms_per_step": 1000 * stats.sampler_seconds / steps,
+        **{f"{part}_ms_per_step": 1000 * getattr(stats, f"{part}_seconds") / steps for part in parts},
+        "peak_memory_bytes": peak_memory(),
     }
 
 
@@ -80,15 +68,11 @@ def print_details(stats: GenerationStats) -> None:
         for name, drafted, accepted in (*sources, *depths)
     ]
     steps, total = max(stats.steps, 1), stats.decode_seconds
-    rest = total - stats.engine_seconds - stats.proposer_seconds - stats.sampler_seconds
+    parts = {name: getattr(stats, f"{name}_seconds") for name in ("engine", "proposer", "sampler")}
+    parts["everything else"] = max(total - sum(parts.values()), 0.0)
     times = [
         (name, f"{1000 * seconds / steps:.3f}", f"{100 * seconds / total:.1f}%" if total else "-")
-        for name, seconds in (
-            ("engine", stats.engine_seconds),
-            ("proposer", stats.proposer_seconds),
-            ("sampler", stats.sampler_seconds),
-            ("everything else", max(rest, 0.0)),
-        )
+        for name, seconds in parts.items()
     ]
     if stats.drafted:
         print_table(("drafts", "drafted", "accepted", "share"), drafts, to_stderr=True)
@@ -116,16 +100,14 @@ def is_loop(stats: GenerationStats, ids: Sequence[int]) -> bool:
     return bool(stats.finish_reasons) and stats.finish_reasons[0] in LIMITS and repeats(ids)
 
 
-def ending(
-    stats: GenerationStats, ids: Sequence[int], *, limit: str, setting: Callable[[str, float], str]
-) -> list[str]:
+def ending(stats: GenerationStats, ids: Sequence[int], *, limit: str, setting: Callable[[str], str]) -> list[str]:
     """Lines for people about an answer that ended at a limit; none for one that ended by itself.
 
     Args:
         stats: of the answer, which is one sequence.
         ids: its tokens.
         limit: what sets the most tokens of an answer, as people type it.
-        setting: how people type a setting, of its name and its value.
+        setting: what people type before the value of the setting of a name.
     """
     reason = stats.finish_reasons[0] if stats.finish_reasons else ""
     lines = []
@@ -136,5 +118,5 @@ def ending(
     if is_loop(stats, ids):
         cold = (stats.temperature or 0.0) < WARM
         name, value = ("temperature", WARM) if cold else ("repetition_penalty", 1.1)
-        lines.append(f"the answer repeats itself: try {setting(name, value)} or a larger model")
+        lines.append(f"the answer repeats itself: try {setting(name)}{value:g} or a larger model")
     return lines

@@ -175,7 +175,7 @@ def serve(
 
 
 def _look_at(model: str | None) -> None:
-    """Raise InputError for a name that is none, or a path at which nothing lies: before anybody is told to come."""
+    """Raise InputError for a name that is none, or a path at which nothing lies: before the server listens."""
     from ipex_lookahead.checkpoints import kind_of
     from ipex_lookahead.hub import parse_name
 

@@ -20,7 +20,7 @@ class Session:
 
     Args:
         model: as loaded (``TextModel``).
-        system: what the model is told first, or None.
+        system: the system message, or None.
         sampling, lookahead, max_new_tokens: how answers are made.
         drafting: further arguments of ``generate`` about lookahead.
         tell: shows a line that is not the model's.
@@ -144,7 +144,7 @@ class Session:
         else:
             self.tell(stats_line(self.last_stats, loop=is_loop(self.last_stats, streamed.ids)))
             limit = f"/set max_new_tokens={self.max_new_tokens}"
-            for line in ending(self.last_stats, streamed.ids, limit=limit, setting=_set):
+            for line in ending(self.last_stats, streamed.ids, limit=limit, setting="/set {}=".format):
                 self.tell(line)
         if marked is not None:
             self._explain_colours()
@@ -162,7 +162,3 @@ class Session:
 
     def _tokenize(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
-
-
-def _set(name: str, value: float) -> str:
-    return f"/set {name}={value:g}"

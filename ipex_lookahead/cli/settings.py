@@ -89,18 +89,18 @@ def _apply(ctx: click.Context, param: click.Parameter, file: str | None) -> None
         if key in options:
             name = options[key].name
             assert name is not None
-            defaults[name] = _checked(file, options[key], key, value, ctx)
+            defaults[name] = _checked(file, options[key], key, value)
     ctx.default_map = defaults
 
 
 def _read(file: str, path: str, options: Mapping[str, Option], ctx: click.Context) -> Settings:
     def refused(problem: str, hint: str = "") -> Refused:
-        return Refused(f"--config: {file} {problem}", hint=hint or "docs/commands.md says what it may hold", ctx=ctx)
+        return Refused(f"--config: {file} {problem}", hint=hint or "docs/commands.md says what it may hold")
 
     try:
         loaded = load_yaml(file, error=InputError)
     except InputError as error:
-        raise Refused(f"--config: {error}", hint="docs/commands.md says what it may hold", ctx=ctx) from None
+        raise Refused(f"--config: {error}", hint="docs/commands.md says what it may hold") from None
     if not isinstance(loaded, dict):
         raise refused(f"holds {type(loaded).__name__}; it must be a mapping of options")
     sections: dict[str, dict[str, Any]] = {"": {}}
@@ -148,16 +148,16 @@ def _options(command: click.Command) -> dict[str, Option]:
     return {key: option for key, option in keys.items() if key not in NEVER}
 
 
-def _checked(file: str, option: Option, key: str, value: Any, ctx: click.Context) -> Any:
+def _checked(file: str, option: Option, key: str, value: Any) -> Any:
     """A value as click takes it from the command line: text, a list of text, or a truth value for a flag."""
     if value is None:
         return None
     if option.is_flag:
         if not isinstance(value, bool):
-            raise Refused(f"--config: {file}: {key} is {value!r:.60}; it must be true or false", ctx=ctx)
+            raise Refused(f"--config: {file}: {key} is {value!r:.60}; it must be true or false")
         return value
     if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(one, (dict, list)) for one in value)):
-        raise Refused(f"--config: {file}: {key} is {value!r:.60}; it must be a value or a list of values", ctx=ctx)
+        raise Refused(f"--config: {file}: {key} is {value!r:.60}; it must be a value or a list of values")
     if isinstance(value, list):
         return [str(one) for one in value] if option.multiple else ",".join(map(str, value))
     return [str(value)] if option.multiple else str(value)

@@ -58,8 +58,8 @@ def print_facts(facts: Iterable[tuple[str, object]], *, to_stderr: bool = False)
 
 def terminal_width(*, to_stderr: bool = False, piped: int = PIPED_WIDTH) -> int:
     """``COLUMNS`` where it is set, else the terminal's columns, else ``piped``."""
-    if (asked := os.environ.get("COLUMNS", "")).isdecimal() and int(asked) > 0:
-        return int(asked)
+    if (columns := os.environ.get("COLUMNS", "")).isdecimal() and int(columns) > 0:
+        return int(columns)
     try:
         return os.get_terminal_size((sys.stderr if to_stderr else sys.stdout).fileno()).columns or piped
     except (OSError, ValueError, AttributeError):  # no terminal, closed, or no file at all

@@ -23,8 +23,8 @@ else:
 class Refused(click.UsageError):
     """Wrong usage with a hint of its own; without one the command's help is named."""
 
-    def __init__(self, message: str, *, hint: str = "", ctx: click.Context | None = None) -> None:
-        super().__init__(message, ctx)
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message, click.get_current_context(silent=True))
         self.hint = hint
 
 
@@ -37,13 +37,13 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return spellings[found[0]] if found else None
 
 
-def unknown(kind: str, option: str, name: str, known: Iterable[str], ctx: click.Context | None = None) -> Refused:
+def unknown(kind: str, option: str, name: str, known: Iterable[str]) -> Refused:
     """The error for a name that is none of ``known``, with the nearest as hint."""
     known = list(known)
     same = next((one for one in known if one == name.lower()), None)
     near = same or nearest(name, [one for one in known if one not in ALIASES]) or nearest(name, known)
     hint = f"did you mean {option} {near}?" if near else ""
-    return Refused(f"{option}: there is no {kind} {name!r}; there are {', '.join(known)}", hint=hint, ctx=ctx)
+    return Refused(f"{option}: there is no {kind} {name!r}; there are {', '.join(known)}", hint=hint)
 
 
 class Words(AnyType):
@@ -86,8 +86,8 @@ class Strategy(Words):
             return str(value)
         if value in self.without:
             hint = f"choose one of {', '.join(self.words)}"
-            raise Refused(f"--strategy {value}: {self.without[value]}", hint=hint, ctx=ctx)
-        raise unknown("strategy", "--strategy", str(value), self.words, ctx)
+            raise Refused(f"--strategy {value}: {self.without[value]}", hint=hint)
+        raise unknown("strategy", "--strategy", str(value), self.words)
 
 
 class LowBit(Words):

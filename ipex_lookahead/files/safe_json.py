@@ -162,7 +162,7 @@ class _Text:
 
     def value(self) -> Any:
         long = _LONG_NUMBER in self.data.translate(_DIGITS_AS_ZEROS)
-        whole = _whole if long else None  # else Python's own, without a call for each
+        parse_int = _integer if long else None  # else Python's own, without a call for each
         try:
             text = self.data.decode("utf-8")
             value = json.loads(
@@ -170,7 +170,7 @@ class _Text:
                 object_pairs_hook=self._object,
                 parse_constant=float if self.any_float else _refuse,
                 parse_float=_finite,
-                parse_int=whole,
+                parse_int=parse_int,
             )
         except UnicodeDecodeError as error:
             raise self.error("is not valid UTF-8", error.start) from None
@@ -225,7 +225,7 @@ class _Finder(json.JSONDecoder):
     """Finds where every value is, and which one breaks a rule: the standard library's decoder in Python, so slow."""
 
     def __init__(self, max_depth: int, any_float: bool) -> None:
-        super().__init__(parse_float=_finite, parse_int=_whole, parse_constant=float if any_float else _refuse)
+        super().__init__(parse_float=_finite, parse_int=_integer, parse_constant=float if any_float else _refuse)
         self.at, self.places = 0, list[list[int]]()
         self._depth, self._max_depth = 0, max_depth
         self.parse_object, self.parse_array, self.parse_string = self._object, self._array, self._string
@@ -278,7 +278,7 @@ def _refuse(name: str) -> NoReturn:
     raise ValueError(f"has {name}, which is no JSON number")
 
 
-def _whole(digits: str) -> int:
+def _integer(digits: str) -> int:
     return int(_short(digits))
 
 

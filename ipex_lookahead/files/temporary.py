@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import glob
 import os
 import secrets
 import shutil
@@ -72,17 +73,13 @@ def put_in_place(temporary: Path, target: Path) -> None:
 def sweep(target: Path) -> None:
     """Remove what killed makers left for this place, and give back what one of them had moved aside."""
     with contextlib.suppress(OSError):
-        for left in target.parent.glob(f".{_escaped(target.name)}.saving-????????"):
+        for left in target.parent.glob(f".{glob.escape(target.name)}.saving-????????"):
             _remove_if_dead(left)
-        aside = sorted(target.parent.glob(f".{_escaped(target.name)}.old-????????"))
+        aside = sorted(target.parent.glob(f".{glob.escape(target.name)}.old-????????"))
         if aside and not os.path.lexists(target):
             aside.pop().rename(target)  # its maker was killed between the two steps
         for left in aside:
             shutil.rmtree(left, ignore_errors=True)
-
-
-def _escaped(name: str) -> str:
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
 
 
 def _claim(target: Path, make: Callable[[Path], None]) -> tuple[Path, int]:

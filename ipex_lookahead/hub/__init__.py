@@ -9,8 +9,7 @@ from ipex_lookahead.errors import InputError
 from ipex_lookahead.hub.cached import CachedModel, Removal, cached_models, removal_of
 from ipex_lookahead.hub.embedded import DEFAULT, EmbeddedModel, fetch_embedded
 from ipex_lookahead.hub.folders import cache_folder, cache_folder_if_any, home_folder, hub_cache_folder
-from ipex_lookahead.hub.names import HubName, parse_name
-from ipex_lookahead.hub.options import HubOptions
+from ipex_lookahead.hub.names import HubName, HubOptions, parse_name
 from ipex_lookahead.hub.repository import fetch_repository
 
 __all__ = [
@@ -58,8 +57,8 @@ def resolve_model(name: str, *, progress: bool = True, options: HubOptions | Non
                 f"{found} has no folder {options.subfolder!r}", hint="subfolder is the model's folder inside it"
             )
         return found / options.subfolder if options.subfolder else found
-    asked = replace(found, revision=found.revision or options.revision, subfolder=found.subfolder or options.subfolder)
-    return fetch_repository(asked, options, progress=progress)
+    wanted = replace(found, revision=found.revision or options.revision, subfolder=found.subfolder or options.subfolder)
+    return fetch_repository(wanted, options, progress=progress)
 
 
 def _refuse(options: HubOptions, why: str, **more: str) -> None:

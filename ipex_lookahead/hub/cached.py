@@ -13,8 +13,7 @@ from ipex_lookahead.errors import InputError, LookaheadError, SaveError
 from ipex_lookahead.hub.choosing import PICKLES, WEIGHTS, choose, parts_of
 from ipex_lookahead.hub.embedded import DEFAULT, embedded_files
 from ipex_lookahead.hub.folders import hub_cache_folder
-from ipex_lookahead.hub.names import HubName, parse_name
-from ipex_lookahead.hub.options import HubOptions
+from ipex_lookahead.hub.names import HubName, HubOptions, parse_name
 from ipex_lookahead.hub.repository import PARTIAL, repository_folder
 
 _PREFIX = "models--"
@@ -59,7 +58,7 @@ def _models_in(folder: Path, repo: str) -> Iterator[CachedModel]:
         for reference in sorted((folder / "refs").rglob("*"), key=lambda path: path.name != "main", reverse=True)
         if reference.is_file()
     }
-    whole = False
+    complete = False
     for snapshot in _listed(folder / "snapshots"):
         revision = references.get(snapshot.name, snapshot.name)
         suffix = None if revision == "main" else revision
@@ -71,15 +70,15 @@ def _models_in(folder: Path, repo: str) -> Iterator[CachedModel]:
                 if path in parts[1:] and parts[0] in files:
                     continue
                 yield _model(HubName(repo, suffix, inside), path, [part for part in parts if part in files])
-                whole = True
+                complete = True
             elif path.name == "config.json":
                 beside = [other for other in files if other.parent == path.parent]
                 if any(other.suffix in (".safetensors", *PICKLES) for other in beside):
                     place = "" if path.parent == snapshot else path.parent.relative_to(snapshot).as_posix()
                     yield _model(HubName(repo, suffix, subfolder=place), path.parent, beside)
-                    whole = True
+                    complete = True
     partial = sorted((folder / "blobs").glob(f"*{PARTIAL}"))
-    if partial and not whole:
+    if partial and not complete:
         yield CachedModel(repo, None, _size(folder.rglob("*")), _last_used(partial))
 
 
@@ -122,25 +121,25 @@ def removal_of(name: str, options: HubOptions | None = None) -> Removal:
     """
     options = options or HubOptions()
     try:
-        asked = parse_name(name)
+        wanted = parse_name(name)
     except InputError:
         raise _not_kept(name) from None
-    if asked is None:
+    if wanted is None:
         files = [file for file in embedded_files(DEFAULT) if file.exists()]
         if not files:
             raise _not_kept(name)
         return Removal(files[0].parent, tuple(files), _size(files))
-    if isinstance(asked, Path):
+    if isinstance(wanted, Path):
         raise InputError(
             f"{name} is a path; only models that were fetched are removed, by the names that are listed",
             hint="ipex-lookahead list shows them; remove files of your own yourself",
         )
-    cache, folder = hub_cache_folder(options.cache_dir), repository_folder(asked.repo, options)
+    cache, folder = hub_cache_folder(options.cache_dir), repository_folder(wanted.repo, options)
     if not folder.is_dir() or folder.is_symlink():
         raise _not_kept(name)
-    if asked.file is None and asked.revision is None and not asked.subfolder:
+    if wanted.file is None and wanted.revision is None and not wanted.subfolder:
         return _whole(cache, folder)
-    return _part(cache, folder, asked)
+    return _part(cache, folder, wanted)
 
 
 def _whole(cache: Path, folder: Path) -> Removal:
@@ -149,27 +148,27 @@ def _whole(cache: Path, folder: Path) -> Removal:
     return Removal(cache, paths, _size(folder.rglob("*")))
 
 
-def _part(cache: Path, folder: Path, asked: HubName) -> Removal:
+def _part(cache: Path, folder: Path, wanted: HubName) -> Removal:
     """One file or one revision: its places in the snapshots, and the blobs that no other place needs."""
     snapshots = _listed(folder / "snapshots")
-    if asked.revision is not None:
-        reference = folder / "refs" / asked.revision
-        commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else asked.revision
+    if wanted.revision is not None:
+        reference = folder / "refs" / wanted.revision
+        commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else wanted.revision
         snapshots = [snapshot for snapshot in snapshots if snapshot.name == commit]
     gone: list[Path] = []
     for snapshot in snapshots:
         files = {path.relative_to(snapshot).as_posix(): path for path in snapshot.rglob("*") if path.is_file()}
-        if asked.file is None:
-            inside = f"{asked.subfolder}/" if asked.subfolder else ""
+        if wanted.file is None:
+            inside = f"{wanted.subfolder}/" if wanted.subfolder else ""
             gone += [path for place, path in files.items() if place.startswith(inside)]
             continue
-        entry = asked.file
+        entry = wanted.file
         if entry not in files:
             with suppress(LookaheadError):  # no such file in this revision
-                entry = choose(asked, dict.fromkeys(files, 0)).entry
+                entry = choose(wanted, dict.fromkeys(files, 0)).entry
         gone += [files[part] for part in parts_of(entry) if part in files]
     if not gone:
-        raise _not_kept(str(asked))
+        raise _not_kept(str(wanted))
     kept = [path for path in (folder / "snapshots").rglob("*") if path.is_file() and path not in gone]
     if not any(path.suffix in (*WEIGHTS, *PICKLES) for path in kept):
         return _whole(cache, folder)

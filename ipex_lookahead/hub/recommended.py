@@ -12,7 +12,7 @@ FILE = Path(__file__).with_name("recommended.yaml")
 PROGRAM_BYTES = 300_000_000
 """Memory beside weights, keys and values (docs/which_model.md)."""
 POSITIONS = 4096
-"""Of the context for which memory is told."""
+"""Of the context, for which the memory is given."""
 
 
 @dataclass(frozen=True, slots=True)

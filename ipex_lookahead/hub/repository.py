@@ -2,14 +2,15 @@
 
 HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE mean what they always do. Files are fetched here, into the very
 places where the hub's library keeps them: its newer releases begin an interrupted file from the start, and it checks
-sizes, not contents. And HF_ENDPOINT may be anybody's: the library makes paths of the checksums and commits that it is
-told, whatever they are, where here all that a listing says is looked at first. Only the largest files are the
+sizes, not contents. And HF_ENDPOINT may be anybody's: the library makes paths of the checksums and commits in an
+answer, whatever they are, where here everything in a listing is checked first. Only the largest files are the
 library's.
 """
 
 from __future__ import annotations
 
 import fcntl
+import glob
 import hashlib
 import os
 import re
@@ -24,12 +25,9 @@ from typing import Any, BinaryIO
 
 from ipex_lookahead.errors import DownloadError, LookaheadError, arg
 from ipex_lookahead.hub.choosing import Choice, choose
-from ipex_lookahead.hub.disk import reported_disk_faults, require_space
-from ipex_lookahead.hub.folders import hub_cache_folder
-from ipex_lookahead.hub.names import HubName
-from ipex_lookahead.hub.options import HubOptions
-from ipex_lookahead.hub.progress import note
-from ipex_lookahead.system.terminal import bar
+from ipex_lookahead.hub.folders import hub_cache_folder, reported_disk_faults, require_space
+from ipex_lookahead.hub.names import HubName, HubOptions
+from ipex_lookahead.system.terminal import bar, note
 
 PARTIAL = ".partial"
 """Ends the name of a large file that is being fetched."""
@@ -101,9 +99,10 @@ def fetch_repository(name: HubName, options: HubOptions, *, progress: bool = Tru
         ours = {path: f for path, f in chosen.items() if f.name and f.size is not None and f.size < LIBRARY_ONLY}
         _fetch_all(name, options, commit, ours, progress=progress)
         folder = repository_folder(name.repo, options)
-        if others := [_literal(path) for path in chosen if path not in ours]:
+        if others := [glob.escape(path) for path in chosen if path not in ours]:
+            given = {key: getattr(options, key) for key in ("cache_dir", "endpoint", "token", "force_download")}
             with _quiet_library():
-                snapshot_download(name.repo, revision=commit, allow_patterns=others, **_library_options(options))
+                snapshot_download(name.repo, revision=commit, allow_patterns=others, **given)
         _link(folder, commit, name.revision or "main", ours)
         return folder / "snapshots" / commit / choice.entry
 
@@ -111,16 +110,6 @@ def fetch_repository(name: HubName, options: HubOptions, *, progress: bool = Tru
 def repository_folder(repo: str, options: HubOptions) -> Path:
     """Where the cache keeps a repository, whether or not it is there."""
     return hub_cache_folder(options.cache_dir) / f"models--{repo.replace('/', '--')}"
-
-
-def _library_options(options: HubOptions) -> dict[str, Any]:
-    given = {
-        "cache_dir": options.cache_dir,
-        "endpoint": options.endpoint,
-        "token": options.token,
-        "force_download": options.force_download or None,
-    }
-    return {key: value for key, value in given.items() if value is not None}
 
 
 def _listing(name: HubName, options: HubOptions) -> tuple[str, dict[str, RemoteFile]]:
@@ -362,11 +351,6 @@ def _size_of(file: Path) -> int:
         return file.stat().st_size
     except OSError:
         return 0
-
-
-def _literal(path: str) -> str:
-    """A path as a pattern that matches it alone."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in path)
 
 
 # --- errors -------------------------------------------------------------------------------------------------------

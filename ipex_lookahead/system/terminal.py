@@ -30,6 +30,12 @@ def tell_people(sentence: str) -> None:
         print(sentence, file=sys.stderr, flush=True)
 
 
+def note(shown: bool, text: str) -> None:
+    """A line on standard error, of whatever kind that is, where it is to be shown."""
+    if shown:
+        print(text, file=sys.stderr, flush=True)
+
+
 def counted(number: int, thing: str) -> str:
     """``1 prompt``, ``2 prompts``."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"

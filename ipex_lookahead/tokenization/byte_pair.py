@@ -58,7 +58,7 @@ def _fault(pair: tuple[Any, ...], vocabulary: Mapping[str, int]) -> str:
 def byte_level_bpe(
     vocabulary: Mapping[str, int], merges: Sequence[Pair], splitting: Splitting, fail: Fail
 ) -> Tokenizer:
-    """A ``tokenizers`` tokenizer of GPT-2's kind that splits text as told."""
+    """A ``tokenizers`` tokenizer of GPT-2's kind that splits text by ``splitting``."""
     check_whole_words(splitting.whole_words)
     options: dict[str, Any] = {"ignore_merges": True} if splitting.whole_words else {}
     core = Tokenizer(bpe(vocabulary, merges, fail, **options))

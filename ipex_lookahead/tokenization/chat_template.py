@@ -9,12 +9,11 @@ renders often has it forked from one that is kept (``Renderer``), which takes th
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ipex_lookahead.errors import InputError, ModelFormatError
-from ipex_lookahead.tokenization.process import OnFork, Stopped, Worker, importable, spoken_memory, stopped_by
+from ipex_lookahead.tokenization.process import KeptWorker, Stopped, Worker, importable, spoken_memory, stopped_by
 
 MAX_SOURCE = 256 << 10
 MAX_OUTPUT = 8 << 20
@@ -26,7 +25,7 @@ MAX_SECONDS = 1.0
 MAX_MEMORY = 512 << 20
 
 _IMPORTS = ("jinja2", "jinja2.debug", "jinja2.ext", "jinja2.sandbox")
-"""What takes the time: a process that is kept has these when it is asked."""
+"""What takes the time: a process that is kept has these when it is wanted."""
 
 _FIRST = "{%- set a = [1] -%}{% for i in a if i is not none %}{{ i | tojson }}{% else %}{{ a[0] ~ 'x' }}{% endfor %}"
 """Compiled once in the process that is kept, so that Jinja's own tables are there."""
@@ -36,51 +35,12 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 Message = Mapping[str, Any]
 
 
-def render_chat(
-    template: str,
-    messages: Sequence[Message],
-    *,
-    add_generation_prompt: bool,
-    bos_token: str | None,
-    eos_token: str | None,
-    **extra: Any,
-) -> str:
-    """The prompt that a chat template makes of a conversation.
-
-    Args:
-        template: Jinja source, at most 256 KiB.
-        messages: ``{"role": ..., "content": ...}`` each; plain JSON values only.
-        add_generation_prompt: whether the prompt should end with the assistant's opening.
-        bos_token: the template's ``bos_token``; None leaves it undefined, as ``eos_token``.
-        eos_token: the template's ``eos_token``.
-        extra: further variables of the template (``tools``, ``documents``, ...).
-
-    Raises:
-        ModelFormatError: the template is too long, is no valid Jinja, fails, is stopped by the sandbox, takes more than
-            2**20 loop steps, one second of processor time or 512 MiB, or writes more than 256 Ki characters and 16
-            for each byte of the conversation and the variables as JSON, or than 8 Mi.
-        InputError: the template refuses the conversation, or the conversation holds something that is not JSON.
-    """
-    variables = {
-        "add_generation_prompt": add_generation_prompt,
-        "bos_token": bos_token,
-        "eos_token": eos_token,
-        **extra,
-    }
-    return render_chats(template, [messages], variables)[0]
-
-
-class Renderer:
-    """A process that is kept, and forks one for each call of ``render_chats``.
-
-    Any thread may call; they wait for each other. After a fork of ours the child starts its own.
-    """
+class Renderer(KeptWorker):
+    """A process that is kept, and forks one for each call of ``render_chats``."""
 
     def __init__(self) -> None:
         """Raises InputError where no process can be started."""
-        self._lock = threading.Lock()
-        self._worker: Worker | None = None
-        OnFork(self)
+        super().__init__()
         self.prepare()
 
     def prepare(self) -> None:
@@ -91,12 +51,7 @@ class Renderer:
     def ask(self, question: bytes, limits: str) -> dict[str, Any]:
         """See ``Worker.ask``. Raises Stopped, and InputError where no process can be started."""
         with self._lock:
-            worker = self._running()
-            try:
-                return worker.ask(question, MAX_SECONDS, limits)
-            finally:
-                if not worker.close.alive:
-                    self._worker = None
+            return self._asked(self._running(), question, MAX_SECONDS, limits)
 
     def close(self) -> None:
         """End the process; the next question starts another."""
@@ -116,13 +71,6 @@ class Renderer:
             self._worker.tell(json.dumps({"path": importable(), **first}).encode("ascii"))
         return self._worker
 
-    def after_fork(self) -> None:
-        """In the child: another thread may have held the lock, and the process is the parent's."""
-        self._lock = threading.Lock()
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.disown()
-
 
 def render_chats(
     template: str,
@@ -130,10 +78,20 @@ def render_chats(
     variables: Mapping[str, Any],
     renderer: Renderer | None = None,
 ) -> list[str]:
-    """As :func:`render_chat` for several conversations at once; variables that are None stay undefined.
+    """The prompts that a chat template makes of conversations.
 
-    ``renderer``: what the process is forked from; None starts one.
-    ``tools`` and ``documents`` are None, not undefined, where they are not given: templates ask ``tools is not none``.
+    Args:
+        template: Jinja source, at most 256 KiB.
+        conversations: of each the messages, ``{"role": ..., "content": ...}``; plain JSON values only.
+        variables: of the template; those that are None stay undefined, but for ``tools`` and ``documents``, for which
+            templates ask ``tools is not none``.
+        renderer: what the process is forked from; None starts one.
+
+    Raises:
+        ModelFormatError: the template is too long, is no valid Jinja, fails, is stopped by the sandbox, takes more than
+            2**20 loop steps, one second of processor time or 512 MiB, or writes more than 256 Ki characters and 16
+            for each byte of the conversations and the variables as JSON, or than 8 Mi.
+        InputError: the template refuses a conversation, or one holds something that is not JSON.
     """
     if len(template.encode("utf-8", "replace")) > MAX_SOURCE:
         raise _fault(f"has more than {MAX_SOURCE} bytes")
@@ -199,17 +157,17 @@ def _fault(problem: str) -> ModelFormatError:
     )
 
 
-def chat_template_of(tokenizer: Any, asked: str | None, for_tools: bool) -> str:
+def chat_template_of(tokenizer: Any, wanted: str | None, for_tools: bool) -> str:
     """The template to use: the one asked for by text or by name, else the tokenizer's. Raises InputError if none."""
     own: Any = tokenizer.chat_template
     if isinstance(own, dict):
-        name = asked if asked is not None else "tool_use" if for_tools and "tool_use" in own else "default"
-        if asked is not None and asked not in own:
-            return asked
+        name = wanted if wanted is not None else "tool_use" if for_tools and "tool_use" in own else "default"
+        if wanted is not None and wanted not in own:
+            return wanted
         if name not in own:
             raise InputError(f"the tokenizer has no chat template {name!r}; it has {', '.join(map(repr, own))}")
-        own, asked = own[name], None
-    template = asked if asked is not None else own
+        own, wanted = own[name], None
+    template = wanted if wanted is not None else own
     if template is None:
         raise InputError("this tokenizer has no chat template", hint="pass chat_template=..., or plain text as prompt")
     return str(template)

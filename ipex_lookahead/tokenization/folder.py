@@ -183,9 +183,9 @@ class _Folder:
             known[text] = i
             if i < len(model.pieces) and _spaces(model.pieces[i]):
                 continue
-            told = entry if isinstance(entry, dict) else {}
-            sides = {side: told.get(side) is True for side in ("lstrip", "rstrip")}
-            found[i] = AddedToken(text, special=told.get("special") is not False, normalized=False, **sides)
+            flags = entry if isinstance(entry, dict) else {}
+            sides = {side: flags.get(side) is True for side in ("lstrip", "rstrip")}
+            found[i] = AddedToken(text, special=flags.get("special") is not False, normalized=False, **sides)
         problems = partial(self.fail, "added_tokens_decoder")
         check_added([token.content for token in found.values()], LONGEST_SPELLED, problems)
         return found
@@ -194,26 +194,26 @@ class _Folder:
         """One template, or several with names: from files of their own, else the setting, else a processor's file."""
         template = self.settings.get("chat_template")
         if isinstance(template, list):
-            told: str | dict[str, str] | None = {
+            found: str | dict[str, str] | None = {
                 self.source(entry, "name"): self.source(entry, "template") for entry in template
             }
         else:
-            told = None if template is None else self.source({"template": template}, "template")
+            found = None if template is None else self.source({"template": template}, "template")
         file = self.path / "chat_template.jinja"
         if file.exists():
-            told = _jinja(file)
-        elif told is None and (file := self.path / "chat_template.json").exists():
+            found = _jinja(file)
+        elif found is None and (file := self.path / "chat_template.json").exists():
             source = load_object(file, MAX_SETTINGS).get("chat_template")
             if source is not None and (not isinstance(source, str) or len(source.encode()) > MAX_SOURCE):
                 raise ModelFormatError(file, "chat_template", None, f"must be text of at most {MAX_SOURCE} bytes")
-            told = source
+            found = source
         named = self.path / "additional_chat_templates"
         others = sorted(named.glob("*.jinja"))[: MOST_TEMPLATES + 1] if named.is_dir() else []
         if len(others) > MOST_TEMPLATES:
             raise ModelFormatError(named, "folder", None, f"holds more than {MOST_TEMPLATES} templates")
         if not others:
-            return told
-        known = told if isinstance(told, dict) else {} if told is None else {"default": told}
+            return found
+        known = found if isinstance(found, dict) else {} if found is None else {"default": found}
         return known | {file.stem: _jinja(file) for file in others}
 
     def source(self, entry: Any, key: str) -> str:

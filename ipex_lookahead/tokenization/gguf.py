@@ -8,6 +8,7 @@ model's name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from os import PathLike
 from typing import Any, TypeVar
 
@@ -70,6 +71,7 @@ class _Reader:
     def __init__(self, metadata: Mapping[str, Any], file: str | PathLike[str]) -> None:
         self.metadata = metadata
         self.file = file
+        self.bad_merges = partial(self.fail, "merges")
 
     def fail(self, key: str, problem: str) -> ModelFormatError:
         return ModelFormatError(self.file, key if "." in key else _PREFIX + key, None, problem)
@@ -112,9 +114,6 @@ class _Reader:
         unknown = self.special_id("unknown_token_id")
         core = spelled_bpe(*self.merged(), None if unknown is None else self.tokens[unknown], self.bad_merges)
         return self.with_added(core, bos=False)
-
-    def bad_merges(self, problem: str) -> ModelFormatError:
-        return self.fail("merges", problem)
 
     def merged(self) -> tuple[dict[str, int], list[Pair]]:
         """Tokens, checked, and merges."""
@@ -171,7 +170,7 @@ class _Reader:
             raise self.fail("tokens", f"sentencepiece does not take this model: {error}") from None
 
     def options(self, roles: Mapping[str, str], *, bos: bool, eos: bool) -> dict[str, Any]:
-        """What both kinds of tokenizer are told."""
+        """The options of both kinds of tokenizer."""
         return {
             "add_bos_token": bos and "bos_token" in roles,
             "add_eos_token": eos and "eos_token" in roles,
@@ -184,7 +183,7 @@ class _Reader:
         """Control tokens, and user-defined ones, in order of id."""
         by_type = [[t for t, kind in zip(self.tokens, self.types, strict=True) if kind == wanted and t]
                    for wanted in (CONTROL, USER_DEFINED)]  # fmt: skip
-        check_added(by_type[0] + by_type[1], MAX_PIECE_BYTES, lambda problem: self.fail("token_type", problem))
+        check_added(by_type[0] + by_type[1], MAX_PIECE_BYTES, partial(self.fail, "token_type"))
         return by_type[0], by_type[1]
 
     def roles(self) -> dict[str, str]:

@@ -9,17 +9,18 @@ call starts another. It ends with its parent; a fork starts its own.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer, models
 
 from ipex_lookahead.errors import ModelFormatError
 from ipex_lookahead.files.safe_json import File
 from ipex_lookahead.tokenization.content import Encode, respelled
 from ipex_lookahead.tokenization.growth import MOST_ADDED, MOST_GROWTH, most_ids
-from ipex_lookahead.tokenization.process import OnFork, Stopped, Worker, importable, spoken_memory
-from ipex_lookahead.tokenization.saving import FAST, write_settings
+from ipex_lookahead.tokenization.process import KeptWorker, Stopped, Worker, importable, spoken_memory
+from ipex_lookahead.tokenization.saving import FAST, ends_of, write_settings
 from ipex_lookahead.tokenization.text import TextTokenizer
 from ipex_lookahead.tokenization.tokenizer_json import Pipeline
 
@@ -36,8 +37,8 @@ MEMORY_PER_BYTE = 48
 """Address space of the worker for each byte of the description, beside the above."""
 
 
-class TokenizerProcess:
-    """The worker of one tokenizer. For any number of threads; they wait for each other.
+class TokenizerProcess(KeptWorker):
+    """The worker of one tokenizer.
 
     Args:
         description: what the library makes the tokenizer of.
@@ -46,10 +47,9 @@ class TokenizerProcess:
 
     def __init__(self, description: str, file: File) -> None:
         """Raises ModelFormatError where the library does not take it, InputError where no process can be started."""
+        super().__init__()
         self._description, self._file = description, file
-        self._lock = threading.Lock()
-        self._worker: Worker | None = None
-        OnFork(self)
+        self._memory = MEMORY + MEMORY_PER_BYTE * len(description)
         with self._lock:
             self._running()
 
@@ -67,20 +67,20 @@ class TokenizerProcess:
         seconds = SECONDS + SECONDS_PER_BYTE * size
         message = json.dumps(question | {"seconds": seconds}, ensure_ascii=False).encode("utf-8")
         with self._lock:
-            answer = self._asked(self._running(), message, seconds, doing)
+            answer = self._answer(self._running(), message, seconds, doing)
         if "ok" not in answer:
             raise ModelFormatError(self._file, doing, None, answer["error"])
         return answer["ok"]
 
     def _running(self) -> Worker:
-        """The worker, started if there is none."""
         if self._worker is None:
             worker = Worker(f"the tokenizer of {self._file}", instead="pass token ids instead of text")
-            limits = {"seconds": self._load_seconds, "memory": self._memory}
+            seconds = SECONDS_TO_LOAD + LOAD_SECONDS_PER_BYTE * len(self._description)
+            limits = {"seconds": seconds, "memory": self._memory}
             request = {"path": importable(), "description": self._description, "limits": limits}
             message = json.dumps(request, ensure_ascii=False).encode("utf-8")
             self._worker = worker
-            answer = self._asked(worker, message, self._load_seconds, "file")
+            answer = self._answer(worker, message, seconds, "file")
             if "ok" not in answer:
                 self._worker = None
                 worker.close()
@@ -88,29 +88,12 @@ class TokenizerProcess:
                 raise ModelFormatError(self._file, "file", None, problem)
         return self._worker
 
-    def _asked(self, worker: Worker, message: bytes, seconds: float, doing: str) -> dict[str, Any]:
+    def _answer(self, worker: Worker, message: bytes, seconds: float, doing: str) -> dict[str, Any]:
+        limits = f"{seconds:.3g} s of processor time or {spoken_memory(self._memory)}"
         try:
-            return worker.ask(message, seconds, f"{seconds:.3g} s of processor time or {spoken_memory(self._memory)}")
+            return self._asked(worker, message, seconds, limits)
         except Stopped as stopped:
             raise ModelFormatError(self._file, doing, None, f"its process {stopped}") from None
-        finally:
-            if not worker.close.alive:
-                self._worker = None
-
-    @property
-    def _memory(self) -> int:
-        return MEMORY + MEMORY_PER_BYTE * len(self._description)
-
-    @property
-    def _load_seconds(self) -> float:
-        return SECONDS_TO_LOAD + LOAD_SECONDS_PER_BYTE * len(self._description)
-
-    def after_fork(self) -> None:
-        """In the child: another thread may have held the lock, and the worker is the parent's."""
-        self._lock = threading.Lock()
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.disown()
 
     def __reduce__(self) -> Any:
         return TokenizerProcess, (self._description, self._file)
@@ -139,25 +122,13 @@ class IsolatedText(TextTokenizer):
         self._silent = frozenset(token["id"] for token in added if token["special"])
         description = pipeline.description | {"added_tokens": sorted(added, key=lambda token: token["id"])}
         if "add_bos_token" in options or "add_eos_token" in options:
-            before = [options["bos_token"]] if options.get("add_bos_token") else []
-            after = [options["eos_token"]] if options.get("add_eos_token") else []
-            description["post_processor"] = self._around(before, after)
+            some = Tokenizer(models.BPE())
+            some.post_processor = ends_of(options, self._vocab.__getitem__)
+            description["post_processor"] = json.loads(some.to_str())["post_processor"]
         self._description = json.dumps(description, ensure_ascii=False)
         self._longest = max(map(len, self._vocab))
         self._file = pipeline.file
         self._process = TokenizerProcess(self._description, pipeline.file)
-
-    def _around(self, before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
-        """As ``text._around``, in the words of a ``tokenizer.json``."""
-
-        def side(name: str, type_id: int) -> list[dict[str, Any]]:
-            special = [[{"SpecialToken": {"id": t, "type_id": type_id}} for t in tokens] for tokens in (before, after)]
-            return [*special[0], {"Sequence": {"id": name, "type_id": type_id}}, *special[1]]
-
-        tokens = {t: {"id": t, "ids": [self._vocab[t]], "tokens": [t]} for t in (*before, *after)}
-        single = side("A", 0)
-        pair = [*single, *side("B", 1)]
-        return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """See :class:`TextTokenizer`."""
@@ -184,9 +155,8 @@ class IsolatedText(TextTokenizer):
         """See :class:`TextTokenizer`."""
         return dict(self._vocab)
 
-    def _id(self, role: str) -> int | None:
-        token = self._roles.get(role)
-        return None if token is None else self._vocab[token]
+    def _token_id(self, token: str) -> int | None:
+        return self._vocab.get(token)
 
     @property
     def silent_ids(self) -> frozenset[int]:

@@ -9,8 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +96,7 @@ class Worker:
 
     def tell(self, message: bytes) -> None:
         """Give it something to read to which there is no answer."""
-        with contextlib.suppress(OSError):  # a worker that is dead says so when it is asked
+        with contextlib.suppress(OSError):  # that a worker is dead shows at the next question
             self._link.sendall(len(message).to_bytes(8, "little") + message)
 
     @property
@@ -131,18 +133,42 @@ class Worker:
         self._process.returncode = 0  # else Popen says that it still runs
 
 
-class OnFork:
-    """Tells an object with ``after_fork``, where it is still there, of a fork. Python keeps these for ever."""
+class KeptWorker(ABC):
+    """A worker that is kept, and started anew where it has ended. For any number of threads; they wait for each other.
 
-    def __init__(self, told: Any) -> None:
-        self._told = weakref.ref(told)
+    A fork starts its own.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._worker: Worker | None = None
+        reference = weakref.ref(self)  # Python keeps what it calls for ever
+
+        def after_fork() -> None:
+            if (kept := reference()) is not None:
+                kept._forked()
+
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self)
+            os.register_at_fork(after_in_child=after_fork)
 
-    def __call__(self) -> None:
-        """In the child."""
-        if (told := self._told()) is not None:
-            told.after_fork()
+    @abstractmethod
+    def _running(self) -> Worker:
+        """The worker, started if there is none. The lock is held."""
+
+    def _asked(self, worker: Worker, question: bytes, seconds: float, limits: str) -> dict[str, Any]:
+        """See ``Worker.ask``. The lock is held."""
+        try:
+            return worker.ask(question, seconds, limits)
+        finally:
+            if not worker.close.alive:
+                self._worker = None
+
+    def _forked(self) -> None:
+        """In the child: another thread may have held the lock, and the worker is the parent's."""
+        self._lock = threading.Lock()
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.disown()
 
 
 def stopped_by(number: int, limits: str) -> str:

@@ -10,7 +10,7 @@ transformers that runs the ``sentencepiece`` package.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -65,12 +65,29 @@ def _write(path: Path, settings: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
 
 
+def around(before: Sequence[tuple[str, int]], after: Sequence[tuple[str, int]]) -> Any:
+    """A post-processor that puts special tokens, each with its id, round a text, and round the second of a pair."""
+
+    def side(text: str, number: int) -> list[str]:
+        return [*(f"{t}:{number}" for t, _ in before), f"${text}:{number}", *(f"{t}:{number}" for t, _ in after)]
+
+    return processors.TemplateProcessing(
+        single=side("A", 0), pair=side("A", 0) + side("B", 1), special_tokens=list(dict([*before, *after]).items())
+    )
+
+
+def ends_of(options: Mapping[str, Any], id_of: Callable[[str], Any]) -> Any:
+    """The post-processor that adds bos and eos as a tokenizer's options say."""
+    roles = [[options[f"{role}_token"]] if options.get(f"add_{role}_token") else [] for role in ("bos", "eos")]
+    before, after = ([(token, id_of(token)) for token in tokens] for tokens in roles)
+    return around(before, after)
+
+
 def sentencepiece_core(
     model: SentencePieceModel,
     added: Mapping[int, AddedToken],
-    *,
-    before: tuple[str, int] | None,
-    after: tuple[str, int] | None,
+    before: Sequence[tuple[str, int]],
+    after: Sequence[tuple[str, int]],
 ) -> Tokenizer | None:
     """A SentencePiece model in the parts of the ``tokenizers`` library; None where they cannot say what it does.
 
@@ -83,8 +100,8 @@ def sentencepiece_core(
     Args:
         model: the model, checked.
         added: the tokens that are cut out of a text before it is encoded, by id.
-        before: token and id that go before a text, or None.
-        after: token and id that go after a text, or None.
+        before: tokens and ids that go before a text.
+        after: tokens and ids that go after a text.
     """
     if model.model_type != BPE or model.treat_whitespace_as_suffix or not model.escape_whitespaces:
         return None
@@ -105,13 +122,8 @@ def sentencepiece_core(
     core.decoder = _decoder(model)
     core.add_special_tokens([token for token in added.values() if token.special])
     core.add_tokens([token for token in added.values() if not token.special])
-    around = [item for item in (before, after) if item is not None]
-    if around:
-        head, tail = [before[0]] if before else [], [after[0]] if after else []
-        single = [*head, "$A", *tail]
-        core.post_processor = processors.TemplateProcessing(
-            single=single, pair=[*single, *head, "$B:1", *tail], special_tokens=list(dict(around).items())
-        )
+    if before or after:
+        core.post_processor = around(before, after)
     return core
 
 

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import AddedToken, Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer
 
 from ipex_lookahead.errors import LookaheadError
 from ipex_lookahead.tokenization.chat_template import Renderer, chat_template_of, render_chats
@@ -27,6 +27,7 @@ from ipex_lookahead.tokenization.release import panics_typed
 from ipex_lookahead.tokenization.saving import (
     FAST,
     described,
+    ends_of,
     pattern_of,
     sentencepiece_class,
     sentencepiece_core,
@@ -106,8 +107,8 @@ class TextTokenizer(ABC):
     @cached_property
     def all_special_ids(self) -> list[int]:
         """Ids of the special tokens that have a role or are listed as such."""
-        ids = self.get_vocab()
-        return list(dict.fromkeys(ids[token] for token in (*self._roles.values(), *self._additional)))
+        ids = map(self._token_id, (*self._roles.values(), *self._additional))
+        return list(dict.fromkeys(i for i in ids if i is not None))
 
     @property
     def bos_token_id(self) -> int | None:
@@ -121,7 +122,11 @@ class TextTokenizer(ABC):
 
     def _id(self, role: str) -> int | None:
         token = self._roles.get(role)
-        return None if token is None else self.get_vocab()[token]
+        return None if token is None else self._token_id(token)
+
+    @abstractmethod
+    def _token_id(self, token: str) -> int | None:
+        """The id of a token; None where there is none."""
 
     def render_often(self) -> None:
         """From now on a process is kept that others are forked from: some 15 MB, and 3 ms for a template, not 80."""
@@ -227,9 +232,7 @@ class BytePairText(TextTokenizer):
         named = dict.fromkeys((*self._roles.values(), *self._additional))
         core.add_special_tokens([AddedToken(token, special=True) for token in named if token not in known])
         if "add_bos_token" in options or "add_eos_token" in options:
-            before = [options["bos_token"]] if options.get("add_bos_token") else []
-            after = [options["eos_token"]] if options.get("add_eos_token") else []
-            core.post_processor = _around(before, after, core)
+            core.post_processor = ends_of(options, core.token_to_id)
         self.core = core
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -245,15 +248,8 @@ class BytePairText(TextTokenizer):
         """See :class:`TextTokenizer`."""
         return dict(self.core.get_vocab(with_added_tokens=True))
 
-    def _id(self, role: str) -> int | None:
-        token = self._roles.get(role)
-        return None if token is None else self.core.token_to_id(token)
-
-    @cached_property
-    def all_special_ids(self) -> list[int]:
-        """See :class:`TextTokenizer`."""
-        ids = [self.core.token_to_id(token) for token in (*self._roles.values(), *self._additional)]
-        return list(dict.fromkeys(i for i in ids if i is not None))
+    def _token_id(self, token: str) -> int | None:
+        return self.core.token_to_id(token)
 
     @cached_property
     def silent_ids(self) -> frozenset[int]:
@@ -301,19 +297,6 @@ def _encoded(core: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
     return ids
 
 
-def _around(before: Sequence[str], after: Sequence[str], core: Tokenizer) -> Any:
-    """A post-processor that puts special tokens round a text, and round the second of a pair."""
-    tokens = dict.fromkeys((*before, *after))
-    return processors.TemplateProcessing(
-        single=[*(f"{t}:0" for t in before), "$A:0", *(f"{t}:0" for t in after)],
-        pair=[
-            *(f"{t}:0" for t in before), "$A:0", *(f"{t}:0" for t in after),
-            *(f"{t}:1" for t in before), "$B:1", *(f"{t}:1" for t in after),
-        ],
-        special_tokens=[(token, core.token_to_id(token)) for token in tokens],
-    )  # fmt: skip
-
-
 class SentencePieceText(TextTokenizer):
     """A SentencePiece model with special tokens, text between which is encoded by itself.
 
@@ -329,7 +312,7 @@ class SentencePieceText(TextTokenizer):
         self._pieces = Pieces(model)
         self._tokens = dict(added)
         self._added = {i: token.content for i, token in added.items()}
-        ids = self.get_vocab()
+        ids = self._ids = self.get_vocab()
         for token in (*self._roles.values(), *self._additional):
             self._added.setdefault(ids[token], token)
         self._split = _Splitter({text: i for i, text in self._added.items()}, added)
@@ -374,6 +357,9 @@ class SentencePieceText(TextTokenizer):
         """See :class:`TextTokenizer`."""
         return {**{piece: i for i, piece in enumerate(self._pieces.texts)}, **{t: i for i, t in self._added.items()}}
 
+    def _token_id(self, token: str) -> int | None:
+        return self._ids.get(token)
+
     @cached_property
     def silent_ids(self) -> frozenset[int]:
         """See :class:`TextTokenizer`."""
@@ -394,16 +380,8 @@ class SentencePieceText(TextTokenizer):
         from ipex_lookahead.tokenization.sentencepiece_model import read_model
 
         tokens = {i: AddedToken(text, special=True, normalized=False) for i, text in self._added.items()} | self._tokens
-        bos, eos = (
-            self._options[f"{role}_token"] if ids else None
-            for role, ids in (("bos", self._before), ("eos", self._after))
-        )
-        core = sentencepiece_core(
-            read_model(self._pieces.model, "tokenizer.model"),
-            tokens,
-            before=(bos, *self._before) if bos else None,
-            after=(eos, *self._after) if eos else None,
-        )
+        before, after = ([(self._added[i], i) for i in ids] for ids in (self._before, self._after))
+        core = sentencepiece_core(read_model(self._pieces.model, "tokenizer.model"), tokens, before, after)
         (Path(folder) / "tokenizer.model").write_bytes(self._pieces.model)
         added = {"added_tokens_decoder": described(tokens)}
         if core is None:

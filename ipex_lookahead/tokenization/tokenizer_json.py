@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -142,15 +143,12 @@ class Pipeline:
         core = Tokenizer.from_str(json.dumps(self.description | others))
         settings = ("unk_token", "fuse_unk", "byte_fallback", "ignore_merges")
         options = {name: model[name] for name in settings if model[name]}  # older releases have not all of them
-        core.model = bpe(self.vocab, self.merges, self._bad_merges, **options)
+        core.model = bpe(self.vocab, self.merges, partial(ModelFormatError, self.file, "model.merges", None), **options)
         for special, tokens in groupby(self.description["added_tokens"], lambda token: token["special"]):
             made = [AddedToken(**{k: v for k, v in token.items() if k != "id"}) for token in tokens]
             (core.add_special_tokens if special else core.add_tokens)(made)
         self._check_spaces(core)
         return core
-
-    def _bad_merges(self, problem: str) -> ModelFormatError:
-        return ModelFormatError(self.file, "model.merges", None, problem)
 
     def _check_spaces(self, core: Tokenizer) -> None:
         """Refuse white space that takes the space beside it.
@@ -211,7 +209,7 @@ class _Reader:
         self.growth(clean)
         if self.merges:
             if self.apart is not None or not merges_are_pairs():  # else whoever builds it here checks them
-                check_merges(self.merges, vocab, self.bad_merges)
+                check_merges(self.merges, vocab, partial(self.fail, "model.merges"))
             model["merges"] = merges_for_json(self.merges)
         return Pipeline(self.file, clean, vocab, self.merges, self.apart)
 
@@ -250,9 +248,6 @@ class _Reader:
             raise self.fail("model.vocab", "two tokens have the same id")
         return (self.merged(model, vocab) if name == "BPE" else model), vocab
 
-    def bad_merges(self, problem: str) -> ModelFormatError:
-        return self.fail("model.merges", problem)
-
     def merged(self, model: dict[str, Any], vocab: dict[str, int]) -> dict[str, Any]:
         """A model of byte-pair encoding."""
         merges = model.get("merges")
@@ -264,7 +259,7 @@ class _Reader:
         if affix := next((key for key in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(key)), None):
             self.apart = self.apart or f"model.{affix}"
             return model
-        self.merges = merge_pairs(merges, vocab, self.bad_merges)
+        self.merges = merge_pairs(merges, vocab, partial(self.fail, "model.merges"))
         unknown = model.get("unk_token")
         if unknown is not None and (type(unknown) is not str or unknown not in vocab):
             raise self.fail("model.unk_token", f"is {str(unknown)[:80]!r}, which is not in the vocabulary")
@@ -301,7 +296,7 @@ class _Reader:
             }
             clean.append({"id": i, "content": content, **flags})
         contents = [token["content"] for token in clean]
-        check_added(contents, MAX_PIECE_BYTES, lambda problem: self.fail("added_tokens", problem))
+        check_added(contents, MAX_PIECE_BYTES, partial(self.fail, "added_tokens"))
         if len(set(contents)) != len(contents):
             raise self.fail("added_tokens", "the same token is there twice")
         missing = [i for i in range(len(by_id)) if i not in by_id] if clean else []

@@ -273,12 +273,9 @@ class SentencePieceTokenizer(SandboxedChat, PreTrainedTokenizer):  # type: ignor
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
         """As in ``transformers``, whose own ``AutoTokenizer`` reads what is written; see ``saving.py`` for how well."""
         tokens = dict(self._added_tokens_decoder)
-        core = sentencepiece_core(
-            read_model(self.model, "tokenizer.model"),
-            tokens,
-            before=(self.bos_token, self.bos_token_id) if self.add_bos_token else None,
-            after=(self.eos_token, self.eos_token_id) if self.add_eos_token else None,
-        )
+        before = [(self.bos_token, self.bos_token_id)] if self.add_bos_token else []
+        after = [(self.eos_token, self.eos_token_id)] if self.add_eos_token else []
+        core = sentencepiece_core(read_model(self.model, "tokenizer.model"), tokens, before, after)
         flags = {"add_bos_token": self.add_bos_token, "add_eos_token": self.add_eos_token}
         if core is None:
             written = super().save_pretrained(save_directory, *args, **kwargs)

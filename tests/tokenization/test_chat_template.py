@@ -10,7 +10,7 @@ import pytest
 
 from ipex_lookahead.errors import InputError, ModelFormatError
 from ipex_lookahead.tokenization import process
-from ipex_lookahead.tokenization.chat_template import Renderer, render_chat, render_chats
+from ipex_lookahead.tokenization.chat_template import Renderer, render_chats
 
 from .conftest import CHATML
 
@@ -35,7 +35,7 @@ LLAMA2 = """{% if messages[0]['role'] == 'system' %}
 
 def render(template, messages=CHAT, **options):
     settings = {"add_generation_prompt": True, "bos_token": "<s>", "eos_token": "</s>", **options}
-    return render_chat(template, messages, **settings)
+    return render_chats(template, [messages], settings)[0]
 
 
 def test_the_usual_templates():
