@@ -1,4 +1,4 @@
-"""The ASGI application: the list of APIs, and how errors are told."""
+"""The ASGI application: the list of APIs, and how errors are answered."""
 
 from __future__ import annotations
 
@@ -47,10 +47,8 @@ def make_app(server: Server) -> FastAPI:
     app.state.server = server
     for api in APIS:
         app.include_router(api.router)
-    app.add_exception_handler(ApiError, _told)
-    app.add_exception_handler(RequestValidationError, _told)
-    app.add_exception_handler(HTTPException, _told)
-    app.add_exception_handler(Exception, _told)
+    for kind in (ApiError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _error_response)
     app.add_middleware(Gate, server=server)
     if server.settings.origins:  # round the gate: a browser asks whether it may ask, and sends no key with that
         app.add_middleware(
@@ -63,7 +61,7 @@ def make_app(server: Server) -> FastAPI:
     return app
 
 
-async def _told(request: Request, error: Exception) -> JSONResponse:
+async def _error_response(request: Request, error: Exception) -> JSONResponse:
     found = _as_api_error(error)
     if found.status == 500:
         log.error("a request failed", exc_info=error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -17,17 +16,18 @@ from ipex_lookahead.serving.conversation import (
     functions_of,
     prepare,
     text_of,
+    thinking_variables,
     without_grammar,
 )
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
-from ipex_lookahead.serving.handling import answer, checked, memory_of, new_tokens, now
+from ipex_lookahead.serving.handling import answer, checked, memory_of, new_tokens, openai_head
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.logprobs import chat_logprobs, draft_trace
-from ipex_lookahead.serving.sampling import MINUS_ONE, VERBOSITY, LogitBias, Most, Sampled
+from ipex_lookahead.serving.sampling import MINUS_ONE, VERBOSITY, Most, Sampled
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import DONE, comments, event
-from ipex_lookahead.serving.structured import Form, bounded
+from ipex_lookahead.serving.structured import Form, schema_form
 from ipex_lookahead.serving.tools import Call
 from ipex_lookahead.serving.usage import timings, usage
 
@@ -177,21 +177,14 @@ class ChatRequest(Sampled):
             return Form({"type": "object"})
         if wanted.json_schema is None or wanted.json_schema.schema_ is None:
             raise refused("response_format.json_schema.schema", "json_schema needs a schema")
-        bounded(wanted.json_schema.schema_, limits, "response_format.json_schema.schema")
-        return Form(wanted.json_schema.schema_)
+        return schema_form(wanted.json_schema.schema_, limits, "response_format.json_schema.schema")
 
     def _variables(self) -> dict[str, Any]:
-        given = dict(self.chat_template_kwargs or {})
-        if self.verbosity is not None:
-            given.setdefault("verbosity", self.verbosity)
+        given = self.chat_template_kwargs or {}
         taken = {"messages", "tools", "add_generation_prompt"} & given.keys()
         if taken:
             raise refused("chat_template_kwargs", f"{min(taken)!r} is set by the server")
-        if self.reasoning_effort is not None:
-            given.setdefault("reasoning_effort", self.reasoning_effort)
-            if self.reasoning_effort in ("none", "minimal"):
-                given.setdefault("enable_thinking", False)
-        return given
+        return {**thinking_variables(self.reasoning_effort, self.verbosity), **given}
 
 
 def _message(message: ChatMessage, at: int) -> Message:
@@ -236,9 +229,7 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     server, served = checked(request, body, body.model)
     limits = server.limits
     conversation, count, alternatives = body.to_conversation(limits), body.answers(limits), body.alternatives(limits)
-    drafting = body.drafting()
-    if body.logit_bias:
-        drafting["processors"] = [LogitBias.of(body.logit_bias, served.vocab_size, limits)]
+    drafting = body.options(served.vocab_size, limits)
     likely = text_of(body.prediction.content, "prediction.content") if body.prediction else ""
     prepared = await server.prepare(lambda: prepare(served, conversation))
     if likely:
@@ -258,26 +249,15 @@ class _Writer:
     """One request's answers in OpenAI's shapes."""
 
     def __init__(self, server: Server, served: Served, body: ChatRequest, answers: Answers) -> None:
-        self._server = server
         self._served = served
         self._body = body
         self._answers = answers
-        self._created = now()
-        self._id = "chatcmpl-" + secrets.token_hex(12)
+        self._head = openai_head(server, body, "chatcmpl-", "chat.completion")
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "object": kind,
-            "created": self._created,
-            "model": self._body.model or self._server.settings.names[0],
-            "system_fingerprint": self._server.fingerprint,
-        }
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Server-sent events."""
-        head = self._head("chat.completion.chunk") | ({"usage": None} if self._with_usage else {})
+        head = self._head | {"object": "chat.completion.chunk"} | ({"usage": None} if self._with_usage else {})
         calls = [0] * len(self._answers.generations)
         for index in range(len(self._answers.generations)):
             yield event(head | {"choices": [_choice_of(index, {"role": "assistant", "content": ""})]})
@@ -302,24 +282,17 @@ class _Writer:
             choice = _choice_of(delta.index, said)
             if self._body.logprobs:
                 choice["logprobs"] = chat_logprobs(delta.pieces, self._served.tokens)
-            found.append({"choices": [choice]} | self._trace(delta))
+            trace = {"draft_trace": draft_trace(delta.pieces)} if self._body.return_draft_trace else {}
+            found.append({"choices": [choice]} | trace)
         for call in delta.calls:
             number, calls[delta.index] = calls[delta.index], calls[delta.index] + 1
-            named = {
-                "index": number,
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": ""},
-            }
-            told = {"index": number, "function": {"arguments": call.arguments}}
-            found += [{"choices": [_choice_of(delta.index, {"tool_calls": [part]})]} for part in (named, told)]
+            named = {"index": number, **_call(call, "")}
+            arguments = {"index": number, "function": {"arguments": call.arguments}}
+            found += [{"choices": [_choice_of(delta.index, {"tool_calls": [part]})]} for part in (named, arguments)]
         if delta.finish is not None:
             choice = _choice_of(delta.index, {}) | {"finish_reason": delta.finish.reason}
             found.append({"choices": [choice], "timings": timings(delta.finish.stats)})
         return found
-
-    def _trace(self, delta: Delta) -> dict[str, Any]:
-        return {"draft_trace": draft_trace(delta.pieces)} if self._body.return_draft_trace else {}
 
     async def whole(self) -> dict[str, Any]:
         """All answers in one."""
@@ -330,7 +303,7 @@ class _Writer:
                 message["reasoning_content"] = one.thought
             if one.calls:
                 message["content"] = one.text or None
-                message["tool_calls"] = [_told(call) for call in one.calls]
+                message["tool_calls"] = [_call(call, call.arguments) for call in one.calls]
             choice = {"index": index, "message": message, "finish_reason": one.finish.reason, "logprobs": None}
             if self._body.logprobs:
                 choice["logprobs"] = chat_logprobs(one.pieces, self._served.tokens)
@@ -339,7 +312,7 @@ class _Writer:
             choices.append(choice)
         finished = self._answers.finished
         return {
-            **self._head("chat.completion"),
+            **self._head,
             "choices": choices,
             "usage": usage(finished, len(finished), self._answers.thought),
             "timings": timings(finished[0]),
@@ -350,5 +323,5 @@ def _choice_of(index: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "delta": delta, "finish_reason": None, "logprobs": None}
 
 
-def _told(call: Call) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+def _call(call: Call, arguments: str) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,10 +12,10 @@ from ipex_lookahead.serving.answers import Answers, Delta, GenerationRequest, Wh
 from ipex_lookahead.serving.conversation import grammar_of
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import honoured, no_effect, refused_unless, required
-from ipex_lookahead.serving.handling import answer, checked, memory_of, new_tokens, now
+from ipex_lookahead.serving.handling import answer, checked, memory_of, new_tokens, openai_head
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.logprobs import draft_trace, legacy_logprobs, prompt_logprobs, spelled
-from ipex_lookahead.serving.sampling import MINUS_ONE, LogitBias, Sampled
+from ipex_lookahead.serving.sampling import MINUS_ONE, Sampled
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import DONE, comments, event
 from ipex_lookahead.serving.text import Piece
@@ -84,16 +83,12 @@ class CompletionRequest(Sampled):
 async def completions(request: Request, body: CompletionRequest) -> Response:
     """Go on with texts."""
     server, served = checked(request, body, body.model)
-    limits, count, drafting = server.limits, body.made(server.limits), body.drafting()
-    form = body.form(limits)
-    if form is not None and body.ignore_eos:
-        raise refused("ignore_eos", "an answer in a grammar ends with it; leave one of them out")
-    given, alternatives = body.prompts(), body.alternatives(server.limits.top_logprobs)
+    limits, count = server.limits, body.made(server.limits)
+    form, given, alternatives = body.form_of_text(limits), body.prompts(), body.alternatives(limits.top_logprobs)
     if len(given) * count > limits.answers_of_prompts:
         most = limits.answers_of_prompts
         raise refused("prompt", f"{len(given)} prompts times {count} answers are too many; at most {most} are made")
-    if body.logit_bias:
-        drafting["processors"] = [LogitBias.of(body.logit_bias, served.vocab_size, limits)]
+    drafting = body.options(served.vocab_size, limits)
     prompts = await server.prepare(lambda: encoded(served, given))
     grammar = None if form is None else await server.prepare(lambda: grammar_of(served, form))
     best = count > body.answers(limits)
@@ -186,13 +181,7 @@ class _Writer:
         self._echoes = echoes
         self._sharing = sharing
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
-        self._head = {
-            "id": "cmpl-" + secrets.token_hex(12),
-            "object": "text_completion",
-            "created": now(),
-            "model": body.model or server.settings.names[0],
-            "system_fingerprint": server.fingerprint,
-        }
+        self._head = openai_head(server, body, "cmpl-", "text_completion")
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Server-sent events."""

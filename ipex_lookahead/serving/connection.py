@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from http import HTTPStatus
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ipex_lookahead.serving.failures import ApiError
 
 MOST_CONNECTIONS = 512
 MOST_WITHOUT_HEAD = 128
@@ -76,12 +79,10 @@ def impatient(seconds: float, most: int = MOST_CONNECTIONS, most_without: int = 
 
         def _refuse(self, status: int, said: str) -> None:
             self._stop()
-            kind = "invalid_request_error" if status == 400 else "overloaded_error"
-            body = json.dumps({"error": {"message": said, "type": kind, "param": None, "code": None}}).encode()
-            reason = {400: "Bad Request", 503: "Service Unavailable"}[status]
+            body = json.dumps(ApiError(status, said).body("")).encode()
             head = (
-                f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-                "x-content-type-options: nosniff\r\nconnection: close\r\n\r\n"
+                f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+                f"content-length: {len(body)}\r\nx-content-type-options: nosniff\r\nconnection: close\r\n\r\n"
             )
             self.transport.write(head.encode("ascii") + body)
             self.transport.close()

@@ -93,7 +93,8 @@ def prepare(served: Served, conversation: Conversation) -> Prepared:
     )
     template = served.template
     style, knows_tools = style_of(template)
-    given = [_spoken(one) for one in conversation.functions] if conversation.may_call else []
+    # Templates are not given ``strict``, which is for the server.
+    given = [_without(one, "strict") for one in conversation.functions] if conversation.may_call else []
     ids_of = partial(_encoded, served, conversation)
     spoken_of = bool(given) or any(m["role"] == "tool" or m.get("tool_calls") for m in conversation.messages)
     if not template:
@@ -217,7 +218,8 @@ def _at_will(
     try:
         return compiled(functions)
     except InputError:
-        return compiled([one if one.get("strict") or _compiles(served, one) else _loose(one) for one in functions])
+        kept = (one.get("strict") or _compiles(served, one) for one in functions)
+        return compiled([one if own else _without(one, "parameters") for one, own in zip(functions, kept, strict=True)])
 
 
 def _compiles(served: Served, function: Function) -> bool:
@@ -228,13 +230,8 @@ def _compiles(served: Served, function: Function) -> bool:
     return True
 
 
-def _loose(function: Function) -> Function:
-    return {key: value for key, value in function.items() if key != "parameters"}
-
-
-def _spoken(function: Function) -> Function:
-    """A function as templates are given it: ``strict`` is for the server."""
-    return {key: value for key, value in function.items() if key != "strict"}
+def _without(function: Function, left_out: str) -> Function:
+    return {key: value for key, value in function.items() if key != left_out}
 
 
 def functions_of(tools: Sequence[Mapping[str, Any]], limits: Limits, param: str = "tools") -> list[Function]:
@@ -307,13 +304,16 @@ def _named(tool: Any) -> str:
 def chosen(choice: str, functions: Sequence[Function], param: str = "tool_choice") -> str:
     """``choice``, where it can be followed. Raises ApiError where there is no such function."""
     names = [function["name"] for function in functions]
-    if choice in ("auto", "none"):
-        return choice
-    if choice == "required" and names:
-        return choice
-    if choice not in names:
+    if choice not in ("auto", "none", *names) and not (choice == "required" and names):
         raise refused(param, f"{choice!r} cannot be called; tools has {', '.join(names) or 'nothing'}")
     return choice
+
+
+def thinking_variables(effort: str | None, verbosity: str | None) -> dict[str, Any]:
+    """What the chat template gets of OpenAI's ``reasoning_effort`` and ``verbosity``."""
+    given = {"reasoning_effort": effort, "verbosity": verbosity}
+    found: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return {**found, "enable_thinking": False} if effort in ("none", "minimal") else found
 
 
 def text_of(content: Any, param: str) -> str:

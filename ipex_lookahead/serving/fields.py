@@ -8,6 +8,7 @@ and the nearest one that there is.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, ClassVar
@@ -128,7 +129,5 @@ def _extra(field: FieldInfo) -> dict[str, Any]:
 
 
 def _spelled(value: Any) -> str:
-    import json
-
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else text[:57] + "..."

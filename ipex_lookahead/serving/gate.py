@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import secrets
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ipex_lookahead.serving.failures import ApiError
@@ -30,7 +30,6 @@ class Gate:
     Args:
         app: the other.
         server: its state.
-        paths: routes as metrics name them.
     """
 
     def __init__(self, app: ASGIApp, server: Server) -> None:
@@ -42,11 +41,11 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        asked = scope["method"]
-        if asked == "HEAD":  # what GET answers, less the body, which uvicorn leaves out by its own copy
+        method = scope["method"]
+        if method == "HEAD":  # what GET answers, less the body, which uvicorn leaves out by its own copy
             scope = {**scope, "method": "GET"}
         headers = Headers(scope=scope)
-        if asked == "POST" and _of_no_page(headers):
+        if method == "POST" and _of_no_page(headers):
             scope = {**scope, "headers": _as_json(scope["headers"])}
         named = headers.get("x-request-id", "")
         number = named if _NAME.fullmatch(named) else "req_" + secrets.token_hex(8)
@@ -56,38 +55,37 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                told = MutableHeaders(scope=message)
-                told["x-request-id"] = number
-                told["x-content-type-options"] = "nosniff"
+                of_answer = MutableHeaders(scope=message)
+                of_answer["x-request-id"] = number
+                of_answer["x-content-type-options"] = "nosniff"
                 if scope.get("ignored"):
-                    told["x-ignored-fields"] = ", ".join(map(_plain, scope["ignored"][:20]))
-            elif asked == "HEAD":
+                    of_answer["x-ignored-fields"] = ", ".join(map(_plain, scope["ignored"][:20]))
+            elif method == "HEAD":
                 message = {**message, "body": b""}
             await send(message)
 
         try:
             self._check(scope, headers)
         except ApiError as error:
-            await _tell(error, scope, sending)
+            headers_of_error = {"connection": "close", **error.headers}
+            refusal = JSONResponse(error.body(scope["path"]), error.status, headers=headers_of_error)
+            await refusal(scope, receive, sending)
         else:
             await self._app(scope, _bounded(receive, self._server.limits), sending)
         finally:
             route = getattr(scope.get("route"), "path", "")
             self._server.metrics.requested(route or "other", status or 500)
-            log.info("%s %s %s %d", number, asked, route or "other", status)
+            log.info("%s %s %s %d", number, method, route or "other", status)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         settings, host = self._server.settings, headers.get("host", "")
         if not settings.hosts.answer(host):
-            raise ApiError(
-                403,
-                f"this server does not answer as {host[:100]!r}; start it with --allowed-host NAME if it should",
-                code="wrong_host",
-            )
+            said = f"this server does not answer as {host[:100]!r}; start it with --allowed-host NAME if it should"
+            raise ApiError(403, said, code="wrong_host")
         if "transfer-encoding" in headers and "content-length" in headers:
             raise ApiError(400, "the request has both Content-Length and Transfer-Encoding; send one of them")
         origin = headers.get("origin")
-        if origin is not None and not self._own_page(origin, host) and not settings.allows(origin):
+        if origin is not None and not _own_page(origin, host) and not settings.allows(origin):
             raise ApiError(403, "pages of other servers may not ask this one", code="wrong_origin")
         length = headers.get("content-length", "0")
         most = self._server.limits.body_bytes
@@ -97,27 +95,22 @@ class Gate:
         if settings.keys and not open_:
             scope["owner"] = self._owner(headers)
 
-    @staticmethod
-    def _own_page(origin: str, host: str) -> bool:
-        try:
-            return origin != "null" and urlsplit(origin).netloc == host
-        except ValueError:  # such as "http://["
-            return False
-
     def _owner(self, headers: Headers) -> str:
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         given = bearer.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
         owner = self._server.settings.keys.owner(given) if given else None
         if owner is None:
-            raise ApiError(
-                401,
-                "this server asks for an API key, and this is none that it knows; send Authorization: Bearer KEY"
-                if given
-                else "this server asks for an API key; send Authorization: Bearer KEY",
-                code="invalid_api_key",
-                headers={"www-authenticate": "Bearer"},
-            )
+            unknown = ", and this is none that it knows" if given else ""
+            said = f"this server asks for an API key{unknown}; send Authorization: Bearer KEY"
+            raise ApiError(401, said, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
         return owner
+
+
+def _own_page(origin: str, host: str) -> bool:
+    try:
+        return origin != "null" and urlsplit(origin).netloc == host
+    except ValueError:  # such as "http://["
+        return False
 
 
 def _of_no_page(headers: Headers) -> bool:
@@ -137,8 +130,6 @@ def _plain(name: str) -> str:
 
 _LARGE = 256 << 10
 """Bytes of a body that is looked at in a thread before it becomes a request."""
-
-
 _MARKS = re.compile(rb'"[^"]*"?|[\[{,]')
 """Of a JSON text without escapes: its strings, beginnings of objects and lists, and commas."""
 
@@ -168,11 +159,11 @@ def _bounded(receive: Receive, limits: Limits) -> Receive:
         nonlocal complete
         if complete:
             return await receive()
-        end, pieces, read = asyncio.get_running_loop().time() + seconds, [], 0
-        more = True
+        clock, pieces, read, more = asyncio.get_running_loop().time, [], 0, True
+        end = clock() + seconds
         while more:
             try:
-                message = await asyncio.wait_for(receive(), max(0.0, end - asyncio.get_running_loop().time()))
+                message = await asyncio.wait_for(receive(), max(0.0, end - clock()))
             except (asyncio.TimeoutError, TimeoutError):
                 raise HTTPException(408, f"the request's body did not come within {seconds:g} s") from None
             if message["type"] != "http.request":
@@ -188,11 +179,3 @@ def _bounded(receive: Receive, limits: Limits) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return limited
-
-
-async def _tell(error: ApiError, scope: Scope, send: Send) -> None:
-    body = json.dumps(error.body(scope["path"])).encode()
-    headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
-    raw = [(name.encode(), value.encode()) for name, value in {**headers, **error.headers}.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 import time
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
@@ -91,6 +92,17 @@ async def answer(
         return Response(status_code=GONE)
     finally:
         close()
+
+
+def openai_head(server: Server, body: Body, prefix: str, kind: str) -> dict[str, Any]:
+    """What an answer in the shape of OpenAI's begins with."""
+    return {
+        "id": prefix + secrets.token_hex(12),
+        "object": kind,
+        "created": now(),
+        "model": getattr(body, "model", None) or server.settings.names[0],
+        "system_fingerprint": server.fingerprint,
+    }
 
 
 def now() -> int:

@@ -14,7 +14,7 @@ from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import honoured, no_effect, refused_unless, required
 from ipex_lookahead.serving.handling import answer, checked, memory_of, new_tokens, server_of
 from ipex_lookahead.serving.logprobs import spelled
-from ipex_lookahead.serving.sampling import MINUS_ONE, LogitBias, Sampled, sampled
+from ipex_lookahead.serving.sampling import MINUS_ONE, Sampled, sampled
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import comments, event
 from ipex_lookahead.serving.usage import cached, timings
@@ -40,15 +40,12 @@ class LlamaRequest(Sampled):
 async def completion(request: Request, body: LlamaRequest) -> Response:
     """Go on with a text."""
     server, served = checked(request, body, body.model)
-    limits, options, form = server.limits, body.drafting(), body.form(server.limits)
+    limits, form = server.limits, body.form_of_text(server.limits)
     if body.answers(limits) > 1:
         raise refused("n", "one answer is made here; `/v1/completions` makes several")
-    if body.ignore_eos and form is not None:
-        raise refused("ignore_eos", "an answer in a grammar ends with it; leave one of them out")
     if not body.prompt:
         raise refused("prompt", "it is empty; give a text, or token ids")
-    if body.logit_bias:
-        options["processors"] = [LogitBias.of(body.logit_bias, served.vocab_size, limits)]
+    options = body.options(served.vocab_size, limits)
     if body.repetition_penalty is None:
         body.repetition_penalty = body.repeat_penalty
     prompt = body.prompt

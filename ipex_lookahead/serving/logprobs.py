@@ -52,11 +52,7 @@ def _legacy(told: Sequence[tuple[int, TokenLogprob | None, int]], tokens: Sequen
 
 def draft_trace(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
     """``{"text", "source"}`` for each run of text; the source is None where the model itself had the token."""
-    found: list[dict[str, Any]] = []
-    for piece in pieces:
-        if piece.text:
-            found.append({"text": piece.text, "source": piece.source})
-    return found
+    return [{"text": piece.text, "source": piece.source} for piece in pieces if piece.text]
 
 
 def spelled(token: int, tokens: Sequence[bytes]) -> str:

@@ -18,7 +18,7 @@ from ipex_lookahead.serving.handling import answer, checked, memory_of, new_toke
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.sampling import LOOKAHEAD, MINUS_ONE, SALT, Most, drafting, params_of, sampled, stops
 from ipex_lookahead.serving.sse import comments, event
-from ipex_lookahead.serving.structured import Form, bounded
+from ipex_lookahead.serving.structured import Form, schema_form
 from ipex_lookahead.serving.thinking import Thought
 from ipex_lookahead.serving.tools import Call
 from ipex_lookahead.serving.usage import cached, timings
@@ -94,8 +94,7 @@ class CountRequest(Body):
             return None
         if wanted.get("type") != "json_schema" or "schema" not in wanted:
             raise refused(name, 'it must be {"type": "json_schema", "schema": ...}')
-        bounded(wanted["schema"], limits, f"{name}.schema")
-        return Form(wanted["schema"])
+        return schema_form(wanted["schema"], limits, f"{name}.schema")
 
 
 class MessagesRequest(CountRequest):
@@ -203,14 +202,8 @@ class _Writer:
     async def chunks(self) -> AsyncIterator[bytes]:
         """Server-sent events."""
         usage = {"input_tokens": self._prompt, "output_tokens": 0}
-        message: dict[str, Any] = {
-            **self._head,
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": usage,
-        }
-        yield _event("message_start", message=message)
+        begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        yield _event("message_start", message={**self._head, **begun})
         block, writing = 0, ""
         async for deltas in self._answers:
             for part in comments(deltas) if deltas else [_event("ping")]:
@@ -246,13 +239,8 @@ class _Writer:
             for part in one.parts or [""]
         ]
         stats = one.finish.stats
-        return {
-            **self._head,
-            "content": content,
-            **_ended(one.finish, self._stops),
-            "usage": _usage(stats),
-            "timings": timings(stats),
-        }
+        ended = {**_ended(one.finish, self._stops), "usage": _usage(stats), "timings": timings(stats)}
+        return {**self._head, "content": content, **ended}
 
 
 def _event(kind: str, **data: Any) -> bytes:

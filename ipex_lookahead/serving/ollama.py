@@ -22,7 +22,7 @@ from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.sampling import LOOKAHEAD, SALT, drafting, params_of, sampled, stops
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import line
-from ipex_lookahead.serving.structured import Form, bounded
+from ipex_lookahead.serving.structured import Form, schema_form
 from ipex_lookahead.serving.thinking import END
 from ipex_lookahead.serving.tools import Call, style_of
 
@@ -100,8 +100,7 @@ class OllamaRequest(Body):
             if self.format != "json":
                 raise refused("format", f"{self.format[:40]!r} is neither 'json' nor a JSON schema")
             return Form({"type": "object"})
-        bounded(self.format, limits, "format")
-        return Form(self.format)
+        return schema_form(self.format, limits, "format")
 
     def variables(self) -> dict[str, Any]:
         """What the chat template is told of thinking."""

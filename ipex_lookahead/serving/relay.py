@@ -65,7 +65,13 @@ async def relayed(app: ASGIApp, asked: Asked) -> AsyncIterator[tuple[int, Header
         elif message.get("body"):
             parts.put_nowait(bytes(message["body"]))
 
-    running = asyncio.ensure_future(_run(app, scope, receive, send, parts))
+    async def run() -> None:
+        try:
+            await app(scope, receive, send)
+        finally:
+            parts.put_nowait(None)
+
+    running = asyncio.ensure_future(run())
     try:
         while (part := await parts.get()) is not None:
             yield part
@@ -76,13 +82,6 @@ async def relayed(app: ASGIApp, asked: Asked) -> AsyncIterator[tuple[int, Header
             running.cancel()
         with contextlib.suppress(BaseException):
             await running
-
-
-async def _run(app: ASGIApp, scope: Any, receive: Any, send: Any, parts: asyncio.Queue[Any]) -> None:
-    try:
-        await app(scope, receive, send)
-    finally:
-        parts.put_nowait(None)
 
 
 def opening(body: bytes) -> str:

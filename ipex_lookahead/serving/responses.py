@@ -15,11 +15,11 @@ from ipex_lookahead.serving.conversation import (
     FUNCTION,
     Conversation,
     Message,
-    Prepared,
     decided,
     functions_of,
     prepare,
     text_of,
+    thinking_variables,
 )
 from ipex_lookahead.serving.failures import ApiError, refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
@@ -28,9 +28,9 @@ from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.reader import Part
 from ipex_lookahead.serving.remembered import Item, Remembered
 from ipex_lookahead.serving.sampling import LOOKAHEAD, MINUS_ONE, SALT, VERBOSITY, Most, drafting, params_of, sampled
-from ipex_lookahead.serving.server import Served, Server
+from ipex_lookahead.serving.server import Server
 from ipex_lookahead.serving.sse import comments, event
-from ipex_lookahead.serving.structured import Form, bounded
+from ipex_lookahead.serving.structured import Form, schema_form
 from ipex_lookahead.serving.thinking import Thought
 from ipex_lookahead.serving.tools import Call
 from ipex_lookahead.serving.truncation import fitted
@@ -141,21 +141,9 @@ class ResponsesRequest(Body):
             raise refused("input", "there is nothing to respond to; give a text, or a message")
         functions = functions_of([_function(tool, at) for at, tool in enumerate(self.tools or ())], limits)
         choice, allowed = decided(self.tool_choice, functions, _choice)
-        effort = self.reasoning.effort if self.reasoning else None
-        variables: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
-        if effort in ("none", "minimal"):
-            variables["enable_thinking"] = False
-        if self.text is not None and self.text.verbosity is not None:
-            variables["verbosity"] = self.text.verbosity
-        return Conversation(
-            messages,
-            functions,
-            choice,
-            self.parallel_tool_calls is False,
-            self._form(limits),
-            variables,
-            allowed=allowed,
-        )
+        effort, verbosity = (self.reasoning or Reasoning()).effort, (self.text or TextConfig()).verbosity
+        variables, one_call = thinking_variables(effort, verbosity), self.parallel_tool_calls is False
+        return Conversation(messages, functions, choice, one_call, self._form(limits), variables, allowed=allowed)
 
     def _form(self, limits: Limits) -> Form | None:
         wanted = (self.text.format if self.text else None) or {"type": "text"}
@@ -167,8 +155,7 @@ class ResponsesRequest(Body):
             return Form({"type": "object"})
         if kind != "json_schema" or "schema" not in wanted:
             raise refused("text.format", "it must be text, json_object, or json_schema with a schema")
-        bounded(wanted["schema"], limits, "text.format.schema")
-        return Form(wanted["schema"])
+        return schema_form(wanted["schema"], limits, "text.format.schema")
 
 
 def _function(tool: Mapping[str, Any], at: int) -> Mapping[str, Any]:
@@ -221,8 +208,10 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
     items = body.items(server.remembered, owner)
     conversation = body.to_conversation(server.limits, items)
     options = {**drafting(body.lookahead), **owner}
-    made, asked = fitted if body.truncation == "auto" else _prepared, body.max_output_tokens
-    prepared = await server.prepare(lambda: made(served, conversation, asked))
+    if body.truncation == "auto":
+        prepared = await server.prepare(lambda: fitted(served, conversation, body.max_output_tokens))
+    else:
+        prepared = await server.prepare(lambda: prepare(served, conversation))
     most = new_tokens(served, len(prepared.prompt), body.max_output_tokens)
     params = served.model.resolved(params_of(body, most))
     answers = server.start([prepared.generation(conversation, params=params, options=options)])
@@ -233,11 +222,6 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
 
     writer = _Writer(server, body, params, answers, keep)
     return await answer(request, server, answers, writer, stream=bool(body.stream))
-
-
-def _prepared(served: Served, conversation: Conversation, asked: int | None) -> Prepared:
-    """Nothing is left out, whatever is asked for."""
-    return prepare(served, conversation)
 
 
 class _Writer:

@@ -17,7 +17,7 @@ from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless
 from ipex_lookahead.serving.limits import Limits
-from ipex_lookahead.serving.structured import Structured
+from ipex_lookahead.serving.structured import Form, Structured
 from ipex_lookahead.serving.usage import LARGEST
 
 LOOKAHEAD = "most drafted tokens a step, 0 is off; the server's `--lookahead` if left out; never changes the answer"
@@ -116,9 +116,19 @@ class Sampled(Structured):
             raise refused("n", f"{count} answers are too many; at most {limits.answers} are made of one request")
         return count
 
-    def drafting(self) -> dict[str, Any]:
-        """``lookahead`` as the service takes it; empty where the request says nothing."""
-        return drafting(self.lookahead)
+    def options(self, vocab_size: int, limits: Limits) -> dict[str, Any]:
+        """``lookahead`` and ``logit_bias`` as the service takes them; empty where the request says nothing."""
+        found = drafting(self.lookahead)
+        if self.logit_bias:
+            found["processors"] = [LogitBias.of(self.logit_bias, vocab_size, limits)]
+        return found
+
+    def form_of_text(self, limits: Limits) -> Form | None:
+        """As ``form``, for an answer without a conversation."""
+        form = self.form(limits)
+        if form is not None and self.ignore_eos:
+            raise refused("ignore_eos", "an answer in a grammar ends with it; leave one of them out")
+        return form
 
 
 def params_of(body: Body, max_new_tokens: int, stop: tuple[str, ...] = (), **more: Any) -> SamplingParams:

@@ -36,18 +36,16 @@ def line(data: Any) -> bytes:
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
 
 
-def comment(text: str) -> bytes:
-    """A line that clients pass over; it keeps connections open."""
-    return f": {text}\n\n".encode()
-
-
 def comments(deltas: Sequence[Delta]) -> Iterator[bytes]:
-    """Where answers stand that have no text yet: that they wait, or how much of a prompt has been read."""
+    """Where answers stand that have no text yet: that they wait, or how much of a prompt has been read.
+
+    Clients pass over such lines, which keep connections open.
+    """
     if not deltas:
-        yield comment("waiting")
+        yield b": waiting\n\n"
     for delta in deltas:
         if delta.progress is not None:
-            yield comment(f"prefill {delta.progress[0]}/{delta.progress[1]}")
+            yield f": prefill {delta.progress[0]}/{delta.progress[1]}\n\n".encode()
 
 
 class EventStream(Response):

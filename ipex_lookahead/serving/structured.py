@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +79,12 @@ def _form(name: str, value: Any, limits: Limits) -> Form:
     if kind == "json_object":
         return Form({"type": "object"})
     if kind in ("json", "json_schema"):
-        return Form(_schema(value, limits, name))
+        if isinstance(value, str):
+            try:
+                value = json.loads(value[: limits.schema_bytes + 1])
+            except (ValueError, RecursionError):
+                raise refused(name, "it is no JSON; give a JSON schema") from None
+        return schema_form(value, limits, name)
     if kind == "grammar":
         most = 4 * limits.schema_text
         if len(value) > most:
@@ -90,24 +94,16 @@ def _form(name: str, value: Any, limits: Limits) -> Form:
     if longest > limits.schema_text:
         raise refused(name, f"a text has {longest:,} characters; at most {limits.schema_text:,} are taken")
     if kind == "choice":
-        return Form(lark=_choices(value))
+        return Form(lark="start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in value))
     if not value:
         raise refused(name, "the pattern is empty; give one that an answer can match")
     return Form(lark=f"start: /{pattern(value)}/")
 
 
-def _schema(value: Any, limits: Limits, name: str) -> Any:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value[: limits.schema_bytes + 1])
-        except (ValueError, RecursionError):
-            raise refused(name, "it is no JSON; give a JSON schema") from None
-    bounded(value, limits, name)
-    return value
-
-
-def _choices(texts: Sequence[str]) -> str:
-    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+def schema_form(schema: Any, limits: Limits, param: str) -> Form:
+    """What answers in a JSON schema look like. Raises ApiError as :func:`bounded`."""
+    bounded(schema, limits, param)
+    return Form(schema)
 
 
 _SAID = frozenset({"title", "description", "$comment", "examples", "default"})
