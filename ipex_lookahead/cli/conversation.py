@@ -98,33 +98,18 @@ class Conversation:
 
 
 def chat_encoder(tokenizer: Any, config: Mapping[str, Any]) -> Encode:
-    """How a model wants conversations: its chat template, Llama-2's format, or plain text, as ``build_prompt`` chooses.
+    """``conversation_prompt`` of a model, which remembers what it has encoded.
 
-    What was encoded once is remembered: a template runs in a process of its own, and every turn asks for those before.
+    A template runs in a process of its own, and every turn encodes those before it again.
     """
-    from ipex_lookahead.tokenization.prompts import LLAMA2_VOCABULARY, build_prompt, chat_prompt
+    from ipex_lookahead.tokenization.prompts import conversation_prompt
 
-    plain = config.get("model_type") != "llama" or config.get("vocab_size") != LLAMA2_VOCABULARY
     known: dict[tuple[tuple[str, str], ...], list[int]] = {}
 
     def encode(messages: list[Message]) -> list[int]:
         key = tuple((message["role"], message["content"]) for message in messages)
         if key not in known:
-            known[key] = made(messages)
+            known[key] = conversation_prompt(tokenizer, config, messages)
         return known[key]
-
-    def made(messages: list[Message]) -> list[int]:
-        if getattr(tokenizer, "chat_template", None):
-            return chat_prompt(tokenizer, messages)
-        system = messages[0]["content"] if messages[0]["role"] == "system" else None
-        said = [message["content"] for message in messages[system is not None :]]
-        if plain:
-            return build_prompt(tokenizer, config, "\n".join(said), system)
-        # Llama-2: each question in a [INST] of its own, each answer closed by the end token, the system text first.
-        ids: list[int] = []
-        for index in range(0, len(said) - 1, 2):
-            ids += build_prompt(tokenizer, config, said[index], system if index == 0 else None)
-            ids += [*tokenizer.encode(said[index + 1], add_special_tokens=False), tokenizer.eos_token_id]
-        return ids + build_prompt(tokenizer, config, said[-1], system if len(said) == 1 else None)
 
     return encode

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ipex_lookahead.architectures.keys import Refusal, same
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.files.paths import given_path
@@ -40,7 +41,7 @@ WITHOUT_EFFECT = {
 }
 """Argument -> why any value of it is right."""
 
-ONLY_DEFAULT: dict[str, tuple[tuple[Any, ...], str]] = {
+ONLY_DEFAULT: Mapping[str, Refusal] = {
     "model_hub": (
         ("huggingface", None),
         "models come from Hugging Face's hub; fetch it (modelscope download --model NAME --local_dir FOLDER)"
@@ -123,7 +124,7 @@ def shared_arguments(method: str, given: Mapping[str, Any], own: Collection[str]
     for name, value in rest.items():
         if name in ONLY_DEFAULT:
             allowed, instead = ONLY_DEFAULT[name]
-            if not any(value is one or (type(value) is type(one) and value == one) for one in allowed):
+            if not any(same(value, one) for one in allowed):
                 raise InputError(f"{method} takes {name}={allowed[0]!r} only, not {value!r}", hint=instead)
         elif name not in WITHOUT_EFFECT:
             names = sorted({*own, *known, *HUB_ARGUMENTS, "config"})

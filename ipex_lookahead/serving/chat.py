@@ -130,7 +130,7 @@ class ChatRequest(Sampled):
         for at, tool in enumerate(self.tools or ()):
             only(tool.function, FUNCTION, f"tools.{at}.function.")
         functions = functions_of([tool.function for tool in self.tools or ()], limits)
-        choice, allowed = decided(self.tool_choice, functions, _choice)
+        choice, allowed = decided(self.tool_choice, functions, nested=True)
         messages = [_message(message, at) for at, message in enumerate(self.messages)]
         begun = self._begun(messages)
         one_call = self.parallel_tool_calls is False
@@ -141,7 +141,7 @@ class ChatRequest(Sampled):
         return conversation
 
     def alternatives(self, limits: Limits) -> int | None:
-        """How many alternatives are told for each token; None for no log probabilities."""
+        """How many alternatives are given for each token; None for no log probabilities."""
         if not self.logprobs:
             if self.top_logprobs:
                 raise refused("top_logprobs", "it needs logprobs: true")
@@ -209,17 +209,6 @@ def _earlier(call: Mapping[str, Any], param: str) -> dict[str, Any]:
     if not isinstance(arguments, str):
         raise refused(f"{param}.function.arguments", "it must be a string that holds JSON")
     return {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}
-
-
-def _choice(given: str | Mapping[str, Any] | None) -> str:
-    if given is None or isinstance(given, str):
-        return given or "auto"
-    function = given.get("function")
-    if given.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise refused(
-            "tool_choice", 'it must be auto, none, required or {"type": "function", "function": {"name": ...}}'
-        )
-    return str(function["name"])
 
 
 @router.post("/v1/chat/completions", openapi_extra={"x-streams": True})

@@ -62,17 +62,17 @@ class CompletionRequest(Sampled):
         return given
 
     def made(self, limits: Limits) -> int:
-        """Answers that are made of each prompt, of which ``n`` are told."""
-        told = self.answers(limits)
-        made = told if self.best_of is None else self.best_of
-        if made < told or made > limits.answers:
-            raise refused("best_of", f"it is {made}; it must be from n={told} to {limits.answers}")
-        if made > told and self.stream:
+        """Answers that are made of each prompt, of which ``n`` are given."""
+        wanted = self.answers(limits)
+        made = wanted if self.best_of is None else self.best_of
+        if made < wanted or made > limits.answers:
+            raise refused("best_of", f"it is {made}; it must be from n={wanted} to {limits.answers}")
+        if made > wanted and self.stream:
             raise refused("best_of", "which answers are best is known when all have ended; leave stream out")
         return made
 
     def alternatives(self, most: int) -> int | None:
-        """How many alternatives are told for each token; None for no log probabilities."""
+        """How many alternatives are given for each token; None for no log probabilities."""
         if self.logprobs is not None and self.logprobs > most:
             raise refused("logprobs", f"it is {self.logprobs}; it must be 0 to {most}")
         return self.logprobs
@@ -92,8 +92,8 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     prompts = await server.prepare(lambda: encoded(served, given))
     grammar = None if form is None else await server.prepare(lambda: grammar_of(served, form))
     best = count > body.answers(limits)
-    told = 0 if best and alternatives is None else alternatives
-    drafting |= {**memory_of(request, body.cache_salt), "top_logprobs": told}
+    top = 0 if best and alternatives is None else alternatives
+    drafting |= {**memory_of(request, body.cache_salt), "top_logprobs": top}
     if body.echo:
         drafting["prompt_logprobs"] = alternatives
     wanted = _TOKENS if body.max_tokens is None else body.max_tokens
@@ -102,7 +102,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
             ids,
             body.params(limits, new_tokens(served, len(ids), wanted)),
             {**drafting, "sequence": sequence},
-            silent_too=told is not None,
+            silent_too=top is not None,
             constrain=None if grammar is None else grammar.constrain,
         )
         for ids in prompts
@@ -127,7 +127,7 @@ class Echo:
 
     Attributes:
         text: the prompt's, or nothing.
-        ids, starts: its tokens and where in the text each begins, if log probabilities of them are told.
+        ids, starts: its tokens and where in the text each begins, if their log probabilities are wanted.
     """
 
     text: str = ""
@@ -136,12 +136,12 @@ class Echo:
 
 
 def _echoes(
-    served: Served, prompts: Sequence[str] | Sequence[list[int]], ids: Sequence[list[int]], told: bool
+    served: Served, prompts: Sequence[str] | Sequence[list[int]], ids: Sequence[list[int]], with_starts: bool
 ) -> list[Echo]:
     found = []
     for prompt, own in zip(prompts, ids, strict=True):
         text = prompt if isinstance(prompt, str) else served.tokenizer.decode(own)
-        found.append(Echo(text, own, _starts(served, text, own)) if told else Echo(text))
+        found.append(Echo(text, own, _starts(served, text, own)) if with_starts else Echo(text))
     return found
 
 
@@ -159,8 +159,8 @@ def _starts(served: Served, text: str, ids: Sequence[int]) -> list[int]:
 
 def _likely(one: Whole) -> float:
     """The mean log probability of an answer's tokens."""
-    told = [piece.logprob.logprob for piece in one.pieces if piece.logprob is not None]
-    return sum(told) / len(told) if told else 0.0
+    values = [piece.logprob.logprob for piece in one.pieces if piece.logprob is not None]
+    return sum(values) / len(values) if values else 0.0
 
 
 class _Writer:
@@ -216,16 +216,16 @@ class _Writer:
     def _choice(
         self, index: int, text: str, pieces: Sequence[Piece] = (), prompt: Sequence[TokenLogprob | None] = ()
     ) -> dict[str, Any]:
-        told, echo, tokens = None, self._echoes[index], self._served.tokens
+        logprobs, echo, tokens = None, self._echoes[index], self._served.tokens
         if self._body.logprobs is not None and (pieces or prompt):
-            told = legacy_logprobs(pieces, tokens, len(echo.text))
+            logprobs = legacy_logprobs(pieces, tokens, len(echo.text))
             if prompt:
                 of_prompt = prompt_logprobs(echo.ids, echo.starts, prompt, tokens)
-                told = {name: of_prompt[name] + told[name] for name in told}
-        return {"index": index, "text": text, "finish_reason": None, "logprobs": told}
+                logprobs = {name: of_prompt[name] + logprobs[name] for name in logprobs}
+        return {"index": index, "text": text, "finish_reason": None, "logprobs": logprobs}
 
-    def _told(self, answers: Sequence[Whole]) -> list[int]:
-        """The numbers of the answers that are told: of each prompt the ``n`` likeliest."""
+    def _given(self, answers: Sequence[Whole]) -> list[int]:
+        """The numbers of the answers that are given: of each prompt the ``n`` likeliest."""
         n = self._body.n or 1
         found: list[int] = []
         for first in range(0, len(answers), self._sharing):
@@ -237,7 +237,7 @@ class _Writer:
     async def whole(self) -> dict[str, Any]:
         """All answers in one."""
         choices, answers = [], await self._answers.whole()
-        for number, index in enumerate(self._told(answers)):
+        for number, index in enumerate(self._given(answers)):
             one = answers[index]
             choice = self._choice(index, self._echoes[index].text + one.text, one.pieces, one.prompt) | {
                 "index": number

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ipex_lookahead.errors import InputError
+from ipex_lookahead.errors import ContextLengthError, InputError
 from ipex_lookahead.serving.answers import GenerationRequest
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.grammar import Grammar, inlined
@@ -36,7 +36,7 @@ class Conversation:
         form: what the answer must look like; None for any text.
         variables: further ones of the chat template.
         begun: the answer's beginning, which the model goes on from.
-        allowed: names of those functions that may be called, of all that the model is told of; None for all.
+        allowed: names of those functions that may be called, of all that the model knows of; None for all.
     """
 
     messages: list[Message]
@@ -112,6 +112,48 @@ def prepare(served: Served, conversation: Conversation) -> Prepared:
     markers = _markers(served, [*written, *(() if thinking is Mode.NONE else (BEGIN, END))])
     grammar = _grammar(served, conversation, style, markers, thinking)
     return Prepared(ids, grammar, style if given else None, markers, thinking)
+
+
+def fitted(served: Served, conversation: Conversation, asked: int | None) -> Prepared:
+    """As :func:`prepare`, without the oldest messages where the prompt leaves no room for the answer.
+
+    What is left begins with a message of the user's, so that no result stands without its call; system messages stay.
+
+    Args:
+        served: the model.
+        conversation: the conversation.
+        asked: most tokens of the answer, for which room is made, up to half of the context; None or -1 asks for an
+            eighth of it.
+
+    Raises ContextLengthError where the last of the user's messages does not fit by itself, and as ``prepare``.
+    """
+    context = served.max_context
+    room = min(context // 8 if asked is None or asked < 0 else asked, context // 2)
+    first = [message for message in conversation.messages if message["role"] == "system"]
+    rest = [message for message in conversation.messages if message["role"] != "system"]
+    begins = [0, *(at for at, message in enumerate(rest) if at and message["role"] == "user")]
+
+    def of(number: int) -> Prepared | None:
+        messages = conversation.messages if number == 0 else [*first, *rest[begins[number] :]]
+        try:
+            made = prepare(served, replace(conversation, messages=messages))
+        except ContextLengthError:
+            if number == len(begins) - 1:
+                raise
+            return None
+        return made if len(made.prompt) + room <= context or number == len(begins) - 1 else None
+
+    found, low, high = of(0), 1, len(begins) - 1
+    while found is None:  # the longest that fits, by halves: the last one always ends it
+        middle = (low + high) // 2
+        made = of(middle)
+        if made is None:
+            low = middle + 1
+        elif middle == low:
+            found = made
+        else:
+            high = middle
+    return found
 
 
 def _encoded(served: Served, conversation: Conversation, messages: Sequence[Message], tools: Any) -> list[int]:
@@ -203,7 +245,7 @@ def _answer(form: Form) -> tuple[str, str]:
 def _at_will(
     served: Served, functions: Sequence[Function], style: Style, spell: Spell, before: str, thought: str
 ) -> Grammar | None:
-    """For calls that the model makes where it likes. None where their beginning cannot be told from text.
+    """For calls that the model makes where it likes. None where their beginning cannot be distinguished from text.
 
     A function that is not ``strict`` may have any object for arguments where its schema cannot be compiled: agents send
     schemas of many kinds, and one that is odd should not end every request.
@@ -273,23 +315,29 @@ def without_grammar(conversation: Conversation, ignore_eos: bool | None) -> None
 
 
 def decided(
-    given: Any, functions: Sequence[Function], name_of: Callable[[Any], str]
+    given: str | Mapping[str, Any] | None, functions: Sequence[Function], *, nested: bool
 ) -> tuple[str, Collection[str] | None]:
     """OpenAI's ``tool_choice`` -> :class:`Conversation`'s ``choice`` and ``allowed``.
 
     Args:
         given: the field.
         functions: those of the request.
-        name_of: the choice that the field says where it is no ``allowed_tools``.
+        nested: whether the name of a function stands inside an object ``function``.
     """
-    if not isinstance(given, dict) or given.get("type") != "allowed_tools":
-        return chosen(name_of(given), functions) if functions or given is not None else "none", None
-    told = given.get("allowed_tools", given)
-    tools = told.get("tools") if isinstance(told, dict) else None
-    if not isinstance(tools, list) or not tools or told.get("mode") not in ("auto", "required"):
-        raise refused("tool_choice", "allowed_tools needs a mode, auto or required, and a list of tools")
-    names = [chosen(_named(tool), functions) for tool in tools]
-    return told["mode"], names
+    if isinstance(given, Mapping) and given.get("type") == "allowed_tools":
+        allowed = given.get("allowed_tools", given)
+        tools = allowed.get("tools") if isinstance(allowed, dict) else None
+        if not isinstance(tools, list) or not tools or allowed.get("mode") not in ("auto", "required"):
+            raise refused("tool_choice", "allowed_tools needs a mode, auto or required, and a list of tools")
+        return allowed["mode"], [chosen(_named(tool), functions) for tool in tools]
+    if isinstance(given, Mapping):
+        function = given.get("function") if nested else given
+        name = function.get("name") if isinstance(function, dict) else None
+        if given.get("type") != "function" or not isinstance(name, str):
+            inner = '"function": {"name": ...}' if nested else '"name": ...'
+            raise refused("tool_choice", f'it must be auto, none, required or {{"type": "function", {inner}}}')
+        given = name
+    return chosen(given or "auto", functions) if functions or given is not None else "none", None
 
 
 def _named(tool: Any) -> str:

@@ -85,7 +85,7 @@ class Gate:
         if "transfer-encoding" in headers and "content-length" in headers:
             raise ApiError(400, "the request has both Content-Length and Transfer-Encoding; send one of them")
         origin = headers.get("origin")
-        if origin is not None and not _own_page(origin, host) and not settings.allows(origin):
+        if origin is not None and not _own_page(origin, host) and settings.origins.isdisjoint((origin, "*")):
             raise ApiError(403, "pages of other servers may not ask this one", code="wrong_origin")
         length = headers.get("content-length", "0")
         most = self._server.limits.body_bytes

@@ -40,7 +40,7 @@ class Hosts:
 
     def answer(self, header: str) -> bool:
         """Whether a request with this Host header is answered."""
-        host = _name(header).lower()
+        host = re.sub(r":\d+$", "", header).lower()
         return ANY in self.names or host in self.names or (self.addresses and _is_address(host))
 
 
@@ -48,11 +48,6 @@ def _machine() -> set[str]:
     """What this machine is called in its network."""
     name = socket.gethostname().lower()
     return {name, name.partition(".")[0], f"{name.partition('.')[0]}.local"} - {""}
-
-
-def _name(header: str) -> str:
-    """A Host header without its port."""
-    return header.rpartition(":")[0] if re.search(r":\d+$", header) else header
 
 
 def _is_address(host: str) -> bool:

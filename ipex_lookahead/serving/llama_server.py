@@ -32,7 +32,7 @@ class LlamaRequest(Sampled):
     n_probs: Any = refused_unless("`/v1/completions` has `logprobs`", 0)
     id_slot: Any = no_effect("slots are given by turns")
     samplers: Any = no_effect("the order is Hugging Face's")
-    return_tokens: Any = no_effect("tokens are told where they are shown")
+    return_tokens: Any = no_effect("tokens are predicted where they are shown")
     t_max_predict_ms: Any = refused_unless("use `n_predict`", 0)
 
 
@@ -73,15 +73,15 @@ class _Writer:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Server-sent events, the last of which has ``stop``."""
-        told, tokens = 0, []  # of these the text is not whole characters yet
+        predicted, tokens = 0, []  # of these the text is not whole characters yet
         async for deltas in self._answers:
             for part in comments(deltas):
                 yield part
             for delta in deltas:
                 tokens += [piece.token for piece in delta.pieces if piece.token is not None]
                 if delta.text:
-                    told += len(tokens)
-                    counted = {"tokens_predicted": told, "tokens_evaluated": len(self._ids)}
+                    predicted += len(tokens)
+                    counted = {"tokens_predicted": predicted, "tokens_evaluated": len(self._ids)}
                     said = {"index": 0, "content": delta.text, "tokens": tokens, "stop": False, "id_slot": 0}
                     yield event({**said, **counted})
                     tokens = []

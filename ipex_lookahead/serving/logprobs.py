@@ -26,8 +26,8 @@ def chat_logprobs(pieces: Sequence[Piece], tokens: Sequence[bytes]) -> dict[str,
 
 def legacy_logprobs(pieces: Sequence[Piece], tokens: Sequence[bytes], start: int = 0) -> dict[str, Any]:
     """The shape of completions: parallel lists; ``start`` is added to ``text_offset``."""
-    told = [(one.token, one.logprob, start + one.start) for one in pieces if one.token is not None]
-    return _legacy(told, tokens)
+    entries = [(one.token, one.logprob, start + one.start) for one in pieces if one.token is not None]
+    return _legacy(entries, tokens)
 
 
 def prompt_logprobs(
@@ -37,9 +37,9 @@ def prompt_logprobs(
     return _legacy(list(zip(ids, logprobs, starts, strict=True)), tokens)
 
 
-def _legacy(told: Sequence[tuple[int, TokenLogprob | None, int]], tokens: Sequence[bytes]) -> dict[str, Any]:
+def _legacy(entries: Sequence[tuple[int, TokenLogprob | None, int]], tokens: Sequence[bytes]) -> dict[str, Any]:
     found: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    for token, logprob, start in told:
+    for token, logprob, start in entries:
         own = spelled(token, tokens)
         value = None if logprob is None else bounded(logprob.logprob)
         top = {} if logprob is None else {spelled(other, tokens): bounded(one) for other, one in logprob.top}

@@ -248,10 +248,10 @@ def _event(kind: str, **data: Any) -> bytes:
 
 
 def _call_events(index: int, call: Call) -> Sequence[bytes]:
-    told = {"type": "input_json_delta", "partial_json": call.arguments}
+    delta = {"type": "input_json_delta", "partial_json": call.arguments}
     return (
         _event("content_block_start", index=index, content_block=_block(call, {})),
-        _event("content_block_delta", index=index, delta=told),
+        _event("content_block_delta", index=index, delta=delta),
         _event("content_block_stop", index=index),
     )
 

@@ -24,7 +24,7 @@ class Metrics:
     """Counters of one server, in a registry of their own.
 
     Args:
-        replica: what tells this server's figures from those of others behind the same address, as the label
+        replica: what distinguishes this server's figures from those of others behind the same address, as the label
             ``replica`` of them all; "" for a server by itself.
     """
 

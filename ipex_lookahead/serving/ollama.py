@@ -103,7 +103,7 @@ class OllamaRequest(Body):
         return schema_form(self.format, limits, "format")
 
     def variables(self) -> dict[str, Any]:
-        """What the chat template is told of thinking."""
+        """The variables of the chat template about thinking."""
         if isinstance(self.think, str):
             return {"enable_thinking": True, "reasoning_effort": self.think}
         return {} if self.think is None else {"enable_thinking": self.think}
@@ -163,8 +163,8 @@ def _message(message: OllamaMessage, at: int) -> Message:
         function = call.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise refused(f"messages.{at}.tool_calls.{i}", 'it must be {"function": {"name", "arguments"}}')
-        told = {"name": function["name"], "arguments": json.dumps(function.get("arguments") or {})}
-        calls.append({"id": call.get("id"), "type": "function", "function": told})
+        called = {"name": function["name"], "arguments": json.dumps(function.get("arguments") or {})}
+        calls.append({"id": call.get("id"), "type": "function", "function": called})
     return {**found, "tool_calls": calls} if calls else found
 
 

@@ -77,7 +77,7 @@ class Front:
         parts = self._replicas.options(session_id=opening(body)).ask.remote(asked)
         lost = ApiError(503, "the replica that was answering has ended; ask again", code="replica_lost")
         try:
-            status, told = await anext(parts)
+            status, headers_of_answer = await anext(parts)
         except RayError:
             return JSONResponse(lost.body(path), 503, headers={"retry-after": "1"})
 
@@ -86,7 +86,7 @@ class Front:
                 async for part in parts:
                     yield part
             except RayError:
-                kind = dict(told).get(b"content-type", b"")
+                kind = dict(headers_of_answer).get(b"content-type", b"")
                 if kind == b"application/x-ndjson":
                     yield json.dumps(lost.body(path)).encode() + b"\n"
                     return
@@ -95,11 +95,11 @@ class Front:
                 yield b"event: error\ndata: " + json.dumps(lost.body(path)).encode() + b"\n\n"
 
         answer = StreamingResponse(rest(), status)
-        answer.raw_headers = told
+        answer.raw_headers = headers_of_answer
         return answer
 
     async def _metrics(self, request: Request) -> Response:
-        """The figures of all replicas: so many are asked by names drawn at random that each is met, and each told once.
+        """The figures of all replicas, each counted once: so many names are drawn at random that each replica is met.
 
         One that is missed this time, or has just ended, is a gap in its series, as after any scrape that failed.
         """
@@ -110,8 +110,8 @@ class Front:
         async def one() -> tuple[int, Headers, bytes] | None:
             parts = self._replicas.options(session_id=secrets.token_hex(8)).ask.remote(asked)
             try:
-                status, told = await anext(parts)
-                return status, told, b"".join([part async for part in parts])
+                status, headers_of_answer = await anext(parts)
+                return status, headers_of_answer, b"".join([part async for part in parts])
             except RayError:
                 return None
 

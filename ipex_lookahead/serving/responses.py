@@ -16,6 +16,7 @@ from ipex_lookahead.serving.conversation import (
     Conversation,
     Message,
     decided,
+    fitted,
     functions_of,
     prepare,
     text_of,
@@ -33,7 +34,6 @@ from ipex_lookahead.serving.sse import comments, event
 from ipex_lookahead.serving.structured import Form, schema_form
 from ipex_lookahead.serving.thinking import Thought
 from ipex_lookahead.serving.tools import Call
-from ipex_lookahead.serving.truncation import fitted
 from ipex_lookahead.serving.usage import cached, timings
 
 Keep = Callable[[str, list[dict[str, Any]]], None]
@@ -140,7 +140,7 @@ class ResponsesRequest(Body):
         if not any(message["role"] != "system" for message in messages):
             raise refused("input", "there is nothing to respond to; give a text, or a message")
         functions = functions_of([_function(tool, at) for at, tool in enumerate(self.tools or ())], limits)
-        choice, allowed = decided(self.tool_choice, functions, _choice)
+        choice, allowed = decided(self.tool_choice, functions, nested=False)
         effort, verbosity = (self.reasoning or Reasoning()).effort, (self.text or TextConfig()).verbosity
         variables, one_call = thinking_variables(effort, verbosity), self.parallel_tool_calls is False
         return Conversation(messages, functions, choice, one_call, self._form(limits), variables, allowed=allowed)
@@ -163,14 +163,6 @@ def _function(tool: Mapping[str, Any], at: int) -> Mapping[str, Any]:
         raise refused(f"tools.{at}.type", f"{tool.get('type')!r} is not supported; only functions can be called")
     only(tool, ("type", *FUNCTION), f"tools.{at}.")
     return tool
-
-
-def _choice(given: str | Mapping[str, Any] | None) -> str:
-    if given is None or isinstance(given, str):
-        return given or "auto"
-    if given.get("type") != "function" or not isinstance(given.get("name"), str):
-        raise refused("tool_choice", 'it must be auto, none, required or {"type": "function", "name": ...}')
-    return str(given["name"])
 
 
 def _add(messages: list[Message], item: Mapping[str, Any], param: str) -> None:
@@ -298,9 +290,8 @@ class _Writer:
                     for text in (Thought(delta.thought), delta.text):
                         new = _item("" if type(text) is str else Thought())
                         if text and item is not None and item["type"] != new["type"]:
-                            for part in self._complete(item, "".join(texts), len(output)):
+                            for part in self._complete(item, "".join(texts), output):
                                 yield part
-                            output.append(item)
                             item = None
                         if text and item is None:
                             item, texts = new, []
@@ -312,21 +303,19 @@ class _Writer:
                             more: dict[str, Any] = {"logprobs": []} if type(text) is str else {}
                             yield self._event(f"response.{_kind(item)}.delta", **at, delta=text, **more)
                     if item is not None and (delta.calls or delta.finish):
-                        for part in self._complete(item, "".join(texts), len(output)):
+                        for part in self._complete(item, "".join(texts), output):
                             yield part
-                        output.append(item)
                         item = None
                     for call in delta.calls:
-                        called = _item(call)
-                        for part in self._call(called, len(output)):
+                        output.append(_item(call))
+                        for part in self._call(output[-1], len(output) - 1):
                             yield part
-                        output.append(called)
                     if delta.finish is not None:
                         ended = self._ended(output or [_item("")], delta.finish)
                         yield self._event(f"response.{ended['status']}", response=ended)
         except ApiError as error:
-            told = {"code": "server_error", "message": error.message}
-            yield self._event("response.failed", response={**self._head, "status": "failed", "error": told})
+            failure = {"code": "server_error", "message": error.message}
+            yield self._event("response.failed", response={**self._head, "status": "failed", "error": failure})
 
     def _event(self, kind: str, **data: Any) -> bytes:
         self._number += 1
@@ -338,8 +327,9 @@ class _Writer:
         at = {"item_id": item["id"], "output_index": place, "content_index": 0}
         yield self._event("response.content_part.added", **at, part=_part(item, ""))
 
-    def _complete(self, item: dict[str, Any], text: str, place: int) -> Iterator[bytes]:
-        item["content"] = [_part(item, text)]
+    def _complete(self, item: dict[str, Any], text: str, output: list[dict[str, Any]]) -> Iterator[bytes]:
+        item["content"], place = [_part(item, text)], len(output)
+        output.append(item)
         at = {"item_id": item["id"], "output_index": place, "content_index": 0}
         more: dict[str, Any] = {"logprobs": []} if item["type"] == "message" else {}
         yield self._event(f"response.{_kind(item)}.done", **at, text=text, **more)
@@ -351,8 +341,8 @@ class _Writer:
         begun = {**item, "arguments": "", "status": "in_progress"}
         yield self._event("response.output_item.added", output_index=place, item=begun)
         yield self._event("response.function_call_arguments.delta", **at, delta=item["arguments"])
-        told = {"name": item["name"], "arguments": item["arguments"]}
-        yield self._event("response.function_call_arguments.done", **at, **told)
+        called = {"name": item["name"], "arguments": item["arguments"]}
+        yield self._event("response.function_call_arguments.done", **at, **called)
         yield self._event("response.output_item.done", output_index=place, item=item)
 
 

@@ -68,10 +68,6 @@ class Settings:
     strict_fields: bool = False
     strict_model: bool = False
 
-    def allows(self, origin: str) -> bool:
-        """Whether programs of another origin may ask."""
-        return origin in self.origins or "*" in self.origins
-
 
 class Served:
     """A model that is being served.
@@ -181,7 +177,7 @@ class Server:
         metrics: what it has done.
         remembered: responses that later requests name.
         fingerprint: see :meth:`Served.fingerprint`; "" while the model is being loaded.
-        draining: whether it has been told to end.
+        draining: whether it is to end.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -224,11 +220,6 @@ class Server:
             raise ApiError(503, message, code=state, headers={"retry-after": str(seconds)})
         return self._served
 
-    @property
-    def loaded(self) -> Served | None:
-        """The model, whatever the state."""
-        return self._served
-
     def known(self, model: str | None) -> Served:
         """The model of that name. Raises ApiError for another, and as ``served``.
 
@@ -238,12 +229,8 @@ class Server:
         names = self.settings.names
         meant = model is not None and model.startswith(_ALIASES) and not self.settings.strict_model
         if model is not None and model not in names and not meant:
-            raise ApiError(
-                404,
-                f"there is no model {model[:200]!r} here; there is {', '.join(names)}",
-                param="model",
-                code="model_not_found",
-            )
+            said = f"there is no model {model[:200]!r} here; there is {', '.join(names)}"
+            raise ApiError(404, said, param="model", code="model_not_found")
         return self.served
 
     def close(self, drain: float) -> None:

@@ -95,8 +95,8 @@ class EventStream(Response):
                     async for chunk in chunks:
                         await put({"type": "http.response.body", "body": chunk, "more_body": True})
             except ApiError as error:
-                told = error.body(self._path)
-                failed = event(told, "error" if "type" in told else None) if self.media_type == EVENTS else line(told)
+                body = error.body(self._path)
+                failed = event(body, "error" if "type" in body else None) if self.media_type == EVENTS else line(body)
                 await put({"type": "http.response.body", "body": failed, "more_body": True})
             await put({"type": "http.response.body", "body": b"", "more_body": False})
         except (asyncio.TimeoutError, TimeoutError):

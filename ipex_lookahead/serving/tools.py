@@ -1,7 +1,7 @@
 """Calls of tools: how a model's template writes them, how they are found in an answer, and forced.
 
-Three ways of writing are known by what a chat template says of them; a template that knows no tools is told of them in
-the system message, in the first way.
+Three ways of writing are known by what a chat template says of them; for a template that knows no tools they stand
+in the system message, in the first way.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Call:
     Attributes:
         name: of the function.
         arguments: JSON text.
-        id: by which the result is told.
+        id: of the call, which its result repeats.
     """
 
     name: str
@@ -187,8 +187,8 @@ def one_of(functions: Sequence[Function], arguments: str) -> dict[str, Any]:
     return calls[0] if len(calls) == 1 else {"anyOf": calls}
 
 
-def told_in_words(functions: Sequence[Function]) -> str:
-    """What a model is told of tools whose template does not."""
+def described(functions: Sequence[Function]) -> str:
+    """The system text about tools for a model whose template has none."""
     lines = "\n".join(json.dumps({"type": "function", "function": dict(one)}) for one in functions)
     return (
         "You may call these functions. Their signatures:\n<tools>\n" + lines + "\n</tools>\n"
@@ -212,11 +212,11 @@ def in_words(messages: Sequence[Mapping[str, Any]], functions: Sequence[Function
         else:
             found.append({"role": message["role"], "content": text})
     if functions:
-        told = told_in_words(functions)
+        text = described(functions)
         if found and found[0]["role"] == "system":
-            found[0] = {"role": "system", "content": f"{found[0]['content']}\n\n{told}"}
+            found[0] = {"role": "system", "content": f"{found[0]['content']}\n\n{text}"}
         else:
-            found.insert(0, {"role": "system", "content": told})
+            found.insert(0, {"role": "system", "content": text})
     return found
 
 

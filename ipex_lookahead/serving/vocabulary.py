@@ -13,7 +13,7 @@ _SPACE = "▁"
 def token_bytes(tokenizer: TextTokenizer, size: int) -> list[bytes]:
     """For each id below ``size`` its bytes; b"" for ids without a token.
 
-    Three kinds of vocabularies are told apart: pieces with ``<0x00>`` to ``<0xFF>`` for bytes and ▁ for a space
+    Three kinds of vocabularies are distinguished: pieces with ``<0x00>`` to ``<0xFF>`` for bytes and ▁ for a space
     (SentencePiece's, and Gemma's in the other library), GPT-2's printable characters for bytes, and plain text.
     Special tokens are their spelling.
     """

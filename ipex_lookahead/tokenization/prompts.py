@@ -23,38 +23,45 @@ def llama2_prompt(user: str, system: str | None = None) -> str:
 
 
 def build_prompt(tokenizer: Any, config: Mapping[str, Any], text: str, system: str | None = None) -> list[int]:
-    """Token ids of the prompt for one turn.
+    """Token ids of the prompt for one turn, ``text`` being the user's, after ``system`` if given: see below."""
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return conversation_prompt(tokenizer, config, [*first, {"role": "user", "content": text}])
 
-    The tokenizer's chat template if it has one; else Llama-2's format for Llama models with its vocabulary; else the
-    text as it stands, after ``system`` and an empty line if that is given. With a ``TextTokenizer`` control tokens that
-    the text spells are text (:mod:`ipex_lookahead.tokenization.content`).
+
+def conversation_prompt(tokenizer: Any, config: Mapping[str, Any], messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """Token ids of the prompt for an answer to the last of some messages, which is the user's.
+
+    The tokenizer's chat template if it has one, the assistant's opening included; else Llama-2's format for Llama
+    models with its vocabulary: each question in a [INST] of its own, each answer closed by the end token; else the
+    texts as they stand, a line each, after the system message and an empty line. With a ``TextTokenizer`` control
+    tokens that the texts spell are text (:mod:`ipex_lookahead.tokenization.content`).
 
     Args:
         tokenizer: a ``TextTokenizer`` or a ``transformers`` tokenizer.
         config: the model's config, with ``model_type`` and ``vocab_size``.
-        text: what the user says.
-        system: instructions to the model, if any.
+        messages: perhaps one of the system first, then the user's and the assistant's in turn.
 
     Raises:
         InputError: the chat template refuses the messages (some know no system message), or a text is not Unicode.
         ModelFormatError: the chat template is faulty, or exceeds its budget.
     """
-    for part in (text, system or ""):
-        if has_surrogate(part):  # what Python makes of bytes on a command line that are not UTF-8
-            raise InputError("the text holds a lone surrogate, which is no character; it must be valid UTF-8")
+    if has_surrogate([message["content"] for message in messages]):  # bytes on a command line that are not UTF-8
+        raise InputError("the text holds a lone surrogate, which is no character; it must be valid UTF-8")
+    own = isinstance(tokenizer, TextTokenizer)
     if getattr(tokenizer, "chat_template", None):
-        messages = [{"role": "system", "content": system}] if system is not None else []
-        messages.append({"role": "user", "content": text})
-        return chat_prompt(tokenizer, messages)
-    encode = tokenizer.encode_content if isinstance(tokenizer, TextTokenizer) else tokenizer.encode
-    if config.get("model_type") == "llama" and config.get("vocab_size") == LLAMA2_VOCABULARY:
-        return list(encode(llama2_prompt(text, system)))
-    return list(encode(text if system is None else f"{system}\n\n{text}"))
-
-
-def chat_prompt(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Token ids that the chat template makes of messages, the assistant's opening included. Raises as above."""
-    if isinstance(tokenizer, TextTokenizer):
-        return tokenizer.prompt_ids(messages, {"add_generation_prompt": True})
-    rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    return list(tokenizer.encode(rendered, add_special_tokens=False))
+        if own:
+            return list(tokenizer.prompt_ids(messages, {"add_generation_prompt": True}))
+        rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return list(tokenizer.encode(rendered, add_special_tokens=False))
+    encode = tokenizer.encode_content if own else tokenizer.encode
+    system = messages[0]["content"] if messages[0]["role"] == "system" else None
+    texts = [message["content"] for message in messages[system is not None :]]
+    if config.get("model_type") != "llama" or config.get("vocab_size") != LLAMA2_VOCABULARY:
+        return list(encode("\n".join(texts) if system is None else "\n".join([system, "", *texts])))
+    ids: list[int] = []
+    for number, text in enumerate(texts):
+        if number % 2:
+            ids += [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+        else:
+            ids += encode(llama2_prompt(text, None if number else system))
+    return ids

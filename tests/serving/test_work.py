@@ -21,7 +21,7 @@ HI = [{"role": "user", "content": "hi"}]
 
 @pytest.fixture(scope="module")
 def longest(model, server):
-    return model.engine.max_context * max(map(len, server.loaded.tokens))
+    return model.engine.max_context * max(map(len, server.served.tokens))
 
 
 @pytest.mark.parametrize("path", ["v1/chat/completions", "v1/completions", "v1/responses", "v1/messages", "tokenize"])
@@ -37,9 +37,9 @@ def test_text_that_no_context_holds_is_refused_before_it_is_tokenized(client, mo
 
 def test_texts_count_together_wherever_they_stand(server, longest):
     half = "a" * (longest // 2 + 1)
-    server.loaded.check_length([{"role": "user", "content": half}])
+    server.served.check_length([{"role": "user", "content": half}])
     with pytest.raises(ContextLengthError):
-        server.loaded.check_length([{"content": half}, {"tool_calls": [{"function": {"arguments": {half: 1}}}]}])
+        server.served.check_length([{"content": half}, {"tool_calls": [{"function": {"arguments": {half: 1}}}]}])
 
 
 @pytest.mark.parametrize(
