@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.architectures.keys import Refusal, same
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.files.paths import given_path
+from ipex_lookahead.files.refusal import Refusal
 from ipex_lookahead.hub import HubOptions
 
 WITHOUT_EFFECT = {
@@ -42,34 +42,46 @@ WITHOUT_EFFECT = {
 """Argument -> why any value of it is right."""
 
 ONLY_DEFAULT: Mapping[str, Refusal] = {
-    "model_hub": (
-        ("huggingface", None),
+    "model_hub": Refusal(
         "models come from Hugging Face's hub; fetch it (modelscope download --model NAME --local_dir FOLDER)"
         " and give the folder",
+        unless=("huggingface", None),
     ),
-    "quantization_config": ((None,), "weights are packed as load_in_low_bit says; pass load_in_low_bit='sym_int4'"),
-    "disk_embedding": ((False, None), "weights are kept in memory, the embedding as the file has it; leave it out"),
-    "pipeline_parallel_stages": ((1, None), "a model runs on one device; leave it out"),
-    "torchscript": ((False, None), "models are not traced; leave it out"),
-    "native": ((False, None), "ipex-llm's ggml files are not read; give a Hugging Face folder or a GGUF file"),
-    "use_safetensors": ((True, None), "weights are read from safetensors and GGUF only, never from pickles"),
-    "variant": ((None,), "name the folder that holds the variant; leave it out"),
-    "proxies": ((None,), "set the variable HTTPS_PROXY instead"),
-    "mirror": ((None,), "set the variable HF_ENDPOINT instead"),
-    "from_tf": ((False, None), "weights are read from safetensors and GGUF only"),
-    "from_flax": ((False, None), "weights are read from safetensors and GGUF only"),
-    "state_dict": ((None,), "weights come from the checkpoint; load with transformers and call optimize_model"),
-    "gguf_file": ((None,), "give the GGUF file itself as the model"),
-    "max_memory": ((None,), "a model runs on one device; leave it out"),
-    "offload_folder": ((None,), "nothing is offloaded; leave it out"),
-    "output_loading_info": ((False, None), "a missing tensor is an error; leave it out"),
-    "output_attentions": ((False, None), "attention is not kept; leave it out"),
-    "output_hidden_states": ((False, None), "say it in the call: model(input_ids, output_hidden_states=True)"),
-    "return_dict": ((True, None), "a model answers with an object; leave it out"),
-    "ignore_mismatched_sizes": ((False, None), "a tensor of another size is an error"),
-    "tp_plan": ((None,), "a model runs on one device; leave it out"),
-    "key_mapping": ((None,), "tensors go by the checkpoint's names; leave it out"),
-    "generation_config": ((None,), "set model.generation_config, or pass it to generate"),
+    "quantization_config": Refusal(
+        "weights are packed as load_in_low_bit says; pass load_in_low_bit='sym_int4'", unless=(None,)
+    ),
+    "disk_embedding": Refusal(
+        "weights are kept in memory, the embedding as the file has it; leave it out", unless=(False, None)
+    ),
+    "pipeline_parallel_stages": Refusal("a model runs on one device; leave it out", unless=(1, None)),
+    "torchscript": Refusal("models are not traced; leave it out", unless=(False, None)),
+    "native": Refusal(
+        "ipex-llm's ggml files are not read; give a Hugging Face folder or a GGUF file", unless=(False, None)
+    ),
+    "use_safetensors": Refusal(
+        "weights are read from safetensors and GGUF only, never from pickles", unless=(True, None)
+    ),
+    "variant": Refusal("name the folder that holds the variant; leave it out", unless=(None,)),
+    "proxies": Refusal("set the variable HTTPS_PROXY instead", unless=(None,)),
+    "mirror": Refusal("set the variable HF_ENDPOINT instead", unless=(None,)),
+    "from_tf": Refusal("weights are read from safetensors and GGUF only", unless=(False, None)),
+    "from_flax": Refusal("weights are read from safetensors and GGUF only", unless=(False, None)),
+    "state_dict": Refusal(
+        "weights come from the checkpoint; load with transformers and call optimize_model", unless=(None,)
+    ),
+    "gguf_file": Refusal("give the GGUF file itself as the model", unless=(None,)),
+    "max_memory": Refusal("a model runs on one device; leave it out", unless=(None,)),
+    "offload_folder": Refusal("nothing is offloaded; leave it out", unless=(None,)),
+    "output_loading_info": Refusal("a missing tensor is an error; leave it out", unless=(False, None)),
+    "output_attentions": Refusal("attention is not kept; leave it out", unless=(False, None)),
+    "output_hidden_states": Refusal(
+        "say it in the call: model(input_ids, output_hidden_states=True)", unless=(False, None)
+    ),
+    "return_dict": Refusal("a model answers with an object; leave it out", unless=(True, None)),
+    "ignore_mismatched_sizes": Refusal("a tensor of another size is an error", unless=(False, None)),
+    "tp_plan": Refusal("a model runs on one device; leave it out", unless=(None,)),
+    "key_mapping": Refusal("tensors go by the checkpoint's names; leave it out", unless=(None,)),
+    "generation_config": Refusal("set model.generation_config, or pass it to generate", unless=(None,)),
 }
 """Argument -> the values that ask for nothing, and what to do for any other."""
 
@@ -123,9 +135,10 @@ def shared_arguments(method: str, given: Mapping[str, Any], own: Collection[str]
     known = (*WITHOUT_EFFECT, *ONLY_DEFAULT)
     for name, value in rest.items():
         if name in ONLY_DEFAULT:
-            allowed, instead = ONLY_DEFAULT[name]
-            if not any(same(value, one) for one in allowed):
-                raise InputError(f"{method} takes {name}={allowed[0]!r} only, not {value!r}", hint=instead)
+            refusal = ONLY_DEFAULT[name]
+            if refusal.refuses(value):
+                only = f"{method} takes {name}={refusal.unless[0]!r} only"
+                raise InputError(f"{only}, not {value!r}", hint=refusal.reason)
         elif name not in WITHOUT_EFFECT:
             names = sorted({*own, *known, *HUB_ARGUMENTS, "config"})
             near = difflib.get_close_matches(name, names, 1, 0.6)

@@ -25,10 +25,10 @@ def take(**given):
 
 @pytest.mark.parametrize("name", ONLY_DEFAULT)
 def test_defaults_are_accepted_and_everything_else_is_refused_with_what_to_do(name):
-    for value in ONLY_DEFAULT[name][0]:
+    for value in ONLY_DEFAULT[name].unless:
         assert take(**{name: value}).others == {name: value}
-    for value in ("something", 7, ["x"], not ONLY_DEFAULT[name][0][0]):
-        if value in ONLY_DEFAULT[name][0]:
+    for value in ("something", 7, ["x"], not ONLY_DEFAULT[name].unless[0]):
+        if value in ONLY_DEFAULT[name].unless:
             continue
         with pytest.raises(InputError, match=f"{name}=.* only, not") as caught:
             take(**{name: value})
