@@ -40,15 +40,15 @@ def test_only_what_met_a_limit_is_a_loop(reason, is_one):
     stats = GenerationStats(finish_reasons=[reason])
     assert is_loop(stats, [7] * 100) is is_one
     assert not is_loop(stats, VARIED)
-    told = ending(stats, [7] * 100, limit="-n 100", setting=lambda name, value: f"{name} {value}")
+    told = ending(stats, [7] * 100, limit="-n 100", setting="{} ".format)
     assert bool(told) is is_one
 
 
 def test_an_answer_that_never_began():
     assert not is_loop(GenerationStats(), [])
-    assert ending(GenerationStats(), [], limit="", setting=lambda name, value: "") == []
+    assert ending(GenerationStats(), [], limit="", setting=lambda name: "") == []
 
 
 def test_the_context_is_named():
-    told = ending(GenerationStats(finish_reasons=["context"]), VARIED, limit="-n 9", setting=lambda name, value: "")
+    told = ending(GenerationStats(finish_reasons=["context"]), VARIED, limit="-n 9", setting=lambda name: "")
     assert told == ["stopped where the model's context ends"]
