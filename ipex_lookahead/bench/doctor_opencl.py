@@ -27,8 +27,12 @@ from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.system.extras import need_torch, torch_missing
 
 STEP_ROWS = (1, 2, 4, 8, 16, 32, 64)
-CONTEXT, PROMPT = 128, 256
+CONTEXTS, PROMPT = (128, 4096), 256
 """Positions before the steps that are timed, and tokens of the prompt that is."""
+PROFILED_ROWS = (1, 8, PROMPT)
+"""Rows of the steps whose kernels are timed one by one."""
+PROFILE_PATIENCE = 20.0
+"""Seconds after which no other step's kernels are."""
 ROUNDS, PATIENCE = 5, 5.0
 """How often a step or a prompt is timed at most, and the seconds after which it is not timed again."""
 ALONE = 2
@@ -60,7 +64,9 @@ def examine_opencl(
     """Examine an OpenCL device. Arguments, and what it returns, as ``bench.doctor.examine``; ``threads`` are the CPU's.
 
     The report has besides: paths (what the device may have beyond what is needed -> whether it is used), bandwidth
-    (GB/s), steps (milliseconds by rows), prefill_tok_s, logits (answers compared by bytes, and how many are equal).
+    (GB/s), steps (milliseconds by positions before them and rows), prefill_tok_s, profiles (of steps: rows, positions,
+    ms from the first kernel's beginning to the last one's end, kernels_ms of these, and the kernels), logits (answers
+    compared by bytes, and how many are equal).
 
     Raises:
         EngineError: there is no such device, or no pyopencl; the hint says what to install.
@@ -125,6 +131,7 @@ def _run(
     import torch
 
     from ipex_lookahead.auto import AutoModelForCausalLM
+    from ipex_lookahead.engines.opencl.device import device_of
 
     say("answers on the CPU")
     model = AutoModelForCausalLM.from_pretrained(source, progress=False, engine="native", threads=threads, **settings)
@@ -153,8 +160,15 @@ def _run(
         rows.append({"strategy": name, "draft_tokens": drafted, **speed, "equal": equal, "answers": len(ids)})
     report["engines"].append(_tried("opencl", rows[0], rows))
     say("steps")
-    report["steps"] = step_times(model.engine)
+    contexts = [context for context in CONTEXTS if context + max(STEP_ROWS) <= model.engine.max_context]
+    report["steps"] = {str(context): step_times(model.engine, context) for context in contexts}
     report["prefill_tok_s"] = round(prompt_speed(model.engine), 1)
+    say("kernels of a step")
+    report["profiles"], started = [], perf_counter()
+    for count in PROFILED_ROWS:
+        for context in contexts:
+            if context + count <= model.engine.max_context and perf_counter() - started < PROFILE_PATIENCE:
+                report["profiles"].append(profile(model.engine, device_of(device), count, context))
 
 
 def _tried(engine: str, plain: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -186,25 +200,53 @@ def _rounds() -> Iterator[int]:
         yield number
 
 
-def step_times(engine: Any) -> dict[str, float]:
-    """Medians of a step's milliseconds by rows, a chain after ``CONTEXT`` positions."""
+def step_times(engine: Any, context: int) -> dict[str, float]:
+    """Medians of a step's milliseconds by rows, a chain after so many positions of zeros.
+
+    Of the numbers of rows those are left out that take longer than ``PATIENCE`` seconds, but for the first such.
+    """
+    import numpy as np
+
+    from ipex_lookahead.engines.prefill import chain
+
+    cache = engine.new_cache(context)
+    tokens = np.arange(STEP_ROWS[-1], dtype=np.int32) % engine.vocab_size
+    times: dict[int, list[float]] = {rows: [] for rows in STEP_ROWS}
+    for round_ in _rounds():
+        for rows in list(times):
+            started = perf_counter()
+            engine.forward(chain(cache, tokens[:rows]))
+            seconds = perf_counter() - started
+            if round_:
+                times[rows].append(1e3 * seconds)
+            elif seconds > PATIENCE:  # steps of more rows take longer still
+                times = {fewer: found for fewer, found in times.items() if fewer <= rows}
+                break
+    return {str(rows): round(median(found), 3) for rows, found in times.items()}
+
+
+def profile(engine: Any, device: Device, rows: int, context: int) -> dict[str, Any]:
+    """The kernels of a step, each with its launches and milliseconds by the device's clock, of a second step.
+
+    The last row's output is asked for.
+    """
     import numpy as np
 
     from ipex_lookahead.engines.base import OutputRequest
+    from ipex_lookahead.engines.opencl.profiling import profiled
     from ipex_lookahead.engines.prefill import chain
 
-    cache = engine.new_cache()
-    tokens = np.arange(CONTEXT + STEP_ROWS[-1], dtype=np.int32) % engine.vocab_size
-    engine.forward(chain(cache, tokens[:CONTEXT], OutputRequest(np.empty(0, np.int32))))
-    cache.keep(range(CONTEXT))
-    times: dict[int, list[float]] = {rows: [] for rows in STEP_ROWS}
-    for round_ in _rounds():
-        for rows in STEP_ROWS:
-            started = perf_counter()
-            engine.forward(chain(cache, tokens[CONTEXT : CONTEXT + rows]))
-            if round_:
-                times[rows].append(1e3 * (perf_counter() - started))
-    return {str(rows): round(median(found), 3) for rows, found in times.items()}
+    tokens = np.arange(rows, dtype=np.int32) % engine.vocab_size
+    step = chain(engine.new_cache(context), tokens, OutputRequest(np.array([rows - 1], np.int32)))
+    engine.forward(step)
+    with profiled(device) as found:
+        engine.forward(step)
+    kernels = [
+        {"kernel": one.kernel, "items": list(one.items), "launches": one.launches, "ms": round(1e3 * one.seconds, 4)}
+        for one in found.kernels
+    ]
+    span, busy = (round(1e3 * seconds, 3) for seconds in (found.seconds, found.busy))
+    return {"rows": rows, "positions": context, "ms": span, "kernels_ms": busy, "kernels": kernels}
 
 
 def prompt_speed(engine: Any) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,6 +17,12 @@ from ipex_lookahead.cli.names import WEIGHTS
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.tables import markdown_lines, terminal_width
 from ipex_lookahead.cli.types import LowBit
+from ipex_lookahead.errors import SaveError
+
+MOST_KERNELS = 12
+"""Of a step's kernels how many are shown, those that take longest; the file has all."""
+WIDE = 200
+"""Columns of the report in a file."""
 
 
 @dataclass
@@ -28,6 +36,9 @@ class Examined:
     threads: int | None = threads_option
     answers: int | None = option("Answers of each kind that are compared; 20 on OpenCL, else 3.", low=1, high=60)
     max_new_tokens: int = option("Most tokens of an answer.", 48, "-n", low=8)
+    report: Path | None = option(
+        "Folder that the report is written to, as one file for an issue; on OpenCL the present one if not given."
+    )
 
 
 @command("ipex-lookahead doctor", "ipex-lookahead doctor --device xpu --tiny")
@@ -46,6 +57,10 @@ def doctor(what: Examined, as_json: bool = json_option) -> None:
         say=lambda line: click.echo(f"{line} ...", err=True),
     )
     click.echo("\n".join(lines(report, terminal_width(to_stderr=as_json))), err=as_json)
+    folder = what.report or (Path() if by_opencl else None)
+    if folder is not None:
+        file = write_report(folder, lines(report, WIDE), report)
+        click.echo(f"Attach this file to an issue: {file}", err=True)
     if as_json:
         click.echo(json.dumps(report))
     if not report["healthy"]:
@@ -103,10 +118,45 @@ def _of_opencl(report: dict[str, Any], width: int) -> list[str]:
     if "logits" in report:
         said += ["", f"Logits by bytes: {report['logits']['equal']} of {report['logits']['answers']} answers equal."]
     if "steps" in report:
-        steps = [(rows, f"{ms:.3f}") for rows, ms in report["steps"].items()]
-        said += ["", *markdown_lines(("rows of a step", "ms"), steps, width)]
+        contexts = list(report["steps"])
+        rows = list(report["steps"][contexts[0]])
+        steps = [(row, *(_milliseconds(report["steps"][context].get(row)) for context in contexts)) for row in rows]
+        said += ["", *markdown_lines(("rows of a step", *(f"ms at {one}" for one in contexts)), steps, width)]
         said += ["", f"Prompts are read at {_speed(report['prefill_tok_s'])} tokens a second."]
-    return said
+    return said + [line for profile in report.get("profiles", ()) for line in _of_profile(profile, width)]
+
+
+def _milliseconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _of_profile(profile: dict[str, Any], width: int) -> list[str]:
+    """A step's kernels by the device's clock."""
+    of = f"{profile['rows']} rows" if profile["rows"] > 1 else "1 row"
+    said = (
+        f"A step of {of} at {profile['positions']} positions: {profile['ms']:.3f} ms on the device,"
+        f" {profile['kernels_ms']:.3f} ms of it in kernels."
+    )
+    kernels = [
+        (one["kernel"], "x".join(map(str, one["items"])), one["launches"], f"{one['ms']:.3f}")
+        for one in profile["kernels"][:MOST_KERNELS]
+    ]
+    return ["", said, "", *markdown_lines(("kernel", "work-items", "launches", "ms"), kernels, width)]
+
+
+def write_report(folder: Path, said: list[str], report: dict[str, Any]) -> Path:
+    """One file for an issue: the report as it was shown, and all figures as JSON. Raises SaveError."""
+    file = folder / f"ipex-lookahead-doctor-{datetime.now():%Y%m%d-%H%M%S}.md"
+    figures = ["", "<details><summary>All figures</summary>", "", "```json", json.dumps(report, indent=1), "```", ""]
+    try:
+        with file.open("x", encoding="utf-8") as out:
+            out.write("\n".join([*said, *figures, "</details>", ""]))
+    except OSError as error:
+        raise SaveError(
+            f"the report could not be written to {file}: {error.strerror}",
+            hint="name a folder that you may write to with --report",
+        ) from None
+    return file
 
 
 def _rows(tried: dict[str, Any]) -> list[tuple[object, ...]]:

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from ipex_lookahead.bench import doctor
+from ipex_lookahead.cli.doctor import write_report
 from ipex_lookahead.cli.main import run
+from ipex_lookahead.errors import SaveError
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +85,14 @@ def test_an_absent_device(capsys):
     assert "error: torch" in said
     assert "hint:" in said
     assert run(["doctor", "--device", "toaster"]) == 1
+
+
+def test_the_report_is_a_file_of_its_own(tmp_path):
+    report = {"healthy": True}
+    file = write_report(tmp_path, ["### a report", "a line"], report)
+    assert file.parent == tmp_path
+    assert file.read_text("utf-8").startswith("### a report\na line\n\n<details>")
+    assert '"healthy": true' in file.read_text("utf-8")
+    with pytest.raises(SaveError, match="could not be written") as caught:
+        write_report(tmp_path / "not there", [], report)
+    assert "--report" in caught.value.hint

@@ -96,6 +96,13 @@ class Pages:
         """Whether more than one holds it."""
         return self._holders[number] > 1
 
+    def clear(self, numbers: Sequence[int]) -> None:
+        """Keys and values of zeros."""
+        with self.lock:
+            for buffer in self.buffers:
+                for number in numbers:
+                    self.device.clear(buffer, self.bytes, number * self.bytes)
+
     def copied(self, number: int) -> int:
         """A page of its own with what that one holds."""
         with self.lock:
@@ -156,6 +163,13 @@ class OpenClCache(OneUser):
                 self.pages.release([shared])
         if needed > len(self.held):
             self.held += self.pages.take(needed - len(self.held))
+
+    def fill_blank(self, positions: int) -> None:
+        """Of an empty sequence one of positions of zeros, for measuring steps at that length."""
+        with self.claim("filling"):
+            self.prepare(positions)
+            self.pages.clear(self.held)
+            self.length = positions
 
     def set_step(self, parents: list[int]) -> None:
         """The parents of the step's rows, which ``keep`` checks paths against."""

@@ -211,7 +211,7 @@ class Decoder:
             if device.recorder is not None and plan.rows <= SPLIT_ROWS:
                 self._record(launches, plan, device.recorder).enqueue()
             else:
-                enqueue, queue = device.cl.enqueue_nd_range_kernel, device.queue
+                enqueue, queue = device.launch, device.queue
                 for kernel, size, local in _sized(launches, plan, plan.blocks):
                     enqueue(queue, kernel, size, local)
 

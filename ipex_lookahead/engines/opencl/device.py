@@ -48,14 +48,20 @@ SPELT = {SUBGROUPS: "subgroups", DOT: "integer dot products", ARRIVALS: "arrival
 USED, NOT_OFFERED = "used", "not offered"
 
 
-def what_to_do() -> str:
+def what_to_do(devices: Path = Path("/dev")) -> str:
     """For whoever has an Intel GPU that no driver shows."""
-    closed = [str(node) for node in sorted(Path("/dev/dri").glob("renderD*")) if not access(node, R_OK | W_OK)]
+    nodes = sorted((devices / "dri").glob("renderD*"))
+    closed = [str(node) for node in nodes if not access(node, R_OK | W_OK)]
+    if (devices / "dxg").exists() and not nodes:
+        return (
+            "under WSL2 the GPU is Windows' own: install Intel's current graphics driver there, run wsl --update, and"
+            " install intel-opencl-icd here (docs/intel_gpu.md); there is no group to join"
+        )
     if closed:
         return f"this user may not open {closed[0]}: sudo usermod -aG render $USER, then log in again"
     return (
         "install the GPU's OpenCL driver (Debian and Ubuntu: intel-opencl-icd; for a GPU newer than the system a newer"
-        " one, see docs/intel_gpu.md); clinfo lists what it finds"
+        " one and a newer kernel, and turn Resizable BAR on: docs/intel_gpu.md); clinfo -l lists what it finds"
     )
 
 
@@ -181,6 +187,8 @@ class Device:
         with self.errors("opened"):
             self.context = self.cl.Context([self.raw])
             self.queue = self.cl.CommandQueue(self.context)
+        self.launch: Any = self.cl.enqueue_nd_range_kernel
+        """Enqueues a kernel: queue, kernel, work-items, those of a work-group; a profile puts its own here."""
         self.extensions = frozenset(str(self.raw.extensions).split())
         self.lock = threading.RLock()
         """Held while it is found out what the device can."""
@@ -304,7 +312,7 @@ class Device:
     def enqueue_plain(self, kernel: Any, size: tuple[int, ...], local: tuple[int, ...] | None = None) -> None:
         """Run a kernel of single work-items, or of work-groups of its own size."""
         with self.errors("run"):
-            self.cl.enqueue_nd_range_kernel(self.queue, kernel, size, local)
+            self.launch(self.queue, kernel, size, local)
 
     def empty(self, nbytes: int) -> Any:
         """A buffer that kernels read and write; not zeroed. At least of 4 bytes, since there are none of 0."""
@@ -323,6 +331,11 @@ class Device:
         """Copy an array into a buffer; it may be changed when this returns."""
         with self.errors("written to"):
             self.cl.enqueue_copy(self.queue, buffer, array, is_blocking=True)
+
+    def clear(self, buffer: Any, nbytes: int, at: int = 0) -> None:
+        """Bytes of a buffer become zeros, whole words of them, in the order of the queue."""
+        with self.errors("written to"):
+            self.cl.enqueue_fill_buffer(self.queue, buffer, np.zeros(1, np.uint32), at, nbytes)
 
     def copy(self, source: Any, target: Any, nbytes: int, source_at: int = 0, target_at: int = 0) -> None:
         """Copy bytes of a buffer to another, or elsewhere in it, in the order of the queue."""

@@ -142,9 +142,17 @@ class OpenClEngine:
         made.facts |= engine.facts | {"chosen": f"opencl: it was moved to {device.facts()['device']}"}
         return made
 
-    def new_cache(self) -> OpenClCache:
-        """An empty sequence."""
-        return OpenClCache(self._decoder.pages)
+    def new_cache(self, blank: int = 0) -> OpenClCache:
+        """An empty sequence; or one of ``blank`` positions of zeros, for measuring steps at that length.
+
+        Raises InputError where ``blank`` is negative or beyond the context.
+        """
+        if not 0 <= blank <= self.max_context:
+            raise InputError(argument="blank", got=blank, allowed=f"from 0 to {self.max_context}, the context")
+        cache = OpenClCache(self._decoder.pages)
+        if blank:
+            cache.fill_blank(blank)
+        return cache
 
     def forward(self, batch: Batch, hidden: Floats | None = None) -> StepOutput:
         """The whole decoder on the device: ids in, ids out. See ``engines.base.Engine.forward``.

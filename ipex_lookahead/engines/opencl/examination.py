@@ -44,6 +44,7 @@ def details(device: Device) -> dict[str, Any]:
         "largest_buffer": int(raw.max_mem_alloc_size),
         "local_memory": int(raw.local_mem_size),
         "largest_work_group": int(raw.max_work_group_size),
+        "rounded_division": _division(device),
     }
     if "cl_intel_device_attribute_query" in device.extensions:
         facts |= attributes(device.cl, raw)
@@ -52,6 +53,12 @@ def details(device: Device) -> dict[str, Any]:
         "extensions": ", ".join(here) or "none of those that matter",
         "without": ", ".join(name for name in EXTENSIONS if name not in here) or "none of those that matter",
     }
+
+
+def _division(device: Device) -> str:
+    """What the driver says of division and roots; the self-test has found them right, or there were no device."""
+    says = device.raw.single_fp_config & device.cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT
+    return "offered" if says else "not offered, and the self-test passed"
 
 
 def kernel_problem(device: Device, low_bit: str, threads: int | None = None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from ipex_lookahead.engines.opencl import device as module
 from ipex_lookahead.engines.opencl import programs, self_test
-from ipex_lookahead.engines.opencl.device import Device, listed
+from ipex_lookahead.engines.opencl.device import Device, listed, what_to_do
 from ipex_lookahead.engines.opencl.programs import DOT, SUBGROUPS, flags
 from ipex_lookahead.errors import EngineError, InputError
 
@@ -206,3 +207,17 @@ def test_what_opencl_says_becomes_an_error_of_ours(device: Device) -> None:
         device.program("rows", options=["-Dkernel=nonsense"])
     with pytest.raises(EngineError, match="given memory"):
         device.empty(1 << 60)
+
+
+def test_a_gpu_that_no_driver_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What to do depends on what the kernel shows of it: nothing, a node of somebody else's, or Windows'."""
+    assert "Resizable BAR" in what_to_do(tmp_path)
+    (tmp_path / "dxg").touch()
+    assert what_to_do(tmp_path).startswith("under WSL2 the GPU is Windows' own")
+    assert "no group to join" in what_to_do(tmp_path)
+    (tmp_path / "dri").mkdir()
+    (tmp_path / "dri" / "renderD128").touch()
+    monkeypatch.setattr("ipex_lookahead.engines.opencl.device.access", lambda *_: False)
+    assert what_to_do(tmp_path).startswith(f"this user may not open {tmp_path}/dri/renderD128: sudo usermod")
+    monkeypatch.undo()
+    assert "Resizable BAR" in what_to_do(tmp_path)

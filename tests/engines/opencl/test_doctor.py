@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,14 +24,19 @@ TINY = ["doctor", "--tiny", "--threads", "1", "--answers", "5", "-n", "12"]
 
 
 @pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)  # which the report is written to
     monkeypatch.setattr(doctor_opencl, "FORMATS", ("sym_int4", "q6_k", "bf16"))
     monkeypatch.setattr(doctor_opencl, "KERNEL_SHAPE", (64, 64))
     monkeypatch.setattr(doctor_opencl, "STEP_ROWS", (1, 4, 16))
+    monkeypatch.setattr(doctor_opencl, "CONTEXTS", (30, 100, 4096))  # the tiny model has no 4,096 positions
+    monkeypatch.setattr(doctor_opencl, "PROFILED_ROWS", (1, 20))
     monkeypatch.setattr(examination, "READ_BYTES", 1 << 20)
 
 
-def test_one_report_to_paste(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_report_to_paste(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     assert run([*TINY, "--device", "opencl:0", "--json"]) == 0
     streams = capsys.readouterr()
@@ -47,16 +53,24 @@ def test_one_report_to_paste(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert (native["engine"], ours["engine"]) == ("native", "opencl")
     assert [row["strategy"] for row in ours["lookahead"]] == ["none", "prompt_lookup", "auto"]
     assert all((row["equal"], row["answers"]) == (5, 5) for row in ours["lookahead"])
-    assert set(report["steps"]) == {"1", "4", "16"}
+    assert {at: set(steps) for at, steps in report["steps"].items()} == dict.fromkeys(("30", "100"), {"1", "4", "16"})
+    assert [(one["rows"], one["positions"]) for one in report["profiles"]] == [(1, 30), (1, 100), (20, 30), (20, 100)]
+    (file,) = tmp_path.glob("ipex-lookahead-doctor-*.md")
+    written = file.read_text("utf-8")
+    assert json.loads(written.partition("```json\n")[2].partition("\n```")[0]) == report
+    assert f"Attach this file to an issue: {file.name}" in said
     for line in (
         "- subgroups: used",
         "Memory: device reads",
         "| native | ",
         "Logits by bytes: 2 of 2",
-        "rows of a step",
+        "| rows of a step | ms at 30 | ms at 100 |",
+        "A step of 20 rows at 100 positions: ",
+        "| attend ",
         "Everything works.",
     ):
-        assert line in said
+        assert line in said, line
+        assert line in written, line
     assert "/root" not in said
     assert "site-packages" not in said
 
@@ -109,6 +123,7 @@ def test_what_a_device_is() -> None:
     device = device_of(None)
     facts = details(device)
     assert facts["total_memory"] >= facts["largest_buffer"] > 0
+    assert facts["rounded_division"] in ("offered", "not offered, and the self-test passed")
     named = set(facts["extensions"].split(", ")) | set(facts["without"].split(", "))
     assert named >= set(examination.EXTENSIONS)
     assert all(rate > 0 for rate in bandwidth(device).values())

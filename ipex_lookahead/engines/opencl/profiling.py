@@ -1,0 +1,73 @@
+"""How long each kernel takes on the device itself: a queue that notes when a kernel began and ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ipex_lookahead.engines.opencl.device import Device
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """Launches of a kernel over so many work-items, and the seconds that they took together."""
+
+    kernel: str
+    items: tuple[int, ...]
+    launches: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Profile:
+    """What ran while a device was profiled.
+
+    Attributes:
+        kernels: those that took longest first.
+        seconds: from the first one's beginning to the last one's end; what kernels do not fill is launching.
+    """
+
+    kernels: list[KernelTime] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def busy(self) -> float:
+        """Seconds in which kernels ran."""
+        return sum(one.seconds for one in self.kernels)
+
+
+@contextmanager
+def profiled(device: Device) -> Iterator[Profile]:
+    """Time what is run on a device meanwhile; the profile is filled in at the end. Nothing is recorded there.
+
+    Raises EngineError where the driver makes no such queue.
+    """
+    cl, before = device.cl, (device.queue, device.launch, device.recorder)
+    with device.errors("profiled"):
+        device.queue.finish()
+        queue = cl.CommandQueue(device.context, properties=cl.command_queue_properties.PROFILING_ENABLE)
+    events: list[tuple[str, tuple[int, ...], Any]] = []
+
+    def launch(queue: Any, kernel: Any, size: tuple[int, ...], local: tuple[int, ...] | None = None) -> Any:
+        event = before[1](queue, kernel, size, local)
+        events.append((str(kernel.function_name), tuple(size), event))
+        return event
+
+    profile = Profile()
+    device.queue, device.launch, device.recorder = queue, launch, None
+    try:
+        yield profile
+    finally:
+        device.queue, device.launch, device.recorder = before
+        with device.errors("profiled"):
+            queue.finish()
+    times: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    with device.errors("profiled"):
+        for name, size, event in events:
+            times.setdefault((name, size), []).append(event.profile.end - event.profile.start)
+        if events:
+            profile.seconds = (events[-1][2].profile.end - events[0][2].profile.start) / 1e9
+    found = [KernelTime(name, size, len(taken), sum(taken) / 1e9) for (name, size), taken in times.items()]
+    profile.kernels = sorted(found, key=lambda one: -one.seconds)
