@@ -60,32 +60,29 @@ void AttentionScratch::plan(Plan& plan, const StepRows& rows, bool by_blocks) co
   }
 }
 
-Attention::Attention(const BranchShape& shape, int64_t hidden, const std::string& name, const std::string& before,
-                     const std::string& after, KvFormat format, DecoderWeights& weights, CacheShape& cache,
-                     AttentionScratch& scratch)
-    : Operation(shape), shape_(std::get<AttentionShape>(shape.operation)), scratch_(scratch) {
+Attention::Attention(const OperationParts& of, AttentionScratch& scratch)
+    : Operation(of), shape_(std::get<AttentionShape>(of.shape.operation)), scratch_(scratch) {
   const int64_t q = shape_.q_width(), kv = shape_.kv_width();
-  before_.declare(before, shape.before, weights);
-  weights.declare_linear(name + ".q", q_, q, hidden, {Phase::qkv, 1, false, &order_});
-  weights.declare_linear(name + ".k", k_, kv, hidden, {Phase::qkv});
-  weights.declare_linear(name + ".v", v_, kv, hidden, {Phase::qkv});
-  q_norm_.declare(name + ".q_norm", shape_.q_norm, weights);
-  k_norm_.declare(name + ".k_norm", shape_.k_norm, weights);
-  if (shape_.sinks) weights.declare(name + ".sinks", sinks_, shape_.heads);
-  weights.declare_linear(name + ".o", o_, hidden, q, {Phase::output, 1, false, &o_order_});
-  after_.declare(after, shape.after, weights);
+  of.weights.declare_linear(of.name + ".q", q_, q, of.hidden, {Phase::qkv, 1, false, &order_});
+  of.weights.declare_linear(of.name + ".k", k_, kv, of.hidden, {Phase::qkv});
+  of.weights.declare_linear(of.name + ".v", v_, kv, of.hidden, {Phase::qkv});
+  q_norm_.declare(of.name + ".q_norm", shape_.q_norm, of.weights);
+  k_norm_.declare(of.name + ".k_norm", shape_.k_norm, of.weights);
+  if (shape_.sinks) of.weights.declare(of.name + ".sinks", sinks_, shape_.heads);
+  of.weights.declare_linear(of.name + ".o", o_, of.hidden, q, {Phase::output, 1, false, &o_order_});
   k_column_ = padded(q, kLanes);
   v_column_ = k_column_ + padded(kv, kLanes);
   stride_ = v_column_ + padded(kv, kLanes);
   plan_ = scratch.plan_for(shape_);
-  const KvShape own{shape_.window, 0, shape_.kv_heads, shape_.head_dim, format};
-  const auto same = std::find_if(cache.states.begin(), cache.states.end(), [&](const StateShape& state) {
+  const KvShape own{shape_.window, 0, shape_.kv_heads, shape_.head_dim, of.kv_format};
+  std::vector<StateShape>& states = of.cache.states;
+  const auto same = std::find_if(states.begin(), states.end(), [&](const StateShape& state) {
     const auto* pages = std::get_if<KvShape>(&state);
     return pages != nullptr && pages->alike(own);
   });
-  state_ = size_t(same - cache.states.begin());
-  if (same == cache.states.end()) cache.states.emplace_back(own);
-  number_ = std::get<KvShape>(cache.states[state_]).layers++;
+  state_ = size_t(same - states.begin());
+  if (same == states.end()) states.emplace_back(own);
+  number_ = std::get<KvShape>(states[state_]).layers++;
 }
 
 void Attention::reserve(StepRows& rows) {

@@ -51,9 +51,8 @@ class AttentionScratch {
 
 class Attention : public Operation {
  public:
-  // `cache` is where its pages will be: the state of layers like it, which it joins or adds.
-  Attention(const BranchShape& shape, int64_t hidden, const std::string& name, const std::string& before,
-            const std::string& after, KvFormat format, DecoderWeights& weights, CacheShape& cache, AttentionScratch& scratch);
+  // Its pages are in the state of layers like it, which it joins or adds.
+  Attention(const OperationParts& of, AttentionScratch& scratch);
   void place(const CacheShape& cache) override { kv_ = std::get<KvShape>(cache.states[state_]); }
   void reserve(StepRows& rows) override;
   void run(ThreadContext& context, StepRows& rows) override;

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "model/claim.h"
-#include "model/kv_pages.h"
-#include "model/state.h"
+#include "model/states/kv_pages.h"
+#include "model/states/state.h"
 
 namespace ipex_lookahead {
 

@@ -50,8 +50,8 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
   blocks_.reserve(shape.layers.size());
   for (size_t i = 0; i < shape.layers.size(); ++i) {
     const std::string block = "layers." + std::to_string(i) + ".";
-    blocks_.push_back({operation_of(shape.layers[i].mixer, block, "mixer"),
-                       operation_of(shape.layers[i].feed_forward, block, "feed_forward")});
+    blocks_.push_back({operation_of(shape.layers[i].mixer, block + "mixer"),
+                       operation_of(shape.layers[i].feed_forward, block + "feed_forward")});
   }
   for (Block& block : blocks_)
     for (Operation* operation : {block.mixer.get(), block.feed_forward.get()}) operation->place(cache_shape_);
@@ -62,14 +62,12 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
     weights_.declare_linear("head", lm_head_, shape.vocab, shape.hidden, {Phase::head});
 }
 
-std::unique_ptr<Operation> Decoder::operation_of(const BranchShape& shape, const std::string& block, const std::string& name) {
-  const std::string at = block + name, before = at + "_norm", after = at + "_after";
-  if (std::holds_alternative<AttentionShape>(shape.operation))
-    return std::make_unique<Attention>(shape, shape_.hidden, at, before, after, shape_.kv_format, weights_, cache_shape_,
-                                       attention_);
-  if (std::holds_alternative<ExpertsShape>(shape.operation))
-    return std::make_unique<Experts>(shape, shape_.hidden, at, before, after, weights_, gated_, experts_);
-  return std::make_unique<Mlp>(shape, shape_.hidden, at, before, after, weights_, gated_);
+// Another kind of operation is one more line here.
+std::unique_ptr<Operation> Decoder::operation_of(const BranchShape& shape, const std::string& name) {
+  const OperationParts of{shape, name, shape_.hidden, shape_.kv_format, weights_, cache_shape_};
+  if (std::holds_alternative<AttentionShape>(shape.operation)) return std::make_unique<Attention>(of, attention_);
+  if (std::holds_alternative<ExpertsShape>(shape.operation)) return std::make_unique<Experts>(of, gated_, experts_);
+  return std::make_unique<Mlp>(of, gated_);
 }
 
 int64_t Decoder::experts_touched() const {

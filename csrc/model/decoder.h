@@ -79,7 +79,7 @@ class Decoder {
   void forward(const Step& step, const StepOutputs& out);
 
  private:
-  std::unique_ptr<Operation> operation_of(const BranchShape& shape, const std::string& block, const std::string& name);
+  std::unique_ptr<Operation> operation_of(const BranchShape& shape, const std::string& name);
   void check(const Step& step, const StepOutputs& out) const;
   void plan(const Step& step);
   void reserve(const Step& step, const StepOutputs& out);

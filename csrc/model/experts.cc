@@ -17,7 +17,7 @@ constexpr int64_t kUnequalPieces = 16;
 // Tiles of outputs that a thread adds up the experts of at a time: pairs of them.
 int64_t expert_tiles(int64_t assigned) { return 2 * std::max<int64_t>(1, kHeld / (2 * assigned * kLanes)); }
 
-const ExpertsShape& of(const BranchShape& shape) { return std::get<ExpertsShape>(shape.operation); }
+const ExpertsShape& shape_of(const OperationParts& of) { return std::get<ExpertsShape>(of.shape.operation); }
 
 }  // namespace
 
@@ -76,22 +76,19 @@ void Experts::choose(const KernelTable& kernels, const float* logits, float* scr
   }
 }
 
-Experts::Experts(const BranchShape& shape, int64_t hidden, const std::string& name, const std::string& before,
-                 const std::string& after, DecoderWeights& weights, RowsMemory& gated, ExpertsScratch& scratch)
-    : Operation(shape),
-      used_(of(shape).used),
-      intermediate_(of(shape).experts[0].intermediate),
-      softmax_of_all_(of(shape).softmax == RouterSoftmax::all),
-      renormalise_(of(shape).renormalise),
-      experts_(of(shape).experts.size()),
+Experts::Experts(const OperationParts& of, RowsMemory& gated, ExpertsScratch& scratch)
+    : Operation(of),
+      used_(shape_of(of).used),
+      intermediate_(shape_of(of).experts[0].intermediate),
+      softmax_of_all_(shape_of(of).softmax == RouterSoftmax::all),
+      renormalise_(shape_of(of).renormalise),
+      experts_(shape_of(of).experts.size()),
       gated_(gated),
       scratch_(scratch) {
-  before_.declare(before, shape.before, weights);
-  weights.declare_linear(name + ".router", router_, count(), hidden, {Phase::router, 1, true});
+  of.weights.declare_linear(of.name + ".router", router_, count(), of.hidden, {Phase::router, 1, true});
   for (size_t e = 0; e < experts_.size(); ++e)  // of one size: as if the first ones were read
-    experts_[e].declare(name + ".experts." + std::to_string(e), of(shape).experts[e], hidden, int64_t(e) < used_ ? 1 : 0,
-                        nullptr, nullptr, weights);
-  after_.declare(after, shape.after, weights);
+    experts_[e].declare(of.name + ".experts." + std::to_string(e), shape_of(of).experts[e], of.hidden,
+                        int64_t(e) < used_ ? 1 : 0, nullptr, nullptr, of.weights);
 }
 
 void Experts::run(ThreadContext& context, StepRows& rows) {

@@ -21,8 +21,7 @@ struct ExpertsScratch {
 
 class Experts : public Operation {
  public:
-  Experts(const BranchShape& shape, int64_t hidden, const std::string& name, const std::string& before,
-          const std::string& after, DecoderWeights& weights, RowsMemory& gated, ExpertsScratch& scratch);
+  Experts(const OperationParts& of, RowsMemory& gated, ExpertsScratch& scratch);
   void reserve(StepRows& rows) override;
   void run(ThreadContext& context, StepRows& rows) override;
 

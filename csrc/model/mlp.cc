@@ -2,12 +2,9 @@
 
 namespace ipex_lookahead {
 
-Mlp::Mlp(const BranchShape& shape, int64_t hidden, const std::string& name, const std::string& before,
-         const std::string& after, DecoderWeights& weights, RowsMemory& gated)
-    : Operation(shape), intermediate_(std::get<MlpShape>(shape.operation).intermediate), gated_(gated) {
-  before_.declare(before, shape.before, weights);
-  mlp_.declare(name, std::get<MlpShape>(shape.operation), hidden, 1, &order_, &down_order_, weights);
-  after_.declare(after, shape.after, weights);
+Mlp::Mlp(const OperationParts& of, RowsMemory& gated)
+    : Operation(of), intermediate_(std::get<MlpShape>(of.shape.operation).intermediate), gated_(gated) {
+  mlp_.declare(of.name, std::get<MlpShape>(of.shape.operation), of.hidden, 1, &order_, &down_order_, of.weights);
 }
 
 void Mlp::reserve(StepRows& rows) {

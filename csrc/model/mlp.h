@@ -25,8 +25,7 @@ struct GatedMlp {
 
 class Mlp : public Operation {
  public:
-  Mlp(const BranchShape& shape, int64_t hidden, const std::string& name, const std::string& before, const std::string& after,
-      DecoderWeights& weights, RowsMemory& gated);
+  Mlp(const OperationParts& of, RowsMemory& gated);
   void reserve(StepRows& rows) override;
   void run(ThreadContext& context, StepRows& rows) override;
 

@@ -68,6 +68,16 @@ struct Norm {
   }
 };
 
+// What an operation is made of: its description, the name of its weights, and what it adds its weights and its state to.
+struct OperationParts {
+  const BranchShape& shape;
+  const std::string& name;  // layers.0.mixer; of the norms around it layers.0.mixer_norm and layers.0.mixer_after
+  int64_t hidden;
+  KvFormat kv_format;
+  DecoderWeights& weights;
+  CacheShape& cache;
+};
+
 // x + multiplier * after(operation(before(x))). A kind of operation has its weights and its scratch, and one thing to do.
 class Operation {
  public:
@@ -83,7 +93,10 @@ class Operation {
   virtual void run(ThreadContext& context, StepRows& rows) = 0;
 
  protected:
-  explicit Operation(const BranchShape& shape) : multiplier_(shape.multiplier) {}
+  explicit Operation(const OperationParts& of) : multiplier_(of.shape.multiplier) {
+    before_.declare(of.name + "_norm", of.shape.before, of.weights);
+    after_.declare(of.name + "_after", of.shape.after, of.weights);
+  }
 
   // Row r as the operation's first linear layers read it.
   void input(StepRows& rows, int64_t r, float* out) const {

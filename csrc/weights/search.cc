@@ -1,7 +1,7 @@
-// The search of searcher.h, for the instruction sets of this CPU.
+// The searches of searcher.h and minimum_searcher.h, for the instruction sets of this CPU.
 #include "weights/search.h"
 
-#include "weights/searcher.h"
+#include "weights/minimum_searcher.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define IPEX_LOOKAHEAD_TWINS 1
@@ -14,12 +14,12 @@ namespace {
 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) void search_16(
     const Search& s, const float* values, const float* importance, int64_t blocks, int64_t repeated,
     const FoundParts& out) {
-  Searcher<16>(s).run(values, importance, blocks, repeated, out);
+  MinimumSearcher<16>(s).run(values, importance, blocks, repeated, out);
 }
 
 __attribute__((target("avx2"))) void search_8(const Search& s, const float* values, const float* importance,
                                               int64_t blocks, int64_t repeated, const FoundParts& out) {
-  Searcher<8>(s).run(values, importance, blocks, repeated, out);
+  MinimumSearcher<8>(s).run(values, importance, blocks, repeated, out);
 }
 #endif
 
@@ -41,7 +41,7 @@ void search_blocks(const Search& search, const float* values, const float* impor
   if (lanes == 16) return search_16(search, values, importance, blocks, repeated, out);
   if (lanes == 8) return search_8(search, values, importance, blocks, repeated, out);
 #endif
-  Searcher<4>(search).run(values, importance, blocks, repeated, out);
+  MinimumSearcher<4>(search).run(values, importance, blocks, repeated, out);
 }
 
 }  // namespace ipex_lookahead

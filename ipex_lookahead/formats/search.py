@@ -5,7 +5,7 @@ the scale that fits these codes best follows in closed form (least squares). The
 Where a block keeps its parts' scales as small steps, the neighbours of each step are tried too, and the block's scale
 is fitted once more. (The first half is the idea of llama.cpp's reference quantisers, written anew.)
 
-This is the definition; ``csrc/weights/searcher.h`` is the same arithmetic, bit for bit, and is used where the compiled
+This is the definition; ``csrc/weights/search.cc`` is the same arithmetic, bit for bit, and is used where the compiled
 core can be imported (``groups.py``). All of it is float32 in the order written, and values are [size, parts]: a column
 shares a scale, and sums run down a column one after the other, because the compiled twin has columns as the lanes of
 its vectors.

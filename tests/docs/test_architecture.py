@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from ipex_lookahead.architectures import spec
 from tests.docs.pages import ROOT
 
 TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -59,3 +61,41 @@ def test_what_a_row_names_is_there(row: list[str]) -> None:
         roots = (PACKAGE, ROOT, ROOT / "csrc")
         anywhere = "/" not in place and any(path.name == place for path in sources)
         assert anywhere or any((root / folder).exists() for root in roots), place
+
+
+def csrc(file: str) -> str:
+    return (ROOT / "csrc" / file).read_text(encoding="utf-8")
+
+
+def alternatives(file: str, name: str) -> list[str]:
+    """What a variant of the core's may hold."""
+    found = re.search(rf"using {name} = std::variant<([^>]*)>", csrc(file))
+    assert found is not None
+    return found[1].split(", ")
+
+
+def test_each_kind_of_layer_is_in_the_places_of_its_row() -> None:
+    """The row of the table is true of the kinds there are."""
+    row = next(row for row in ROWS if row[0].strip() == "a kind of layer")
+    shapes = alternatives("model/spec.h", "OperationShape")
+    assert len(shapes) >= 3
+    decoder, checks, description = csrc("model/decoder.cc"), csrc("model/spec.cc"), csrc("description.h")
+    for shape in shapes:
+        kind = shape.removesuffix("Shape")
+        header = csrc(f"model/{kind.lower()}.h")
+        assert f"class {kind} : public Operation" in header
+        assert f"make_unique<{kind}>(of" in decoder
+        assert f"void check(const {shape}&" in checks
+        assert f'"{kind}"' in description or f'"Gated{kind}"' in description
+    for kind in (*(get_args(spec.Mixer) or (spec.Mixer,)), *get_args(spec.FeedForward)):
+        assert f'"{kind.__name__}"' in description
+    for shape in alternatives("model/cache.h", "StateShape"):
+        assert any(f"struct {shape} " in path.read_text() for path in (ROOT / "csrc/model/states").glob("*.h"))
+    for file in ("model/spec.h", "model/spec.cc", "description.h", "model/decoder.cc", "model/cache.h"):
+        assert f"`csrc/{file}`" in row[2]
+
+
+def test_a_layers_file_lists_no_other_layers() -> None:
+    """The decoder walks; what a kind of layer is stands in its own files."""
+    for file in ("decoder_step.cc", "operation.h", "weights.cc"):
+        assert not re.search(r"AttentionShape|MlpShape|ExpertsShape", csrc(f"model/{file}")), file

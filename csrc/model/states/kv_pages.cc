@@ -1,4 +1,4 @@
-#include "model/kv_pages.h"
+#include "model/states/kv_pages.h"
 
 #include <algorithm>
 #include <cstdlib>

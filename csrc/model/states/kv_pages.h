@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
-#include "model/state.h"
+#include "model/states/state.h"
 
 namespace ipex_lookahead {
 

@@ -1,4 +1,4 @@
-"""Keys and values of sequences on a device, in pages of 64 positions that sequences may share (csrc/model/kv_cache.h).
+"""Keys and values of sequences on a device, in pages of 64 positions that sequences may share.
 
 A layer's pages are one buffer, in which a page has the same number in all layers. Slot s of a sequence is position s
 once committed; the rows of a step are written to the slots after ``length``, and what lies beyond is overwritten by the
