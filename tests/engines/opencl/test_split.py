@@ -16,6 +16,7 @@ pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-ope
 
 from ipex_lookahead import AutoModelForCausalLM, InputError, LookaheadConfig
 from ipex_lookahead.architectures.spec import ModelSpec, Tensor
+from ipex_lookahead.auto import load_text_model
 from ipex_lookahead.decoding.kept_costs import key_of
 from ipex_lookahead.engines.base import Batch, OutputRequest
 from ipex_lookahead.engines.loading import LoadRequest
@@ -27,12 +28,16 @@ from ipex_lookahead.engines.opencl.split import SplitEngine
 from ipex_lookahead.errors import BusyError, ContextLengthError, EngineError
 from ipex_lookahead.formats import quantize
 from ipex_lookahead.formats.base import PackedWeight
+from ipex_lookahead.generation.sampling_params import SamplingParams
+from ipex_lookahead.generation.service import Service
 from tests.engines.opencl.test_engine import in_pieces, sorted_weights
+from tests.support.byte_tokenizer import VOCAB, byte_tokenizer
 from tests.support.cache_walk import Plain, walk
 from tests.support.family_engines import each, some
 from tests.support.family_table import CONTEXT, Variant
 from tests.support.native import chain, ids_of, run
 from tests.support.specs import NAMED, make_spec, random_switches, random_weights
+from tests.support.tiny import write_tiny_llama
 from tests.support.tiny_families import build, text, write_folder
 
 
@@ -205,3 +210,23 @@ def test_where_a_window_has_moved_on_both_go_back_to_the_beginning(device: Devic
     assert cache.crop(1900) == cache.cpu.length == cache.device.length == 1900
     assert cache.crop(500) == cache.cpu.length == cache.device.length == 0
     assert run(engine, cache, tokens[:9]).tobytes() == run(native, native.new_cache(), tokens[:9]).tobytes()
+
+
+def test_a_service_gives_each_caller_the_native_engines_tokens(tmp_path: Path) -> None:
+    """Several at a time, with and without lookahead, over a prefix that is kept between them."""
+    folder = write_tiny_llama(tmp_path, vocab=VOCAB, layers=3, context=512)
+    byte_tokenizer().save_pretrained(folder)
+    native = load_text_model(str(folder), low_bit="sym_int4", engine="native", threads=1, progress=False)
+    ours = load_text_model(str(folder), low_bit="sym_int4", engine="opencl", gpu_layers=2, threads=1, progress=False)
+    assert isinstance(ours.engine, SplitEngine)
+    start = list(range(3, 90))
+    prompts = [[*start, *range(5, 5 + n)] for n in (3, 9, 30)]
+    for lookahead in (None, "auto"):
+        service = Service(ours, slots=3, queue=8)
+        for _ in range(2):
+            streams = [service.stream(prompt, SamplingParams(20), lookahead=lookahead) for prompt in prompts]
+            for prompt, events in zip(prompts, streams, strict=True):
+                tokens = [token for event in events for token in event.tokens]
+                assert tokens == native.generate(prompt, SamplingParams(20))
+        assert service.cached_tokens > 0
+        service.close()
