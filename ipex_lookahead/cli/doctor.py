@@ -52,7 +52,7 @@ def doctor(what: Examined, as_json: bool = json_option) -> None:
 
     by_opencl = is_meant(what.device)
     report = (examine_opencl if by_opencl else examine)(
-        **{name: value for name, value in vars(what).items() if name != "answers"},
+        **{name: value for name, value in vars(what).items() if name not in ("answers", "report")},
         prompts=what.answers or (20 if by_opencl else 3),
         say=lambda line: click.echo(f"{line} ...", err=True),
     )

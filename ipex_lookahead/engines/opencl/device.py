@@ -372,5 +372,11 @@ class Device:
 
 @cache
 def device_of(name: str | None, spelling: Spelling | None = None) -> Device:
-    """The device of that name, opened once: its queue and its programs are shared by models."""
-    return Device(name, spelling)
+    """The device of that name, opened once by whatever name: its queue, programs and memory are shared by models."""
+    number, _ = _chosen(name)
+    return _opened(number, spelling)
+
+
+@cache
+def _opened(number: int, spelling: Spelling | None) -> Device:
+    return Device(f"opencl:{number}", spelling)

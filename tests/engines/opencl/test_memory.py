@@ -129,6 +129,13 @@ def test_as_many_as_fit_are_put_there_and_it_is_said(small: Device, caplog: pyte
     assert [record.levelname for record in caplog.records] == ["INFO"]
 
 
+def test_a_device_is_one_by_all_its_names() -> None:
+    """Else what a model takes of it would not be known to the next."""
+    device = device_of(None)
+    assert device_of("opencl") is device
+    assert device_of(f"opencl:{device.number}") is device
+
+
 def test_models_that_are_there_already_count(small: Device) -> None:
     before = room(small)
     _, engine = both(make_spec(), small)
