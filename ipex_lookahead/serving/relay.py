@@ -21,7 +21,7 @@ _OPENING = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class HttpRequest:
     """A request of HTTP.
 
     Attributes:
@@ -38,7 +38,7 @@ class Asked:
     body: bytes
 
 
-async def relayed(app: ASGIApp, asked: Asked) -> AsyncIterator[tuple[int, Headers] | bytes]:
+async def relayed(app: ASGIApp, request: HttpRequest) -> AsyncIterator[tuple[int, Headers] | bytes]:
     """The answer's status and headers, and then the pieces of its body.
 
     Closing this is to the app what a client is that leaves. Raises what the app raises.
@@ -47,15 +47,15 @@ async def relayed(app: ASGIApp, asked: Asked) -> AsyncIterator[tuple[int, Header
     left, begun = asyncio.Event(), False
     scope: dict[str, Any] = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "root_path": "",
-        "method": asked.method, "path": asked.path, "raw_path": asked.path.encode(), "query_string": asked.query,
-        "headers": asked.headers, "client": None, "server": None,
+        "method": request.method, "path": request.path, "raw_path": request.path.encode(),
+        "query_string": request.query, "headers": request.headers, "client": None, "server": None,
     }  # fmt: skip
 
     async def receive() -> Message:
         nonlocal begun
         if not begun:
             begun = True
-            return {"type": "http.request", "body": asked.body, "more_body": False}
+            return {"type": "http.request", "body": request.body, "more_body": False}
         await left.wait()
         return {"type": "http.disconnect"}
 

@@ -20,7 +20,7 @@ from ipex_lookahead.generation.service import Service
 from ipex_lookahead.serving.app import make_app
 from ipex_lookahead.serving.failures import ApiError
 from ipex_lookahead.serving.metrics import together
-from ipex_lookahead.serving.relay import Asked, Headers, opening, relayed
+from ipex_lookahead.serving.relay import Headers, HttpRequest, opening, relayed
 from ipex_lookahead.serving.server import Server, Settings
 
 _AT_ONCE, _MISSES = 8, 2
@@ -28,7 +28,7 @@ _AT_ONCE, _MISSES = 8, 2
 
 
 class Replica:
-    """One model with its service. ``ask`` runs the same application as ``ipex-lookahead serve``.
+    """One model with its service. ``handle`` runs the same application as ``ipex-lookahead serve``.
 
     Args:
         model: a path or name, as ``ipex-lookahead serve`` takes it, that every machine finds.
@@ -45,9 +45,9 @@ class Replica:
         )
         self._app = make_app(self._server)
 
-    async def ask(self, asked: Asked) -> AsyncIterator[tuple[int, Headers] | bytes]:
+    async def handle(self, request: HttpRequest) -> AsyncIterator[tuple[int, Headers] | bytes]:
         """The answer's status and headers (with ``x-replica``, this process's number), then the pieces of its body."""
-        async for part in relayed(self._app, asked):
+        async for part in relayed(self._app, request):
             yield (part[0], [*part[1], (b"x-replica", b"%d" % os.getpid())]) if isinstance(part, tuple) else part
 
     def check_health(self) -> None:
@@ -73,8 +73,8 @@ class Front:
         if request.url.path == "/metrics":
             return await self._metrics(request)
         body, path = await request.body(), request.url.path
-        asked = _asked(request, body)
-        parts = self._replicas.options(session_id=opening(body)).ask.remote(asked)
+        sent = _sent(request, body)
+        parts = self._replicas.options(session_id=opening(body)).handle.remote(sent)
         lost = ApiError(503, "the replica that was answering has ended; ask again", code="replica_lost")
         try:
             status, headers_of_answer = await anext(parts)
@@ -105,10 +105,10 @@ class Front:
         """
         from ray.exceptions import RayError
 
-        asked = _asked(request, b"")
+        sent = _sent(request, b"")
 
         async def one() -> tuple[int, Headers, bytes] | None:
-            parts = self._replicas.options(session_id=secrets.token_hex(8)).ask.remote(asked)
+            parts = self._replicas.options(session_id=secrets.token_hex(8)).handle.remote(sent)
             try:
                 status, headers_of_answer = await anext(parts)
                 return status, headers_of_answer, b"".join([part async for part in parts])
@@ -132,6 +132,6 @@ class Front:
         return Response(together(texts.values()), headers={"content-type": kind})
 
 
-def _asked(request: Request, body: bytes) -> Asked:
+def _sent(request: Request, body: bytes) -> HttpRequest:
     headers = [(name, value) for name, value in request.headers.raw if name != b"x-session-id"]
-    return Asked(request.method, request.url.path, request.url.query.encode(), headers, body)
+    return HttpRequest(request.method, request.url.path, request.url.query.encode(), headers, body)

@@ -25,7 +25,7 @@ MAX_SECONDS = 1.0
 MAX_MEMORY = 512 << 20
 
 _IMPORTS = ("jinja2", "jinja2.debug", "jinja2.ext", "jinja2.sandbox")
-"""What takes the time: a process that is kept has these when it is wanted."""
+"""What takes the time: a process that is kept has these before its first request."""
 
 _FIRST = "{%- set a = [1] -%}{% for i in a if i is not none %}{{ i | tojson }}{% else %}{{ a[0] ~ 'x' }}{% endfor %}"
 """Compiled once in the process that is kept, so that Jinja's own tables are there."""
@@ -48,10 +48,10 @@ class Renderer(KeptWorker):
         with self._lock:
             self._running()
 
-    def ask(self, question: bytes, limits: str) -> dict[str, Any]:
-        """See ``Worker.ask``. Raises Stopped, and InputError where no process can be started."""
+    def request(self, question: bytes, limits: str) -> dict[str, Any]:
+        """See ``Worker.request``. Raises Stopped, and InputError where no process can be started."""
         with self._lock:
-            return self._asked(self._running(), question, MAX_SECONDS, limits)
+            return self._request(self._running(), question, MAX_SECONDS, limits)
 
     def close(self) -> None:
         """End the process; the next question starts another."""
@@ -68,7 +68,7 @@ class Renderer(KeptWorker):
             self._worker = _started()
             limits = {"steps": MAX_STEPS, "seconds": MAX_SECONDS, "memory": MAX_MEMORY, "output": MAX_OUTPUT}
             first = {"import": _IMPORTS, "template": _FIRST, "limits": limits}
-            self._worker.tell(json.dumps({"path": importable(), **first}).encode("ascii"))
+            self._worker.send(json.dumps({"path": importable(), **first}).encode("ascii"))
         return self._worker
 
 
@@ -127,15 +127,15 @@ def _started() -> Worker:
 
 
 def _answer(question: bytes, renderer: Renderer | None) -> list[str]:
-    """Ask a process and turn what it says, or its death, into a result or an error."""
+    """Turn the answer of a process, or its death, into a result or an error."""
     limits = f"{MAX_SECONDS:g} s of processor time or {spoken_memory(MAX_MEMORY)}"
     try:
         if renderer is not None:
-            answer = renderer.ask(question, limits)
+            answer = renderer.request(question, limits)
         else:
             worker = _started()
             try:
-                answer = worker.ask(question, MAX_SECONDS, limits)
+                answer = worker.request(question, MAX_SECONDS, limits)
             finally:
                 worker.close()
     except Stopped as stopped:

@@ -53,7 +53,7 @@ class TokenizerProcess(KeptWorker):
         with self._lock:
             self._running()
 
-    def ask(self, question: dict[str, Any], size: int, doing: str) -> Any:
+    def request(self, question: dict[str, Any], size: int, doing: str) -> Any:
         """The answer to a question of ``worker.Tokenizer.answer``.
 
         Args:
@@ -91,7 +91,7 @@ class TokenizerProcess(KeptWorker):
     def _answer(self, worker: Worker, message: bytes, seconds: float, doing: str) -> dict[str, Any]:
         limits = f"{seconds:.3g} s of processor time or {spoken_memory(self._memory)}"
         try:
-            return self._asked(worker, message, seconds, limits)
+            return self._request(worker, message, seconds, limits)
         except Stopped as stopped:
             raise ModelFormatError(self._file, doing, None, f"its process {stopped}") from None
 
@@ -149,7 +149,7 @@ class IsolatedText(TextTokenizer):
         ids = [int(i) for i in token_ids]
         most = MOST_ADDED + MOST_GROWTH * self._longest * len(ids)
         question = {"ids": ids, "skip": skip_special_tokens, "most": most}
-        return str(self._process.ask(question, 8 * len(ids), "decoding"))
+        return str(self._process.request(question, 8 * len(ids), "decoding"))
 
     def get_vocab(self) -> dict[str, int]:
         """See :class:`TextTokenizer`."""
@@ -181,5 +181,5 @@ class IsolatedText(TextTokenizer):
 
 def _encoded(process: TokenizerProcess, text: str, add_special_tokens: bool) -> list[int]:
     question = {"text": text, "special": add_special_tokens, "most": most_ids(text)}
-    ids: list[int] = process.ask(question, len(text.encode("utf-8")), "encoding")
+    ids: list[int] = process.request(question, len(text.encode("utf-8")), "encoding")
     return ids

@@ -1,4 +1,4 @@
-"""A process of its own for what a checkpoint brings (``worker.py``): started, asked, and seen to its end."""
+"""A process of its own for what a checkpoint brings (``worker.py``): started, sent requests, and seen to its end."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Worker:
         self.close = weakref.finalize(self, _end, self._link, self._process, os.getpid())
         """Ends the process; also done when this object goes, and at the interpreter's end."""
 
-    def ask(self, question: bytes, seconds: float, limits: str) -> dict[str, Any]:
+    def request(self, question: bytes, seconds: float, limits: str) -> dict[str, Any]:
         """The answer to a message of JSON.
 
         Args:
@@ -94,8 +94,8 @@ class Worker:
             self.close()
             raise
 
-    def tell(self, message: bytes) -> None:
-        """Give it something to read to which there is no answer."""
+    def send(self, message: bytes) -> None:
+        """Send a message to which there is no answer."""
         with contextlib.suppress(OSError):  # that a worker is dead shows at the next question
             self._link.sendall(len(message).to_bytes(8, "little") + message)
 
@@ -155,10 +155,10 @@ class KeptWorker(ABC):
     def _running(self) -> Worker:
         """The worker, started if there is none. The lock is held."""
 
-    def _asked(self, worker: Worker, question: bytes, seconds: float, limits: str) -> dict[str, Any]:
-        """See ``Worker.ask``. The lock is held."""
+    def _request(self, worker: Worker, question: bytes, seconds: float, limits: str) -> dict[str, Any]:
+        """See ``Worker.request``. The lock is held."""
         try:
-            return worker.ask(question, seconds, limits)
+            return worker.request(question, seconds, limits)
         finally:
             if not worker.close.alive:
                 self._worker = None

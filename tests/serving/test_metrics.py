@@ -51,7 +51,7 @@ class Handle:
     """Ray's of two replicas, in turn; the third question meets one that has ended."""
 
     def __init__(self, status: int, error: type[Exception]) -> None:
-        self.ask = self
+        self.handle = self
         self._asked = itertools.count()
         self._status, self._error = status, error
 

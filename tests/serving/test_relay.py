@@ -8,7 +8,7 @@ import json
 import pytest
 
 from ipex_lookahead.serving.app import make_app
-from ipex_lookahead.serving.relay import Asked, opening, relayed
+from ipex_lookahead.serving.relay import HttpRequest, opening, relayed
 from tests.serving.test_chat import ASKED, HOT
 
 JSON = [(b"content-type", b"application/json"), (b"host", b"localhost")]
@@ -24,7 +24,7 @@ def relay(app, asked):
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_answer_is_the_same(client, server, stream):
     given = {"messages": ASKED, "max_tokens": 8, "stream": stream, **HOT}
-    asked = Asked("POST", "/v1/chat/completions", b"", JSON, json.dumps(given).encode())
+    asked = HttpRequest("POST", "/v1/chat/completions", b"", JSON, json.dumps(given).encode())
     (status, headers), *pieces = relay(make_app(server), asked)
     direct = client.post("/v1/chat/completions", json=given)
     assert status == direct.status_code == 200
@@ -39,7 +39,7 @@ def test_the_answer_is_the_same(client, server, stream):
 
 
 def test_queries_and_errors_arrive(server):
-    (status, _), *pieces = relay(make_app(server), Asked("GET", "/nowhere", b"a=1", JSON, b""))
+    (status, _), *pieces = relay(make_app(server), HttpRequest("GET", "/nowhere", b"a=1", JSON, b""))
     assert status == 404
     assert json.loads(b"".join(pieces))["error"]["message"]
 
@@ -58,7 +58,7 @@ def test_closing_it_is_a_client_that_leaves():
             raise
 
     async def leave():
-        parts = relayed(app, Asked("POST", "/", b"", [], b"body"))
+        parts = relayed(app, HttpRequest("POST", "/", b"", [], b"body"))
         assert (await anext(parts))[0] == 200
         assert await anext(parts) == b"x"
         await parts.aclose()
@@ -72,7 +72,7 @@ def test_what_the_application_raises_is_raised():
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        relay(app, Asked("GET", "/", b"", [], b""))
+        relay(app, HttpRequest("GET", "/", b"", [], b""))
 
 
 def test_turns_of_a_conversation_have_one_opening():
