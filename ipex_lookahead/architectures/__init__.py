@@ -1,10 +1,14 @@
-"""Model families, one a file; the file's name is the ``model_type`` of config.json. A new family is a new file."""
+"""Model families, one a file; the file's name is the ``model_type`` of config.json. A new family is a new file.
+
+Models that see are rows of ``vision.py`` where all that they have for this package is another family's text part.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from typing import Any, cast
 
 from ipex_lookahead.architectures.keys import Family, GgufSource
@@ -13,13 +17,18 @@ from ipex_lookahead.errors import InputError, UnsupportedModelError, arg
 
 __all__ = ["ModelSpec", "family", "gguf_architectures", "gguf_family", "model_types", "spec_for"]
 
-_SUPPORT = {"experts", "eyes", "hparams", "keys", "names", "rope", "spec", "windows"}
+_SUPPORT = {"experts", "hparams", "keys", "names", "rope", "spec", "vision", "windows"}
 
 
 @functools.cache
 def model_types() -> list[str]:
     """The families this package knows."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _SUPPORT)
+    return sorted({*vision_families(), *(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _SUPPORT)})
+
+
+def vision_families() -> Mapping[str, Family]:
+    """The families of ``vision.py``, which imports this package's other files."""
+    return cast(Mapping[str, Family], importlib.import_module(f"{__name__}.vision").FAMILIES)
 
 
 def family(model_type: object, *, file: str = "") -> Family:
@@ -31,7 +40,7 @@ def family(model_type: object, *, file: str = "") -> Family:
             hint=f"use {arg('engine', 'torch')}, which runs what transformers knows, or add"
             " ipex_lookahead/architectures/<model_type>.py",
         )
-    return cast(Family, importlib.import_module(f"{__name__}.{model_type}"))
+    return vision_families().get(str(model_type)) or cast(Family, importlib.import_module(f"{__name__}.{model_type}"))
 
 
 @functools.cache

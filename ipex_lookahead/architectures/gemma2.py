@@ -18,7 +18,7 @@ from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys, GgufKeys,
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import Activation, Block, ModelSpec, Rope
-from ipex_lookahead.architectures.windows import fill_layer_types, gguf_layer_types, layer_types, window_of, window_size
+from ipex_lookahead.architectures.windows import fill_layer_types, gguf_layer_types, layer_types, window_size
 from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.files.refusal import Refusal
 
@@ -116,9 +116,7 @@ def block(names: Names, i: int, turn: Rope, **switches: Any) -> Block:
         mixer=names.attention(
             i,
             rope=turn,
-            bias="qkvo" if names.config["attention_bias"] else "",
             scale=names.config["query_pre_attn_scalar"] ** -0.5,
-            window=window_of(names.config, i),
             **switches,
         ),
         feed_forward=names.gated_mlp(i, activation=Activation("gelu_tanh")),
@@ -133,7 +131,6 @@ def spec(config: dict[str, Any]) -> ModelSpec:
     """The decoder that a gemma2 ``config`` describes."""
     made, turn = names(config), rope(config)
     return made.model(
-        "gemma2",
         lambda i: block(made, i, turn, softcap=config["attn_logit_softcapping"]),
         embedding_multiplier=config["hidden_size"] ** 0.5,
         logit_softcap=config["final_logit_softcapping"],

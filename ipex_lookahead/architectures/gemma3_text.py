@@ -93,12 +93,10 @@ def spec(config: dict[str, Any]) -> ModelSpec:
             names,
             i,
             far if window_of(config, i) is None else near,
-            q_norm=names.norm(i, "self_attn.q_norm", "attn_q_norm", names.head_dim),
-            k_norm=names.norm(i, "self_attn.k_norm", "attn_k_norm", names.head_dim),
+            head_norms=True,
         )
 
     return names.model(
-        "gemma3_text",
         block,
         embedding_multiplier=config["hidden_size"] ** 0.5,
         logit_softcap=config["final_logit_softcapping"],

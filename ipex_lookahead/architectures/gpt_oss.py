@@ -23,7 +23,7 @@ from ipex_lookahead.architectures.spec import (
     Place,
     Tensor,
 )
-from ipex_lookahead.architectures.windows import fill_layer_types, layer_types, window_of, window_size
+from ipex_lookahead.architectures.windows import fill_layer_types, layer_types, window_size
 from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.files.refusal import Refusal
 
@@ -123,20 +123,14 @@ def spec(config: dict[str, Any]) -> ModelSpec:
 
     def block(i: int) -> Block:
         sinks, shape = f"model.layers.{i}.self_attn.sinks", (names.heads,)
-        return Block(
-            mixer=names.attention(
-                i,
-                rope=turn,
-                bias="qkvo" if config["attention_bias"] else "",
-                window=window_of(config, i),
-                sinks=names.tensor(sinks, f"blk.{i}.attn_sinks.weight", shape),
-            ),
-            feed_forward=_experts(names, i, clamped),
-            mixer_norm=names.norm(i, "input_layernorm", "attn_norm"),
+        return names.block(
+            i,
+            names.attention(i, rope=turn, sinks=names.tensor(sinks, f"blk.{i}.attn_sinks.weight", shape)),
+            _experts(names, i, clamped),
             feed_forward_norm=names.norm(i, "post_attention_layernorm", "post_attention_norm"),
         )
 
-    return names.model("gpt_oss", block)
+    return names.model(block)
 
 
 def _experts(names: Names, layer: int, activation: Activation) -> Experts:

@@ -10,6 +10,7 @@ from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import Block, GatedMlp, ModelSpec, Rope
+from ipex_lookahead.architectures.windows import one_kind_of_layer
 from ipex_lookahead.files.refusal import Refusal
 
 _multiplier = number(1e-6, 1e6)
@@ -46,7 +47,7 @@ KEYS = ConfigKeys(
         "logits_scaling": 1.0,
     },
     refused={
-        "layer_types": Refusal("has layers of several kinds, which transformers' Granite passes over", unless=(None,)),
+        **one_kind_of_layer("Granite"),
         "sliding_window": Refusal(
             "limits how far attention reaches back, which transformers' Granite does not", unless=(None,)
         ),
@@ -80,29 +81,18 @@ GGUF = GgufKeys(
 def spec(config: dict[str, Any]) -> ModelSpec:
     """The decoder that a granite ``config`` describes."""
     names = Names(config, pairs=True)
-    return decoder(names, "granite", rope(config), lambda i: names.gated_mlp(i, bias=config["mlp_bias"]))
+    return decoder(names, rope(config), names.gated_mlp)
 
 
-def decoder(names: Names, model_type: str, turn: Rope | None, mlp: Callable[[int], GatedMlp]) -> ModelSpec:
+def decoder(names: Names, turn: Rope | None, mlp: Callable[[int], GatedMlp]) -> ModelSpec:
     """A decoder of Granite's form with that ``mlp`` in each layer; ``turn`` as in ``Attention.rope``."""
     config = names.config
 
     def block(i: int) -> Block:
-        return Block(
-            mixer=names.attention(
-                i,
-                rope=turn,
-                bias="qkvo" if config["attention_bias"] else "",
-                scale=config["attention_multiplier"],
-            ),
-            feed_forward=mlp(i),
-            mixer_norm=names.norm(i, "input_layernorm", "attn_norm"),
-            feed_forward_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
-            residual_multiplier=config["residual_multiplier"],
-        )
+        attention = names.attention(i, rope=turn, scale=config["attention_multiplier"])
+        return names.block(i, attention, mlp(i), residual_multiplier=config["residual_multiplier"])
 
     return names.model(
-        model_type,
         block,
         embedding_multiplier=config["embedding_multiplier"],
         logit_multiplier=1 / config["logits_scaling"],

@@ -110,4 +110,4 @@ def spec(config: dict[str, Any]) -> ModelSpec:
         down = Tensor(f"model.layers.{i}.mlp.down_proj.weight", shape, place, Place(f"blk.{i}.ffn_down.weight", shape))
         return GatedMlp(half(i, "gate", 0), half(i, "up", inner), Linear(down), SILU)
 
-    return granite.decoder(names, "granitemoehybrid", turn, mlp)
+    return granite.decoder(names, turn, mlp)

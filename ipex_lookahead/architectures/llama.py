@@ -8,7 +8,7 @@ from ipex_lookahead.architectures.hparams import Source, boolean, check_even_hea
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import rope
-from ipex_lookahead.architectures.spec import Block, ModelSpec
+from ipex_lookahead.architectures.spec import ModelSpec
 from ipex_lookahead.errors import UnsupportedModelError
 
 _UNUSED_LAYER_TYPES = ("full_attention", "attention")
@@ -84,13 +84,4 @@ GGUF = GgufKeys(
 def spec(config: dict[str, Any]) -> ModelSpec:
     """The decoder that a llama ``config`` describes. Raises UnsupportedModelError for what this package cannot run."""
     names, turn = Names(config, pairs=True), rope(config)
-
-    def block(i: int) -> Block:
-        return Block(
-            mixer=names.attention(i, rope=turn, bias="qkvo" if config.get("attention_bias") else ""),
-            feed_forward=names.gated_mlp(i, bias=bool(config.get("mlp_bias"))),
-            mixer_norm=names.norm(i, "input_layernorm", "attn_norm"),
-            feed_forward_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
-        )
-
-    return names.model("llama", block)
+    return names.model(lambda i: names.block(i, names.attention(i, rope=turn), names.gated_mlp(i)))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures import mistral
+from ipex_lookahead.architectures import llama
 from ipex_lookahead.architectures.hparams import Source, boolean, one_of
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
-from ipex_lookahead.architectures.spec import ModelSpec
-from ipex_lookahead.architectures.windows import window_size
+from ipex_lookahead.architectures.windows import one_kind_of_layer, window_size
 from ipex_lookahead.errors import UnsupportedModelError
-from ipex_lookahead.files.refusal import Refusal
 
 _ROPE = {
     "rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384, "beta_fast": 32.0, "beta_slow": 1.0,
@@ -51,11 +49,7 @@ KEYS = ConfigKeys(
         "sliding_window": None,
     },
     nullable=("sliding_window",),
-    refused={
-        "layer_types": Refusal(
-            "has layers of several kinds, which transformers' Ministral 3 passes over", unless=(None,)
-        )
-    },
+    refused=one_kind_of_layer("Ministral 3"),
     check=_check,
 )
 GGUF = GgufKeys(
@@ -69,6 +63,4 @@ GGUF = GgufKeys(
 )
 
 
-def spec(config: dict[str, Any]) -> ModelSpec:
-    """The decoder that a ministral3 ``config`` describes."""
-    return mistral.spec(config)
+spec = llama.spec

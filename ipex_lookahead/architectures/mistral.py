@@ -6,16 +6,10 @@ hidden size that the heads do not divide are read as this family: transformers' 
 
 from __future__ import annotations
 
-from typing import Any
-
 from ipex_lookahead.architectures import llama
 from ipex_lookahead.architectures.hparams import boolean, one_of
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
-from ipex_lookahead.architectures.names import Names
-from ipex_lookahead.architectures.rope import rope
-from ipex_lookahead.architectures.spec import Block, ModelSpec
-from ipex_lookahead.architectures.windows import window_size
-from ipex_lookahead.files.refusal import Refusal
+from ipex_lookahead.architectures.windows import one_kind_of_layer, window_size
 
 KEYS = ConfigKeys(
     used={"hidden_act": one_of("silu"), "tie_word_embeddings": boolean, "sliding_window": window_size},
@@ -29,9 +23,7 @@ KEYS = ConfigKeys(
         "sliding_window": 4096,
     },
     nullable=("sliding_window",),
-    refused={
-        "layer_types": Refusal("has layers of several kinds, which transformers' Mistral passes over", unless=(None,))
-    },
+    refused=one_kind_of_layer("Mistral"),
 )
 GGUF = GgufKeys(
     "llama",
@@ -41,16 +33,4 @@ GGUF = GgufKeys(
 )
 
 
-def spec(config: dict[str, Any]) -> ModelSpec:
-    """The decoder that a mistral ``config`` describes."""
-    names, turn = Names(config, pairs=True), rope(config)
-
-    def block(i: int) -> Block:
-        return Block(
-            mixer=names.attention(i, rope=turn, window=config["sliding_window"]),
-            feed_forward=names.gated_mlp(i),
-            mixer_norm=names.norm(i, "input_layernorm", "attn_norm"),
-            feed_forward_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
-        )
-
-    return names.model(config["model_type"], block)
+spec = llama.spec

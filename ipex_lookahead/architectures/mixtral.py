@@ -13,9 +13,8 @@ from ipex_lookahead.architectures.hparams import boolean, one_of
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import rope
-from ipex_lookahead.architectures.spec import Block, ModelSpec
-from ipex_lookahead.architectures.windows import window_size
-from ipex_lookahead.files.refusal import Refusal
+from ipex_lookahead.architectures.spec import ModelSpec
+from ipex_lookahead.architectures.windows import one_kind_of_layer, window_size
 
 KEYS = ConfigKeys(
     used={
@@ -41,9 +40,7 @@ KEYS = ConfigKeys(
         "router_aux_loss_coef": "training only",
         "router_jitter_noise": "training only",
     },
-    refused={
-        "layer_types": Refusal("has layers of several kinds, which transformers' Mixtral passes over", unless=(None,))
-    },
+    refused=one_kind_of_layer("Mixtral"),
     check=lambda config, source: check_experts(config, source, "num_local_experts", usual=8),
 )
 GGUF = GgufKeys(
@@ -59,20 +56,12 @@ GGUF = GgufKeys(
 def spec(config: dict[str, Any]) -> ModelSpec:
     """The decoder that a mixtral ``config`` describes."""
     names, turn = Names(config, pairs=True), rope(config)
-
-    def block(i: int) -> Block:
-        return Block(
-            mixer=names.attention(i, rope=turn, window=config["sliding_window"]),
-            feed_forward=names.experts(
-                i,
-                "block_sparse_moe",
-                ("w1", "w3", "w2"),
-                count=config["num_local_experts"],
-                used=config["num_experts_per_tok"],
-                inner=config["intermediate_size"],
-            ),
-            mixer_norm=names.norm(i, "input_layernorm", "attn_norm"),
-            feed_forward_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
+    mixture = {
+        "count": config["num_local_experts"], "used": config["num_experts_per_tok"],
+        "inner": config["intermediate_size"],
+    }  # fmt: skip
+    return names.model(
+        lambda i: names.block(
+            i, names.attention(i, rope=turn), names.experts(i, "block_sparse_moe", ("w1", "w3", "w2"), **mixture)
         )
-
-    return names.model("mixtral", block)
+    )

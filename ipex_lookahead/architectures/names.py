@@ -10,6 +10,7 @@ from ipex_lookahead.architectures.spec import (
     Attention,
     Block,
     Experts,
+    FeedForward,
     GatedMlp,
     Linear,
     ModelSpec,
@@ -17,7 +18,8 @@ from ipex_lookahead.architectures.spec import (
     Place,
     Rope,
     Tensor,
-)
+)  # fmt: skip
+from ipex_lookahead.architectures.windows import window_of
 
 SILU = Activation("silu")
 
@@ -62,18 +64,30 @@ class Names:
         return Norm(self.tensor(ours, theirs, shape, pairs=pairs, offset=self.norm_offset), self.epsilon)
 
     def attention(
-        self, layer: int, *, rope: Rope | None, bias: str = "", scale: float | None = None, **switches: Any
+        self,
+        layer: int,
+        *,
+        rope: Rope | None,
+        bias: str | None = None,
+        scale: float | None = None,
+        head_norms: bool = False,
+        **switches: Any,
     ) -> Attention:
-        """q_proj, k_proj, v_proj and o_proj of block ``layer``.
+        """q_proj, k_proj, v_proj and o_proj of block ``layer``, with the window that the config gives it.
 
         Args:
             layer: the block.
             rope: as in ``Attention``.
-            bias: those of "qkvo" that have one.
+            bias: those of "qkvo" that have one; None: all where the config has ``attention_bias``.
             scale: None: 1 / sqrt(head_dim).
+            head_norms: a norm over each head of q and of k.
             switches: further fields of ``Attention``.
         """
         d = self.head_dim
+        if bias is None:
+            bias = "qkvo" if self.config.get("attention_bias") else ""
+        if head_norms:
+            switches |= {f"{x}_norm": self.norm(layer, f"self_attn.{x}_norm", f"attn_{x}_norm", d) for x in "qk"}
         rows = {"q": self.heads * d, "k": self.kv_heads * d, "v": self.kv_heads * d}
         pairs = {"q": self.heads, "k": self.kv_heads} if self.pairs else {}
         made = {
@@ -85,12 +99,12 @@ class Names:
         o = self.linear(layer, "self_attn.o_proj", "attn_output", self.hidden, rows["q"], bias="o" in bias)
         return Attention(
             heads=self.heads, kv_heads=self.kv_heads, head_dim=d, q=made["q"], k=made["k"], v=made["v"], o=o,
-            scale=d**-0.5 if scale is None else scale, rope=rope, **switches,
+            scale=d**-0.5 if scale is None else scale, rope=rope, window=window_of(self.config, layer), **switches,
         )  # fmt: skip
 
-    def gated_mlp(self, layer: int, *, activation: Activation = SILU, bias: bool = False) -> GatedMlp:
-        """gate_proj, up_proj and down_proj of block ``layer``."""
-        hidden, inner = self.hidden, self.config["intermediate_size"]
+    def gated_mlp(self, layer: int, *, activation: Activation = SILU) -> GatedMlp:
+        """gate_proj, up_proj and down_proj of block ``layer``, with biases where the config has ``mlp_bias``."""
+        hidden, inner, bias = self.hidden, self.config["intermediate_size"], bool(self.config.get("mlp_bias"))
         return GatedMlp(
             gate=self.linear(layer, "mlp.gate_proj", "ffn_gate", inner, hidden, bias=bias),
             up=self.linear(layer, "mlp.up_proj", "ffn_up", inner, hidden, bias=bias),
@@ -138,13 +152,21 @@ class Names:
             renormalise=renormalise,
         )
 
-    def model(self, model_type: str, block: Callable[[int], Block], **switches: Any) -> ModelSpec:
+    def block(self, layer: int, mixer: Attention, feed_forward: FeedForward, **switches: Any) -> Block:
+        """A block with a norm before attention and one before the MLP; ``switches`` are further fields of it."""
+        norms = {
+            "mixer_norm": self.norm(layer, "input_layernorm", "attn_norm"),
+            "feed_forward_norm": self.norm(layer, "post_attention_layernorm", "ffn_norm"),
+        }
+        return Block(mixer=mixer, feed_forward=feed_forward, **{**norms, **switches})
+
+    def model(self, block: Callable[[int], Block], **switches: Any) -> ModelSpec:
         """The whole: embedding, the blocks ``block(0)``, ``block(1)``, ..., norm and head."""
         table = (self.config["vocab_size"], self.hidden)
         norm = self.tensor("model.norm.weight", "output_norm.weight", (self.hidden,), offset=self.norm_offset)
         head = Linear(self.tensor("lm_head.weight", "output.weight", table))
         return ModelSpec(
-            model_type=model_type,
+            model_type=self.config["model_type"],
             hidden=self.hidden,
             vocab=table[0],
             max_context=self.config["max_position_embeddings"],

@@ -9,6 +9,7 @@ from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import Block, ModelSpec, Rope
+from ipex_lookahead.architectures.windows import one_kind_of_layer
 from ipex_lookahead.files.refusal import Refusal
 
 KEYS = ConfigKeys(
@@ -25,7 +26,7 @@ KEYS = ConfigKeys(
         "sliding_window": Refusal(
             "limits how far attention reaches back, which transformers' OLMo 2 passes over", unless=(None,)
         ),
-        "layer_types": Refusal("has layers of several kinds, which transformers' OLMo 2 passes over", unless=(None,)),
+        **one_kind_of_layer("OLMo 2"),
     },
 )
 
@@ -47,13 +48,11 @@ GGUF = GgufKeys(
 )
 
 
-def block(names: Names, i: int, turn: Rope, window: int | None) -> Block:
+def block(names: Names, i: int, turn: Rope) -> Block:
     """Norms behind attention and MLP instead of before them."""
     attention = names.attention(
         i,
         rope=turn,
-        bias="qkvo" if names.config["attention_bias"] else "",
-        window=window,
         q_norm=names.norm(i, "self_attn.q_norm", "attn_q_norm", names.heads * names.head_dim),
         k_norm=names.norm(i, "self_attn.k_norm", "attn_k_norm", names.kv_heads * names.head_dim),
     )
@@ -70,4 +69,4 @@ def block(names: Names, i: int, turn: Rope, window: int | None) -> Block:
 def spec(config: dict[str, Any]) -> ModelSpec:
     """The decoder that an olmo2 ``config`` describes."""
     names, turn = Names(config), rope(config)
-    return names.model("olmo2", lambda i: block(names, i, turn, None))
+    return names.model(lambda i: block(names, i, turn))

@@ -10,7 +10,7 @@ from ipex_lookahead.architectures.hparams import SIZES, Source, shown
 from ipex_lookahead.architectures.keys import LOCAL_THETA, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import local_rope, rope
-from ipex_lookahead.architectures.spec import Block, ModelSpec
+from ipex_lookahead.architectures.spec import ModelSpec
 from ipex_lookahead.architectures.windows import fill_layer_types, gguf_layer_types, layer_types, window_of, window_size
 from ipex_lookahead.errors import UnsupportedModelError
 
@@ -71,9 +71,4 @@ GGUF = GgufKeys(
 def spec(config: dict[str, Any]) -> ModelSpec:
     """The decoder that an olmo3 ``config`` describes."""
     names, far, near = Names(config), rope(config), local_rope(config, config[LOCAL_THETA])
-
-    def block(i: int) -> Block:
-        window = window_of(config, i)
-        return olmo2.block(names, i, far if window is None else near, window)
-
-    return names.model("olmo3", block)
+    return names.model(lambda i: olmo2.block(names, i, far if window_of(config, i) is None else near))

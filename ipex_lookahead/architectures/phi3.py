@@ -14,10 +14,9 @@ from ipex_lookahead.architectures.hparams import MAX_CONTEXT, Source, boolean, c
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
 from ipex_lookahead.architectures.names import SILU, Names
 from ipex_lookahead.architectures.rope import rope, rotated
-from ipex_lookahead.architectures.spec import Attention, Block, GatedMlp, Linear, ModelSpec, Place, Tensor
-from ipex_lookahead.architectures.windows import window_size
+from ipex_lookahead.architectures.spec import Attention, GatedMlp, Linear, ModelSpec, Place, Tensor
+from ipex_lookahead.architectures.windows import one_kind_of_layer, window_size
 from ipex_lookahead.errors import UnsupportedModelError
-from ipex_lookahead.files.refusal import Refusal
 
 
 def _check(config: dict[str, Any], source: Source) -> None:
@@ -64,9 +63,7 @@ KEYS = ConfigKeys(
     },
     nullable=("sliding_window",),
     neutral={"resid_pdrop": "zero outside training", "embd_pdrop": "zero outside training"},
-    refused={
-        "layer_types": Refusal("has layers of several kinds, which transformers' Phi-3 passes over", unless=(None,))
-    },
+    refused=one_kind_of_layer("Phi-3"),
     check=_check,
 )
 
@@ -111,12 +108,4 @@ def spec(config: dict[str, Any]) -> ModelSpec:
         )
         return GatedMlp(gate, up, names.linear(i, "mlp.down_proj", "ffn_down", hidden, inner), SILU)
 
-    def block(i: int) -> Block:
-        return Block(
-            mixer=attention(i),
-            feed_forward=mlp(i),
-            mixer_norm=names.norm(i, "input_layernorm", "attn_norm"),
-            feed_forward_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
-        )
-
-    return names.model("phi3", block)
+    return names.model(lambda i: names.block(i, attention(i), mlp(i)))

@@ -8,8 +8,8 @@ from ipex_lookahead.architectures.hparams import Source, boolean, check_even_hea
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import rope
-from ipex_lookahead.architectures.spec import Block, ModelSpec
-from ipex_lookahead.architectures.windows import fill_layer_types, layer_types, window_of, window_size
+from ipex_lookahead.architectures.spec import ModelSpec
+from ipex_lookahead.architectures.windows import fill_layer_types, layer_types, window_size
 
 
 def check_windows(config: dict[str, Any], source: Source) -> None:
@@ -53,13 +53,4 @@ GGUF = GgufKeys("qwen2", "Qwen2ForCausalLM")
 def spec(config: dict[str, Any]) -> ModelSpec:
     """The decoder that a qwen2 ``config`` describes."""
     names, turn = Names(config), rope(config)
-
-    def block(i: int) -> Block:
-        return Block(
-            mixer=names.attention(i, rope=turn, bias="qkv", window=window_of(config, i)),
-            feed_forward=names.gated_mlp(i),
-            mixer_norm=names.norm(i, "input_layernorm", "attn_norm"),
-            feed_forward_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
-        )
-
-    return names.model("qwen2", block)
+    return names.model(lambda i: names.block(i, names.attention(i, rope=turn, bias="qkv"), names.gated_mlp(i)))

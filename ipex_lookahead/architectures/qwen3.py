@@ -9,8 +9,8 @@ from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.qwen2 import check_windows
 from ipex_lookahead.architectures.rope import rope
-from ipex_lookahead.architectures.spec import Block, ModelSpec
-from ipex_lookahead.architectures.windows import layer_types, window_of, window_size
+from ipex_lookahead.architectures.spec import ModelSpec
+from ipex_lookahead.architectures.windows import layer_types, window_size
 
 KEYS = ConfigKeys(
     used={
@@ -43,20 +43,4 @@ GGUF = GgufKeys("qwen3", "Qwen3ForCausalLM", constants={"attention_bias": False}
 def spec(config: dict[str, Any]) -> ModelSpec:
     """The decoder that a qwen3 ``config`` describes."""
     names, turn = Names(config), rope(config)
-
-    def block(i: int) -> Block:
-        return Block(
-            mixer=names.attention(
-                i,
-                rope=turn,
-                bias="qkvo" if config["attention_bias"] else "",
-                window=window_of(config, i),
-                q_norm=names.norm(i, "self_attn.q_norm", "attn_q_norm", names.head_dim),
-                k_norm=names.norm(i, "self_attn.k_norm", "attn_k_norm", names.head_dim),
-            ),
-            feed_forward=names.gated_mlp(i),
-            mixer_norm=names.norm(i, "input_layernorm", "attn_norm"),
-            feed_forward_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
-        )
-
-    return names.model("qwen3", block)
+    return names.model(lambda i: names.block(i, names.attention(i, rope=turn, head_norms=True), names.gated_mlp(i)))

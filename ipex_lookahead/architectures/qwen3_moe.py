@@ -9,10 +9,9 @@ from ipex_lookahead.architectures.hparams import MAX_LAYERS, SIZES, Source, bool
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import rope
-from ipex_lookahead.architectures.spec import Block, ModelSpec
-from ipex_lookahead.architectures.windows import window_size
+from ipex_lookahead.architectures.spec import FeedForward, ModelSpec
+from ipex_lookahead.architectures.windows import one_kind_of_layer, window_size
 from ipex_lookahead.errors import UnsupportedModelError
-from ipex_lookahead.files.refusal import Refusal
 
 
 def _layers(source: Source, key: str, value: Any) -> list[int]:
@@ -80,9 +79,7 @@ KEYS = ConfigKeys(
         "output_router_logits": "what is returned beside the logits",
         "router_aux_loss_coef": "training only",
     },
-    refused={
-        "layer_types": Refusal("has layers of several kinds, which transformers' Qwen3-MoE passes over", unless=(None,))
-    },
+    refused=one_kind_of_layer("Qwen3-MoE"),
     check=_check,
 )
 GGUF = GgufKeys(
@@ -102,30 +99,17 @@ def spec(config: dict[str, Any]) -> ModelSpec:
     """The decoder that a qwen3_moe ``config`` describes."""
     names, turn = Names(config), rope(config)
 
-    def block(i: int) -> Block:
-        dense = i in config["mlp_only_layers"] or (i + 1) % config["decoder_sparse_step"]
-        return Block(
-            mixer=names.attention(
-                i,
-                rope=turn,
-                bias="qkvo" if config["attention_bias"] else "",
-                window=config["sliding_window"],
-                q_norm=names.norm(i, "self_attn.q_norm", "attn_q_norm", names.head_dim),
-                k_norm=names.norm(i, "self_attn.k_norm", "attn_k_norm", names.head_dim),
-            ),
-            feed_forward=names.gated_mlp(i)
-            if dense
-            else names.experts(
-                i,
-                "mlp",
-                ("gate_proj", "up_proj", "down_proj"),
-                count=config["num_experts"],
-                used=config["num_experts_per_tok"],
-                inner=config["moe_intermediate_size"],
-                renormalise=config["norm_topk_prob"],
-            ),
-            mixer_norm=names.norm(i, "input_layernorm", "attn_norm"),
-            feed_forward_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
+    def feed_forward(i: int) -> FeedForward:
+        if i in config["mlp_only_layers"] or (i + 1) % config["decoder_sparse_step"]:
+            return names.gated_mlp(i)
+        return names.experts(
+            i,
+            "mlp",
+            ("gate_proj", "up_proj", "down_proj"),
+            count=config["num_experts"],
+            used=config["num_experts_per_tok"],
+            inner=config["moe_intermediate_size"],
+            renormalise=config["norm_topk_prob"],
         )
 
-    return names.model("qwen3_moe", block)
+    return names.model(lambda i: names.block(i, names.attention(i, rope=turn, head_norms=True), feed_forward(i)))

@@ -8,8 +8,8 @@ from ipex_lookahead.architectures.hparams import Source, boolean, check_even_hea
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import rope
-from ipex_lookahead.architectures.spec import Block, ModelSpec
-from ipex_lookahead.architectures.windows import fill_layer_types, layer_types, window_of, window_size
+from ipex_lookahead.architectures.spec import ModelSpec
+from ipex_lookahead.architectures.windows import fill_layer_types, layer_types, window_size
 
 
 def _flags(source: Source, key: str, value: Any) -> list[int]:
@@ -64,18 +64,5 @@ GGUF = GgufKeys("smollm3", "SmolLM3ForCausalLM")
 def spec(config: dict[str, Any]) -> ModelSpec:
     """The decoder that a smollm3 ``config`` describes."""
     names, turn = Names(config, pairs=True), rope(config)
-
-    def block(i: int) -> Block:
-        return Block(
-            mixer=names.attention(
-                i,
-                rope=turn if config["no_rope_layers"][i] else None,
-                bias="qkvo" if config["attention_bias"] else "",
-                window=window_of(config, i),
-            ),
-            feed_forward=names.gated_mlp(i, bias=config["mlp_bias"]),
-            mixer_norm=names.norm(i, "input_layernorm", "attn_norm"),
-            feed_forward_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
-        )
-
-    return names.model("smollm3", block)
+    ropes = [turn if turned else None for turned in config["no_rope_layers"]]
+    return names.model(lambda i: names.block(i, names.attention(i, rope=ropes[i]), names.gated_mlp(i)))

@@ -9,11 +9,18 @@ import numpy as np
 
 from ipex_lookahead.architectures.hparams import MAX_CONTEXT, MAX_LAYERS, Source, integer, optional, shown
 from ipex_lookahead.architectures.keys import GgufSource
+from ipex_lookahead.files.refusal import Refusal
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 window_size = optional(integer(1, MAX_CONTEXT))
 """A check for ``sliding_window``: a number of positions, the present one among them, or null for no window."""
+
+
+def one_kind_of_layer(family: str) -> dict[str, Refusal]:
+    """What a family refuses whose class in transformers does not look at ``layer_types``."""
+    reason = f"has layers of several kinds, which transformers' {family} passes over"
+    return {"layer_types": Refusal(reason, unless=(None,))}
 
 
 def layer_types(source: Source, key: str, value: Any) -> list[str]:
@@ -59,4 +66,5 @@ def gguf_layer_types(file: GgufSource, config: dict[str, Any], architecture: str
 
 def window_of(config: Mapping[str, Any], layer: int) -> int | None:
     """The window of a layer, None for all positions."""
-    return config["sliding_window"] if config["layer_types"][layer] == SLIDING else None
+    types = config.get("layer_types")
+    return config.get("sliding_window") if types is None or types[layer] == SLIDING else None
