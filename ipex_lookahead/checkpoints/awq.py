@@ -35,10 +35,8 @@ from ipex_lookahead.checkpoints.quantized_groups import Grouped, codes_of, fitti
 from ipex_lookahead.checkpoints.quantized_layers import (
     AUTO_ROUND_NEUTRAL,
     AUTO_ROUND_REFUSED,
-    FLOATS,
     Layer,
     Settings,
-    check_plain,
     choice,
     exclusions,
     group_size,
@@ -46,6 +44,7 @@ from ipex_lookahead.checkpoints.quantized_layers import (
     rows_of,
     unsupported,
 )
+from ipex_lookahead.checkpoints.safetensors_reader import FLOATS
 from ipex_lookahead.files.refusal import Refusal
 from ipex_lookahead.files.safe_json import JsonObject
 from ipex_lookahead.formats.base import PackedWeight
@@ -54,8 +53,6 @@ from ipex_lookahead.formats.groups import pack_nibbles
 
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _BACK = tuple(_ORDER.index(output) for output in range(8))
-
-
 _LAYOUTS = ("gemm", "gemv", "gemv_fast")
 
 
@@ -109,7 +106,7 @@ class Awq:
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
         """See ``Scheme.info``. Reads scales that are not binary16."""
-        _check_parts(tensor, layer)
+        layer.check_plain(tensor, "qweight", "qzeros", "scales")
         n_out, n_in = tensor.hf.shape
         groups = self.grouped.groups(n_in)
         if n_out % 8:
@@ -132,7 +129,7 @@ class AwqGemv(Awq):
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
         """See ``Scheme.info``. Reads scales that are not binary16."""
-        _check_parts(tensor, layer)
+        layer.check_plain(tensor, "qweight", "qzeros", "scales")
         n_out, n_in = tensor.hf.shape
         width = _width(self.grouped, layer, n_in)
         if n_in % 8:
@@ -155,7 +152,7 @@ class AwqGemvFast(Awq):
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
         """See ``Scheme.info``."""
-        _check_parts(tensor, layer)
+        layer.check_plain(tensor, "qweight", "qzeros", "scales")
         n_out, n_in = tensor.hf.shape
         rows, size = _width(self.grouped, layer, n_in) * 8, self.grouped.size(n_in)
         if n_out % 4 or n_in % 64:
@@ -179,13 +176,6 @@ class AwqGemvFast(Awq):
         first = of_inputs[:: info.group_size]
         scale, minimum = (to_binary16(np.ascontiguousarray(numbers[:, first])) for numbers in (scales, minimums))
         return PackedWeight("asym_int4", info.shape, pack_nibbles(codes), info.group_size, scale, minimum)
-
-
-def _check_parts(tensor: Tensor, layer: Layer) -> None:
-    check_plain(tensor, layer, "qweight")
-    for part in ("qzeros", "scales"):
-        if part not in layer:
-            raise layer.error("qweight", f"is there without {part}")
 
 
 def _width(grouped: Grouped, layer: Layer, n_in: int) -> int:

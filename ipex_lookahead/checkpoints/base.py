@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any, Protocol
 
 from ipex_lookahead.architectures import ModelSpec
 from ipex_lookahead.formats.base import PackedWeight
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,28 @@ class TensorInfo:
     def of(cls, weight: PackedWeight) -> TensorInfo:
         """What is known of a weight that is there."""
         return cls(weight.shape, weight.format, weight.group_size, ordered=weight.order is not None)
+
+
+class Folder:
+    """What all checkpoints in folders have."""
+
+    path: Path
+    config: dict[str, Any]
+
+    def text_tokenizer(self) -> Any | None:
+        """The folder's tokenizer, or None where it carries none."""
+        from ipex_lookahead.tokenization.folder import text_from_folder
+
+        return text_from_folder(self.path, self.config)
+
+    def warn_of_unused(self, model_type: str, names: Sequence[str]) -> None:
+        """Say which tensors of the folder a model of that family does not have."""
+        if names:
+            _log.warning(
+                "%s: tensors that a %s model does not have, which are passed over: %s%s; if they change what the model "
+                "computes, the text will be wrong", self.path, model_type, ", ".join(names[:8]),
+                f" and {len(names) - 8} more" if names[8:] else "",
+            )  # fmt: skip
 
 
 class Checkpoint(Protocol):

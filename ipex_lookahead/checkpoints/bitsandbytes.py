@@ -27,7 +27,6 @@ from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.quantized_layers import (
     Layer,
     Settings,
-    check_plain,
     choice,
     inside,
     rows_of,
@@ -104,10 +103,8 @@ class BitsAndBytes:
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
         """See ``Scheme.info``. Reads the layer's JSON."""
         first = next(iter(layer.tensors))
-        check_plain(tensor, layer, first)
-        for part in ("weight", "SCB") if self.bits == 8 else ("weight", "absmax", "quant_map"):
-            if part not in layer:
-                raise layer.error(first, f"is there without {part}")
+        needed = ("weight", "SCB") if self.bits == 8 else ("weight", "absmax", "quant_map")
+        layer.check_plain(tensor, first, *needed)
         if self.bits == 8:
             layer.check("weight", tensor.hf.shape, "I8")
             layer.check("SCB", tensor.hf.shape[:1], "F32")

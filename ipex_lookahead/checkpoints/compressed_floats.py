@@ -15,7 +15,7 @@ these there may be scales of activations, ``input_scale`` and ``input_global_sca
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,7 @@ from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.quantized_floats import E4M3, EXPONENTS, FloatBlocks, e4m3_codes
 from ipex_lookahead.checkpoints.quantized_groups import nibbles
-from ipex_lookahead.checkpoints.quantized_layers import Array, Layer, check_plain, named_parts, rows_of
+from ipex_lookahead.checkpoints.quantized_layers import Array, Layer, named_parts, rows_of
 from ipex_lookahead.formats import fp4
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.blocks import MOST_EXPONENT
@@ -52,8 +52,7 @@ class CompressedFp8:
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
         """See ``Scheme.info``."""
-        check_plain(tensor, layer, "weight_scale")
-        _check_parts(layer, ("weight", "weight_scale"))
+        layer.check_plain(tensor, next(iter(layer.tensors)), "weight", "weight_scale")
         return self.blocks.info(tensor, layer, "weight", "weight_scale")
 
     def read(self, tensor: Tensor, layer: Layer, info: TensorInfo) -> PackedWeight:
@@ -69,7 +68,8 @@ class CompressedMxfp4:
 
     def parts(self, name: str, names: Collection[str]) -> dict[str, str]:
         """See ``Scheme.parts``."""
-        return _four_bit_parts(name, names)
+        parts = ("weight_packed", "weight_scale", "weight_global_scale", *_OF_ACTIVATIONS)
+        return named_parts(name, parts, names, "weight_packed")
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
         """See ``Scheme.info``."""
@@ -88,19 +88,13 @@ class CompressedMxfp4:
 
 
 @dataclass(frozen=True, slots=True)
-class CompressedNvfp4:
+class CompressedNvfp4(CompressedMxfp4):
     """NVFP4, kept in bfloat16; see ``quantized_layers.Scheme``."""
-
-    name: str = NAME
-
-    def parts(self, name: str, names: Collection[str]) -> dict[str, str]:
-        """See ``Scheme.parts``."""
-        return _four_bit_parts(name, names)
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
         """See ``Scheme.info``."""
         _check_packed(tensor, layer, _NVFP4, "F8_E4M3")
-        _check_parts(layer, ("weight_global_scale",))
+        layer.check_plain(tensor, next(iter(layer.tensors)), "weight_global_scale")
         layer.check("weight_global_scale", [(1,), (), (1, 1)], "F32")
         return TensorInfo(tensor.shape, "bf16", decoded_from="nvfp4")
 
@@ -124,20 +118,8 @@ class CompressedNvfp4:
         return PackedWeight("bf16", info.shape, values)
 
 
-def _four_bit_parts(name: str, names: Collection[str]) -> dict[str, str]:
-    parts = ("weight_packed", "weight_scale", "weight_global_scale", *_OF_ACTIVATIONS)
-    return named_parts(name, parts, names, "weight_packed")
-
-
-def _check_parts(layer: Layer, parts: Sequence[str]) -> None:
-    for part in parts:
-        if part not in layer:
-            raise layer.error(next(iter(layer.tensors)), f"is there without {part}")
-
-
 def _check_packed(tensor: Tensor, layer: Layer, inputs: int, *dtypes: str) -> None:
-    check_plain(tensor, layer, "weight_packed")
-    _check_parts(layer, ("weight_packed", "weight_scale"))
+    layer.check_plain(tensor, next(iter(layer.tensors)), "weight_packed", "weight_scale")
     n_out, n_in = tensor.hf.shape
     if n_in % inputs:
         raise layer.error("weight_packed", f"belongs to {n_in} inputs, which are no whole blocks of {inputs}")

@@ -27,13 +27,11 @@ from ipex_lookahead.checkpoints.compressed_floats import CompressedFp8, Compress
 from ipex_lookahead.checkpoints.quantized_floats import FloatBlocks
 from ipex_lookahead.checkpoints.quantized_groups import Grouped, codes_of
 from ipex_lookahead.checkpoints.quantized_layers import (
-    FLOATS,
     Array,
     Layer,
     Scheme,
     Settings,
     block_shape,
-    check_plain,
     choice,
     group_size,
     inside,
@@ -41,6 +39,7 @@ from ipex_lookahead.checkpoints.quantized_layers import (
     rows_of,
     unsupported,
 )
+from ipex_lookahead.checkpoints.safetensors_reader import FLOATS
 from ipex_lookahead.files.refusal import Refusal
 from ipex_lookahead.files.safe_json import JsonObject
 from ipex_lookahead.formats.base import PackedWeight
@@ -178,22 +177,16 @@ class CompressedTensors:
         return [(n_out, 1), (n_out,)] if self.strategy == "channel" else [(1,), (), (1, 1)]
 
     def _check(self, tensor: Tensor, layer: Layer) -> None:
-        first = next(iter(layer.tensors))
-        check_plain(tensor, layer, first)
+        layer.check_plain(tensor, next(iter(layer.tensors)), self.codes, "weight_scale")
         (n_out, n_in), bits = tensor.hf.shape, self.grouped.bits
         groups = self.grouped.groups(n_in)
-        for part in (self.codes, "weight_scale"):
-            if part not in layer:
-                raise layer.error(first, f"is there without {part}")
         if self.codes == "weight":
             layer.check(self.codes, (n_out, n_in), "I8")
         else:
             layer.check(self.codes, (n_out, -(-n_in * bits // 32)), "I32")
         layer.check("weight_scale", self._shapes(n_out, groups), *FLOATS)
         if "weight_shape" in layer:
-            layer.check("weight_shape", (2,), "I64", "I32")
-            if (said := layer.read("weight_shape").tolist()) != [n_out, n_in]:
-                raise layer.error("weight_shape", f"is {said}, but the config implies {[n_out, n_in]}", 0)
+            layer.check_shape_tensor("weight_shape", (n_out, n_in))
         if "weight_zero_point" in layer:
             if layer.kind("weight_zero_point") == "I32":
                 layer.check("weight_zero_point", (-(-n_out * bits // 32), groups), "I32")

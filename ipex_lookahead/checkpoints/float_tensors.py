@@ -17,21 +17,19 @@ from ipex_lookahead.architectures.hparams import FLOAT_ORIGINAL
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.finite import first_not_finite
-from ipex_lookahead.checkpoints.placed import run_of, transposed_part
+from ipex_lookahead.checkpoints.placed import run_of, transposed_part, with_offset
 from ipex_lookahead.checkpoints.quantized_layers import Found
-from ipex_lookahead.checkpoints.safetensors_reader import DTYPE_BITS, SafetensorsFile, StoredTensor
+from ipex_lookahead.checkpoints.safetensors_reader import DTYPE_BITS, FLOATS, SafetensorsFile, StoredTensor
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats import fp8_e4m3, fp8_e5m2
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.float_base import narrow, widen
 from ipex_lookahead.formats.search import Parts
 
-KEPT = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
-"""Dtype -> the format that is the same bits."""
 _EIGHT_BITS = {"F8_E4M3": fp8_e4m3.FORMAT, "F8_E5M2": fp8_e5m2.FORMAT}
 _LEAST_NOT_FINITE = {"F8_E4M3": 0x7F, "F8_E5M2": 0x7C}
 """The magnitudes of NaN and infinity begin here."""
-READ = (*KEPT, "F64", *_EIGHT_BITS)
+READ = (*FLOATS, "F64", *_EIGHT_BITS)
 """The dtypes whose values are read."""
 _CODES: dict[str, type[np.generic]] = {
     "F32": np.float32, "F16": np.uint16, "BF16": np.uint16, "F64": np.float64, "F8_E4M3": np.uint8, "F8_E5M2": np.uint8,
@@ -47,7 +45,7 @@ def float_info(dtype: str, shape: tuple[int, ...]) -> TensorInfo:
         return TensorInfo(shape, _EIGHT_BITS[dtype].name if len(shape) == 2 else "bf16")
     if dtype == "F64":
         return TensorInfo(shape, "fp32", decoded_from="F64")
-    return TensorInfo(shape, KEPT.get(dtype, dtype.lower()))
+    return TensorInfo(shape, FLOATS.get(dtype, dtype.lower()))
 
 
 def read_float(file: SafetensorsFile, name: str, tensor: StoredTensor) -> PackedWeight:
@@ -61,11 +59,8 @@ def read_float(file: SafetensorsFile, name: str, tensor: StoredTensor) -> Packed
     return _weight(tensor.dtype, values)
 
 
-def read_part(file: SafetensorsFile, tensor: Tensor, stored: StoredTensor) -> PackedWeight:
-    """Rows of a float tensor, or columns of an expert's entry that is transposed.
-
-    Raises ModelFormatError for NaN and infinity, and if the file has been cut meanwhile.
-    """
+def _read_part(file: SafetensorsFile, tensor: Tensor, stored: StoredTensor) -> PackedWeight:
+    """Rows of a float tensor, or columns of an expert's entry that is transposed."""
     place, kind = tensor.hf, _CODES[stored.dtype]
     if place.layout == "transposed":
         entry: npt.NDArray[Any] = np.empty(place.shape[-2:], kind)
@@ -81,10 +76,17 @@ def read_part(file: SafetensorsFile, tensor: Tensor, stored: StoredTensor) -> Pa
     return _weight(stored.dtype, np.ascontiguousarray(entry[:: run.step]))
 
 
+def read_placed(file: SafetensorsFile, tensor: Tensor, stored: StoredTensor) -> PackedWeight:
+    """A weight whose place is all of a float tensor or a part of it, with its offset. Raises as :func:`read_float`."""
+    whole = tensor.hf.shape == tensor.shape
+    weight = read_float(file, tensor.hf.name, stored) if whole else _read_part(file, tensor, stored)
+    return with_offset(weight, tensor.hf.offset)
+
+
 def _check_finite(file: SafetensorsFile, name: str, dtype: str, values: npt.NDArray[Any], start: int) -> None:
     """Raise ModelFormatError for NaN, infinity, and of F64 what float32 does not reach."""
-    if dtype in KEPT:
-        bad = first_not_finite(values, KEPT[dtype])
+    if dtype in FLOATS:
+        bad = first_not_finite(values, FLOATS[dtype])
     else:
         wrong = values & 0x7F >= _LEAST_NOT_FINITE[dtype] if dtype in _EIGHT_BITS else ~np.isfinite(_rounded(values))
         bad = int(wrong.argmax()) if wrong.any() else None
@@ -102,8 +104,8 @@ def _rounded(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 def _weight(dtype: str, values: npt.NDArray[Any]) -> PackedWeight:
     """Finite values or codes as :func:`float_info` says."""
-    if dtype in KEPT:
-        return PackedWeight(KEPT[dtype], values.shape, values)
+    if dtype in FLOATS:
+        return PackedWeight(FLOATS[dtype], values.shape, values)
     if dtype == "F64":
         return PackedWeight("fp32", values.shape, _rounded(values))
     target = _EIGHT_BITS[dtype]
@@ -137,7 +139,7 @@ def _wide(dtype: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if dtype in _EIGHT_BITS:
         numbers: npt.NDArray[np.float32] = np.array(_EIGHT_BITS[dtype].table, np.float32)[values]
         return numbers
-    wide: npt.NDArray[Any] = widen(values, KEPT[dtype]) if dtype in KEPT else values
+    wide: npt.NDArray[Any] = widen(values, FLOATS[dtype]) if dtype in FLOATS else values
     return wide
 
 
@@ -148,13 +150,19 @@ def _piece(found: Found, first: int, last: int) -> npt.NDArray[np.generic]:
     return values
 
 
+def wrong_shape(file: SafetensorsFile, tensor: Tensor, stored: StoredTensor) -> ModelFormatError:
+    """The error for a tensor that has not the shape that the config implies."""
+    problem = f"has shape {list(stored.shape)}, but the config implies {list(tensor.hf.shape)}"
+    return ModelFormatError(file.path, tensor.hf.name, stored.entry, problem)
+
+
 def check_kind(
     file: SafetensorsFile,
     name: str,
     tensor: StoredTensor,
     *,
     most_dimensions: int = 2,
-    dtypes: Collection[str] = tuple(KEPT),
+    dtypes: Collection[str] = tuple(FLOATS),
 ) -> None:
     """Refuse a tensor that is no float vector or matrix. Raises UnsupportedModelError or ModelFormatError."""
     if tensor.dtype not in dtypes:

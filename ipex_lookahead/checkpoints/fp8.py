@@ -22,7 +22,6 @@ from ipex_lookahead.checkpoints.quantized_layers import (
     Layer,
     Settings,
     block_shape,
-    check_plain,
     choice,
     named_parts,
     rows_of,
@@ -60,9 +59,7 @@ class Fp8:
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
         """See ``Scheme.info``."""
         scales = self._scales(layer)
-        check_plain(tensor, layer, scales)
-        if "weight" not in layer:
-            raise layer.error(scales, "is there without weight")
+        layer.check_plain(tensor, scales, "weight")
         return self.blocks.info(tensor, layer, "weight", scales)
 
     def read(self, tensor: Tensor, layer: Layer, info: TensorInfo) -> PackedWeight:

@@ -26,17 +26,16 @@ from ipex_lookahead.checkpoints.quantized_groups import Grouped, codes_of, in_wh
 from ipex_lookahead.checkpoints.quantized_layers import (
     AUTO_ROUND_NEUTRAL,
     AUTO_ROUND_REFUSED,
-    FLOATS,
     Array,
     Layer,
     Settings,
-    check_plain,
     choice,
     exclusions,
     group_size,
     named_parts,
     rows_of,
 )
+from ipex_lookahead.checkpoints.safetensors_reader import FLOATS
 from ipex_lookahead.files.refusal import Refusal
 from ipex_lookahead.files.safe_json import JsonObject
 from ipex_lookahead.formats.base import PackedWeight
@@ -104,12 +103,9 @@ class Gptq:
         return self.grouped.weight(info, codes, scales, self._zeros(layer, rows), order)
 
     def _check(self, tensor: Tensor, layer: Layer) -> None:
-        check_plain(tensor, layer, "qweight")
+        layer.check_plain(tensor, "qweight", "qzeros", "scales")
         (n_out, n_in), bits = tensor.hf.shape, self.grouped.bits
         groups, whole = self.grouped.groups(n_in), in_whole_words(bits)
-        for part in ("qzeros", "scales"):
-            if part not in layer:
-                raise layer.error("qweight", f"is there without {part}")
         for size, what in ((n_in, "inputs"), (n_out, "outputs")):
             if size % whole:
                 words = f"words of {whole} codes" if bits != 3 else "triples of words, of 32 codes"

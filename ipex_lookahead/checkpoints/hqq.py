@@ -26,14 +26,13 @@ from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.quantized_groups import Grouped
 from ipex_lookahead.checkpoints.quantized_layers import (
-    FLOATS,
     Array,
     Layer,
     Settings,
-    check_plain,
     named_parts,
     rows_of,
 )
+from ipex_lookahead.checkpoints.safetensors_reader import FLOATS
 from ipex_lookahead.files.refusal import Refusal
 from ipex_lookahead.files.safe_json import JsonObject
 from ipex_lookahead.formats.base import PackedWeight
@@ -112,10 +111,7 @@ class Hqq:
         )
 
     def _check(self, tensor: Tensor, layer: Layer) -> _Meaning:
-        check_plain(tensor, layer, "W_q")
-        for part in _NUMBERS:
-            if part not in layer:
-                raise layer.error("W_q", f"is there without {part}")
+        layer.check_plain(tensor, "W_q", *_NUMBERS)
         said = _Meaning(*(_whole(layer, part) for part in ("nbits", "group_size", "axis")))
         n_out, n_in = tensor.hf.shape
         values = n_out * n_in
@@ -128,9 +124,7 @@ class Hqq:
         for part in _OFF:
             if part in layer and layer.data(part).any():
                 raise layer.error(part, "is not 0, and such codes or scales are not read", 0)
-        layer.check("shape", (2,), "I64", "I32")
-        if (shape := layer.read("shape").tolist()) != [n_out, n_in]:
-            raise layer.error("shape", f"is {shape}, but the config implies {[n_out, n_in]}", 0)
+        layer.check_shape_tensor("shape", (n_out, n_in))
         rows, a_word = said.rows(values), _A_WORD[said.bits]
         if rows % a_word and said.bits != 3:
             raise layer.error("W_q", f"belongs to {rows} rows of groups, which are no whole words of {a_word} codes")

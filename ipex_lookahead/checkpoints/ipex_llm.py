@@ -8,7 +8,6 @@ optimisations were on; gate and up are apart where the original had them in one.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -23,20 +22,18 @@ import numpy.typing as npt
 from ipex_lookahead.architectures import ModelSpec, spec_for
 from ipex_lookahead.architectures.hparams import shown
 from ipex_lookahead.architectures.spec import Place, Tensor
-from ipex_lookahead.checkpoints.base import TensorInfo
+from ipex_lookahead.checkpoints.base import Folder, TensorInfo
 from ipex_lookahead.checkpoints.config_json import checked_config, read_json
-from ipex_lookahead.checkpoints.float_tensors import read_float, read_part
+from ipex_lookahead.checkpoints.float_tensors import read_placed, wrong_shape
 from ipex_lookahead.checkpoints.generation_config import read_generation_config
 from ipex_lookahead.checkpoints.ipex_llm_blocks import BLOCKS, Block
-from ipex_lookahead.checkpoints.placed import run_of, tensors_by_name, with_offset
+from ipex_lookahead.checkpoints.placed import run_of, tensors_by_name
 from ipex_lookahead.checkpoints.safetensors import INDEX, SINGLE, SafetensorsCheckpoint
-from ipex_lookahead.checkpoints.safetensors_reader import SafetensorsFile, StoredTensor
+from ipex_lookahead.checkpoints.safetensors_reader import FLOATS, SafetensorsFile, StoredTensor
 from ipex_lookahead.checkpoints.tensor_names import renamed
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError, arg
 from ipex_lookahead.formats import FORMATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
-
-_log = logging.getLogger(__name__)
 
 MARKER = "bigdl_transformers_low_bit"
 SETTINGS = "bigdl_config.json"
@@ -99,7 +96,7 @@ class Found:
     n_in: int = 0
 
 
-class IpexLlmCheckpoint:
+class IpexLlmCheckpoint(Folder):
     """A folder saved by ipex-llm. See :class:`ipex_lookahead.checkpoints.base.Checkpoint`.
 
     Attributes:
@@ -144,7 +141,7 @@ class IpexLlmCheckpoint:
         """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""
         found = self._at(name)
         if found.block is None:
-            return TensorInfo(found.tensor.shape, _FLOATS[found.stored.dtype])
+            return TensorInfo(found.tensor.shape, FLOATS[found.stored.dtype])
         if name in self._routers:
             return TensorInfo(found.tensor.shape, "fp32", decoded_from=found.block.format)
         return TensorInfo(found.tensor.shape, found.block.format, found.block.group_size)
@@ -161,20 +158,7 @@ class IpexLlmCheckpoint:
             if name in self._routers:
                 return PackedWeight("fp32", weight.shape, dequantize(weight))
             return weight
-        place = found.tensor.hf
-        whole = place.shape == found.tensor.shape
-        weight = (
-            read_float(found.file, place.name, found.stored)
-            if whole
-            else read_part(found.file, found.tensor, found.stored)
-        )
-        return with_offset(weight, place.offset)
-
-    def text_tokenizer(self) -> Any | None:
-        """The folder's tokenizer, or None where it carries none: ``save_low_bit`` writes none by itself."""
-        from ipex_lookahead.tokenization.folder import text_from_folder
-
-        return text_from_folder(self.path, self.config)
+        return read_placed(found.file, found.tensor, found.stored)
 
     def close(self) -> None:
         """Release the files. Tensors already read stay valid."""
@@ -189,12 +173,9 @@ class IpexLlmCheckpoint:
         place = self._place(tensor)
         file, stored = self._files.stored(self._names[place.name])
         found = Found(file, stored, replace(tensor, hf=place))
-        if stored.dtype in _FLOATS and (len(stored.shape) > 1 or not tensor.is_matrix):
+        if stored.dtype in FLOATS and (len(stored.shape) > 1 or not tensor.is_matrix):
             if stored.shape != place.shape:
-                raise ModelFormatError(
-                    file.path, stored.name, stored.entry,
-                    f"has shape {list(stored.shape)}, but the config implies {list(place.shape)}",
-                )  # fmt: skip
+                raise wrong_shape(file, found.tensor, stored)
             return found
         return self._packed(found)
 
@@ -268,15 +249,7 @@ class IpexLlmCheckpoint:
                     hint="load the original GPTQ model",
                 )
         rest = [name for name in rest if 0 not in self._files.stored(name)[1].shape]
-        if rest:
-            _log.warning(
-                "%s: tensors that a %s model does not have, which are passed over: %s%s; if they change what the model "
-                "computes, the text will be wrong", self.path, self.spec.model_type, ", ".join(rest[:8]),
-                f" and {len(rest) - 8} more" if rest[8:] else "",
-            )  # fmt: skip
-
-
-_FLOATS = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+        self.warn_of_unused(self.spec.model_type, rest)
 
 
 def is_ipex_llm(folder: Path, config: dict[str, Any]) -> bool:

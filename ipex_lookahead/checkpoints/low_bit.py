@@ -27,9 +27,9 @@ import numpy.typing as npt
 from ipex_lookahead.architectures import ModelSpec, spec_for
 from ipex_lookahead.architectures.hparams import Places, Source, boolean, integer, shown, text
 from ipex_lookahead.architectures.spec import Tensor
-from ipex_lookahead.checkpoints.base import TensorInfo
+from ipex_lookahead.checkpoints.base import Folder, TensorInfo
 from ipex_lookahead.checkpoints.config_json import checked_config, read_json
-from ipex_lookahead.checkpoints.float_tensors import check_kind, read_float, read_part
+from ipex_lookahead.checkpoints.float_tensors import check_kind, read_float, read_placed
 from ipex_lookahead.checkpoints.generation_config import read_generation_config
 from ipex_lookahead.checkpoints.placed import Run, fused_experts, run_of, tensors_by_name, with_offset
 from ipex_lookahead.checkpoints.safetensors import SINGLE
@@ -101,7 +101,7 @@ class _Weight:
     checksum: str
 
 
-class LowBitCheckpoint:
+class LowBitCheckpoint(Folder):
     """A folder written by ``save_low_bit``. See :class:`ipex_lookahead.checkpoints.base.Checkpoint`.
 
     Attributes:
@@ -246,13 +246,10 @@ class LowBitCheckpoint:
         if not whole and stored.name not in self._intact:  # of a part alone there is no checksum
             self._check(stored, (piece for part in stored.parts for piece in self._pieces(part)))
         if info.format in FLOATS:
-            read = (
-                read_float(self._file, name, stored.parts[0])
-                if whole or tensor is None
-                else read_part(self._file, tensor, stored.parts[0])
-            )
-            if whole:
-                self._check(stored, [read.codes])
+            if tensor is not None and not whole:
+                return read_placed(self._file, tensor, stored.parts[0])
+            read = read_float(self._file, name, stored.parts[0])
+            self._check(stored, [read.codes])
             return read if tensor is None else with_offset(read, tensor.hf.offset)
         target = FORMATS[info.format]
         arrays: dict[str, npt.NDArray[Any]] = {}
@@ -320,12 +317,6 @@ class LowBitCheckpoint:
 
     def _error(self, field: str, offset: int | None, problem: str) -> ModelFormatError:
         return ModelFormatError(self._file.path, field, offset, problem)
-
-    def text_tokenizer(self) -> Any | None:
-        """The folder's tokenizer, or None where it carries none."""
-        from ipex_lookahead.tokenization.folder import text_from_folder
-
-        return text_from_folder(self.path, self.config)
 
     def close(self) -> None:
         """Release the file. Tensors already read stay valid."""

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.quantized_groups import is_half
-from ipex_lookahead.checkpoints.quantized_layers import FLOATS, Array, Layer
+from ipex_lookahead.checkpoints.quantized_layers import Array, Layer
+from ipex_lookahead.checkpoints.safetensors_reader import FLOATS
 from ipex_lookahead.formats import fp8_e4m3, fp8_e4m3_fp32
 from ipex_lookahead.formats.base import GROUP, PackedWeight
 from ipex_lookahead.formats.float_base import to_binary16

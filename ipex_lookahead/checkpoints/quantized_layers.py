@@ -21,7 +21,7 @@ from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.placed import run_of
-from ipex_lookahead.checkpoints.safetensors_reader import DTYPE_BITS, SafetensorsFile, StoredTensor
+from ipex_lookahead.checkpoints.safetensors_reader import DTYPE_BITS, FLOATS, SafetensorsFile, StoredTensor
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.files.refusal import Refusal
 from ipex_lookahead.files.safe_json import JsonObject
@@ -31,7 +31,6 @@ from ipex_lookahead.formats.float_base import widen
 Found = tuple[SafetensorsFile, StoredTensor]
 Array = npt.NDArray[Any]
 
-FLOATS = {"F16": "fp16", "BF16": "bf16", "F32": "fp32"}
 LARGEST = float(np.finfo(np.float32).max) / 256
 """The largest number beside codes: times any of them it is still one."""
 _DTYPES: dict[str, type[np.generic]] = {
@@ -85,6 +84,22 @@ class Layer:
         at = stored.entry if index is None else stored.offset + index * DTYPE_BITS[stored.dtype] // 8
         return ModelFormatError(file.path, stored.name, at, problem)
 
+    def check_plain(self, tensor: Tensor, part: str, *needed: str) -> None:
+        """Raise unless the tensors ``needed`` are there beside ``part``, and of one matrix, inputs after outputs."""
+        if tensor.hf.layout != "plain" or tensor.hf.expert is not None:
+            raise self.error(
+                part, "is a quantised tensor of all experts; they are read where each is a layer of its own"
+            )
+        for other in needed:
+            if other not in self:
+                raise self.error(part, f"is there without {other}")
+
+    def check_shape_tensor(self, part: str, shape: tuple[int, ...]) -> None:
+        """Raise ModelFormatError unless the tensor ``part`` holds the two numbers ``shape``."""
+        self.check(part, (2,), "I64", "I32")
+        if (said := self.read(part).tolist()) != list(shape):
+            raise self.error(part, f"is {said}, but the config implies {list(shape)}", 0)
+
     def kind(self, part: str) -> str:
         """The tensor's dtype as the file has it."""
         return self.tensors[part][1].dtype
@@ -133,12 +148,6 @@ def rows_of(tensor: Tensor) -> slice:
     """Which of the file's rows are this weight: a fused tensor holds several weights' rows."""
     run = run_of(tensor, tensor.hf)
     return slice(run.first, run.first + run.span, run.step)
-
-
-def check_plain(tensor: Tensor, layer: Layer, part: str) -> None:
-    """Raise for a matrix whose place in a folder is no plain one: experts in one tensor, inputs before outputs."""
-    if tensor.hf.layout != "plain" or tensor.hf.expert is not None:
-        raise layer.error(part, "is a quantised tensor of all experts; they are read where each is a layer of its own")
 
 
 _MAY_MATTER = re.compile(

@@ -17,26 +17,22 @@ from typing import Any
 from ipex_lookahead.architectures import ModelSpec, family, spec_for
 from ipex_lookahead.architectures.hparams import shown
 from ipex_lookahead.architectures.spec import Tensor
-from ipex_lookahead.checkpoints.base import TensorInfo
-from ipex_lookahead.checkpoints.config_json import checked_config, read_json
+from ipex_lookahead.checkpoints.base import Folder, TensorInfo
+from ipex_lookahead.checkpoints.config_json import checked_config, read_json, source_of
 from ipex_lookahead.checkpoints.float_tensors import (
     READ,
     check_kind,
     float_info,
     read_float,
-    read_part,
+    read_placed,
     refuse_scales,
     same_values,
     scaled_names,
+    wrong_shape,
 )
 from ipex_lookahead.checkpoints.generation_config import read_generation_config
 from ipex_lookahead.checkpoints.mxfp4_blocks import check_blocks, read_blocks, scales_name
-from ipex_lookahead.checkpoints.placed import (
-    fused_experts,
-    in_blocks,
-    tensors_by_name,
-    with_offset,
-)
+from ipex_lookahead.checkpoints.placed import fused_experts, in_blocks, tensors_by_name
 from ipex_lookahead.checkpoints.quantized import KEY, scheme_of, without_scheme
 from ipex_lookahead.checkpoints.quantized_layers import Layer, Scheme
 from ipex_lookahead.checkpoints.safetensors_reader import MAX_NAME, SafetensorsFile, StoredTensor
@@ -60,7 +56,7 @@ _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors", re.A
 _log = logging.getLogger(__name__)
 
 
-class SafetensorsCheckpoint:
+class SafetensorsCheckpoint(Folder):
     """A folder with float weights, or quantised ones. See :class:`ipex_lookahead.checkpoints.base.Checkpoint`.
 
     Attributes:
@@ -153,14 +149,8 @@ class SafetensorsCheckpoint:
         }
         if self.scheme is not None:
             self._open_layers(self.scheme)
-        unused = [name for name in unused if not self._is_zero_bias(name)]
-        self._unused = unused
-        if unused:
-            _log.warning(
-                "%s: tensors that a %s model does not have, which are passed over: %s%s; if they change what the model "
-                "computes, the text will be wrong", self.path, self.spec.model_type, ", ".join(unused[:8]),
-                f" and {len(unused) - 8} more" if unused[8:] else "",
-            )  # fmt: skip
+        self._unused = unused = [name for name in unused if not self._is_zero_bias(name)]
+        self.warn_of_unused(self.spec.model_type, unused)
 
     def _has_own_head(self, names: Collection[str]) -> bool:
         """Whether the files hold an lm_head that is not the embedding, whatever the config says of it.
@@ -221,42 +211,30 @@ class SafetensorsCheckpoint:
         raw = read_json(index, limit=MAX_INDEX_BYTES, max_depth=4, any_float=False)
         weight_map = raw.get("weight_map")
         if not isinstance(weight_map, JsonObject) or not weight_map:
-            raise ModelFormatError(
-                index, "weight_map", raw.at.get("weight_map"), "must be an object of tensor names and file names"
-            )
+            raise source_of(raw, index).error("weight_map", "must be an object of tensor names and file names")
+        source = source_of(weight_map, index)
         shards: dict[str, SafetensorsFile] = {}
         for name, shard in weight_map.items():
             if not 0 < len(name) <= MAX_NAME:
-                raise ModelFormatError(
-                    index,
-                    "weight_map",
-                    weight_map.at[name],
-                    f"names a tensor {shown(name)}: 1 to {MAX_NAME} characters",
-                )
+                problem = f"names a tensor {shown(name)}: 1 to {MAX_NAME} characters"
+                raise ModelFormatError(index, "weight_map", weight_map.at[name], problem)
             # A name only: a path could lead out of the folder, another extension to a format that runs code.
             if not isinstance(shard, str) or not _SHARD_NAME.fullmatch(shard) or ".." in shard:
-                raise ModelFormatError(
-                    index,
-                    name,
-                    weight_map.at[name],
-                    f"is in {shown(shard)}; a shard is a plain file name that ends in .safetensors",
+                raise source.error(
+                    name, f"is in {shown(shard)}; a shard is a plain file name that ends in .safetensors"
                 )
             if shard not in shards:
                 if len(shards) == MAX_SHARDS:
-                    raise ModelFormatError(
-                        index, name, weight_map.at[name], f"is in shard {MAX_SHARDS + 1}; at most {MAX_SHARDS} are read"
-                    )
+                    raise source.error(name, f"is in shard {MAX_SHARDS + 1}; at most {MAX_SHARDS} are read")
                 if not os.path.exists(self.path / shard):
-                    raise ModelFormatError(
-                        index,
+                    raise source.error(
                         name,
-                        weight_map.at[name],
                         f"is in {shard}, which is not in the folder",
                         hint="the checkpoint is incomplete: download it again",
                     )
                 shards[shard] = self._add(self.path / shard)
             if name not in shards[shard].tensors:
-                raise ModelFormatError(index, name, weight_map.at[name], f"is not in {shard}")
+                raise source.error(name, f"is not in {shard}")
         for name, (file, tensor) in self._tensors.items():
             if name not in weight_map:
                 raise ModelFormatError(file.path, name, tensor.entry, f"is not listed in {INDEX}")
@@ -286,10 +264,7 @@ class SafetensorsCheckpoint:
             return float_info(stored.dtype, tensor.shape)
         if tensor.shape == tensor.hf.shape:  # a whole tensor: who asked compares
             return float_info(stored.dtype, stored.shape)
-        raise ModelFormatError(
-            file.path, tensor.hf.name, stored.entry,
-            f"has shape {list(stored.shape)}, but the config implies {list(tensor.hf.shape)}",
-        )  # fmt: skip
+        raise wrong_shape(file, tensor, stored)
 
     def read(self, name: str) -> PackedWeight:
         """The tensor as it is in the file; takes the tensor's own memory and no more, or an expert's twice.
@@ -302,13 +277,13 @@ class SafetensorsCheckpoint:
             return self.scheme.read(quantised, self._layers[quantised.hf.name], self._infos[name])
         file, stored = self.stored(name)
         tensor = self._weights.get(name)
-        if tensor is None or tensor.hf.shape == tensor.shape:
-            weight = read_float(file, name, stored)
-            return weight if tensor is None else with_offset(weight, tensor.hf.offset)
-        self.info(name)
+        if tensor is None:
+            return read_float(file, name, stored)
+        if tensor.hf.shape != tensor.shape:
+            self.info(name)
         if tensor.hf.layout == "mxfp4":
             return read_blocks(tensor, (file, stored), self.stored(scales_name(tensor)))
-        return with_offset(read_part(file, tensor, stored), tensor.hf.offset)
+        return read_placed(file, tensor, stored)
 
     def stored(self, name: str) -> tuple[SafetensorsFile, StoredTensor]:
         """A tensor's file and entry. Raises ModelFormatError if there is none of that name."""
@@ -316,12 +291,6 @@ class SafetensorsCheckpoint:
         if in_file not in self._tensors:
             raise ModelFormatError(self.path, in_file, None, "there is no tensor of this name")
         return self._tensors[in_file]
-
-    def text_tokenizer(self) -> Any | None:
-        """The folder's tokenizer, or None where it carries none."""
-        from ipex_lookahead.tokenization.folder import text_from_folder
-
-        return text_from_folder(self.path, self.config)
 
     def close(self) -> None:
         """Release the files. Tensors already read stay valid."""

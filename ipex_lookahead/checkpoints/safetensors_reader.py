@@ -32,6 +32,8 @@ DTYPE_BITS = {
     "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
 """Bits of a value, for every dtype of the format."""
+FLOATS = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+"""Dtype -> the format that is the same bits."""
 
 _KEYS = ("dtype", "shape", "data_offsets")
 
