@@ -7,18 +7,45 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ipex_lookahead.formats.base import GROUP
-from ipex_lookahead.formats.blocks import Plane
+from ipex_lookahead.formats.blocks import BlockFormat, Plane
 from ipex_lookahead.formats.search import TableSearch
 
-SCALE = ("scale", "<u2")
-NIBBLES, CRUMBS = ("nibbles", "u1", 16), ("crumbs", "u1", 8)
-NIBBLE_PLANE, CRUMB_PLANE = Plane("nibbles", 4, 16), Plane("crumbs", 2, 8)
+NIBBLES, CRUMBS, BYTES = Plane("nibbles", 4, 16), Plane("crumbs", 2, 8), Plane("bytes", 8, 32)
 
 
-def quantizer_of(table: Sequence[float], extreme: float, *, width: float = 0.0, tries: int = 0) -> TableSearch:
-    """The quantiser to a table with a binary16 scale; see ``TableSearch.of``."""
-    return TableSearch.of(table, GROUP, extreme, width, tries)
+def table_format(
+    name: str,
+    table: Sequence[float],
+    extreme: float,
+    *planes: Plane,
+    width: float = 0.0,
+    tries: int = 0,
+    zero: int = 0,
+) -> BlockFormat:
+    """The format whose codes count ``table``; see ``TableSearch.of`` for the search for its scale.
+
+    Args:
+        name: the format's.
+        table: what codes stand for; with ``zero`` whole numbers from ``-zero`` on.
+        extreme: the number that the value of largest magnitude is tried at,
+        planes: where the codes' bits are, one behind the other after the scale.
+        width: and others so far from each other,
+        tries: so many on either side of it.
+        zero: what is taken from a code instead of looking it up.
+    """
+    fields = [(plane.field, "u1", GROUP * plane.bits // 8) for plane in planes]
+    return BlockFormat(
+        name,
+        inputs=GROUP,
+        record=np.dtype([("scale", "<u2"), *fields]),
+        planes=planes,
+        quantizer=TableSearch.of(table, GROUP, extreme, width, tries),
+        zero=zero,
+        table=None if zero else tuple(table),
+    )
 
 
 def minifloats(exponent: int, mantissa: int, bias: int | None = None) -> tuple[float, ...]:

@@ -6,18 +6,9 @@ may be up to 447.
 
 from __future__ import annotations
 
-import numpy as np
-
-from ipex_lookahead.formats.blocks import BlockFormat, Plane
-from ipex_lookahead.formats.codebooks import NIBBLE_PLANE, NIBBLES, SCALE, minifloats, quantizer_of
+from ipex_lookahead.formats.blocks import Plane
+from ipex_lookahead.formats.codebooks import NIBBLES, minifloats, table_format
 
 TABLE = minifloats(3, 2, bias=15)
 
-FORMAT = BlockFormat(
-    "fp6",
-    inputs=32,
-    record=np.dtype([SCALE, NIBBLES, ("upper", "u1", 8)]),
-    planes=(NIBBLE_PLANE, Plane("upper", 2, 8, up=4)),
-    quantizer=quantizer_of(TABLE, TABLE[31]),
-    table=TABLE,
-)
+FORMAT = table_format("fp6", TABLE, TABLE[31], NIBBLES, Plane("upper", 2, 8, up=4))

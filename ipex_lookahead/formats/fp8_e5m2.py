@@ -6,18 +6,8 @@ The codes of infinity and NaN are never made.
 
 from __future__ import annotations
 
-import numpy as np
-
-from ipex_lookahead.formats.blocks import BlockFormat, Plane
-from ipex_lookahead.formats.codebooks import SCALE, minifloats, quantizer_of
+from ipex_lookahead.formats.codebooks import BYTES, minifloats, table_format
 
 TABLE = minifloats(5, 2)
 
-FORMAT = BlockFormat(
-    "fp8_e5m2",
-    inputs=32,
-    record=np.dtype([SCALE, ("bytes", "u1", 32)]),
-    planes=(Plane("bytes", 8, 32),),
-    quantizer=quantizer_of(TABLE, 14.0),
-    table=TABLE,
-)
+FORMAT = table_format("fp8_e5m2", TABLE, 14.0, BYTES)

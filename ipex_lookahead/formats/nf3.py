@@ -6,19 +6,10 @@ half-way between its numbers (``tests/ipex_llm``), which say them to a unit in t
 
 from __future__ import annotations
 
-import numpy as np
-
-from ipex_lookahead.formats.blocks import BlockFormat, Plane
-from ipex_lookahead.formats.codebooks import CRUMB_PLANE, CRUMBS, SCALE, quantizer_of
+from ipex_lookahead.formats.blocks import Plane
+from ipex_lookahead.formats.codebooks import CRUMBS, table_format
 
 TABLE = (-1.0, -0.4786292016506195, -0.2171417921781540, 0.0, 0.16093020141124725, 0.33791524171829224,
          0.5626170039176941, 1.0)  # fmt: skip
 
-FORMAT = BlockFormat(
-    "nf3",
-    inputs=32,
-    record=np.dtype([SCALE, CRUMBS, ("third", "u1", 4)]),
-    planes=(CRUMB_PLANE, Plane("third", 1, 1, up=2)),
-    quantizer=quantizer_of(TABLE, -1.0, width=0.04, tries=7),
-    table=TABLE,
-)
+FORMAT = table_format("nf3", TABLE, -1.0, CRUMBS, Plane("third", 1, 1, up=2), width=0.04, tries=7)

@@ -5,10 +5,7 @@ A block is 32 inputs; the table is that of bitsandbytes, in float32.
 
 from __future__ import annotations
 
-import numpy as np
-
-from ipex_lookahead.formats.blocks import BlockFormat
-from ipex_lookahead.formats.codebooks import NIBBLE_PLANE, NIBBLES, SCALE, quantizer_of
+from ipex_lookahead.formats.codebooks import NIBBLES, table_format
 
 TABLE = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
@@ -16,11 +13,4 @@ TABLE = (
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
 
-FORMAT = BlockFormat(
-    "nf4",
-    inputs=32,
-    record=np.dtype([SCALE, NIBBLES]),
-    planes=(NIBBLE_PLANE,),
-    quantizer=quantizer_of(TABLE, -1.0, width=0.02, tries=7),
-    table=TABLE,
-)
+FORMAT = table_format("nf4", TABLE, -1.0, NIBBLES, width=0.02, tries=7)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from ipex_lookahead.formats.blocks import BlockFormat, Plane
+from ipex_lookahead.formats.q4_k import SIX_BITS
 from ipex_lookahead.formats.search import MinimumSearch, around
-from ipex_lookahead.formats.six_bits import SIX_BITS
 
 FORMAT = BlockFormat(
     "q5_k",
