@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,22 +63,14 @@ __all__ = [
 ]
 
 
+_NEED_TORCH = {"AutoModelForCausalLM": "auto", "optimize_model": "optimize", "wrap": "wrapping"}
+
+
 def __getattr__(name: str) -> Any:
     """Import what needs torch only when it is asked for, so that the command line starts quickly, and runs without."""
-    if name in ("AutoModelForCausalLM", "optimize_model", "wrap"):
+    if name in _NEED_TORCH:
         need_torch(f"ipex_lookahead.{name}")
-    if name == "AutoModelForCausalLM":
-        from ipex_lookahead.auto import AutoModelForCausalLM
-
-        return AutoModelForCausalLM
-    if name == "optimize_model":
-        from ipex_lookahead.optimize import optimize_model
-
-        return optimize_model
-    if name == "wrap":
-        from ipex_lookahead.wrapping import wrap
-
-        return wrap
+        return getattr(import_module(f"{__name__}.{_NEED_TORCH[name]}"), name)
     refuse_name(__name__, name)
 
 

@@ -47,6 +47,11 @@ def spelled(text: str, spell: Callable[[str, str], str] = in_python) -> str:
     return _NAMED.sub(lambda found: spell(found[1], found[2] or ""), text)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 class LookaheadError(Exception):
     """Base of all errors of this package.
 

@@ -44,6 +44,7 @@ from ipex_lookahead.modeling.placement import Placement
 from ipex_lookahead.modeling.refused import REFUSED, refuse
 from ipex_lookahead.modeling.statistics import IpexLlmStatistics
 from ipex_lookahead.modeling.weights import Weights
+from ipex_lookahead.system.compat import text_config
 from ipex_lookahead.system.terminal import tell_people
 from ipex_lookahead.tokenization.text import TextTokenizer
 
@@ -356,7 +357,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
             output_hidden_states = getattr(self.config, "output_hidden_states", False)
         hidden: Sequence[int] = ()
         if output_hidden_states:
-            text = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
+            text = text_config(self.config)
             normed = getattr(text, "tie_last_hidden_states", None) is not False
             hidden = [*range(text.num_hidden_layers), FINAL_NORM if normed else text.num_hidden_layers]
         logits, states = outputs_after(

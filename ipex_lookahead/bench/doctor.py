@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.errors import EngineError, LookaheadError, arg
+from ipex_lookahead.errors import EngineError, LookaheadError, arg, first_line
 from ipex_lookahead.hub import home_folder
 from ipex_lookahead.system.extras import installing, need_torch, torch_missing
 
@@ -441,8 +441,3 @@ def without_paths(text: str) -> str:
     if home is not None and str(home) != "/":
         text = text.replace(f"{home}/", "")
     return re.sub(r"(?<![\w:/.])(?:[A-Za-z]:)?[/\\](?:[^\s/\\'\"]+[/\\])+", "", text)
-
-
-def first_line(error: BaseException) -> str:
-    """What an exception says, without what follows."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -16,13 +16,13 @@ from ipex_lookahead.bench.doctor import (
     answers_of,
     called,
     encoded,
-    first_line,
     machine,
     tried_on,
     versions,
     without_paths,
 )
 from ipex_lookahead.engines.opencl.device import Device, installed
+from ipex_lookahead.errors import first_line
 from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.system.extras import need_torch, torch_missing
 

@@ -13,13 +13,9 @@ from ipex_lookahead.checkpoints.low_bit_save import Progress
 from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.engines.hf_config import config_to_save, generation_defaults
 from ipex_lookahead.engines.loading import LoadRequest
-from ipex_lookahead.engines.requantize import warn_of_requantizing
 from ipex_lookahead.engines.weights import (
     WeightPlan,
     check_shape,
-    label_in,
-    log_fallbacks,
-    matrices,
     read_matrix,
     read_vector,
 )
@@ -46,12 +42,8 @@ def convert(
         spec = checkpoint.spec
         for tensor in spec.tensors():
             check_shape(checkpoint, tensor)
-        label = request.label or label_in(checkpoint, spec)
-        plan = request.plan(label).of_spec(spec)
+        label, plan, rounded_from = request.planned(checkpoint, spec)
         kept = {*spec.kept()} - {plan.embedding}
-        rounded_from = warn_of_requantizing(checkpoint, plan, kept=spec.kept())
-        if rounded_from is None:  # else what becomes of it was said, and one sentence is enough
-            log_fallbacks(plan, matrices(spec))
         tokenizer, _ = request.tokenizer(checkpoint.text_tokenizer)
         made = _Conversion(checkpoint, plan, kept, request.threads)
         infos = {tensor.name: made.info(tensor) for tensor in spec.tensors()}

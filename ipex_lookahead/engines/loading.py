@@ -10,8 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ipex_lookahead.architectures import ModelSpec, spec_for
+from ipex_lookahead.checkpoints import Checkpoint, open_checkpoint
 from ipex_lookahead.checkpoints.imatrix import read_imatrix
-from ipex_lookahead.engines.weights import WeightPlan
+from ipex_lookahead.engines.hf_config import generation_defaults
+from ipex_lookahead.engines.requantize import warn_of_requantizing
+from ipex_lookahead.engines.weights import WeightPlan, label_in, log_fallbacks, matrices
 from ipex_lookahead.errors import InputError, LookaheadError, arg
 from ipex_lookahead.formats.rules import label_of
 from ipex_lookahead.tokenization.text import TextTokenizer
@@ -83,6 +87,20 @@ class LoadRequest:
             imatrix=None if self.imatrix is None else read_imatrix(self.imatrix),
         )
 
+    def planned(self, checkpoint: Checkpoint, spec: ModelSpec) -> tuple[str, WeightPlan, str | None]:
+        """The name of the format that ``checkpoint`` is loaded in, the plan, and the format whose weights it rounds.
+
+        What becomes of the weights is said through logging. Raises as ``check_label`` and ``WeightPlan.of_spec``.
+        """
+        label = self.label or label_in(checkpoint, spec)
+        if self.check_label is not None:
+            self.check_label(label)
+        plan = self.plan(label).of_spec(spec)
+        rounded_from = warn_of_requantizing(checkpoint, plan, kept=spec.kept())
+        if rounded_from is None:  # else what becomes of it was said, and one sentence is enough
+            log_fallbacks(plan, matrices(spec))
+        return label, plan, rounded_from
+
     def tokenizer(self, read: Callable[[], TextTokenizer | None]) -> tuple[TextTokenizer | None, str]:
         """The checkpoint's tokenizer, which ``read`` makes, or None and why it cannot be used; before weights are read.
 
@@ -129,6 +147,27 @@ class LoadedModel:
     tokenizer: TextTokenizer | None = None
     config: Any = None
     no_tokenizer: str = ""
+
+
+def load_by_spec(
+    request: LoadRequest,
+    load: Callable[[Checkpoint, ModelSpec, WeightPlan], Any],
+    check: Callable[[ModelSpec], None] = lambda spec: None,
+) -> LoadedModel:
+    """Load a checkpoint onto an engine that runs specs: ``load`` makes it, ``check`` refuses what it cannot run."""
+    checkpoint = open_checkpoint(request.path)
+    try:
+        spec = spec_for(checkpoint.config, request.max_context)
+        check(spec)
+        label, plan, rounded_from = request.planned(checkpoint, spec)
+        tokenizer, why_none = request.tokenizer(checkpoint.text_tokenizer)
+        engine = load(checkpoint, spec, plan)
+        if rounded_from is not None:
+            engine.facts["requantized_from"] = rounded_from
+        defaults = generation_defaults(checkpoint)
+        return LoadedModel(engine, label, dict(checkpoint.config), defaults, tokenizer, no_tokenizer=why_none)
+    finally:
+        checkpoint.close()
 
 
 @contextmanager

@@ -39,6 +39,11 @@ _LATER_OPTIONS = (
 """Generation options that this package reads and that some release does not have yet."""
 
 
+def text_config(config: Any) -> Any:
+    """The config of a model's text part; itself where transformers knows no parts."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
 def option_defaults() -> dict[str, Any]:
     """Every generation option, and what a ``GenerationConfig`` holds where the caller has not set it.
 

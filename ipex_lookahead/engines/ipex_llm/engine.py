@@ -30,7 +30,7 @@ from ipex_lookahead.engines.requantize import requantized_elsewhere
 from ipex_lookahead.engines.torch.cache import ModelSequence, SequenceCache
 from ipex_lookahead.engines.torch.engine import States, TorchEngine
 from ipex_lookahead.engines.torch.load import compute_dtype
-from ipex_lookahead.errors import EngineError, LookaheadError, LowBitFormatError, UnsupportedModelError, arg
+from ipex_lookahead.errors import EngineError, LookaheadError, LowBitFormatError, UnsupportedModelError, arg, first_line
 from ipex_lookahead.system.compat import RELEASE
 
 log = logging.getLogger("ipex_lookahead")
@@ -161,9 +161,8 @@ def load(request: LoadRequest) -> LoadedModel:
         except LookaheadError:
             raise
         except (ValueError, RuntimeError, OSError, KeyError, TypeError, AttributeError, ImportError) as error:
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UnsupportedModelError(
-                f"{request.path}: ipex-llm cannot run this model in {label}: {said}",
+                f"{request.path}: ipex-llm cannot run this model in {label}: {first_line(error)}",
                 hint=f"use {arg('engine', 'native')} or {arg('engine', 'torch')}",
             ) from error
     loaded.low_bit = label
@@ -241,6 +240,7 @@ def _ipex_llm() -> tuple[Any, dict[str, int]]:
         from ipex_llm.ggml.quantize import ggml_tensor_qtype
         from ipex_llm.transformers import AutoModelForCausalLM
     except Exception as error:  # whatever its imports raise beside releases that it was not made for
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise EngineError(f"ipex-llm is there but does not import: {said}", hint=f"it works with: {INSTALL}") from error
+        raise EngineError(
+            f"ipex-llm is there but does not import: {first_line(error)}", hint=f"it works with: {INSTALL}"
+        ) from error
     return AutoModelForCausalLM, dict(ggml_tensor_qtype)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ipex_lookahead.errors import EngineError, InputError, LookaheadError, OutOfMemoryError, arg
+from ipex_lookahead.errors import EngineError, InputError, LookaheadError, OutOfMemoryError, arg, first_line
 
 DEVICES = ("cpu", "xpu", "cuda")
 
@@ -101,13 +101,11 @@ def forward_errors(device: torch.device) -> Iterator[None]:
     except LookaheadError:
         raise
     except kind as error:
-        line = (str(error).strip().splitlines() or ["out of memory"])[0]
         raise OutOfMemoryError(
-            f"{device} is out of memory: {line}", hint="a shorter prompt, or a format of fewer bits"
+            f"{device} is out of memory: {first_line(error)}", hint="a shorter prompt, or a format of fewer bits"
         ) from None
     except (RuntimeError, IndexError) as error:
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise EngineError(
-            f"the model's own forward failed: {line}",
+            f"the model's own forward failed: {first_line(error)}",
             hint="the sizes in the checkpoint's config.json may contradict each other",
         ) from error

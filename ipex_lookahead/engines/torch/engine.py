@@ -29,9 +29,10 @@ from ipex_lookahead.engines.torch.low_bit_linear import (
     packed_bytes,
     packed_from_torch,
 )
-from ipex_lookahead.engines.torch.masks import seen_by, spelled
+from ipex_lookahead.engines.torch.masks import depths_of, seen_by, spelled
 from ipex_lookahead.errors import ContextLengthError, InputError, NonFiniteError, UnsupportedModelError, arg
 from ipex_lookahead.formats.base import PackedWeight
+from ipex_lookahead.system.compat import text_config
 
 BLOCK = 16
 CPU_BLOCK = 8
@@ -196,14 +197,10 @@ class TorchEngine:
             raise InputError(f"this model takes drafts as chains only: {self.describe()['why_chains']}")
         if self.deterministic:
             return self._blocks(cache, tokens, parents, want, states)
-        depths = list(range(len(parents)))
-        if not chain:
-            for row, parent in enumerate(parents):
-                depths[row] = 0 if parent < 0 else depths[parent] + 1
         past = cache.begin(parents)
         ids = torch.from_numpy(tokens.astype(np.int64))[None].to(self.device)
         mask = None if chain else self._mask(seen_by(cache.length, parents))
-        positions = torch.tensor([depths], device=self.device) + cache.length
+        positions = torch.tensor([depths_of(parents)], device=self.device) + cache.length
         return self._run(cache, past, ids, positions, mask, want, states)
 
     def _run(
@@ -327,14 +324,13 @@ class TorchEngine:
             raise InputError(f"token id {wrong} is outside the vocabulary of {self.vocab_size}")
         first = 0
         for cache, count in zip(caches, counts, strict=True):
-            depths: list[int] = []
-            for row, parent in enumerate(batch.parents[first : first + count].tolist()):
+            parents = batch.parents[first : first + count].tolist()
+            for row, parent in enumerate(parents):
                 if not -1 <= parent < row:
                     raise InputError(f"row {row} of a sequence has the parent {parent}; it must be -1 or a row before")
-                depths.append(0 if parent < 0 else depths[parent] + 1)
-            if cache.length + max(depths) >= self.max_context:
+            if (last := cache.length + max(depths_of(parents))) >= self.max_context:
                 raise ContextLengthError(
-                    f"position {cache.length + max(depths)} is beyond the model's {self.max_context}",
+                    f"position {last} is beyond the model's {self.max_context}",
                     hint=f"shorten the prompt or {arg('max_new_tokens')}",
                 )
             first += count
@@ -404,7 +400,7 @@ def most_likely(logits: torch.Tensor, count: int) -> npt.NDArray[np.int32]:
 
 
 def _max_context(config: Any) -> int:
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_config(config)
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"):
         value = getattr(text, name, None)
         if isinstance(value, int) and value > 0:

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import torch
 
 from ipex_lookahead.engines.torch.cache import SequenceCache
-from ipex_lookahead.engines.torch.masks import CONVENTIONS, seen_by, spelled
-from ipex_lookahead.errors import UnsupportedModelError
+from ipex_lookahead.engines.torch.masks import CONVENTIONS, depths_of, seen_by, spelled
+from ipex_lookahead.errors import UnsupportedModelError, first_line
+from ipex_lookahead.system.compat import text_config
 
 PREFIX = 6
 TREE = (-1, 0, 0, 1, 2, 2)
@@ -37,7 +38,7 @@ def refuse_unfit(model: Any) -> None:
             hint="pass a model of transformers.AutoModelForCausalLM",
         )
     family = getattr(config, "model_type", type(model).__name__)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_config(config)
     kinds = {str(kind) for kind in (getattr(text, "layer_types", None) or ())}
     reason = ""
     if getattr(config, "is_encoder_decoder", False):
@@ -52,7 +53,7 @@ def refuse_unfit(model: Any) -> None:
 
 def sliding_window(config: Any) -> int | None:
     """Positions that the model's narrowest attention looks back, None where all layers see everything."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_config(config)
     kinds = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None)
     found = []
     if getattr(text, "use_sliding_window", True) is not False:
@@ -152,7 +153,7 @@ def fitness_of(trial: Trial) -> Fitness:
     for convention in CONVENTIONS:
         try:
             mask = spelled(seen_by(PREFIX, TREE), convention, trial.dtype, trial.device)
-            got = _rows(trial, [(prefix, None, None), (tree, _depths(), mask)])
+            got = _rows(trial, [(prefix, None, None), (tree, depths_of(TREE), mask)])
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError) as error:
             reason = f"with a mask of four dimensions it says: {(str(error).splitlines() or [''])[0]}"
             continue
@@ -178,9 +179,8 @@ def _check_cache(trial: Trial, prefix: torch.Tensor) -> Fitness:
     except UnsupportedModelError:
         raise
     except Exception as error:  # whatever code of any family makes of a cache that it does not take
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UnsupportedModelError(
-            f"{family} cannot run here: its forward does not work on a cache of keys and values ({said})",
+            f"{family} cannot run here: its forward does not work on a cache of keys and values ({first_line(error)})",
             hint="use transformers' own generate",
         ) from error
     if not float((steps - whole[half:]).abs().max()) < SAME * float((alone - whole[half:]).abs().max()):
@@ -189,13 +189,6 @@ def _check_cache(trial: Trial, prefix: torch.Tensor) -> Fitness:
             hint="use transformers' own generate",
         )
     return Fitness(int(whole.shape[-1]), cache.bytes_per_position())
-
-
-def _depths() -> list[int]:
-    depths: list[int] = []
-    for parent in TREE:
-        depths.append(0 if parent < 0 else depths[parent] + 1)
-    return depths
 
 
 Part = tuple[torch.Tensor, list[int] | None, torch.Tensor | None]

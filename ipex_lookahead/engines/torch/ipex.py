@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ipex_lookahead.errors import EngineError, InputError, arg
+from ipex_lookahead.errors import EngineError, InputError, arg, first_line
 from ipex_lookahead.formats import FLOATS
 
 INSTALL = "pip install intel-extension-for-pytorch==2.8.0 torch==2.8.0 transformers==4.51.3"
@@ -46,8 +46,7 @@ def check_ipex(label: str, dtype: torch.dtype, device: torch.device) -> Any:
     try:
         import intel_extension_for_pytorch as ipex
     except (Exception, SystemExit) as error:  # beside another release of torch it ends the program
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise EngineError(f"intel-extension-for-pytorch does not import: {said}", hint=INSTALL) from None
+        raise EngineError(f"intel-extension-for-pytorch does not import: {first_line(error)}", hint=INSTALL) from None
     return ipex
 
 

@@ -23,7 +23,7 @@ from ipex_lookahead.engines.torch.linear_kernels import (
 )
 from ipex_lookahead.engines.torch.xpu_int4 import XpuInt4Kernel
 from ipex_lookahead.engines.weights import random_matrix
-from ipex_lookahead.errors import EngineError, LookaheadError
+from ipex_lookahead.errors import EngineError, LookaheadError, first_line
 from ipex_lookahead.formats.base import PackedWeight
 
 log = logging.getLogger("ipex_lookahead")
@@ -140,7 +140,7 @@ class LinearBackends:
             errors = [self._error(name, low_bit, group_size, shape) for shape in TEST_SHAPES]
         except (LookaheadError, RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError) as error:
             # Whatever a library that is too old, too new or not built for this device raises: one line of it.
-            return (str(error).strip().splitlines() or [type(error).__name__])[0]
+            return first_line(error)
         worst = max(errors)
         if worst <= TOLERANCE:
             return None

@@ -11,6 +11,14 @@ CONVENTIONS = ("additive", "ones")
 """Spellings of a mask: 0 and a very negative number, or 1 and 0 (transformers before 4.40)."""
 
 
+def depths_of(parents: Sequence[int]) -> list[int]:
+    """How many ancestors each row has."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    return depths
+
+
 def seen_by(length: int, parents: Sequence[int]) -> torch.Tensor:
     """bool [rows, length + rows]: each row sees the prefix, its ancestors and itself."""
     rows = len(parents)
