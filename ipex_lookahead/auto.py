@@ -209,7 +209,7 @@ def load_text_model(
 ) -> TextModel:
     """A model with its tokenizer, for the commands: on the native engine neither torch nor transformers is imported.
 
-    The arguments are those of ``AutoModelForCausalLM.from_pretrained``; ``note`` is told what else is waited for.
+    The arguments are those of ``AutoModelForCausalLM.from_pretrained``; ``note`` gets what else is waited for.
 
     Raises:
         InputError: the checkpoint carries no tokenizer.

@@ -246,7 +246,7 @@ def check_rope(scaling: Any, rope_theta: float, source: Source) -> dict[str, Any
             f"has low_freq_factor {found['low_freq_factor']:g}, which is not below "
             f"high_freq_factor {found['high_freq_factor']:g}",
         )
-    if kind == "yarn" and rope_theta <= 1:  # pairs are told apart by how often they turn: by theta's logarithm
+    if kind == "yarn" and rope_theta <= 1:  # it ramps over how often pairs turn: over theta's logarithm
         raise source.error("rope_theta", f"is {rope_theta:g}; rope scaling of type 'yarn' needs one above 1")
     return found
 

@@ -32,7 +32,7 @@ KEYS = ConfigKeys(
 
 
 def has_windows(file: GgufSource) -> bool:
-    """Whether a file of the architecture is an OLMo 3: llama.cpp's two are one, and a window tells them apart."""
+    """Whether a file of the architecture is an OLMo 3: llama.cpp's two are one, and only an OLMo 3 has a window."""
     return bool(file.scalar("olmo2.attention.sliding_window", 0))
 
 

@@ -10,6 +10,6 @@ KEYS = ConfigKeys(
     parts={"qwen2_5_vl_text": qwen2_vl.TEXT, "qwen2_5_vl": qwen2_vl.TEXT},
     outside=True,
 )
-GGUF = qwen2_vl.GGUF  # they are told apart by what sees alone
+GGUF = qwen2_vl.GGUF  # only their vision encoders differ
 
 spec = qwen2.spec

@@ -1,4 +1,4 @@
-"""A client of OpenAI's chat completions that tells when each piece of an answer came, and how it failed where it did.
+"""A client of OpenAI's chat completions that records when each piece of an answer came, and how a request failed.
 
 Of the standard library: what comes between the socket and the clock is known, and any server can be measured.
 """

@@ -165,7 +165,7 @@ def compare(
         max_new_tokens: of each answer.
         repeat: rounds over all prompts.
         start: makes a process of a name and an interpreter; for tests.
-        began: told what is being done.
+        began: called with what is being done.
 
     Raises:
         PeerError: ours does not run.

@@ -85,7 +85,7 @@ def compare(
         engines: keys of ``ENGINES``.
         lookaheads: what ``generate(lookahead=...)`` takes; each is a mode beside plain decoding.
         max_new_tokens: of each answer.
-        began: told the name of each engine before it is loaded.
+        began: called with the name of each engine before it is loaded.
     """
     found = Comparison()
     for engine in engines:
@@ -137,7 +137,7 @@ def _own_numbers(lookaheads: Sequence[Any]) -> list[int]:
 def _own(model: Any, max_new_tokens: int, lookahead: int) -> Generate:
     """ipex-llm's own ``generate`` on the model that our engine drives.
 
-    It has no statistics of plain decoding, so a second call for one token tells what of the time was the prompt's.
+    It has no statistics of plain decoding, so a second call, for one token, measures the prompt's share of the time.
     """
     import torch
 

@@ -143,9 +143,9 @@ def summarise(modes: Sequence[Mode], files: Sequence[str] = (), categories: Sequ
     A prompt's speed is the median of its repetitions; ``decode_tok_s`` weighs prompts by their tokens. A ratio is a
     speed over that of the same prompt at lookahead 0: ``prompt_ratios`` in the order of the prompts, their mean in
     ``mean_prompt_ratio``, the worst in ``slowest_prompt_ratio``; 1 where nothing could be timed. Where
-    ``ratio_is_noise`` they cannot be told from 1. ``cpu_ms_per_token`` is what all threads of the process compute for a
-    token after the first, which other processes disturb less than they do the clock on the wall; ``cpu_ratio`` is the
-    median over prompts of that time beside lookahead 0, so above 1 where lookahead costs. ``files``
+    ``ratio_is_noise`` they do not differ from 1 beyond noise. ``cpu_ms_per_token`` is what all threads of the process
+    compute for a token after the first, which other processes disturb less than they do the clock on the wall;
+    ``cpu_ratio`` is the median over prompts of that time beside lookahead 0, above 1 where lookahead costs. ``files``
     and ``categories`` name each prompt's file and category, for ``by_file`` and ``by_category``. A warm row's
     ``memory_gain`` is its speed over that of the cold row before it.
     """
@@ -221,7 +221,7 @@ def _certainty(mode: Mode, plain: Mode) -> dict[str, Any]:
 
 
 def certainty(ratios: Sequence[float], tokens: int) -> dict[str, Any]:
-    """Whether ratios to plain decoding, an answer's each, of so many timed tokens in all can be told from 1.
+    """Whether ratios to plain decoding, an answer's each, of so many timed tokens in all differ from 1 beyond noise.
 
     Returns ``ratio_quartiles``, None for a single one, and ``ratio_is_noise``: few tokens or answers, or 1 lies between
     the quartiles.

@@ -141,7 +141,7 @@ def machine() -> dict[str, Any]:
 
 
 def device_facts(device: Any) -> dict[str, Any]:
-    """Name, driver, memory and what else torch tells of a device."""
+    """Name, driver, memory and what else torch knows of a device."""
     import torch
 
     facts: dict[str, Any] = {"device": str(device)}
@@ -367,16 +367,19 @@ def _write_tiny(folder: Path) -> list[list[int]]:
     from safetensors.numpy import save_file
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    hidden, inner, layers, heads, kv_heads, vocab = 128, 352, 3, 4, 2, 512
+    from ipex_lookahead.architectures import spec_for
+    from ipex_lookahead.checkpoints.config_json import checked_config
+    from ipex_lookahead.files.safe_json import JsonObject
+
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
+        "vocab_size": 512,
+        "hidden_size": 128,
+        "intermediate_size": 352,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
         "max_position_embeddings": 1024,
         "rms_norm_eps": 1e-6,
         "hidden_act": "silu",
@@ -385,31 +388,18 @@ def _write_tiny(folder: Path) -> list[list[int]]:
         "eos_token_id": 2,
         "torch_dtype": "float32",
     }
-    keys = hidden * kv_heads // heads
-    shapes: dict[str, tuple[int, ...]] = {
-        "self_attn.q_proj": (hidden, hidden),
-        "self_attn.k_proj": (keys, hidden),
-        "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, hidden),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-        "input_layernorm": (hidden,),
-        "post_attention_layernorm": (hidden,),
-    }
-    of_layers = {f"layers.{i}.{name}": shape for i in range(layers) for name, shape in shapes.items()}
     rng, tensors = np.random.default_rng(0), {}
-    for name, shape in {"embed_tokens": (vocab, hidden), **of_layers, "norm": (hidden,)}.items():
+    for tensor in spec_for(checked_config(JsonObject(config), folder)).tensors():
         # Wide enough for answers that do not end in one repeated token.
-        values = 0.08 * rng.standard_normal(shape, np.float32) if len(shape) > 1 else np.ones(shape, np.float32)
-        tensors[f"model.{name}.weight"] = values
+        random = 0.08 * rng.standard_normal(tensor.shape, np.float32) if tensor.is_matrix else None
+        tensors[tensor.name] = np.ones(tensor.shape, np.float32) if random is None else random
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     of_bytes = Tokenizer(models.BPE({c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
     of_bytes.pre_tokenizer, of_bytes.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     of_bytes.save(str(folder / "tokenizer.json"))
-    return [rng.integers(3, vocab, 24).tolist() * 2 for _ in range(8)]
+    return [rng.integers(3, 512, 24).tolist() * 2 for _ in range(8)]
 
 
 def encoded(model: Any, count: int) -> list[list[int]]:

@@ -123,7 +123,7 @@ def answerer(model: Any, max_new_tokens: int, draft_model: Any = None) -> Answer
             max_new_tokens=max_new_tokens,
             lookahead=lookahead,
             sequence_ids=[0] * len(prompts),
-            pad_token_id=_NO_TOKEN,  # so that an answer's end can be told from an end token
+            pad_token_id=_NO_TOKEN,  # so that padding differs from an end token
             **({"draft_model": draft_model} if drafting else {}),
             **sampling,
         )

@@ -62,7 +62,7 @@ def measure(
             report(f"{name} on {isa}: packing")
             probes = [linear_layer(weight, threads=threads, isa=isa) for _ in range(copies)]
             steps = []
-            # The oracle is a thousand times slower; a few matrices tell as much.
+            # The oracle is a thousand times slower; a few matrices are enough.
             for done, count in enumerate(rows, 1):
                 report(f"{name} on {isa}: {counted(count, 'row')} ({done} of {len(rows)})")
                 x = rng.standard_normal((count, shape[1]), dtype=np.float32)

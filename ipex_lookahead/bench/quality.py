@@ -281,7 +281,7 @@ def measure(
         speed: also measure how fast each decodes.
         same_weights: also run transformers in float32 on each one's weights: what our arithmetic adds to the format.
         progress: see :data:`Progress`.
-        found: told each row of the report as soon as it is there.
+        found: called with each row of the report as soon as it is there.
 
     Raises:
         InputError: a text of fewer than 2 tokens, a candidate with another vocabulary, or no room for the reference.

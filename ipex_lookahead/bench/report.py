@@ -8,33 +8,47 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from html import escape
 from typing import Any
 
 from ipex_lookahead.system.terminal import counted
 
-COLUMNS = (
-    "model",
-    "1st token avg latency (ms)",
-    "2+ avg latency (ms/token)",
-    "encoder time (ms)",
-    "input/output tokens",
-    "batch_size",
-    "actual input/output tokens",
-    "num_beams",
-    "low_bit",
-    "cpu_embedding",
-    "model loading time (s)",
-    "peak mem (GB)",
-    "streaming",
-    "use_fp16_torch_dtype",
-)
-"""ipex-llm's."""
-OURS = (
-    *("lookahead", "tok/s", "tok/s least", "tok/s most", "speedup", "noise", "tokens/step", "acceptance", "identical"),
-    *("engine", "isa", "threads", "api"),
-)
+Column = Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], Any]
+"""(case, one of its runs, the plan's settings) -> the cell."""
+COLUMNS: dict[str, Column] = {
+    "model": lambda case, run, settings: case["model"],
+    "1st token avg latency (ms)": lambda case, run, settings: round(1e3 * run["first_token_seconds"], 2),
+    "2+ avg latency (ms/token)": lambda case, run, settings: round(1e3 * run["next_token_seconds"], 3),
+    "encoder time (ms)": lambda case, run, settings: 0.0,
+    "input/output tokens": lambda case, run, settings: f"{case['tokens_in']}-{case['tokens_out']}",
+    "batch_size": lambda case, run, settings: case["batch"],
+    "actual input/output tokens": lambda case, run, settings: f"{case['tokens_in']}-{run['tokens_out']}",
+    "num_beams": lambda case, run, settings: 1,
+    "low_bit": lambda case, run, settings: case["low_bit"],
+    "cpu_embedding": lambda case, run, settings: settings.get("cpu_embedding", False),
+    "model loading time (s)": lambda case, run, settings: round(case["loading_seconds"], 3),
+    "peak mem (GB)": lambda case, run, settings: (
+        "" if case["peak_bytes"] is None else round(case["peak_bytes"] / 1e9, 3)
+    ),
+    "streaming": lambda case, run, settings: settings.get("streaming", False),
+    "use_fp16_torch_dtype": lambda case, run, settings: settings.get("use_fp16_torch_dtype", False),
+    # ours
+    "lookahead": lambda case, run, settings: run["lookahead"],
+    "tok/s": lambda case, run, settings: round(run["tok_s"], 2),
+    "tok/s least": lambda case, run, settings: round(run["tok_s_range"][0], 2),
+    "tok/s most": lambda case, run, settings: round(run["tok_s_range"][1], 2),
+    "speedup": lambda case, run, settings: round(run["speedup"], 3),
+    "noise": lambda case, run, settings: run["ratio_is_noise"],
+    "tokens/step": lambda case, run, settings: round(run["tokens_a_step"], 3),
+    "acceptance": lambda case, run, settings: round(run["acceptance_rate"], 3),
+    "identical": lambda case, run, settings: run["identical"],
+    "engine": lambda case, run, settings: case["engine"],
+    "isa": lambda case, run, settings: case["isa"],
+    "threads": lambda case, run, settings: case["threads"],
+    "api": lambda case, run, settings: case["api"],
+}
+"""Heading -> the cell; ipex-llm's columns first."""
 _STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --ink: #1b1b1b; --line: #d5d5d5; --faint: #666666; }
 @media (prefers-color-scheme: dark) {
@@ -71,45 +85,16 @@ SHOWN = {
 
 
 def rows_of(report: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One row for each case and mode that was measured, by the names of ``COLUMNS`` and ``OURS``."""
-    settings = report["settings"]
+    """One row for each case and mode that was measured, by the names of ``COLUMNS``."""
     for case in report["cases"]:
         for run in case.get("runs", ()):
-            yield {
-                "model": case["model"],
-                "1st token avg latency (ms)": round(1e3 * run["first_token_seconds"], 2),
-                "2+ avg latency (ms/token)": round(1e3 * run["next_token_seconds"], 3),
-                "encoder time (ms)": 0.0,
-                "input/output tokens": f"{case['tokens_in']}-{case['tokens_out']}",
-                "batch_size": case["batch"],
-                "actual input/output tokens": f"{case['tokens_in']}-{run['tokens_out']}",
-                "num_beams": 1,
-                "low_bit": case["low_bit"],
-                "cpu_embedding": settings.get("cpu_embedding", False),
-                "model loading time (s)": round(case["loading_seconds"], 3),
-                "peak mem (GB)": "" if case["peak_bytes"] is None else round(case["peak_bytes"] / 1e9, 3),
-                "streaming": settings.get("streaming", False),
-                "use_fp16_torch_dtype": settings.get("use_fp16_torch_dtype", False),
-                "lookahead": run["lookahead"],
-                "tok/s": round(run["tok_s"], 2),
-                "tok/s least": round(run["tok_s_range"][0], 2),
-                "tok/s most": round(run["tok_s_range"][1], 2),
-                "speedup": round(run["speedup"], 3),
-                "noise": run["ratio_is_noise"],
-                "tokens/step": round(run["tokens_a_step"], 3),
-                "acceptance": round(run["acceptance_rate"], 3),
-                "identical": run["identical"],
-                "engine": case["engine"],
-                "isa": case["isa"],
-                "threads": case["threads"],
-                "api": case["api"],
-            }
+            yield {name: cell(case, run, report["settings"]) for name, cell in COLUMNS.items()}
 
 
 def as_csv(report: dict[str, Any]) -> str:
     """All rows, after a heading."""
     out = io.StringIO()
-    table = csv.DictWriter(out, [*COLUMNS, *OURS], lineterminator="\n")
+    table = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     table.writeheader()
     table.writerows(rows_of(report))
     return out.getvalue()

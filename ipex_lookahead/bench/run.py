@@ -274,7 +274,7 @@ def cut(tokenizer: Any, before: str, text: str, tokens: int, batch: int) -> tupl
 
 @contextmanager
 def _peak_memory() -> Iterator[Callable[[], int | None]]:
-    """Gives a function that tells the largest resident memory since then, in bytes; None where Linux does not say."""
+    """Gives a function that returns the largest resident memory since then, in bytes; None where Linux does not say."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 

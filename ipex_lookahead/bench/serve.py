@@ -158,8 +158,8 @@ def _collected(results: Any, count: int, *ended: Callable[[], None]) -> list[Ask
         if isinstance(asked, BaseException):
             raise asked
         found[number] = asked
-        for tell in reversed(ended):  # the next request first, the picture of it afterwards
-            tell()
+        for call in reversed(ended):  # the next request first, the picture of it afterwards
+            call()
     return [found[number] for number in range(count)]
 
 
@@ -217,9 +217,9 @@ def summarise(
     }
 
 
-def _count(told: Any) -> int | None:
-    """A number of tokens as a server tells it, where it is one."""
-    return told if type(told) is int and 0 <= told < 1 << 40 else None
+def _count(value: Any) -> int | None:
+    """A number of tokens that a server reports, where it is one."""
+    return value if type(value) is int and 0 <= value < 1 << 40 else None
 
 
 def _within(seconds: float | None, milliseconds: float | None) -> bool:

@@ -64,7 +64,7 @@ def measure(
     )
     facts = engine.describe()
     report("measuring the machine")
-    # As large as the weights, within reason: a buffer that a cache holds would tell nothing.
+    # As large as the weights, within reason: a buffer that a cache holds would measure that cache.
     size = min(max(facts["weight_bytes"], 64 << 20), 1 << 30)
     bandwidth = read_bandwidth(size, facts["threads"])
     peak = 2 * integer_peak(facts["threads"])

@@ -72,7 +72,7 @@ def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]
 
     Rope comes out as ``rope_theta`` (float) and ``rope_scaling`` (dict with ``rope_type``, or None), however it is
     spelled; ``dtype`` stands for ``torch_dtype`` too; ids are int, ``eos_token_id`` int or list of int.
-    ``tie_word_embeddings`` is None where the parts of a larger model do not agree on it: the tensors tell.
+    ``tie_word_embeddings`` is None where the parts of a larger model do not agree on it: the tensors decide.
     Raises ModelFormatError, or UnsupportedModelError for an unknown family and for switches that it does not have.
     """
     source = source_of(raw, path)
@@ -125,7 +125,7 @@ def _inside(raw: JsonObject, key: str, source: Source) -> tuple[JsonObject, Sour
     """The object that holds a text model's keys, with what the whole says of it as well; its places; and ``undecided``.
 
     That is so where the whole and its part do not agree on whether the lm_head is the embedding, or only the whole says
-    that it is (releases of transformers say so of models that have both). Then the tensors that are there tell.
+    that it is (releases of transformers say so of models that have both). Then the tensors that are there decide.
     """
     inner = raw.get(key)
     if not isinstance(inner, JsonObject):

@@ -324,7 +324,7 @@ def _four_bits(found: Found) -> str:
     """Which of sym_int4 and fp4 a matrix of ``mixed_fp4`` is in: their blocks are alike, and nothing says it.
 
     A block of sym_int4 has the scale extreme / -8, of either sign; fp4's largest magnitude over 6 is never negative.
-    Raises UnsupportedModelError where too few blocks have a scale to tell.
+    Raises UnsupportedModelError where too few blocks have a scale to decide.
     """
     positive = 0
     for _, _, blocks in _pieces(found):

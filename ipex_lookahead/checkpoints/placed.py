@@ -92,7 +92,7 @@ def row_order(tensor: Tensor, place: Place) -> npt.NDArray[np.intp] | None:
     """Where each row of the file belongs, int [n_out], or None where rows stay.
 
     llama.cpp rotates neighbouring pairs of a head's values, Hugging Face rotates value i with value i + d / 2. So
-    llama.cpp's converter reorders the rows of some families' q and k inside each head; whole rows are preempted here,
+    llama.cpp's converter reorders the rows of some families' q and k inside each head; whole rows are put back here,
     which changes no bit of any row.
     """
     if not place.pairs:

@@ -245,7 +245,7 @@ def _spelled(source: Source, key: str) -> str:
 def exclusions(source: Source, key: str, value: Any) -> None:
     """A check for GPTQModel's settings by module: some may be left as they were (``-:PATTERN``), none be otherwise.
 
-    Which those are, the tensors tell.
+    Which those are follows from the tensors.
     """
     if not isinstance(value, dict) or not all(pattern.startswith("-:") for pattern in value):
         raise unsupported(source, key, value, None, {})

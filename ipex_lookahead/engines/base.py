@@ -1,4 +1,4 @@
-"""Where a model runs: the two protocols every engine fulfils, and what some can tell besides."""
+"""Where a model runs: the two protocols every engine fulfils, and what some report besides."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class NamesKernels(Protocol):
-    """An engine that can tell its kernels from those of another version: what was timed on those is not true of it."""
+    """An engine that names its kernels: what was timed on those of another version is not true of it."""
 
     @property
     def kernels(self) -> str:

@@ -32,7 +32,7 @@ def peak_memory() -> int | None:
     """The most memory that this process has had resident, bytes; None where Linux does not say.
 
     Not ``getrusage``'s: that is handed on through fork and exec, so a small process that a large one has started would
-    show the large one's. Since the kernel counts from the start, or from when ``/proc/self/clear_refs`` was last told.
+    show the large one's. Since the kernel counts from the start, or from the last write to ``/proc/self/clear_refs``.
     """
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")

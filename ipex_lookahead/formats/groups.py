@@ -372,7 +372,7 @@ def native_core() -> Any | None:
 
 
 def _usable_cpus() -> int:
-    """CPUs this process may run on and its quota pays for, where the system tells; else all of them."""
+    """CPUs this process may run on and its quota pays for, where the system says so; else all of them."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota()
     return cpus if quota is None else max(1, min(cpus, int(quota)))

@@ -1,4 +1,4 @@
-"""What a request is told while it is served."""
+"""The events of a request while it is served."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class Event:
-    """One piece of news. The last one of a request is "finish" or "error".
+    """An event. The last one of a request is "finish" or "error".
 
     Attributes:
         kind: what happened; the other attributes are for the kinds named.

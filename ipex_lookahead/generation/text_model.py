@@ -40,7 +40,7 @@ from ipex_lookahead.system.extras import need_torch
 from ipex_lookahead.tokenization.text import TextTokenizer
 
 SEED_BITS = 53
-"""Of seeds that are drawn and told: whatever reads them keeps these many."""
+"""Of seeds that are drawn and reported: every JSON reader keeps these many."""
 
 
 class TextModel:
@@ -49,7 +49,7 @@ class TextModel:
     Args:
         loaded: as an engine's loader gives it.
         tokenizer: its tokenizer.
-        note: told what is being waited for.
+        note: called with what is being waited for.
 
     Attributes:
         engine, tokenizer: its parts.
@@ -123,9 +123,9 @@ class TextModel:
             params: how tokens are chosen.
             lookahead: how to draft, as for :func:`resolve_lookahead`. It never changes the answer.
             adaptive: False always drafts as much as allowed.
-            on_token: told each token as it comes.
-            on_prefill: told, before the prompt and after each piece of it, how many of its tokens are done, and their
-                number.
+            on_token: called with each token as it comes.
+            on_prefill: called before the prompt and after each piece of it with how many of its tokens are done, and
+                their number.
             cancelled: asked between two pieces of the prompt and after each step; True ends the answer there.
             keep: keep the keys and values for the next call that keeps them, and do not read again what this prompt
                 and the last one's text begin with (``stats.cached_tokens``). It never changes the answer: where it

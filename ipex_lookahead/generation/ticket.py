@@ -20,7 +20,7 @@ class Ticket:
         self._cancel = cancel
 
     def cancel(self) -> None:
-        """End the request within a step, from any thread; it is told "finish" with the reason "cancelled"."""
+        """End the request within a step, from any thread; its last event is "finish" with the reason "cancelled"."""
         self._cancel(self.id)
 
 

@@ -9,129 +9,56 @@ from ipex_lookahead.errors import InputError
 
 Class = TypeVar("Class", bound=type)
 
-_BATCHES = "generate decodes a batch together: pass it several prompts, padded on the left"
-_LOADING = "load a model with ipex_lookahead.AutoModelForCausalLM.from_pretrained"
-_SAVING = "the packed weights are written by model.save_low_bit(folder)"
-_HUB = "write a folder with model.save_low_bit(folder), and upload that with huggingface_hub.upload_folder"
-_ADAPTERS = "merge the adapter into the original with peft's merge_and_unload, save that, and load it here"
-_TRAINING = "the engine keeps no gradients: train the original with transformers, and load the result"
-_TABLES = (
-    "its tables are packed in the engine: model.config.vocab_size says how many tokens there are,"
-    " model.get_parameter(name) gives values, and changes are made to the checkpoint"
-)
-_LAYERS = "its layers run in the engine: model.named_parameters() gives their weights, model.engine.describe() the rest"
-_KERNELS = "the engine has its own kernels: choose an engine and a device when the model is loaded"
-_PROCESSES = "one process runs the model: pickle it, or load it again, for another process"
-_GENERATE = "use model.generate, whose options choose how tokens are picked"
-
 REFUSED: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            "continuous_batching_context_manager",
-            "destroy_cached_continuous_batching_manager",
-            "generate_batch",
-            "init_continuous_batching",
+    name: instead
+    for instead, names in {
+        "generate decodes a batch together: pass it several prompts, padded on the left": (
+            "continuous_batching_context_manager destroy_cached_continuous_batching_manager generate_batch "
+            "init_continuous_batching "
         ),
-        _BATCHES,
-    ),
-    **dict.fromkeys(
-        ("from_pretrained", "init_weights", "initialize_weights", "load_state_dict", "post_init", "to_empty"), _LOADING
-    ),
-    **dict.fromkeys(("save_pretrained", "dequantize", "get_extra_state", "set_extra_state"), _SAVING),
-    **dict.fromkeys(("push_to_hub", "register_for_auto_class"), _HUB),
-    **dict.fromkeys(
-        (
-            "active_adapter",
-            "active_adapters",
-            "add_adapter",
-            "delete_adapter",
-            "disable_adapters",
-            "enable_adapters",
-            "enable_peft_hotswap",
-            "get_adapter_state_dict",
-            "load_adapter",
-            "set_adapter",
+        "load a model with ipex_lookahead.AutoModelForCausalLM.from_pretrained": (
+            "from_pretrained init_weights initialize_weights load_state_dict post_init to_empty "
         ),
-        _ADAPTERS,
-    ),
-    **dict.fromkeys(
-        (
-            "activation_checkpointing_enable",
-            "disable_input_require_grads",
-            "enable_input_require_grads",
-            "gradient_checkpointing_enable",
-            "register_backward_hook",
-            "register_full_backward_hook",
-            "register_full_backward_pre_hook",
+        "the packed weights are written by model.save_low_bit(folder)": (
+            "save_pretrained dequantize get_extra_state set_extra_state "
         ),
-        _TRAINING,
-    ),
-    **dict.fromkeys(
-        (
-            "get_input_embeddings",
-            "get_output_embeddings",
-            "get_position_embeddings",
-            "resize_position_embeddings",
-            "resize_token_embeddings",
-            "set_input_embeddings",
-            "set_output_embeddings",
+        "write a folder with model.save_low_bit(folder), and upload that with huggingface_hub.upload_folder": (
+            "push_to_hub register_for_auto_class "
         ),
-        _TABLES,
-    ),
-    **dict.fromkeys(
-        (
-            "get_decoder",
-            "get_encoder",
-            "get_parameter_or_buffer",
-            "prune_heads",
-            "register_load_state_dict_post_hook",
-            "register_load_state_dict_pre_hook",
-            "register_state_dict_post_hook",
-            "register_state_dict_pre_hook",
-            "set_decoder",
-            "set_encoder",
-            "set_submodule",
+        "merge the adapter into the original with peft's merge_and_unload, save that, and load it here": (
+            "active_adapter active_adapters add_adapter delete_adapter disable_adapters enable_adapters "
+            "enable_peft_hotswap get_adapter_state_dict load_adapter set_adapter "
         ),
-        _LAYERS,
-    ),
-    **dict.fromkeys(
-        (
-            "compile",
-            "get_compiled_call",
-            "reverse_bettertransformer",
-            "set_attn_implementation",
-            "set_experts_implementation",
-            "set_use_kernels",
-            "to_bettertransformer",
+        "the engine keeps no gradients: train the original with transformers, and load the result": (
+            "activation_checkpointing_enable disable_input_require_grads enable_input_require_grads "
+            "gradient_checkpointing_enable register_backward_hook register_full_backward_hook "
+            "register_full_backward_pre_hook "
         ),
-        _KERNELS,
-    ),
-    **dict.fromkeys(
-        (
-            "barrier_after_gathered_checkpoint_save",
-            "gather_sharded_state_dict_for_save",
-            "maybe_distribute_model",
-            "prepare_distribute_model",
-            "save_distributed_checkpoint",
-            "share_memory",
+        "its tables are packed in the engine: model.config.vocab_size says how many tokens there are, "
+        "model.get_parameter(name) gives values, and changes are made to the checkpoint": (
+            "get_input_embeddings get_output_embeddings get_position_embeddings resize_position_embeddings "
+            "resize_token_embeddings set_input_embeddings set_output_embeddings "
         ),
-        _PROCESSES,
-    ),
-    **dict.fromkeys(
-        (
-            "assisted_decoding",
-            "beam_sample",
-            "beam_search",
-            "constrained_beam_search",
-            "contrastive_search",
-            "greedy_search",
-            "group_beam_search",
-            "heal_tokens",
-            "load_custom_generate",
-            "sample",
+        "its layers run in the engine: model.named_parameters() gives their weights, model.engine.describe() "
+        "the rest": (
+            "get_decoder get_encoder get_parameter_or_buffer prune_heads register_load_state_dict_post_hook "
+            "register_load_state_dict_pre_hook register_state_dict_post_hook register_state_dict_pre_hook "
+            "set_decoder set_encoder set_submodule "
         ),
-        _GENERATE,
-    ),
+        "the engine has its own kernels: choose an engine and a device when the model is loaded": (
+            "compile get_compiled_call reverse_bettertransformer set_attn_implementation "
+            "set_experts_implementation set_use_kernels to_bettertransformer "
+        ),
+        "one process runs the model: pickle it, or load it again, for another process": (
+            "barrier_after_gathered_checkpoint_save gather_sharded_state_dict_for_save maybe_distribute_model "
+            "prepare_distribute_model save_distributed_checkpoint share_memory "
+        ),
+        "use model.generate, whose options choose how tokens are picked": (
+            "assisted_decoding beam_sample beam_search constrained_beam_search contrastive_search "
+            "greedy_search group_beam_search heal_tokens load_custom_generate sample "
+        ),
+    }.items()
+    for name in names.split()
 }
 """Name -> what to use instead. Some of them are of one release of transformers only."""
 

@@ -36,7 +36,7 @@ class Weights:
     def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
         """How many weights there are, tied ones once; trainable there are none.
 
-        Raises InputError where the engine cannot tell.
+        Raises InputError where the engine has no list of them.
         """
         if only_trainable:
             return 0

@@ -12,8 +12,8 @@ DISTRIBUTION = "ipex-llm"
 class IpexLlm:
     """One model, which drafts where it is asked to.
 
-    It has no clock of its own without lookahead and streams nothing with it: a call for one token more tells what of
-    the time was the prompt's.
+    It has no clock of its own without lookahead and streams nothing with it: one more call, for one token,
+    measures the prompt's share of the time.
     """
 
     def __init__(self, request: dict[str, Any]) -> None:

@@ -45,7 +45,7 @@ def _budget(row: dict[str, Any]) -> str:
 
 
 def _cell(axes: Any, place: tuple[int, int], equal: int, total: int) -> None:
-    """A tinted box that says how many; the words tell without the colour."""
+    """A tinted box that says how many; it is readable without the colour."""
     from matplotlib.patches import Rectangle
 
     same = equal == total

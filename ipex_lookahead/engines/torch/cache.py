@@ -140,7 +140,7 @@ class BufferCache(TransformersCache):  # type: ignore[misc]
     def write(self, first: int, rows: slice, size: int, visible: int) -> None:
         """Of ``size`` rows that come, those of the slice go to ``first``, ...; the model sees ``visible`` positions.
 
-        It is told that all but ``size`` of these came before, since it takes a mask of no other width.
+        ``get_seq_length`` says that all but ``size`` of these came before, since it takes a mask of no other width.
         """
         self._first = first
         self._seen = visible - size

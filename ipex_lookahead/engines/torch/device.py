@@ -79,7 +79,7 @@ def device_facts(device: torch.device) -> dict[str, Any]:
 def torch_threads(threads: int | None) -> Iterator[None]:
     """Torch's operators with so many threads inside; None changes nothing.
 
-    The number is torch's own for the whole process, so it is preempted.
+    The number is torch's own for the whole process, so it is set back.
     """
     before = torch.get_num_threads()
     if threads is None or threads == before:

@@ -224,7 +224,7 @@ class TorchEngine:
         if mask is not None:
             inputs["attention_mask"] = mask
         few = len(want) < rows and self._keep_logits is not None
-        if few:  # the lm_head is dear: one of the last rows, or none, is asked for while a prompt is read
+        if few:  # the lm_head costs much: one of the last rows' logits, or none, are wanted in prefill
             start = min(want, default=rows - 1)
             inputs[str(self._keep_logits)] = rows - start
         if states is not None:

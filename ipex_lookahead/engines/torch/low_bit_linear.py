@@ -264,7 +264,7 @@ def _convert(name: str, module: Any, target: Formats, group_size: int, backends:
 
 
 def _left(name: str, module: Any, plan: WeightPlan, not_converted: Sequence[str]) -> str | None:
-    """Why a module stays as it is; None where it is to be converted, "" where there is nothing to tell."""
+    """Why a module stays as it is; None where it is to be converted, "" where there is nothing to report."""
     if not is_plain_linear(module):
         if isinstance(module, nn.Linear):
             return f"{type(module).__name__} is a linear layer of its own kind"
